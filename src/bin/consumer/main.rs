@@ -1,0 +1,50 @@
+//! The Lambda that ships: charges each order of an SQS queue once.
+//!
+//! Put your own business in place of `payments` and `gateway`; the rest stays.
+
+mod gateway;
+mod payments;
+mod settings;
+
+use std::{process::ExitCode, time::Duration};
+
+use aws_sdk_dynamodb::Client;
+use sqs_once::{Consumer, Once, aws, store::DynamoStore, telemetry};
+
+use crate::{gateway::Gateway, payments::Payments, settings::Settings};
+
+/// Lambda's init phase ends after 10 seconds; nothing here may use them up.
+const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    telemetry::init();
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!(%error, "the consumer can't run");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> Result<(), lambda_runtime::Error> {
+    let settings = Settings::from_env()?;
+    let gateway = Gateway::new(settings.gateway, settings.gateway_timeout)?;
+    let store = DynamoStore::new(Client::new(&aws::config().await), settings.table);
+    if settings.prime
+        && let Err(error) = store.prime(PRIME_TIMEOUT).await
+    {
+        tracing::warn!(%error, "started all the same: messages go back to the queue until it answers");
+    }
+    let once = Once::new(store)
+        .retention(settings.retention)
+        .lease_margin(settings.lease_margin);
+    let consumer = Consumer::new(once, settings.namespace, Payments::new(gateway))
+        .key(settings.key)
+        .concurrency(settings.concurrency)
+        .reserve(settings.reserve)
+        .fallback(settings.lease_fallback)
+        .time_needed(settings.gateway_timeout);
+    sqs_once::run(consumer).await
+}

@@ -1,0 +1,278 @@
+//! The environment as typed settings, all faults reported at once.
+
+use std::{env, fmt, num::NonZeroUsize, time::Duration};
+
+use reqwest::Url;
+use sqs_once::{protocol::Namespace, sqs::KeySource};
+
+use crate::gateway::GatewayUrl;
+
+/// What the README's table of settings lists.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    pub(crate) table: String,
+    pub(crate) namespace: Namespace,
+    pub(crate) key: KeySource,
+    pub(crate) retention: Duration,
+    pub(crate) lease_margin: Duration,
+    pub(crate) lease_fallback: Duration,
+    pub(crate) concurrency: NonZeroUsize,
+    pub(crate) reserve: Duration,
+    pub(crate) prime: bool,
+    pub(crate) gateway: GatewayUrl,
+    pub(crate) gateway_timeout: Duration,
+}
+
+/// Everything that is wrong with the environment.
+#[derive(Debug)]
+pub(crate) struct Faults(Vec<String>);
+
+impl fmt::Display for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "the environment is not as it must be ({} found): {}",
+            self.0.len(),
+            self.0.join("; ")
+        )
+    }
+}
+
+impl std::error::Error for Faults {}
+
+impl Settings {
+    pub(crate) fn from_env() -> Result<Self, Faults> {
+        Self::read(|name| env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+    }
+
+    fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, Faults> {
+        let mut reader = Reader {
+            lookup,
+            faults: Vec::new(),
+        };
+        reader.required(
+            "AWS_LAMBDA_RUNTIME_API",
+            "Lambda sets it; on your own machine, `make watch` does",
+            |_| Ok(()),
+        );
+        let table = reader.required(
+            "IDEMPOTENCY_TABLE_NAME",
+            "the DynamoDB table that remembers outcomes",
+            |text| Ok(text.to_owned()),
+        );
+        let function = (reader.lookup)("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_default();
+        let namespace = reader.optional("IDEMPOTENCY_NAMESPACE", &function, |text| {
+            Namespace::new(text).map_err(|error| error.to_string())
+        });
+        let key = reader.optional("IDEMPOTENCY_KEY", "message-id", |text| {
+            text.parse::<KeySource>().map_err(|error| error.to_string())
+        });
+        let retention = reader.optional("IDEMPOTENCY_RETENTION", "24h", positive);
+        let lease_margin = reader.optional("IDEMPOTENCY_LEASE_MARGIN", "1s", duration);
+        let lease_fallback = reader.optional("IDEMPOTENCY_LEASE_FALLBACK", "5m", positive);
+        let concurrency = reader.optional("CONSUMER_CONCURRENCY", "10", |text| {
+            text.parse()
+                .map_err(|_| "must be a whole number from 1".to_owned())
+        });
+        let reserve = reader.optional("CONSUMER_DEADLINE_RESERVE", "500ms", positive);
+        let prime = reader.optional("CONSUMER_PRIME", "on", |text| match text {
+            "on" => Ok(true),
+            "off" => Ok(false),
+            _ => Err("must be `on` or `off`".to_owned()),
+        });
+        let gateway = reader.required(
+            "PAYMENT_GATEWAY_URL",
+            "where to charge, or `sandbox` to charge nothing",
+            gateway_url,
+        );
+        let gateway_timeout = reader.optional("PAYMENT_GATEWAY_TIMEOUT", "5s", positive);
+
+        let settings = (|| {
+            Some(Self {
+                table: table?,
+                namespace: namespace?,
+                key: key?,
+                retention: retention?,
+                lease_margin: lease_margin?,
+                lease_fallback: lease_fallback?,
+                concurrency: concurrency?,
+                reserve: reserve?,
+                prime: prime?,
+                gateway: gateway?,
+                gateway_timeout: gateway_timeout?,
+            })
+        })();
+        match settings {
+            Some(settings) if reader.faults.is_empty() => Ok(settings),
+            _ => Err(Faults(reader.faults)),
+        }
+    }
+}
+
+/// Reads one variable after the other, and notes what is wrong with each.
+struct Reader<L> {
+    lookup: L,
+    faults: Vec<String>,
+}
+
+impl<L: Fn(&str) -> Option<String>> Reader<L> {
+    /// A variable that is set to nothing counts as not set: that is what an empty parameter of a
+    /// template makes of it.
+    fn value(&self, name: &str) -> Option<String> {
+        (self.lookup)(name).filter(|value| !value.is_empty())
+    }
+
+    fn required<T>(
+        &mut self,
+        name: &str,
+        meaning: &str,
+        parse: impl Fn(&str) -> Result<T, String>,
+    ) -> Option<T> {
+        let Some(value) = self.value(name) else {
+            self.faults.push(format!("{name} is not set ({meaning})"));
+            return None;
+        };
+        self.parse(name, &value, parse)
+    }
+
+    fn optional<T>(
+        &mut self,
+        name: &str,
+        default: &str,
+        parse: impl Fn(&str) -> Result<T, String>,
+    ) -> Option<T> {
+        let value = self.value(name).unwrap_or_else(|| default.to_owned());
+        self.parse(name, &value, parse)
+    }
+
+    fn parse<T>(
+        &mut self,
+        name: &str,
+        value: &str,
+        parse: impl Fn(&str) -> Result<T, String>,
+    ) -> Option<T> {
+        parse(value)
+            .map_err(|fault| self.faults.push(format!("{name}: {fault}")))
+            .ok()
+    }
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text)
+        .map_err(|_| format!("`{text}` is not a duration such as 500ms, 30s, 5m or 24h"))
+}
+
+fn positive(text: &str) -> Result<Duration, String> {
+    duration(text).and_then(|span| {
+        if span.is_zero() {
+            Err("must be more than 0".to_owned())
+        } else {
+            Ok(span)
+        }
+    })
+}
+
+/// The value is not quoted back: it may hold credentials.
+fn gateway_url(text: &str) -> Result<GatewayUrl, String> {
+    if text == "sandbox" {
+        return Ok(GatewayUrl::Sandbox);
+    }
+    let url = Url::parse(text).map_err(|error| {
+        format!("must be `sandbox` or an https:// URL, and can't be read as one ({error})")
+    })?;
+    let loopback = matches!(url.host_str(), Some("localhost" | "127.0.0.1" | "[::1]"));
+    match url.scheme() {
+        "https" => {}
+        "http" if loopback => {}
+        _ => {
+            return Err(
+                "must be `sandbox` or an https:// URL (http:// only to this machine)".to_owned(),
+            );
+        }
+    }
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err("must have no query and no fragment: `/charges` is added to it".to_owned());
+    }
+    Ok(GatewayUrl::Http(url))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<Settings, Faults> {
+        Settings::read(|name| {
+            variables
+                .iter()
+                .find(|(n, _)| *n == name)
+                .map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    const REQUIRED: [(&str, &str); 4] = [
+        ("AWS_LAMBDA_RUNTIME_API", "127.0.0.1:9001"),
+        ("AWS_LAMBDA_FUNCTION_NAME", "payments"),
+        ("IDEMPOTENCY_TABLE_NAME", "idempotency"),
+        ("PAYMENT_GATEWAY_URL", "sandbox"),
+    ];
+
+    #[test]
+    fn defaults_are_those_of_the_readme() {
+        let settings = read(&REQUIRED).unwrap();
+        assert_eq!(settings.namespace.as_str(), "payments");
+        assert_eq!(settings.key, KeySource::MessageId);
+        assert_eq!(settings.retention, Duration::from_secs(86_400));
+        assert_eq!(settings.lease_margin, Duration::from_secs(1));
+        assert_eq!(settings.lease_fallback, Duration::from_secs(300));
+        assert_eq!(settings.concurrency.get(), 10);
+        assert_eq!(settings.reserve, Duration::from_millis(500));
+        assert!(settings.prime);
+        assert_eq!(settings.gateway, GatewayUrl::Sandbox);
+        assert_eq!(settings.gateway_timeout, Duration::from_secs(5));
+    }
+
+    #[test]
+    fn every_fault_is_reported_at_once() {
+        let wrong = [
+            ("IDEMPOTENCY_RETENTION", "a day"),
+            ("IDEMPOTENCY_KEY", "orderId"),
+            ("CONSUMER_CONCURRENCY", "0"),
+            ("CONSUMER_DEADLINE_RESERVE", "0s"),
+            ("CONSUMER_PRIME", "yes"),
+            ("PAYMENT_GATEWAY_URL", "http://gateway.example"),
+        ];
+        let told = read(&wrong).unwrap_err().to_string();
+        for (name, _) in wrong {
+            assert!(told.contains(name), "{name} is missing in: {told}");
+        }
+        for name in [
+            "AWS_LAMBDA_RUNTIME_API",
+            "IDEMPOTENCY_TABLE_NAME",
+            "IDEMPOTENCY_NAMESPACE",
+        ] {
+            assert!(told.contains(name), "{name} is missing in: {told}");
+        }
+        assert!(told.contains("(9 found)"), "{told}");
+    }
+
+    #[test]
+    fn a_gateway_is_reached_by_https_or_on_this_machine() {
+        for url in [
+            "https://gateway.example",
+            "https://gateway.example/v1/",
+            "http://127.0.0.1:8080",
+        ] {
+            assert!(gateway_url(url).is_ok(), "{url}");
+        }
+        for url in [
+            "gateway.example",
+            "ftp://gateway.example",
+            "http://127.0.0.1.example",
+            "https://g/?key=SECRET",
+            "https://",
+        ] {
+            let told = gateway_url(url).unwrap_err();
+            assert!(!told.contains("SECRET"), "{told}");
+        }
+    }
+}

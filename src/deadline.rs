@@ -1,0 +1,92 @@
+//! [`Deadline`]: how long an invocation has, and what it keeps back to end well.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::protocol::Timestamp;
+
+/// How long an invocation has.
+///
+/// ```text
+///  now                                    stop          end     at
+///   |---- claims, handlers ----------------|-- outcomes --|------|
+///                                          |<------- reserve --->|
+/// ```
+///
+/// Handlers are cut off at *stop*. Outcomes are written until *end*, when three quarters of
+/// the reserve are gone; the last quarter is for the answer. At *at*, Lambda ends the
+/// process, so a lease lasts until *at* plus a margin for clocks that differ.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadline {
+    at: Timestamp,
+    stop: Instant,
+    end: Instant,
+}
+
+impl Deadline {
+    /// `budget` from now on, `reserve` of it kept back (at most half of it).
+    ///
+    /// `now` is the wall clock's time, which leases are made of; the cuts are measured by the
+    /// monotonic clock.
+    #[must_use]
+    pub fn after(now: Timestamp, budget: Duration, reserve: Duration) -> Self {
+        let reserve = reserve.min(budget / 2);
+        let start = Instant::now();
+        Self {
+            at: now + budget,
+            stop: start + (budget - reserve),
+            end: start + (budget - reserve / 4),
+        }
+    }
+
+    /// What Lambda says of an invocation: `at`, in the runtime's header
+    /// `Lambda-Runtime-Deadline-Ms` (*AWS Lambda Developer Guide*, "Using the Lambda runtime
+    /// API for custom runtimes").
+    ///
+    /// Where that is not later than `now`, as under `cargo lambda watch`, no deadline is known,
+    /// and `fallback` is the budget.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use sqs_once::{Deadline, protocol::Timestamp};
+    ///
+    /// let (now, second) = (Timestamp::now(), Duration::from_secs(1));
+    /// let known = Deadline::of_invocation(now, now + 30 * second, 300 * second, second);
+    /// assert_eq!(known.at(), now + 30 * second);
+    /// let unknown = Deadline::of_invocation(now, Timestamp::default(), 300 * second, second);
+    /// assert_eq!(unknown.at(), now + 300 * second);
+    /// ```
+    #[must_use]
+    pub fn of_invocation(
+        now: Timestamp,
+        at: Timestamp,
+        fallback: Duration,
+        reserve: Duration,
+    ) -> Self {
+        let budget = if at > now { now.until(at) } else { fallback };
+        Self::after(now, budget, reserve)
+    }
+
+    /// When Lambda ends the process.
+    #[must_use]
+    pub const fn at(&self) -> Timestamp {
+        self.at
+    }
+
+    /// How long a handler still has. Zero when it is being cut off.
+    #[must_use]
+    pub fn time_left(&self) -> Duration {
+        self.stop.saturating_duration_since(Instant::now())
+    }
+
+    /// When handlers are cut off.
+    pub(crate) const fn stop(&self) -> Instant {
+        self.stop
+    }
+
+    /// When the last outcome must have been written.
+    pub(crate) const fn end(&self) -> Instant {
+        self.end
+    }
+}

@@ -1,0 +1,106 @@
+//! [`Outcome`]: how an attempt at an operation ended.
+
+use std::{fmt, sync::Arc};
+
+use crate::{
+    protocol::{Owner, StoredResult, Timestamp},
+    store::StoreError,
+};
+
+/// How an attempt at an operation ended.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// The handler ran, and its result is recorded.
+    Done(StoredResult),
+    /// It was done before; this is the recorded result. Nothing ran.
+    Duplicate(StoredResult),
+    /// Somebody else is at it. Nothing ran.
+    Conflict {
+        /// Who.
+        owner: Owner,
+        /// Until when, at the latest, it is theirs alone.
+        lease_until: Timestamp,
+    },
+    /// The handler said: it may pass if tried again.
+    TransientFailure(String),
+    /// The handler said: it will fail again.
+    PermanentFailure(String),
+    /// This message failed for good before; this is the recorded error. Nothing ran.
+    FailedBefore(String),
+    /// The key was used before for another payload. Nothing ran, and the record is as it was.
+    KeyReused,
+    /// The handler panicked. The next attempt is told.
+    Panicked,
+    /// The handler was cut off at the deadline. The next attempt is told.
+    OutOfTime,
+    /// The handler ran, but meanwhile its lease was over and somebody else went on. Their
+    /// record is as they left it, and settles the message.
+    LeaseLost,
+    /// The handler ran and succeeded, but that could not be recorded. The claim is kept; when
+    /// its lease is over, the next attempt is told.
+    CompletionUnrecorded(Arc<StoreError>),
+    /// The claim could not be made. Nothing ran.
+    StoreUnavailable(Arc<StoreError>),
+}
+
+impl Outcome {
+    /// Whether the operation is recorded as done: only then may a message be acknowledged.
+    #[must_use]
+    pub const fn is_success(&self) -> bool {
+        matches!(self, Self::Done(_) | Self::Duplicate(_))
+    }
+
+    /// The word for it in logs: stable, lower case, made for filters.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Done(_) => "done",
+            Self::Duplicate(_) => "duplicate",
+            Self::Conflict { .. } => "conflict",
+            Self::TransientFailure(_) => "transient_failure",
+            Self::PermanentFailure(_) => "permanent_failure",
+            Self::FailedBefore(_) => "failed_before",
+            Self::KeyReused => "key_reused",
+            Self::Panicked => "panicked",
+            Self::OutOfTime => "out_of_time",
+            Self::LeaseLost => "lease_lost",
+            Self::CompletionUnrecorded(_) => "completion_unrecorded",
+            Self::StoreUnavailable(_) => "store_unavailable",
+        }
+    }
+}
+
+/// What happened and what follows, for people. Never payload, and never a result.
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Done(_) => f.write_str("done"),
+            Self::Duplicate(_) => f.write_str("done before; nothing ran"),
+            Self::Conflict { owner, lease_until } => write!(
+                f,
+                "owner {owner} is at it until epoch millisecond {} at the latest",
+                lease_until.as_millis()
+            ),
+            Self::TransientFailure(error) => write!(f, "may pass if tried again: {error}"),
+            Self::PermanentFailure(error) => write!(f, "will fail again: {error}"),
+            Self::FailedBefore(error) => write!(f, "failed for good before: {error}"),
+            Self::KeyReused => f.write_str(
+                "the idempotency key was used before for another payload: choose a key that \
+                 differs where the operation does",
+            ),
+            Self::Panicked => f.write_str("the handler panicked; the next attempt is told"),
+            Self::OutOfTime => f.write_str("cut off at the deadline; the next attempt is told"),
+            Self::LeaseLost => f.write_str(
+                "the lease was over before the outcome was recorded, and another attempt went on",
+            ),
+            Self::CompletionUnrecorded(error) => {
+                write!(
+                    f,
+                    "done, but that is not recorded, so it will run again: {error}"
+                )
+            }
+            Self::StoreUnavailable(error) => write!(f, "nothing ran: {error}"),
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! [`Key`]: what makes two deliveries the same operation. [`Fingerprint`]: what must
+//! not change under one key.
+
+use std::fmt;
+
+use sha2::{Digest, Sha256};
+
+/// The most bytes a DynamoDB partition key may have (*Amazon DynamoDB Developer Guide*,
+/// "Constraints in Amazon DynamoDB").
+pub const MAX_KEY_BYTES: usize = 2048;
+
+const SEPARATOR: char = '#';
+const ESCAPE: char = '\\';
+
+/// The most bytes a [`Namespace`] may have.
+pub const MAX_NAMESPACE_BYTES: usize = 256;
+
+/// What keeps consumers that share a table apart: the first part of every key.
+///
+/// ```
+/// use sqs_once::protocol::Namespace;
+///
+/// assert!(Namespace::new("payments").is_ok());
+/// assert!(Namespace::new("").is_err());
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Namespace(String);
+
+impl Namespace {
+    /// 1 to [`MAX_NAMESPACE_BYTES`] bytes of any text.
+    ///
+    /// # Errors
+    ///
+    /// [`KeyError::NamespaceLength`] if it is empty or longer.
+    pub fn new(name: impl Into<String>) -> Result<Self, KeyError> {
+        let name = name.into();
+        if (1..=MAX_NAMESPACE_BYTES).contains(&name.len()) {
+            Ok(Self(name))
+        } else {
+            Err(KeyError::NamespaceLength { bytes: name.len() })
+        }
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// An idempotency key: a namespace and one or more parts, written as one string.
+///
+/// The string is unambiguous: two keys are equal only if their namespaces and all
+/// their parts are. `#` joins, and `#` and `\` inside a part are escaped with `\`.
+/// Parts that would make it longer than [`MAX_KEY_BYTES`] are replaced by their SHA-256;
+/// the marker `\sha256:` cannot come out of the escaping, so no short key equals a hashed
+/// one.
+///
+/// ```
+/// use sqs_once::protocol::{Key, Namespace};
+///
+/// let payments = Namespace::new("payments")?;
+/// assert_eq!(Key::new(&payments, ["order-1"])?.as_str(), "payments#order-1");
+/// assert_ne!(Key::new(&payments, ["a#b", "c"])?, Key::new(&payments, ["a", "b#c"])?);
+/// assert!(Key::new(&payments, [""]).is_err());
+/// # Ok::<(), sqs_once::protocol::KeyError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Key(String);
+
+impl Key {
+    /// Joins `namespace` and `parts`.
+    ///
+    /// # Errors
+    ///
+    /// No parts, or an empty one: a missing key must never make two messages equal.
+    pub fn new<'a>(
+        namespace: &Namespace,
+        parts: impl IntoIterator<Item = &'a str>,
+    ) -> Result<Self, KeyError> {
+        let mut id = String::with_capacity(namespace.0.len() + 64);
+        escape_into(&mut id, &namespace.0);
+        let namespace_end = id.len();
+        let mut count = 0;
+        for part in parts {
+            if part.is_empty() {
+                return Err(KeyError::EmptyPart { index: count });
+            }
+            id.push(SEPARATOR);
+            escape_into(&mut id, part);
+            count += 1;
+        }
+        if count == 0 {
+            return Err(KeyError::NoParts);
+        }
+        if id.len() > MAX_KEY_BYTES {
+            let hash = Fingerprint::of(&id.as_bytes()[namespace_end..]);
+            id.truncate(namespace_end);
+            id.push(SEPARATOR);
+            id.push(ESCAPE);
+            id.push_str("sha256:");
+            id.push_str(hash.as_str());
+        }
+        Ok(Self(id))
+    }
+
+    /// The key as it stands in the table: 1 to [`MAX_KEY_BYTES`] bytes of UTF-8.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+fn escape_into(id: &mut String, part: &str) {
+    for c in part.chars() {
+        if c == SEPARATOR || c == ESCAPE {
+            id.push(ESCAPE);
+        }
+        id.push(c);
+    }
+}
+
+/// Why there is no [`Key`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeyError {
+    /// The namespace was empty or too long.
+    #[error(
+        "the idempotency namespace has {bytes} bytes, and must have 1 to {MAX_NAMESPACE_BYTES}"
+    )]
+    NamespaceLength {
+        /// How long it was.
+        bytes: usize,
+    },
+    /// There was nothing to make a key of.
+    #[error("the idempotency key has no parts: name at least one")]
+    NoParts,
+    /// A part was `""`.
+    #[error("part {index} of the idempotency key is empty: every message needs a key of its own")]
+    EmptyPart {
+        /// Which part, counted from 0.
+        index: usize,
+    },
+}
+
+/// SHA-256 of the part of a payload that must not change under one key.
+///
+/// Shown and stored as 64 lower-case hex digits.
+///
+/// ```
+/// use sqs_once::protocol::Fingerprint;
+///
+/// let print = Fingerprint::of(b"{\"amount\":1}");
+/// assert_eq!(print.to_string().len(), 64);
+/// assert_ne!(print, Fingerprint::of(b"{\"amount\":2}"));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Fingerprint(String);
+
+impl Fingerprint {
+    /// The fingerprint of these bytes.
+    #[must_use]
+    pub fn of(bytes: &[u8]) -> Self {
+        const HEX: &[u8; 16] = b"0123456789abcdef";
+        let mut hex = String::with_capacity(64);
+        for byte in Sha256::digest(bytes) {
+            hex.push(char::from(HEX[usize::from(byte >> 4)]));
+            hex.push(char::from(HEX[usize::from(byte & 0xf)]));
+        }
+        Self(hex)
+    }
+
+    /// A fingerprint read back from a record, as it was stored.
+    #[must_use]
+    pub fn from_stored(text: String) -> Self {
+        Self(text)
+    }
+
+    /// The hex digits.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ns(name: &str) -> Namespace {
+        Namespace::new(name).unwrap()
+    }
+
+    #[test]
+    fn a_key_too_long_for_dynamodb_is_hashed_and_keeps_its_namespace() {
+        let long = "x".repeat(MAX_KEY_BYTES);
+        for name in ["ns".to_owned(), "#".repeat(MAX_NAMESPACE_BYTES)] {
+            let key = Key::new(&ns(&name), [long.as_str()]).unwrap();
+            assert!(key.as_str().starts_with(&name.replace('#', "\\#")), "{key}");
+            assert!(key.as_str().contains("#\\sha256:"), "{key}");
+            assert!(key.as_str().len() <= MAX_KEY_BYTES);
+        }
+    }
+
+    #[test]
+    fn the_longest_key_that_fits_is_kept_as_it_is() {
+        let part = "x".repeat(MAX_KEY_BYTES - "ns#".len());
+        assert_eq!(
+            Key::new(&ns("ns"), [part.as_str()]).unwrap().as_str(),
+            format!("ns#{part}")
+        );
+    }
+
+    #[test]
+    fn no_short_key_equals_a_hashed_one() {
+        let long = "x".repeat(MAX_KEY_BYTES);
+        let hashed = Key::new(&ns("ns"), [long.as_str()]).unwrap();
+        let forged = hashed.as_str().strip_prefix("ns#").unwrap();
+        assert_ne!(Key::new(&ns("ns"), [forged]).unwrap(), hashed);
+    }
+
+    #[test]
+    fn an_empty_key_is_an_error() {
+        assert_eq!(
+            Namespace::new(""),
+            Err(KeyError::NamespaceLength { bytes: 0 })
+        );
+        assert_eq!(Key::new(&ns("ns"), []), Err(KeyError::NoParts));
+        assert_eq!(
+            Key::new(&ns("ns"), ["a", ""]),
+            Err(KeyError::EmptyPart { index: 1 })
+        );
+    }
+
+    #[test]
+    fn the_fingerprint_is_sha_256() {
+        // FIPS 180-2, appendix B.1.
+        assert_eq!(
+            Fingerprint::of(b"abc").as_str(),
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+        );
+    }
+
+    // Short words over the separator and the escape, so that a wrong encoding collides.
+    fn words() -> impl Strategy<Value = (String, Vec<String>)> {
+        (
+            "[a#\\\\]{1,3}",
+            prop::collection::vec("[a#\\\\]{1,3}|[é\0]|x{700}", 1..5),
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn different_parts_never_give_one_key(a in words(), b in words()) {
+            let key = |(name, parts): &(String, Vec<String>)| {
+                Key::new(&ns(name), parts.iter().map(String::as_str)).unwrap()
+            };
+            prop_assert_eq!(a == b, key(&a) == key(&b));
+            prop_assert!((1..=MAX_KEY_BYTES).contains(&key(&a).as_str().len()));
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! The rules, and nothing but the rules: no I/O, no AWS types, no clock.
+//!
+//! | module | what it decides |
+//! | --- | --- |
+//! | [`key`] | what makes two deliveries the same operation |
+//! | [`record`] | what is remembered of an operation, and for how long |
+//! | [`decision`] | who may claim, and what a refused write means |
+//!
+//! Everything here is a pure function of its arguments, so a reader can check it
+//! against the tables in the crate's `DESIGN.md`, and a test can try every row.
+
+pub mod decision;
+pub mod key;
+pub mod record;
+
+pub use decision::{ClaimRefused, Settlement, SettlementRefused};
+pub use key::{Fingerprint, Key, KeyError, Namespace};
+pub use record::{ClaimRequest, Fence, Owner, Record, State, StoredResult, Timestamp};

@@ -1,0 +1,391 @@
+//! [`Consumer`]: the batch. Deadline, panics, response.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    num::NonZeroUsize,
+    panic::AssertUnwindSafe,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
+use futures_util::FutureExt as _;
+use tokio::{
+    sync::mpsc::{self, UnboundedSender},
+    task::JoinSet,
+    time::{Instant, timeout_at},
+};
+use tracing::Instrument as _;
+
+use super::{
+    lanes::{self, Lane, LaneKind, Traits},
+    message::{Identity, InvalidMessage, KeySource, Message},
+};
+use crate::{
+    Deadline, Handler, IntoHandler, Once, Operation, Outcome,
+    protocol::{Key, Namespace, Timestamp},
+    store::Store,
+};
+
+/// Processes batches of SQS messages, each message once.
+///
+/// ```
+/// use std::sync::Arc;
+/// use serde::Deserialize;
+/// use sqs_once::{Attempt, Consumer, Failure, Once, protocol::Namespace, store::MemoryStore};
+///
+/// #[derive(Deserialize)]
+/// struct Order { id: String }
+///
+/// async fn ship(order: Order, attempt: Attempt) -> Result<String, Failure> {
+///     Ok(format!("shipped {} under {}", order.id, attempt.key()))
+/// }
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let consumer = Consumer::new(Once::new(MemoryStore::default()), Namespace::new("orders")?, ship);
+/// // In a Lambda: sqs_once::run(consumer).await
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct Consumer<S, H> {
+    once: Once<S>,
+    handler: H,
+    namespace: Namespace,
+    key: KeySource,
+    concurrency: NonZeroUsize,
+    reserve: Duration,
+    fallback: Duration,
+    time_needed: Duration,
+}
+
+/// Why no message of a batch was processed: the invocation fails, and SQS keeps them all.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BatchError {
+    /// A record cannot be named in the response, and one that is not named is deleted.
+    #[error(
+        "record {index} of the event has no messageId, so the response could not name it: is this an SQS event? Nothing was processed"
+    )]
+    NoMessageId {
+        /// Its place in the event, from 0.
+        index: usize,
+    },
+}
+
+impl<S: Store, H: Handler> Consumer<S, H> {
+    /// Runs `handler` for each message, keys prefixed with `namespace`: ten messages at a time,
+    /// keyed by message id, half a second kept back to end well.
+    pub fn new<Via>(
+        once: Once<S>,
+        namespace: Namespace,
+        handler: impl IntoHandler<Via, Handler = H>,
+    ) -> Self {
+        Self {
+            once,
+            handler: handler.into_handler(),
+            namespace,
+            key: KeySource::default(),
+            concurrency: const { NonZeroUsize::new(10).unwrap() },
+            reserve: Duration::from_millis(500),
+            fallback: Duration::from_secs(300),
+            time_needed: Duration::ZERO,
+        }
+    }
+
+    /// Where a message's key comes from.
+    #[must_use]
+    pub fn key(self, key: KeySource) -> Self {
+        Self { key, ..self }
+    }
+
+    /// How many messages of one batch are processed at a time.
+    #[must_use]
+    pub fn concurrency(self, concurrency: NonZeroUsize) -> Self {
+        Self {
+            concurrency,
+            ..self
+        }
+    }
+
+    /// What is kept back of an invocation's time to record outcomes and answer.
+    #[must_use]
+    pub fn reserve(self, reserve: Duration) -> Self {
+        Self { reserve, ..self }
+    }
+
+    /// The budget of an invocation whose deadline is not known (see
+    /// [`Deadline::of_invocation`]).
+    #[must_use]
+    pub fn fallback(self, fallback: Duration) -> Self {
+        Self { fallback, ..self }
+    }
+
+    /// How long the handler takes at most, where it knows: with less time left, a message is
+    /// not started but goes back to the queue. Without effect in an invocation that is shorter
+    /// than this from the start, where nothing would ever be started.
+    #[must_use]
+    pub fn time_needed(self, time_needed: Duration) -> Self {
+        Self {
+            time_needed,
+            ..self
+        }
+    }
+
+    /// The deadline of an invocation that Lambda ends at `at`.
+    #[must_use]
+    pub fn deadline(&self, at: Timestamp) -> Deadline {
+        Deadline::of_invocation(self.once.now(), at, self.fallback, self.reserve)
+    }
+
+    /// Processes a batch, and names in the response what has to go back to the queue. Answers
+    /// before `deadline`, whatever the handler does.
+    ///
+    /// # Errors
+    ///
+    /// [`BatchError`] if a record cannot be named; then nothing was processed.
+    pub async fn process(
+        self: &Arc<Self>,
+        event: SqsEvent,
+        deadline: Deadline,
+    ) -> Result<SqsBatchResponse, BatchError> {
+        let started = Instant::now();
+        let mut messages = Vec::with_capacity(event.records.len());
+        for (index, record) in event.records.into_iter().enumerate() {
+            let message = Message::new(record, &self.namespace, &self.key);
+            messages.push(message.ok_or(BatchError::NoMessageId { index })?);
+        }
+        let batch = Arc::new(Batch {
+            latest_start: self.latest_start(deadline),
+            deadline,
+            messages,
+        });
+        let processed = self.run_lanes(&batch).await;
+
+        let (mut response, mut named) = (SqsBatchResponse::default(), HashSet::new());
+        for (message, processed) in batch.messages.iter().zip(&processed) {
+            if !processed.as_ref().is_some_and(Processed::is_success) && named.insert(message.id())
+            {
+                response.add_failure(message.id().as_str());
+            }
+        }
+        let failed = response.batch_item_failures.len();
+        tracing::info!(
+            messages = processed.len(),
+            failed,
+            duration_ms = millis(started.elapsed()),
+            "batch processed"
+        );
+        Ok(response)
+    }
+
+    fn latest_start(&self, deadline: Deadline) -> Instant {
+        let budget = deadline.time_left();
+        let Some(slack) = budget.checked_sub(self.time_needed) else {
+            tracing::warn!(
+                time_left_ms = millis(budget),
+                time_needed_ms = millis(self.time_needed),
+                "the function's timeout is shorter than its handler may take: raise it"
+            );
+            return deadline.stop();
+        };
+        Instant::now() + slack
+    }
+
+    /// One outcome per message; `None` where there was none in time.
+    async fn run_lanes(self: &Arc<Self>, batch: &Arc<Batch>) -> Vec<Option<Processed>> {
+        let lanes = Arc::new(Mutex::new(VecDeque::from(batch.lanes())));
+        let (done, mut outcomes) = mpsc::unbounded_channel();
+        let mut workers = JoinSet::new();
+        let concurrency = self.concurrency.get().min(batch.messages.len());
+        for _ in 0..concurrency {
+            let (consumer, batch) = (Arc::clone(self), Arc::clone(batch));
+            let (lanes, done) = (Arc::clone(&lanes), done.clone());
+            let worker = async move {
+                let next = || {
+                    lanes
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .pop_front()
+                };
+                while let Some(lane) = next() {
+                    consumer.run_lane(&lane, &batch, &done).await;
+                }
+            };
+            workers.spawn(worker.in_current_span());
+        }
+        drop(done);
+
+        let mut processed: Vec<Option<Processed>> = Vec::new();
+        processed.resize_with(batch.messages.len(), || None);
+        // Handlers are cut off well before this; what is not back by now blocks its thread.
+        // Dropping the workers ends what can be ended.
+        while let Ok(Some((index, outcome))) =
+            timeout_at(batch.deadline.end(), outcomes.recv()).await
+        {
+            processed[index] = Some(outcome);
+        }
+        for (message, _) in batch
+            .messages
+            .iter()
+            .zip(&processed)
+            .filter(|(_, p)| p.is_none())
+        {
+            tracing::error!(
+                outcome = "out_of_time",
+                message_id = message.id().as_str(),
+                "the handler blocks its thread and could not be cut off; move what blocks to \
+                 spawn_blocking"
+            );
+        }
+        processed
+    }
+
+    async fn run_lane(
+        &self,
+        lane: &Lane,
+        batch: &Batch,
+        done: &UnboundedSender<(usize, Processed)>,
+    ) {
+        let mut before: Option<(Option<&Identity>, Processed)> = None;
+        for &index in &lane.messages {
+            let message = &batch.messages[index];
+            let identity = message.identity().ok();
+            let started = Instant::now();
+            let processed = match (&before, lane.kind) {
+                (Some((_, before)), LaneKind::FifoGroup) if !before.is_success() => {
+                    Processed::NotStarted(NotStarted::BehindFailure)
+                }
+                (Some((same, before)), LaneKind::SameKey) if *same == identity => before.again(),
+                _ => self.run_message(message, batch).await,
+            };
+            processed.log(message, started.elapsed());
+            if lane.messages.len() > 1 {
+                before = Some((identity, processed.clone()));
+            }
+            // The batch may have been answered without it.
+            let _late = done.send((index, processed));
+        }
+    }
+
+    async fn run_message(&self, message: &Message, batch: &Batch) -> Processed {
+        let Identity { key, fingerprint } = match message.identity() {
+            Ok(identity) => identity.clone(),
+            Err(InvalidMessage(why)) => return Processed::Invalid(why.clone()),
+        };
+        if Instant::now() > batch.latest_start {
+            return Processed::NotStarted(NotStarted::NoTime);
+        }
+        let operation = Operation {
+            key,
+            fingerprint: Some(fingerprint),
+            delivery: message.delivery(),
+            deadline: batch.deadline,
+        };
+        // Reading a body is the user's code too, and may panic.
+        let run = AssertUnwindSafe(async {
+            match message.parse() {
+                Err(InvalidMessage(why)) => Processed::Invalid(why),
+                Ok(body) => Processed::Ran(
+                    self.once
+                        .run(operation, |attempt| self.handler.handle(body, attempt))
+                        .await,
+                ),
+            }
+        });
+        run.catch_unwind()
+            .await
+            .unwrap_or(Processed::Ran(Outcome::Panicked))
+    }
+}
+
+/// A batch on its way.
+struct Batch {
+    messages: Vec<Message>,
+    deadline: Deadline,
+    latest_start: Instant,
+}
+
+impl Batch {
+    fn lanes(&self) -> Vec<Lane> {
+        let traits = self.messages.iter().map(|message| Traits {
+            key: message.key(),
+            fifo_group: message.fifo_group(),
+            receive_count: message.receive_count(),
+        });
+        lanes::plan(&traits.collect::<Vec<_>>())
+    }
+}
+
+/// What became of a message.
+#[derive(Clone, Debug)]
+enum Processed {
+    /// It got as far as its claim.
+    Ran(Outcome),
+    /// It can't be read, or has no key: it never will.
+    Invalid(String),
+    /// It was left as it is.
+    NotStarted(NotStarted),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum NotStarted {
+    NoTime,
+    BehindFailure,
+}
+
+impl Processed {
+    fn is_success(&self) -> bool {
+        matches!(self, Self::Ran(outcome) if outcome.is_success())
+    }
+
+    /// The outcome for a second delivery in the same batch.
+    fn again(&self) -> Self {
+        match self {
+            Self::Ran(Outcome::Done(result)) => Self::Ran(Outcome::Duplicate(result.clone())),
+            other => other.clone(),
+        }
+    }
+
+    /// One line per message, with nothing of its payload.
+    fn log(&self, message: &Message, duration: Duration) {
+        let (outcome, detail) = match self {
+            Self::Ran(outcome @ (Outcome::Done(_) | Outcome::Duplicate(_))) => {
+                (outcome.name(), None)
+            }
+            Self::Ran(outcome) => (outcome.name(), Some(outcome.to_string())),
+            Self::Invalid(why) => ("invalid", Some(why.clone())),
+            Self::NotStarted(NotStarted::NoTime) => (
+                "not_started",
+                Some("no time left in this invocation".into()),
+            ),
+            Self::NotStarted(NotStarted::BehindFailure) => (
+                "not_started",
+                Some("behind a failure in its FIFO group".into()),
+            ),
+        };
+        macro_rules! line {
+            ($level:ident) => {
+                tracing::$level!(
+                    outcome,
+                    detail,
+                    key = message.key().map(Key::as_str),
+                    message_id = message.id().as_str(),
+                    duration_ms = millis(duration),
+                    receive_count = message.receive_count(),
+                    "message processed"
+                )
+            };
+        }
+        match self {
+            Self::Ran(Outcome::Done(_) | Outcome::Duplicate(_) | Outcome::Conflict { .. })
+            | Self::NotStarted(_) => line!(info),
+            Self::Ran(Outcome::TransientFailure(_)) => line!(warn),
+            _ => line!(error),
+        }
+    }
+}
+
+/// With the microseconds: most are below one.
+fn millis(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e6).round() / 1e3
+}

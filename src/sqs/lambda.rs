@@ -1,0 +1,48 @@
+//! The loop that asks Lambda for batches.
+
+use std::sync::Arc;
+
+use aws_lambda_events::sqs::SqsEvent;
+use lambda_runtime::{Diagnostic, Error, LambdaEvent, service_fn};
+
+use super::Consumer;
+use crate::{Handler, protocol::Timestamp, store::Store};
+
+/// Runs `consumer` as a Lambda function, until Lambda ends the process.
+///
+/// One invocation at a time, or as many as `AWS_LAMBDA_MAX_CONCURRENCY` says (Lambda Managed
+/// Instances).
+///
+/// # Errors
+///
+/// If the Lambda runtime API is out of reach.
+///
+/// # Panics
+///
+/// If the environment is not a Lambda's: without `AWS_LAMBDA_RUNTIME_API`,
+/// `AWS_LAMBDA_FUNCTION_NAME` and what else Lambda sets.
+///
+/// ```no_run
+/// # use sqs_once::{Consumer, Handler, store::Store};
+/// # async fn main_<S: Store, H: Handler>(consumer: Consumer<S, H>) -> Result<(), lambda_runtime::Error> {
+/// sqs_once::telemetry::init();
+/// sqs_once::run(consumer).await
+/// # }
+/// ```
+pub async fn run<S: Store, H: Handler>(consumer: Consumer<S, H>) -> Result<(), Error> {
+    let consumer = Arc::new(consumer);
+    lambda_runtime::run_concurrent(service_fn(move |event: LambdaEvent<SqsEvent>| {
+        let consumer = Arc::clone(&consumer);
+        async move {
+            let deadline = consumer.deadline(Timestamp::from_millis(event.context.deadline));
+            consumer
+                .process(event.payload, deadline)
+                .await
+                .map_err(|error| Diagnostic {
+                    error_type: "BatchError".into(),
+                    error_message: error.to_string(),
+                })
+        }
+    }))
+    .await
+}

@@ -1,0 +1,135 @@
+//! What of a batch runs side by side, and what one after the other.
+
+use std::collections::HashMap;
+
+use crate::protocol::Key;
+
+/// Messages, by their place in the batch, that run one after the other. Lanes run side by side.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Lane {
+    pub(crate) messages: Vec<usize>,
+    pub(crate) kind: LaneKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LaneKind {
+    /// Deliveries of one key: the second takes the first's outcome.
+    SameKey,
+    /// A FIFO group: after a failure, the rest is not run.
+    FifoGroup,
+}
+
+/// What decides a message's lane.
+#[derive(Debug)]
+pub(crate) struct Traits<'a> {
+    pub(crate) key: Option<&'a Key>,
+    pub(crate) fifo_group: Option<&'a str>,
+    pub(crate) receive_count: u32,
+}
+
+/// Puts each message into one lane. The order of lanes is the order in which they start: on a
+/// standard queue, what was received most often first, so that a batch too big for its deadline
+/// starves nobody into the dead-letter queue.
+pub(crate) fn plan(messages: &[Traits<'_>]) -> Vec<Lane> {
+    #[derive(PartialEq, Eq, Hash)]
+    enum Of<'a> {
+        Group(&'a str),
+        Key(&'a Key),
+        Itself(usize),
+    }
+    let mut lanes: Vec<Lane> = Vec::new();
+    let mut lane_of: HashMap<Of<'_>, usize> = HashMap::new();
+    for (index, message) in messages.iter().enumerate() {
+        let (of, kind) = match (message.fifo_group, message.key) {
+            (Some(group), _) => (Of::Group(group), LaneKind::FifoGroup),
+            (None, Some(key)) => (Of::Key(key), LaneKind::SameKey),
+            (None, None) => (Of::Itself(index), LaneKind::SameKey),
+        };
+        let lane = *lane_of.entry(of).or_insert_with(|| {
+            lanes.push(Lane {
+                messages: Vec::new(),
+                kind,
+            });
+            lanes.len() - 1
+        });
+        lanes[lane].messages.push(index);
+    }
+    // Stable, so otherwise in batch order; and FIFO groups keep theirs.
+    lanes.sort_by_key(|lane| {
+        let counts = lane
+            .messages
+            .iter()
+            .map(|&index| messages[index].receive_count);
+        let most = if lane.kind == LaneKind::FifoGroup {
+            None
+        } else {
+            counts.max()
+        };
+        std::cmp::Reverse(most)
+    });
+    lanes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::Namespace;
+
+    fn key(name: &str) -> Key {
+        Key::new(&Namespace::new("ns").unwrap(), [name]).unwrap()
+    }
+
+    fn standard(key: Option<&Key>, receive_count: u32) -> Traits<'_> {
+        Traits {
+            key,
+            fifo_group: None,
+            receive_count,
+        }
+    }
+
+    fn messages(lanes: &[Lane]) -> Vec<&[usize]> {
+        lanes.iter().map(|lane| lane.messages.as_slice()).collect()
+    }
+
+    #[test]
+    fn deliveries_of_one_key_share_a_lane_and_keyless_messages_share_none() {
+        let (a, b) = (key("a"), key("b"));
+        let batch = [
+            standard(Some(&a), 1),
+            standard(None, 1),
+            standard(Some(&b), 1),
+            standard(Some(&a), 1),
+            standard(None, 1),
+        ];
+        assert_eq!(messages(&plan(&batch)), [&[0, 3][..], &[1], &[2], &[4]]);
+    }
+
+    #[test]
+    fn what_was_received_most_often_starts_first() {
+        let keys = ["a", "b", "c"].map(key);
+        let batch = [
+            standard(Some(&keys[0]), 1),
+            standard(Some(&keys[1]), 4),
+            standard(Some(&keys[2]), 2),
+        ];
+        assert_eq!(messages(&plan(&batch)), [[1], [2], [0]]);
+    }
+
+    #[test]
+    fn a_fifo_group_is_one_lane_in_order_whatever_its_keys() {
+        let keys = ["a", "b"].map(key);
+        let fifo = |key, group| Traits {
+            key,
+            fifo_group: Some(group),
+            receive_count: 1,
+        };
+        let batch = [
+            fifo(Some(&keys[0]), "g"),
+            fifo(Some(&keys[1]), "h"),
+            fifo(None, "g"),
+        ];
+        let lanes = plan(&batch);
+        assert_eq!(messages(&lanes), [&[0, 2][..], &[1]]);
+        assert!(lanes.iter().all(|lane| lane.kind == LaneKind::FifoGroup));
+    }
+}

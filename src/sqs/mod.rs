@@ -1,0 +1,17 @@
+//! Batches in, failures out: the SQS side of a Lambda.
+//!
+//! | module | what it does |
+//! | --- | --- |
+//! | `message` | one record of the event: what names it, what is its key |
+//! | `lanes` | what runs side by side, and what one after the other |
+//! | `consumer` | the batch: deadline, panics, response |
+//! | `lambda` | the loop that asks Lambda for batches |
+
+mod consumer;
+mod lambda;
+mod lanes;
+mod message;
+
+pub use consumer::{BatchError, Consumer};
+pub use lambda::run;
+pub use message::{KeySource, KeySourceError};

@@ -1,0 +1,473 @@
+//! [`DynamoStore`]: records in a DynamoDB table. The only file with condition expressions.
+
+use std::time::Duration;
+
+use aws_sdk_dynamodb::{
+    Client,
+    error::{ProvideErrorMetadata, SdkError},
+    operation::{
+        RequestId,
+        delete_item::DeleteItemError,
+        put_item::PutItemError,
+        update_item::{UpdateItemError, builders::UpdateItemFluentBuilder},
+    },
+    types::{ReturnValue, ReturnValuesOnConditionCheckFailure},
+};
+
+use super::{
+    ClaimAnswer, SettleAnswer, Store, StoreError,
+    layout::{self, Item, millis, number, string},
+};
+use crate::protocol::{
+    ClaimRequest, Fence, Key, Record, Settlement, StoredResult, Timestamp,
+    record::{MAX_ITEM_BYTES, MAX_RESULT_BYTES},
+};
+
+/// The claim's condition. The rule it writes down is
+/// [`may_claim`](crate::protocol::decision::may_claim).
+const CLAIMABLE: &str = "attribute_not_exists(#id) \
+    OR #expires_at < :now_s \
+    OR (#status = :in_progress AND #lease_until < :now_ms \
+        AND (attribute_not_exists(#fingerprint) OR #fingerprint = :fingerprint)) \
+    OR (#status = :failed AND #message_id <> :message_id)";
+
+/// The same where the claim has no fingerprint to compare.
+const CLAIMABLE_UNCHECKED: &str = "attribute_not_exists(#id) \
+    OR #expires_at < :now_s \
+    OR (#status = :in_progress AND #lease_until < :now_ms) \
+    OR (#status = :failed AND #message_id <> :message_id)";
+
+/// The fence. The rule it writes down is
+/// [`may_settle`](crate::protocol::decision::may_settle).
+const MINE: &str = "#owner = :me AND #status = :in_progress";
+
+/// Records in a DynamoDB table.
+///
+/// # The table
+///
+/// A partition key `id` (string), no sort key, and TTL on `expires_at`:
+///
+/// ```sh
+/// aws dynamodb create-table --table-name idempotency --billing-mode PAY_PER_REQUEST \
+///     --attribute-definitions AttributeName=id,AttributeType=S \
+///     --key-schema AttributeName=id,KeyType=HASH
+/// aws dynamodb update-time-to-live --table-name idempotency \
+///     --time-to-live-specification Enabled=true,AttributeName=expires_at
+/// ```
+///
+/// | attribute | type | meaning |
+/// | --- | --- | --- |
+/// | `id` | S | the [`Key`] |
+/// | `status` | S | `IN_PROGRESS`, `COMPLETED` or `FAILED` |
+/// | `owner` | S | who holds (or held) the claim |
+/// | `lease_until` | N | epoch milliseconds; the claim is dead after it |
+/// | `expires_at` | N | epoch seconds; TTL |
+/// | `fingerprint` | S | SHA-256 of the payload, lower-case hex |
+/// | `message_id` | S | the message that made this record |
+/// | `result` | S | the handler's output as JSON, or |
+/// | `result_omitted` | S | why it is not here |
+/// | `error` | S | why it FAILED |
+/// | `created_at`, `updated_at` | N | epoch milliseconds |
+///
+/// # The protocol
+///
+/// 1. A claim is one `PutItem`, on condition that there is no record, or it is past its
+///    `expires_at`, or its lease is over and its payload the same, or it FAILED for another
+///    message.
+/// 2. Every write after it is one `UpdateItem` or `DeleteItem`, on condition that the record
+///    is still this owner's and `IN_PROGRESS`.
+/// 3. A refused write is answered with the record (`ReturnValuesOnConditionCheckFailure`), so
+///    nothing is ever read by a request of its own.
+///
+/// # Limits
+///
+/// A key has at most 2048 bytes (a longer one is hashed by [`Key`]) and an item 400 KB, which
+/// is checked before the request is sent. The role needs `dynamodb:PutItem`, `UpdateItem` and
+/// `DeleteItem`, and `GetItem` for [`prime`](Self::prime).
+///
+/// # Guarantee
+///
+/// DynamoDB serialises the writes to one item, so of two claims one is refused, whatever
+/// their clocks say. The clocks matter only for when a lease is over.
+#[derive(Clone, Debug)]
+pub struct DynamoStore {
+    client: Client,
+    table: String,
+}
+
+impl DynamoStore {
+    /// Records in `table`, through `client` (see [`crate::aws::config`] for one whose
+    /// timeouts suit a Lambda).
+    #[must_use]
+    pub fn new(client: Client, table: impl Into<String>) -> Self {
+        Self {
+            client,
+            table: table.into(),
+        }
+    }
+
+    /// Opens the connection and looks whether the table can be read: one eventually
+    /// consistent `GetItem` of a record that is never there, bounded by `timeout`.
+    ///
+    /// Meant for Lambda's init phase, where it saves the first message the handshake and
+    /// tells of a misspelt table or a missing permission before a message is at stake.
+    ///
+    /// # Errors
+    ///
+    /// [`PrimeError`], in words. It is advice: go on and start.
+    pub async fn prime(&self, timeout: Duration) -> Result<(), PrimeError> {
+        let read = self
+            .client
+            .get_item()
+            .table_name(&self.table)
+            // `\p` cannot come out of a key's escaping: no operation's record has this id.
+            .key(layout::ID, string("\\prime"))
+            .projection_expression("#id")
+            .expression_attribute_names("#id", layout::ID)
+            .send();
+        let reason = match tokio::time::timeout(timeout, read).await {
+            Ok(Ok(_)) => return Ok(()),
+            Ok(Err(error)) => explain(&error, "dynamodb:GetItem"),
+            Err(_) => format!("no answer within {timeout:?}"),
+        };
+        Err(PrimeError {
+            table: self.table.clone(),
+            reason,
+        })
+    }
+
+    fn place(&self) -> String {
+        format!("DynamoDB table `{}`", self.table)
+    }
+
+    fn unavailable<E>(
+        &self,
+        action: &'static str,
+        needs: &str,
+        key: &Key,
+        error: SdkError<E>,
+    ) -> StoreError
+    where
+        E: ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
+    {
+        StoreError::Unavailable {
+            action,
+            key: key.to_string(),
+            store: self.place(),
+            reason: explain(&error, needs),
+            not_applied: is_refusal(&error),
+            source: error.into(),
+        }
+    }
+
+    fn read(&self, key: &Key, item: &Item) -> Result<Record, StoreError> {
+        layout::record(item).map_err(|reason| StoreError::Unreadable {
+            key: key.to_string(),
+            store: self.place(),
+            reason,
+        })
+    }
+
+    /// What a refused settlement was refused by.
+    fn refused(&self, fence: &Fence, item: Option<&Item>) -> Result<SettleAnswer, StoreError> {
+        let record = item.map(|item| self.read(&fence.key, item)).transpose()?;
+        Ok(SettleAnswer::Refused(record))
+    }
+
+    async fn delete(&self, fence: &Fence) -> Result<SettleAnswer, StoreError> {
+        let delete = self
+            .client
+            .delete_item()
+            .table_name(&self.table)
+            .set_key(Some(layout::primary_key(&fence.key)))
+            .condition_expression(MINE)
+            .expression_attribute_names("#owner", layout::OWNER)
+            .expression_attribute_names("#status", layout::STATUS)
+            .expression_attribute_values(":me", string(fence.owner.as_str()))
+            .expression_attribute_values(":in_progress", string(layout::IN_PROGRESS))
+            .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
+        match delete.send().await {
+            Ok(_) => Ok(SettleAnswer::Applied),
+            Err(error) => match error.as_service_error() {
+                Some(DeleteItemError::ConditionalCheckFailedException(refusal)) => {
+                    self.refused(fence, refusal.item())
+                }
+                _ => Err(self.unavailable("release", "dynamodb:DeleteItem", &fence.key, error)),
+            },
+        }
+    }
+
+    async fn update(
+        &self,
+        fence: &Fence,
+        settlement: &Settlement,
+        now: Timestamp,
+    ) -> Result<SettleAnswer, StoreError> {
+        let update = self
+            .client
+            .update_item()
+            .table_name(&self.table)
+            .set_key(Some(layout::primary_key(&fence.key)))
+            .condition_expression(MINE)
+            .expression_attribute_names("#owner", layout::OWNER)
+            .expression_attribute_names("#status", layout::STATUS)
+            .expression_attribute_names("#lease_until", layout::LEASE_UNTIL)
+            .expression_attribute_names("#updated_at", layout::UPDATED_AT)
+            .expression_attribute_values(":me", string(fence.owner.as_str()))
+            .expression_attribute_values(":in_progress", string(layout::IN_PROGRESS))
+            .expression_attribute_values(":now", millis(now))
+            .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
+        let (status, outcome, text, expires_at) = match settlement {
+            Settlement::Complete {
+                result: StoredResult::Json(json),
+                expires_at,
+            } => (
+                layout::COMPLETED,
+                layout::RESULT,
+                json.as_str(),
+                *expires_at,
+            ),
+            Settlement::Complete {
+                result: StoredResult::Omitted(why),
+                expires_at,
+            } => (
+                layout::COMPLETED,
+                layout::RESULT_OMITTED,
+                why.as_str(),
+                *expires_at,
+            ),
+            Settlement::Fail { error, expires_at } => {
+                (layout::FAILED, layout::ERROR, error.as_str(), *expires_at)
+            }
+            Settlement::Abandon | Settlement::Release => {
+                let update = update
+                    .update_expression("SET #lease_until = :zero, #updated_at = :now")
+                    .expression_attribute_values(":zero", number(0));
+                return self.send(update, fence, settlement).await;
+            }
+        };
+        // What the claim wrote (at most: the key, a message id, and little else) and this.
+        check_size(&fence.key, MAX_ITEM_BYTES - MAX_RESULT_BYTES + text.len())?;
+        let update = update
+            .update_expression(
+                "SET #status = :status, #outcome = :outcome, #expires_at = :expires_at, \
+                 #updated_at = :now REMOVE #lease_until",
+            )
+            .expression_attribute_names("#outcome", outcome)
+            .expression_attribute_names("#expires_at", layout::EXPIRES_AT)
+            .expression_attribute_values(":status", string(status))
+            .expression_attribute_values(":outcome", string(text))
+            .expression_attribute_values(":expires_at", number(expires_at));
+        self.send(update, fence, settlement).await
+    }
+
+    async fn send(
+        &self,
+        update: UpdateItemFluentBuilder,
+        fence: &Fence,
+        settlement: &Settlement,
+    ) -> Result<SettleAnswer, StoreError> {
+        match update.send().await {
+            Ok(_) => Ok(SettleAnswer::Applied),
+            Err(error) => match error.as_service_error() {
+                Some(UpdateItemError::ConditionalCheckFailedException(refusal)) => {
+                    self.refused(fence, refusal.item())
+                }
+                _ => Err(self.unavailable(
+                    settlement.name(),
+                    "dynamodb:UpdateItem",
+                    &fence.key,
+                    error,
+                )),
+            },
+        }
+    }
+}
+
+impl Store for DynamoStore {
+    async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
+        let item = layout::claim_item(request);
+        check_size(&request.key, layout::size(&item))?;
+        let mut put = self
+            .client
+            .put_item()
+            .table_name(&self.table)
+            .set_item(Some(item))
+            .condition_expression(CLAIMABLE_UNCHECKED)
+            .expression_attribute_names("#id", layout::ID)
+            .expression_attribute_names("#expires_at", layout::EXPIRES_AT)
+            .expression_attribute_names("#status", layout::STATUS)
+            .expression_attribute_names("#lease_until", layout::LEASE_UNTIL)
+            .expression_attribute_names("#message_id", layout::MESSAGE_ID)
+            .expression_attribute_values(":now_s", number(request.now.as_secs()))
+            .expression_attribute_values(":now_ms", millis(request.now))
+            .expression_attribute_values(":in_progress", string(layout::IN_PROGRESS))
+            .expression_attribute_values(":failed", string(layout::FAILED))
+            .expression_attribute_values(":message_id", string(&request.message_id))
+            .return_values(ReturnValue::AllOld)
+            .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
+        if let Some(fingerprint) = &request.fingerprint {
+            put = put
+                .condition_expression(CLAIMABLE)
+                .expression_attribute_names("#fingerprint", layout::FINGERPRINT)
+                .expression_attribute_values(":fingerprint", string(fingerprint.as_str()));
+        }
+        match put.send().await {
+            Ok(answer) => {
+                let replaced = answer.attributes().map(|old| self.read(&request.key, old));
+                Ok(ClaimAnswer::Applied {
+                    replaced: replaced.transpose()?,
+                })
+            }
+            Err(error) => match error.as_service_error() {
+                Some(PutItemError::ConditionalCheckFailedException(refusal)) => {
+                    // No item: an emulator that ignores ReturnValuesOnConditionCheckFailure.
+                    let record = self.read(&request.key, refusal.item().unwrap_or(&Item::new()))?;
+                    Ok(ClaimAnswer::Refused(record))
+                }
+                _ => Err(self.unavailable("claim", "dynamodb:PutItem", &request.key, error)),
+            },
+        }
+    }
+
+    async fn settle(
+        &self,
+        fence: &Fence,
+        settlement: &Settlement,
+        now: Timestamp,
+    ) -> Result<SettleAnswer, StoreError> {
+        match settlement {
+            Settlement::Release => self.delete(fence).await,
+            _ => self.update(fence, settlement, now).await,
+        }
+    }
+}
+
+fn check_size(key: &Key, bytes: usize) -> Result<(), StoreError> {
+    if bytes <= MAX_ITEM_BYTES {
+        return Ok(());
+    }
+    Err(StoreError::ItemTooLarge {
+        key: key.to_string(),
+        bytes,
+        limit: MAX_ITEM_BYTES,
+    })
+}
+
+/// Whether DynamoDB itself said no, for a reason that trying again does not mend: then the
+/// SDK has not tried twice, and nothing was applied.
+fn is_refusal<E: ProvideErrorMetadata>(error: &SdkError<E>) -> bool {
+    error
+        .as_service_error()
+        .and_then(ProvideErrorMetadata::code)
+        .is_some_and(|code| {
+            matches!(
+                code,
+                "AccessDeniedException"
+                    | "ResourceNotFoundException"
+                    | "UnrecognizedClientException"
+                    | "ValidationException"
+            )
+        })
+}
+
+/// What went wrong and what to do, without the request or the response: they hold payload.
+fn explain<E>(error: &SdkError<E>, permission: &str) -> String
+where
+    E: ProvideErrorMetadata + std::error::Error + 'static,
+{
+    let Some(service) = error.as_service_error() else {
+        return match error {
+            SdkError::TimeoutError(_) => "no answer in time".into(),
+            // A connector's errors hold addresses and causes, no bodies.
+            SdkError::DispatchFailure(failure) => format!(
+                "could not connect; check the endpoint, the region and the network ({})",
+                failure
+                    .as_connector_error()
+                    .map_or_else(String::new, |error| causes(error))
+            ),
+            SdkError::ConstructionFailure(_) => {
+                format!("could not make the request ({})", causes(error))
+            }
+            _ => "the answer could not be read".into(),
+        };
+    };
+    let code = service.code().unwrap_or("unknown error");
+    let advice = match code {
+        "ResourceNotFoundException" => {
+            "there is no such table in this account and region; check its name".into()
+        }
+        "AccessDeniedException" => format!("this role may not {permission} on it; grant it"),
+        "UnrecognizedClientException" | "InvalidSignatureException" | "ExpiredTokenException" => {
+            "the credentials are not valid (any more)".into()
+        }
+        "ProvisionedThroughputExceededException"
+        | "ThrottlingException"
+        | "RequestLimitExceeded" => {
+            "throttled; raise the table's capacity or lower the concurrency".into()
+        }
+        _ => service.message().unwrap_or("no further word").to_owned(),
+    };
+    let request_id = error.request_id().unwrap_or("none");
+    format!("{code}: {advice} (request id {request_id})")
+}
+
+/// An error and its causes, in one line.
+fn causes(error: &(dyn std::error::Error + 'static)) -> String {
+    std::iter::successors(Some(error), |error| error.source())
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(": ")
+}
+
+/// Why the table could not be looked at when the process started.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("DynamoDB table `{table}` did not answer the warm-up read: {reason}")]
+pub struct PrimeError {
+    table: String,
+    reason: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::{Namespace, Owner};
+
+    #[tokio::test]
+    async fn an_item_over_400_kb_is_refused_before_it_is_sent() {
+        // A client that has nowhere to send to: the error can only be ours.
+        let config = aws_sdk_dynamodb::Config::builder()
+            .behavior_version(aws_sdk_dynamodb::config::BehaviorVersion::latest())
+            .build();
+        let store = DynamoStore::new(Client::from_conf(config), "table");
+        let mut request = ClaimRequest {
+            key: Key::new(&Namespace::new("ns").unwrap(), ["key"]).unwrap(),
+            owner: Owner::fresh(),
+            fingerprint: None,
+            message_id: "x".repeat(MAX_ITEM_BYTES),
+            now: Timestamp::now(),
+            lease_until: Timestamp::now(),
+            expires_at: 0,
+        };
+        let refused = store.claim(&request).await.unwrap_err();
+        assert!(
+            matches!(refused, StoreError::ItemTooLarge { .. }),
+            "{refused}"
+        );
+
+        request.message_id.clear();
+        let result = StoredResult::Json("x".repeat(MAX_RESULT_BYTES + 1));
+        let complete = Settlement::Complete {
+            result,
+            expires_at: 0,
+        };
+        let refused = store
+            .settle(&request.fence(), &complete, request.now)
+            .await
+            .unwrap_err();
+        assert!(
+            matches!(refused, StoreError::ItemTooLarge { .. }),
+            "{refused}"
+        );
+    }
+}

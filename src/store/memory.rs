@@ -1,0 +1,82 @@
+//! The same rules in memory: for tests, and for trying a handler without a cloud.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use super::{ClaimAnswer, SettleAnswer, Store, StoreError};
+use crate::protocol::{
+    ClaimRequest, Fence, Key, Record, Settlement, Timestamp,
+    decision::{may_claim, may_settle},
+};
+
+/// A [`Store`] that forgets everything when the process ends. Clones share their records.
+///
+/// ```
+/// use sqs_once::store::MemoryStore;
+///
+/// let store = MemoryStore::default();
+/// assert!(store.is_empty());
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct MemoryStore {
+    records: Arc<Mutex<HashMap<Key, Record>>>,
+}
+
+impl MemoryStore {
+    /// The record of a key.
+    #[must_use]
+    pub fn get(&self, key: &Key) -> Option<Record> {
+        self.records().get(key).cloned()
+    }
+
+    /// How many records there are, expired ones included: nothing deletes them.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.records().len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.records().is_empty()
+    }
+
+    /// No write is left half done by a panic, so a poisoned lock is as good as any.
+    fn records(&self) -> MutexGuard<'_, HashMap<Key, Record>> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Store for MemoryStore {
+    async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
+        let mut records = self.records();
+        let record = records.get(&request.key);
+        if !may_claim(record, request)
+            && let Some(record) = record
+        {
+            return Ok(ClaimAnswer::Refused(record.clone()));
+        }
+        let replaced = records.insert(request.key.clone(), request.record());
+        Ok(ClaimAnswer::Applied { replaced })
+    }
+
+    async fn settle(
+        &self,
+        fence: &Fence,
+        settlement: &Settlement,
+        now: Timestamp,
+    ) -> Result<SettleAnswer, StoreError> {
+        let mut records = self.records();
+        let record = records.get(&fence.key);
+        if !may_settle(record, fence) {
+            return Ok(SettleAnswer::Refused(record.cloned()));
+        }
+        match record.and_then(|record| settlement.apply(record, now)) {
+            Some(settled) => records.insert(fence.key.clone(), settled),
+            None => records.remove(&fence.key),
+        };
+        Ok(SettleAnswer::Applied)
+    }
+}

@@ -1,0 +1,140 @@
+//! Where records live: the [`Store`] trait and its two implementations.
+//!
+//! A store makes single conditional writes and says what became of them. What that
+//! *means* is decided by [`crate::protocol::decision`], so a further backend has two
+//! methods and no rules of its own to get wrong; the suite in
+//! `tests/store_conformance.rs` tells whether it got the conditions right.
+
+mod dynamodb;
+mod layout;
+mod memory;
+
+use std::error::Error;
+
+pub use dynamodb::{DynamoStore, PrimeError};
+pub use memory::MemoryStore;
+
+use crate::protocol::{ClaimRequest, Fence, Record, Settlement, Timestamp};
+
+/// A table of [`Record`]s that can be written under a condition.
+///
+/// Both writes are atomic: the condition is checked against, and the write applied to, the
+/// record as it is at one moment.
+pub trait Store: Send + Sync + 'static {
+    /// Writes [`ClaimRequest::record`] if [`may_claim`](crate::protocol::decision::may_claim)
+    /// says so.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`], after this store's own retries. The claim may have been applied all
+    /// the same unless the error [says otherwise](StoreError::was_not_applied).
+    fn claim(
+        &self,
+        request: &ClaimRequest,
+    ) -> impl Future<Output = Result<ClaimAnswer, StoreError>> + Send;
+
+    /// Applies `settlement` if [`may_settle`](crate::protocol::decision::may_settle) says so.
+    ///
+    /// `now` becomes the record's `updated_at`.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`], after this store's own retries. The settlement may have been applied
+    /// all the same unless the error [says otherwise](StoreError::was_not_applied).
+    fn settle(
+        &self,
+        fence: &Fence,
+        settlement: &Settlement,
+        now: Timestamp,
+    ) -> impl Future<Output = Result<SettleAnswer, StoreError>> + Send;
+}
+
+/// What became of a claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClaimAnswer {
+    /// It was written, over this record if there was one.
+    Applied {
+        /// The record that was replaced.
+        replaced: Option<Record>,
+    },
+    /// It was refused by this record.
+    Refused(Record),
+}
+
+/// What became of a settlement.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SettleAnswer {
+    /// It was written.
+    Applied,
+    /// It was refused by this record, or because there is none.
+    Refused(Option<Record>),
+}
+
+/// Why a store gave no answer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// The request was not sent: the item would be too large.
+    #[error(
+        "the record of key `{key}` would have {bytes} bytes, and a DynamoDB item may have at most {limit}: shorten the message id or the key"
+    )]
+    ItemTooLarge {
+        /// The key.
+        key: String,
+        /// Its size.
+        bytes: usize,
+        /// The most there may be.
+        limit: usize,
+    },
+    /// The store is out of reach, throttled or refuses us.
+    #[error("could not {action} key `{key}` in {store}: {reason}")]
+    Unavailable {
+        /// What was tried.
+        action: &'static str,
+        /// On which key.
+        key: String,
+        /// Where.
+        store: String,
+        /// What went wrong, and what can be done about it.
+        reason: String,
+        /// Whether the store itself answered that it applied nothing.
+        not_applied: bool,
+        /// The cause.
+        #[source]
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// There was no answer before the deadline.
+    #[error("could not {action} key `{key}`: no answer before the deadline")]
+    OutOfTime {
+        /// What was tried.
+        action: &'static str,
+        /// On which key.
+        key: String,
+    },
+    /// A record was found that does not say what a record must.
+    #[error(
+        "the record of key `{key}` in {store} can't be read: {reason}. Was it written by another program, or edited by hand? Mend or delete it"
+    )]
+    Unreadable {
+        /// The key.
+        key: String,
+        /// Where.
+        store: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+impl StoreError {
+    /// Whether the write is known not to have been applied. Otherwise it may have been: an
+    /// answer can be lost after the store did its work.
+    #[must_use]
+    pub const fn was_not_applied(&self) -> bool {
+        match self {
+            Self::ItemTooLarge { .. } => true,
+            // Of a claim, it may be the record that the claim replaced.
+            Self::OutOfTime { .. } | Self::Unreadable { .. } => false,
+            Self::Unavailable { not_applied, .. } => *not_applied,
+        }
+    }
+}
