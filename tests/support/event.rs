@@ -1,0 +1,54 @@
+//! SQS events as an event source mapping sends them, and what is read from the response.
+
+use serde_json::{Value, json};
+
+pub const QUEUE_ARN: &str = "arn:aws:sqs:eu-central-1:123456789012:orders";
+
+/// One record of a batch, received for the first time.
+pub fn record(message_id: &str, body: &(impl ToString + ?Sized)) -> Value {
+    received(message_id, body, 1)
+}
+
+/// One record of a batch, received for the `n`th time.
+pub fn received(message_id: &str, body: &(impl ToString + ?Sized), n: u32) -> Value {
+    json!({
+        "messageId": message_id,
+        "receiptHandle": format!("receipt-{message_id}-{n}"),
+        "body": body.to_string(),
+        "attributes": {
+            "ApproximateReceiveCount": n.to_string(),
+            "SentTimestamp": "1796000000000",
+            "SenderId": "AIDAEXAMPLE",
+            "ApproximateFirstReceiveTimestamp": "1796000000100",
+        },
+        "messageAttributes": {},
+        "md5OfBody": "7b270e59b47ff90a553787216d55d91d",
+        "eventSource": "aws:sqs",
+        "eventSourceARN": QUEUE_ARN,
+        "awsRegion": super::REGION,
+    })
+}
+
+/// The event of these records.
+pub fn batch(records: impl IntoIterator<Item = Value>) -> Value {
+    json!({ "Records": records.into_iter().collect::<Vec<_>>() })
+}
+
+/// The body of an order.
+pub fn order(id: &str) -> Value {
+    json!({"orderId": id, "amount": 99.99, "currency": "EUR", "customerId": "c-17"})
+}
+
+/// The identifiers a response reports as failed, in its order.
+///
+/// Strict as Lambda is: of a malformed response it would redeliver the whole batch.
+#[track_caller]
+pub fn failed(response: &Value) -> Vec<String> {
+    let failures = response["batchItemFailures"].as_array();
+    let failures = failures.unwrap_or_else(|| panic!("not a batch response: {response}"));
+    let identifier = |failure: &Value| match failure["itemIdentifier"].as_str() {
+        Some(id) if !id.is_empty() => id.to_owned(),
+        _ => panic!("a failure without an identifier: {response}"),
+    };
+    failures.iter().map(identifier).collect()
+}

@@ -1,0 +1,68 @@
+//! What the tests stand on: a DynamoDB, a Lambda and a payment gateway, each on a free port
+//! of 127.0.0.1 and gone with the test.
+
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "every test crate compiles this module and uses its own part of it"
+)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test that cannot set up its surroundings has nothing better to do than panic"
+)]
+
+pub mod dynamo;
+pub mod event;
+pub mod gateway;
+pub mod runtime_api;
+
+use std::{net::SocketAddr, time::Duration};
+
+use aws_config::{BehaviorVersion, Region, SdkConfig};
+use aws_sdk_dynamodb::config::{Credentials, SharedCredentialsProvider, SharedHttpClient};
+use aws_smithy_http_client::{
+    Builder,
+    tls::{Provider, rustls_provider::CryptoMode},
+};
+use axum::serve::ListenerExt;
+
+/// Longer than anything a test awaits takes on a busy machine; met only when the test fails.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The region and credentials every client and every function under test is given.
+pub const REGION: &str = "eu-central-1";
+pub const ACCESS_KEY: &str = "test";
+
+/// Serves `app` on a free port for as long as the test's runtime lives.
+pub async fn serve(app: axum::Router) -> SocketAddr {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
+        .await
+        .expect("a free port");
+    let address = listener.local_addr().unwrap();
+    // An answer held back for the peer's delayed ACK would look like a slow function.
+    let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap());
+    tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+    address
+}
+
+/// What a real SDK client needs to talk to the emulator at `endpoint`.
+///
+/// Reads nothing from the environment, so that a developer's AWS profile cannot leak in.
+pub fn sdk_config(endpoint: &str) -> SdkConfig {
+    let credentials = Credentials::new(ACCESS_KEY, ACCESS_KEY, None, None, "tests");
+    SdkConfig::builder()
+        .behavior_version(BehaviorVersion::latest())
+        .region(Region::from_static(REGION))
+        .credentials_provider(SharedCredentialsProvider::new(credentials))
+        .endpoint_url(endpoint)
+        .http_client(http_client())
+        .build()
+}
+
+/// The SDK's own HTTP client; compiled without default features it has none.
+pub fn http_client() -> SharedHttpClient {
+    Builder::new()
+        .tls_provider(Provider::Rustls(CryptoMode::Ring))
+        .build_https()
+}

@@ -1,0 +1,32 @@
+//! A consumer whose messages say what its handler does, for the tests of the release profile.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+use sqs_once::{Attempt, Consumer, Failure, Once, aws, protocol::Namespace, store::DynamoStore};
+
+#[derive(Deserialize)]
+struct Order {
+    #[serde(default)]
+    panic: bool,
+    #[serde(default)]
+    sleep_ms: u64,
+    #[serde(default)]
+    block_ms: u64,
+}
+
+async fn obey(order: Order, attempt: Attempt) -> Result<bool, Failure> {
+    std::thread::sleep(Duration::from_millis(order.block_ms));
+    tokio::time::sleep(Duration::from_millis(order.sleep_ms)).await;
+    assert!(!order.panic, "told to panic");
+    Ok(attempt.may_have_run_before())
+}
+
+#[tokio::main]
+async fn main() -> Result<(), lambda_runtime::Error> {
+    sqs_once::telemetry::init();
+    let client = aws_sdk_dynamodb::Client::new(&aws::config().await);
+    let store = DynamoStore::new(client, std::env::var("IDEMPOTENCY_TABLE_NAME")?);
+    let namespace = Namespace::new(std::env::var("AWS_LAMBDA_FUNCTION_NAME")?)?;
+    sqs_once::run(Consumer::new(Once::new(store), namespace, obey)).await
+}
