@@ -1,6 +1,10 @@
 //! Every store keeps the same rules: one suite, run against each.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests fail by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "tests fail by panicking"
+)]
 
 #[path = "support/conformance.rs"]
 mod conformance;

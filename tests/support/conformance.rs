@@ -1,5 +1,9 @@
 //! The suite that every [`Store`] passes.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests fail by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "tests fail by panicking"
+)]
 #![allow(unreachable_pub, reason = "shared between test crates")]
 //!
 //! A further backend is one line: `conformance!(name, its_constructor)`, where the constructor

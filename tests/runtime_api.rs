@@ -1,0 +1,699 @@
+//! The consumer as it ships, behind a Runtime API: what a batch, a crash, a slow gateway or a
+//! missing table come to when the release binary meets them.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "in a test, what cannot be set up is a failure"
+)]
+
+mod support;
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+use support::{
+    PATIENCE,
+    dynamo::{Dynamo, Item, number, text},
+    event::{batch, failed, order, received, record},
+    gateway::{Gateway, Reply},
+    runtime_api::{Answer, Env, FUNCTION_NAME, Lambda, consumer, example},
+};
+use tokio::{
+    join,
+    net::TcpListener,
+    time::{sleep, timeout},
+};
+
+const TABLE: &str = "idempotency";
+
+/// Time enough for every invocation but those that are to run out of it.
+const TIME: Duration = Duration::from_secs(10);
+
+/// The fields and words of the log that somebody may have built a filter on.
+mod log {
+    use serde_json::Value;
+
+    pub(super) const DONE: &str = "done";
+    pub(super) const DUPLICATE: &str = "duplicate";
+    pub(super) const CONFLICT: &str = "conflict";
+    pub(super) const FAILED_BEFORE: &str = "failed_before";
+    pub(super) const KEY_REUSED: &str = "key_reused";
+    pub(super) const PERMANENT: &str = "permanent_failure";
+    pub(super) const TRANSIENT: &str = "transient_failure";
+    pub(super) const INVALID: &str = "invalid";
+    pub(super) const OUT_OF_TIME: &str = "out_of_time";
+    pub(super) const NOT_STARTED: &str = "not_started";
+    pub(super) const PANICKED: &str = "panicked";
+    pub(super) const STORE_UNAVAILABLE: &str = "store_unavailable";
+
+    /// The one line there is for each message.
+    pub(super) fn of_message(line: &Value) -> bool {
+        line["message"] == "message processed"
+    }
+
+    /// The line that says that an attempt before this one was cut off.
+    pub(super) fn of_takeover(line: &Value) -> bool {
+        let history = line["history"].as_str();
+        history.is_some_and(|history| history.starts_with("Takeover"))
+    }
+}
+
+/// A table, a gateway, and the settings that lead a consumer to them.
+struct Stage {
+    dynamo: Dynamo,
+    gateway: Gateway,
+}
+
+impl Stage {
+    async fn set() -> Self {
+        let dynamo = Dynamo::start().await;
+        dynamo.create_table(TABLE).await;
+        let gateway = Gateway::start().await;
+        Self { dynamo, gateway }
+    }
+
+    fn env(&self, settings: &[(&str, &str)]) -> Env {
+        env(self.dynamo.endpoint(), self.gateway.url(), settings)
+    }
+
+    async fn consumer(&self, settings: &[(&str, &str)]) -> Lambda {
+        Lambda::start(self.env(settings)).await
+    }
+
+    /// The record of a message, under the default namespace and key.
+    async fn record(&self, message_id: &str) -> Option<Item> {
+        let id = format!("{FUNCTION_NAME}#{message_id}");
+        self.dynamo.record(TABLE, &id).await
+    }
+
+    async fn status(&self, message_id: &str) -> String {
+        let record = self.record(message_id).await.unwrap();
+        text(&record, "status").to_owned()
+    }
+
+    fn charges(&self, order: &str) -> usize {
+        self.gateway.calls_for(order).len()
+    }
+}
+
+fn env(dynamo: &str, gateway: &str, settings: &[(&str, &str)]) -> Env {
+    let always = [
+        ("AWS_ENDPOINT_URL", dynamo),
+        ("IDEMPOTENCY_TABLE_NAME", TABLE),
+        ("PAYMENT_GATEWAY_URL", gateway),
+    ];
+    let all = always.iter().chain(settings);
+    all.map(|(name, value)| (name.to_string(), value.to_string()))
+        .collect()
+}
+
+/// The outcomes that were logged, one a message, once there are `n`.
+async fn outcomes(lambda: &Lambda, n: usize) -> Vec<String> {
+    let lines = lambda.logged(n, log::of_message).await;
+    let outcome = |line: &Value| line["outcome"].as_str().unwrap().to_owned();
+    lines.iter().map(outcome).collect()
+}
+
+fn now_ms() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    now.as_millis().try_into().unwrap()
+}
+
+/// Orders o-1, o-2, ... in messages m-1, m-2, ...
+fn orders(numbers: std::ops::RangeInclusive<u32>) -> Value {
+    batch(numbers.map(|n| record(&format!("m-{n}"), &order(&format!("o-{n}")))))
+}
+
+#[tokio::test]
+async fn each_order_is_charged_once_over_many_batches_and_their_redelivery() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[]).await;
+    for numbers in [1..=1, 2..=11, 12..=31, 1..=31] {
+        let response = lambda.invoke(orders(numbers), TIME).await.response();
+        assert_eq!(response, json!({"batchItemFailures": []}));
+    }
+
+    assert_eq!(stage.gateway.calls().len(), 31);
+    for n in 1..=31 {
+        let calls = stage.gateway.calls_for(&format!("o-{n}"));
+        assert_eq!(calls.len(), 1);
+        assert_eq!(calls[0].body, order(&format!("o-{n}")));
+        let key = format!("{FUNCTION_NAME}#m-{n}");
+        assert_eq!(calls[0].key.as_deref(), Some(key.as_str()));
+        assert_eq!(stage.status(&format!("m-{n}")).await, "COMPLETED");
+    }
+    let outcomes = outcomes(&lambda, 62).await;
+    assert!(outcomes[..31].iter().all(|outcome| outcome == log::DONE));
+    assert!(outcomes[31..].iter().all(|o| o == log::DUPLICATE));
+}
+
+#[tokio::test]
+async fn a_charge_cut_off_by_a_kill_is_left_alone_while_the_lease_lives_and_then_taken_over() {
+    let stage = Stage::set().await;
+    let settings = [("IDEMPOTENCY_LEASE_MARGIN", "0s")];
+    let delivery = |n| batch([received("m-1", &order("o-1"), n)]);
+    stage.gateway.script("o-1", [Reply::Hang]);
+
+    let victim = stage.consumer(&settings).await;
+    let (answer, _) = join!(victim.invoke(delivery(1), Duration::from_secs(3)), async {
+        stage.gateway.arrived("o-1", 1).await;
+        victim.kill().await
+    });
+    assert!(matches!(answer, Answer::Exited), "{answer:?}");
+    let left = stage.record("m-1").await.unwrap();
+    assert_eq!(text(&left, "status"), "IN_PROGRESS");
+
+    let survivor = stage.consumer(&settings).await;
+    let settled = timeout(PATIENCE, async {
+        for n in 2.. {
+            let response = survivor.invoke(delivery(n), TIME).await.response();
+            match failed(&response).as_slice() {
+                [] => return n - 1,
+                refused => assert_eq!(refused, ["m-1"]),
+            }
+            assert_eq!(stage.charges("o-1"), 1, "charged during the lease");
+            sleep(Duration::from_millis(50)).await;
+        }
+        unreachable!()
+    });
+    let deliveries = settled.await.unwrap() as usize;
+
+    assert!(now_ms() > number(&left, "lease_until"));
+    let outcomes = outcomes(&survivor, deliveries).await;
+    let (last, before) = outcomes.split_last().unwrap();
+    assert_eq!(last, log::DONE);
+    assert!(!before.is_empty() && before.iter().all(|o| o == log::CONFLICT));
+    survivor.logged(1, log::of_takeover).await;
+    let calls = stage.gateway.calls_for("o-1");
+    assert_eq!(calls.len(), 2);
+    assert_eq!(calls[0].key, calls[1].key);
+    let record = stage.record("m-1").await.unwrap();
+    assert_eq!(text(&record, "status"), "COMPLETED");
+    assert_ne!(text(&record, "owner"), text(&left, "owner"));
+}
+
+#[tokio::test]
+async fn an_empty_batch_is_answered_and_nothing_is_asked_of_the_table() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[]).await;
+    stage.dynamo.reset_counts();
+    let response = lambda.invoke(batch([]), TIME).await.response();
+    assert_eq!(response, json!({"batchItemFailures": []}));
+    assert!(stage.dynamo.counts().is_empty());
+}
+
+#[tokio::test]
+async fn what_is_no_sqs_event_fails_the_invocation_and_not_the_process() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[]).await;
+    let of_s3 = json!({"Records": [{"eventSource": "aws:s3", "s3": {"object": {"key": "a"}}}]});
+    for event in [of_s3, json!({"hello": "world"}), json!([]), json!("text")] {
+        let answer = lambda.invoke(event.clone(), TIME).await;
+        assert!(matches!(answer, Answer::Error(_)), "{event}: {answer:?}");
+    }
+    let response = lambda.invoke(orders(1..=1), TIME).await.response();
+    assert_eq!(failed(&response), [""; 0]);
+    assert_eq!(stage.charges("o-1"), 1);
+}
+
+#[tokio::test]
+async fn a_record_that_cannot_be_named_fails_the_whole_invocation() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[]).await;
+    let mut missing = record("m-2", &order("o-2"));
+    missing.as_object_mut().unwrap().remove("messageId");
+    for nameless in [missing, record("", &order("o-2"))] {
+        let event = batch([record("m-1", &order("o-1")), nameless]);
+        let error = lambda.invoke(event, TIME).await.error();
+        assert!(
+            error["errorMessage"]
+                .as_str()
+                .unwrap()
+                .contains("messageId"),
+            "{error}"
+        );
+    }
+    assert!(stage.gateway.calls().is_empty());
+
+    let response = lambda.invoke(orders(1..=2), TIME).await.response();
+    assert_eq!(failed(&response), [""; 0]);
+}
+
+#[tokio::test]
+async fn two_deliveries_in_one_batch_are_charged_once() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[]).await;
+    let event = batch([
+        received("m-1", &order("o-1"), 1),
+        record("m-2", &order("o-2")),
+        received("m-1", &order("o-1"), 2),
+    ]);
+    let response = lambda.invoke(event, TIME).await.response();
+    assert_eq!(failed(&response), [""; 0]);
+    assert_eq!((stage.charges("o-1"), stage.charges("o-2")), (1, 1));
+}
+
+#[tokio::test]
+async fn two_deliveries_in_one_batch_are_reported_once_if_the_charge_fails() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[]).await;
+    stage.gateway.script("o-1", [Reply::Status(503)]);
+    let delivery = |n| received("m-1", &order("o-1"), n);
+    let event = batch([delivery(1), delivery(2)]);
+    let response = lambda.invoke(event, TIME).await.response();
+    assert_eq!(failed(&response), ["m-1"]);
+    assert_eq!(stage.charges("o-1"), 1);
+}
+
+#[tokio::test]
+async fn two_messages_with_one_order_are_charged_once_where_the_order_is_the_key() {
+    let stage = Stage::set().await;
+    let lambda = stage
+        .consumer(&[("IDEMPOTENCY_KEY", "body:/orderId")])
+        .await;
+    for messages in [["m-1", "m-2"], ["m-3", "m-4"]] {
+        let event = batch(messages.map(|id| record(id, &order("o-1"))));
+        let response = lambda.invoke(event, TIME).await.response();
+        assert_eq!(failed(&response), [""; 0]);
+    }
+    let calls = stage.gateway.calls_for("o-1");
+    assert_eq!(calls.len(), 1);
+    let key = format!("{FUNCTION_NAME}#o-1");
+    assert_eq!(calls[0].key.as_deref(), Some(key.as_str()));
+}
+
+#[tokio::test]
+async fn a_key_reused_for_another_payload_is_refused_and_the_record_left_alone() {
+    let stage = Stage::set().await;
+    let lambda = stage
+        .consumer(&[("IDEMPOTENCY_KEY", "body:/orderId")])
+        .await;
+    lambda.invoke(orders(1..=1), TIME).await.response();
+    let first = stage.record("o-1").await;
+
+    let mut dearer = order("o-1");
+    dearer["amount"] = json!(1000);
+    let event = batch([record("m-2", &dearer)]);
+    let response = lambda.invoke(event, TIME).await.response();
+    assert_eq!(failed(&response), ["m-2"]);
+    assert_eq!(outcomes(&lambda, 2).await[1], log::KEY_REUSED);
+    assert_eq!(stage.charges("o-1"), 1);
+    assert_eq!(stage.record("o-1").await, first);
+}
+
+#[tokio::test]
+async fn only_what_failed_goes_back_and_what_failed_for_good_is_not_tried_again() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[]).await;
+    for (order, status) in [("declined", 402), ("unprocessable", 422), ("busy", 503)] {
+        stage.gateway.script(order, [Reply::Status(status)]);
+    }
+    let mixed = || {
+        batch([
+            record("m-busy", &order("busy")),
+            record("m-1", &order("o-1")),
+            record("m-malformed", "{\"orderId\": "),
+            record("m-declined", &order("declined")),
+            record("m-2", &order("o-2")),
+            record("m-unprocessable", &order("unprocessable")),
+        ])
+    };
+    let for_good = ["m-malformed", "m-declined", "m-unprocessable"];
+
+    let response = lambda.invoke(mixed(), TIME).await.response();
+    assert_eq!(failed(&response), [&["m-busy"][..], &for_good].concat());
+    let mut logged = outcomes(&lambda, 6).await;
+    logged.sort();
+    let expected = [
+        log::DONE,
+        log::DONE,
+        log::INVALID,
+        log::PERMANENT,
+        log::PERMANENT,
+    ];
+    assert_eq!(logged, [&expected[..], &[log::TRANSIENT]].concat());
+    assert_eq!(stage.status("m-declined").await, "FAILED");
+    assert!(stage.record("m-busy").await.is_none(), "not released");
+
+    let response = lambda.invoke(mixed(), TIME).await.response();
+    assert_eq!(failed(&response), for_good);
+    let again = outcomes(&lambda, 12).await.split_off(6);
+    assert_eq!(again.iter().filter(|o| *o == log::FAILED_BEFORE).count(), 2);
+    for (order, charges) in [
+        ("o-1", 1),
+        ("o-2", 1),
+        ("busy", 2),
+        ("declined", 1),
+        ("unprocessable", 1),
+    ] {
+        assert_eq!(stage.charges(order), charges, "{order}");
+    }
+}
+
+#[tokio::test]
+async fn a_slow_gateway_is_cut_off_in_time_and_the_next_attempt_is_told() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[]).await;
+    stage.gateway.script("slow", [Reply::Hang]);
+    let event = batch([
+        record("m-slow", &order("slow")),
+        record("m-1", &order("o-1")),
+    ]);
+    // An answer after the deadline would be `TimedOut`.
+    let response = lambda
+        .invoke(event, Duration::from_secs(2))
+        .await
+        .response();
+    assert_eq!(failed(&response), ["m-slow"]);
+    let record = stage.record("m-slow").await.unwrap();
+    assert_eq!(text(&record, "status"), "IN_PROGRESS");
+    assert_eq!(number(&record, "lease_until"), 0);
+    assert_eq!(stage.status("m-1").await, "COMPLETED");
+
+    let event = batch([received("m-slow", &order("slow"), 2)]);
+    let response = lambda.invoke(event, TIME).await.response();
+    assert_eq!(failed(&response), [""; 0]);
+    assert_eq!(stage.status("m-slow").await, "COMPLETED");
+    assert_eq!(stage.charges("slow"), 2);
+    lambda.logged(1, log::of_takeover).await;
+    assert_eq!(
+        outcomes(&lambda, 3).await[1..],
+        [log::OUT_OF_TIME, log::DONE]
+    );
+}
+
+#[tokio::test]
+async fn nothing_is_started_that_cannot_finish() {
+    let stage = Stage::set().await;
+    let settings = [
+        ("CONSUMER_CONCURRENCY", "1"),
+        ("PAYMENT_GATEWAY_TIMEOUT", "1s"),
+    ];
+    let lambda = stage.consumer(&settings).await;
+    stage.gateway.script("o-1", [Reply::Hang]);
+    // After the first one's second, half a second is left of two less the reserve.
+    let answer = lambda.invoke(orders(1..=2), Duration::from_secs(2)).await;
+    assert_eq!(failed(&answer.response()), ["m-1", "m-2"]);
+    assert_eq!(
+        outcomes(&lambda, 2).await,
+        [log::TRANSIENT, log::NOT_STARTED]
+    );
+    assert_eq!(stage.charges("o-2"), 0);
+    assert!(stage.record("m-2").await.is_none());
+}
+
+#[tokio::test]
+async fn no_more_messages_run_at_once_than_the_setting_says() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[("CONSUMER_CONCURRENCY", "2")]).await;
+    for n in 1..=6 {
+        stage.gateway.script(&format!("o-{n}"), [Reply::Hang]);
+    }
+    let answer = lambda.invoke(orders(1..=6), Duration::from_secs(1)).await;
+    assert_eq!(failed(&answer.response()).len(), 6);
+    assert_eq!(stage.gateway.calls().len(), 2);
+}
+
+#[tokio::test]
+async fn a_redirect_is_not_followed() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[]).await;
+    let elsewhere = Gateway::start().await;
+    let location = format!("{}/charges", elsewhere.url());
+    stage.gateway.script("o-1", [Reply::Redirect(location)]);
+    let response = lambda.invoke(orders(1..=1), TIME).await.response();
+    assert_eq!(failed(&response), ["m-1"]);
+    assert!(elsewhere.calls().is_empty());
+}
+
+#[tokio::test]
+async fn a_charge_whose_answer_is_too_long_is_not_made_twice() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[]).await;
+    stage.gateway.script("o-1", [Reply::Flood(8 << 20)]);
+    for _ in 0..2 {
+        lambda.invoke(orders(1..=1), TIME).await.response();
+    }
+    assert_eq!(stage.charges("o-1"), 1);
+    assert_eq!(stage.status("m-1").await, "COMPLETED");
+}
+
+#[tokio::test]
+async fn a_refused_connection_to_dynamodb_fails_closed() {
+    let port = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr();
+    fails_closed(&format!("http://{}", port.unwrap())).await;
+}
+
+#[tokio::test]
+async fn a_dynamodb_that_never_answers_fails_closed_and_in_time() {
+    // Connections are made, by the kernel, and then nobody reads.
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    fails_closed(&format!("http://{}", silent.local_addr().unwrap())).await;
+}
+
+async fn fails_closed(endpoint: &str) {
+    let gateway = Gateway::start().await;
+    let lambda = Lambda::start(env(endpoint, gateway.url(), &[])).await;
+    let answer = lambda.invoke(orders(1..=3), Duration::from_secs(3)).await;
+    assert_eq!(failed(&answer.response()), ["m-1", "m-2", "m-3"]);
+    assert_eq!(outcomes(&lambda, 3).await, [log::STORE_UNAVAILABLE; 3]);
+    assert!(gateway.calls().is_empty());
+}
+
+#[tokio::test]
+async fn a_missing_table_is_told_at_the_start_in_words_and_fails_closed() {
+    let (dynamo, gateway) = (Dynamo::start().await, Gateway::start().await);
+    let lambda = Lambda::start(env(dynamo.endpoint(), gateway.url(), &[])).await;
+    let told = |line: &Value| {
+        let error = line["error"].as_str().unwrap_or_default();
+        line["level"] == "WARN" && error.contains("no such table") && error.contains(TABLE)
+    };
+    lambda.logged(1, told).await;
+    let response = lambda.invoke(orders(1..=2), TIME).await.response();
+    assert_eq!(failed(&response), ["m-1", "m-2"]);
+    assert_eq!(outcomes(&lambda, 2).await, [log::STORE_UNAVAILABLE; 2]);
+    assert!(gateway.calls().is_empty());
+}
+
+#[tokio::test]
+async fn priming_is_one_read_and_can_be_switched_off() {
+    let stage = Stage::set().await;
+    for (prime, requests) in [("on", 1), ("off", 0)] {
+        stage.dynamo.reset_counts();
+        let _primed = stage.consumer(&[("CONSUMER_PRIME", prime)]).await;
+        let counts = stage.dynamo.counts();
+        assert_eq!(
+            counts.values().sum::<usize>(),
+            requests,
+            "{prime}: {counts:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn one_invocation_at_a_time_is_the_default() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[]).await;
+    stage.gateway.script("o-1", [Reply::Hang]);
+    let first = lambda.invoke(orders(1..=1), TIME);
+    let second = lambda.invoke(orders(2..=2), TIME);
+    let (first, second, ()) = join!(first, second, async {
+        stage.gateway.arrived("o-1", 1).await;
+        stage.gateway.release();
+    });
+    assert_eq!(failed(&first.response()), [""; 0]);
+    assert_eq!(failed(&second.response()), [""; 0]);
+    assert_eq!(lambda.most_at_once(), 1);
+}
+
+#[tokio::test]
+async fn one_process_serves_several_invocations_at_once_where_lambda_says_so() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[("AWS_LAMBDA_MAX_CONCURRENCY", "4")]).await;
+    for n in 1..=4 {
+        stage.gateway.script(&format!("o-{n}"), [Reply::Hang]);
+    }
+    let invoke = |n| lambda.invoke(orders(n..=n), TIME);
+    let (a, b, c, d, ()) = join!(invoke(1), invoke(2), invoke(3), invoke(4), async {
+        for n in 1..=4 {
+            stage.gateway.arrived(&format!("o-{n}"), 1).await;
+        }
+        stage.gateway.release();
+    });
+    for answer in [a, b, c, d] {
+        assert_eq!(failed(&answer.response()), [""; 0]);
+    }
+    assert_eq!(lambda.most_at_once(), 4);
+    assert_eq!(stage.gateway.calls().len(), 4);
+}
+
+#[tokio::test]
+async fn where_no_deadline_is_known_the_lease_is_the_configured_budget() {
+    let stage = Stage::set().await;
+    let lambda = stage
+        .consumer(&[("IDEMPOTENCY_LEASE_FALLBACK", "2m")])
+        .await;
+    stage.gateway.script("o-1", [Reply::Hang]);
+    // What `cargo lambda watch` says: ten minutes after the epoch.
+    let invocation = lambda.invoke_until(orders(1..=1), 600_000, TIME);
+    let (answer, lease) = join!(invocation, async {
+        stage.gateway.arrived("o-1", 1).await;
+        let record = stage.record("m-1").await.unwrap();
+        stage.gateway.release();
+        number(&record, "lease_until") - now_ms()
+    });
+    assert_eq!(failed(&answer.response()), [""; 0]);
+    assert!((90_000..=121_000).contains(&lease), "{lease} ms");
+}
+
+#[tokio::test]
+async fn every_fault_of_the_settings_is_told_in_one_message() {
+    let faults = [
+        ("IDEMPOTENCY_TABLE_NAME", ""),
+        ("IDEMPOTENCY_RETENTION", "soon"),
+        ("IDEMPOTENCY_LEASE_MARGIN", "-1s"),
+        ("IDEMPOTENCY_LEASE_FALLBACK", "5 parsecs"),
+        ("IDEMPOTENCY_KEY", "orderId"),
+        ("CONSUMER_CONCURRENCY", "0"),
+        ("CONSUMER_DEADLINE_RESERVE", "500"),
+        ("CONSUMER_PRIME", "perhaps"),
+        ("PAYMENT_GATEWAY_URL", "ftp://gateway.example"),
+        ("PAYMENT_GATEWAY_TIMEOUT", "0s"),
+    ];
+    let env = faults.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let lambda = Lambda::spawn(&consumer(), env.to_vec()).await;
+    let exit = lambda.exit().await;
+    assert!(!exit.status.success());
+    let in_one = |line: &&String| faults.iter().all(|(name, _)| line.contains(name));
+    assert_eq!(exit.output.iter().filter(in_one).count(), 1, "{exit:#?}");
+}
+
+#[tokio::test]
+async fn nothing_is_taken_for_the_required_settings() {
+    let lambda = Lambda::spawn(&consumer(), Env::new()).await;
+    let exit = lambda.exit().await;
+    assert!(!exit.status.success());
+    let output = exit.output.concat();
+    for required in ["IDEMPOTENCY_TABLE_NAME", "PAYMENT_GATEWAY_URL"] {
+        assert!(output.contains(required), "{exit:#?}");
+    }
+    assert!(!output.contains("IDEMPOTENCY_RETENTION"), "{exit:#?}");
+}
+
+#[tokio::test]
+async fn each_message_is_one_line_of_json_with_its_time_outcome_key_and_duration() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[]).await;
+    let event = batch([received("m-1", &order("o-1"), 3)]);
+    lambda.invoke(event, TIME).await.response();
+    let lines = lambda.logged(1, log::of_message).await;
+    let [line] = lines.as_slice() else {
+        panic!("{lines:#?}");
+    };
+    let time = line["timestamp"].as_str().unwrap();
+    let time = humantime::parse_rfc3339(time).unwrap();
+    assert!(time.elapsed().unwrap() < PATIENCE);
+    assert_eq!(line["level"], "INFO");
+    assert_eq!(line["outcome"], log::DONE);
+    assert_eq!(line["key"], format!("{FUNCTION_NAME}#m-1"));
+    assert_eq!(line["message_id"], "m-1");
+    assert_eq!(line["receive_count"], 3);
+    assert!(line["duration_ms"].is_number(), "{line}");
+    assert!(line["span"]["requestId"].is_string(), "{line}");
+    for line in lambda.output() {
+        assert!(serde_json::from_str::<Value>(&line).is_ok(), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn neither_payload_nor_result_is_logged_even_when_debugging() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[("AWS_LAMBDA_LOG_LEVEL", "DEBUG")]).await;
+    stage.gateway.script("declined", [Reply::Status(402)]);
+    let secret = "tok-4242424242424242";
+    let with_token = |mut order: Value| {
+        order["paymentToken"] = json!(secret);
+        order
+    };
+    let mut mistyped = order("o-2");
+    mistyped["amount"] = json!(secret);
+    let event = || {
+        batch([
+            record("m-1", &with_token(order("o-1"))),
+            record("m-2", &mistyped),
+            record("m-3", &format!("{{\"paymentToken\": {secret}")),
+            record("m-4", &with_token(order("declined"))),
+        ])
+    };
+    // Redelivered, the claims are refused, and the SDK has the stored items at hand to print.
+    for _ in 0..2 {
+        lambda.invoke(event(), TIME).await.response();
+    }
+    assert_eq!(
+        stage.gateway.calls_for("o-1")[0].body["paymentToken"],
+        secret
+    );
+    let record = stage.record("m-1").await.unwrap();
+    let result = "ch_o-1";
+    assert!(text(&record, "result").contains(result));
+
+    lambda.logged(8, log::of_message).await;
+    for line in lambda.kill().await.output {
+        assert!(!line.contains(secret) && !line.contains(result), "{line}");
+    }
+}
+
+/// The release profile's other binary: its messages say what the handler does.
+async fn obedient(stage: &Stage) -> Lambda {
+    Lambda::start_binary(&example("panicking"), stage.env(&[])).await
+}
+
+#[tokio::test]
+async fn a_panic_in_the_release_profile_fails_its_own_message_and_the_next_attempt_is_told() {
+    let stage = Stage::set().await;
+    let lambda = obedient(&stage).await;
+    let panic = r#"{"panic":true}"#;
+    let event = batch([
+        record("m-1", "{}"),
+        record("m-panic", panic),
+        record("m-2", r#"{"sleep_ms":100}"#),
+    ]);
+    let response = lambda.invoke(event, TIME).await.response();
+    assert_eq!(failed(&response), ["m-panic"]);
+    for message in ["m-1", "m-2"] {
+        assert_eq!(stage.status(message).await, "COMPLETED");
+    }
+    let left = stage.record("m-panic").await.unwrap();
+    assert_eq!(text(&left, "status"), "IN_PROGRESS");
+    assert_eq!(number(&left, "lease_until"), 0);
+
+    let event = batch([received("m-panic", panic, 2), record("m-3", "{}")]);
+    let response = lambda.invoke(event, TIME).await.response();
+    assert_eq!(failed(&response), ["m-panic"]);
+    lambda.logged(1, log::of_takeover).await;
+    let outcomes = outcomes(&lambda, 5).await;
+    assert_eq!(outcomes.iter().filter(|o| *o == log::PANICKED).count(), 2);
+}
+
+#[tokio::test]
+async fn a_handler_that_was_cut_off_is_told_so_when_it_runs_again() {
+    let stage = Stage::set().await;
+    let lambda = obedient(&stage).await;
+    let event = || batch([record("m-1", r#"{"sleep_ms":1000}"#)]);
+    let answer = lambda.invoke(event(), Duration::from_secs(1)).await;
+    assert_eq!(failed(&answer.response()), ["m-1"]);
+    let answer = lambda.invoke(event(), TIME).await;
+    assert_eq!(failed(&answer.response()), [""; 0]);
+    // What the handler returns is whether it was told.
+    let record = stage.record("m-1").await.unwrap();
+    assert_eq!(text(&record, "result"), "true");
+}
+
+#[tokio::test]
+async fn a_handler_that_blocks_its_thread_does_not_hold_up_the_answer() {
+    let stage = Stage::set().await;
+    let lambda = obedient(&stage).await;
+    let event = batch([record("m-1", r#"{"block_ms":3000}"#)]);
+    let answer = lambda.invoke(event, Duration::from_secs(1)).await;
+    assert_eq!(failed(&answer.response()), ["m-1"]);
+}

@@ -1,0 +1,108 @@
+//! A store that loses what it is told to lose.
+
+use std::{
+    collections::VecDeque,
+    io,
+    sync::{Arc, Mutex},
+};
+
+use sqs_once::{
+    protocol::{ClaimRequest, Fence, Settlement, Timestamp},
+    store::{ClaimAnswer, MemoryStore, SettleAnswer, Store, StoreError},
+};
+
+/// What happens to one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    Answered,
+    /// It never arrives; the caller gets an error.
+    RequestLost,
+    /// It is applied; the caller gets an error.
+    AnswerLost,
+    /// It is applied, its answer is lost, and the SDK sends it again: the caller gets the
+    /// answer to that.
+    SentTwice,
+    /// It never arrives, and no answer comes.
+    Silence,
+}
+
+/// A [`MemoryStore`] behind a bad line. Requests meet their fates in turn; when those are used
+/// up, they are answered.
+#[derive(Clone, Debug, Default)]
+pub struct Lossy {
+    pub store: MemoryStore,
+    fates: Arc<Mutex<VecDeque<Fate>>>,
+    sent: Arc<Mutex<Vec<&'static str>>>,
+}
+
+impl Lossy {
+    pub fn fates(fates: impl IntoIterator<Item = Fate>) -> Self {
+        Self {
+            fates: Arc::new(Mutex::new(fates.into_iter().collect())),
+            ..Self::default()
+        }
+    }
+
+    /// The requests so far, by name.
+    pub fn sent(&self) -> Vec<&'static str> {
+        self.sent.lock().unwrap().clone()
+    }
+
+    fn fate(&self, request: &'static str) -> Fate {
+        self.sent.lock().unwrap().push(request);
+        self.fates
+            .lock()
+            .unwrap()
+            .pop_front()
+            .unwrap_or(Fate::Answered)
+    }
+
+    async fn meet<T, F>(
+        &self,
+        action: &'static str,
+        key: &str,
+        send: impl Fn() -> F,
+    ) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        let lost = || StoreError::Unavailable {
+            action,
+            key: key.into(),
+            store: "a bad line".into(),
+            reason: "lost".into(),
+            not_applied: false,
+            source: Box::new(io::Error::from(io::ErrorKind::TimedOut)),
+        };
+        match self.fate(action) {
+            Fate::Answered => send().await,
+            Fate::RequestLost => Err(lost()),
+            Fate::AnswerLost => send().await.and(Err(lost())),
+            Fate::SentTwice => {
+                send().await?;
+                send().await
+            }
+            Fate::Silence => std::future::pending().await,
+        }
+    }
+}
+
+impl Store for Lossy {
+    async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
+        self.meet("claim", request.key.as_str(), || self.store.claim(request))
+            .await
+    }
+
+    async fn settle(
+        &self,
+        fence: &Fence,
+        settlement: &Settlement,
+        now: Timestamp,
+    ) -> Result<SettleAnswer, StoreError> {
+        let name = settlement.name();
+        self.meet(name, fence.key.as_str(), || {
+            self.store.settle(fence, settlement, now)
+        })
+        .await
+    }
+}
