@@ -1,0 +1,436 @@
+//! A batch: what runs, in which order, and what the response names.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "tests fail by panicking"
+)]
+
+mod support;
+
+use std::{
+    num::NonZeroUsize,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use aws_lambda_events::sqs::SqsEvent;
+use proptest::prelude::*;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use sqs_once::{
+    Attempt, Attribute, BatchError, Consumer, Deadline, Failure, Handler, Once,
+    protocol::{Key, Namespace, State, StoredResult, Timestamp},
+    sqs::KeySource,
+    store::{DynamoStore, MemoryStore, Store},
+};
+use support::{
+    dynamo::Dynamo,
+    event::{batch, failed, received, record},
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// What the message tells the handler to do.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+enum Order {
+    Succeed,
+    Fail,
+    Decline,
+    Panic,
+    Hang,
+    Block,
+}
+
+/// Does as told, and writes down for whom.
+#[derive(Clone, Default)]
+struct Obedient {
+    ran: Arc<Mutex<Vec<String>>>,
+    running: Arc<AtomicUsize>,
+    most: Arc<AtomicUsize>,
+}
+
+impl Obedient {
+    fn ran(&self) -> Vec<String> {
+        self.ran.lock().unwrap().clone()
+    }
+}
+
+impl Handler for Obedient {
+    type Message = Order;
+    type Output = u32;
+
+    async fn handle(&self, order: Order, attempt: Attempt) -> Result<u32, Failure> {
+        self.ran
+            .lock()
+            .unwrap()
+            .push(attempt.message_id().to_owned());
+        let running = self.running.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most.fetch_max(running, Ordering::SeqCst);
+        tokio::task::yield_now().await;
+        self.running.fetch_sub(1, Ordering::SeqCst);
+        match order {
+            Order::Succeed => Ok(attempt.receive_count()),
+            Order::Fail => Err(Failure::transient("told to")),
+            Order::Decline => Err(Failure::permanent("told to")),
+            Order::Panic => panic!("told to"),
+            Order::Hang => std::future::pending().await,
+            Order::Block => {
+                std::thread::sleep(2 * SECOND);
+                Ok(0)
+            }
+        }
+    }
+}
+
+fn namespace() -> Namespace {
+    Namespace::new("test").unwrap()
+}
+
+fn consumer<S: Store>(store: S, handler: &Obedient) -> Consumer<S, Obedient> {
+    Consumer::new(Once::new(store), namespace(), handler.clone())
+}
+
+fn within(budget: Duration) -> Deadline {
+    Deadline::after(Timestamp::now(), budget, budget / 4)
+}
+
+async fn process<S: Store, H: Handler>(
+    consumer: &Arc<Consumer<S, H>>,
+    event: Value,
+    deadline: Deadline,
+) -> Vec<String> {
+    let event: SqsEvent = serde_json::from_value(event).unwrap();
+    let response = consumer.process(event, deadline).await.unwrap();
+    failed(&serde_json::to_value(response).unwrap())
+}
+
+fn state(store: &MemoryStore, part: &str) -> State {
+    store
+        .get(&Key::new(&namespace(), [part]).unwrap())
+        .unwrap()
+        .state
+}
+
+#[tokio::test]
+async fn requests_per_message_are_two_for_new_ones_and_one_for_known_ones() {
+    let dynamo = Dynamo::start().await;
+    dynamo.create_table("idempotency").await;
+    let store = DynamoStore::new(dynamo.client(), "idempotency");
+    let handler = Obedient::default();
+    let consumer = Arc::new(consumer(store.clone(), &handler).key(KeySource::MessageId));
+    let send = async |id: &str, order: &str| {
+        dynamo.reset_counts();
+        process(
+            &consumer,
+            batch([record(id, &json!(order))]),
+            within(10 * SECOND),
+        )
+        .await;
+        let counts = dynamo.reset_counts();
+        counts
+            .into_iter()
+            .map(|(name, n)| format!("{n} {name}"))
+            .collect::<Vec<_>>()
+    };
+
+    assert_eq!(send("new", "succeed").await, ["1 PutItem", "1 UpdateItem"]);
+    assert_eq!(send("new", "succeed").await, ["1 PutItem"], "duplicate");
+    assert_eq!(
+        send("declined", "decline").await,
+        ["1 PutItem", "1 UpdateItem"]
+    );
+    assert_eq!(
+        send("declined", "decline").await,
+        ["1 PutItem"],
+        "stored failure"
+    );
+    assert_eq!(send("busy", "fail").await, ["1 DeleteItem", "1 PutItem"]);
+    assert_eq!(
+        send("panicking", "panic").await,
+        ["1 PutItem", "1 UpdateItem"]
+    );
+    assert_eq!(send("malformed", "no such order").await, [""; 0]);
+
+    // A crash: the future is dropped with its claim held.
+    let event = serde_json::from_value(batch([record("crashed", &json!("hang"))])).unwrap();
+    let dying = consumer.process(event, within(60 * SECOND));
+    tokio::select! {
+        _ = dying => unreachable!("the handler hangs"),
+        () = async { while handler.ran().last().unwrap() != "crashed" { tokio::task::yield_now().await } } => {}
+    }
+    assert_eq!(send("crashed", "hang").await, ["1 PutItem"], "conflict");
+}
+
+#[tokio::test]
+async fn one_message_that_fails_changes_nothing_for_the_others() {
+    let (store, handler) = (MemoryStore::default(), Obedient::default());
+    let consumer = Arc::new(consumer(store.clone(), &handler));
+    let event = batch([
+        record("m-1", &json!("succeed")),
+        record("panics", &json!("panic")),
+        record("malformed", "{"),
+        record("m-2", &json!("succeed")),
+        record("busy", &json!("fail")),
+        record("declined", &json!("decline")),
+        record("m-3", &json!("succeed")),
+    ]);
+    let failed = process(&consumer, event, within(10 * SECOND)).await;
+    assert_eq!(failed, ["panics", "malformed", "busy", "declined"]);
+    for id in ["m-1", "m-2", "m-3"] {
+        assert!(matches!(state(&store, id), State::Completed { .. }));
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_panics_its_own_reader_is_reported_like_any_panic() {
+    struct Bomb;
+    impl<'de> Deserialize<'de> for Bomb {
+        fn deserialize<D: serde::Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
+            panic!("told to")
+        }
+    }
+    async fn never(_: Bomb, _: Attempt) -> Result<(), Failure> {
+        unreachable!()
+    }
+    let once = Once::new(MemoryStore::default());
+    let consumer = Arc::new(Consumer::new(once, namespace(), never));
+    let event = batch([record("m-1", "{}"), record("m-2", "{}")]);
+    assert_eq!(
+        process(&consumer, event, within(10 * SECOND)).await,
+        ["m-1", "m-2"]
+    );
+}
+
+#[tokio::test]
+async fn two_deliveries_of_one_key_run_once_and_share_the_outcome() {
+    for (order, failures) in [
+        ("succeed", &[][..]),
+        ("fail", &["m-1"]),
+        ("decline", &["m-1"]),
+    ] {
+        let (store, handler) = (MemoryStore::default(), Obedient::default());
+        let consumer = Arc::new(consumer(store, &handler));
+        let event = batch([
+            received("m-1", &json!(order), 1),
+            received("m-1", &json!(order), 2),
+        ]);
+        assert_eq!(
+            process(&consumer, event, within(10 * SECOND)).await,
+            failures,
+            "{order}"
+        );
+        assert_eq!(handler.ran().len(), 1, "{order}");
+    }
+}
+
+#[tokio::test]
+async fn one_key_with_two_payloads_in_a_batch_runs_the_first_and_refuses_the_second() {
+    async fn take(_: Value, _: Attempt) -> Result<(), Failure> {
+        Ok(())
+    }
+    let store = MemoryStore::default();
+    let consumer = Consumer::new(Once::new(store.clone()), namespace(), take);
+    let consumer = Arc::new(consumer.key(KeySource::Body("/id".into())));
+    let event = batch([
+        record("m-1", &json!({"id": 7, "amount": 1})),
+        record("m-2", &json!({"id": 7, "amount": 2})),
+        record("m-3", &json!({"id": 7, "amount": 1})),
+    ]);
+    assert_eq!(
+        process(&consumer, event, within(10 * SECOND)).await,
+        ["m-2"]
+    );
+    assert!(matches!(state(&store, "7"), State::Completed { .. }));
+}
+
+#[tokio::test]
+async fn a_key_that_the_handler_changes_while_it_runs_stays_the_messages_own() {
+    // Bodies are given to the handler by value: there is nothing it could change.
+    async fn change(mut order: Value, attempt: Attempt) -> Result<Value, Failure> {
+        order["id"] = json!("changed");
+        assert_eq!(attempt.key().as_str(), "test#o-1");
+        Ok(order)
+    }
+    let store = MemoryStore::default();
+    let consumer = Consumer::new(Once::new(store.clone()), namespace(), change);
+    let consumer = Arc::new(consumer.key(KeySource::Body("/id".into())));
+    let event = batch([record("m-1", &json!({"id": "o-1"}))]);
+    assert_eq!(
+        process(&consumer, event, within(10 * SECOND)).await,
+        [""; 0]
+    );
+    let result = StoredResult::Json(r#"{"id":"changed"}"#.into());
+    assert_eq!(state(&store, "o-1"), State::Completed { result });
+    assert_eq!(store.len(), 1);
+}
+
+#[tokio::test]
+async fn a_record_without_an_id_fails_the_batch_before_anything_runs() {
+    let handler = Obedient::default();
+    let consumer = Arc::new(consumer(MemoryStore::default(), &handler));
+    let mut event = batch([
+        record("m-1", &json!("succeed")),
+        record("m-2", &json!("succeed")),
+    ]);
+    event["Records"][1]["messageId"] = Value::Null;
+    let event = serde_json::from_value(event).unwrap();
+    let refused = consumer.process(event, within(10 * SECOND)).await;
+    assert_eq!(refused.unwrap_err(), BatchError::NoMessageId { index: 1 });
+    assert!(handler.ran().is_empty());
+}
+
+#[tokio::test]
+async fn what_was_received_most_often_starts_first_and_no_more_run_at_once_than_allowed() {
+    let handler = Obedient::default();
+    let consumer = |n| {
+        let one = consumer(MemoryStore::default(), &handler);
+        Arc::new(one.concurrency(NonZeroUsize::new(n).unwrap()))
+    };
+    let event = || batch([1, 3, 2].map(|n| received(&format!("m-{n}"), &json!("succeed"), n)));
+    process(&consumer(1), event(), within(10 * SECOND)).await;
+    assert_eq!(handler.ran(), ["m-3", "m-2", "m-1"]);
+    assert_eq!(handler.most.load(Ordering::SeqCst), 1);
+
+    let event = batch((0..100).map(|n| record(&format!("n-{n}"), &json!("succeed"))));
+    process(&consumer(7), event, within(10 * SECOND)).await;
+    assert!((2..=7).contains(&handler.most.load(Ordering::SeqCst)));
+}
+
+#[tokio::test]
+async fn a_handler_that_hangs_is_cut_off_and_everything_is_answered_in_time() {
+    let (store, handler) = (MemoryStore::default(), Obedient::default());
+    let consumer = consumer(store.clone(), &handler).concurrency(NonZeroUsize::MIN);
+    let event = batch([
+        received("hangs", &json!("hang"), 2),
+        received("waits", &json!("succeed"), 1),
+    ]);
+    let started = Instant::now();
+    let failed = process(&Arc::new(consumer), event, within(SECOND)).await;
+    assert_eq!(failed, ["hangs", "waits"]);
+    assert!(started.elapsed() < SECOND);
+    assert_eq!(handler.ran(), ["hangs"], "started without time to run");
+    let abandoned = State::InProgress {
+        lease_until: Timestamp::default(),
+    };
+    assert_eq!(state(&store, "hangs"), abandoned);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handler_that_blocks_its_thread_does_not_delay_the_answer() {
+    let (store, handler) = (MemoryStore::default(), Obedient::default());
+    let consumer = Arc::new(consumer(store, &handler));
+    let event = batch([
+        record("blocks", &json!("block")),
+        record("m-1", &json!("succeed")),
+    ]);
+    let started = Instant::now();
+    assert_eq!(process(&consumer, event, within(SECOND)).await, ["blocks"]);
+    assert!(started.elapsed() < SECOND);
+}
+
+#[tokio::test]
+async fn a_handler_is_told_of_its_delivery() {
+    async fn look(_: Value, attempt: Attempt) -> Result<(), Failure> {
+        assert_eq!(attempt.key().as_str(), "test#m-1");
+        assert_eq!(attempt.receive_count(), 3);
+        assert!(!attempt.may_have_run_before());
+        assert!(attempt.time_left() > 7 * SECOND && attempt.time_left() <= 7500 * SECOND / 1000);
+        let text = |name| attempt.attribute(name).and_then(Attribute::as_str);
+        assert_eq!(text("tenant"), Some("acme"));
+        assert_eq!(text("weight"), Some("0.5"));
+        assert_eq!(
+            attempt.attribute("blob"),
+            Some(&Attribute::Binary(b"\0\x01".into()))
+        );
+        assert_eq!(attempt.attributes().len(), 3);
+        Ok(())
+    }
+    let once = Once::new(MemoryStore::default());
+    let consumer = Arc::new(Consumer::new(once, namespace(), look));
+    let mut message = received("m-1", "{}", 3);
+    message["messageAttributes"] = json!({
+        "tenant": {"stringValue": "acme", "dataType": "String", "stringListValues": [], "binaryListValues": []},
+        "weight": {"stringValue": "0.5", "dataType": "Number.kg", "stringListValues": [], "binaryListValues": []},
+        "blob": {"binaryValue": "AAE=", "dataType": "Binary", "stringListValues": [], "binaryListValues": []},
+    });
+    assert_eq!(
+        process(&consumer, batch([message]), within(10 * SECOND)).await,
+        [""; 0]
+    );
+}
+
+#[tokio::test]
+async fn in_a_fifo_group_nothing_runs_behind_a_failure_and_other_groups_go_on() {
+    let handler = Obedient::default();
+    let consumer = Arc::new(consumer(MemoryStore::default(), &handler));
+    let fifo = |id: &str, group: &str, order: &str| {
+        let mut message = record(id, &json!(order));
+        message["eventSourceARN"] = json!(format!("{}.fifo", support::event::QUEUE_ARN));
+        message["attributes"]["MessageGroupId"] = json!(group);
+        message
+    };
+    let event = batch([
+        fifo("a-1", "a", "succeed"),
+        fifo("b-1", "b", "succeed"),
+        fifo("a-2", "a", "fail"),
+        fifo("b-2", "b", "succeed"),
+        fifo("a-3", "a", "succeed"),
+    ]);
+    assert_eq!(
+        process(&consumer, event, within(10 * SECOND)).await,
+        ["a-2", "a-3"]
+    );
+    let of = |group: &str| {
+        handler
+            .ran()
+            .into_iter()
+            .filter(|id| id.starts_with(group))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(of("a"), ["a-1", "a-2"]);
+    assert_eq!(of("b"), ["b-1", "b-2"]);
+}
+
+fn orders() -> impl Strategy<Value = Vec<(u8, Order)>> {
+    let order = prop_oneof![
+        3 => Just(Order::Succeed),
+        1 => Just(Order::Fail),
+        1 => Just(Order::Decline),
+        1 => Just(Order::Panic),
+    ];
+    prop::collection::vec((0..12_u8, order), 0..30)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever the batch: each message that failed is named, once, in the batch's order, and
+    /// no other; and none runs twice.
+    #[test]
+    fn the_response_names_what_failed_and_nothing_else(orders in orders(), concurrency in 1..12_usize) {
+        // A message id always comes with the same order.
+        let mut told = std::collections::BTreeMap::new();
+        let mut expected: Vec<String> = Vec::new();
+        let records: Vec<Value> = orders.iter().map(|(id, order)| {
+            let order = *told.entry(*id).or_insert(*order);
+            let (id, text) = (format!("m-{id}"), format!("{order:?}").to_lowercase());
+            if order != Order::Succeed && !expected.contains(&id) {
+                expected.push(id.clone());
+            }
+            record(&id, &json!(text))
+        }).collect();
+
+        let handler = Obedient::default();
+        let consumer = consumer(MemoryStore::default(), &handler);
+        let consumer = Arc::new(consumer.concurrency(NonZeroUsize::new(concurrency).unwrap()));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let failed = runtime.block_on(process(&consumer, batch(records), within(10 * SECOND)));
+        prop_assert_eq!(failed, expected);
+        prop_assert_eq!(handler.ran().len(), told.len());
+    }
+}
