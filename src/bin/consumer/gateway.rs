@@ -60,13 +60,8 @@ impl Gateway {
         })
     }
 
-    /// Charges `order` in at most `time_left`. The gateway knows a repetition by `key`.
-    pub(crate) async fn charge(
-        &self,
-        key: &str,
-        order: &Order,
-        time_left: Duration,
-    ) -> Result<Box<RawValue>, Failure> {
+    /// Charges `order`. The gateway knows a repetition by `key`.
+    pub(crate) async fn charge(&self, key: &str, order: &Order) -> Result<Box<RawValue>, Failure> {
         let key = header_value(key);
         match self {
             Self::Sandbox => sandbox(&key, order),
@@ -79,7 +74,9 @@ impl Gateway {
                     .post(charges.clone())
                     .header("Idempotency-Key", key)
                     .header(CONTENT_TYPE, "application/json")
-                    .timeout(time_left.min(*timeout))
+                    // Not cut to the time left: what the deadline cuts off must count as cut
+                    // off, so that the next attempt is told, not as failed.
+                    .timeout(*timeout)
                     .body(order.json.get().to_owned());
                 // The URL may hold credentials, and errors are logged.
                 let answer = request.send().await.map_err(reqwest::Error::without_url)?;

@@ -23,9 +23,7 @@ impl Handler for Payments {
     type Output = Box<RawValue>;
 
     async fn handle(&self, order: Order, attempt: Attempt) -> Result<Box<RawValue>, Failure> {
-        self.gateway
-            .charge(attempt.key().as_str(), &order, attempt.time_left())
-            .await
+        self.gateway.charge(attempt.key().as_str(), &order).await
     }
 }
 
