@@ -29,6 +29,15 @@ impl Deadline {
     ///
     /// `now` is the wall clock's time, which leases are made of; the cuts are measured by the
     /// monotonic clock.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use sqs_once::{Deadline, protocol::Timestamp};
+    ///
+    /// let second = Duration::from_secs(1);
+    /// let deadline = Deadline::after(Timestamp::now(), 10 * second, second);
+    /// assert!(deadline.time_left() <= 9 * second);
+    /// ```
     #[must_use]
     pub fn after(now: Timestamp, budget: Duration, reserve: Duration) -> Self {
         let reserve = reserve.min(budget / 2);

@@ -66,6 +66,18 @@ pub trait Handler: Send + Sync + 'static {
 /// What can be made into a [`Handler`]: a handler, or an async function.
 ///
 /// `Via` only tells the compiler which of the two; it is always inferred.
+///
+/// ```
+/// use sqs_once::{Attempt, Failure, IntoHandler};
+///
+/// fn takes<Via>(_: impl IntoHandler<Via>) {}
+///
+/// async fn greet(name: String, _: Attempt) -> Result<String, Failure> {
+///     Ok(format!("hello {name}"))
+/// }
+/// takes(greet);
+/// takes(async |n: u64, _: Attempt| -> Result<u64, Failure> { Ok(n + 1) });
+/// ```
 pub trait IntoHandler<Via> {
     /// The handler it becomes.
     type Handler: Handler;
@@ -231,6 +243,20 @@ impl Attempt {
 }
 
 /// What was tried before.
+///
+/// ```
+/// use sqs_once::{Attempt, History};
+///
+/// fn reconcile(attempt: &Attempt) -> String {
+///     match attempt.history() {
+///         History::Fresh => "nothing to look for".into(),
+///         History::Takeover { owner, claimed_at } => {
+///             format!("{owner} began at {} ms", claimed_at.as_millis())
+///         }
+///         History::Unknown => "look whether it happened".into(),
+///     }
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum History {
     /// Nothing, or nothing that got as far as the handler.
@@ -247,6 +273,14 @@ pub enum History {
 }
 
 /// What is known of the message's delivery.
+///
+/// ```
+/// use std::collections::HashMap;
+/// use sqs_once::{Attribute, Delivery};
+///
+/// let tenant = HashMap::from([("tenant".to_owned(), Attribute::String("acme".into()))]);
+/// let second = Delivery::new("059f36b4").receive_count(2).attributes(tenant);
+/// ```
 #[derive(Clone, Debug)]
 pub struct Delivery {
     message_id: String,
@@ -287,6 +321,13 @@ impl Delivery {
 
 /// The value of a message attribute (*Amazon SQS Developer Guide*, "Amazon SQS message
 /// metadata").
+///
+/// ```
+/// use sqs_once::Attribute;
+///
+/// assert_eq!(Attribute::Number("0.5".into()).as_str(), Some("0.5"));
+/// assert_eq!(Attribute::Binary(vec![0]).as_str(), None);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Attribute {
@@ -378,6 +419,13 @@ impl<E: Error + Send + Sync + 'static> From<E> for Failure {
 }
 
 /// Makes a [`Failure`] of a `Result`'s error, in one word.
+///
+/// ```
+/// use sqs_once::{Failure, OrPermanent};
+///
+/// let failed = "12x".parse::<u32>().permanent();
+/// assert!(matches!(failed, Err(Failure::Permanent(_))));
+/// ```
 pub trait OrPermanent<T> {
     /// The error as a permanent failure.
     ///

@@ -18,6 +18,20 @@ use crate::{
 };
 
 /// One thing to do once.
+///
+/// ```
+/// use std::time::Duration;
+/// use sqs_once::{Deadline, Delivery, Operation};
+/// use sqs_once::protocol::{Fingerprint, Key, Namespace, Timestamp};
+///
+/// let operation = Operation {
+///     key: Key::new(&Namespace::new("payments")?, ["order-1"])?,
+///     fingerprint: Some(Fingerprint::of(b"{\"amount\":1}")),
+///     delivery: Delivery::new("059f36b4"),
+///     deadline: Deadline::after(Timestamp::now(), Duration::from_secs(30), Duration::ZERO),
+/// };
+/// # Ok::<(), sqs_once::protocol::KeyError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Operation {
     /// What makes two deliveries the same operation.
@@ -38,6 +52,17 @@ pub struct Operation {
 /// attempt 2       claim: conflict                     claim: takeover, and is told
 /// attempt 3                                                             claim: duplicate
 /// ```
+///
+/// ```
+/// use std::time::Duration;
+/// use sqs_once::{Once, store::MemoryStore};
+///
+/// let once = Once::new(MemoryStore::default())
+///     .retention(Duration::from_secs(7 * 24 * 3600))
+///     .lease_margin(Duration::from_secs(2));
+/// ```
+///
+/// See [`once`](crate::once) for a whole run.
 #[derive(Clone, Debug)]
 pub struct Once<S> {
     store: S,

@@ -8,6 +8,15 @@ use crate::{
 };
 
 /// How an attempt at an operation ended.
+///
+/// ```
+/// use sqs_once::{Outcome, protocol::StoredResult};
+///
+/// let done = Outcome::Done(StoredResult::Json("42".into()));
+/// assert!(done.is_success());
+/// assert_eq!(done.name(), "done");
+/// assert!(!Outcome::KeyReused.is_success());
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Outcome {

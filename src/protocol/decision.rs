@@ -81,6 +81,12 @@ pub fn claim_refused(record: Record, request: &ClaimRequest) -> ClaimRefused {
 }
 
 /// How a claim is ended. Each is one write, fenced by [`Fence`].
+///
+/// ```
+/// use sqs_once::protocol::Settlement;
+///
+/// assert_eq!(Settlement::fail("declined".into(), 1_800_000_000).name(), "fail");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Settlement {
     /// The handler is done.

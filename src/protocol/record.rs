@@ -21,6 +21,15 @@ pub const MAX_RESULT_BYTES: usize = MAX_ITEM_BYTES - 8 * 1024;
 pub const MAX_ERROR_BYTES: usize = 4 * 1024;
 
 /// A point in time: milliseconds since the Unix epoch.
+///
+/// ```
+/// use std::time::Duration;
+/// use sqs_once::protocol::Timestamp;
+///
+/// let at = Timestamp::from_millis(1_500) + Duration::from_millis(1);
+/// assert_eq!((at.as_millis(), at.as_secs(), at.as_secs_ceil()), (1_501, 1, 2));
+/// assert_eq!(at.until(Timestamp::default()), Duration::ZERO);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(u64);
 
@@ -146,6 +155,12 @@ impl StoredResult {
 }
 
 /// How far an operation is.
+///
+/// ```
+/// use sqs_once::protocol::{State, Timestamp};
+///
+/// assert_eq!(State::InProgress { lease_until: Timestamp::now() }.name(), "IN_PROGRESS");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
     /// Somebody holds a claim on it, or held one and was cut off.
@@ -201,6 +216,8 @@ pub struct Record {
 ///
 /// All its times were taken before the request is sent, so a slow answer shortens the
 /// lease and never lengthens it.
+///
+/// See [`Store`](crate::store::Store) for one in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimRequest {
     /// The operation.

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     Deadline, Handler, IntoHandler, Once, Operation, Outcome,
-    protocol::{Key, Namespace, Timestamp},
+    protocol::{Key, Namespace, StoredResult, Timestamp},
     store::Store,
 };
 
@@ -41,9 +41,20 @@ use crate::{
 ///     Ok(format!("shipped {} under {}", order.id, attempt.key()))
 /// }
 ///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let consumer = Consumer::new(Once::new(MemoryStore::default()), Namespace::new("orders")?, ship);
-/// // In a Lambda: sqs_once::run(consumer).await
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let consumer = Consumer::new(Once::new(MemoryStore::default()), Namespace::new("orders")?, ship)
+///     .concurrency(std::num::NonZeroUsize::MIN)
+///     .key("body:/id".parse()?);
+///
+/// // In a Lambda, `sqs_once::run(consumer).await` does the rest.
+/// let consumer = Arc::new(consumer);
+/// let event = serde_json::from_value(serde_json::json!({"Records": [
+///     {"messageId": "m-1", "body": "{\"id\": \"o-1\"}"},
+///     {"messageId": "m-2", "body": "not an order"},
+/// ]}))?;
+/// let deadline = consumer.deadline(sqs_once::protocol::Timestamp::default());
+/// let response = consumer.process(event, deadline).await?;
+/// assert_eq!(response.batch_item_failures[0].item_identifier, "m-2");
 /// # Ok(()) }
 /// ```
 #[derive(Debug)]
@@ -168,10 +179,18 @@ impl<S: Store, H: Handler> Consumer<S, H> {
                 response.add_failure(message.id().as_str());
             }
         }
-        let failed = response.batch_item_failures.len();
+        let count = |is: fn(&Outcome) -> bool| {
+            let ran = |processed: &&Option<Processed>| matches!(processed, Some(Processed::Ran(outcome)) if is(outcome));
+            processed.iter().filter(ran).count()
+        };
         tracing::info!(
             messages = processed.len(),
-            failed,
+            failed = response.batch_item_failures.len(),
+            lease_lost = count(|outcome| matches!(outcome, Outcome::LeaseLost)),
+            completion_unrecorded =
+                count(|outcome| matches!(outcome, Outcome::CompletionUnrecorded(_))),
+            result_omitted =
+                count(|outcome| matches!(outcome, Outcome::Done(StoredResult::Omitted(_)))),
             duration_ms = millis(started.elapsed()),
             "batch processed"
         );

@@ -89,6 +89,15 @@ const MINE: &str = "#owner = :me AND #status = :in_progress";
 ///
 /// DynamoDB serialises the writes to one item, so of two claims one is refused, whatever
 /// their clocks say. The clocks matter only for when a lease is over.
+///
+/// ```no_run
+/// # async fn run() {
+/// use sqs_once::{Once, aws, store::DynamoStore};
+///
+/// let client = aws_sdk_dynamodb::Client::new(&aws::config().await);
+/// let once = Once::new(DynamoStore::new(client, "idempotency"));
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct DynamoStore {
     client: Client,
@@ -115,6 +124,14 @@ impl DynamoStore {
     /// # Errors
     ///
     /// [`PrimeError`], in words. It is advice: go on and start.
+    ///
+    /// ```no_run
+    /// # async fn run(store: sqs_once::store::DynamoStore) {
+    /// if let Err(error) = store.prime(std::time::Duration::from_secs(2)).await {
+    ///     tracing::warn!(%error, "started all the same");
+    /// }
+    /// # }
+    /// ```
     pub async fn prime(&self, timeout: Duration) -> Result<(), PrimeError> {
         let read = self
             .client

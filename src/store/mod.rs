@@ -20,6 +20,29 @@ use crate::protocol::{ClaimRequest, Fence, Record, Settlement, Timestamp};
 ///
 /// Both writes are atomic: the condition is checked against, and the write applied to, the
 /// record as it is at one moment.
+///
+/// ```
+/// use sqs_once::protocol::{ClaimRequest, Key, Namespace, Owner, Settlement, Timestamp};
+/// use sqs_once::store::{ClaimAnswer, MemoryStore, SettleAnswer, Store};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = MemoryStore::default();
+/// let now = Timestamp::now();
+/// let request = ClaimRequest {
+///     key: Key::new(&Namespace::new("payments")?, ["order-1"])?,
+///     owner: Owner::fresh(),
+///     fingerprint: None,
+///     message_id: "m-1".into(),
+///     now,
+///     lease_until: now + std::time::Duration::from_secs(30),
+///     expires_at: now.as_secs() + 3600,
+/// };
+/// assert_eq!(store.claim(&request).await?, ClaimAnswer::Applied { replaced: None });
+/// assert_eq!(store.claim(&request).await?, ClaimAnswer::Refused(request.record()));
+/// let released = store.settle(&request.fence(), &Settlement::Release, now).await?;
+/// assert_eq!(released, SettleAnswer::Applied);
+/// # Ok(()) }
+/// ```
 pub trait Store: Send + Sync + 'static {
     /// Writes [`ClaimRequest::record`] if [`may_claim`](crate::protocol::decision::may_claim)
     /// says so.
@@ -71,6 +94,14 @@ pub enum SettleAnswer {
 }
 
 /// Why a store gave no answer.
+///
+/// ```
+/// use sqs_once::store::StoreError;
+///
+/// let error = StoreError::OutOfTime { action: "claim", key: "payments#order-1".into() };
+/// assert_eq!(error.to_string(), "could not claim key `payments#order-1`: no answer before the deadline");
+/// assert!(!error.was_not_applied());
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
