@@ -15,6 +15,7 @@ mod support;
 use std::{
     collections::BTreeMap,
     fs,
+    io::IsTerminal,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -101,11 +102,11 @@ async fn main() {
                 for turn in 0..candidates.len() {
                     let index = (turn + round) % candidates.len();
                     let candidate = &candidates[index];
-                    eprint!(
-                        "\r\x1b[Kround {} of {rounds}: {} with {size} messages at {latency} ms",
+                    progress(&format!(
+                        "round {} of {rounds}: {} with {size} messages at {latency} ms",
                         round + 1,
                         candidate.name,
-                    );
+                    ));
                     stub.reset(latency);
                     // Priming ends with the first invocation.
                     let batches = if index == UNPRIMED { 0 } else { batches };
@@ -115,12 +116,19 @@ async fn main() {
             }
         }
     }
-    eprint!("\r\x1b[K");
+    progress("");
 
     let sizes = candidates.map(|c| fs::metadata(&c.binary).unwrap().len() as f64 / MB);
     println!("{}", start_table(&runs, &sizes));
     println!("{}", warm_table(&runs));
     println!("{}", targets(&runs, &sizes));
+}
+
+/// One line that the next one replaces, for whoever watches.
+fn progress(text: &str) {
+    if std::io::stderr().is_terminal() {
+        eprint!("\r\x1b[K{text}");
+    }
 }
 
 /// Drives one process from its start: init, the first batch, the warm ones.
