@@ -141,6 +141,15 @@ def depth(cloud: Cloud, queue: str) -> tuple[int, int]:
     return int(attributes[names[0]]), int(attributes[names[1]])
 
 
+def progress(cloud: Cloud, stack: Stack, sent: int) -> Progress:
+    while True:
+        dead, _ = depth(cloud, stack.dead_letters)
+        waiting, in_flight = depth(cloud, stack.queue)
+        # Otherwise a message moved between the two reads would be counted twice or not at all.
+        if depth(cloud, stack.dead_letters)[0] == dead:
+            return Progress(sent, waiting, in_flight, dead)
+
+
 def drive(cloud: Cloud, stack: Stack, messages: list[Message]) -> Iterator[tuple[float, Progress]]:
     """Sends wave after wave, and yields until nothing is left in the queue."""
     start = time.monotonic()
@@ -152,10 +161,9 @@ def drive(cloud: Cloud, stack: Stack, messages: list[Message]) -> Iterator[tuple
             wave = [m for m in messages if m.wave == number]
             send(cloud, stack, wave)
             sent += len(wave)
-        waiting, in_flight = depth(cloud, stack.queue)
-        dead, _ = depth(cloud, stack.dead_letters)
-        quiet = 0 if waves or waiting or in_flight else quiet + 1
-        yield elapsed, Progress(sent, waiting, in_flight, dead)
+        now = progress(cloud, stack, sent)
+        quiet = 0 if waves or now.waiting or now.in_flight else quiet + 1
+        yield elapsed, now
         time.sleep(0.5)
 
 
@@ -169,14 +177,14 @@ def picture(elapsed: float, now: Progress, ledger: gateway.Gateway, total: int) 
     return Group(table, ProgressBar(total=total, completed=now.done + now.dead, width=60), f"  {elapsed:.0f} s")
 
 
-def watch(progress: Iterator[tuple[float, Progress]], ledger: gateway.Gateway, total: int) -> None:
+def watch(states: Iterator[tuple[float, Progress]], ledger: gateway.Gateway, total: int) -> None:
     if console.is_terminal:
         with Live(console=console, auto_refresh=False) as live:
-            for elapsed, now in progress:
+            for elapsed, now in states:
                 live.update(picture(elapsed, now, ledger, total), refresh=True)
         return
     shown = None
-    for elapsed, now in progress:
+    for elapsed, now in states:
         if now != shown:
             shown = now
             console.print(
@@ -334,7 +342,8 @@ def main() -> int:
                 ledger.plan(order, *troubles)
 
         say(
-            f"{len(messages)} messages; an order is known by its orderId (IdempotencyKey={PARAMETERS['IdempotencyKey']}); "
+            f"{len(messages)} messages; an order is known by its orderId "
+            f"(IdempotencyKey={PARAMETERS['IdempotencyKey']}); "
             f"what fails is back after 12 s and dead after {PARAMETERS['MaxReceiveCount']} deliveries: about a minute"
         )
         watch(drive(cloud, stack, messages), ledger, len(messages))
