@@ -18,8 +18,9 @@ use tokio::{
 use tracing::Instrument as _;
 
 use super::{
+    identity::{FingerprintSource, Identity, KeySource},
     lanes::{self, Lane, LaneKind, Traits},
-    message::{Identity, InvalidMessage, KeySource, Message},
+    message::{InvalidMessage, Message},
 };
 use crate::{
     Deadline, Handler, IntoHandler, Once, Operation, Outcome,
@@ -63,6 +64,7 @@ pub struct Consumer<S, H> {
     handler: H,
     namespace: Namespace,
     key: KeySource,
+    fingerprint: FingerprintSource,
     concurrency: NonZeroUsize,
     reserve: Duration,
     fallback: Duration,
@@ -96,6 +98,7 @@ impl<S: Store, H: Handler> Consumer<S, H> {
             handler: handler.into_handler(),
             namespace,
             key: KeySource::default(),
+            fingerprint: FingerprintSource::default(),
             concurrency: const { NonZeroUsize::new(10).unwrap() },
             reserve: Duration::from_millis(500),
             fallback: Duration::from_secs(300),
@@ -107,6 +110,15 @@ impl<S: Store, H: Handler> Consumer<S, H> {
     #[must_use]
     pub fn key(self, key: KeySource) -> Self {
         Self { key, ..self }
+    }
+
+    /// What of a message must not change under one key.
+    #[must_use]
+    pub fn fingerprint(self, fingerprint: FingerprintSource) -> Self {
+        Self {
+            fingerprint,
+            ..self
+        }
     }
 
     /// How many messages of one batch are processed at a time.
@@ -162,7 +174,9 @@ impl<S: Store, H: Handler> Consumer<S, H> {
         let started = Instant::now();
         let mut messages = Vec::with_capacity(event.records.len());
         for (index, record) in event.records.into_iter().enumerate() {
-            let message = Message::new(record, &self.namespace, &self.key);
+            let message = Message::new(record, |record| {
+                Identity::of(record, &self.namespace, &self.key, &self.fingerprint)
+            });
             messages.push(message.ok_or(BatchError::NoMessageId { index })?);
         }
         let batch = Arc::new(Batch {
@@ -296,7 +310,7 @@ impl<S: Store, H: Handler> Consumer<S, H> {
         }
         let operation = Operation {
             key,
-            fingerprint: Some(fingerprint),
+            fingerprint,
             delivery: message.delivery(),
             deadline: batch.deadline,
         };

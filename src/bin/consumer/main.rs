@@ -42,6 +42,7 @@ async fn run() -> Result<(), lambda_runtime::Error> {
         .lease_margin(settings.lease_margin);
     let consumer = Consumer::new(once, settings.namespace, Payments::new(gateway))
         .key(settings.key)
+        .fingerprint(settings.fingerprint)
         .concurrency(settings.concurrency)
         .reserve(settings.reserve)
         .fallback(settings.lease_fallback)

@@ -3,7 +3,10 @@
 use std::{env, fmt, num::NonZeroUsize, time::Duration};
 
 use reqwest::Url;
-use sqs_once::{protocol::Namespace, sqs::KeySource};
+use sqs_once::{
+    protocol::Namespace,
+    sqs::{FingerprintSource, KeySource},
+};
 
 use crate::gateway::GatewayUrl;
 
@@ -13,6 +16,7 @@ pub(crate) struct Settings {
     pub(crate) table: String,
     pub(crate) namespace: Namespace,
     pub(crate) key: KeySource,
+    pub(crate) fingerprint: FingerprintSource,
     pub(crate) retention: Duration,
     pub(crate) lease_margin: Duration,
     pub(crate) lease_fallback: Duration,
@@ -67,6 +71,10 @@ impl Settings {
         let key = reader.optional("IDEMPOTENCY_KEY", "message-id", |text| {
             text.parse::<KeySource>().map_err(|error| error.to_string())
         });
+        let fingerprint = reader.optional("IDEMPOTENCY_FINGERPRINT", "body", |text| {
+            text.parse::<FingerprintSource>()
+                .map_err(|error| error.to_string())
+        });
         let retention = reader.optional("IDEMPOTENCY_RETENTION", "24h", positive);
         let lease_margin = reader.optional("IDEMPOTENCY_LEASE_MARGIN", "1s", duration);
         let lease_fallback = reader.optional("IDEMPOTENCY_LEASE_FALLBACK", "5m", positive);
@@ -92,6 +100,7 @@ impl Settings {
                 table: table?,
                 namespace: namespace?,
                 key: key?,
+                fingerprint: fingerprint?,
                 retention: retention?,
                 lease_margin: lease_margin?,
                 lease_fallback: lease_fallback?,
@@ -221,6 +230,7 @@ mod tests {
         let settings = read(&REQUIRED).unwrap();
         assert_eq!(settings.namespace.as_str(), "payments");
         assert_eq!(settings.key, KeySource::MessageId);
+        assert_eq!(settings.fingerprint, FingerprintSource::Body);
         assert_eq!(settings.retention, Duration::from_secs(86_400));
         assert_eq!(settings.lease_margin, Duration::from_secs(1));
         assert_eq!(settings.lease_fallback, Duration::from_secs(300));
@@ -236,6 +246,7 @@ mod tests {
         let wrong = [
             ("IDEMPOTENCY_RETENTION", "a day"),
             ("IDEMPOTENCY_KEY", "orderId"),
+            ("IDEMPOTENCY_FINGERPRINT", "yes"),
             ("CONSUMER_CONCURRENCY", "0"),
             ("CONSUMER_DEADLINE_RESERVE", "0s"),
             ("CONSUMER_PRIME", "yes"),
@@ -252,7 +263,7 @@ mod tests {
         ] {
             assert!(told.contains(name), "{name} is missing in: {told}");
         }
-        assert!(told.contains("(9 found)"), "{told}");
+        assert!(told.contains("(10 found)"), "{told}");
     }
 
     #[test]
