@@ -6,7 +6,7 @@ use std::{borrow::Cow, str::FromStr};
 use aws_lambda_events::sqs::SqsMessage;
 use serde_json::Value;
 
-use super::message::{InvalidMessage, describe};
+use super::message::InvalidMessage;
 use crate::protocol::{Fingerprint, Key, Namespace};
 
 /// What makes a message the same operation as another.
@@ -50,9 +50,10 @@ impl Identity {
 /// SNS, `body:/detail/orderId` for an EventBridge event.
 ///
 /// Text stands for itself, and every other JSON value for its canonical form (RFC 8785): `0`,
-/// `false`, `{}` are keys. Where there is nothing, `null` or an empty text, there is no key, and
-/// the message is a permanent failure: a missing key must never make two messages equal. A member
-/// whose name ends with a comma can't be named.
+/// `false`, `{}` are keys. There is no key, and the message is a permanent failure, where there is
+/// nothing, `null` or an empty text, or a number that a double could take for another (a fraction,
+/// or in a list or object one beyond 2^53): a key must never make two messages equal that are
+/// not. A member whose name ends with a comma can't be named.
 ///
 /// ```
 /// use sqs_once::sqs::KeySource;
@@ -92,10 +93,17 @@ impl KeySource {
                 .get(name)
                 .and_then(|attribute| attribute.string_value.as_deref()),
             Self::Body(pointers) => {
-                let json = json.map_err(|error| InvalidMessage(describe(error, ".")))?;
+                let json = json.map_err(InvalidMessage::json)?;
                 let text = |pointer| match find(json, pointer) {
-                    Some(value) if !value.is_null() => Ok(text(value)),
-                    _ => Err(self.not_found(&format!("there is nothing at `{pointer}`"))),
+                    None | Some(Cow::Borrowed(Value::Null) | Cow::Owned(Value::Null)) => {
+                        Err(self.not_found(&format!("there is nothing at `{pointer}`")))
+                    }
+                    Some(value) => text(value).ok_or_else(|| {
+                        self.not_found(&format!(
+                            "a number at `{pointer}` is not told apart from others near it; send \
+                             it as text"
+                        ))
+                    }),
                 };
                 return pointers.iter().map(text).collect();
             }
@@ -256,11 +264,28 @@ fn find<'a>(json: &'a Value, pointer: &str) -> Option<Cow<'a, Value>> {
     Some(found)
 }
 
-fn text(value: Cow<'_, Value>) -> Cow<'_, str> {
+/// The key's part that a value makes; `None` where two different numbers would make the same.
+fn text(value: Cow<'_, Value>) -> Option<Cow<'_, str>> {
     match value {
-        Cow::Borrowed(Value::String(text)) => Cow::Borrowed(text),
-        Cow::Owned(Value::String(text)) => Cow::Owned(text),
-        other => Cow::Owned(canonical(&other)),
+        Cow::Borrowed(Value::String(text)) => Some(Cow::Borrowed(text)),
+        Cow::Owned(Value::String(text)) => Some(Cow::Owned(text)),
+        other => match other.as_ref() {
+            Value::Number(n) if n.is_i64() || n.is_u64() => Some(Cow::Owned(n.to_string())),
+            other if is_exact(other) => Some(Cow::Owned(canonical(other))),
+            _ => None,
+        },
+    }
+}
+
+/// Whether the canonical form tells every number in it from every other. It goes by way of a
+/// double (RFC 8785, section 3.2.2.3), which whole numbers below 2^53 alone survive whatever
+/// digits they were written with.
+fn is_exact(value: &Value) -> bool {
+    match value {
+        Value::Number(n) => n.as_i64().is_some_and(|n| n.unsigned_abs() < 1 << 53),
+        Value::Array(items) => items.iter().all(is_exact),
+        Value::Object(members) => members.values().all(is_exact),
+        Value::Null | Value::Bool(_) | Value::String(_) => true,
     }
 }
 
@@ -307,9 +332,8 @@ mod tests {
             (r#""o-1""#, "o-1"),
             (r#"" ""#, " "),
             ("0", "0"),
-            ("-0.0", "0"),
-            ("1.50", "1.5"),
-            ("1e2", "100"),
+            ("-7", "-7"),
+            ("18446744073709551615", "18446744073709551615"),
             ("false", "false"),
             ("{}", "{}"),
             (r#"{"b": 1, "a": [2, null]}"#, r#"{"a":[2,null],"b":1}"#),
@@ -350,6 +374,19 @@ mod tests {
         let mut bodiless = record("");
         bodiless.body = None;
         assert!(identity(&bodiless, "message-id", "body").is_err());
+    }
+
+    #[test]
+    fn numbers_that_are_not_told_apart_are_no_keys() {
+        for number in [
+            "100000000000000000001",
+            "0.30000000000000001",
+            "1.0",
+            "[9007199254740993]",
+        ] {
+            let why = key(&format!(r#"{{"id": {number}}}"#), "body:/id").unwrap_err();
+            assert!(why.contains("send it as text"), "{why}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! | `identity` | what makes two messages the same operation |
 //! | `lanes` | what runs side by side, and what one after the other |
 //! | `consumer` | the batch: deadline, panics, response |
+//! | `processed` | what became of a message, and its line in the log |
 //! | `lambda` | the loop that asks Lambda for batches |
 
 mod consumer;
@@ -13,6 +14,7 @@ mod identity;
 mod lambda;
 mod lanes;
 mod message;
+mod processed;
 
 pub use consumer::{BatchError, Consumer};
 pub use identity::{FingerprintSource, KeySource, Pointers, SourceError};

@@ -39,6 +39,7 @@ async fn run() -> Result<(), lambda_runtime::Error> {
     }
     let once = Once::new(store)
         .retention(settings.retention)
+        .after_failure(settings.after_failure)
         .lease_margin(settings.lease_margin);
     let consumer = Consumer::new(once, settings.namespace, Payments::new(gateway))
         .key(settings.key)

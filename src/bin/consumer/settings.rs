@@ -4,7 +4,7 @@ use std::{env, fmt, num::NonZeroUsize, time::Duration};
 
 use reqwest::Url;
 use sqs_once::{
-    protocol::Namespace,
+    protocol::{AfterFailure, Namespace},
     sqs::{FingerprintSource, KeySource},
 };
 
@@ -18,6 +18,7 @@ pub(crate) struct Settings {
     pub(crate) key: KeySource,
     pub(crate) fingerprint: FingerprintSource,
     pub(crate) retention: Duration,
+    pub(crate) after_failure: AfterFailure,
     pub(crate) lease_margin: Duration,
     pub(crate) lease_fallback: Duration,
     pub(crate) concurrency: NonZeroUsize,
@@ -76,6 +77,12 @@ impl Settings {
                 .map_err(|error| error.to_string())
         });
         let retention = reader.optional("IDEMPOTENCY_RETENTION", "24h", positive);
+        let after_failure =
+            reader.optional("IDEMPOTENCY_AFTER_FAILURE", "retry", |text| match text {
+                "retry" => Ok(AfterFailure::Retry),
+                "replay" => Ok(AfterFailure::Replay),
+                _ => Err("must be `retry` or `replay`".to_owned()),
+            });
         let lease_margin = reader.optional("IDEMPOTENCY_LEASE_MARGIN", "1s", duration);
         let lease_fallback = reader.optional("IDEMPOTENCY_LEASE_FALLBACK", "5m", positive);
         let concurrency = reader.optional("CONSUMER_CONCURRENCY", "10", |text| {
@@ -102,6 +109,7 @@ impl Settings {
                 key: key?,
                 fingerprint: fingerprint?,
                 retention: retention?,
+                after_failure: after_failure?,
                 lease_margin: lease_margin?,
                 lease_fallback: lease_fallback?,
                 concurrency: concurrency?,
@@ -199,6 +207,9 @@ fn gateway_url(text: &str) -> Result<GatewayUrl, String> {
             );
         }
     }
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err("must hold no user and no password".to_owned());
+    }
     if url.query().is_some() || url.fragment().is_some() {
         return Err("must have no query and no fragment: `/charges` is added to it".to_owned());
     }
@@ -231,6 +242,7 @@ mod tests {
         assert_eq!(settings.namespace.as_str(), "payments");
         assert_eq!(settings.key, KeySource::MessageId);
         assert_eq!(settings.fingerprint, FingerprintSource::Body);
+        assert_eq!(settings.after_failure, AfterFailure::Retry);
         assert_eq!(settings.retention, Duration::from_secs(86_400));
         assert_eq!(settings.lease_margin, Duration::from_secs(1));
         assert_eq!(settings.lease_fallback, Duration::from_secs(300));
@@ -247,6 +259,7 @@ mod tests {
             ("IDEMPOTENCY_RETENTION", "a day"),
             ("IDEMPOTENCY_KEY", "orderId"),
             ("IDEMPOTENCY_FINGERPRINT", "yes"),
+            ("IDEMPOTENCY_AFTER_FAILURE", "strict"),
             ("CONSUMER_CONCURRENCY", "0"),
             ("CONSUMER_DEADLINE_RESERVE", "0s"),
             ("CONSUMER_PRIME", "yes"),
@@ -263,7 +276,7 @@ mod tests {
         ] {
             assert!(told.contains(name), "{name} is missing in: {told}");
         }
-        assert!(told.contains("(10 found)"), "{told}");
+        assert!(told.contains("(11 found)"), "{told}");
     }
 
     #[test]
@@ -281,6 +294,7 @@ mod tests {
             "http://127.0.0.1.example",
             "https://g/?key=SECRET",
             "https://",
+            "https://user:SECRET@gateway.example",
         ] {
             let told = gateway_url(url).unwrap_err();
             assert!(!told.contains("SECRET"), "{told}");
