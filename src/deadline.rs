@@ -9,23 +9,29 @@ use crate::protocol::Timestamp;
 /// How long an invocation has.
 ///
 /// ```text
-///  now                                    stop          end     at
-///   |---- claims, handlers ----------------|-- outcomes --|------|
-///                                          |<------- reserve --->|
+///  now                                    stop          end  answer  at
+///   |---- claims, handlers ----------------|-- outcomes --|----|------|
+///                                          |<-------- reserve ------->|
 /// ```
 ///
 /// Handlers are cut off at *stop*. Outcomes are written until *end*, when three quarters of
-/// the reserve are gone; the last quarter is for the answer. At *at*, Lambda ends the
-/// process, so a lease lasts until *at* plus a margin for clocks that differ.
+/// the reserve are gone; at *answer*, half of what is left later, the batch is answered without
+/// what is still missing. At *at*, Lambda ends the process, so a lease lasts until *at* plus a
+/// margin for clocks that differ.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
     at: Timestamp,
     stop: Instant,
     end: Instant,
+    answer: Instant,
+    latest_start: Instant,
 }
 
+/// Longer than any invocation, and short enough for every clock.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 impl Deadline {
-    /// `budget` from now on, `reserve` of it kept back (at most half of it).
+    /// `budget` from now on (a year at most), `reserve` of it kept back (half of it at most).
     ///
     /// `now` is the wall clock's time, which leases are made of; the cuts are measured by the
     /// monotonic clock.
@@ -40,12 +46,16 @@ impl Deadline {
     /// ```
     #[must_use]
     pub fn after(now: Timestamp, budget: Duration, reserve: Duration) -> Self {
+        let budget = budget.min(LONGEST);
         let reserve = reserve.min(budget / 2);
         let start = Instant::now();
+        let stop = start + (budget - reserve);
         Self {
             at: now + budget,
-            stop: start + (budget - reserve),
+            stop,
             end: start + (budget - reserve / 4),
+            answer: start + (budget - reserve / 8),
+            latest_start: stop,
         }
     }
 
@@ -77,6 +87,36 @@ impl Deadline {
         Self::after(now, budget, reserve)
     }
 
+    /// The same deadline for handlers that take up to `needed`: with less time left, none is
+    /// started. Without effect where there is less from the beginning, and nothing would ever
+    /// be started.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use sqs_once::{Deadline, protocol::Timestamp};
+    ///
+    /// let second = Duration::from_secs(1);
+    /// let deadline = Deadline::after(Timestamp::now(), 10 * second, second);
+    /// assert!(deadline.time_needed(5 * second).may_start());
+    /// ```
+    #[must_use]
+    pub fn time_needed(self, needed: Duration) -> Self {
+        let latest_start = match self.time_left().checked_sub(needed) {
+            Some(slack) => Instant::now() + slack,
+            None => self.stop,
+        };
+        Self {
+            latest_start,
+            ..self
+        }
+    }
+
+    /// Whether there is time enough to start a handler.
+    #[must_use]
+    pub fn may_start(&self) -> bool {
+        Instant::now() < self.latest_start
+    }
+
     /// When Lambda ends the process.
     #[must_use]
     pub const fn at(&self) -> Timestamp {
@@ -97,5 +137,10 @@ impl Deadline {
     /// When the last outcome must have been written.
     pub(crate) const fn end(&self) -> Instant {
         self.end
+    }
+
+    /// When the batch is answered, whatever is missing.
+    pub(crate) const fn answer(&self) -> Instant {
+        self.answer
     }
 }

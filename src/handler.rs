@@ -40,8 +40,10 @@ use crate::{
 /// # Being cut off
 ///
 /// The future is dropped at its next `.await` when the invocation's time is up, and the next
-/// attempt is told. Code that blocks its thread can't be cut off: move it to
-/// [`tokio::task::spawn_blocking`].
+/// attempt is told. What the future does not hold goes on: code that blocks its thread, and tasks
+/// it has spawned (`tokio::spawn`, `spawn_blocking`). Such work must end by itself within
+/// [`Attempt::time_left`], or it may run beside the next attempt; and where handlers block every
+/// thread of the runtime, not even the rest of the batch can be answered in time.
 pub trait Handler: Send + Sync + 'static {
     /// What the message's body is, as JSON. A body that is something else is a permanent
     /// failure.
@@ -253,13 +255,14 @@ impl Attempt {
 ///         History::Takeover { owner, claimed_at } => {
 ///             format!("{owner} began at {} ms", claimed_at.as_millis())
 ///         }
-///         History::Unknown => "look whether it happened".into(),
+///         _ => "look whether it happened".into(),
 ///     }
 /// }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum History {
-    /// Nothing, or nothing that got as far as the handler.
+    /// Nothing, or attempts that ended in their handler's own words.
     Fresh,
     /// An attempt that nobody saw the end of: it crashed, panicked or ran out of time.
     Takeover {
@@ -369,7 +372,9 @@ impl Attribute {
 /// ```
 #[derive(Debug)]
 pub enum Failure {
-    /// It may pass if tried again: a timeout, a 5xx, a throttle, a deadlock.
+    /// It may pass if tried again: a timeout, a 5xx, a throttle, a deadlock. Say so only if
+    /// nothing has happened, or what was called knows the key: the next attempt is told of
+    /// nothing.
     Transient(Box<dyn Error + Send + Sync>),
     /// It will fail again with the same input: not valid, declined.
     Permanent(Box<dyn Error + Send + Sync>),

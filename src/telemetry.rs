@@ -1,6 +1,6 @@
 //! Logs: one JSON object per line, as CloudWatch reads them.
 
-use std::io::IsTerminal as _;
+use std::{io::IsTerminal as _, panic::PanicHookInfo};
 
 use tracing_subscriber::{
     filter::{LevelFilter, Targets},
@@ -16,6 +16,9 @@ use tracing_subscriber::{
 /// advanced logging controls"), else from `RUST_LOG`, which may name targets too
 /// (`warn,sqs_once=debug`), else it is `info`. What can't be read counts as `info`, and is
 /// said.
+///
+/// A panic is logged with its place and without its message, which may quote payload; at the
+/// level `trace` with it.
 ///
 /// # Panics
 ///
@@ -55,12 +58,19 @@ pub fn init() {
         .with(json)
         .with(text)
         .init();
+    std::panic::set_hook(Box::new(log_panic));
     if let Some(setting) = fault {
         tracing::warn!(
             setting,
             "not a log level or a list of target=level: taken as info"
         );
     }
+}
+
+fn log_panic(panic: &PanicHookInfo<'_>) {
+    let place = panic.location().map(ToString::to_string);
+    tracing::error!(place, "panicked");
+    tracing::trace!(message = panic.payload_as_str(), "panicked");
 }
 
 fn info() -> Targets {
@@ -72,7 +82,9 @@ fn level(text: &str) -> Option<Targets> {
     if text.eq_ignore_ascii_case("fatal") {
         return Some(Targets::new().with_default(LevelFilter::ERROR));
     }
-    text.parse().ok()
+    // On its own, a word that is no level would be taken for a target, and all else be silent.
+    let readable = |part: &str| part.contains('=') || part.trim().parse::<LevelFilter>().is_ok();
+    text.split(',').all(readable).then(|| text.parse().ok())?
 }
 
 #[cfg(test)]
@@ -84,6 +96,8 @@ mod tests {
         for text in ["INFO", "debug", "FATAL", "warn,sqs_once=debug"] {
             assert!(level(text).is_some(), "{text}");
         }
-        assert!(level("sqs_once=loud").is_none());
+        for text in ["sqs_once=loud", "verbose", "infoo", "warn,sqs_once"] {
+            assert!(level(text).is_none(), "{text}");
+        }
     }
 }

@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use sqs_once::{
     Attempt, Attribute, BatchError, Consumer, Deadline, Failure, Handler, Once,
     protocol::{Key, Namespace, State, StoredResult, Timestamp},
-    sqs::KeySource,
+    sqs::{KeySource, Pointers},
     store::{DynamoStore, MemoryStore, Store},
 };
 use support::{
@@ -235,7 +235,7 @@ async fn one_key_with_two_payloads_in_a_batch_runs_the_first_and_refuses_the_sec
     }
     let store = MemoryStore::default();
     let consumer = Consumer::new(Once::new(store.clone()), namespace(), take);
-    let consumer = Arc::new(consumer.key(KeySource::Body("/id".into())));
+    let consumer = Arc::new(consumer.key(KeySource::Body(Pointers::new("/id").unwrap())));
     let event = batch([
         record("m-1", &json!({"id": 7, "amount": 1})),
         record("m-2", &json!({"id": 7, "amount": 2})),
@@ -258,7 +258,7 @@ async fn a_key_that_the_handler_changes_while_it_runs_stays_the_messages_own() {
     }
     let store = MemoryStore::default();
     let consumer = Consumer::new(Once::new(store.clone()), namespace(), change);
-    let consumer = Arc::new(consumer.key(KeySource::Body("/id".into())));
+    let consumer = Arc::new(consumer.key(KeySource::Body(Pointers::new("/id").unwrap())));
     let event = batch([record("m-1", &json!({"id": "o-1"}))]);
     assert_eq!(
         process(&consumer, event, within(10 * SECOND)).await,

@@ -20,7 +20,9 @@ use std::{
 use lossy::{Fate, Lossy};
 use sqs_once::{
     Attempt, Deadline, Delivery, Failure, History, Once, Operation, OrPermanent, Outcome,
-    protocol::{Fingerprint, Key, Namespace, Owner, Record, State, StoredResult, Timestamp},
+    protocol::{
+        AfterFailure, Fingerprint, Key, Namespace, Owner, Record, State, StoredResult, Timestamp,
+    },
     store::Store,
 };
 
@@ -39,10 +41,7 @@ fn pass(span: Duration) {
     CLOCK.set(now() + span);
 }
 
-fn once<S: Store>(store: &S) -> Once<S>
-where
-    S: Clone,
-{
+fn once<S: Store + Clone>(store: &S) -> Once<S> {
     Once::new(store.clone()).clock(now)
 }
 
@@ -51,12 +50,12 @@ fn key() -> Key {
 }
 
 fn operation(message_id: &str, payload: &str) -> Operation {
-    Operation {
-        key: key(),
-        fingerprint: Some(Fingerprint::of(payload.as_bytes())),
-        delivery: Delivery::new(message_id),
-        deadline: Deadline::after(now(), 10 * SECOND, SECOND),
-    }
+    Operation::new(
+        key(),
+        Some(Fingerprint::of(payload.as_bytes())),
+        Delivery::new(message_id),
+        Deadline::after(now(), 10 * SECOND, SECOND),
+    )
 }
 
 /// What the handler was told, per time it ran.
@@ -162,6 +161,16 @@ async fn a_permanent_failure_never_runs_again_for_its_message() {
 }
 
 #[tokio::test]
+async fn a_permanent_failure_is_replayed_to_every_message_where_that_is_asked_for() {
+    let (store, runs) = (Lossy::default(), Runs::default());
+    run(&store, operation("m-1", "p"), &runs, declined()).await;
+    let strict = once(&store).after_failure(AfterFailure::Replay);
+    let never = |_| async { unreachable!("it failed before") as Result<(), Failure> };
+    let outcome = strict.run(operation("m-2", "p"), never).await;
+    assert!(matches!(outcome, Outcome::FailedBefore(error) if error == "declined"));
+}
+
+#[tokio::test]
 async fn a_transient_failure_leaves_nothing_behind() {
     let (store, runs) = (Lossy::default(), Runs::default());
     let outcome = run(&store, operation("m-1", "p"), &runs, busy()).await;
@@ -253,6 +262,22 @@ async fn a_slow_handler_is_cut_off_when_the_reserve_begins_and_the_next_attempt_
 
     run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     assert!(matches!(runs.last(), History::Takeover { .. }));
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_started_when_the_claim_took_the_time_that_the_handler_needs() {
+    let (store, runs) = (Lossy::fates([Fate::Late(3 * SECOND)]), Runs::default());
+    let mut operation = operation("m-1", "p");
+    operation.deadline = operation.deadline.time_needed(7 * SECOND);
+    let outcome = run(&store, operation.clone(), &runs, Ok(1)).await;
+    assert!(matches!(outcome, Outcome::NotStarted));
+    assert!(store.store.is_empty(), "the next attempt is a fresh one");
+    assert_eq!(store.sent(), ["claim", "release"]);
+
+    let outcome = run(&store, operation, &runs, Ok(1)).await;
+    assert!(matches!(outcome, Outcome::NotStarted));
+    assert_eq!(store.sent(), ["claim", "release"], "not even claimed");
+    assert_eq!(runs.count(), 0);
 }
 
 #[tokio::test]

@@ -10,8 +10,8 @@ use super::Outcome;
 use crate::{
     Attempt, Deadline, Delivery, Failure, History,
     protocol::{
-        ClaimRefused, ClaimRequest, Fence, Fingerprint, Key, Owner, Record, Settlement,
-        SettlementRefused, State, StoredResult, Timestamp,
+        AfterFailure, ClaimRefused, ClaimRequest, Fence, Fingerprint, Key, Owner, Record,
+        Settlement, SettlementRefused, State, StoredResult, Timestamp,
         decision::{claim_refused, settlement_refused},
     },
     store::{ClaimAnswer, SettleAnswer, Store, StoreError},
@@ -24,15 +24,16 @@ use crate::{
 /// use sqs_once::{Deadline, Delivery, Operation};
 /// use sqs_once::protocol::{Fingerprint, Key, Namespace, Timestamp};
 ///
-/// let operation = Operation {
-///     key: Key::new(&Namespace::new("payments")?, ["order-1"])?,
-///     fingerprint: Some(Fingerprint::of(b"{\"amount\":1}")),
-///     delivery: Delivery::new("059f36b4"),
-///     deadline: Deadline::after(Timestamp::now(), Duration::from_secs(30), Duration::ZERO),
-/// };
+/// let operation = Operation::new(
+///     Key::new(&Namespace::new("payments")?, ["order-1"])?,
+///     Some(Fingerprint::of(b"{\"amount\":1}")),
+///     Delivery::new("059f36b4"),
+///     Deadline::after(Timestamp::now(), Duration::from_secs(30), Duration::ZERO),
+/// );
 /// # Ok::<(), sqs_once::protocol::KeyError>(())
 /// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Operation {
     /// What makes two deliveries the same operation.
     pub key: Key,
@@ -42,6 +43,24 @@ pub struct Operation {
     pub delivery: Delivery,
     /// Until when it must have ended.
     pub deadline: Deadline,
+}
+
+impl Operation {
+    /// An operation; see the fields.
+    #[must_use]
+    pub fn new(
+        key: Key,
+        fingerprint: Option<Fingerprint>,
+        delivery: Delivery,
+        deadline: Deadline,
+    ) -> Self {
+        Self {
+            key,
+            fingerprint,
+            delivery,
+            deadline,
+        }
+    }
 }
 
 /// Runs operations once, remembering them in a [`Store`].
@@ -68,6 +87,7 @@ pub struct Once<S> {
     store: S,
     retention: Duration,
     lease_margin: Duration,
+    after_failure: AfterFailure,
     clock: fn() -> Timestamp,
 }
 
@@ -79,6 +99,7 @@ impl<S: Store> Once<S> {
             store,
             retention: Duration::from_secs(24 * 60 * 60),
             lease_margin: Duration::from_secs(1),
+            after_failure: AfterFailure::default(),
             clock: Timestamp::now,
         }
     }
@@ -100,6 +121,15 @@ impl<S: Store> Once<S> {
         }
     }
 
+    /// What a FAILED record does to another message with its key.
+    #[must_use]
+    pub fn after_failure(self, after_failure: AfterFailure) -> Self {
+        Self {
+            after_failure,
+            ..self
+        }
+    }
+
     /// Another wall clock than the system's, for tests.
     #[must_use]
     pub fn clock(self, clock: fn() -> Timestamp) -> Self {
@@ -115,7 +145,8 @@ impl<S: Store> Once<S> {
     /// and records how it ended.
     ///
     /// `work` is cut off when [`Deadline::time_left`] is zero, and its panics are caught (a
-    /// build with `panic = "abort"` can't).
+    /// build with `panic = "abort"` can't). If the future that this returns is dropped, that is
+    /// a crash: the claim stays until its lease ends, and the next attempt is told.
     pub async fn run<W, F, O>(&self, operation: Operation, work: W) -> Outcome
     where
         W: FnOnce(Attempt) -> F,
@@ -128,6 +159,9 @@ impl<S: Store> Once<S> {
             delivery,
             deadline,
         } = operation;
+        if !deadline.may_start() {
+            return Outcome::NotStarted;
+        }
         let claim = match self
             .claim(&key, fingerprint, delivery.message_id(), deadline)
             .await
@@ -135,6 +169,10 @@ impl<S: Store> Once<S> {
             Ok(claim) => claim,
             Err(outcome) => return outcome,
         };
+        // A claim takes its time too.
+        if !deadline.may_start() {
+            return claim.release(Outcome::NotStarted).await;
+        }
         if claim.history != History::Fresh {
             tracing::warn!(%key, history = ?claim.history, "an attempt before this one was cut off, or may have been; the handler is told");
         }
@@ -147,7 +185,9 @@ impl<S: Store> Once<S> {
             Ok(Ok(Ok(result))) => claim.complete(result).await,
             Ok(Ok(Err(failure @ Failure::Permanent(_)))) => claim.fail(failure.to_string()).await,
             Ok(Ok(Err(failure @ Failure::Transient(_)))) => {
-                claim.release(failure.to_string()).await
+                claim
+                    .release(Outcome::TransientFailure(failure.to_string()))
+                    .await
             }
             Ok(Err(_panic)) => claim.abandon(Outcome::Panicked).await,
             Err(_elapsed) => claim.abandon(Outcome::OutOfTime).await,
@@ -171,6 +211,7 @@ impl<S: Store> Once<S> {
             now,
             lease_until,
             expires_at: (now + self.retention).max(lease_until).as_secs_ceil(),
+            after_failure: self.after_failure,
         };
         let held = |history| Claim {
             once: self,
@@ -200,15 +241,15 @@ impl<S: Store> Once<S> {
         }
     }
 
-    /// A claim that may have been applied is abandoned. Not deleted: it may have taken over
-    /// from an attempt that the next one must still be told of.
+    /// A claim that was sent may have been applied, and is abandoned. Not deleted: it may have
+    /// taken over from an attempt that the next one must still be told of.
     async fn unanswered(&self, claim: Claim<'_, S>, error: StoreError) -> Outcome {
-        let not_applied = error.was_not_applied();
+        let sent = !matches!(error, StoreError::ItemTooLarge { .. });
         let outcome = Outcome::StoreUnavailable(Arc::new(error));
-        if not_applied {
-            outcome
-        } else {
+        if sent {
             claim.abandon(outcome).await
+        } else {
+            outcome
         }
     }
 }
@@ -233,7 +274,8 @@ fn history(replaced: Option<Record>) -> History {
 fn to_result<O: Serialize>(output: &O) -> StoredResult {
     match serde_json::to_string(output) {
         Ok(json) => StoredResult::fit(json),
-        Err(error) => StoredResult::Omitted(format!("output can't be written as JSON: {error}")),
+        // The error is the user's words, and may quote the output.
+        Err(_) => StoredResult::Omitted("the output can't be written as JSON".into()),
     }
 }
 
@@ -275,15 +317,14 @@ impl<S: Store> Claim<'_, S> {
             .await
     }
 
-    /// The handler says that nothing has happened. Of its own attempt: where one before it was
-    /// cut off, the record stays, so that the next attempt is told of it as well.
-    async fn release(self, error: String) -> Outcome {
+    /// This attempt left nothing behind. Where one before it was cut off, the record stays, so
+    /// that the next attempt is told of it as well.
+    async fn release(self, outcome: Outcome) -> Outcome {
         let settlement = match self.history {
             History::Fresh => Settlement::Release,
             History::Takeover { .. } | History::Unknown => Settlement::Abandon,
         };
-        self.end(&settlement, Outcome::TransientFailure(error))
-            .await
+        self.end(&settlement, outcome).await
     }
 
     /// Nobody knows how far it got. If this is refused, somebody else went on already.

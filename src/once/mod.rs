@@ -12,12 +12,12 @@
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let once = Once::new(MemoryStore::default());
 //! let operation = || -> Result<Operation, Box<dyn std::error::Error>> {
-//!     Ok(Operation {
-//!         key: Key::new(&Namespace::new("payments")?, ["order-1"])?,
-//!         fingerprint: Some(Fingerprint::of(b"{\"amount\":1}")),
-//!         delivery: Delivery::new("request-1"),
-//!         deadline: Deadline::after(Timestamp::now(), Duration::from_secs(30), Duration::ZERO),
-//!     })
+//!     Ok(Operation::new(
+//!         Key::new(&Namespace::new("payments")?, ["order-1"])?,
+//!         Some(Fingerprint::of(b"{\"amount\":1}")),
+//!         Delivery::new("request-1"),
+//!         Deadline::after(Timestamp::now(), Duration::from_secs(30), Duration::ZERO),
+//!     ))
 //! };
 //! let charged = once.run(operation()?, |_attempt| async { Ok("charged") }).await;
 //! assert!(matches!(charged, Outcome::Done(_)));

@@ -35,10 +35,12 @@ pub enum Outcome {
     TransientFailure(String),
     /// The handler said: it will fail again.
     PermanentFailure(String),
-    /// This message failed for good before; this is the recorded error. Nothing ran.
+    /// It failed for good before; this is the recorded error. Nothing ran.
     FailedBefore(String),
     /// The key was used before for another payload. Nothing ran, and the record is as it was.
     KeyReused,
+    /// There was not enough time left. Nothing ran.
+    NotStarted,
     /// The handler panicked. The next attempt is told.
     Panicked,
     /// The handler was cut off at the deadline. The next attempt is told.
@@ -71,6 +73,7 @@ impl Outcome {
             Self::PermanentFailure(_) => "permanent_failure",
             Self::FailedBefore(_) => "failed_before",
             Self::KeyReused => "key_reused",
+            Self::NotStarted => "not_started",
             Self::Panicked => "panicked",
             Self::OutOfTime => "out_of_time",
             Self::LeaseLost => "lease_lost",
@@ -98,6 +101,7 @@ impl fmt::Display for Outcome {
                 "the idempotency key was used before for another payload: choose a key that \
                  differs where the operation does",
             ),
+            Self::NotStarted => f.write_str("not enough time left in this invocation; nothing ran"),
             Self::Panicked => f.write_str("the handler panicked; the next attempt is told"),
             Self::OutOfTime => f.write_str("cut off at the deadline; the next attempt is told"),
             Self::LeaseLost => f.write_str(

@@ -4,7 +4,8 @@
 //! record and what was asked, everything follows, without a second read.
 
 use super::record::{
-    ClaimRequest, Fence, MAX_ERROR_BYTES, Owner, Record, State, StoredResult, Timestamp,
+    AfterFailure, ClaimRequest, Fence, MAX_ERROR_BYTES, Owner, Record, State, StoredResult,
+    Timestamp,
 };
 
 /// Whether a claim may be made over `record` (`None`: there is none).
@@ -26,7 +27,9 @@ pub fn may_claim(record: Option<&Record>, request: &ClaimRequest) -> bool {
         State::Completed { .. } => false,
         // A new send, or a redrive from the dead-letter queue, may try again, with a
         // mended payload too.
-        State::Failed { .. } => record.message_id != request.message_id,
+        State::Failed { .. } => {
+            request.after_failure == AfterFailure::Retry && record.message_id != request.message_id
+        }
     }
 }
 
@@ -49,7 +52,7 @@ pub enum ClaimRefused {
     KeyReused,
     /// The operation is done; this is its result.
     Duplicate(StoredResult),
-    /// This message failed for good before; this is why.
+    /// It failed for good before; this is why.
     FailedBefore(String),
     /// Somebody else is at it.
     Conflict {
@@ -212,6 +215,7 @@ mod tests {
             now: NOW,
             lease_until: NOW + Duration::from_secs(30),
             expires_at: (NOW + Duration::from_secs(3600)).as_secs(),
+            after_failure: AfterFailure::Retry,
         }
     }
 
@@ -252,6 +256,10 @@ mod tests {
         let resent = request("m-2", "payload");
         let changed = request("m-1", "another payload");
         let mended = request("m-2", "mended payload");
+        let strict = ClaimRequest {
+            after_failure: AfterFailure::Replay,
+            ..request("m-2", "mended payload")
+        };
         let unchecked = ClaimRequest {
             fingerprint: None,
             ..request("m-1", "")
@@ -270,6 +278,7 @@ mod tests {
             (failed(), &changed, false),
             (failed(), &resent, true),
             (failed(), &mended, true),
+            (failed(), &strict, false),
         ] {
             let kept = record(&theirs, state);
             assert_eq!(

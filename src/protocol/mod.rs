@@ -1,4 +1,4 @@
-//! The rules, and nothing but the rules: no I/O, no AWS types, no clock.
+//! The rules, and nothing but the rules: no I/O, no AWS types, and times are handed in.
 //!
 //! | module | what it decides |
 //! | --- | --- |
@@ -6,7 +6,7 @@
 //! | [`record`] | what is remembered of an operation, and for how long |
 //! | [`decision`] | who may claim, and what a refused write means |
 //!
-//! Everything here is a pure function of its arguments, so a reader can check it
+//! What decides is a pure function of its arguments, so a reader can check it
 //! against the tables in the crate's `DESIGN.md`, and a test can try every row.
 
 pub mod decision;
@@ -15,4 +15,6 @@ pub mod record;
 
 pub use decision::{ClaimRefused, Settlement, SettlementRefused};
 pub use key::{Fingerprint, Key, KeyError, Namespace};
-pub use record::{ClaimRequest, Fence, Owner, Record, State, StoredResult, Timestamp};
+pub use record::{
+    AfterFailure, ClaimRequest, Fence, Owner, Record, State, StoredResult, Timestamp,
+};

@@ -234,6 +234,19 @@ pub struct ClaimRequest {
     pub lease_until: Timestamp,
     /// Seconds since the epoch until which the record is kept at least.
     pub expires_at: u64,
+    /// What a FAILED record does to another message.
+    pub after_failure: AfterFailure,
+}
+
+/// What a FAILED record does to another message with its key. To its own message, redelivered,
+/// it always answers with the stored error.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AfterFailure {
+    /// A new send, or a redrive from the dead-letter queue, may try again.
+    #[default]
+    Retry,
+    /// The failure is replayed for as long as the record is kept.
+    Replay,
 }
 
 impl ClaimRequest {

@@ -18,12 +18,14 @@ use tokio::{
 use tracing::Instrument as _;
 
 use super::{
+    identity::{FingerprintSource, Identity, KeySource},
     lanes::{self, Lane, LaneKind, Traits},
-    message::{Identity, InvalidMessage, KeySource, Message},
+    message::{InvalidMessage, Message},
+    processed::{Processed, millis},
 };
 use crate::{
     Deadline, Handler, IntoHandler, Once, Operation, Outcome,
-    protocol::{Key, Namespace, StoredResult, Timestamp},
+    protocol::{Namespace, StoredResult, Timestamp},
     store::Store,
 };
 
@@ -63,6 +65,7 @@ pub struct Consumer<S, H> {
     handler: H,
     namespace: Namespace,
     key: KeySource,
+    fingerprint: FingerprintSource,
     concurrency: NonZeroUsize,
     reserve: Duration,
     fallback: Duration,
@@ -73,6 +76,16 @@ pub struct Consumer<S, H> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BatchError {
+    /// The event is something else, or not as SQS sends it.
+    #[error(
+        "the event is not as SQS sends it, at line {line}, column {column}: is this function behind an SQS queue? Nothing was processed"
+    )]
+    NotSqs {
+        /// Where it differs.
+        line: usize,
+        /// Where it differs.
+        column: usize,
+    },
     /// A record cannot be named in the response, and one that is not named is deleted.
     #[error(
         "record {index} of the event has no messageId, so the response could not name it: is this an SQS event? Nothing was processed"
@@ -96,6 +109,7 @@ impl<S: Store, H: Handler> Consumer<S, H> {
             handler: handler.into_handler(),
             namespace,
             key: KeySource::default(),
+            fingerprint: FingerprintSource::default(),
             concurrency: const { NonZeroUsize::new(10).unwrap() },
             reserve: Duration::from_millis(500),
             fallback: Duration::from_secs(300),
@@ -107,6 +121,15 @@ impl<S: Store, H: Handler> Consumer<S, H> {
     #[must_use]
     pub fn key(self, key: KeySource) -> Self {
         Self { key, ..self }
+    }
+
+    /// What of a message must not change under one key.
+    #[must_use]
+    pub fn fingerprint(self, fingerprint: FingerprintSource) -> Self {
+        Self {
+            fingerprint,
+            ..self
+        }
     }
 
     /// How many messages of one batch are processed at a time.
@@ -131,9 +154,9 @@ impl<S: Store, H: Handler> Consumer<S, H> {
         Self { fallback, ..self }
     }
 
-    /// How long the handler takes at most, where it knows: with less time left, a message is
-    /// not started but goes back to the queue. Without effect in an invocation that is shorter
-    /// than this from the start, where nothing would ever be started.
+    /// How long the handler takes at most, where that is known (see
+    /// [`Deadline::time_needed`]): with less time left, a message is not started but goes back
+    /// to the queue.
     #[must_use]
     pub fn time_needed(self, time_needed: Duration) -> Self {
         Self {
@@ -145,7 +168,16 @@ impl<S: Store, H: Handler> Consumer<S, H> {
     /// The deadline of an invocation that Lambda ends at `at`.
     #[must_use]
     pub fn deadline(&self, at: Timestamp) -> Deadline {
-        Deadline::of_invocation(self.once.now(), at, self.fallback, self.reserve)
+        let deadline = Deadline::of_invocation(self.once.now(), at, self.fallback, self.reserve);
+        let time_left = deadline.time_left();
+        if time_left < self.time_needed {
+            tracing::warn!(
+                time_left_ms = millis(time_left),
+                time_needed_ms = millis(self.time_needed),
+                "the function's timeout is shorter than its handler may take: raise it"
+            );
+        }
+        deadline.time_needed(self.time_needed)
     }
 
     /// Processes a batch, and names in the response what has to go back to the queue. Answers
@@ -162,14 +194,12 @@ impl<S: Store, H: Handler> Consumer<S, H> {
         let started = Instant::now();
         let mut messages = Vec::with_capacity(event.records.len());
         for (index, record) in event.records.into_iter().enumerate() {
-            let message = Message::new(record, &self.namespace, &self.key);
+            let message = Message::new(record, |record| {
+                Identity::of(record, &self.namespace, &self.key, &self.fingerprint)
+            });
             messages.push(message.ok_or(BatchError::NoMessageId { index })?);
         }
-        let batch = Arc::new(Batch {
-            latest_start: self.latest_start(deadline),
-            deadline,
-            messages,
-        });
+        let batch = Arc::new(Batch { deadline, messages });
         let processed = self.run_lanes(&batch).await;
 
         let (mut response, mut named) = (SqsBatchResponse::default(), HashSet::new());
@@ -195,19 +225,6 @@ impl<S: Store, H: Handler> Consumer<S, H> {
             "batch processed"
         );
         Ok(response)
-    }
-
-    fn latest_start(&self, deadline: Deadline) -> Instant {
-        let budget = deadline.time_left();
-        let Some(slack) = budget.checked_sub(self.time_needed) else {
-            tracing::warn!(
-                time_left_ms = millis(budget),
-                time_needed_ms = millis(self.time_needed),
-                "the function's timeout is shorter than its handler may take: raise it"
-            );
-            return deadline.stop();
-        };
-        Instant::now() + slack
     }
 
     /// One outcome per message; `None` where there was none in time.
@@ -236,10 +253,10 @@ impl<S: Store, H: Handler> Consumer<S, H> {
 
         let mut processed: Vec<Option<Processed>> = Vec::new();
         processed.resize_with(batch.messages.len(), || None);
-        // Handlers are cut off well before this; what is not back by now blocks its thread.
-        // Dropping the workers ends what can be ended.
+        // Handlers are cut off, and their outcomes written, before this; what is not back by
+        // now blocks its thread. Dropping the workers ends what can be ended.
         while let Ok(Some((index, outcome))) =
-            timeout_at(batch.deadline.end(), outcomes.recv()).await
+            timeout_at(batch.deadline.answer(), outcomes.recv()).await
         {
             processed[index] = Some(outcome);
         }
@@ -252,8 +269,7 @@ impl<S: Store, H: Handler> Consumer<S, H> {
             tracing::error!(
                 outcome = "out_of_time",
                 message_id = message.id().as_str(),
-                "the handler blocks its thread and could not be cut off; move what blocks to \
-                 spawn_blocking"
+                "the handler blocks its thread and could not be cut off"
             );
         }
         processed
@@ -272,7 +288,7 @@ impl<S: Store, H: Handler> Consumer<S, H> {
             let started = Instant::now();
             let processed = match (&before, lane.kind) {
                 (Some((_, before)), LaneKind::FifoGroup) if !before.is_success() => {
-                    Processed::NotStarted(NotStarted::BehindFailure)
+                    Processed::BehindFailure
                 }
                 (Some((same, before)), LaneKind::SameKey) if *same == identity => before.again(),
                 _ => self.run_message(message, batch).await,
@@ -291,12 +307,9 @@ impl<S: Store, H: Handler> Consumer<S, H> {
             Ok(identity) => identity.clone(),
             Err(InvalidMessage(why)) => return Processed::Invalid(why.clone()),
         };
-        if Instant::now() > batch.latest_start {
-            return Processed::NotStarted(NotStarted::NoTime);
-        }
         let operation = Operation {
             key,
-            fingerprint: Some(fingerprint),
+            fingerprint,
             delivery: message.delivery(),
             deadline: batch.deadline,
         };
@@ -321,7 +334,6 @@ impl<S: Store, H: Handler> Consumer<S, H> {
 struct Batch {
     messages: Vec<Message>,
     deadline: Deadline,
-    latest_start: Instant,
 }
 
 impl Batch {
@@ -333,78 +345,4 @@ impl Batch {
         });
         lanes::plan(&traits.collect::<Vec<_>>())
     }
-}
-
-/// What became of a message.
-#[derive(Clone, Debug)]
-enum Processed {
-    /// It got as far as its claim.
-    Ran(Outcome),
-    /// It can't be read, or has no key: it never will.
-    Invalid(String),
-    /// It was left as it is.
-    NotStarted(NotStarted),
-}
-
-#[derive(Clone, Copy, Debug)]
-enum NotStarted {
-    NoTime,
-    BehindFailure,
-}
-
-impl Processed {
-    fn is_success(&self) -> bool {
-        matches!(self, Self::Ran(outcome) if outcome.is_success())
-    }
-
-    /// The outcome for a second delivery in the same batch.
-    fn again(&self) -> Self {
-        match self {
-            Self::Ran(Outcome::Done(result)) => Self::Ran(Outcome::Duplicate(result.clone())),
-            other => other.clone(),
-        }
-    }
-
-    /// One line per message, with nothing of its payload.
-    fn log(&self, message: &Message, duration: Duration) {
-        let (outcome, detail) = match self {
-            Self::Ran(outcome @ (Outcome::Done(_) | Outcome::Duplicate(_))) => {
-                (outcome.name(), None)
-            }
-            Self::Ran(outcome) => (outcome.name(), Some(outcome.to_string())),
-            Self::Invalid(why) => ("invalid", Some(why.clone())),
-            Self::NotStarted(NotStarted::NoTime) => (
-                "not_started",
-                Some("no time left in this invocation".into()),
-            ),
-            Self::NotStarted(NotStarted::BehindFailure) => (
-                "not_started",
-                Some("behind a failure in its FIFO group".into()),
-            ),
-        };
-        macro_rules! line {
-            ($level:ident) => {
-                tracing::$level!(
-                    outcome,
-                    detail,
-                    key = message.key().map(Key::as_str),
-                    message_id = message.id().as_str(),
-                    duration_ms = millis(duration),
-                    receive_count = message.receive_count(),
-                    "message processed"
-                )
-            };
-        }
-        match self {
-            Self::Ran(Outcome::Done(_) | Outcome::Duplicate(_) | Outcome::Conflict { .. })
-            | Self::NotStarted(_) => line!(info),
-            Self::Ran(Outcome::TransientFailure(_)) => line!(warn),
-            _ => line!(error),
-        }
-    }
-}
-
-/// With the microseconds: most are below one.
-fn millis(duration: Duration) -> f64 {
-    (duration.as_secs_f64() * 1e6).round() / 1e3
 }

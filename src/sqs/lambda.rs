@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use aws_lambda_events::sqs::SqsEvent;
 use lambda_runtime::{Diagnostic, Error, LambdaEvent, service_fn};
+use serde_json::value::RawValue;
 
-use super::Consumer;
+use super::{BatchError, Consumer};
 use crate::{Handler, protocol::Timestamp, store::Store};
 
 /// Runs `consumer` as a Lambda function, until Lambda ends the process.
@@ -31,17 +32,24 @@ use crate::{Handler, protocol::Timestamp, store::Store};
 /// ```
 pub async fn run<S: Store, H: Handler>(consumer: Consumer<S, H>) -> Result<(), Error> {
     let consumer = Arc::new(consumer);
-    lambda_runtime::run_concurrent(service_fn(move |event: LambdaEvent<SqsEvent>| {
+    // Not LambdaEvent<SqsEvent>: the runtime would log what it can't read, payload and all.
+    lambda_runtime::run_concurrent(service_fn(move |event: LambdaEvent<Box<RawValue>>| {
         let consumer = Arc::clone(&consumer);
         async move {
             let deadline = consumer.deadline(Timestamp::from_millis(event.context.deadline));
-            consumer
-                .process(event.payload, deadline)
-                .await
-                .map_err(|error| Diagnostic {
-                    error_type: "BatchError".into(),
-                    error_message: error.to_string(),
-                })
+            let event = serde_json::from_str::<SqsEvent>(event.payload.get());
+            let event = event.map_err(|error| BatchError::NotSqs {
+                line: error.line(),
+                column: error.column(),
+            });
+            let response = match event {
+                Ok(event) => consumer.process(event, deadline).await,
+                Err(error) => Err(error),
+            };
+            response.map_err(|error| Diagnostic {
+                error_type: "BatchError".into(),
+                error_message: error.to_string(),
+            })
         }
     }))
     .await

@@ -2,16 +2,20 @@
 //!
 //! | module | what it does |
 //! | --- | --- |
-//! | `message` | one record of the event: what names it, what is its key |
+//! | `message` | one record of the event: what names it, what the handler is given of it |
+//! | `identity` | what makes two messages the same operation |
 //! | `lanes` | what runs side by side, and what one after the other |
 //! | `consumer` | the batch: deadline, panics, response |
+//! | `processed` | what became of a message, and its line in the log |
 //! | `lambda` | the loop that asks Lambda for batches |
 
 mod consumer;
+mod identity;
 mod lambda;
 mod lanes;
 mod message;
+mod processed;
 
 pub use consumer::{BatchError, Consumer};
+pub use identity::{FingerprintSource, KeySource, Pointers, SourceError};
 pub use lambda::run;
-pub use message::{KeySource, KeySourceError};

@@ -19,23 +19,20 @@ use super::{
     layout::{self, Item, millis, number, string},
 };
 use crate::protocol::{
-    ClaimRequest, Fence, Key, Record, Settlement, StoredResult, Timestamp,
+    AfterFailure, ClaimRequest, Fence, Key, Record, Settlement, StoredResult, Timestamp,
     record::{MAX_ITEM_BYTES, MAX_RESULT_BYTES},
 };
 
-/// The claim's condition. The rule it writes down is
+/// The claim's condition, by its parts. The rule they write down is
 /// [`may_claim`](crate::protocol::decision::may_claim).
-const CLAIMABLE: &str = "attribute_not_exists(#id) \
-    OR #expires_at < :now_s \
-    OR (#status = :in_progress AND #lease_until < :now_ms \
-        AND (attribute_not_exists(#fingerprint) OR #fingerprint = :fingerprint)) \
-    OR (#status = :failed AND #message_id <> :message_id)";
-
-/// The same where the claim has no fingerprint to compare.
-const CLAIMABLE_UNCHECKED: &str = "attribute_not_exists(#id) \
-    OR #expires_at < :now_s \
-    OR (#status = :in_progress AND #lease_until < :now_ms) \
-    OR (#status = :failed AND #message_id <> :message_id)";
+mod claimable {
+    pub(super) const NEW: &str = "attribute_not_exists(#id)";
+    pub(super) const EXPIRED: &str = "#expires_at < :now_s";
+    pub(super) const DEAD: &str = "#status = :in_progress AND #lease_until < :now_ms";
+    pub(super) const SAME_PAYLOAD: &str =
+        "(attribute_not_exists(#fingerprint) OR #fingerprint = :fingerprint)";
+    pub(super) const FAILED_FOR_ANOTHER: &str = "#status = :failed AND #message_id <> :message_id";
+}
 
 /// The fence. The rule it writes down is
 /// [`may_settle`](crate::protocol::decision::may_settle).
@@ -172,7 +169,6 @@ impl DynamoStore {
             key: key.to_string(),
             store: self.place(),
             reason: explain(&error, needs),
-            not_applied: is_refusal(&error),
             source: error.into(),
         }
     }
@@ -263,8 +259,7 @@ impl DynamoStore {
                 return self.send(update, fence, settlement).await;
             }
         };
-        // What the claim wrote (at most: the key, a message id, and little else) and this.
-        check_size(&fence.key, MAX_ITEM_BYTES - MAX_RESULT_BYTES + text.len())?;
+        check_size(&fence.key, text.len(), MAX_RESULT_BYTES)?;
         let update = update
             .update_expression(
                 "SET #status = :status, #outcome = :outcome, #expires_at = :expires_at, \
@@ -304,31 +299,42 @@ impl DynamoStore {
 impl Store for DynamoStore {
     async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
         let item = layout::claim_item(request);
-        check_size(&request.key, layout::size(&item))?;
+        // The rest of the item is for the outcome: that must fit when the effect has happened.
+        check_size(
+            &request.key,
+            layout::size(&item),
+            MAX_ITEM_BYTES - MAX_RESULT_BYTES,
+        )?;
+        let mut dead = claimable::DEAD.to_owned();
         let mut put = self
             .client
             .put_item()
             .table_name(&self.table)
             .set_item(Some(item))
-            .condition_expression(CLAIMABLE_UNCHECKED)
             .expression_attribute_names("#id", layout::ID)
             .expression_attribute_names("#expires_at", layout::EXPIRES_AT)
             .expression_attribute_names("#status", layout::STATUS)
             .expression_attribute_names("#lease_until", layout::LEASE_UNTIL)
-            .expression_attribute_names("#message_id", layout::MESSAGE_ID)
             .expression_attribute_values(":now_s", number(request.now.as_secs()))
             .expression_attribute_values(":now_ms", millis(request.now))
             .expression_attribute_values(":in_progress", string(layout::IN_PROGRESS))
-            .expression_attribute_values(":failed", string(layout::FAILED))
-            .expression_attribute_values(":message_id", string(&request.message_id))
             .return_values(ReturnValue::AllOld)
             .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
         if let Some(fingerprint) = &request.fingerprint {
+            dead = format!("{dead} AND {}", claimable::SAME_PAYLOAD);
             put = put
-                .condition_expression(CLAIMABLE)
                 .expression_attribute_names("#fingerprint", layout::FINGERPRINT)
                 .expression_attribute_values(":fingerprint", string(fingerprint.as_str()));
         }
+        let mut condition = format!("{} OR {} OR ({dead})", claimable::NEW, claimable::EXPIRED);
+        if request.after_failure == AfterFailure::Retry {
+            condition = format!("{condition} OR ({})", claimable::FAILED_FOR_ANOTHER);
+            put = put
+                .expression_attribute_names("#message_id", layout::MESSAGE_ID)
+                .expression_attribute_values(":failed", string(layout::FAILED))
+                .expression_attribute_values(":message_id", string(&request.message_id));
+        }
+        let put = put.condition_expression(condition);
         match put.send().await {
             Ok(answer) => {
                 let replaced = answer.attributes().map(|old| self.read(&request.key, old));
@@ -360,32 +366,15 @@ impl Store for DynamoStore {
     }
 }
 
-fn check_size(key: &Key, bytes: usize) -> Result<(), StoreError> {
-    if bytes <= MAX_ITEM_BYTES {
+fn check_size(key: &Key, bytes: usize, limit: usize) -> Result<(), StoreError> {
+    if bytes <= limit {
         return Ok(());
     }
     Err(StoreError::ItemTooLarge {
         key: key.to_string(),
         bytes,
-        limit: MAX_ITEM_BYTES,
+        limit,
     })
-}
-
-/// Whether DynamoDB itself said no, for a reason that trying again does not mend: then the
-/// SDK has not tried twice, and nothing was applied.
-fn is_refusal<E: ProvideErrorMetadata>(error: &SdkError<E>) -> bool {
-    error
-        .as_service_error()
-        .and_then(ProvideErrorMetadata::code)
-        .is_some_and(|code| {
-            matches!(
-                code,
-                "AccessDeniedException"
-                    | "ResourceNotFoundException"
-                    | "UnrecognizedClientException"
-                    | "ValidationException"
-            )
-        })
 }
 
 /// What went wrong and what to do, without the request or the response: they hold payload.
@@ -461,10 +450,11 @@ mod tests {
             key: Key::new(&Namespace::new("ns").unwrap(), ["key"]).unwrap(),
             owner: Owner::fresh(),
             fingerprint: None,
-            message_id: "x".repeat(MAX_ITEM_BYTES),
+            message_id: "x".repeat(MAX_ITEM_BYTES - MAX_RESULT_BYTES),
             now: Timestamp::now(),
             lease_until: Timestamp::now(),
             expires_at: 0,
+            after_failure: AfterFailure::Retry,
         };
         let refused = store.claim(&request).await.unwrap_err();
         assert!(

@@ -22,7 +22,7 @@ use crate::protocol::{ClaimRequest, Fence, Record, Settlement, Timestamp};
 /// record as it is at one moment.
 ///
 /// ```
-/// use sqs_once::protocol::{ClaimRequest, Key, Namespace, Owner, Settlement, Timestamp};
+/// use sqs_once::protocol::{AfterFailure, ClaimRequest, Key, Namespace, Owner, Settlement, Timestamp};
 /// use sqs_once::store::{ClaimAnswer, MemoryStore, SettleAnswer, Store};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -36,6 +36,7 @@ use crate::protocol::{ClaimRequest, Fence, Record, Settlement, Timestamp};
 ///     now,
 ///     lease_until: now + std::time::Duration::from_secs(30),
 ///     expires_at: now.as_secs() + 3600,
+///     after_failure: AfterFailure::Retry,
 /// };
 /// assert_eq!(store.claim(&request).await?, ClaimAnswer::Applied { replaced: None });
 /// assert_eq!(store.claim(&request).await?, ClaimAnswer::Refused(request.record()));
@@ -50,7 +51,7 @@ pub trait Store: Send + Sync + 'static {
     /// # Errors
     ///
     /// [`StoreError`], after this store's own retries. The claim may have been applied all
-    /// the same unless the error [says otherwise](StoreError::was_not_applied).
+    /// the same, unless it is [`StoreError::ItemTooLarge`].
     fn claim(
         &self,
         request: &ClaimRequest,
@@ -63,7 +64,7 @@ pub trait Store: Send + Sync + 'static {
     /// # Errors
     ///
     /// [`StoreError`], after this store's own retries. The settlement may have been applied
-    /// all the same unless the error [says otherwise](StoreError::was_not_applied).
+    /// all the same.
     fn settle(
         &self,
         fence: &Fence,
@@ -100,14 +101,13 @@ pub enum SettleAnswer {
 ///
 /// let error = StoreError::OutOfTime { action: "claim", key: "payments#order-1".into() };
 /// assert_eq!(error.to_string(), "could not claim key `payments#order-1`: no answer before the deadline");
-/// assert!(!error.was_not_applied());
 /// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
     /// The request was not sent: the item would be too large.
     #[error(
-        "the record of key `{key}` would have {bytes} bytes, and a DynamoDB item may have at most {limit}: shorten the message id or the key"
+        "the record of key `{key}` would have {bytes} bytes, and at most {limit} are left for it in a DynamoDB item: shorten the message id"
     )]
     ItemTooLarge {
         /// The key.
@@ -128,8 +128,6 @@ pub enum StoreError {
         store: String,
         /// What went wrong, and what can be done about it.
         reason: String,
-        /// Whether the store itself answered that it applied nothing.
-        not_applied: bool,
         /// The cause.
         #[source]
         source: Box<dyn Error + Send + Sync>,
@@ -154,18 +152,4 @@ pub enum StoreError {
         /// What is wrong with it.
         reason: String,
     },
-}
-
-impl StoreError {
-    /// Whether the write is known not to have been applied. Otherwise it may have been: an
-    /// answer can be lost after the store did its work.
-    #[must_use]
-    pub const fn was_not_applied(&self) -> bool {
-        match self {
-            Self::ItemTooLarge { .. } => true,
-            // Of a claim, it may be the record that the claim replaced.
-            Self::OutOfTime { .. } | Self::Unreadable { .. } => false,
-            Self::Unavailable { not_applied, .. } => *not_applied,
-        }
-    }
 }

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use sqs_once::{
     protocol::{
-        ClaimRequest, Fingerprint, Key, Namespace, Owner, Record, Settlement, SettlementRefused,
-        State, StoredResult, Timestamp,
+        AfterFailure, ClaimRequest, Fingerprint, Key, Namespace, Owner, Record, Settlement,
+        SettlementRefused, State, StoredResult, Timestamp,
         decision::{may_claim, may_settle, settlement_refused},
         record::{MAX_ERROR_BYTES, MAX_RESULT_BYTES},
     },
@@ -77,6 +77,7 @@ fn request(part: &str, message_id: &str) -> ClaimRequest {
         now: NOW,
         lease_until: NOW + 30 * SECOND,
         expires_at: (NOW + 3600 * SECOND).as_secs(),
+        after_failure: AfterFailure::Retry,
     }
 }
 
@@ -163,53 +164,58 @@ fn states() -> Vec<(Option<Settlement>, Timestamp)> {
     pairs.collect()
 }
 
+/// Everybody who may ask for a key that `m-1` has claimed.
+fn askers() -> Vec<ClaimRequest> {
+    let mut askers = Vec::new();
+    for print in [None, Some("payload"), Some("other")] {
+        for message_id in ["m-1", "m-2"] {
+            for after_failure in [AfterFailure::Retry, AfterFailure::Replay] {
+                askers.push(ClaimRequest {
+                    fingerprint: print.map(|text| Fingerprint::of(text.as_bytes())),
+                    after_failure,
+                    ..request("key", message_id)
+                });
+            }
+        }
+    }
+    askers
+}
+
 pub async fn claims_are_admitted_as_the_rules_say(store: &impl Store) {
-    let prints = [
-        None,
-        Some(Fingerprint::of(b"payload")),
-        Some(Fingerprint::of(b"other")),
-    ];
-    let expiries = [NOW.as_secs() - 1, NOW.as_secs(), NOW.as_secs() + 1];
     let mut tried = 0;
     for (settlement, lease_until) in states() {
-        for expires_at in expiries {
-            for theirs_print in &prints[..2] {
-                for mine_print in &prints {
-                    for message_id in ["m-1", "m-2"] {
-                        tried += 1;
-                        let part = tried.to_string();
-                        let theirs = ClaimRequest {
-                            fingerprint: theirs_print.clone(),
-                            lease_until,
-                            expires_at,
-                            ..request(&part, "m-1")
-                        };
-                        claim(store, &theirs).await;
-                        let mut record = theirs.record();
-                        if let Some(settlement) =
-                            settlement.clone().map(|s| expiring(s, expires_at))
-                        {
-                            settle(store, &theirs, &settlement).await;
-                            record = settlement.apply(&record, NOW + SECOND).unwrap();
-                        }
-                        let mine = ClaimRequest {
-                            fingerprint: mine_print.clone(),
-                            ..request(&part, message_id)
-                        };
-                        let wanted = if may_claim(Some(&record), &mine) {
-                            ClaimAnswer::Applied {
-                                replaced: Some(record),
-                            }
-                        } else {
-                            ClaimAnswer::Refused(record)
-                        };
-                        assert_eq!(claim(store, &mine).await, wanted, "for {mine:?}");
+        for expires_at in [NOW.as_secs() - 1, NOW.as_secs(), NOW.as_secs() + 1] {
+            for fingerprint in [None, Some(Fingerprint::of(b"payload"))] {
+                for asker in askers() {
+                    tried += 1;
+                    let theirs = ClaimRequest {
+                        fingerprint: fingerprint.clone(),
+                        lease_until,
+                        expires_at,
+                        ..request(&tried.to_string(), "m-1")
+                    };
+                    claim(store, &theirs).await;
+                    let mut record = theirs.record();
+                    if let Some(settlement) = settlement.clone().map(|s| expiring(s, expires_at)) {
+                        settle(store, &theirs, &settlement).await;
+                        record = settlement.apply(&record, NOW + SECOND).unwrap();
                     }
+                    let mine = ClaimRequest {
+                        key: theirs.key,
+                        ..asker
+                    };
+                    let wanted = if may_claim(Some(&record), &mine) {
+                        let replaced = Some(record);
+                        ClaimAnswer::Applied { replaced }
+                    } else {
+                        ClaimAnswer::Refused(record)
+                    };
+                    assert_eq!(claim(store, &mine).await, wanted, "for {mine:?}");
                 }
             }
         }
     }
-    assert_eq!(tried, 12 * 3 * 2 * 3 * 2);
+    assert_eq!(tried, 12 * 3 * 2 * 12);
 }
 
 fn expiring(settlement: Settlement, at: u64) -> Settlement {

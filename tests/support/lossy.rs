@@ -4,6 +4,7 @@ use std::{
     collections::VecDeque,
     io,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use sqs_once::{
@@ -22,6 +23,8 @@ pub enum Fate {
     /// It is applied, its answer is lost, and the SDK sends it again: the caller gets the
     /// answer to that.
     SentTwice,
+    /// It is answered after so long.
+    Late(Duration),
     /// It never arrives, and no answer comes.
     Silence,
 }
@@ -71,7 +74,6 @@ impl Lossy {
             key: key.into(),
             store: "a bad line".into(),
             reason: "lost".into(),
-            not_applied: false,
             source: Box::new(io::Error::from(io::ErrorKind::TimedOut)),
         };
         match self.fate(action) {
@@ -80,6 +82,10 @@ impl Lossy {
             Fate::AnswerLost => send().await.and(Err(lost())),
             Fate::SentTwice => {
                 send().await?;
+                send().await
+            }
+            Fate::Late(delay) => {
+                tokio::time::sleep(delay).await;
                 send().await
             }
             Fate::Silence => std::future::pending().await,

@@ -148,7 +148,7 @@ fn raw(value: &serde_json::Value) -> Box<RawValue> {
 }
 
 fn sandbox(key: &str, order: &Order) -> Result<Box<RawValue>, Failure> {
-    if order.payment_token.as_deref() == Some(DECLINED) {
+    if order.fields.payment_token.as_deref() == Some(DECLINED) {
         return Err(Failure::permanent("the sandbox declined the card"));
     }
     Ok(raw(

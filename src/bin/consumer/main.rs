@@ -39,9 +39,11 @@ async fn run() -> Result<(), lambda_runtime::Error> {
     }
     let once = Once::new(store)
         .retention(settings.retention)
+        .after_failure(settings.after_failure)
         .lease_margin(settings.lease_margin);
     let consumer = Consumer::new(once, settings.namespace, Payments::new(gateway))
         .key(settings.key)
+        .fingerprint(settings.fingerprint)
         .concurrency(settings.concurrency)
         .reserve(settings.reserve)
         .fallback(settings.lease_fallback)

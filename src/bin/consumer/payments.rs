@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::value::RawValue;
-use sqs_once::{Attempt, Failure, Handler};
+use sqs_once::{Attempt, Failure, Handler, OrPermanent as _};
 
 use crate::gateway::Gateway;
 
@@ -23,43 +23,48 @@ impl Handler for Payments {
     type Output = Box<RawValue>;
 
     async fn handle(&self, order: Order, attempt: Attempt) -> Result<Box<RawValue>, Failure> {
+        order.check().permanent()?;
         self.gateway.charge(attempt.key().as_str(), &order).await
     }
 }
 
-/// A valid order, and its JSON to the letter: what is charged is what was sent, not what a
-/// float made of it.
+/// An order, and its JSON to the letter: what is charged is what was sent, not what a float made
+/// of it.
 pub(crate) struct Order {
     pub(crate) json: Box<RawValue>,
-    pub(crate) payment_token: Option<String>,
+    pub(crate) fields: Fields,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Fields {
+pub(crate) struct Fields {
     order_id: String,
     amount: f64,
     currency: String,
-    payment_token: Option<String>,
+    pub(crate) payment_token: Option<String>,
 }
 
 impl<'de> Deserialize<'de> for Order {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let json = Box::<RawValue>::deserialize(deserializer)?;
-        let fields: Fields = serde_json::from_str(json.get()).map_err(D::Error::custom)?;
-        if fields.order_id.is_empty() {
-            return Err(D::Error::custom("orderId is empty"));
+        let fields = serde_json::from_str(json.get()).map_err(D::Error::custom)?;
+        Ok(Self { json, fields })
+    }
+}
+
+impl Order {
+    /// What no gateway would charge. The texts hold nothing of the order: they are logged.
+    fn check(&self) -> Result<(), &'static str> {
+        let currency = self.fields.currency.as_bytes();
+        if self.fields.order_id.is_empty() {
+            Err("the order's orderId is empty")
+        } else if self.fields.amount <= 0.0 {
+            Err("the order's amount is not more than 0")
+        } else if currency.len() != 3 || !currency.iter().all(u8::is_ascii_uppercase) {
+            Err("the order's currency is not three capital letters (ISO 4217)")
+        } else {
+            Ok(())
         }
-        if fields.amount <= 0.0 {
-            return Err(D::Error::custom("amount is not more than 0"));
-        }
-        if fields.currency.len() != 3 || !fields.currency.bytes().all(|c| c.is_ascii_uppercase()) {
-            return Err(D::Error::custom("currency is not an ISO 4217 code"));
-        }
-        Ok(Self {
-            json,
-            payment_token: fields.payment_token,
-        })
     }
 }
 
@@ -79,13 +84,25 @@ mod tests {
     fn what_is_no_order_is_refused() {
         for json in [
             r#"{"amount":1,"currency":"EUR"}"#,
-            r#"{"orderId":"","amount":1,"currency":"EUR"}"#,
-            r#"{"orderId":"o-1","amount":0,"currency":"EUR"}"#,
             r#"{"orderId":"o-1","amount":"1","currency":"EUR"}"#,
-            r#"{"orderId":"o-1","amount":1,"currency":"euro"}"#,
             "[]",
         ] {
             assert!(serde_json::from_str::<Order>(json).is_err(), "{json}");
+        }
+    }
+
+    #[test]
+    fn what_no_gateway_would_charge_is_told_in_words() {
+        for (json, word) in [
+            (r#"{"orderId":"","amount":1,"currency":"EUR"}"#, "orderId"),
+            (r#"{"orderId":"o-1","amount":0,"currency":"EUR"}"#, "amount"),
+            (
+                r#"{"orderId":"o-1","amount":1,"currency":"euro"}"#,
+                "currency",
+            ),
+        ] {
+            let order: Order = serde_json::from_str(json).unwrap();
+            assert!(order.check().unwrap_err().contains(word), "{json}");
         }
     }
 }

@@ -3,7 +3,10 @@
 use std::{env, fmt, num::NonZeroUsize, time::Duration};
 
 use reqwest::Url;
-use sqs_once::{protocol::Namespace, sqs::KeySource};
+use sqs_once::{
+    protocol::{AfterFailure, Namespace},
+    sqs::{FingerprintSource, KeySource},
+};
 
 use crate::gateway::GatewayUrl;
 
@@ -13,7 +16,9 @@ pub(crate) struct Settings {
     pub(crate) table: String,
     pub(crate) namespace: Namespace,
     pub(crate) key: KeySource,
+    pub(crate) fingerprint: FingerprintSource,
     pub(crate) retention: Duration,
+    pub(crate) after_failure: AfterFailure,
     pub(crate) lease_margin: Duration,
     pub(crate) lease_fallback: Duration,
     pub(crate) concurrency: NonZeroUsize,
@@ -67,7 +72,17 @@ impl Settings {
         let key = reader.optional("IDEMPOTENCY_KEY", "message-id", |text| {
             text.parse::<KeySource>().map_err(|error| error.to_string())
         });
+        let fingerprint = reader.optional("IDEMPOTENCY_FINGERPRINT", "body", |text| {
+            text.parse::<FingerprintSource>()
+                .map_err(|error| error.to_string())
+        });
         let retention = reader.optional("IDEMPOTENCY_RETENTION", "24h", positive);
+        let after_failure =
+            reader.optional("IDEMPOTENCY_AFTER_FAILURE", "retry", |text| match text {
+                "retry" => Ok(AfterFailure::Retry),
+                "replay" => Ok(AfterFailure::Replay),
+                _ => Err("must be `retry` or `replay`".to_owned()),
+            });
         let lease_margin = reader.optional("IDEMPOTENCY_LEASE_MARGIN", "1s", duration);
         let lease_fallback = reader.optional("IDEMPOTENCY_LEASE_FALLBACK", "5m", positive);
         let concurrency = reader.optional("CONSUMER_CONCURRENCY", "10", |text| {
@@ -92,7 +107,9 @@ impl Settings {
                 table: table?,
                 namespace: namespace?,
                 key: key?,
+                fingerprint: fingerprint?,
                 retention: retention?,
+                after_failure: after_failure?,
                 lease_margin: lease_margin?,
                 lease_fallback: lease_fallback?,
                 concurrency: concurrency?,
@@ -190,6 +207,9 @@ fn gateway_url(text: &str) -> Result<GatewayUrl, String> {
             );
         }
     }
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err("must hold no user and no password".to_owned());
+    }
     if url.query().is_some() || url.fragment().is_some() {
         return Err("must have no query and no fragment: `/charges` is added to it".to_owned());
     }
@@ -221,6 +241,8 @@ mod tests {
         let settings = read(&REQUIRED).unwrap();
         assert_eq!(settings.namespace.as_str(), "payments");
         assert_eq!(settings.key, KeySource::MessageId);
+        assert_eq!(settings.fingerprint, FingerprintSource::Body);
+        assert_eq!(settings.after_failure, AfterFailure::Retry);
         assert_eq!(settings.retention, Duration::from_secs(86_400));
         assert_eq!(settings.lease_margin, Duration::from_secs(1));
         assert_eq!(settings.lease_fallback, Duration::from_secs(300));
@@ -236,6 +258,8 @@ mod tests {
         let wrong = [
             ("IDEMPOTENCY_RETENTION", "a day"),
             ("IDEMPOTENCY_KEY", "orderId"),
+            ("IDEMPOTENCY_FINGERPRINT", "yes"),
+            ("IDEMPOTENCY_AFTER_FAILURE", "strict"),
             ("CONSUMER_CONCURRENCY", "0"),
             ("CONSUMER_DEADLINE_RESERVE", "0s"),
             ("CONSUMER_PRIME", "yes"),
@@ -252,7 +276,7 @@ mod tests {
         ] {
             assert!(told.contains(name), "{name} is missing in: {told}");
         }
-        assert!(told.contains("(9 found)"), "{told}");
+        assert!(told.contains("(11 found)"), "{told}");
     }
 
     #[test]
@@ -270,6 +294,7 @@ mod tests {
             "http://127.0.0.1.example",
             "https://g/?key=SECRET",
             "https://",
+            "https://user:SECRET@gateway.example",
         ] {
             let told = gateway_url(url).unwrap_err();
             assert!(!told.contains("SECRET"), "{told}");

@@ -1,0 +1,534 @@
+//! What makes two messages the same operation ([`KeySource`]), and what must not change under
+//! one key ([`FingerprintSource`]).
+
+use std::{borrow::Cow, str::FromStr};
+
+use aws_lambda_events::sqs::SqsMessage;
+use serde_json::Value;
+
+use super::message::InvalidMessage;
+use crate::protocol::{Fingerprint, Key, Namespace};
+
+/// What makes a message the same operation as another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub(crate) key: Key,
+    pub(crate) fingerprint: Option<Fingerprint>,
+}
+
+impl Identity {
+    pub(crate) fn of(
+        record: &SqsMessage,
+        namespace: &Namespace,
+        key: &KeySource,
+        fingerprint: &FingerprintSource,
+    ) -> Result<Self, InvalidMessage> {
+        let body = record.body.as_deref().ok_or_else(InvalidMessage::no_body)?;
+        let json = serde_json::from_str::<Value>(body);
+        let parts = key.parts(record, json.as_ref())?;
+        let key = Key::new(namespace, parts.iter().map(AsRef::as_ref))
+            .map_err(|_| key.not_found("it is empty there"))?;
+        Ok(Self {
+            key,
+            fingerprint: fingerprint.of(body, json.ok()),
+        })
+    }
+}
+
+/// Where a message's idempotency key comes from.
+///
+/// | written | the key is |
+/// | --- | --- |
+/// | `message-id` | the message's id: what SQS delivers twice is the same, what a producer sends twice is not |
+/// | `deduplication-id` | the `MessageDeduplicationId` of a FIFO queue |
+/// | `attribute:NAME` | the message attribute `NAME` |
+/// | `body:/orderId` | what a JSON pointer (RFC 6901) finds in the body |
+/// | `body:/tenant,/orderId` | what several find, in that order |
+///
+/// A pointer goes on into JSON that is held in a string, so that it reaches into the envelopes
+/// that other services wrap around a message: `body:/Message/orderId` for one that came through
+/// SNS, `body:/detail/orderId` for an EventBridge event.
+///
+/// Text stands for itself, and every other JSON value for its canonical form (RFC 8785): `0`,
+/// `false`, `{}` are keys. There is no key, and the message is a permanent failure, where there is
+/// nothing, `null` or an empty text, or a number that a double could take for another (a fraction,
+/// or in a list or object one beyond 2^53): a key must never make two messages equal that are
+/// not. A member whose name ends with a comma can't be named.
+///
+/// ```
+/// use sqs_once::sqs::KeySource;
+///
+/// assert_eq!("message-id".parse(), Ok(KeySource::MessageId));
+/// assert!("body:/tenant,/orderId".parse::<KeySource>().is_ok());
+/// assert!("orderId".parse::<KeySource>().is_err());
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum KeySource {
+    /// The message's id.
+    #[default]
+    MessageId,
+    /// The message's `MessageDeduplicationId`.
+    DeduplicationId,
+    /// A message attribute of type String or Number.
+    Attribute(String),
+    /// What these pointers find in the body.
+    Body(Pointers),
+}
+
+impl KeySource {
+    fn parts<'a>(
+        &self,
+        record: &'a SqsMessage,
+        json: Result<&'a Value, &serde_json::Error>,
+    ) -> Result<Vec<Cow<'a, str>>, InvalidMessage> {
+        let found = match self {
+            Self::MessageId => record.message_id.as_deref(),
+            Self::DeduplicationId => record
+                .attributes
+                .get("MessageDeduplicationId")
+                .map(String::as_str),
+            Self::Attribute(name) => record
+                .message_attributes
+                .get(name)
+                .and_then(|attribute| attribute.string_value.as_deref()),
+            Self::Body(pointers) => {
+                let json = json.map_err(InvalidMessage::json)?;
+                let text = |pointer| match find(json, pointer) {
+                    None | Some(Cow::Borrowed(Value::Null) | Cow::Owned(Value::Null)) => {
+                        Err(self.not_found(&format!("there is nothing at `{pointer}`")))
+                    }
+                    Some(value) => text(value).ok_or_else(|| {
+                        self.not_found(&format!(
+                            "a number at `{pointer}` is not told apart from others near it; send \
+                             it as text"
+                        ))
+                    }),
+                };
+                return pointers.iter().map(text).collect();
+            }
+        };
+        let part = found.ok_or_else(|| self.not_found("there is none"))?;
+        Ok(vec![Cow::Borrowed(part)])
+    }
+
+    fn not_found(&self, why: &str) -> InvalidMessage {
+        let place = match self {
+            Self::MessageId => "the message id".to_owned(),
+            Self::DeduplicationId => {
+                "MessageDeduplicationId, which only FIFO queues have".to_owned()
+            }
+            Self::Attribute(name) => format!("the message attribute `{name}`"),
+            Self::Body(pointers) => format!("`{}` of the body", pointers.0.join(",")),
+        };
+        InvalidMessage(format!("no idempotency key at {place}: {why}"))
+    }
+}
+
+impl FromStr for KeySource {
+    type Err = SourceError;
+
+    fn from_str(text: &str) -> Result<Self, SourceError> {
+        let fault = SourceError(
+            "must be `message-id`, `deduplication-id`, `attribute:NAME`, or `body:` and JSON \
+             pointers such as `body:/orderId` or `body:/tenant,/orderId`",
+        );
+        match (text, text.split_once(':')) {
+            ("message-id", _) => Ok(Self::MessageId),
+            ("deduplication-id", _) => Ok(Self::DeduplicationId),
+            (_, Some(("attribute", name))) if !name.is_empty() => Ok(Self::Attribute(name.into())),
+            (_, Some(("body", pointers))) => Pointers::new(pointers).map(Self::Body).ok_or(fault),
+            _ => Err(fault),
+        }
+    }
+}
+
+/// What of a message must not change under one key.
+///
+/// | written | compared is |
+/// | --- | --- |
+/// | `body` | the whole body: as canonical JSON (RFC 8785), where the order of members and white space do not matter, or to the letter where it is not JSON |
+/// | `body:/amount,/currency` | what these pointers (as of [`KeySource`]) find in it |
+/// | `off` | nothing |
+///
+/// ```
+/// use sqs_once::sqs::FingerprintSource;
+///
+/// assert_eq!("body".parse(), Ok(FingerprintSource::Body));
+/// assert_eq!("off".parse(), Ok(FingerprintSource::Off));
+/// assert!("body:amount".parse::<FingerprintSource>().is_err());
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FingerprintSource {
+    /// The whole body.
+    #[default]
+    Body,
+    /// What these pointers find in the body.
+    Parts(Pointers),
+    /// Nothing is compared.
+    Off,
+}
+
+impl FingerprintSource {
+    fn of(&self, body: &str, json: Option<Value>) -> Option<Fingerprint> {
+        let compared = match (self, json) {
+            (Self::Off, _) => return None,
+            (_, None) => return Some(Fingerprint::of(body.as_bytes())),
+            (Self::Body, Some(json)) => json,
+            // Each in a list of its own: what is missing differs from null.
+            (Self::Parts(pointers), Some(json)) => pointers
+                .iter()
+                .map(|pointer| find(&json, pointer).map_or_else(Vec::new, |v| vec![v.into_owned()]))
+                .map(Value::from)
+                .collect(),
+        };
+        Some(Fingerprint::of(canonical(&compared).as_bytes()))
+    }
+}
+
+impl FromStr for FingerprintSource {
+    type Err = SourceError;
+
+    fn from_str(text: &str) -> Result<Self, SourceError> {
+        let fault = SourceError(
+            "must be `body`, `off`, or `body:` and JSON pointers such as `body:/amount,/currency`",
+        );
+        match text {
+            "body" => Ok(Self::Body),
+            "off" => Ok(Self::Off),
+            _ => {
+                let pointers = text.strip_prefix("body:").and_then(Pointers::new);
+                pointers.map(Self::Parts).ok_or(fault)
+            }
+        }
+    }
+}
+
+/// One or more JSON pointers, valid by RFC 6901, section 3.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pointers(Vec<String>);
+
+impl Pointers {
+    /// Reads pointers joined with commas. None of them is empty: the whole body is no key.
+    ///
+    /// ```
+    /// use sqs_once::sqs::Pointers;
+    ///
+    /// assert!(Pointers::new("/tenant,/order/id").is_some());
+    /// assert!(Pointers::new("tenant").is_none());
+    /// assert!(Pointers::new("/a~2").is_none());
+    /// ```
+    #[must_use]
+    pub fn new(text: &str) -> Option<Self> {
+        // In a pointer, a slash follows a comma only between two of them, or behind a name that
+        // ends with one.
+        let rest = text.strip_prefix('/')?;
+        let valid = |pointer: &str| {
+            let mut escapes = pointer.split('~').skip(1);
+            escapes.all(|rest| rest.starts_with(['0', '1']))
+        };
+        let pointers: Vec<String> = rest
+            .split(",/")
+            .map(|pointer| format!("/{pointer}"))
+            .collect();
+        pointers
+            .iter()
+            .all(|pointer| valid(pointer))
+            .then_some(Self(pointers))
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(String::as_str)
+    }
+}
+
+/// What was given is no source.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct SourceError(&'static str);
+
+/// What a pointer finds, also behind strings that hold JSON.
+fn find<'a>(json: &'a Value, pointer: &str) -> Option<Cow<'a, Value>> {
+    let mut found = Cow::Borrowed(json);
+    for token in pointer.split('/').skip(1) {
+        if let Value::String(text) = found.as_ref() {
+            found = Cow::Owned(serde_json::from_str(text).ok()?);
+        }
+        let step = format!("/{token}");
+        found = match found {
+            Cow::Borrowed(value) => Cow::Borrowed(value.pointer(&step)?),
+            Cow::Owned(mut value) => Cow::Owned(value.pointer_mut(&step)?.take()),
+        };
+    }
+    Some(found)
+}
+
+/// The key's part that a value makes; `None` where two different numbers would make the same.
+fn text(value: Cow<'_, Value>) -> Option<Cow<'_, str>> {
+    match value {
+        Cow::Borrowed(Value::String(text)) => Some(Cow::Borrowed(text)),
+        Cow::Owned(Value::String(text)) => Some(Cow::Owned(text)),
+        other => match other.as_ref() {
+            Value::Number(n) if n.is_i64() || n.is_u64() => Some(Cow::Owned(n.to_string())),
+            other if is_exact(other) => Some(Cow::Owned(canonical(other))),
+            _ => None,
+        },
+    }
+}
+
+/// Whether the canonical form tells every number in it from every other. It goes by way of a
+/// double (RFC 8785, section 3.2.2.3), which whole numbers below 2^53 alone survive whatever
+/// digits they were written with.
+fn is_exact(value: &Value) -> bool {
+    match value {
+        Value::Number(n) => n.as_i64().is_some_and(|n| n.unsigned_abs() < 1 << 53),
+        Value::Array(items) => items.iter().all(is_exact),
+        Value::Object(members) => members.values().all(is_exact),
+        Value::Null | Value::Bool(_) | Value::String(_) => true,
+    }
+}
+
+fn canonical(value: &Value) -> String {
+    // It fails on numbers that are not finite, which a Value can't hold.
+    serde_json_canonicalizer::to_string(value).unwrap_or_else(|_| value.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use aws_lambda_events::sqs::SqsMessageAttribute;
+    use serde_json::json;
+
+    use super::*;
+
+    fn record(body: &str) -> SqsMessage {
+        let mut record = SqsMessage::default();
+        record.message_id = Some("m-1".into());
+        record.body = Some(body.into());
+        record
+    }
+
+    fn identity(record: &SqsMessage, key: &str, fingerprint: &str) -> Result<Identity, String> {
+        let namespace = Namespace::new("ns").unwrap();
+        let (key, fingerprint) = (key.parse().unwrap(), fingerprint.parse().unwrap());
+        Identity::of(record, &namespace, &key, &fingerprint).map_err(|InvalidMessage(why)| why)
+    }
+
+    fn key(body: &str, source: &str) -> Result<String, String> {
+        identity(&record(body), source, "off").map(|identity| identity.key.to_string())
+    }
+
+    fn fingerprint(body: &str, source: &str) -> Option<Fingerprint> {
+        identity(&record(body), "message-id", source)
+            .unwrap()
+            .fingerprint
+    }
+
+    #[test]
+    fn a_key_is_the_text_that_the_pointer_finds_or_the_canonical_form_of_what_is_no_text() {
+        for (value, text) in [
+            (r#""o-1""#, "o-1"),
+            (r#"" ""#, " "),
+            ("0", "0"),
+            ("-7", "-7"),
+            ("18446744073709551615", "18446744073709551615"),
+            ("false", "false"),
+            ("{}", "{}"),
+            (r#"{"b": 1, "a": [2, null]}"#, r#"{"a":[2,null],"b":1}"#),
+        ] {
+            let body = format!(r#"{{"order": {{"id": {value}}}}}"#);
+            assert_eq!(
+                key(&body, "body:/order/id").unwrap(),
+                format!("ns#{text}"),
+                "{value}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_missing_key_is_an_error_that_says_what_was_looked_for() {
+        for body in [
+            "{}",
+            r#"{"order":{"id":""}}"#,
+            r#"{"order":{"id":null}}"#,
+            "[]",
+            "7",
+        ] {
+            let why = key(body, "body:/order/id").unwrap_err();
+            assert!(
+                why.contains("no idempotency key at `/order/id` of the body"),
+                "{why}"
+            );
+        }
+        assert!(
+            key("not JSON", "body:/id")
+                .unwrap_err()
+                .contains("not valid JSON")
+        );
+        let why = key("{}", "attribute:order").unwrap_err();
+        assert!(why.contains("the message attribute `order`"), "{why}");
+        let why = key("{}", "deduplication-id").unwrap_err();
+        assert!(why.contains("MessageDeduplicationId"), "{why}");
+        let mut bodiless = record("");
+        bodiless.body = None;
+        assert!(identity(&bodiless, "message-id", "body").is_err());
+    }
+
+    #[test]
+    fn numbers_that_are_not_told_apart_are_no_keys() {
+        for number in [
+            "100000000000000000001",
+            "0.30000000000000001",
+            "1.0",
+            "[9007199254740993]",
+        ] {
+            let why = key(&format!(r#"{{"id": {number}}}"#), "body:/id").unwrap_err();
+            assert!(why.contains("send it as text"), "{why}");
+        }
+    }
+
+    #[test]
+    fn several_parts_are_joined_unambiguously() {
+        let source = "body:/a,/b";
+        let keys = [
+            key(r#"{"a": "x#y", "b": "z"}"#, source).unwrap(),
+            key(r#"{"a": "x", "b": "y#z"}"#, source).unwrap(),
+        ];
+        assert_eq!(keys, ["ns#x\\#y#z", "ns#x#y\\#z"]);
+        assert!(key(r#"{"a": "x"}"#, source).is_err());
+    }
+
+    #[test]
+    fn a_pointer_reaches_through_the_envelopes_of_other_services() {
+        let order = json!({"orderId": "o-1", "lines": [{"sku": "a/b"}]});
+        // Amazon SNS Developer Guide, "Fanout to Amazon SQS queues".
+        let sns = json!({
+            "Type": "Notification",
+            "MessageId": "63a3f6b6-d533-4a47-aef9-fcf5cf758c76",
+            "TopicArn": "arn:aws:sns:us-west-2:123456789012:MyTopic",
+            "Subject": "Testing publish to subscribed queues",
+            "Message": order.to_string(),
+            "Timestamp": "2012-03-29T05:12:16.901Z",
+            "SignatureVersion": "1",
+        });
+        assert_eq!(
+            key(&sns.to_string(), "body:/Message/orderId").unwrap(),
+            "ns#o-1"
+        );
+        assert_eq!(
+            key(&sns.to_string(), "body:/Message/lines/0/sku").unwrap(),
+            "ns#a/b"
+        );
+        // Amazon EventBridge User Guide, "Events in Amazon EventBridge".
+        let event = json!({
+            "version": "0",
+            "id": "6a7e8feb-b491-4cf7-a9f1-bf3703467718",
+            "detail-type": "Order Placed",
+            "source": "shop",
+            "account": "123456789012",
+            "time": "2017-12-22T18:43:48Z",
+            "region": "us-west-1",
+            "resources": [],
+            "detail": order,
+        });
+        assert_eq!(
+            key(&event.to_string(), "body:/detail/orderId").unwrap(),
+            "ns#o-1"
+        );
+        // An event that came through SNS.
+        let both = json!({"Message": event.to_string()}).to_string();
+        assert_eq!(
+            key(&both, "body:/Message/detail/orderId").unwrap(),
+            "ns#o-1"
+        );
+        assert!(key(r#"{"Message": "plain text"}"#, "body:/Message/orderId").is_err());
+    }
+
+    #[test]
+    fn a_pointers_escapes_are_read() {
+        let body = r#"{"a/b": {"m~n": "found", "~1": "also"}}"#;
+        assert_eq!(key(body, "body:/a~1b/m~0n").unwrap(), "ns#found");
+        assert_eq!(key(body, "body:/a~1b/~01").unwrap(), "ns#also");
+    }
+
+    #[test]
+    fn attributes_and_deduplication_ids_are_keys() {
+        let mut record = record("{}");
+        let mut attribute = SqsMessageAttribute::default();
+        attribute.string_value = Some("o-1".into());
+        record.message_attributes = HashMap::from([("order".into(), attribute)]);
+        record.attributes = HashMap::from([("MessageDeduplicationId".into(), "d-1".into())]);
+        for (source, id) in [
+            ("attribute:order", "ns#o-1"),
+            ("deduplication-id", "ns#d-1"),
+            ("message-id", "ns#m-1"),
+        ] {
+            assert_eq!(identity(&record, source, "off").unwrap().key.as_str(), id);
+        }
+    }
+
+    #[test]
+    fn the_fingerprint_is_that_of_the_canonical_body() {
+        // The example of RFC 8785, section 3.2.2.
+        let example = r#"{
+            "numbers": [333333333.33333329, 1E30, 4.50, 2e-3, 0.000000000000000000000000001],
+            "string": "\u20ac$\u000F\u000aA'\u0042\u0022\u005c\\\"\/",
+            "literals": [null, true, false]
+        }"#;
+        let canonical = r#"{"literals":[null,true,false],"numbers":[333333333.3333333,1e+30,4.5,0.002,1e-27],"string":"€$\u000f\nA'B\"\\\\\"/"}"#;
+        assert_eq!(
+            fingerprint(example, "body"),
+            Some(Fingerprint::of(canonical.as_bytes()))
+        );
+    }
+
+    #[test]
+    fn only_what_a_payload_means_changes_its_fingerprint() {
+        let one = fingerprint(r#"{"amount": 1.0, "currency": "EUR"}"#, "body");
+        assert_eq!(one, fingerprint(r#"{"currency":"EUR","amount":1}"#, "body"));
+        assert_ne!(one, fingerprint(r#"{"currency":"EUR","amount":2}"#, "body"));
+        assert_ne!(
+            one,
+            fingerprint(r#"{"currency":"EUR","amount":"1"}"#, "body")
+        );
+        assert_ne!(
+            fingerprint("plain text", "body"),
+            fingerprint("plain  text", "body")
+        );
+        assert_eq!(fingerprint("{}", "off"), None);
+    }
+
+    #[test]
+    fn chosen_parts_alone_can_be_compared() {
+        let of = |body| fingerprint(body, "body:/amount,/currency");
+        let one = of(r#"{"amount": 1, "currency": "EUR", "sentAt": 1}"#);
+        assert_eq!(one, of(r#"{"sentAt": 2, "currency": "EUR", "amount": 1}"#));
+        assert_ne!(one, of(r#"{"amount": 2, "currency": "EUR"}"#));
+        assert_ne!(
+            of(r#"{"amount": 1}"#),
+            of(r#"{"amount": 1, "currency": null}"#)
+        );
+        assert_ne!(of(r#"{"amount": 1}"#), of(r#"{"currency": 1}"#));
+    }
+
+    #[test]
+    fn what_is_no_source_is_refused() {
+        for text in [
+            "",
+            "Message-Id",
+            "attribute:",
+            "body",
+            "body:",
+            "body:id",
+            "body:/a~",
+            "body:/a,b~2,/c",
+        ] {
+            assert!(text.parse::<KeySource>().is_err(), "{text}");
+        }
+        for text in ["", "on", "body:", "body:x"] {
+            assert!(text.parse::<FingerprintSource>().is_err(), "{text}");
+        }
+    }
+}
