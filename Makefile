@@ -33,21 +33,27 @@ invoke: $(VENV) ## Send a watched consumer an event: make invoke EVENT=events/ne
 
 # ---- check it ----------------------------------------------------------------------------------
 
+# Alone: what is built in one command with test code gets the features of its dependencies too.
+CONSUMER := cargo build --locked --release --bin consumer
+
 .PHONY: test
 test: $(VENV) ## Run every test (a local cloud is started, unless AWS_ENDPOINT_URL names one)
-	cargo build --locked --release --bin consumer --example panicking
+	$(CONSUMER)
+	cargo build --locked --release --example panicking
 	python local/cloud.py run -- cargo test --locked
 
 .PHONY: test-localstack
 test-localstack: export AWS_ENDPOINT_URL ?= http://127.0.0.1:4566
 test-localstack: $(VENV) ## Run the integration suite against what is up at AWS_ENDPOINT_URL
-	python local/cloud.py run -- cargo build --locked --release --bin consumer
+	python local/cloud.py run -- $(CONSUMER)
 	python local/cloud.py run -- cargo test --locked --test integration
 
 .PHONY: bench
 bench: ## Compare the release binary with a plain loop of SDK calls
-	cargo build --locked --release --bin consumer --example raw_loop
-	cargo bench --locked --bench compare
+	$(CONSUMER)
+	cp target/release/consumer target/release/consumer-to-bench # `cargo bench` builds another in its place
+	cargo build --locked --release --example raw_loop
+	CONSUMER_BIN="$(CURDIR)/target/release/consumer-to-bench" cargo bench --locked --bench compare
 
 .PHONY: lint
 lint: export RUSTDOCFLAGS := -D warnings
