@@ -7,7 +7,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
     Deadline,
-    protocol::{Key, Owner, Timestamp},
+    protocol::{Key, Owner, StoredResult, Timestamp},
 };
 
 /// The business: what happens once per message.
@@ -63,6 +63,94 @@ pub trait Handler: Send + Sync + 'static {
         message: Self::Message,
         attempt: Attempt,
     ) -> impl Future<Output = Result<Self::Output, Failure>> + Send;
+
+    /// Sees a message whose operation is done already: to send a reply again, say. By default
+    /// it does nothing, and the message is acknowledged.
+    ///
+    /// Runs for each such delivery, so what it does happens at least once.
+    ///
+    /// ```
+    /// # use sqs_once::{Attempt, Failure, Handler, Stored};
+    /// struct Tickets;
+    ///
+    /// impl Handler for Tickets {
+    ///     type Message = String;
+    ///     type Output = u64;
+    ///
+    ///     async fn handle(&self, _customer: String, _: Attempt) -> Result<u64, Failure> {
+    ///         Ok(17)
+    ///     }
+    ///
+    ///     async fn on_duplicate(&self, ticket: Stored<u64>, attempt: Attempt) -> Result<(), Failure> {
+    ///         println!("{} had ticket {}", attempt.key(), ticket.output()?);
+    ///         Ok(())
+    ///     }
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// A failure sends the message back to the queue; the record stays as it is.
+    fn on_duplicate(
+        &self,
+        stored: Stored<Self::Output>,
+        attempt: Attempt,
+    ) -> impl Future<Output = Result<(), Failure>> + Send {
+        let _unused = (stored, attempt);
+        std::future::ready(Ok(()))
+    }
+}
+
+/// The recorded output of an operation that is done.
+///
+/// ```
+/// use sqs_once::{Stored, protocol::StoredResult};
+///
+/// let stored = Stored::<u64>::new(StoredResult::Json("17".into()));
+/// assert_eq!(stored.json(), Some("17"));
+/// assert!(matches!(stored.output(), Ok(17)));
+/// ```
+#[derive(Clone, Debug)]
+pub struct Stored<O> {
+    result: StoredResult,
+    output: PhantomData<fn() -> O>,
+}
+
+impl<O> Stored<O> {
+    /// What a record holds. Handlers are given theirs; make one to test a handler by itself.
+    #[must_use]
+    pub fn new(result: StoredResult) -> Self {
+        Self {
+            result,
+            output: PhantomData,
+        }
+    }
+
+    /// The JSON text; `None` where the output was too large to keep.
+    #[must_use]
+    pub fn json(&self) -> Option<&str> {
+        match &self.result {
+            StoredResult::Json(json) => Some(json),
+            StoredResult::Omitted(_) => None,
+        }
+    }
+
+    /// The output.
+    ///
+    /// # Errors
+    ///
+    /// A permanent failure if it was not kept, or is not of this type (any more).
+    pub fn output(&self) -> Result<O, Failure>
+    where
+        O: DeserializeOwned,
+    {
+        match &self.result {
+            StoredResult::Omitted(why) => Err(Failure::permanent(why.as_str())),
+            // Not serde's own words: they may quote the output.
+            StoredResult::Json(json) => serde_json::from_str(json)
+                .map_err(|_| Failure::permanent("the stored output is not of the handler's type")),
+        }
+    }
 }
 
 /// What can be made into a [`Handler`]: a handler, or an async function.

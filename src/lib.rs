@@ -75,7 +75,7 @@ pub mod telemetry;
 pub use deadline::Deadline;
 pub use handler::{
     Attempt, Attribute, Delivery, Failure, FnHandler, Handler, History, IntoHandler, OrPermanent,
-    ViaFn, ViaHandler,
+    Stored, ViaFn, ViaHandler,
 };
 pub use once::{Once, Operation, Outcome};
 pub use sqs::{BatchError, Consumer, run};

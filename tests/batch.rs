@@ -22,7 +22,7 @@ use proptest::prelude::*;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Attribute, BatchError, Consumer, Deadline, Failure, Handler, Once,
+    Attempt, Attribute, BatchError, Consumer, Deadline, Failure, Handler, Once, Stored,
     protocol::{Key, Namespace, State, StoredResult, Timestamp},
     sqs::{KeySource, Pointers},
     store::{DynamoStore, MemoryStore, Store},
@@ -365,6 +365,75 @@ async fn a_handler_is_told_of_its_delivery() {
 }
 
 #[tokio::test]
+async fn a_handler_may_look_at_duplicates_and_send_them_back() {
+    #[derive(Clone, Default)]
+    struct Replying(Arc<Mutex<Vec<u32>>>);
+    impl Handler for Replying {
+        type Message = u32;
+        type Output = u32;
+        async fn handle(&self, n: u32, _: Attempt) -> Result<u32, Failure> {
+            Ok(n + 1)
+        }
+        async fn on_duplicate(&self, stored: Stored<u32>, _: Attempt) -> Result<(), Failure> {
+            let output = stored.output()?;
+            self.0.lock().unwrap().push(output);
+            match output {
+                3 => Err(Failure::transient("no reply")),
+                4 => panic!("told to"),
+                _ => Ok(()),
+            }
+        }
+    }
+    let replies = Replying::default();
+    let once = Once::new(MemoryStore::default());
+    let consumer = Arc::new(Consumer::new(once, namespace(), replies.clone()));
+    let event = || batch([1, 2, 3].map(|n| record(&format!("m-{n}"), &json!(n))));
+    assert_eq!(
+        process(&consumer, event(), within(10 * SECOND)).await,
+        [""; 0]
+    );
+    assert!(replies.0.lock().unwrap().is_empty());
+    assert_eq!(
+        process(&consumer, event(), within(10 * SECOND)).await,
+        ["m-2", "m-3"]
+    );
+    replies.0.lock().unwrap().sort_unstable();
+    assert_eq!(*replies.0.lock().unwrap(), [2, 3, 4]);
+
+    // In one batch as well.
+    let twice = batch([received("m-7", &json!(7), 1), received("m-7", &json!(7), 2)]);
+    assert_eq!(
+        process(&consumer, twice, within(10 * SECOND)).await,
+        [""; 0]
+    );
+    assert_eq!(replies.0.lock().unwrap().last(), Some(&8));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_conflict_may_be_waited_for_and_takes_the_owners_outcome() {
+    let store = MemoryStore::default();
+    let slow = async |_: Value, _: Attempt| -> Result<u32, Failure> {
+        tokio::time::sleep(2 * SECOND).await;
+        Ok(1)
+    };
+    let never = async |_: Value, _: Attempt| -> Result<u32, Failure> { unreachable!() };
+    let once = || Once::new(store.clone());
+    let owner = Arc::new(Consumer::new(once(), namespace(), slow));
+    let waiting = |wait| Arc::new(Consumer::new(once(), namespace(), never).conflict_wait(wait));
+    let (hasty, patient) = (waiting(SECOND), waiting(5 * SECOND));
+    let event = || batch([record("m-1", "{}")]);
+    let (owned, gave_up, waited) = tokio::join!(
+        process(&owner, event(), within(10 * SECOND)),
+        process(&hasty, event(), within(10 * SECOND)),
+        process(&patient, event(), within(10 * SECOND)),
+    );
+    assert_eq!(
+        (owned, gave_up, waited),
+        (vec![], vec!["m-1".to_owned()], vec![])
+    );
+}
+
+#[tokio::test]
 async fn in_a_fifo_group_nothing_runs_behind_a_failure_and_other_groups_go_on() {
     let handler = Obedient::default();
     let consumer = Arc::new(consumer(MemoryStore::default(), &handler));
@@ -396,14 +465,17 @@ async fn in_a_fifo_group_nothing_runs_behind_a_failure_and_other_groups_go_on() 
     assert_eq!(of("b"), ["b-1", "b-2"]);
 }
 
-fn orders() -> impl Strategy<Value = Vec<(u8, Order)>> {
-    let order = prop_oneof![
-        3 => Just(Order::Succeed),
+fn order() -> impl Strategy<Value = Order> {
+    prop_oneof![
+        6 => Just(Order::Succeed),
         1 => Just(Order::Fail),
         1 => Just(Order::Decline),
         1 => Just(Order::Panic),
-    ];
-    prop::collection::vec((0..12_u8, order), 0..30)
+    ]
+}
+
+fn orders() -> impl Strategy<Value = Vec<(u8, Order)>> {
+    prop::collection::vec((0..12_u8, order()), 0..30)
 }
 
 proptest! {
@@ -432,5 +504,53 @@ proptest! {
         let failed = runtime.block_on(process(&consumer, batch(records), within(10 * SECOND)));
         prop_assert_eq!(failed, expected);
         prop_assert_eq!(handler.ran().len(), told.len());
+    }
+
+    /// In a FIFO queue: each group runs in order, one message at a time, up to its first failure;
+    /// what failed and what is behind it is named, in the batch's order, and nothing else.
+    #[test]
+    fn fifo_groups_run_in_order_up_to_their_first_failure(
+        orders in prop::collection::vec(
+            (0..4_usize, prop_oneof![9 => order(), 1 => Just(Order::Hang)]),
+            0..30,
+        ),
+        // One for each group at least: behind a handler that hangs, nothing is started.
+        concurrency in 4..8_usize,
+    ) {
+        let mut failed_groups = std::collections::BTreeSet::new();
+        let (mut expected, mut runs) = (Vec::new(), vec![Vec::new(); 4]);
+        let records: Vec<Value> = orders.iter().enumerate().map(|(n, (group, order))| {
+            let id = format!("g{group}-{n}");
+            if !failed_groups.contains(group) {
+                runs[*group].push(id.clone());
+            }
+            if *order != Order::Succeed {
+                failed_groups.insert(*group);
+            }
+            if failed_groups.contains(group) {
+                expected.push(id.clone());
+            }
+            let mut message = record(&id, &json!(format!("{order:?}").to_lowercase()));
+            message["eventSourceARN"] = json!(format!("{}.fifo", support::event::QUEUE_ARN));
+            message["attributes"]["MessageGroupId"] = json!(format!("g{group}"));
+            message
+        }).collect();
+
+        let handler = Obedient::default();
+        let consumer = consumer(MemoryStore::default(), &handler);
+        let consumer = Arc::new(consumer.concurrency(NonZeroUsize::new(concurrency).unwrap()));
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .unwrap();
+        let failed = runtime.block_on(process(&consumer, batch(records), within(SECOND)));
+        prop_assert_eq!(failed, expected);
+        let ran = handler.ran();
+        for (group, expected) in runs.iter().enumerate() {
+            let prefix = format!("g{group}-");
+            let of_group: Vec<&String> = ran.iter().filter(|id| id.starts_with(&prefix)).collect();
+            prop_assert_eq!(of_group, expected.iter().collect::<Vec<_>>());
+        }
     }
 }

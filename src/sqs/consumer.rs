@@ -24,7 +24,7 @@ use super::{
     processed::{Processed, millis},
 };
 use crate::{
-    Deadline, Handler, IntoHandler, Once, Operation, Outcome,
+    Attempt, Deadline, Failure, Handler, History, IntoHandler, Once, Operation, Outcome, Stored,
     protocol::{Namespace, StoredResult, Timestamp},
     store::Store,
 };
@@ -67,10 +67,15 @@ pub struct Consumer<S, H> {
     key: KeySource,
     fingerprint: FingerprintSource,
     concurrency: NonZeroUsize,
+    conflict_wait: Duration,
     reserve: Duration,
     fallback: Duration,
     time_needed: Duration,
 }
+
+/// Between two looks at a conflict.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Why no message of a batch was processed: the invocation fails, and SQS keeps them all.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -111,6 +116,7 @@ impl<S: Store, H: Handler> Consumer<S, H> {
             key: KeySource::default(),
             fingerprint: FingerprintSource::default(),
             concurrency: const { NonZeroUsize::new(10).unwrap() },
+            conflict_wait: Duration::ZERO,
             reserve: Duration::from_millis(500),
             fallback: Duration::from_secs(300),
             time_needed: Duration::ZERO,
@@ -137,6 +143,18 @@ impl<S: Store, H: Handler> Consumer<S, H> {
     pub fn concurrency(self, concurrency: NonZeroUsize) -> Self {
         Self {
             concurrency,
+            ..self
+        }
+    }
+
+    /// How long to wait, within the deadline, for somebody else who is at a message's operation,
+    /// to take their outcome. By default not at all: the message goes back to the queue. While it
+    /// waits, the message takes up one of the [concurrency](Self::concurrency), and it claims
+    /// again every 50 ms at first and every second in the end, one write unit each time.
+    #[must_use]
+    pub fn conflict_wait(self, conflict_wait: Duration) -> Self {
+        Self {
+            conflict_wait,
             ..self
         }
     }
@@ -291,8 +309,9 @@ impl<S: Store, H: Handler> Consumer<S, H> {
                     Processed::BehindFailure
                 }
                 (Some((same, before)), LaneKind::SameKey) if *same == identity => before.again(),
-                _ => self.run_message(message, batch).await,
+                _ => self.run_message(message, batch.deadline).await,
             };
+            let processed = self.replay(processed, message, batch.deadline).await;
             processed.log(message, started.elapsed());
             if lane.messages.len() > 1 {
                 before = Some((identity, processed.clone()));
@@ -302,17 +321,26 @@ impl<S: Store, H: Handler> Consumer<S, H> {
         }
     }
 
-    async fn run_message(&self, message: &Message, batch: &Batch) -> Processed {
+    async fn run_message(&self, message: &Message, deadline: Deadline) -> Processed {
+        let patience_ends = deadline.stop().min(Instant::now() + self.conflict_wait);
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let processed = self.run_once(message, deadline).await;
+            let conflict = matches!(processed, Processed::Ran(Outcome::Conflict { .. }));
+            if !conflict || Instant::now() + pause > patience_ends {
+                return processed;
+            }
+            tokio::time::sleep(pause).await;
+            pause = LONGEST_PAUSE.min(pause * 2);
+        }
+    }
+
+    async fn run_once(&self, message: &Message, deadline: Deadline) -> Processed {
         let Identity { key, fingerprint } = match message.identity() {
             Ok(identity) => identity.clone(),
             Err(InvalidMessage(why)) => return Processed::Invalid(why.clone()),
         };
-        let operation = Operation {
-            key,
-            fingerprint,
-            delivery: message.delivery(),
-            deadline: batch.deadline,
-        };
+        let operation = Operation::new(key, fingerprint, message.delivery(), deadline);
         // Reading a body is the user's code too, and may panic.
         let run = AssertUnwindSafe(async {
             match message.parse() {
@@ -327,6 +355,30 @@ impl<S: Store, H: Handler> Consumer<S, H> {
         run.catch_unwind()
             .await
             .unwrap_or(Processed::Ran(Outcome::Panicked))
+    }
+
+    /// Shows a duplicate to the handler.
+    async fn replay(&self, before: Processed, message: &Message, deadline: Deadline) -> Processed {
+        let (Processed::Ran(Outcome::Duplicate(result)), Some(key)) = (&before, message.key())
+        else {
+            return before;
+        };
+        let stored = Stored::new(result.clone());
+        let attempt = Attempt::new(key.clone(), message.delivery(), History::Fresh, deadline);
+        let shown = AssertUnwindSafe(async { self.handler.on_duplicate(stored, attempt).await });
+        Processed::Ran(
+            match timeout_at(deadline.stop(), shown.catch_unwind()).await {
+                Ok(Ok(Ok(()))) => return before,
+                Ok(Ok(Err(failure @ Failure::Transient(_)))) => {
+                    Outcome::TransientFailure(failure.to_string())
+                }
+                Ok(Ok(Err(failure @ Failure::Permanent(_)))) => {
+                    Outcome::PermanentFailure(failure.to_string())
+                }
+                Ok(Err(_panic)) => Outcome::Panicked,
+                Err(_elapsed) => Outcome::OutOfTime,
+            },
+        )
     }
 }
 

@@ -45,6 +45,7 @@ async fn run() -> Result<(), lambda_runtime::Error> {
         .key(settings.key)
         .fingerprint(settings.fingerprint)
         .concurrency(settings.concurrency)
+        .conflict_wait(settings.conflict_wait)
         .reserve(settings.reserve)
         .fallback(settings.lease_fallback)
         .time_needed(settings.gateway_timeout);

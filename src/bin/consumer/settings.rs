@@ -22,6 +22,7 @@ pub(crate) struct Settings {
     pub(crate) lease_margin: Duration,
     pub(crate) lease_fallback: Duration,
     pub(crate) concurrency: NonZeroUsize,
+    pub(crate) conflict_wait: Duration,
     pub(crate) reserve: Duration,
     pub(crate) prime: bool,
     pub(crate) gateway: GatewayUrl,
@@ -89,6 +90,7 @@ impl Settings {
             text.parse()
                 .map_err(|_| "must be a whole number from 1".to_owned())
         });
+        let conflict_wait = reader.optional("CONSUMER_CONFLICT_WAIT", "0s", duration);
         let reserve = reader.optional("CONSUMER_DEADLINE_RESERVE", "500ms", positive);
         let prime = reader.optional("CONSUMER_PRIME", "on", |text| match text {
             "on" => Ok(true),
@@ -113,6 +115,7 @@ impl Settings {
                 lease_margin: lease_margin?,
                 lease_fallback: lease_fallback?,
                 concurrency: concurrency?,
+                conflict_wait: conflict_wait?,
                 reserve: reserve?,
                 prime: prime?,
                 gateway: gateway?,
@@ -247,6 +250,7 @@ mod tests {
         assert_eq!(settings.lease_margin, Duration::from_secs(1));
         assert_eq!(settings.lease_fallback, Duration::from_secs(300));
         assert_eq!(settings.concurrency.get(), 10);
+        assert_eq!(settings.conflict_wait, Duration::ZERO);
         assert_eq!(settings.reserve, Duration::from_millis(500));
         assert!(settings.prime);
         assert_eq!(settings.gateway, GatewayUrl::Sandbox);
