@@ -15,7 +15,12 @@ from cloud import STATE, Unavailable, cloud, create_table, free_port, run, unwin
 
 PORT = 9000  # cargo-lambda's own
 PORT_FILE = STATE / "watch.port"
-DEFAULTS = {"PAYMENT_GATEWAY_URL": "sandbox", "IDEMPOTENCY_TABLE_NAME": "sqs-once"}
+DEFAULTS = {
+    "PAYMENT_GATEWAY_URL": "sandbox",
+    "IDEMPOTENCY_TABLE_NAME": "sqs-once",
+    # cargo-lambda names the function "_".
+    "IDEMPOTENCY_NAMESPACE": "payments",
+}
 
 console = Console(highlight=False, soft_wrap=True)
 
