@@ -6,7 +6,10 @@ use std::{borrow::Cow, str::FromStr};
 use aws_lambda_events::sqs::SqsMessage;
 use serde_json::Value;
 
-use super::message::InvalidMessage;
+use super::{
+    message::InvalidMessage,
+    pointer::{Pointers, canonical, find, text},
+};
 use crate::protocol::{Fingerprint, Key, Namespace};
 
 /// What makes a message the same operation as another.
@@ -119,7 +122,7 @@ impl KeySource {
                 "MessageDeduplicationId, which only FIFO queues have".to_owned()
             }
             Self::Attribute(name) => format!("the message attribute `{name}`"),
-            Self::Body(pointers) => format!("`{}` of the body", pointers.0.join(",")),
+            Self::Body(pointers) => format!("`{}` of the body", pointers),
         };
         InvalidMessage(format!("no idempotency key at {place}: {why}"))
     }
@@ -205,94 +208,10 @@ impl FromStr for FingerprintSource {
     }
 }
 
-/// One or more JSON pointers, valid by RFC 6901, section 3.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pointers(Vec<String>);
-
-impl Pointers {
-    /// Reads pointers joined with commas. None of them is empty: the whole body is no key.
-    ///
-    /// ```
-    /// use sqs_once::sqs::Pointers;
-    ///
-    /// assert!(Pointers::new("/tenant,/order/id").is_some());
-    /// assert!(Pointers::new("tenant").is_none());
-    /// assert!(Pointers::new("/a~2").is_none());
-    /// ```
-    #[must_use]
-    pub fn new(text: &str) -> Option<Self> {
-        // In a pointer, a slash follows a comma only between two of them, or behind a name that
-        // ends with one.
-        let rest = text.strip_prefix('/')?;
-        let valid = |pointer: &str| {
-            let mut escapes = pointer.split('~').skip(1);
-            escapes.all(|rest| rest.starts_with(['0', '1']))
-        };
-        let pointers: Vec<String> = rest
-            .split(",/")
-            .map(|pointer| format!("/{pointer}"))
-            .collect();
-        pointers
-            .iter()
-            .all(|pointer| valid(pointer))
-            .then_some(Self(pointers))
-    }
-
-    fn iter(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().map(String::as_str)
-    }
-}
-
 /// What was given is no source.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct SourceError(&'static str);
-
-/// What a pointer finds, also behind strings that hold JSON.
-fn find<'a>(json: &'a Value, pointer: &str) -> Option<Cow<'a, Value>> {
-    let mut found = Cow::Borrowed(json);
-    for token in pointer.split('/').skip(1) {
-        if let Value::String(text) = found.as_ref() {
-            found = Cow::Owned(serde_json::from_str(text).ok()?);
-        }
-        let step = format!("/{token}");
-        found = match found {
-            Cow::Borrowed(value) => Cow::Borrowed(value.pointer(&step)?),
-            Cow::Owned(mut value) => Cow::Owned(value.pointer_mut(&step)?.take()),
-        };
-    }
-    Some(found)
-}
-
-/// The key's part that a value makes; `None` where two different numbers would make the same.
-fn text(value: Cow<'_, Value>) -> Option<Cow<'_, str>> {
-    match value {
-        Cow::Borrowed(Value::String(text)) => Some(Cow::Borrowed(text)),
-        Cow::Owned(Value::String(text)) => Some(Cow::Owned(text)),
-        other => match other.as_ref() {
-            Value::Number(n) if n.is_i64() || n.is_u64() => Some(Cow::Owned(n.to_string())),
-            other if is_exact(other) => Some(Cow::Owned(canonical(other))),
-            _ => None,
-        },
-    }
-}
-
-/// Whether the canonical form tells every number in it from every other. It goes by way of a
-/// double (RFC 8785, section 3.2.2.3), which whole numbers below 2^53 alone survive whatever
-/// digits they were written with.
-fn is_exact(value: &Value) -> bool {
-    match value {
-        Value::Number(n) => n.as_i64().is_some_and(|n| n.unsigned_abs() < 1 << 53),
-        Value::Array(items) => items.iter().all(is_exact),
-        Value::Object(members) => members.values().all(is_exact),
-        Value::Null | Value::Bool(_) | Value::String(_) => true,
-    }
-}
-
-fn canonical(value: &Value) -> String {
-    // It fails on numbers that are not finite, which a Value can't hold.
-    serde_json_canonicalizer::to_string(value).unwrap_or_else(|_| value.to_string())
-}
 
 #[cfg(test)]
 mod tests {

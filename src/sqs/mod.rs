@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `message` | one record of the event: what names it, what the handler is given of it |
 //! | `identity` | what makes two messages the same operation |
+//! | `pointer` | what JSON pointers find in a body |
 //! | `lanes` | what runs side by side, and what one after the other |
 //! | `consumer` | the batch: deadline, panics, response |
 //! | `processed` | what became of a message, and its line in the log |
@@ -14,8 +15,10 @@ mod identity;
 mod lambda;
 mod lanes;
 mod message;
+mod pointer;
 mod processed;
 
 pub use consumer::{BatchError, Consumer};
-pub use identity::{FingerprintSource, KeySource, Pointers, SourceError};
+pub use identity::{FingerprintSource, KeySource, SourceError};
 pub use lambda::run;
+pub use pointer::Pointers;

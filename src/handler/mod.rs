@@ -1,0 +1,244 @@
+//! What a user writes: a [`Handler`], told about its [`Attempt`], answering with an output or
+//! a [`Failure`].
+
+mod attempt;
+mod failure;
+
+use std::{fmt, marker::PhantomData};
+
+use serde::{Serialize, de::DeserializeOwned};
+
+pub use attempt::{Attempt, Attribute, Delivery, History};
+pub use failure::{Failure, OrPermanent};
+
+use crate::protocol::StoredResult;
+
+/// The business: what happens once per message.
+///
+/// Any `async fn(Message, Attempt) -> Result<Output, Failure>` is one. Write the trait out
+/// where the handler has state of its own:
+///
+/// ```
+/// use serde::Deserialize;
+/// use sqs_once::{Attempt, Failure, Handler};
+///
+/// #[derive(Deserialize)]
+/// struct Order { id: String }
+///
+/// struct Mailer { from: String }
+///
+/// impl Handler for Mailer {
+///     type Message = Order;
+///     type Output = String;
+///
+///     async fn handle(&self, order: Order, attempt: Attempt) -> Result<String, Failure> {
+///         if attempt.may_have_run_before() {
+///             // An attempt was cut off: the mail may be out. Look before sending it again.
+///         }
+///         Ok(format!("{} wrote about {}", self.from, order.id))
+///     }
+/// }
+/// ```
+///
+/// # Being cut off
+///
+/// The future is dropped at its next `.await` when the invocation's time is up, and the next
+/// attempt is told. What the future does not hold goes on: code that blocks its thread, and tasks
+/// it has spawned (`tokio::spawn`, `spawn_blocking`). Such work must end by itself within
+/// [`Attempt::time_left`], or it may run beside the next attempt; and where handlers block every
+/// thread of the runtime, not even the rest of the batch can be answered in time.
+pub trait Handler: Send + Sync + 'static {
+    /// What the message's body is, as JSON. A body that is something else is a permanent
+    /// failure.
+    type Message: DeserializeOwned + Send;
+    /// What is remembered as the result, as JSON of at most 392 KB. A longer one is not
+    /// stored; the operation is done all the same.
+    type Output: Serialize + Send;
+
+    /// Handles one message.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::Transient`] if it may pass when tried again, [`Failure::Permanent`] if it
+    /// won't.
+    fn handle(
+        &self,
+        message: Self::Message,
+        attempt: Attempt,
+    ) -> impl Future<Output = Result<Self::Output, Failure>> + Send;
+
+    /// Sees a message whose operation is done already: to send a reply again, say. By default
+    /// it does nothing, and the message is acknowledged.
+    ///
+    /// Runs for each such delivery, so what it does happens at least once.
+    ///
+    /// ```
+    /// # use sqs_once::{Attempt, Failure, Handler, Stored};
+    /// struct Tickets;
+    ///
+    /// impl Handler for Tickets {
+    ///     type Message = String;
+    ///     type Output = u64;
+    ///
+    ///     async fn handle(&self, _customer: String, _: Attempt) -> Result<u64, Failure> {
+    ///         Ok(17)
+    ///     }
+    ///
+    ///     async fn on_duplicate(&self, ticket: Stored<u64>, attempt: Attempt) -> Result<(), Failure> {
+    ///         println!("{} had ticket {}", attempt.key(), ticket.output()?);
+    ///         Ok(())
+    ///     }
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// A failure sends the message back to the queue; the record stays as it is.
+    fn on_duplicate(
+        &self,
+        stored: Stored<Self::Output>,
+        attempt: Attempt,
+    ) -> impl Future<Output = Result<(), Failure>> + Send {
+        let _unused = (stored, attempt);
+        std::future::ready(Ok(()))
+    }
+}
+
+/// The recorded output of an operation that is done.
+///
+/// ```
+/// use sqs_once::{Stored, protocol::StoredResult};
+///
+/// let stored = Stored::<u64>::new(StoredResult::Json("17".into()));
+/// assert_eq!(stored.json(), Some("17"));
+/// assert!(matches!(stored.output(), Ok(17)));
+/// ```
+#[derive(Clone, Debug)]
+pub struct Stored<O> {
+    result: StoredResult,
+    output: PhantomData<fn() -> O>,
+}
+
+impl<O> Stored<O> {
+    /// What a record holds. Handlers are given theirs; make one to test a handler by itself.
+    #[must_use]
+    pub fn new(result: StoredResult) -> Self {
+        Self {
+            result,
+            output: PhantomData,
+        }
+    }
+
+    /// The JSON text; `None` where the output was too large to keep.
+    #[must_use]
+    pub fn json(&self) -> Option<&str> {
+        match &self.result {
+            StoredResult::Json(json) => Some(json),
+            StoredResult::Omitted(_) => None,
+        }
+    }
+
+    /// The output.
+    ///
+    /// # Errors
+    ///
+    /// A permanent failure if it was not kept, or is not of this type (any more).
+    pub fn output(&self) -> Result<O, Failure>
+    where
+        O: DeserializeOwned,
+    {
+        match &self.result {
+            StoredResult::Omitted(why) => Err(Failure::permanent(why.as_str())),
+            // Not serde's own words: they may quote the output.
+            StoredResult::Json(json) => serde_json::from_str(json)
+                .map_err(|_| Failure::permanent("the stored output is not of the handler's type")),
+        }
+    }
+}
+
+/// What can be made into a [`Handler`]: a handler, or an async function.
+///
+/// `Via` only tells the compiler which of the two; it is always inferred.
+///
+/// ```
+/// use sqs_once::{Attempt, Failure, IntoHandler};
+///
+/// fn takes<Via>(_: impl IntoHandler<Via>) {}
+///
+/// async fn greet(name: String, _: Attempt) -> Result<String, Failure> {
+///     Ok(format!("hello {name}"))
+/// }
+/// takes(greet);
+/// takes(async |n: u64, _: Attempt| -> Result<u64, Failure> { Ok(n + 1) });
+/// ```
+pub trait IntoHandler<Via> {
+    /// The handler it becomes.
+    type Handler: Handler;
+
+    /// Makes it one.
+    fn into_handler(self) -> Self::Handler;
+}
+
+/// Marks what is a [`Handler`] already.
+#[derive(Debug)]
+pub struct ViaHandler;
+
+impl<H: Handler> IntoHandler<ViaHandler> for H {
+    type Handler = H;
+
+    fn into_handler(self) -> H {
+        self
+    }
+}
+
+/// Marks an async function over messages of type `M`.
+#[derive(Debug)]
+pub struct ViaFn<M>(PhantomData<M>);
+
+impl<F, M, O, Fut> IntoHandler<ViaFn<M>> for F
+where
+    F: Fn(M, Attempt) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Result<O, Failure>> + Send,
+    M: DeserializeOwned + Send + 'static,
+    O: Serialize + Send + 'static,
+{
+    type Handler = FnHandler<F, M>;
+
+    fn into_handler(self) -> FnHandler<F, M> {
+        FnHandler {
+            function: self,
+            message: PhantomData,
+        }
+    }
+}
+
+/// An async function as a [`Handler`].
+pub struct FnHandler<F, M> {
+    function: F,
+    message: PhantomData<fn(M)>,
+}
+
+impl<F, M> fmt::Debug for FnHandler<F, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FnHandler").finish_non_exhaustive()
+    }
+}
+
+impl<F, M, O, Fut> Handler for FnHandler<F, M>
+where
+    F: Fn(M, Attempt) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Result<O, Failure>> + Send,
+    M: DeserializeOwned + Send + 'static,
+    O: Serialize + Send + 'static,
+{
+    type Message = M;
+    type Output = O;
+
+    fn handle(
+        &self,
+        message: M,
+        attempt: Attempt,
+    ) -> impl Future<Output = Result<O, Failure>> + Send {
+        (self.function)(message, attempt)
+    }
+}

@@ -1,0 +1,96 @@
+//! What JSON pointers find in a body, and the text that it makes.
+
+use std::{borrow::Cow, fmt};
+
+use serde_json::Value;
+
+/// One or more JSON pointers, valid by RFC 6901, section 3.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pointers(Vec<String>);
+
+impl Pointers {
+    /// Reads pointers joined with commas. None of them is empty: the whole body is no key.
+    ///
+    /// ```
+    /// use sqs_once::sqs::Pointers;
+    ///
+    /// assert!(Pointers::new("/tenant,/order/id").is_some());
+    /// assert!(Pointers::new("tenant").is_none());
+    /// assert!(Pointers::new("/a~2").is_none());
+    /// ```
+    #[must_use]
+    pub fn new(text: &str) -> Option<Self> {
+        // In a pointer, a slash follows a comma only between two of them, or behind a name that
+        // ends with one.
+        let rest = text.strip_prefix('/')?;
+        let valid = |pointer: &str| {
+            let mut escapes = pointer.split('~').skip(1);
+            escapes.all(|rest| rest.starts_with(['0', '1']))
+        };
+        let pointers: Vec<String> = rest
+            .split(",/")
+            .map(|pointer| format!("/{pointer}"))
+            .collect();
+        pointers
+            .iter()
+            .all(|pointer| valid(pointer))
+            .then_some(Self(pointers))
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(String::as_str)
+    }
+}
+
+/// As they are written.
+impl fmt::Display for Pointers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join(","))
+    }
+}
+
+/// What a pointer finds, also behind strings that hold JSON.
+pub(super) fn find<'a>(json: &'a Value, pointer: &str) -> Option<Cow<'a, Value>> {
+    let mut found = Cow::Borrowed(json);
+    for token in pointer.split('/').skip(1) {
+        if let Value::String(text) = found.as_ref() {
+            found = Cow::Owned(serde_json::from_str(text).ok()?);
+        }
+        let step = format!("/{token}");
+        found = match found {
+            Cow::Borrowed(value) => Cow::Borrowed(value.pointer(&step)?),
+            Cow::Owned(mut value) => Cow::Owned(value.pointer_mut(&step)?.take()),
+        };
+    }
+    Some(found)
+}
+
+/// The key's part that a value makes; `None` where two different numbers would make the same.
+pub(super) fn text(value: Cow<'_, Value>) -> Option<Cow<'_, str>> {
+    match value {
+        Cow::Borrowed(Value::String(text)) => Some(Cow::Borrowed(text)),
+        Cow::Owned(Value::String(text)) => Some(Cow::Owned(text)),
+        other => match other.as_ref() {
+            Value::Number(n) if n.is_i64() || n.is_u64() => Some(Cow::Owned(n.to_string())),
+            other if is_exact(other) => Some(Cow::Owned(canonical(other))),
+            _ => None,
+        },
+    }
+}
+
+/// Whether the canonical form tells every number in it from every other. It goes by way of a
+/// double (RFC 8785, section 3.2.2.3), which whole numbers below 2^53 alone survive whatever
+/// digits they were written with.
+fn is_exact(value: &Value) -> bool {
+    match value {
+        Value::Number(n) => n.as_i64().is_some_and(|n| n.unsigned_abs() < 1 << 53),
+        Value::Array(items) => items.iter().all(is_exact),
+        Value::Object(members) => members.values().all(is_exact),
+        Value::Null | Value::Bool(_) | Value::String(_) => true,
+    }
+}
+
+pub(super) fn canonical(value: &Value) -> String {
+    // It fails on numbers that are not finite, which a Value can't hold.
+    serde_json_canonicalizer::to_string(value).unwrap_or_else(|_| value.to_string())
+}
