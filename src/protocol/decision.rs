@@ -185,11 +185,14 @@ pub fn settlement_refused(
         (wanted, None) => *wanted == Settlement::Release,
         (wanted, Some(record)) => {
             record.owner.as_ref() == Some(&fence.owner)
-                && matches!(
-                    (wanted, &record.state),
-                    (Settlement::Complete { .. }, State::Completed { .. })
-                        | (Settlement::Fail { .. }, State::Failed { .. })
-                )
+                && match (wanted, &record.state) {
+                    // A program without a fence may have completed my record with its own.
+                    (Settlement::Complete { result, .. }, State::Completed { result: kept }) => {
+                        result == kept
+                    }
+                    (Settlement::Fail { .. }, State::Failed { .. }) => true,
+                    _ => false,
+                }
         }
     };
     if as_wanted {
@@ -434,6 +437,16 @@ mod tests {
                 "{wanted:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_result_that_is_not_mine_is_not_my_completion() {
+        let mine = request("m-1", "p");
+        let [complete, ..] = settlements();
+        assert_eq!(
+            settlement_refused(Some(&record(&mine, completed())), &mine.fence(), &complete),
+            SettlementRefused::LeaseLost
+        );
     }
 
     #[test]

@@ -41,10 +41,11 @@ impl Layout {
             in_progress,
             completed,
             failed,
+            expired,
         } = &self.words;
         let state = match error {
             // An error may be left over in a record that was completed by another program.
-            _ if status == *completed => State::Completed {
+            _ if status == *completed || Some(status.as_str()) == *expired => State::Completed {
                 result: self.result(item)?,
             },
             Some(error) if status == *failed => State::Failed { error },
@@ -99,8 +100,11 @@ impl Layout {
         let Some(value) = item.get(self.name(field)) else {
             return Ok(None);
         };
-        let number = value.as_n().ok().and_then(|digits| digits.parse().ok());
-        let fault = || format!("`{}` is not a whole number from 0", self.name(field));
+        // Powertools for TypeScript writes fractions of a second; in conditions with whole
+        // seconds they change nothing.
+        let whole = |digits: &String| digits.split('.').next()?.parse().ok();
+        let number = value.as_n().ok().and_then(whole);
+        let fault = || format!("`{}` is not a number from 0", self.name(field));
         number.map(Some).ok_or_else(fault)
     }
 
@@ -127,4 +131,40 @@ pub(super) fn millis(at: Timestamp) -> AttributeValue {
 pub(super) fn size(item: &Item) -> usize {
     let value = |value: &AttributeValue| value.as_s().map_or(21, String::len);
     item.iter().map(|(name, v)| name.len() + value(v)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_of_another_program_is_read_as_far_as_it_goes() {
+        let layout = Layout::powertools();
+        let read = |more: &[(&str, AttributeValue)]| {
+            let expiration = AttributeValue::N("1800000000.75".into());
+            let mut item = Item::from([("expiration".to_owned(), expiration)]);
+            item.extend(more.iter().map(|(name, v)| ((*name).to_owned(), v.clone())));
+            layout.record(&item).map(|record| record.state)
+        };
+        let completed = ("status", string("COMPLETED"));
+        for data in [None, Some(AttributeValue::M(Item::new()))] {
+            let data = data.map(|data| ("data", data));
+            let more: Vec<_> = data.into_iter().chain([completed.clone()]).collect();
+            let result = StoredResult::Omitted(String::new());
+            assert_eq!(
+                std::mem::discriminant(&read(&more).unwrap()),
+                std::mem::discriminant(&State::Completed { result })
+            );
+        }
+        let left_over = [completed, ("error", string("no")), ("data", string("1"))];
+        let result = StoredResult::Json("1".into());
+        assert_eq!(read(&left_over), Ok(State::Completed { result }));
+        let lease_until = Timestamp::from_millis(1_800_000_000_999);
+        assert_eq!(
+            read(&[("status", string("INPROGRESS"))]),
+            Ok(State::InProgress { lease_until })
+        );
+        assert!(read(&[("status", string("FAILED"))]).is_err());
+        assert!(read(&[]).is_err());
+    }
 }

@@ -113,6 +113,8 @@ pub(super) struct Words {
     pub(super) in_progress: Cow<'static, str>,
     pub(super) completed: Cow<'static, str>,
     pub(super) failed: Cow<'static, str>,
+    /// What else stands for completed, when it is read.
+    pub(super) expired: Option<&'static str>,
 }
 
 impl Default for Layout {
@@ -132,6 +134,7 @@ impl Layout {
                 in_progress: "IN_PROGRESS".into(),
                 completed: "COMPLETED".into(),
                 failed: "FAILED".into(),
+                expired: None,
             },
         }
     }
@@ -167,6 +170,8 @@ impl Layout {
         }
         layout.words.in_progress = "INPROGRESS".into();
         layout.words.failed = "INPROGRESS".into();
+        // Written when a function ends after its record expired.
+        layout.words.expired = Some("EXPIRED");
         layout
     }
 
@@ -234,6 +239,7 @@ impl Layout {
             in_progress: in_progress.into().into(),
             completed: completed.into().into(),
             failed: failed.into().into(),
+            expired: None,
         };
         if [&self.words.in_progress, &self.words.failed].contains(&&self.words.completed) {
             return Err(LayoutError(
@@ -280,5 +286,42 @@ impl Layout {
             (partition, string(&sort.partition)),
             (sort.name.clone(), string(id)),
         ])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sort_key_takes_what_fits_and_the_hash_of_what_does_not() {
+        let layout = Layout::native().sort_key("sk", "all").unwrap();
+        let sort = |id: &str| layout.primary_key(id)["sk"].as_s().unwrap().clone();
+        assert_eq!(layout.primary_key("ns#a")["id"], string("all"));
+        let longest = "x".repeat(MAX_SORT_KEY_BYTES);
+        assert_eq!(sort(&longest), longest);
+        let (a, b) = (sort(&format!("{longest}a")), sort(&format!("{longest}b")));
+        assert!(a.starts_with("\\sha256:") && a.len() == 72 && a != b, "{a}");
+    }
+
+    #[test]
+    fn names_are_told_apart_and_are_names() {
+        for names in [
+            vec![(Field::Id, "status")],
+            vec![(Field::Id, "a"), (Field::Owner, "a")],
+            vec![(Field::Id, "")],
+        ] {
+            assert!(Layout::native().rename(names.clone()).is_err(), "{names:?}");
+        }
+        let swapped = [(Field::Id, "owner"), (Field::Owner, "id")];
+        assert!(Layout::native().rename(swapped).is_ok());
+        let too_long = "x".repeat(MAX_NAME_BYTES + 1);
+        assert!(Layout::native().rename([(Field::Id, too_long)]).is_err());
+        for (name, partition) in [("id", "all"), ("", "all"), ("sk", "")] {
+            assert!(
+                Layout::native().sort_key(name, partition).is_err(),
+                "{name}"
+            );
+        }
     }
 }
