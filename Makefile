@@ -48,6 +48,10 @@ test-localstack: $(VENV) ## Run the integration suite against what is up at AWS_
 	python local/cloud.py run -- $(CONSUMER)
 	python local/cloud.py run -- cargo test --locked --test integration
 
+.PHONY: test-powertools
+test-powertools: $(VENV) ## Share a table with Powertools for AWS Lambda, both ways
+	cargo test --locked --test powertools
+
 .PHONY: bench
 bench: ## Compare the release binary with a plain loop of SDK calls
 	$(CONSUMER)

@@ -10,15 +10,52 @@
 mod conformance;
 mod support;
 
-use sqs_once::store::{DynamoStore, MemoryStore};
+use sqs_once::store::{DynamoStore, Field, Layout, MemoryStore};
 use support::dynamo::Dynamo;
 
 conformance!(memory, async { MemoryStore::default() });
-conformance!(dynamodb, dynamo_store());
+conformance!(dynamodb, dynamo_store(&["id"], Layout::native()));
+conformance!(powertools, dynamo_store(&["id"], Layout::powertools()));
+conformance!(
+    powertools_sort_key,
+    dynamo_store(
+        &["id", "sk"],
+        Layout::powertools().sort_key("sk", "idempotency#").unwrap()
+    )
+);
+conformance!(sort_key, dynamo_store(&["PK", "SK"], single_table()));
+conformance!(renamed, dynamo_store(&["size"], renamed()));
+
+fn single_table() -> Layout {
+    let names = Layout::native().rename([(Field::Id, "PK")]).unwrap();
+    names.sort_key("SK", "idempotency").unwrap()
+}
+
+/// Every attribute by another name, among them reserved words and what an expression can't say.
+fn renamed() -> Layout {
+    let names = [
+        (Field::Id, "size"),
+        (Field::Status, "state"),
+        (Field::Owner, "user"),
+        (Field::LeaseUntil, "until"),
+        (Field::ExpiresAt, "ttl"),
+        (Field::Fingerprint, "hash"),
+        (Field::MessageId, "message-id"),
+        (Field::Result, "value"),
+        (Field::ResultOmitted, "no.value"),
+        (Field::Error, "status"),
+        (Field::CreatedAt, "first time"),
+        (Field::UpdatedAt, ":now"),
+    ];
+    let names = Layout::native().rename(names).unwrap();
+    names.status_words("running", "done", "dead").unwrap()
+}
 
 /// The real SDK, over HTTP, against an emulator in this process.
-async fn dynamo_store() -> DynamoStore {
+async fn dynamo_store(primary_key: &[&str], layout: Layout) -> DynamoStore {
     let dynamo = Dynamo::start().await;
-    dynamo.create_table("idempotency").await;
-    DynamoStore::new(dynamo.client(), "idempotency")
+    dynamo.create_table_keyed("idempotency", primary_key).await;
+    let store = DynamoStore::new(dynamo.client(), "idempotency").layout(layout);
+    store.prime(support::PATIENCE).await.unwrap();
+    store
 }

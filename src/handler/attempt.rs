@@ -107,8 +107,8 @@ impl Attempt {
 /// fn reconcile(attempt: &Attempt) -> String {
 ///     match attempt.history() {
 ///         History::Fresh => "nothing to look for".into(),
-///         History::Takeover { owner, claimed_at } => {
-///             format!("{owner} began at {} ms", claimed_at.as_millis())
+///         History::Takeover { claimed_at: Some(at), .. } => {
+///             format!("look from {} ms on", at.as_millis())
 ///         }
 ///         _ => "look whether it happened".into(),
 ///     }
@@ -121,10 +121,10 @@ pub enum History {
     Fresh,
     /// An attempt that nobody saw the end of: it crashed, panicked or ran out of time.
     Takeover {
-        /// Whose attempt it was.
-        owner: Owner,
-        /// When it was made.
-        claimed_at: Timestamp,
+        /// Whose attempt it was; not known of one that another program made.
+        owner: Option<Owner>,
+        /// When it was made; not known of one that another program made.
+        claimed_at: Option<Timestamp>,
     },
     /// There may have been one: the answer that would have told was lost.
     Unknown,

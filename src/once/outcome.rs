@@ -26,8 +26,8 @@ pub enum Outcome {
     Duplicate(StoredResult),
     /// Somebody else is at it. Nothing ran.
     Conflict {
-        /// Who.
-        owner: Owner,
+        /// Who, if the record says so.
+        owner: Option<Owner>,
         /// Until when, at the latest, it is theirs alone.
         lease_until: Timestamp,
     },
@@ -91,7 +91,8 @@ impl fmt::Display for Outcome {
             Self::Duplicate(_) => f.write_str("done before; nothing ran"),
             Self::Conflict { owner, lease_until } => write!(
                 f,
-                "owner {owner} is at it until epoch millisecond {} at the latest",
+                "owner {} is at it until epoch millisecond {} at the latest",
+                owner.as_ref().map_or("unknown", Owner::as_str),
                 lease_until.as_millis()
             ),
             Self::TransientFailure(error) => write!(f, "may pass if tried again: {error}"),

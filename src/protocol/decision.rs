@@ -28,7 +28,8 @@ pub fn may_claim(record: Option<&Record>, request: &ClaimRequest) -> bool {
         // A new send, or a redrive from the dead-letter queue, may try again, with a
         // mended payload too.
         State::Failed { .. } => {
-            request.after_failure == AfterFailure::Retry && record.message_id != request.message_id
+            request.after_failure == AfterFailure::Retry
+                && record.message_id.as_deref() != Some(&request.message_id)
         }
     }
 }
@@ -56,8 +57,8 @@ pub enum ClaimRefused {
     FailedBefore(String),
     /// Somebody else is at it.
     Conflict {
-        /// Who.
-        owner: Owner,
+        /// Who, if the record says so.
+        owner: Option<Owner>,
         /// Until when, at the latest, it is theirs alone.
         lease_until: Timestamp,
     },
@@ -67,7 +68,7 @@ pub enum ClaimRefused {
 #[must_use]
 pub fn claim_refused(record: Record, request: &ClaimRequest) -> ClaimRefused {
     let in_progress = matches!(record.state, State::InProgress { .. });
-    if in_progress && record.owner == request.owner {
+    if in_progress && record.owner.as_ref() == Some(&request.owner) {
         return ClaimRefused::Mine;
     }
     if !same_payload(&record, request) {
@@ -148,7 +149,7 @@ impl Settlement {
         Some(Record {
             state,
             expires_at,
-            updated_at: now,
+            updated_at: Some(now),
             ..record.clone()
         })
     }
@@ -158,7 +159,8 @@ impl Settlement {
 #[must_use]
 pub fn may_settle(record: Option<&Record>, fence: &Fence) -> bool {
     record.is_some_and(|record| {
-        record.owner == fence.owner && matches!(record.state, State::InProgress { .. })
+        record.owner.as_ref() == Some(&fence.owner)
+            && matches!(record.state, State::InProgress { .. })
     })
 }
 
@@ -182,12 +184,15 @@ pub fn settlement_refused(
     let as_wanted = match (wanted, record) {
         (wanted, None) => *wanted == Settlement::Release,
         (wanted, Some(record)) => {
-            record.owner == fence.owner
-                && matches!(
-                    (wanted, &record.state),
-                    (Settlement::Complete { .. }, State::Completed { .. })
-                        | (Settlement::Fail { .. }, State::Failed { .. })
-                )
+            record.owner.as_ref() == Some(&fence.owner)
+                && match (wanted, &record.state) {
+                    // A program without a fence may have completed my record with its own.
+                    (Settlement::Complete { result, .. }, State::Completed { result: kept }) => {
+                        result == kept
+                    }
+                    (Settlement::Fail { .. }, State::Failed { .. }) => true,
+                    _ => false,
+                }
         }
     };
     if as_wanted {
@@ -354,10 +359,39 @@ mod tests {
         assert_eq!(
             refused,
             ClaimRefused::Conflict {
-                owner: theirs.owner,
+                owner: Some(theirs.owner),
                 lease_until: NOW
             }
         );
+    }
+
+    #[test]
+    fn a_record_without_an_owner_is_nobodys() {
+        let mine = request("m-1", "p");
+        let foreign = |state| Record {
+            owner: None,
+            message_id: None,
+            created_at: None,
+            updated_at: None,
+            ..record(&mine, state)
+        };
+        assert_eq!(
+            claim_refused(foreign(live()), &mine),
+            ClaimRefused::Conflict {
+                owner: None,
+                lease_until: NOW
+            }
+        );
+        assert!(may_claim(Some(&foreign(dead())), &mine));
+        for state in [live(), dead(), completed(), failed()] {
+            assert!(!may_settle(Some(&foreign(state.clone())), &mine.fence()));
+            for wanted in settlements() {
+                assert_eq!(
+                    settlement_refused(Some(&foreign(state.clone())), &mine.fence(), &wanted),
+                    SettlementRefused::LeaseLost
+                );
+            }
+        }
     }
 
     fn settlements() -> [Settlement; 4] {
@@ -403,6 +437,16 @@ mod tests {
                 "{wanted:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_result_that_is_not_mine_is_not_my_completion() {
+        let mine = request("m-1", "p");
+        let [complete, ..] = settlements();
+        assert_eq!(
+            settlement_refused(Some(&record(&mine, completed())), &mine.fence(), &complete),
+            SettlementRefused::LeaseLost
+        );
     }
 
     #[test]

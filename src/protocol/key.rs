@@ -151,7 +151,8 @@ pub enum KeyError {
 
 /// SHA-256 of the part of a payload that must not change under one key.
 ///
-/// Shown and stored as 64 lower-case hex digits.
+/// Shown and stored as 64 lower-case hex digits (and as 32 where it is
+/// [Powertools' hash](super::powertools::hash)).
 ///
 /// ```
 /// use sqs_once::protocol::Fingerprint;
@@ -167,13 +168,7 @@ impl Fingerprint {
     /// The fingerprint of these bytes.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
-        const HEX: &[u8; 16] = b"0123456789abcdef";
-        let mut hex = String::with_capacity(64);
-        for byte in Sha256::digest(bytes) {
-            hex.push(char::from(HEX[usize::from(byte >> 4)]));
-            hex.push(char::from(HEX[usize::from(byte & 0xf)]));
-        }
-        Self(hex)
+        Self(hex(&Sha256::digest(bytes)))
     }
 
     /// A fingerprint read back from a record, as it was stored.
@@ -193,6 +188,17 @@ impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
+}
+
+/// Lower-case hex digits.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut hex = String::with_capacity(2 * bytes.len());
+    for byte in bytes {
+        hex.push(char::from(DIGITS[usize::from(byte >> 4)]));
+        hex.push(char::from(DIGITS[usize::from(byte & 0xf)]));
+    }
+    hex
 }
 
 #[cfg(test)]

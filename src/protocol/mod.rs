@@ -5,12 +5,14 @@
 //! | [`key`] | what makes two deliveries the same operation |
 //! | [`record`] | what is remembered of an operation, and for how long |
 //! | [`decision`] | who may claim, and what a refused write means |
+//! | [`powertools`] | what Powertools for AWS Lambda makes of a key |
 //!
 //! What decides is a pure function of its arguments, so a reader can check it
 //! against the tables in the crate's `DESIGN.md`, and a test can try every row.
 
 pub mod decision;
 pub mod key;
+pub mod powertools;
 pub mod record;
 
 pub use decision::{ClaimRefused, Settlement, SettlementRefused};

@@ -193,23 +193,26 @@ impl State {
 }
 
 /// The row for one key in the idempotency table.
+///
+/// What another program wrote (see [`Layout::powertools`](crate::store::Layout::powertools))
+/// may have no owner, no message and no times. Without an owner it is nobody's to settle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     /// How far the operation is.
     pub state: State,
     /// Who holds, or held, the claim.
-    pub owner: Owner,
+    pub owner: Option<Owner>,
     /// Seconds since the epoch: after it, the record counts as gone, deleted or not
     /// (DynamoDB's TTL deletes "within a few days").
     pub expires_at: u64,
     /// What the payload must be for this key.
     pub fingerprint: Option<Fingerprint>,
     /// The message that made this record.
-    pub message_id: String,
+    pub message_id: Option<String>,
     /// When this claim was made.
-    pub created_at: Timestamp,
+    pub created_at: Option<Timestamp>,
     /// When this record last changed.
-    pub updated_at: Timestamp,
+    pub updated_at: Option<Timestamp>,
 }
 
 /// What one claim asks for.
@@ -257,12 +260,12 @@ impl ClaimRequest {
             state: State::InProgress {
                 lease_until: self.lease_until,
             },
-            owner: self.owner.clone(),
+            owner: Some(self.owner.clone()),
             expires_at: self.expires_at,
             fingerprint: self.fingerprint.clone(),
-            message_id: self.message_id.clone(),
-            created_at: self.now,
-            updated_at: self.now,
+            message_id: Some(self.message_id.clone()),
+            created_at: Some(self.now),
+            updated_at: Some(self.now),
         }
     }
 

@@ -10,7 +10,7 @@ use super::{
     message::InvalidMessage,
     pointer::{Pointers, canonical, find, text},
 };
-use crate::protocol::{Fingerprint, Key, Namespace};
+use crate::protocol::{Fingerprint, Key, Namespace, powertools};
 
 /// What makes a message the same operation as another.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,6 +47,7 @@ impl Identity {
 /// | `attribute:NAME` | the message attribute `NAME` |
 /// | `body:/orderId` | what a JSON pointer (RFC 6901) finds in the body |
 /// | `body:/tenant,/orderId` | what several find, in that order |
+/// | `powertools:` and one of these | the hash that Powertools for AWS Lambda makes of it ([`powertools::hash`]); of several, of the list of them |
 ///
 /// A pointer goes on into JSON that is held in a string, so that it reaches into the envelopes
 /// that other services wrap around a message: `body:/Message/orderId` for one that came through
@@ -77,6 +78,8 @@ pub enum KeySource {
     Attribute(String),
     /// What these pointers find in the body.
     Body(Pointers),
+    /// The hash that Powertools for AWS Lambda makes of another source.
+    Powertools(Box<Self>),
 }
 
 impl KeySource {
@@ -110,6 +113,18 @@ impl KeySource {
                 };
                 return pointers.iter().map(text).collect();
             }
+            Self::Powertools(source) => {
+                // What is no key by itself is none as a hash.
+                let parts = source.parts(record, json)?;
+                if parts.iter().any(|part| part.is_empty()) {
+                    return Err(self.not_found("it is empty there"));
+                }
+                let value = match (source.as_ref(), json) {
+                    (Self::Body(pointers), Ok(json)) => pointers.values(json),
+                    _ => parts.into_iter().map(Value::from).collect(),
+                };
+                return Ok(vec![powertools::hash(&one_or_list(value)).into()]);
+            }
         };
         let part = found.ok_or_else(|| self.not_found("there is none"))?;
         Ok(vec![Cow::Borrowed(part)])
@@ -122,7 +137,8 @@ impl KeySource {
                 "MessageDeduplicationId, which only FIFO queues have".to_owned()
             }
             Self::Attribute(name) => format!("the message attribute `{name}`"),
-            Self::Body(pointers) => format!("`{}` of the body", pointers),
+            Self::Body(pointers) => format!("`{pointers}` of the body"),
+            Self::Powertools(source) => return source.not_found(why),
         };
         InvalidMessage(format!("no idempotency key at {place}: {why}"))
     }
@@ -134,13 +150,18 @@ impl FromStr for KeySource {
     fn from_str(text: &str) -> Result<Self, SourceError> {
         let fault = SourceError(
             "must be `message-id`, `deduplication-id`, `attribute:NAME`, or `body:` and JSON \
-             pointers such as `body:/orderId` or `body:/tenant,/orderId`",
+             pointers such as `body:/orderId` or `body:/tenant,/orderId`; or `powertools:` and one \
+             of these",
         );
         match (text, text.split_once(':')) {
             ("message-id", _) => Ok(Self::MessageId),
             ("deduplication-id", _) => Ok(Self::DeduplicationId),
             (_, Some(("attribute", name))) if !name.is_empty() => Ok(Self::Attribute(name.into())),
             (_, Some(("body", pointers))) => Pointers::new(pointers).map(Self::Body).ok_or(fault),
+            (_, Some(("powertools", source))) => match source.parse() {
+                Ok(Self::Powertools(_)) | Err(_) => Err(fault),
+                Ok(source) => Ok(Self::Powertools(Box::new(source))),
+            },
             _ => Err(fault),
         }
     }
@@ -152,6 +173,7 @@ impl FromStr for KeySource {
 /// | --- | --- |
 /// | `body` | the whole body: as canonical JSON (RFC 8785), where the order of members and white space do not matter, or to the letter where it is not JSON |
 /// | `body:/amount,/currency` | what these pointers (as of [`KeySource`]) find in it |
+/// | `powertools:body`, `powertools:body:/amount,/currency` | the same, by the hash that Powertools for AWS Lambda makes of it ([`powertools::hash`]): of the body, of what one pointer finds, or of the list of what several find; what is missing is `null` |
 /// | `off` | nothing |
 ///
 /// ```
@@ -169,6 +191,8 @@ pub enum FingerprintSource {
     Body,
     /// What these pointers find in the body.
     Parts(Pointers),
+    /// What these pointers find in the body, or all of it, as Powertools hashes it.
+    Powertools(Option<Pointers>),
     /// Nothing is compared.
     Off,
 }
@@ -179,6 +203,13 @@ impl FingerprintSource {
             (Self::Off, _) => return None,
             (_, None) => return Some(Fingerprint::of(body.as_bytes())),
             (Self::Body, Some(json)) => json,
+            (Self::Powertools(pointers), Some(json)) => {
+                let value = match pointers {
+                    Some(pointers) => one_or_list(pointers.values(&json)),
+                    None => json,
+                };
+                return Some(Fingerprint::from_stored(powertools::hash(&value)));
+            }
             // Each in a list of its own: what is missing differs from null.
             (Self::Parts(pointers), Some(json)) => pointers
                 .iter()
@@ -195,16 +226,31 @@ impl FromStr for FingerprintSource {
 
     fn from_str(text: &str) -> Result<Self, SourceError> {
         let fault = SourceError(
-            "must be `body`, `off`, or `body:` and JSON pointers such as `body:/amount,/currency`",
+            "must be `body`, `off`, or `body:` and JSON pointers such as `body:/amount,/currency`; \
+             or `powertools:` and one of these",
         );
         match text {
             "body" => Ok(Self::Body),
             "off" => Ok(Self::Off),
+            "powertools:body" => Ok(Self::Powertools(None)),
             _ => {
-                let pointers = text.strip_prefix("body:").and_then(Pointers::new);
-                pointers.map(Self::Parts).ok_or(fault)
+                let ours = text.strip_prefix("powertools:");
+                let pointers = ours.unwrap_or(text).strip_prefix("body:");
+                let pointers = pointers.and_then(Pointers::new).ok_or(fault)?;
+                Ok(match ours {
+                    Some(_) => Self::Powertools(Some(pointers)),
+                    None => Self::Parts(pointers),
+                })
             }
         }
+    }
+}
+
+/// What a JMESPath expression finds: one value, or the list that a multi-select makes.
+fn one_or_list(mut values: Vec<Value>) -> Value {
+    match values.len() {
+        1 => values.remove(0),
+        _ => values.into(),
     }
 }
 
@@ -433,6 +479,32 @@ mod tests {
     }
 
     #[test]
+    fn powertools_hashes_are_those_of_its_own_source() {
+        let body = r#"{"id": "o-1", "n": 7, "amount": 99.9, "e": ""}"#;
+        let md5 = |text: &str| powertools::hash(&serde_json::from_str(text).unwrap());
+        for (source, value) in [
+            ("powertools:message-id", r#""m-1""#),
+            ("powertools:body:/id", r#""o-1""#),
+            ("powertools:body:/n", "7"),
+            ("powertools:body:/id,/n", r#"["o-1", 7]"#),
+        ] {
+            assert_eq!(key(body, source).unwrap(), format!("ns#{}", md5(value)));
+        }
+        for source in ["/e", "/none", "/amount", "/id,/none"] {
+            let why = key(body, &format!("powertools:body:{source}")).unwrap_err();
+            assert!(why.contains("no idempotency key at"), "{why}");
+        }
+        for (source, value) in [
+            ("powertools:body", body),
+            ("powertools:body:/amount", "99.9"),
+            ("powertools:body:/amount,/none", "[99.9, null]"),
+        ] {
+            let print = fingerprint(body, source).unwrap();
+            assert_eq!(print.as_str(), md5(value), "{source}");
+        }
+    }
+
+    #[test]
     fn what_is_no_source_is_refused() {
         for text in [
             "",
@@ -443,10 +515,12 @@ mod tests {
             "body:id",
             "body:/a~",
             "body:/a,b~2,/c",
+            "powertools:",
+            "powertools:powertools:message-id",
         ] {
             assert!(text.parse::<KeySource>().is_err(), "{text}");
         }
-        for text in ["", "on", "body:", "body:x"] {
+        for text in ["", "on", "body:", "body:x", "powertools:", "powertools:off"] {
             assert!(text.parse::<FingerprintSource>().is_err(), "{text}");
         }
     }

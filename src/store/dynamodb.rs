@@ -16,7 +16,8 @@ use aws_sdk_dynamodb::{
 
 use super::{
     ClaimAnswer, SettleAnswer, Store, StoreError,
-    layout::{self, Item, millis, number, string},
+    item::{self, Item, millis, number, string},
+    layout::{Field, Layout},
 };
 use crate::protocol::{
     AfterFailure, ClaimRequest, Fence, Key, Record, Settlement, StoredResult, Timestamp,
@@ -25,18 +26,26 @@ use crate::protocol::{
 
 /// The claim's condition, by its parts. The rule they write down is
 /// [`may_claim`](crate::protocol::decision::may_claim).
+///
+/// A layout may have one word for in progress and failed; then the error tells them apart.
 mod claimable {
     pub(super) const NEW: &str = "attribute_not_exists(#id)";
     pub(super) const EXPIRED: &str = "#expires_at < :now_s";
-    pub(super) const DEAD: &str = "#status = :in_progress AND #lease_until < :now_ms";
+    pub(super) const DEAD: &str =
+        "#status = :in_progress AND attribute_not_exists(#error) AND #lease_until < :now_ms";
     pub(super) const SAME_PAYLOAD: &str =
         "(attribute_not_exists(#fingerprint) OR #fingerprint = :fingerprint)";
-    pub(super) const FAILED_FOR_ANOTHER: &str = "#status = :failed AND #message_id <> :message_id";
+    pub(super) const FAILED_FOR_ANOTHER: &str =
+        "#status = :failed AND attribute_exists(#error) AND #message_id <> :message_id";
 }
 
 /// The fence. The rule it writes down is
 /// [`may_settle`](crate::protocol::decision::may_settle).
-const MINE: &str = "#owner = :me AND #status = :in_progress";
+const MINE: &str = "#owner = :me AND #status = :in_progress AND attribute_not_exists(#error)";
+
+/// What completing and failing have in common.
+const SETTLE: &str =
+    "SET #status = :status, #outcome = :outcome, #expires_at = :expires_at, #updated_at = :now";
 
 /// Records in a DynamoDB table.
 ///
@@ -65,6 +74,8 @@ const MINE: &str = "#owner = :me AND #status = :in_progress";
 /// | `result_omitted` | S | why it is not here |
 /// | `error` | S | why it FAILED |
 /// | `created_at`, `updated_at` | N | epoch milliseconds |
+///
+/// Other names, a sort key, or the record of Powertools for AWS Lambda: [`layout`](Self::layout).
 ///
 /// # The protocol
 ///
@@ -99,6 +110,7 @@ const MINE: &str = "#owner = :me AND #status = :in_progress";
 pub struct DynamoStore {
     client: Client,
     table: String,
+    layout: Layout,
 }
 
 impl DynamoStore {
@@ -109,7 +121,22 @@ impl DynamoStore {
         Self {
             client,
             table: table.into(),
+            layout: Layout::native(),
         }
+    }
+
+    /// Other names than the native ones, or a sort key.
+    ///
+    /// ```no_run
+    /// # fn store(client: aws_sdk_dynamodb::Client) {
+    /// use sqs_once::store::{DynamoStore, Layout};
+    ///
+    /// let store = DynamoStore::new(client, "idempotency").layout(Layout::powertools());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn layout(self, layout: Layout) -> Self {
+        Self { layout, ..self }
     }
 
     /// Opens the connection and looks whether the table can be read: one eventually
@@ -135,9 +162,9 @@ impl DynamoStore {
             .get_item()
             .table_name(&self.table)
             // `\p` cannot come out of a key's escaping: no operation's record has this id.
-            .key(layout::ID, string("\\prime"))
+            .set_key(Some(self.layout.primary_key("\\prime")))
             .projection_expression("#id")
-            .expression_attribute_names("#id", layout::ID)
+            .expression_attribute_names("#id", self.layout.name(Field::Id))
             .send();
         let reason = match tokio::time::timeout(timeout, read).await {
             Ok(Ok(_)) => return Ok(()),
@@ -174,11 +201,13 @@ impl DynamoStore {
     }
 
     fn read(&self, key: &Key, item: &Item) -> Result<Record, StoreError> {
-        layout::record(item).map_err(|reason| StoreError::Unreadable {
-            key: key.to_string(),
-            store: self.place(),
-            reason,
-        })
+        self.layout
+            .record(item)
+            .map_err(|reason| StoreError::Unreadable {
+                key: key.to_string(),
+                store: self.place(),
+                reason,
+            })
     }
 
     /// What a refused settlement was refused by.
@@ -192,12 +221,13 @@ impl DynamoStore {
             .client
             .delete_item()
             .table_name(&self.table)
-            .set_key(Some(layout::primary_key(&fence.key)))
+            .set_key(Some(self.layout.primary_key(fence.key.as_str())))
             .condition_expression(MINE)
-            .expression_attribute_names("#owner", layout::OWNER)
-            .expression_attribute_names("#status", layout::STATUS)
+            .expression_attribute_names("#owner", self.layout.name(Field::Owner))
+            .expression_attribute_names("#status", self.layout.name(Field::Status))
+            .expression_attribute_names("#error", self.layout.name(Field::Error))
             .expression_attribute_values(":me", string(fence.owner.as_str()))
-            .expression_attribute_values(":in_progress", string(layout::IN_PROGRESS))
+            .expression_attribute_values(":in_progress", string(&*self.layout.words.in_progress))
             .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
         match delete.send().await {
             Ok(_) => Ok(SettleAnswer::Applied),
@@ -220,37 +250,34 @@ impl DynamoStore {
             .client
             .update_item()
             .table_name(&self.table)
-            .set_key(Some(layout::primary_key(&fence.key)))
+            .set_key(Some(self.layout.primary_key(fence.key.as_str())))
             .condition_expression(MINE)
-            .expression_attribute_names("#owner", layout::OWNER)
-            .expression_attribute_names("#status", layout::STATUS)
-            .expression_attribute_names("#lease_until", layout::LEASE_UNTIL)
-            .expression_attribute_names("#updated_at", layout::UPDATED_AT)
+            .expression_attribute_names("#owner", self.layout.name(Field::Owner))
+            .expression_attribute_names("#status", self.layout.name(Field::Status))
+            .expression_attribute_names("#error", self.layout.name(Field::Error))
+            .expression_attribute_names("#lease_until", self.layout.name(Field::LeaseUntil))
+            .expression_attribute_names("#updated_at", self.layout.name(Field::UpdatedAt))
             .expression_attribute_values(":me", string(fence.owner.as_str()))
-            .expression_attribute_values(":in_progress", string(layout::IN_PROGRESS))
+            .expression_attribute_values(":in_progress", string(&*self.layout.words.in_progress))
             .expression_attribute_values(":now", millis(now))
             .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
+        let words = &self.layout.words;
         let (status, outcome, text, expires_at) = match settlement {
             Settlement::Complete {
                 result: StoredResult::Json(json),
                 expires_at,
-            } => (
-                layout::COMPLETED,
-                layout::RESULT,
-                json.as_str(),
-                *expires_at,
-            ),
+            } => (&words.completed, Field::Result, json.as_str(), *expires_at),
             Settlement::Complete {
                 result: StoredResult::Omitted(why),
                 expires_at,
             } => (
-                layout::COMPLETED,
-                layout::RESULT_OMITTED,
+                &words.completed,
+                Field::ResultOmitted,
                 why.as_str(),
                 *expires_at,
             ),
             Settlement::Fail { error, expires_at } => {
-                (layout::FAILED, layout::ERROR, error.as_str(), *expires_at)
+                (&words.failed, Field::Error, error.as_str(), *expires_at)
             }
             Settlement::Abandon | Settlement::Release => {
                 let update = update
@@ -260,14 +287,18 @@ impl DynamoStore {
             }
         };
         check_size(&fence.key, text.len(), MAX_RESULT_BYTES)?;
+        // Who takes a failed record for one in progress must not wait for it.
+        let update = if *status == words.in_progress {
+            update
+                .update_expression(format!("{SETTLE}, #lease_until = :zero"))
+                .expression_attribute_values(":zero", number(0))
+        } else {
+            update.update_expression(format!("{SETTLE} REMOVE #lease_until"))
+        };
         let update = update
-            .update_expression(
-                "SET #status = :status, #outcome = :outcome, #expires_at = :expires_at, \
-                 #updated_at = :now REMOVE #lease_until",
-            )
-            .expression_attribute_names("#outcome", outcome)
-            .expression_attribute_names("#expires_at", layout::EXPIRES_AT)
-            .expression_attribute_values(":status", string(status))
+            .expression_attribute_names("#outcome", self.layout.name(outcome))
+            .expression_attribute_names("#expires_at", self.layout.name(Field::ExpiresAt))
+            .expression_attribute_values(":status", string(&**status))
             .expression_attribute_values(":outcome", string(text))
             .expression_attribute_values(":expires_at", number(expires_at));
         self.send(update, fence, settlement).await
@@ -298,11 +329,11 @@ impl DynamoStore {
 
 impl Store for DynamoStore {
     async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
-        let item = layout::claim_item(request);
+        let item = self.layout.claim_item(request);
         // The rest of the item is for the outcome: that must fit when the effect has happened.
         check_size(
             &request.key,
-            layout::size(&item),
+            item::size(&item),
             MAX_ITEM_BYTES - MAX_RESULT_BYTES,
         )?;
         let mut dead = claimable::DEAD.to_owned();
@@ -311,27 +342,28 @@ impl Store for DynamoStore {
             .put_item()
             .table_name(&self.table)
             .set_item(Some(item))
-            .expression_attribute_names("#id", layout::ID)
-            .expression_attribute_names("#expires_at", layout::EXPIRES_AT)
-            .expression_attribute_names("#status", layout::STATUS)
-            .expression_attribute_names("#lease_until", layout::LEASE_UNTIL)
+            .expression_attribute_names("#id", self.layout.name(Field::Id))
+            .expression_attribute_names("#expires_at", self.layout.name(Field::ExpiresAt))
+            .expression_attribute_names("#status", self.layout.name(Field::Status))
+            .expression_attribute_names("#error", self.layout.name(Field::Error))
+            .expression_attribute_names("#lease_until", self.layout.name(Field::LeaseUntil))
             .expression_attribute_values(":now_s", number(request.now.as_secs()))
             .expression_attribute_values(":now_ms", millis(request.now))
-            .expression_attribute_values(":in_progress", string(layout::IN_PROGRESS))
+            .expression_attribute_values(":in_progress", string(&*self.layout.words.in_progress))
             .return_values(ReturnValue::AllOld)
             .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
         if let Some(fingerprint) = &request.fingerprint {
             dead = format!("{dead} AND {}", claimable::SAME_PAYLOAD);
             put = put
-                .expression_attribute_names("#fingerprint", layout::FINGERPRINT)
+                .expression_attribute_names("#fingerprint", self.layout.name(Field::Fingerprint))
                 .expression_attribute_values(":fingerprint", string(fingerprint.as_str()));
         }
         let mut condition = format!("{} OR {} OR ({dead})", claimable::NEW, claimable::EXPIRED);
         if request.after_failure == AfterFailure::Retry {
             condition = format!("{condition} OR ({})", claimable::FAILED_FOR_ANOTHER);
             put = put
-                .expression_attribute_names("#message_id", layout::MESSAGE_ID)
-                .expression_attribute_values(":failed", string(layout::FAILED))
+                .expression_attribute_names("#message_id", self.layout.name(Field::MessageId))
+                .expression_attribute_values(":failed", string(&*self.layout.words.failed))
                 .expression_attribute_values(":message_id", string(&request.message_id));
         }
         let put = put.condition_expression(condition);

@@ -1,135 +1,327 @@
-//! How a [`Record`] stands in the table: the names of its attributes, and their types.
+//! [`Layout`]: what a record's attributes are called in the table.
 
-use std::collections::HashMap;
+use std::{borrow::Cow, str::FromStr};
 
-use aws_sdk_dynamodb::types::AttributeValue;
+use super::item::{Item, string};
+use crate::protocol::{Fingerprint, key::MAX_KEY_BYTES};
 
-use crate::protocol::{
-    ClaimRequest, Fingerprint, Key, Owner, Record, State, StoredResult, Timestamp,
-};
+/// The most bytes that a DynamoDB sort key may have (*Amazon DynamoDB Developer Guide*,
+/// "Constraints in Amazon DynamoDB"); an attribute's name in a key or an index may have 255.
+const MAX_SORT_KEY_BYTES: usize = 1024;
+const MAX_NAME_BYTES: usize = 255;
 
-pub(super) const ID: &str = "id";
-pub(super) const STATUS: &str = "status";
-pub(super) const OWNER: &str = "owner";
-pub(super) const LEASE_UNTIL: &str = "lease_until";
-pub(super) const EXPIRES_AT: &str = "expires_at";
-pub(super) const FINGERPRINT: &str = "fingerprint";
-pub(super) const MESSAGE_ID: &str = "message_id";
-pub(super) const RESULT: &str = "result";
-pub(super) const RESULT_OMITTED: &str = "result_omitted";
-pub(super) const ERROR: &str = "error";
-pub(super) const CREATED_AT: &str = "created_at";
-pub(super) const UPDATED_AT: &str = "updated_at";
+/// Declares [`Field`] with its native names.
+macro_rules! fields {
+    ($($(#[$doc:meta])* $field:ident $name:literal)+) => {
+        /// An attribute of a record, by what it means. Its text is its native name.
+        ///
+        /// ```
+        /// use sqs_once::store::Field;
+        ///
+        /// assert_eq!("lease_until".parse(), Ok(Field::LeaseUntil));
+        /// assert_eq!(Field::LeaseUntil.native_name(), "lease_until");
+        /// ```
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum Field { $($(#[$doc])* $field,)+ }
 
-pub(super) const IN_PROGRESS: &str = "IN_PROGRESS";
-pub(super) const COMPLETED: &str = "COMPLETED";
-pub(super) const FAILED: &str = "FAILED";
+        impl Field {
+            const ALL: [Self; [$($name),+].len()] = [$(Self::$field),+];
 
-pub(super) type Item = HashMap<String, AttributeValue>;
-
-pub(super) fn string(text: impl Into<String>) -> AttributeValue {
-    AttributeValue::S(text.into())
-}
-
-pub(super) fn number(n: u64) -> AttributeValue {
-    AttributeValue::N(n.to_string())
-}
-
-pub(super) fn millis(at: Timestamp) -> AttributeValue {
-    number(at.as_millis())
-}
-
-/// The primary key of a record.
-pub(super) fn primary_key(key: &Key) -> Item {
-    HashMap::from([(ID.into(), string(key.as_str()))])
-}
-
-/// The item that a claim puts.
-pub(super) fn claim_item(request: &ClaimRequest) -> Item {
-    let mut item = HashMap::with_capacity(9);
-    item.insert(ID.into(), string(request.key.as_str()));
-    item.insert(STATUS.into(), string(IN_PROGRESS));
-    item.insert(OWNER.into(), string(request.owner.as_str()));
-    item.insert(LEASE_UNTIL.into(), millis(request.lease_until));
-    item.insert(EXPIRES_AT.into(), number(request.expires_at));
-    item.insert(MESSAGE_ID.into(), string(&request.message_id));
-    item.insert(CREATED_AT.into(), millis(request.now));
-    item.insert(UPDATED_AT.into(), millis(request.now));
-    if let Some(fingerprint) = &request.fingerprint {
-        item.insert(FINGERPRINT.into(), string(fingerprint.as_str()));
-    }
-    item
-}
-
-/// The size of an item as DynamoDB counts it, never too low: names and strings by their
-/// bytes, and a number at its largest, 21 bytes (*Amazon DynamoDB Developer Guide*,
-/// "DynamoDB item sizes and formats"). We write strings and numbers only.
-pub(super) fn size(item: &Item) -> usize {
-    let value = |value: &AttributeValue| value.as_s().map_or(21, String::len);
-    item.iter().map(|(name, v)| name.len() + value(v)).sum()
-}
-
-/// Reads an item back.
-///
-/// Fails with the reason, which names the attribute and never its value.
-pub(super) fn record(item: &Item) -> Result<Record, String> {
-    let status = get_string(item, STATUS)?;
-    let state = match status.as_str() {
-        IN_PROGRESS => State::InProgress {
-            lease_until: get_millis(item, LEASE_UNTIL)?,
-        },
-        COMPLETED => State::Completed {
-            result: get_result(item)?,
-        },
-        FAILED => State::Failed {
-            error: get_string(item, ERROR)?,
-        },
-        _ => {
-            return Err(format!(
-                "`{STATUS}` is none of {IN_PROGRESS}, {COMPLETED}, {FAILED}"
-            ));
+            /// What it is called in [`Layout::native`].
+            #[must_use]
+            pub const fn native_name(self) -> &'static str {
+                match self { $(Self::$field => $name,)+ }
+            }
         }
     };
-    Ok(Record {
-        state,
-        owner: Owner::from_stored(get_string(item, OWNER)?),
-        expires_at: get_number(item, EXPIRES_AT)?,
-        fingerprint: match item.get(FINGERPRINT) {
-            None => None,
-            Some(AttributeValue::S(hex)) => Some(Fingerprint::from_stored(hex.clone())),
-            Some(_) => return Err(format!("`{FINGERPRINT}` is not a string")),
-        },
-        message_id: get_string(item, MESSAGE_ID)?,
-        created_at: get_millis(item, CREATED_AT)?,
-        updated_at: get_millis(item, UPDATED_AT)?,
-    })
 }
 
-fn get_result(item: &Item) -> Result<StoredResult, String> {
-    match item.get(RESULT_OMITTED) {
-        Some(AttributeValue::S(why)) => Ok(StoredResult::Omitted(why.clone())),
-        Some(_) => Err(format!("`{RESULT_OMITTED}` is not a string")),
-        None => get_string(item, RESULT).map(StoredResult::Json),
+fields! {
+    /// The partition key: the [`Key`](crate::protocol::Key), or a fixed text where there is a sort key.
+    Id "id"
+    /// How far the operation is.
+    Status "status"
+    /// Who holds, or held, the claim.
+    Owner "owner"
+    /// Epoch milliseconds; the claim is dead after it.
+    LeaseUntil "lease_until"
+    /// Epoch seconds; the table's TTL attribute.
+    ExpiresAt "expires_at"
+    /// What the payload must be.
+    Fingerprint "fingerprint"
+    /// The message that made the record.
+    MessageId "message_id"
+    /// The handler's output as JSON, or
+    Result "result"
+    /// why it is not here.
+    ResultOmitted "result_omitted"
+    /// Why it failed for good.
+    Error "error"
+    /// Epoch milliseconds.
+    CreatedAt "created_at"
+    /// Epoch milliseconds.
+    UpdatedAt "updated_at"
+}
+
+impl FromStr for Field {
+    type Err = LayoutError;
+
+    fn from_str(name: &str) -> Result<Self, LayoutError> {
+        let field = Self::ALL.into_iter().find(|f| f.native_name() == name);
+        field.ok_or_else(|| LayoutError(format!("a record has no `{name}`")))
     }
 }
 
-fn get_string(item: &Item, name: &str) -> Result<String, String> {
-    match item.get(name) {
-        Some(AttributeValue::S(text)) => Ok(text.clone()),
-        Some(_) => Err(format!("`{name}` is not a string")),
-        None => Err(format!("it has no `{name}`")),
+/// These names or words can't make a table.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct LayoutError(String);
+
+/// How a record stands in the table: what its attributes and its statuses are called, and
+/// whether a sort key holds the key.
+///
+/// Changing it is for a new table, or for one whose records were written that way: records
+/// under other names are not found, and what they remember is done again.
+///
+/// ```
+/// use sqs_once::store::{Field, Layout};
+///
+/// // A single-table design: every record in the partition `idempotency`, the key in `SK`.
+/// let shared = Layout::native()
+///     .rename([(Field::Id, "PK"), (Field::ExpiresAt, "ttl")])?
+///     .sort_key("SK", "idempotency")?;
+/// # Ok::<(), sqs_once::store::LayoutError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    names: [Cow<'static, str>; Field::ALL.len()],
+    sort: Option<SortKey>,
+    pub(super) words: Words,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct SortKey {
+    name: String,
+    partition: String,
+}
+
+/// What stands in the status attribute. `failed` may be the same as `in_progress`: a failed
+/// record is told by its error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Words {
+    pub(super) in_progress: Cow<'static, str>,
+    pub(super) completed: Cow<'static, str>,
+    pub(super) failed: Cow<'static, str>,
+    /// What else stands for completed, when it is read.
+    pub(super) expired: Option<&'static str>,
+}
+
+impl Default for Layout {
+    fn default() -> Self {
+        Self::native()
     }
 }
 
-fn get_number(item: &Item, name: &str) -> Result<u64, String> {
-    let not_one = || format!("`{name}` is not a whole number from 0");
-    match item.get(name) {
-        Some(AttributeValue::N(digits)) => digits.parse().map_err(|_| not_one()),
-        Some(_) => Err(not_one()),
-        None => Err(format!("it has no `{name}`")),
+impl Layout {
+    /// The names in [`DynamoStore`](super::DynamoStore)'s documentation.
+    #[must_use]
+    pub fn native() -> Self {
+        Self {
+            names: Field::ALL.map(|field| field.native_name().into()),
+            sort: None,
+            words: Words {
+                in_progress: "IN_PROGRESS".into(),
+                completed: "COMPLETED".into(),
+                failed: "FAILED".into(),
+                expired: None,
+            },
+        }
+    }
+
+    /// The record of the Powertools for AWS Lambda libraries, so that both can work on one
+    /// table: `id`, `status` (`INPROGRESS`, `COMPLETED`), `expiration`,
+    /// `in_progress_expiration`, `data`, `validation`. What is only ours stands beside it, under
+    /// its native name, and Powertools passes it over.
+    ///
+    /// Powertools knows no FAILED. Such a record is to it one in progress whose time is over, so
+    /// it runs the operation again when it is asked to, as it does after every exception.
+    ///
+    /// Its ids are [`powertools::hash`](crate::protocol::powertools::hash)es behind its prefix,
+    /// and so is its `validation`.
+    ///
+    /// ```
+    /// use sqs_once::store::{Field, Layout};
+    ///
+    /// // As DynamoDBPersistenceLayer(key_attr="pk", sort_key_attr="sk", static_pk_value="orders").
+    /// let layout = Layout::powertools().rename([(Field::Id, "pk")])?.sort_key("sk", "orders")?;
+    /// # Ok::<(), sqs_once::store::LayoutError>(())
+    /// ```
+    #[must_use]
+    pub fn powertools() -> Self {
+        let mut layout = Self::native();
+        for (field, name) in [
+            (Field::LeaseUntil, "in_progress_expiration"),
+            (Field::ExpiresAt, "expiration"),
+            (Field::Fingerprint, "validation"),
+            (Field::Result, "data"),
+        ] {
+            layout.names[field as usize] = name.into();
+        }
+        layout.words.in_progress = "INPROGRESS".into();
+        layout.words.failed = "INPROGRESS".into();
+        // Written when a function ends after its record expired.
+        layout.words.expired = Some("EXPIRED");
+        layout
+    }
+
+    /// Calls these attributes by other names.
+    ///
+    /// # Errors
+    ///
+    /// [`LayoutError`] if a name is empty, longer than 255 bytes, or stands for two attributes.
+    pub fn rename<N: Into<String>>(
+        mut self,
+        names: impl IntoIterator<Item = (Field, N)>,
+    ) -> Result<Self, LayoutError> {
+        for (field, name) in names {
+            self.names[field as usize] = name.into().into();
+        }
+        self.checked()
+    }
+
+    /// Puts the key into the sort key `name`, behind the partition key `partition`, which is the
+    /// same for every record of this store.
+    ///
+    /// One partition takes about 1000 writes a second. A sort key has at most 1024 bytes; a
+    /// longer key is hashed.
+    ///
+    /// # Errors
+    ///
+    /// [`LayoutError`] if the name is not one, or is taken, or the partition is empty or longer
+    /// than 2048 bytes.
+    pub fn sort_key(
+        mut self,
+        name: impl Into<String>,
+        partition: impl Into<String>,
+    ) -> Result<Self, LayoutError> {
+        let (name, partition) = (name.into(), partition.into());
+        if !(1..=MAX_KEY_BYTES).contains(&partition.len()) {
+            let bytes = partition.len();
+            return Err(LayoutError(format!(
+                "a partition key of {bytes} bytes is not between 1 and {MAX_KEY_BYTES}"
+            )));
+        }
+        self.sort = Some(SortKey { name, partition });
+        self.checked()
+    }
+
+    /// Writes these words into the status. `failed` may be the same as `in_progress`, for
+    /// readers that know no third.
+    ///
+    /// ```
+    /// use sqs_once::store::Layout;
+    ///
+    /// assert!(Layout::native().status_words("running", "done", "failed").is_ok());
+    /// assert!(Layout::native().status_words("running", "done", "done").is_err());
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`LayoutError`] if `completed` is the same as another.
+    pub fn status_words(
+        mut self,
+        in_progress: impl Into<String>,
+        completed: impl Into<String>,
+        failed: impl Into<String>,
+    ) -> Result<Self, LayoutError> {
+        self.words = Words {
+            in_progress: in_progress.into().into(),
+            completed: completed.into().into(),
+            failed: failed.into().into(),
+            expired: None,
+        };
+        if [&self.words.in_progress, &self.words.failed].contains(&&self.words.completed) {
+            return Err(LayoutError(
+                "a completed record must be told from every other by its status".to_owned(),
+            ));
+        }
+        Ok(self)
+    }
+
+    fn checked(self) -> Result<Self, LayoutError> {
+        let sort = self.sort.iter().map(|sort| sort.name.as_str());
+        let names: Vec<_> = self.names.iter().map(AsRef::as_ref).chain(sort).collect();
+        for (n, name) in names.iter().enumerate() {
+            if !(1..=MAX_NAME_BYTES).contains(&name.len()) {
+                return Err(LayoutError(format!(
+                    "an attribute's name has 1 to {MAX_NAME_BYTES} bytes, and `{name}` has {}",
+                    name.len()
+                )));
+            }
+            if names[..n].contains(name) {
+                return Err(LayoutError(format!("two attributes are called `{name}`")));
+            }
+        }
+        Ok(self)
+    }
+
+    pub(super) fn name(&self, field: Field) -> &str {
+        &self.names[field as usize]
+    }
+
+    /// The primary key of the record whose key is `id`.
+    pub(super) fn primary_key(&self, id: &str) -> Item {
+        let partition = self.name(Field::Id).to_owned();
+        let Some(sort) = &self.sort else {
+            return Item::from([(partition, string(id))]);
+        };
+        // No key begins like this: see `Key`.
+        let id = if id.len() <= MAX_SORT_KEY_BYTES {
+            id.to_owned()
+        } else {
+            format!("\\sha256:{}", Fingerprint::of(id.as_bytes()))
+        };
+        Item::from([
+            (partition, string(&sort.partition)),
+            (sort.name.clone(), string(id)),
+        ])
     }
 }
 
-fn get_millis(item: &Item, name: &str) -> Result<Timestamp, String> {
-    get_number(item, name).map(Timestamp::from_millis)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sort_key_takes_what_fits_and_the_hash_of_what_does_not() {
+        let layout = Layout::native().sort_key("sk", "all").unwrap();
+        let sort = |id: &str| layout.primary_key(id)["sk"].as_s().unwrap().clone();
+        assert_eq!(layout.primary_key("ns#a")["id"], string("all"));
+        let longest = "x".repeat(MAX_SORT_KEY_BYTES);
+        assert_eq!(sort(&longest), longest);
+        let (a, b) = (sort(&format!("{longest}a")), sort(&format!("{longest}b")));
+        assert!(a.starts_with("\\sha256:") && a.len() == 72 && a != b, "{a}");
+    }
+
+    #[test]
+    fn names_are_told_apart_and_are_names() {
+        for names in [
+            vec![(Field::Id, "status")],
+            vec![(Field::Id, "a"), (Field::Owner, "a")],
+            vec![(Field::Id, "")],
+        ] {
+            assert!(Layout::native().rename(names.clone()).is_err(), "{names:?}");
+        }
+        let swapped = [(Field::Id, "owner"), (Field::Owner, "id")];
+        assert!(Layout::native().rename(swapped).is_ok());
+        let too_long = "x".repeat(MAX_NAME_BYTES + 1);
+        assert!(Layout::native().rename([(Field::Id, too_long)]).is_err());
+        for (name, partition) in [("id", "all"), ("", "all"), ("sk", "")] {
+            assert!(
+                Layout::native().sort_key(name, partition).is_err(),
+                "{name}"
+            );
+        }
+    }
 }

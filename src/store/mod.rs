@@ -6,12 +6,14 @@
 //! `tests/store_conformance.rs` tells whether it got the conditions right.
 
 mod dynamodb;
+mod item;
 mod layout;
 mod memory;
 
 use std::error::Error;
 
 pub use dynamodb::{DynamoStore, PrimeError};
+pub use layout::{Field, Layout, LayoutError};
 pub use memory::MemoryStore;
 
 use crate::protocol::{ClaimRequest, Fence, Record, Settlement, Timestamp};

@@ -297,7 +297,7 @@ pub async fn an_abandoned_claim_is_taken_over_at_once(store: &impl Store) {
         SettleAnswer::Applied
     );
     let replaced = applied(claim(store, &request("key", "m-1")).await).unwrap();
-    assert_eq!(replaced.owner, mine.owner);
+    assert_eq!(replaced.owner, Some(mine.owner));
     assert_eq!(
         replaced.state,
         State::InProgress {

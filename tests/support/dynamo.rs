@@ -82,6 +82,11 @@ impl Dynamo {
         create_table(&self.backstage, name).await;
     }
 
+    /// A table with another primary key: the partition key, and the sort key if there is one.
+    pub async fn create_table_keyed(&self, name: &str, attributes: &[&str]) {
+        create_table_keyed(&self.backstage, name, attributes).await;
+    }
+
     /// The whole record, read consistently; `None` if there is none.
     pub async fn record(&self, table: &str, id: &str) -> Option<Item> {
         record(&self.backstage, table, id).await
@@ -112,18 +117,26 @@ impl Dynamo {
 /// Creates the idempotency table with any client, so that the integration suite makes the
 /// same one.
 pub async fn create_table(client: &Client, name: &str) {
-    let id = AttributeDefinition::builder()
-        .attribute_name("id")
-        .attribute_type(ScalarAttributeType::S);
-    let key = KeySchemaElement::builder()
-        .attribute_name("id")
-        .key_type(KeyType::Hash);
-    client
+    create_table_keyed(client, name, &["id"]).await;
+}
+
+async fn create_table_keyed(client: &Client, name: &str, attributes: &[&str]) {
+    let mut create = client
         .create_table()
         .table_name(name)
-        .attribute_definitions(id.build().unwrap())
-        .key_schema(key.build().unwrap())
-        .billing_mode(BillingMode::PayPerRequest)
+        .billing_mode(BillingMode::PayPerRequest);
+    for (attribute, role) in attributes.iter().zip([KeyType::Hash, KeyType::Range]) {
+        let definition = AttributeDefinition::builder()
+            .attribute_name(*attribute)
+            .attribute_type(ScalarAttributeType::S);
+        let key = KeySchemaElement::builder()
+            .attribute_name(*attribute)
+            .key_type(role);
+        create = create
+            .attribute_definitions(definition.build().unwrap())
+            .key_schema(key.build().unwrap());
+    }
+    create
         .send()
         .await
         .unwrap_or_else(|error| panic!("creating table {name}: {error:?}"));

@@ -31,7 +31,8 @@ async fn main() -> ExitCode {
 async fn run() -> Result<(), lambda_runtime::Error> {
     let settings = Settings::from_env()?;
     let gateway = Gateway::new(settings.gateway, settings.gateway_timeout)?;
-    let store = DynamoStore::new(Client::new(&aws::config().await), settings.table);
+    let store =
+        DynamoStore::new(Client::new(&aws::config().await), settings.table).layout(settings.layout);
     if settings.prime
         && let Err(error) = store.prime(PRIME_TIMEOUT).await
     {

@@ -6,6 +6,7 @@ use reqwest::Url;
 use sqs_once::{
     protocol::{AfterFailure, Namespace},
     sqs::{FingerprintSource, KeySource},
+    store::{Field, Layout},
 };
 
 use crate::gateway::GatewayUrl;
@@ -14,6 +15,7 @@ use crate::gateway::GatewayUrl;
 #[derive(Debug)]
 pub(crate) struct Settings {
     pub(crate) table: String,
+    pub(crate) layout: Layout,
     pub(crate) namespace: Namespace,
     pub(crate) key: KeySource,
     pub(crate) fingerprint: FingerprintSource,
@@ -67,6 +69,18 @@ impl Settings {
             |text| Ok(text.to_owned()),
         );
         let function = (reader.lookup)("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_default();
+        let layout = reader.optional("IDEMPOTENCY_LAYOUT", "native", |text| match text {
+            "native" => Ok(Layout::native()),
+            "powertools" => Ok(Layout::powertools()),
+            _ => Err("must be `native` or `powertools`".to_owned()),
+        });
+        let layout = reader.amended("IDEMPOTENCY_ATTRIBUTES", layout, renamed);
+        let layout = reader.amended("IDEMPOTENCY_SORT_KEY", layout, |layout, text| {
+            let partition = format!("idempotency#{function}");
+            let (name, partition) = text.split_once('=').unwrap_or((text, &partition));
+            let layout = layout.sort_key(name, partition);
+            layout.map_err(|error| error.to_string())
+        });
         let namespace = reader.optional("IDEMPOTENCY_NAMESPACE", &function, |text| {
             Namespace::new(text).map_err(|error| error.to_string())
         });
@@ -107,6 +121,7 @@ impl Settings {
         let settings = (|| {
             Some(Self {
                 table: table?,
+                layout: layout?,
                 namespace: namespace?,
                 key: key?,
                 fingerprint: fingerprint?,
@@ -165,6 +180,19 @@ impl<L: Fn(&str) -> Option<String>> Reader<L> {
         self.parse(name, &value, parse)
     }
 
+    /// What a variable makes of `base`, if it is set.
+    fn amended<T: Clone>(
+        &mut self,
+        name: &str,
+        base: Option<T>,
+        amend: impl Fn(T, &str) -> Result<T, String>,
+    ) -> Option<T> {
+        match (self.value(name), base) {
+            (Some(value), Some(base)) => self.parse(name, &value, |text| amend(base.clone(), text)),
+            (_, base) => base,
+        }
+    }
+
     fn parse<T>(
         &mut self,
         name: &str,
@@ -175,6 +203,22 @@ impl<L: Fn(&str) -> Option<String>> Reader<L> {
             .map_err(|fault| self.faults.push(format!("{name}: {fault}")))
             .ok()
     }
+}
+
+/// `id=PK,expires_at=ttl`: native names, and what they are called instead.
+fn renamed(layout: Layout, text: &str) -> Result<Layout, String> {
+    let pair = |pair: &str| {
+        let (field, name) = pair
+            .split_once('=')
+            .ok_or_else(|| format!("`{pair}` is not of the form id=PK"))?;
+        let field = field.parse::<Field>().map_err(|error| error.to_string())?;
+        Ok((field, name.to_owned()))
+    };
+    let names = text
+        .split(',')
+        .map(pair)
+        .collect::<Result<Vec<_>, String>>()?;
+    layout.rename(names).map_err(|error| error.to_string())
 }
 
 fn duration(text: &str) -> Result<Duration, String> {
@@ -243,6 +287,7 @@ mod tests {
     fn defaults_are_those_of_the_readme() {
         let settings = read(&REQUIRED).unwrap();
         assert_eq!(settings.namespace.as_str(), "payments");
+        assert_eq!(settings.layout, Layout::native());
         assert_eq!(settings.key, KeySource::MessageId);
         assert_eq!(settings.fingerprint, FingerprintSource::Body);
         assert_eq!(settings.after_failure, AfterFailure::Retry);
@@ -261,6 +306,7 @@ mod tests {
     fn every_fault_is_reported_at_once() {
         let wrong = [
             ("IDEMPOTENCY_RETENTION", "a day"),
+            ("IDEMPOTENCY_LAYOUT", "python"),
             ("IDEMPOTENCY_KEY", "orderId"),
             ("IDEMPOTENCY_FINGERPRINT", "yes"),
             ("IDEMPOTENCY_AFTER_FAILURE", "strict"),
@@ -280,7 +326,38 @@ mod tests {
         ] {
             assert!(told.contains(name), "{name} is missing in: {told}");
         }
-        assert!(told.contains("(11 found)"), "{told}");
+        assert!(told.contains("(12 found)"), "{told}");
+    }
+
+    #[test]
+    fn a_layout_is_a_preset_with_names_and_a_sort_key_of_ones_own() {
+        let layout = |variables: &[(&str, &str)]| {
+            let settings = read(&[variables, &REQUIRED].concat());
+            settings.map(|settings| settings.layout)
+        };
+        let powertools = ("IDEMPOTENCY_LAYOUT", "powertools");
+        let attributes = ("IDEMPOTENCY_ATTRIBUTES", "id=PK,expires_at=ttl");
+        assert_eq!(layout(&[powertools]).unwrap(), Layout::powertools());
+        let names = [(Field::Id, "PK"), (Field::ExpiresAt, "ttl")];
+        let names = Layout::powertools().rename(names).unwrap();
+        for (sort_key, partition) in [("SK", "idempotency#payments"), ("SK=all", "all")] {
+            assert_eq!(
+                layout(&[powertools, attributes, ("IDEMPOTENCY_SORT_KEY", sort_key)]).unwrap(),
+                names.clone().sort_key("SK", partition).unwrap()
+            );
+        }
+        for wrong in ["PK", "key=PK", "id=status", "id="] {
+            assert!(
+                layout(&[("IDEMPOTENCY_ATTRIBUTES", wrong)]).is_err(),
+                "{wrong}"
+            );
+        }
+        for wrong in ["status", "=all", "SK="] {
+            assert!(
+                layout(&[("IDEMPOTENCY_SORT_KEY", wrong)]).is_err(),
+                "{wrong}"
+            );
+        }
     }
 
     #[test]

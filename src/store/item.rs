@@ -1,0 +1,170 @@
+//! A [`Record`] as an item of the table, by its [`Layout`].
+
+use std::collections::HashMap;
+
+use aws_sdk_dynamodb::types::AttributeValue;
+
+use super::layout::{Field, Layout, Words};
+use crate::protocol::{ClaimRequest, Fingerprint, Owner, Record, State, StoredResult, Timestamp};
+
+pub(super) type Item = HashMap<String, AttributeValue>;
+
+impl Layout {
+    /// The item that a claim puts.
+    pub(super) fn claim_item(&self, request: &ClaimRequest) -> Item {
+        let mut item = self.primary_key(request.key.as_str());
+        let mut set = |field, value| item.insert(self.name(field).to_owned(), value);
+        set(Field::Status, string(&*self.words.in_progress));
+        set(Field::Owner, string(request.owner.as_str()));
+        set(Field::LeaseUntil, millis(request.lease_until));
+        set(Field::ExpiresAt, number(request.expires_at));
+        set(Field::MessageId, string(&request.message_id));
+        set(Field::CreatedAt, millis(request.now));
+        set(Field::UpdatedAt, millis(request.now));
+        if let Some(fingerprint) = &request.fingerprint {
+            set(Field::Fingerprint, string(fingerprint.as_str()));
+        }
+        item
+    }
+
+    /// Reads an item back. What other programs that share the table don't write may be missing.
+    ///
+    /// Fails with the reason, which names the attribute and never its value.
+    pub(super) fn record(&self, item: &Item) -> Result<Record, String> {
+        let required = |field| format!("it has no `{}`", self.name(field));
+        let status = self.string(item, Field::Status)?;
+        let status = status.ok_or_else(|| required(Field::Status))?;
+        let expires_at = self.number(item, Field::ExpiresAt)?;
+        let expires_at = expires_at.ok_or_else(|| required(Field::ExpiresAt))?;
+        let error = self.string(item, Field::Error)?;
+        let Words {
+            in_progress,
+            completed,
+            failed,
+            expired,
+        } = &self.words;
+        let state = match error {
+            // An error may be left over in a record that was completed by another program.
+            _ if status == *completed || Some(status.as_str()) == *expired => State::Completed {
+                result: self.result(item)?,
+            },
+            Some(error) if status == *failed => State::Failed { error },
+            None if status == *in_progress => State::InProgress {
+                // Without an end, it lasts as long as the record.
+                lease_until: self.millis(item, Field::LeaseUntil)?.unwrap_or_else(|| {
+                    Timestamp::from_millis(expires_at.saturating_mul(1000).saturating_add(999))
+                }),
+            },
+            None if status == *failed => return Err(required(Field::Error)),
+            _ => {
+                return Err(format!(
+                    "`{}` is none of {in_progress}, {completed}, {failed}",
+                    self.name(Field::Status)
+                ));
+            }
+        };
+        let fingerprint = self.string(item, Field::Fingerprint)?;
+        Ok(Record {
+            state,
+            owner: self.string(item, Field::Owner)?.map(Owner::from_stored),
+            expires_at,
+            fingerprint: fingerprint.map(Fingerprint::from_stored),
+            message_id: self.string(item, Field::MessageId)?,
+            created_at: self.millis(item, Field::CreatedAt)?,
+            updated_at: self.millis(item, Field::UpdatedAt)?,
+        })
+    }
+
+    /// The operation is done, so a result that can't be read is no error.
+    fn result(&self, item: &Item) -> Result<StoredResult, String> {
+        let name = self.name(Field::Result);
+        Ok(match item.get(name) {
+            Some(AttributeValue::S(json)) => StoredResult::Json(json.clone()),
+            Some(_) => StoredResult::Omitted(format!("`{name}` is not JSON text")),
+            None => StoredResult::Omitted(
+                self.string(item, Field::ResultOmitted)?
+                    .unwrap_or_else(|| format!("the record has no `{name}`")),
+            ),
+        })
+    }
+
+    fn string(&self, item: &Item, field: Field) -> Result<Option<String>, String> {
+        match item.get(self.name(field)) {
+            None => Ok(None),
+            Some(AttributeValue::S(text)) => Ok(Some(text.clone())),
+            Some(_) => Err(format!("`{}` is not a string", self.name(field))),
+        }
+    }
+
+    fn number(&self, item: &Item, field: Field) -> Result<Option<u64>, String> {
+        let Some(value) = item.get(self.name(field)) else {
+            return Ok(None);
+        };
+        // Powertools for TypeScript writes fractions of a second; in conditions with whole
+        // seconds they change nothing.
+        let whole = |digits: &String| digits.split('.').next()?.parse().ok();
+        let number = value.as_n().ok().and_then(whole);
+        let fault = || format!("`{}` is not a number from 0", self.name(field));
+        number.map(Some).ok_or_else(fault)
+    }
+
+    fn millis(&self, item: &Item, field: Field) -> Result<Option<Timestamp>, String> {
+        Ok(self.number(item, field)?.map(Timestamp::from_millis))
+    }
+}
+
+pub(super) fn string(text: impl Into<String>) -> AttributeValue {
+    AttributeValue::S(text.into())
+}
+
+pub(super) fn number(n: u64) -> AttributeValue {
+    AttributeValue::N(n.to_string())
+}
+
+pub(super) fn millis(at: Timestamp) -> AttributeValue {
+    number(at.as_millis())
+}
+
+/// The size of an item as DynamoDB counts it, never too low: names and strings by their
+/// bytes, and a number at its largest, 21 bytes (*Amazon DynamoDB Developer Guide*,
+/// "DynamoDB item sizes and formats"). We write strings and numbers only.
+pub(super) fn size(item: &Item) -> usize {
+    let value = |value: &AttributeValue| value.as_s().map_or(21, String::len);
+    item.iter().map(|(name, v)| name.len() + value(v)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_of_another_program_is_read_as_far_as_it_goes() {
+        let layout = Layout::powertools();
+        let read = |more: &[(&str, AttributeValue)]| {
+            let expiration = AttributeValue::N("1800000000.75".into());
+            let mut item = Item::from([("expiration".to_owned(), expiration)]);
+            item.extend(more.iter().map(|(name, v)| ((*name).to_owned(), v.clone())));
+            layout.record(&item).map(|record| record.state)
+        };
+        let completed = ("status", string("COMPLETED"));
+        for data in [None, Some(AttributeValue::M(Item::new()))] {
+            let data = data.map(|data| ("data", data));
+            let more: Vec<_> = data.into_iter().chain([completed.clone()]).collect();
+            let result = StoredResult::Omitted(String::new());
+            assert_eq!(
+                std::mem::discriminant(&read(&more).unwrap()),
+                std::mem::discriminant(&State::Completed { result })
+            );
+        }
+        let left_over = [completed, ("error", string("no")), ("data", string("1"))];
+        let result = StoredResult::Json("1".into());
+        assert_eq!(read(&left_over), Ok(State::Completed { result }));
+        let lease_until = Timestamp::from_millis(1_800_000_000_999);
+        assert_eq!(
+            read(&[("status", string("INPROGRESS"))]),
+            Ok(State::InProgress { lease_until })
+        );
+        assert!(read(&[("status", string("FAILED"))]).is_err());
+        assert!(read(&[]).is_err());
+    }
+}

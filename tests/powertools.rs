@@ -1,0 +1,204 @@
+//! One table for this consumer and for Powertools for AWS Lambda (Python): what one did the other
+//! knows, whichever came first.
+//!
+//! The library itself runs, from `.venv` (`make test` installs it) or `POWERTOOLS_PYTHON`.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "tests fail by panicking"
+)]
+
+#[path = "powertools/both.rs"]
+mod both;
+mod support;
+
+use std::time::Duration;
+
+use both::{Both, ours, theirs};
+use serde_json::{Value, json};
+use sqs_once::{
+    History,
+    protocol::{Settlement, State, StoredResult, Timestamp},
+    store::{Field, Layout, SettleAnswer, Store},
+};
+use support::event::order;
+
+/// Both directions of the promise, on one table.
+async fn each_knows_what_the_other_completed(both: &Both) {
+    let first = both.there(&order("theirs")).await;
+    assert_eq!(
+        first,
+        json!({"ran": true, "answer": theirs(), "error": null})
+    );
+    let second = both.here(&order("theirs")).await;
+    assert_eq!((second.ran, second.acknowledged), (None, true));
+    let State::Completed {
+        result: StoredResult::Json(json),
+    } = both.kept("theirs").await.state
+    else {
+        panic!("not completed")
+    };
+    assert_eq!(serde_json::from_str::<Value>(&json).unwrap(), theirs());
+
+    let first = both.here(&order("ours")).await;
+    assert_eq!(
+        (first.ran, first.acknowledged),
+        (Some(History::Fresh), true)
+    );
+    let second = both.there(&order("ours")).await;
+    assert_eq!(
+        second,
+        json!({"ran": false, "answer": ours(), "error": null})
+    );
+}
+
+#[tokio::test]
+async fn what_one_completed_is_a_duplicate_to_the_other() {
+    each_knows_what_the_other_completed(&Both::new().await).await;
+}
+
+#[tokio::test]
+async fn a_prefix_a_sort_key_and_names_of_ones_own_are_shared() {
+    let layout = Layout::powertools()
+        .rename([(Field::Id, "pk"), (Field::ExpiresAt, "ttl")])
+        .unwrap();
+    let layout = layout.sort_key("sk", "idempotency#payments").unwrap();
+    let mut both = Both::with(&["pk", "sk"], layout).await;
+    both.prefix = "orders";
+    both.function = json!({"key_prefix": "orders"});
+    both.layer = json!({"key_attr": "pk", "sort_key_attr": "sk", "expiry_attr": "ttl"});
+    each_knows_what_the_other_completed(&both).await;
+}
+
+#[tokio::test]
+async fn what_one_is_at_is_a_conflict_to_the_other() {
+    let both = Both::new().await;
+    let limits = [("timed", Some(60_000)), ("untimed", None)];
+    for (id, remaining_ms) in limits {
+        both.powertools(&order(id), "die", remaining_ms).await;
+        let second = both.here(&order(id)).await;
+        assert_eq!((second.ran, second.acknowledged), (None, false), "{id}");
+
+        let left = both.kept(id).await;
+        let State::InProgress { lease_until } = left.state else {
+            panic!("not in progress: {left:?}")
+        };
+        let lease = Timestamp::now().until(lease_until).as_secs();
+        // Without a context Powertools holds on for as long as the record is kept.
+        let expected = if remaining_ms.is_some() {
+            30..=60
+        } else {
+            3500..=3600
+        };
+        assert!(expected.contains(&lease), "{id}: {lease} s");
+        // Nobody here owns it, so nobody settles it.
+        for wanted in [Settlement::Release, Settlement::Abandon] {
+            let answer = both.settle(&both.claim(id), wanted).await;
+            assert!(
+                matches!(answer, SettleAnswer::Refused(Some(record)) if record.owner.is_none())
+            );
+        }
+    }
+
+    both.store().claim(&both.claim("ours")).await.unwrap();
+    let second = both.there(&order("ours")).await;
+    assert_eq!(second["ran"], false);
+    assert_eq!(second["error"], "IdempotencyAlreadyInProgressError");
+}
+
+#[tokio::test]
+async fn what_one_left_undone_the_other_takes_over() {
+    let both = Both::new().await;
+    both.powertools(&order("theirs"), "die", Some(0)).await;
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    let second = both.here(&order("theirs")).await;
+    assert!(second.acknowledged);
+    // It is told, though not by whom: Powertools does not say.
+    let nameless = History::Takeover {
+        owner: None,
+        claimed_at: None,
+    };
+    assert_eq!(second.ran, Some(nameless));
+    assert_eq!(both.there(&order("theirs")).await["answer"], ours());
+
+    let mine = both.claim("ours");
+    both.store().claim(&mine).await.unwrap();
+    let abandoned = both.settle(&mine, Settlement::Abandon).await;
+    assert_eq!(abandoned, SettleAnswer::Applied);
+    assert_eq!(both.there(&order("ours")).await["answer"], theirs());
+    // Late, and fenced off from what Powertools recorded.
+    let complete = Settlement::Complete {
+        result: StoredResult::Json("\"late\"".into()),
+        expires_at: mine.expires_at,
+    };
+    let late = both.settle(&mine, complete).await;
+    assert!(matches!(late, SettleAnswer::Refused(Some(record)) if record.owner.is_none()));
+    assert!(both.here(&order("ours")).await.ran.is_none());
+}
+
+#[tokio::test]
+async fn what_is_expired_is_forgotten_by_the_other() {
+    let mut both = Both::new().await;
+    // Powertools writes EXPIRED when a function ends after its record expired, as it does here.
+    both.config = json!({"expires_after_seconds": -10});
+    assert_eq!(both.there(&order("theirs")).await["ran"], true);
+    assert_eq!(both.here(&order("theirs")).await.ran, Some(History::Fresh));
+
+    both.config = json!({});
+    let mine = both.claim("ours");
+    both.store().claim(&mine).await.unwrap();
+    let complete = Settlement::Complete {
+        result: StoredResult::Json("1".into()),
+        expires_at: mine.now.as_secs() - 10,
+    };
+    assert_eq!(both.settle(&mine, complete).await, SettleAnswer::Applied);
+    assert_eq!(both.there(&order("ours")).await["answer"], theirs());
+}
+
+#[tokio::test]
+async fn what_failed_here_for_good_powertools_runs_again_when_asked_to() {
+    let both = Both::new().await;
+    for _ in 0..2 {
+        let declined = both.declined_here(&order("o-1")).await;
+        assert!(!declined.acknowledged);
+    }
+    assert_eq!(
+        both.kept("o-1").await.state,
+        State::Failed {
+            error: "declined".into()
+        }
+    );
+    assert!(
+        both.here(&order("o-1")).await.ran.is_none(),
+        "the same message"
+    );
+    // An exception deletes the record, ours too: Powertools has no fence.
+    let again = both.powertools(&order("o-1"), "raise", Some(60_000)).await;
+    assert_eq!(
+        again,
+        json!({"ran": true, "answer": null, "error": "ValueError"})
+    );
+    assert_eq!(both.here(&order("o-1")).await.ran, Some(History::Fresh));
+
+    both.declined_here(&order("o-2")).await;
+    assert_eq!(both.there(&order("o-2")).await["answer"], theirs());
+    assert!(both.here(&order("o-2")).await.acknowledged);
+}
+
+#[tokio::test]
+async fn another_payload_under_one_key_is_refused_by_both() {
+    let mut both = Both::new().await;
+    both.config =
+        json!({"payload_validation_jmespath": "powertools_json(body).[amount, currency]"});
+    both.fingerprint = "powertools:body:/amount,/currency";
+    each_knows_what_the_other_completed(&both).await;
+
+    let mut changed = order("theirs");
+    changed["amount"] = json!(100);
+    let here = both.here(&changed).await;
+    assert_eq!((here.ran, here.acknowledged), (None, false));
+    changed["orderId"] = json!("ours");
+    let there = both.there(&changed).await;
+    assert_eq!(there["error"], "IdempotencyValidationError");
+}

@@ -1,0 +1,221 @@
+//! One table, and the two consumers that share it.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "tests fail by panicking"
+)]
+#![allow(unreachable_pub, reason = "as in the other support modules")]
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use aws_lambda_events::sqs::SqsEvent;
+use serde_json::{Value, json};
+use sqs_once::{
+    Attempt, Consumer, Deadline, Failure, Handler, History, Once,
+    protocol::{
+        AfterFailure, ClaimRequest, Key, Namespace, Owner, Record, Settlement, Timestamp,
+        powertools,
+    },
+    store::{ClaimAnswer, DynamoStore, Layout, SettleAnswer, Store},
+};
+use tokio::process::Command;
+
+use super::support::{
+    self,
+    dynamo::Dynamo,
+    event::{batch, failed, record},
+};
+
+/// What Powertools puts before its hash: function, module and function in it.
+const PREFIX: &str = "payments.__main__.charge";
+
+/// Our handler: does as told, and notes what it was told of attempts before it.
+#[derive(Clone)]
+struct Charge {
+    declines: bool,
+    ran: Arc<Mutex<Vec<History>>>,
+}
+
+impl Handler for Charge {
+    type Message = Value;
+    type Output = Value;
+
+    async fn handle(&self, _order: Value, attempt: Attempt) -> Result<Value, Failure> {
+        self.ran.lock().unwrap().push(attempt.history().clone());
+        if self.declines {
+            return Err(Failure::permanent("declined"));
+        }
+        Ok(ours())
+    }
+}
+
+pub fn ours() -> Value {
+    json!({"chargedBy": "rust", "é": [1.5, null]})
+}
+
+pub fn theirs() -> Value {
+    json!({"chargedBy": "python", "é": [1.5, null]})
+}
+
+/// What became of a delivery here.
+pub struct Delivered {
+    /// What the handler was told, if it ran.
+    pub ran: Option<History>,
+    pub acknowledged: bool,
+}
+
+/// One table, two consumers.
+pub struct Both {
+    dynamo: Dynamo,
+    layout: Layout,
+    pub prefix: &'static str,
+    pub fingerprint: &'static str,
+    /// What Powertools is given, as its own arguments.
+    pub layer: Value,
+    pub config: Value,
+    pub function: Value,
+}
+
+impl Both {
+    pub async fn new() -> Self {
+        Self::with(&["id"], Layout::powertools()).await
+    }
+
+    pub async fn with(primary_key: &[&str], layout: Layout) -> Self {
+        let dynamo = Dynamo::start().await;
+        dynamo.create_table_keyed("idempotency", primary_key).await;
+        Self {
+            dynamo,
+            layout,
+            prefix: PREFIX,
+            fingerprint: "off",
+            layer: json!({}),
+            config: json!({}),
+            function: json!({}),
+        }
+    }
+
+    pub fn store(&self) -> DynamoStore {
+        DynamoStore::new(self.dynamo.client(), "idempotency").layout(self.layout.clone())
+    }
+
+    pub fn claim(&self, id: &str) -> ClaimRequest {
+        let now = Timestamp::now();
+        let namespace = Namespace::new(self.prefix).unwrap();
+        ClaimRequest {
+            key: Key::new(&namespace, [powertools::hash(&json!(id)).as_str()]).unwrap(),
+            owner: Owner::fresh(),
+            fingerprint: None,
+            message_id: "another".into(),
+            now,
+            lease_until: now + Duration::from_secs(60),
+            expires_at: now.as_secs() + 3600,
+            after_failure: AfterFailure::Replay,
+        }
+    }
+
+    /// What the table holds for an order, by way of a claim that nothing admits.
+    pub async fn kept(&self, id: &str) -> Record {
+        let probe = ClaimRequest {
+            now: Timestamp::default(),
+            ..self.claim(id)
+        };
+        match self.store().claim(&probe).await.unwrap() {
+            ClaimAnswer::Refused(record) => record,
+            ClaimAnswer::Applied { .. } => panic!("there was no record of {id}"),
+        }
+    }
+
+    pub async fn settle(&self, claim: &ClaimRequest, wanted: Settlement) -> SettleAnswer {
+        let (store, fence) = (self.store(), claim.fence());
+        store.settle(&fence, &wanted, claim.now).await.unwrap()
+    }
+
+    pub async fn here(&self, order: &Value) -> Delivered {
+        self.deliver(order, false).await
+    }
+
+    pub async fn declined_here(&self, order: &Value) -> Delivered {
+        self.deliver(order, true).await
+    }
+
+    async fn deliver(&self, order: &Value, declines: bool) -> Delivered {
+        let ran = Arc::new(Mutex::new(Vec::new()));
+        let handler = Charge {
+            declines,
+            ran: ran.clone(),
+        };
+        let namespace = Namespace::new(self.prefix).unwrap();
+        let consumer = Consumer::new(Once::new(self.store()), namespace, handler)
+            .key("powertools:body:/orderId".parse().unwrap())
+            .fingerprint(self.fingerprint.parse().unwrap());
+        let event: SqsEvent = serde_json::from_value(batch([record("m-1", order)])).unwrap();
+        let second = Duration::from_secs(1);
+        let deadline = Deadline::after(Timestamp::now(), 20 * second, second);
+        let response = Arc::new(consumer).process(event, deadline).await.unwrap();
+        let ran = ran.lock().unwrap().pop();
+        Delivered {
+            ran,
+            acknowledged: failed(&serde_json::to_value(response).unwrap()).is_empty(),
+        }
+    }
+
+    pub async fn there(&self, order: &Value) -> Value {
+        self.powertools(order, "return", Some(60_000)).await
+    }
+
+    /// Delivers to the function in `tests/powertools/worker.py`, which ends like this, with so
+    /// much time left of its invocation.
+    pub async fn powertools(&self, order: &Value, end: &str, remaining_ms: Option<u64>) -> Value {
+        let told = json!({
+            "endpoint": self.dynamo.endpoint(),
+            "record": record("m-1", order),
+            "end": end,
+            "remaining_ms": remaining_ms,
+            "layer": self.layer,
+            "config": self.config,
+            "function": self.function,
+        });
+        let output = Command::new(python())
+            .arg(root().join("tests/powertools/worker.py"))
+            .arg(told.to_string())
+            .env("AWS_LAMBDA_FUNCTION_NAME", "payments")
+            .env("AWS_DEFAULT_REGION", support::REGION)
+            .env("AWS_ACCESS_KEY_ID", support::ACCESS_KEY)
+            .env("AWS_SECRET_ACCESS_KEY", support::ACCESS_KEY)
+            .env_remove("AWS_PROFILE")
+            .env("NO_PROXY", "127.0.0.1")
+            .kill_on_drop(true)
+            .output();
+        let output = tokio::time::timeout(3 * support::PATIENCE, output).await;
+        let output = output.expect("Powertools answers in time").unwrap();
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| {
+            panic!(
+                "tests/powertools/worker.py failed: {}",
+                String::from_utf8_lossy(&output.stderr)
+            )
+        })
+    }
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+#[track_caller]
+fn python() -> PathBuf {
+    let python = env::var_os("POWERTOOLS_PYTHON");
+    let python = python.map_or_else(|| root().join(".venv/bin/python"), PathBuf::from);
+    assert!(
+        python.exists(),
+        "there is no {}: `make test` and `make test-powertools` install it, with Powertools for \
+         AWS Lambda; or name a Python that has it in POWERTOOLS_PYTHON",
+        python.display()
+    );
+    python
+}

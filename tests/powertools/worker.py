@@ -1,0 +1,62 @@
+"""One delivery of an SQS record to a function that Powertools makes idempotent.
+
+The argument is JSON; what became of it is printed as JSON. See tests/powertools.rs.
+"""
+
+import json
+import os
+import sys
+
+import boto3
+from aws_lambda_powertools.utilities.idempotency import (
+    DynamoDBPersistenceLayer,
+    IdempotencyConfig,
+    idempotent_function,
+)
+
+
+class Context:
+    def __init__(self, remaining_ms):
+        self.remaining_ms = remaining_ms
+
+    def get_remaining_time_in_millis(self):
+        return self.remaining_ms
+
+
+order = json.loads(sys.argv[1])
+layer = DynamoDBPersistenceLayer(
+    table_name="idempotency",
+    boto3_client=boto3.client("dynamodb", endpoint_url=order["endpoint"]),
+    **order.get("layer", {}),
+)
+config = IdempotencyConfig(
+    event_key_jmespath="powertools_json(body).orderId",
+    raise_on_no_idempotency_key=True,
+    **order.get("config", {}),
+)
+if order["remaining_ms"] is not None:
+    config.register_lambda_context(Context(order["remaining_ms"]))
+
+ran = False
+
+
+@idempotent_function(
+    data_keyword_argument="record", config=config, persistence_store=layer, **order.get("function", {})
+)
+def charge(record):
+    global ran
+    ran = True
+    if order["end"] == "die":
+        print(json.dumps({"ran": True}), flush=True)
+        os._exit(0)  # the claim stays
+    if order["end"] == "raise":
+        raise ValueError("declined")
+    return {"chargedBy": "python", "é": [1.5, None]}
+
+
+answer = error = None
+try:
+    answer = charge(record=order["record"])
+except Exception as exception:
+    error = type(exception).__name__
+print(json.dumps({"ran": ran, "answer": answer, "error": error}))
