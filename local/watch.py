@@ -15,7 +15,11 @@ from cloud import STATE, Unavailable, cloud, create_table, free_port, run, unwin
 
 PORT = 9000  # cargo-lambda's own
 PORT_FILE = STATE / "watch.port"
-DEFAULTS = {"PAYMENT_GATEWAY_URL": "sandbox", "IDEMPOTENCY_TABLE_NAME": "sqs-once"}
+DEFAULTS = {
+    "PAYMENT_GATEWAY_URL": "sandbox",
+    "IDEMPOTENCY_TABLE_NAME": "sqs-once",
+    "CONSUMER_VISIBILITY": "off",  # an event from a file is in no queue
+}
 
 console = Console(highlight=False, soft_wrap=True)
 

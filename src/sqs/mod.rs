@@ -7,6 +7,8 @@
 //! | `lanes` | what runs side by side, and what one after the other |
 //! | `consumer` | the batch: deadline, panics, response |
 //! | `processed` | what became of a message, and its line in the log |
+//! | `visibility` | when what goes back to the queue is seen again |
+//! | `queues` | and how SQS is told |
 //! | `lambda` | the loop that asks Lambda for batches |
 
 mod consumer;
@@ -15,7 +17,10 @@ mod lambda;
 mod lanes;
 mod message;
 mod processed;
+mod queues;
+mod visibility;
 
 pub use consumer::{BatchError, Consumer};
 pub use identity::{FingerprintSource, KeySource, Pointers, SourceError};
 pub use lambda::run;
+pub use queues::Visibility;
