@@ -255,7 +255,7 @@ where
     };
     let code = service.code().unwrap_or("unknown error");
     let advice = if code.starts_with("AccessDenied") {
-        format!(": this role may not {permission} on it; grant it, or set CONSUMER_VISIBILITY=off")
+        format!(": this role may not {permission} on it; grant it")
     } else {
         String::new()
     };
