@@ -25,7 +25,7 @@ from cloud import STATE, Cloud, Unavailable, ministack, run, unwind_on_signals
 
 STACK = "sqs-once-demo"
 ARCHITECTURE = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "arm64", "arm64": "arm64"}
-# Small numbers, so that a message that fails is back soon: 2 s of function are 12 s of invisibility.
+# Small numbers, so that a message whose worker was killed is back soon: 2 s of function are 12 s of invisibility.
 PARAMETERS = {
     "FunctionTimeout": "2",
     "PaymentGatewayTimeout": "1s",
@@ -344,7 +344,8 @@ def main() -> int:
         say(
             f"{len(messages)} messages; an order is known by its orderId "
             f"(IdempotencyKey={PARAMETERS['IdempotencyKey']}); "
-            f"what fails is back after 12 s and dead after {PARAMETERS['MaxReceiveCount']} deliveries: about a minute"
+            f"a killed worker's are back after 12 s, what may pass after a back-off of up to 10 s, 20 s, ..., "
+            f"what fails for good at once, and dead after {PARAMETERS['MaxReceiveCount']} deliveries: about a minute"
         )
         watch(drive(cloud, stack, messages), ledger, len(messages))
         console.print()

@@ -20,6 +20,7 @@ DEFAULTS = {
     "IDEMPOTENCY_TABLE_NAME": "sqs-once",
     # cargo-lambda names the function "_".
     "IDEMPOTENCY_NAMESPACE": "payments",
+    "CONSUMER_VISIBILITY": "off",  # an event from a file is in no queue
 }
 
 console = Console(highlight=False, soft_wrap=True)

@@ -27,10 +27,16 @@ use support::{
     gateway::{Gateway, Reply},
     runtime_api::{Answer, Env, FUNCTION_NAME, Lambda},
 };
-use tokio::{join, time::timeout};
+use tokio::{
+    join,
+    time::{Instant, timeout},
+};
 
-/// How long a message that was reported stays out of sight; a lease must have ended by then.
+/// The queue's visibility timeout: when a message is back whose worker was killed. A lease must
+/// have ended by then.
 const VISIBILITY: Duration = Duration::from_secs(3);
+/// A visibility timeout that no test lives to see the end of.
+const LONG: Duration = Duration::from_secs(60);
 /// The function's timeout.
 const TIME: Duration = Duration::from_secs(2);
 /// Receives until a message is moved to the dead-letter queue.
@@ -54,7 +60,12 @@ struct Queue {
 
 /// Runs a test in a world of its own, and takes that down however the test ends.
 async fn in_a_world(test: impl AsyncFnOnce(&World)) {
-    let world = World::create().await;
+    in_a_world_that_hides(VISIBILITY, test).await;
+}
+
+/// With a visibility timeout of its queue's own.
+async fn in_a_world_that_hides(visibility: Duration, test: impl AsyncFnOnce(&World)) {
+    let world = World::create(visibility).await;
     let outcome = AssertUnwindSafe(test(&world)).catch_unwind().await;
     world.delete().await;
     if let Err(panic) = outcome {
@@ -63,7 +74,7 @@ async fn in_a_world(test: impl AsyncFnOnce(&World)) {
 }
 
 impl World {
-    async fn create() -> Self {
+    async fn create(visibility: Duration) -> Self {
         let endpoint = std::env::var("AWS_ENDPOINT_URL").unwrap_or_default();
         assert!(
             !endpoint.is_empty(),
@@ -84,7 +95,7 @@ impl World {
             (QueueAttributeName::RedrivePolicy, redrive.to_string()),
             (
                 QueueAttributeName::VisibilityTimeout,
-                VISIBILITY.as_secs().to_string(),
+                visibility.as_secs().to_string(),
             ),
         ];
         Self {
@@ -108,12 +119,17 @@ impl World {
     }
 
     async fn consumer(&self) -> Lambda {
+        self.consumer_with_backoff("1s").await
+    }
+
+    async fn consumer_with_backoff(&self, base: &str) -> Lambda {
         let env = [
             ("AWS_ENDPOINT_URL", self.endpoint.as_str()),
             ("IDEMPOTENCY_TABLE_NAME", &self.table),
             ("IDEMPOTENCY_KEY", "body:/orderId"),
             // The lease then ends with the function's time, before the message is seen again.
             ("IDEMPOTENCY_LEASE_MARGIN", "0s"),
+            ("CONSUMER_BACKOFF_BASE", base),
             ("PAYMENT_GATEWAY_URL", self.gateway.url()),
         ];
         let env = env.map(|(name, value)| (name.to_owned(), value.to_owned()));
@@ -173,7 +189,8 @@ impl World {
         })
     }
 
-    /// Deletes what was processed; the rest comes back when its visibility timeout is over.
+    /// Deletes what was processed; the rest comes back when the consumer said, or else when the
+    /// queue's visibility timeout is over.
     async fn settle(&self, messages: Vec<Message>, answer: Answer) {
         let Answer::Response(response) = answer else {
             return;
@@ -326,6 +343,81 @@ async fn a_message_whose_worker_was_killed_comes_again_and_its_charge_is_finishe
         let calls = world.gateway.calls_for("o-1");
         assert_eq!(calls.len(), 2);
         assert_eq!(calls[0].key, calls[1].key);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_failed_for_good_is_dead_within_seconds() {
+    in_a_world_that_hides(LONG, async |world| {
+        let lambda = world.consumer().await;
+        world.gateway.script("declined", [Reply::Status(402)]);
+        world.send(order("declined").to_string()).await;
+        world.send("{\"orderId\": ").await;
+
+        let started = Instant::now();
+        world.drain(&lambda).await;
+        assert!(started.elapsed() < LONG / 2, "{:?}", started.elapsed());
+        assert_eq!(world.charges("declined"), 1);
+        let mut dead = 0;
+        while dead < 2 {
+            dead += world.receive_some(&world.dead_letters).await.len();
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_conflict_burns_one_receive_however_long_the_lease() {
+    // Seen again every second, it would be dead before the lease is over.
+    in_a_world_that_hides(Duration::from_secs(1), async |world| {
+        world.gateway.script("o-1", [Reply::Hang]);
+        world.send(order("o-1").to_string()).await;
+        let victim = world.consumer().await;
+        let messages = world.receive_some(&world.queue).await;
+        let lease = Duration::from_secs(6);
+        let _exited = join!(victim.invoke(world.event(&messages), lease), async {
+            world.gateway.arrived("o-1", 1).await;
+            victim.kill().await
+        });
+
+        let survivor = world.consumer().await;
+        world.drain(&survivor).await;
+        let deliveries = survivor
+            .logged(2, |line| line["message_id"].is_string())
+            .await;
+        let of = |n: usize| (&deliveries[n]["receive_count"], &deliveries[n]["outcome"]);
+        assert_eq!(of(0), (&json!(2), &json!("conflict")));
+        assert_eq!(of(1), (&json!(3), &json!("done")));
+        assert_eq!(world.charges("o-1"), 2);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_failing_gateway_sees_its_retries_spread_over_the_back_off() {
+    in_a_world_that_hides(LONG, async |world| {
+        let lambda = world.consumer_with_backoff("4s").await;
+        let orders = (1..=8).map(|n| format!("o-{n}")).collect::<Vec<_>>();
+        for name in &orders {
+            world.gateway.script(name, [Reply::Status(503)]);
+            world.send(order(name).to_string()).await;
+        }
+        let started = Instant::now();
+        world.drain(&lambda).await;
+        assert!(started.elapsed() < LONG / 2, "{:?}", started.elapsed());
+
+        let retries = lambda
+            .logged(orders.len(), |line| line["receive_count"] == 2)
+            .await;
+        let times = retries.iter().map(|line| {
+            let time = line["timestamp"].as_str().unwrap();
+            humantime::parse_rfc3339(time).unwrap()
+        });
+        let (first, last) = (times.clone().min().unwrap(), times.max().unwrap());
+        // By chance alone, once in eighty thousand runs, all eight wait equally long.
+        assert!(last.duration_since(first).unwrap() >= Duration::from_millis(700));
+        assert!(orders.iter().all(|order| world.charges(order) == 2));
     })
     .await;
 }

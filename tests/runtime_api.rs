@@ -101,6 +101,8 @@ fn env(dynamo: &str, gateway: &str, settings: &[(&str, &str)]) -> Env {
         ("AWS_ENDPOINT_URL", dynamo),
         ("IDEMPOTENCY_TABLE_NAME", TABLE),
         ("PAYMENT_GATEWAY_URL", gateway),
+        // There is no queue; tests/visibility.rs and tests/integration.rs have one.
+        ("CONSUMER_VISIBILITY", "off"),
     ];
     let all = always.iter().chain(settings);
     all.map(|(name, value)| (name.to_string(), value.to_string()))

@@ -22,6 +22,7 @@ use super::{
     lanes::{self, Lane, LaneKind, Traits},
     message::{InvalidMessage, Message},
     processed::{Processed, millis},
+    queues::Visibility,
 };
 use crate::{
     Attempt, Deadline, Failure, Handler, History, IntoHandler, Once, Operation, Outcome, Stored,
@@ -71,6 +72,7 @@ pub struct Consumer<S, H> {
     reserve: Duration,
     fallback: Duration,
     time_needed: Duration,
+    visibility: Option<Visibility>,
 }
 
 /// Between two looks at a conflict.
@@ -120,6 +122,7 @@ impl<S: Store, H: Handler> Consumer<S, H> {
             reserve: Duration::from_millis(500),
             fallback: Duration::from_secs(300),
             time_needed: Duration::ZERO,
+            visibility: None,
         }
     }
 
@@ -183,6 +186,16 @@ impl<S: Store, H: Handler> Consumer<S, H> {
         }
     }
 
+    /// Lets SQS know when each message that failed is to be seen again. Without it, that is
+    /// when the queue's visibility timeout is over.
+    #[must_use]
+    pub fn visibility(self, visibility: impl Into<Option<Visibility>>) -> Self {
+        Self {
+            visibility: visibility.into(),
+            ..self
+        }
+    }
+
     /// The deadline of an invocation that Lambda ends at `at`.
     #[must_use]
     pub fn deadline(&self, at: Timestamp) -> Deadline {
@@ -226,6 +239,12 @@ impl<S: Store, H: Handler> Consumer<S, H> {
             {
                 response.add_failure(message.id().as_str());
             }
+        }
+        if let Some(visibility) = &self.visibility {
+            let batch = batch.messages.iter();
+            let batch = batch.zip(processed.iter().map(Option::as_ref));
+            let (now, answer) = (self.once.now(), deadline.answer());
+            visibility.apply(batch, now, answer).await;
         }
         let count = |is: fn(&Outcome) -> bool| {
             let ran = |processed: &&Option<Processed>| matches!(processed, Some(Processed::Ran(outcome)) if is(outcome));

@@ -15,6 +15,7 @@ pub(crate) struct Message {
     identity: Result<Identity, InvalidMessage>,
     body: Option<String>,
     group: Option<String>,
+    receipt: Option<Receipt>,
     receive_count: u32,
     attributes: HashMap<String, Attribute>,
 }
@@ -22,6 +23,13 @@ pub(crate) struct Message {
 /// What names a message in the response: never empty.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MessageId(String);
+
+/// What SQS knows this receive of a message by.
+#[derive(Debug)]
+pub(crate) struct Receipt {
+    pub(crate) queue_arn: String,
+    pub(crate) handle: String,
+}
 
 impl MessageId {
     pub(crate) fn as_str(&self) -> &str {
@@ -39,16 +47,18 @@ impl Message {
         let id = record.message_id.filter(|id| !id.is_empty())?;
         let mut system = record.attributes;
         let attributes = record.message_attributes.into_iter();
+        // A standard queue has groups too, for fairness; they order nothing.
+        let group = system.remove("MessageGroupId").filter(|_| {
+            let arn = record.event_source_arn.as_deref();
+            arn.is_some_and(|arn| arn.ends_with(".fifo"))
+        });
+        let receipt = record.event_source_arn.zip(record.receipt_handle);
         Some(Self {
             id: MessageId(id),
             identity,
             body: record.body,
-            // A standard queue has groups too, for fairness; they order nothing.
-            group: system.remove("MessageGroupId").filter(|_| {
-                record
-                    .event_source_arn
-                    .is_some_and(|arn| arn.ends_with(".fifo"))
-            }),
+            group,
+            receipt: receipt.map(|(queue_arn, handle)| Receipt { queue_arn, handle }),
             receive_count: system
                 .remove("ApproximateReceiveCount")
                 .and_then(|count| count.parse().ok())
@@ -66,6 +76,11 @@ impl Message {
     /// Within a group of a FIFO queue, messages run in order, one at a time.
     pub(crate) fn fifo_group(&self) -> Option<&str> {
         self.group.as_deref()
+    }
+
+    /// `None` where the record holds no handle or no queue.
+    pub(crate) fn receipt(&self) -> Option<&Receipt> {
+        self.receipt.as_ref()
     }
 
     pub(crate) fn receive_count(&self) -> u32 {

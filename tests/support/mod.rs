@@ -16,6 +16,7 @@ pub mod dynamo;
 pub mod event;
 pub mod gateway;
 pub mod runtime_api;
+pub mod sqs;
 
 use std::{net::SocketAddr, time::Duration};
 

@@ -9,7 +9,7 @@ mod settings;
 use std::{process::ExitCode, time::Duration};
 
 use aws_sdk_dynamodb::Client;
-use sqs_once::{Consumer, Once, aws, store::DynamoStore, telemetry};
+use sqs_once::{Consumer, Once, aws, sqs::Visibility, store::DynamoStore, telemetry};
 
 use crate::{gateway::Gateway, payments::Payments, settings::Settings};
 
@@ -31,8 +31,8 @@ async fn main() -> ExitCode {
 async fn run() -> Result<(), lambda_runtime::Error> {
     let settings = Settings::from_env()?;
     let gateway = Gateway::new(settings.gateway, settings.gateway_timeout)?;
-    let store =
-        DynamoStore::new(Client::new(&aws::config().await), settings.table).layout(settings.layout);
+    let config = aws::config().await;
+    let store = DynamoStore::new(Client::new(&config), settings.table).layout(settings.layout);
     if settings.prime
         && let Err(error) = store.prime(PRIME_TIMEOUT).await
     {
@@ -42,6 +42,10 @@ async fn run() -> Result<(), lambda_runtime::Error> {
         .retention(settings.retention)
         .after_failure(settings.after_failure)
         .lease_margin(settings.lease_margin);
+    let visibility = settings.visibility.then(|| {
+        Visibility::new(aws_sdk_sqs::Client::new(&config))
+            .backoff(settings.backoff_base, settings.backoff_cap)
+    });
     let consumer = Consumer::new(once, settings.namespace, Payments::new(gateway))
         .key(settings.key)
         .fingerprint(settings.fingerprint)
@@ -49,6 +53,7 @@ async fn run() -> Result<(), lambda_runtime::Error> {
         .conflict_wait(settings.conflict_wait)
         .reserve(settings.reserve)
         .fallback(settings.lease_fallback)
-        .time_needed(settings.gateway_timeout);
+        .time_needed(settings.gateway_timeout)
+        .visibility(visibility);
     sqs_once::run(consumer).await
 }

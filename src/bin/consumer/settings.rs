@@ -5,7 +5,7 @@ use std::{env, fmt, num::NonZeroUsize, time::Duration};
 use reqwest::Url;
 use sqs_once::{
     protocol::{AfterFailure, Namespace},
-    sqs::{FingerprintSource, KeySource},
+    sqs::{FingerprintSource, KeySource, Visibility},
     store::{Field, Layout},
 };
 
@@ -27,6 +27,9 @@ pub(crate) struct Settings {
     pub(crate) conflict_wait: Duration,
     pub(crate) reserve: Duration,
     pub(crate) prime: bool,
+    pub(crate) visibility: bool,
+    pub(crate) backoff_base: Duration,
+    pub(crate) backoff_cap: Duration,
     pub(crate) gateway: GatewayUrl,
     pub(crate) gateway_timeout: Duration,
 }
@@ -106,11 +109,10 @@ impl Settings {
         });
         let conflict_wait = reader.optional("CONSUMER_CONFLICT_WAIT", "0s", duration);
         let reserve = reader.optional("CONSUMER_DEADLINE_RESERVE", "500ms", positive);
-        let prime = reader.optional("CONSUMER_PRIME", "on", |text| match text {
-            "on" => Ok(true),
-            "off" => Ok(false),
-            _ => Err("must be `on` or `off`".to_owned()),
-        });
+        let prime = reader.optional("CONSUMER_PRIME", "on", on_or_off);
+        let visibility = reader.optional("CONSUMER_VISIBILITY", "on", on_or_off);
+        let backoff_base = reader.optional("CONSUMER_BACKOFF_BASE", "10s", backoff);
+        let backoff_cap = reader.optional("CONSUMER_BACKOFF_CAP", "15m", backoff);
         let gateway = reader.required(
             "PAYMENT_GATEWAY_URL",
             "where to charge, or `sandbox` to charge nothing",
@@ -133,6 +135,9 @@ impl Settings {
                 conflict_wait: conflict_wait?,
                 reserve: reserve?,
                 prime: prime?,
+                visibility: visibility?,
+                backoff_base: backoff_base?,
+                backoff_cap: backoff_cap?,
                 gateway: gateway?,
                 gateway_timeout: gateway_timeout?,
             })
@@ -236,6 +241,25 @@ fn positive(text: &str) -> Result<Duration, String> {
     })
 }
 
+/// As long as SQS can hide a message.
+fn backoff(text: &str) -> Result<Duration, String> {
+    positive(text).and_then(|span| {
+        if span > Visibility::LONGEST_BACKOFF {
+            Err("must be at most 11h 30m: SQS hides a message for no longer than 12 hours from its receive".to_owned())
+        } else {
+            Ok(span)
+        }
+    })
+}
+
+fn on_or_off(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("must be `on` or `off`".to_owned()),
+    }
+}
+
 /// The value is not quoted back: it may hold credentials.
 fn gateway_url(text: &str) -> Result<GatewayUrl, String> {
     if text == "sandbox" {
@@ -298,6 +322,9 @@ mod tests {
         assert_eq!(settings.conflict_wait, Duration::ZERO);
         assert_eq!(settings.reserve, Duration::from_millis(500));
         assert!(settings.prime);
+        assert!(settings.visibility);
+        assert_eq!(settings.backoff_base, Duration::from_secs(10));
+        assert_eq!(settings.backoff_cap, Duration::from_secs(15 * 60));
         assert_eq!(settings.gateway, GatewayUrl::Sandbox);
         assert_eq!(settings.gateway_timeout, Duration::from_secs(5));
     }
@@ -313,6 +340,9 @@ mod tests {
             ("CONSUMER_CONCURRENCY", "0"),
             ("CONSUMER_DEADLINE_RESERVE", "0s"),
             ("CONSUMER_PRIME", "yes"),
+            ("CONSUMER_VISIBILITY", "yes"),
+            ("CONSUMER_BACKOFF_BASE", "0s"),
+            ("CONSUMER_BACKOFF_CAP", "12h"),
             ("PAYMENT_GATEWAY_URL", "http://gateway.example"),
         ];
         let told = read(&wrong).unwrap_err().to_string();
@@ -326,7 +356,7 @@ mod tests {
         ] {
             assert!(told.contains(name), "{name} is missing in: {told}");
         }
-        assert!(told.contains("(12 found)"), "{told}");
+        assert!(told.contains("(15 found)"), "{told}");
     }
 
     #[test]

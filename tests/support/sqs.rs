@@ -1,0 +1,115 @@
+//! An SQS that hides nothing: it answers the two calls that change visibility, and remembers them.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use axum::{
+    Json, Router,
+    body::Bytes,
+    extract::State,
+    http::{HeaderMap, StatusCode},
+    response::{IntoResponse, Response},
+};
+use serde_json::{Value, json};
+
+/// One request: `GetQueueUrl` or `ChangeMessageVisibilityBatch`, the region it was signed for,
+/// and its body.
+#[derive(Clone, Debug)]
+pub struct Call {
+    pub operation: String,
+    pub region: String,
+    pub body: Value,
+}
+
+/// What it does instead of what it is asked.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Mood {
+    #[default]
+    Willing,
+    /// Denies it all.
+    Denying,
+    /// Fails the first entry of each batch.
+    FailingFirst,
+    /// Answers nothing for a minute.
+    Hanging,
+}
+
+pub struct Sqs {
+    desk: Arc<Desk>,
+    endpoint: String,
+}
+
+struct Desk {
+    mood: Mood,
+    calls: Mutex<Vec<Call>>,
+}
+
+impl Sqs {
+    pub async fn start(mood: Mood) -> Self {
+        let calls = Mutex::default();
+        let desk = Arc::new(Desk { mood, calls });
+        let app = Router::new().fallback(answer).with_state(desk.clone());
+        let endpoint = format!("http://{}", super::serve(app).await);
+        Self { desk, endpoint }
+    }
+
+    pub fn client(&self) -> aws_sdk_sqs::Client {
+        aws_sdk_sqs::Client::new(&super::sdk_config(&self.endpoint))
+    }
+
+    pub fn calls(&self, operation: &str) -> Vec<Call> {
+        let mut calls = self.desk.calls.lock().unwrap().clone();
+        calls.retain(|call| call.operation == operation);
+        calls
+    }
+
+    /// Receipt handles and seconds, over all calls.
+    pub fn changes(&self) -> Vec<(String, u64)> {
+        let calls = self.calls("ChangeMessageVisibilityBatch");
+        let entries = calls
+            .iter()
+            .flat_map(|call| call.body["Entries"].as_array().unwrap());
+        let change = |entry: &Value| {
+            let handle = entry["ReceiptHandle"].as_str().unwrap().to_owned();
+            (handle, entry["VisibilityTimeout"].as_u64().unwrap())
+        };
+        entries.map(change).collect()
+    }
+}
+
+async fn answer(State(desk): State<Arc<Desk>>, headers: HeaderMap, body: Bytes) -> Response {
+    let header = |name| headers.get(name).unwrap().to_str().unwrap();
+    let operation = header("x-amz-target").replace("AmazonSQS.", "");
+    let body: Value = serde_json::from_slice(&body).unwrap();
+    // "... Credential=test/20261121/eu-central-1/sqs/aws4_request, ..."
+    let region = header("authorization").split('/').nth(2).unwrap();
+    desk.calls.lock().unwrap().push(Call {
+        operation: operation.clone(),
+        region: region.to_owned(),
+        body: body.clone(),
+    });
+    let mut failed = Vec::new();
+    match desk.mood {
+        Mood::Willing => {}
+        Mood::Denying => {
+            let error =
+                json!({"__type": "com.amazonaws.sqs#AccessDeniedException", "message": "no"});
+            return (StatusCode::BAD_REQUEST, Json(error)).into_response();
+        }
+        Mood::FailingFirst => {
+            failed.push(json!({"Id": "0", "Code": "ReceiptHandleIsInvalid", "SenderFault": true}));
+        }
+        Mood::Hanging => tokio::time::sleep(Duration::from_secs(60)).await,
+    }
+    let answer = match operation.as_str() {
+        "GetQueueUrl" => {
+            let text = |name: &str| body[name].as_str().unwrap();
+            let (account, name) = (text("QueueOwnerAWSAccountId"), text("QueueName"));
+            json!({"QueueUrl": format!("https://sqs.example/{account}/{name}")})
+        }
+        _ => json!({"Successful": [], "Failed": failed}),
+    };
+    Json(answer).into_response()
+}

@@ -1,0 +1,266 @@
+//! When what failed is seen again: what a batch makes the consumer tell SQS.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "in a test, what cannot be set up is a failure"
+)]
+
+mod support;
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use sqs_once::{
+    Attempt, Consumer, Deadline, Failure, Handler, Once,
+    protocol::{AfterFailure, ClaimRequest, Key, Namespace, Owner, Timestamp},
+    sqs::Visibility,
+    store::{MemoryStore, Store},
+};
+use support::{
+    event::{QUEUE_ARN, batch, failed, received, record},
+    sqs::{Mood, Sqs},
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Does what the message says.
+async fn obey(order: String, _: Attempt) -> Result<(), Failure> {
+    match order.as_str() {
+        "succeed" => Ok(()),
+        "fail" => Err(Failure::transient("told to")),
+        "decline" => Err(Failure::permanent("told to")),
+        "hang" => std::future::pending().await,
+        _ => panic!("told to"),
+    }
+}
+
+fn namespace() -> Namespace {
+    Namespace::new("test").unwrap()
+}
+
+/// Full jitter at its fullest: the longest waits there are.
+fn visibility(sqs: &Sqs) -> Visibility {
+    let visibility = Visibility::new(sqs.client()).jitter(|most| most);
+    visibility.backoff(4 * SECOND, 60 * SECOND)
+}
+
+fn consumer(
+    store: MemoryStore,
+    visibility: Visibility,
+) -> Arc<Consumer<MemoryStore, impl Handler>> {
+    let consumer = Consumer::new(Once::new(store), namespace(), obey);
+    Arc::new(consumer.visibility(visibility))
+}
+
+fn within(budget: Duration) -> Deadline {
+    Deadline::after(Timestamp::now(), budget, budget / 4)
+}
+
+async fn process<S: Store, H: Handler>(
+    consumer: &Arc<Consumer<S, H>>,
+    event: Value,
+    deadline: Deadline,
+) -> Vec<String> {
+    let event = serde_json::from_value(event).unwrap();
+    let response = consumer.process(event, deadline).await.unwrap();
+    failed(&serde_json::to_value(response).unwrap())
+}
+
+fn order(id: &str, order: &str, receive_count: u32) -> Value {
+    received(id, &json!(order), receive_count)
+}
+
+fn change(id: &str, receive_count: u32, seconds: u64) -> (String, u64) {
+    (format!("receipt-{id}-{receive_count}"), seconds)
+}
+
+#[tokio::test]
+async fn each_failure_is_seen_again_when_it_may_pass_and_success_is_left_alone() {
+    let (sqs, store) = (Sqs::start(Mood::Willing).await, MemoryStore::default());
+    let now = Timestamp::now();
+    let other = ClaimRequest {
+        key: Key::new(&namespace(), ["busy"]).unwrap(),
+        owner: Owner::fresh(),
+        fingerprint: None,
+        message_id: "busy".into(),
+        now,
+        lease_until: now + 30 * SECOND,
+        expires_at: now.as_secs() + 60,
+        after_failure: AfterFailure::Retry,
+    };
+    store.claim(&other).await.unwrap();
+    let consumer = consumer(store, visibility(&sqs));
+    let event = batch([
+        order("done", "succeed", 5),
+        order("first", "fail", 1),
+        order("third", "fail", 3),
+        order("tenth", "fail", 10),
+        order("declined", "decline", 4),
+        order("panics", "panic", 2),
+        order("busy", "succeed", 4),
+        received("malformed", "{", 2),
+    ]);
+    let failed = process(&consumer, event, within(10 * SECOND)).await;
+    assert_eq!(failed.len(), 7);
+
+    let mut changes = sqs.changes();
+    let conflict = changes.remove(5);
+    assert_eq!(conflict.0, "receipt-busy-4");
+    assert!((31..=33).contains(&conflict.1), "{conflict:?}");
+    let expected = [
+        change("first", 1, 4),
+        change("third", 3, 16),
+        change("tenth", 10, 60),
+        change("declined", 4, 0),
+        change("panics", 2, 8),
+        change("malformed", 2, 0),
+    ];
+    assert_eq!(changes, expected);
+}
+
+#[tokio::test]
+async fn a_queue_is_looked_up_once_where_it_is_and_ten_messages_go_into_a_call() {
+    let sqs = Sqs::start(Mood::Willing).await;
+    let consumer = consumer(MemoryStore::default(), visibility(&sqs));
+    let elsewhere = "arn:aws-cn:sqs:cn-north-1:210987654321:theirs";
+    for n in 0..2 {
+        let mut records: Vec<_> = (0..21)
+            .map(|i| order(&format!("m-{n}-{i}"), "decline", 1))
+            .collect();
+        for record in &mut records[..1] {
+            record["eventSourceARN"] = json!(elsewhere);
+        }
+        process(&consumer, batch(records), within(10 * SECOND)).await;
+    }
+
+    let looked_up = sqs.calls("GetQueueUrl");
+    let found: Vec<_> = looked_up.iter().map(|call| &call.body).collect();
+    let body = |name, account| json!({"QueueName": name, "QueueOwnerAWSAccountId": account});
+    assert_eq!(
+        found,
+        [
+            &body("theirs", "210987654321"),
+            &body("orders", "123456789012")
+        ]
+    );
+    assert_eq!(looked_up[0].region, "cn-north-1");
+    assert_eq!(looked_up[1].region, support::REGION);
+
+    let calls = sqs.calls("ChangeMessageVisibilityBatch");
+    let of = |call: &support::sqs::Call| {
+        let url = call.body["QueueUrl"].as_str().unwrap().to_owned();
+        (url, call.body["Entries"].as_array().unwrap().len())
+    };
+    let mut sizes: Vec<_> = calls.iter().map(of).collect();
+    sizes.sort();
+    let ours = || "https://sqs.example/123456789012/orders".to_owned();
+    let theirs = || "https://sqs.example/210987654321/theirs".to_owned();
+    assert_eq!(
+        sizes,
+        [
+            (ours(), 10),
+            (ours(), 10),
+            (ours(), 10),
+            (ours(), 10),
+            (theirs(), 1),
+            (theirs(), 1)
+        ]
+    );
+    assert!(calls.iter().all(|call| {
+        let theirs = call.body["QueueUrl"].as_str().unwrap().ends_with("theirs");
+        (call.region == "cn-north-1") == theirs
+    }));
+}
+
+#[tokio::test]
+async fn nothing_of_a_fifo_group_overtakes_what_failed() {
+    let sqs = Sqs::start(Mood::Willing).await;
+    let consumer = consumer(MemoryStore::default(), visibility(&sqs));
+    let fifo = |id: &str, group: &str, word: &str, receive_count| {
+        let mut message = order(id, word, receive_count);
+        message["eventSourceARN"] = json!(format!("{QUEUE_ARN}.fifo"));
+        message["attributes"]["MessageGroupId"] = json!(group);
+        message
+    };
+    let event = batch([
+        fifo("a-1", "a", "succeed", 1),
+        fifo("b-1", "b", "decline", 1),
+        fifo("a-2", "a", "fail", 3),
+        fifo("a-3", "a", "succeed", 1),
+        fifo("b-2", "b", "succeed", 6),
+        fifo("a-4", "a", "succeed", 9),
+    ]);
+    process(&consumer, event, within(10 * SECOND)).await;
+    let expected = [
+        change("b-1", 1, 0),
+        change("a-2", 3, 16),
+        change("a-3", 1, 16),
+        change("b-2", 6, 0),
+        change("a-4", 9, 16),
+    ];
+    assert_eq!(sqs.changes(), expected);
+}
+
+#[tokio::test]
+async fn nothing_is_asked_of_sqs_when_all_went_well_or_nobody_said_where_from() {
+    let sqs = Sqs::start(Mood::Willing).await;
+    let consumer = consumer(MemoryStore::default(), visibility(&sqs));
+    let mut anonymous = [order("m-1", "decline", 1), order("m-2", "decline", 1)];
+    anonymous[0]["receiptHandle"] = Value::Null;
+    anonymous[1]["eventSourceARN"] = Value::Null;
+    let succeeds = record("m-3", &json!("succeed"));
+    let event = batch(anonymous.into_iter().chain([succeeds]));
+    let failed = process(&consumer, event, within(10 * SECOND)).await;
+    assert_eq!(failed, ["m-1", "m-2"]);
+    assert!(sqs.calls("GetQueueUrl").is_empty());
+    assert!(sqs.changes().is_empty());
+}
+
+#[tokio::test]
+async fn an_sqs_that_refuses_changes_nothing_in_the_answer() {
+    for (mood, looked_up) in [(Mood::Denying, 2), (Mood::FailingFirst, 1)] {
+        let sqs = Sqs::start(mood).await;
+        let consumer = consumer(MemoryStore::default(), visibility(&sqs));
+        for n in 1..=2 {
+            let event = batch([order("m-1", "decline", n), order("m-2", "succeed", n)]);
+            assert_eq!(
+                process(&consumer, event, within(10 * SECOND)).await,
+                ["m-1"]
+            );
+        }
+        // What was refused may be granted any time.
+        assert_eq!(sqs.calls("GetQueueUrl").len(), looked_up, "{mood:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_sqs_that_hangs_costs_two_seconds_and_never_the_answer() {
+    let sqs = Sqs::start(Mood::Hanging).await;
+    for (word, budget, at_most) in [
+        ("fail", 60 * SECOND, 3 * SECOND),
+        ("fail", SECOND, SECOND),
+        ("hang", SECOND, SECOND),
+    ] {
+        let consumer = consumer(MemoryStore::default(), visibility(&sqs));
+        let started = Instant::now();
+        let event = batch([order("m-1", word, 1)]);
+        assert_eq!(process(&consumer, event, within(budget)).await, ["m-1"]);
+        assert!(started.elapsed() < at_most, "{:?}", started.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn by_default_chance_decides_within_the_bounds_of_the_back_off() {
+    let sqs = Sqs::start(Mood::Willing).await;
+    let consumer = consumer(MemoryStore::default(), Visibility::new(sqs.client()));
+    let event = batch((0..60).map(|n| order(&format!("m-{n}"), "fail", 3)));
+    process(&consumer, event, within(10 * SECOND)).await;
+    let waits: Vec<_> = sqs.changes().into_iter().map(|(_, wait)| wait).collect();
+    assert_eq!(waits.len(), 60);
+    assert!(waits.iter().all(|&wait| wait <= 40), "{waits:?}");
+    assert!(waits.iter().any(|&wait| wait < 20), "{waits:?}");
+    assert!(waits.iter().any(|&wait| wait > 20), "{waits:?}");
+}
