@@ -2,16 +2,17 @@
 
 use std::{
     collections::{HashSet, VecDeque},
+    convert::Infallible,
     num::NonZeroUsize,
     panic::AssertUnwindSafe,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
 use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
 use futures_util::FutureExt as _;
 use tokio::{
-    sync::mpsc::{self, UnboundedSender},
+    sync::oneshot,
     task::JoinSet,
     time::{Instant, timeout_at},
 };
@@ -230,24 +231,28 @@ impl<S: Store, H: Handler> Consumer<S, H> {
             });
             messages.push(message.ok_or(BatchError::NoMessageId { index })?);
         }
-        let batch = Arc::new(Batch { deadline, messages });
-        let processed = self.run_lanes(&batch).await;
+        let batch = Arc::new(Batch {
+            deadline,
+            processed: messages.iter().map(|_| OnceLock::new()).collect(),
+            messages,
+        });
+        self.run_lanes(&batch).await;
+        // Looked at once: what comes in later is late for all that follows.
+        let processed: Vec<_> = batch.processed.iter().map(OnceLock::get).collect();
 
         let (mut response, mut named) = (SqsBatchResponse::default(), HashSet::new());
         for (message, processed) in batch.messages.iter().zip(&processed) {
-            if !processed.as_ref().is_some_and(Processed::is_success) && named.insert(message.id())
-            {
+            if !processed.is_some_and(Processed::is_success) && named.insert(message.id()) {
                 response.add_failure(message.id().as_str());
             }
         }
         if let Some(visibility) = &self.visibility {
-            let batch = batch.messages.iter();
-            let batch = batch.zip(processed.iter().map(Option::as_ref));
+            let batch = batch.messages.iter().zip(processed.iter().copied());
             let (now, answer) = (self.once.now(), deadline.answer());
             visibility.apply(batch, now, answer).await;
         }
         let count = |is: fn(&Outcome) -> bool| {
-            let ran = |processed: &&Option<Processed>| matches!(processed, Some(Processed::Ran(outcome)) if is(outcome));
+            let ran = |processed: &&Option<&Processed>| matches!(processed, Some(Processed::Ran(outcome)) if is(outcome));
             processed.iter().filter(ran).count()
         };
         tracing::info!(
@@ -264,15 +269,16 @@ impl<S: Store, H: Handler> Consumer<S, H> {
         Ok(response)
     }
 
-    /// One outcome per message; `None` where there was none in time.
-    async fn run_lanes(self: &Arc<Self>, batch: &Arc<Batch>) -> Vec<Option<Processed>> {
+    /// Fills in [`Batch::processed`], as far as time allows.
+    async fn run_lanes(self: &Arc<Self>, batch: &Arc<Batch>) {
         let lanes = Arc::new(Mutex::new(VecDeque::from(batch.lanes())));
-        let (done, mut outcomes) = mpsc::unbounded_channel();
+        // Dropped by the last worker: one wake-up for the whole batch.
+        let (working, done) = oneshot::channel::<Infallible>();
+        let working = Arc::new(working);
         let mut workers = JoinSet::new();
-        let concurrency = self.concurrency.get().min(batch.messages.len());
-        for _ in 0..concurrency {
+        for _ in 0..self.concurrency.get().min(batch.messages.len()) {
             let (consumer, batch) = (Arc::clone(self), Arc::clone(batch));
-            let (lanes, done) = (Arc::clone(&lanes), done.clone());
+            let (lanes, working) = (Arc::clone(&lanes), Arc::clone(&working));
             let worker = async move {
                 let next = || {
                     lanes
@@ -281,43 +287,31 @@ impl<S: Store, H: Handler> Consumer<S, H> {
                         .pop_front()
                 };
                 while let Some(lane) = next() {
-                    consumer.run_lane(&lane, &batch, &done).await;
+                    consumer.run_lane(&lane, &batch).await;
                 }
+                drop(working);
             };
             workers.spawn(worker.in_current_span());
         }
-        drop(done);
+        drop(working);
 
-        let mut processed: Vec<Option<Processed>> = Vec::new();
-        processed.resize_with(batch.messages.len(), || None);
         // Handlers are cut off, and their outcomes written, before this; what is not back by
         // now blocks its thread. Dropping the workers ends what can be ended.
-        while let Ok(Some((index, outcome))) =
-            timeout_at(batch.deadline.answer(), outcomes.recv()).await
-        {
-            processed[index] = Some(outcome);
+        if timeout_at(batch.deadline.answer(), done).await.is_ok() {
+            return;
         }
-        for (message, _) in batch
-            .messages
-            .iter()
-            .zip(&processed)
-            .filter(|(_, p)| p.is_none())
-        {
-            tracing::error!(
-                outcome = "out_of_time",
-                message_id = message.id().as_str(),
-                "the handler blocks its thread and could not be cut off"
-            );
+        for (message, processed) in batch.messages.iter().zip(&batch.processed) {
+            if processed.get().is_none() {
+                tracing::error!(
+                    outcome = "out_of_time",
+                    message_id = message.id().as_str(),
+                    "the handler blocks its thread and could not be cut off"
+                );
+            }
         }
-        processed
     }
 
-    async fn run_lane(
-        &self,
-        lane: &Lane,
-        batch: &Batch,
-        done: &UnboundedSender<(usize, Processed)>,
-    ) {
+    async fn run_lane(&self, lane: &Lane, batch: &Batch) {
         let mut before: Option<(Option<&Identity>, Processed)> = None;
         for &index in &lane.messages {
             let message = &batch.messages[index];
@@ -335,8 +329,8 @@ impl<S: Store, H: Handler> Consumer<S, H> {
             if lane.messages.len() > 1 {
                 before = Some((identity, processed.clone()));
             }
-            // The batch may have been answered without it.
-            let _late = done.send((index, processed));
+            // A message is in one lane, so nobody was here before.
+            let _first = batch.processed[index].set(processed);
         }
     }
 
@@ -404,6 +398,8 @@ impl<S: Store, H: Handler> Consumer<S, H> {
 /// A batch on its way.
 struct Batch {
     messages: Vec<Message>,
+    /// What became of each.
+    processed: Vec<OnceLock<Processed>>,
     deadline: Deadline,
 }
 
