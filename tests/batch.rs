@@ -17,19 +17,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aws_lambda_events::sqs::SqsEvent;
 use proptest::prelude::*;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Attribute, BatchError, Consumer, Deadline, Failure, Handler, Once, Stored,
-    protocol::{Key, Namespace, State, StoredResult, Timestamp},
+    Attempt, Attribute, BatchError, Consumer, Failure, Handler, Once, Stored,
+    protocol::{Key, State, StoredResult, Timestamp},
     sqs::{KeySource, Pointers},
     store::{DynamoStore, MemoryStore, Store},
 };
 use support::{
+    consumer::{namespace, process, within},
     dynamo::Dynamo,
-    event::{batch, failed, received, record},
+    event::{batch, received, record},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -87,26 +87,8 @@ impl Handler for Obedient {
     }
 }
 
-fn namespace() -> Namespace {
-    Namespace::new("test").unwrap()
-}
-
 fn consumer<S: Store>(store: S, handler: &Obedient) -> Consumer<S, Obedient> {
     Consumer::new(Once::new(store), namespace(), handler.clone())
-}
-
-fn within(budget: Duration) -> Deadline {
-    Deadline::after(Timestamp::now(), budget, budget / 4)
-}
-
-async fn process<S: Store, H: Handler>(
-    consumer: &Arc<Consumer<S, H>>,
-    event: Value,
-    deadline: Deadline,
-) -> Vec<String> {
-    let event: SqsEvent = serde_json::from_value(event).unwrap();
-    let response = consumer.process(event, deadline).await.unwrap();
-    failed(&serde_json::to_value(response).unwrap())
 }
 
 fn state(store: &MemoryStore, part: &str) -> State {
@@ -420,16 +402,17 @@ async fn a_conflict_may_be_waited_for_and_takes_the_owners_outcome() {
     let once = || Once::new(store.clone());
     let owner = Arc::new(Consumer::new(once(), namespace(), slow));
     let waiting = |wait| Arc::new(Consumer::new(once(), namespace(), never).conflict_wait(wait));
-    let (hasty, patient) = (waiting(SECOND), waiting(5 * SECOND));
+    let (hasty, patient, endless) = (waiting(SECOND), waiting(5 * SECOND), waiting(Duration::MAX));
     let event = || batch([record("m-1", "{}")]);
-    let (owned, gave_up, waited) = tokio::join!(
+    let (owned, gave_up, waited, waited_on) = tokio::join!(
         process(&owner, event(), within(10 * SECOND)),
         process(&hasty, event(), within(10 * SECOND)),
         process(&patient, event(), within(10 * SECOND)),
+        process(&endless, event(), within(10 * SECOND)),
     );
     assert_eq!(
-        (owned, gave_up, waited),
-        (vec![], vec!["m-1".to_owned()], vec![])
+        (owned, gave_up, waited, waited_on),
+        (vec![], vec!["m-1".to_owned()], vec![], vec![])
     );
 }
 

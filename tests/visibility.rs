@@ -14,13 +14,14 @@ use std::{
 
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Consumer, Deadline, Failure, Handler, Once,
-    protocol::{AfterFailure, ClaimRequest, Key, Namespace, Owner, Timestamp},
+    Attempt, Consumer, Failure, Handler, Once,
+    protocol::{AfterFailure, ClaimRequest, Key, Owner, Timestamp},
     sqs::Visibility,
     store::{MemoryStore, Store},
 };
 use support::{
-    event::{QUEUE_ARN, batch, failed, received, record},
+    consumer::{namespace, process, within},
+    event::{QUEUE_ARN, batch, received, record},
     sqs::{Mood, Sqs},
 };
 
@@ -37,10 +38,6 @@ async fn obey(order: String, _: Attempt) -> Result<(), Failure> {
     }
 }
 
-fn namespace() -> Namespace {
-    Namespace::new("test").unwrap()
-}
-
 /// Full jitter at its fullest: the longest waits there are.
 fn visibility(sqs: &Sqs) -> Visibility {
     let visibility = Visibility::new(sqs.client()).jitter(|most| most);
@@ -53,20 +50,6 @@ fn consumer(
 ) -> Arc<Consumer<MemoryStore, impl Handler>> {
     let consumer = Consumer::new(Once::new(store), namespace(), obey);
     Arc::new(consumer.visibility(visibility))
-}
-
-fn within(budget: Duration) -> Deadline {
-    Deadline::after(Timestamp::now(), budget, budget / 4)
-}
-
-async fn process<S: Store, H: Handler>(
-    consumer: &Arc<Consumer<S, H>>,
-    event: Value,
-    deadline: Deadline,
-) -> Vec<String> {
-    let event = serde_json::from_value(event).unwrap();
-    let response = consumer.process(event, deadline).await.unwrap();
-    failed(&serde_json::to_value(response).unwrap())
 }
 
 fn order(id: &str, order: &str, receive_count: u32) -> Value {

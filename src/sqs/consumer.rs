@@ -335,7 +335,8 @@ impl<S: Store, H: Handler> Consumer<S, H> {
     }
 
     async fn run_message(&self, message: &Message, deadline: Deadline) -> Processed {
-        let patience_ends = deadline.stop().min(Instant::now() + self.conflict_wait);
+        // Bounded before it is added: a wait of ages is no point in time.
+        let patience_ends = Instant::now() + self.conflict_wait.min(deadline.time_left());
         let mut pause = FIRST_PAUSE;
         loop {
             let processed = self.run_once(message, deadline).await;

@@ -41,16 +41,18 @@ pub async fn run<S: Store, H: Handler>(consumer: Consumer<S, H>) -> Result<(), E
             let event = event.map_err(|error| BatchError::NotSqs {
                 line: error.line(),
                 column: error.column(),
-            });
-            let response = match event {
-                Ok(event) => consumer.process(event, deadline).await,
-                Err(error) => Err(error),
-            };
-            response.map_err(|error| Diagnostic {
-                error_type: "BatchError".into(),
-                error_message: error.to_string(),
-            })
+            })?;
+            consumer.process(event, deadline).await
         }
     }))
     .await
+}
+
+impl From<BatchError> for Diagnostic {
+    fn from(error: BatchError) -> Self {
+        Self {
+            error_type: "BatchError".into(),
+            error_message: error.to_string(),
+        }
+    }
 }

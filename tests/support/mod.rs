@@ -12,6 +12,7 @@
     reason = "a test that cannot set up its surroundings has nothing better to do than panic"
 )]
 
+pub mod consumer;
 pub mod dynamo;
 pub mod event;
 pub mod gateway;
