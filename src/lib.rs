@@ -74,11 +74,12 @@ pub mod telemetry;
 
 pub use deadline::Deadline;
 pub use handler::{
-    Attempt, Attribute, Delivery, Failure, FnHandler, Handler, History, IntoHandler, OrPermanent,
-    Stored, ViaFn, ViaHandler,
+    Answer, Attempt, Attribute, Delivery, Done, Failure, FnHandler, Handler, History, IntoHandler,
+    OrPermanent, Stored, ViaFn, ViaHandler,
 };
-pub use once::{Once, Operation, Outcome};
+pub use once::{Change, Inbox, Mode, OnItem, Once, Operation, Outcome};
 pub use sqs::{BatchError, Consumer, run};
+pub use store::Write;
 
 /// Compiles the README's example.
 #[cfg(doctest)]

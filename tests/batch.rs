@@ -87,7 +87,7 @@ impl Handler for Obedient {
     }
 }
 
-fn consumer<S: Store>(store: S, handler: &Obedient) -> Consumer<S, Obedient> {
+fn consumer<S: Store>(store: S, handler: &Obedient) -> Consumer<Once<S>, Obedient> {
     Consumer::new(Once::new(store), namespace(), handler.clone())
 }
 

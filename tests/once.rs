@@ -77,7 +77,7 @@ impl Runs {
 }
 
 /// Runs the operation with a handler that answers `answer`.
-async fn run<S: Store + Clone, T: serde::Serialize>(
+async fn run<S: Store + Clone, T: serde::Serialize + Send>(
     store: &S,
     operation: Operation,
     runs: &Runs,

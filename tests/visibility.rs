@@ -47,7 +47,7 @@ fn visibility(sqs: &Sqs) -> Visibility {
 fn consumer(
     store: MemoryStore,
     visibility: Visibility,
-) -> Arc<Consumer<MemoryStore, impl Handler>> {
+) -> Arc<Consumer<Once<MemoryStore>, impl Handler<Output: serde::Serialize>>> {
     let consumer = Consumer::new(Once::new(store), namespace(), obey);
     Arc::new(consumer.visibility(visibility))
 }

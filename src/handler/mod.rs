@@ -1,13 +1,16 @@
 //! What a user writes: a [`Handler`], told about its [`Attempt`], answering with an output or
 //! a [`Failure`].
 
+mod answer;
 mod attempt;
 mod failure;
 
 use std::{fmt, marker::PhantomData};
 
-use serde::{Serialize, de::DeserializeOwned};
+use serde::de::DeserializeOwned;
 
+pub use answer::{Answer, Done};
+pub(crate) use answer::{OnRefused, Plan, to_result};
 pub use attempt::{Attempt, Attribute, Delivery, History};
 pub use failure::{Failure, OrPermanent};
 
@@ -53,7 +56,8 @@ pub trait Handler: Send + Sync + 'static {
     type Message: DeserializeOwned + Send;
     /// What is remembered as the result, as JSON of at most 392 KB. A longer one is not
     /// stored; the operation is done all the same.
-    type Output: Serialize + Send;
+    /// Or a [`Done`] of that, for effects that are DynamoDB writes (see [`Answer`]).
+    type Output: Answer;
 
     /// Handles one message.
     ///
@@ -96,7 +100,7 @@ pub trait Handler: Send + Sync + 'static {
     /// A failure sends the message back to the queue; the record stays as it is.
     fn on_duplicate(
         &self,
-        stored: Stored<Self::Output>,
+        stored: Stored<<Self::Output as Answer>::Result>,
         attempt: Attempt,
     ) -> impl Future<Output = Result<(), Failure>> + Send {
         let _unused = (stored, attempt);
@@ -200,7 +204,7 @@ where
     F: Fn(M, Attempt) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Result<O, Failure>> + Send,
     M: DeserializeOwned + Send + 'static,
-    O: Serialize + Send + 'static,
+    O: Answer + 'static,
 {
     type Handler = FnHandler<F, M>;
 
@@ -229,7 +233,7 @@ where
     F: Fn(M, Attempt) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Result<O, Failure>> + Send,
     M: DeserializeOwned + Send + 'static,
-    O: Serialize + Send + 'static,
+    O: Answer + 'static,
 {
     type Message = M;
     type Output = O;

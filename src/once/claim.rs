@@ -1,67 +1,26 @@
-//! Claim -> handler -> complete | fail | release | abandon: for effects outside DynamoDB.
+//! Claim -> handler -> complete | fail | release | abandon: for effects outside DynamoDB, and for
+//! those that commit together with the completion.
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use futures_util::FutureExt as _;
 use serde::Serialize;
 use tokio::time::timeout_at;
 
-use super::Outcome;
+use super::{
+    Inbox, Mode, Operation, Outcome,
+    commit::{Committed, commit, decide, note_omitted},
+    mode::{Ended, guard},
+};
 use crate::{
-    Attempt, Deadline, Delivery, Failure, History,
+    Attempt, Deadline, Done, Failure, History,
+    handler::{Answer, Plan, to_result},
     protocol::{
         AfterFailure, ClaimRefused, ClaimRequest, Fence, Fingerprint, Key, Owner, Record,
         Settlement, SettlementRefused, State, StoredResult, Timestamp,
         decision::{claim_refused, settlement_refused},
     },
-    store::{ClaimAnswer, SettleAnswer, Store, StoreError},
+    store::{ClaimAnswer, RecordWrite, SettleAnswer, Store, StoreError, TransactionalStore},
 };
-
-/// One thing to do once.
-///
-/// ```
-/// use std::time::Duration;
-/// use sqs_once::{Deadline, Delivery, Operation};
-/// use sqs_once::protocol::{Fingerprint, Key, Namespace, Timestamp};
-///
-/// let operation = Operation::new(
-///     Key::new(&Namespace::new("payments")?, ["order-1"])?,
-///     Some(Fingerprint::of(b"{\"amount\":1}")),
-///     Delivery::new("059f36b4"),
-///     Deadline::after(Timestamp::now(), Duration::from_secs(30), Duration::ZERO),
-/// );
-/// # Ok::<(), sqs_once::protocol::KeyError>(())
-/// ```
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Operation {
-    /// What makes two deliveries the same operation.
-    pub key: Key,
-    /// What must not change under that key; `None` does not look.
-    pub fingerprint: Option<Fingerprint>,
-    /// The message that asks for it.
-    pub delivery: Delivery,
-    /// Until when it must have ended.
-    pub deadline: Deadline,
-}
-
-impl Operation {
-    /// An operation; see the fields.
-    #[must_use]
-    pub fn new(
-        key: Key,
-        fingerprint: Option<Fingerprint>,
-        delivery: Delivery,
-        deadline: Deadline,
-    ) -> Self {
-        Self {
-            key,
-            fingerprint,
-            delivery,
-            deadline,
-        }
-    }
-}
 
 /// Runs operations once, remembering them in a [`Store`].
 ///
@@ -84,7 +43,7 @@ impl Operation {
 /// See [`once`](crate::once) for a whole run.
 #[derive(Clone, Debug)]
 pub struct Once<S> {
-    store: S,
+    pub(super) store: S,
     retention: Duration,
     lease_margin: Duration,
     after_failure: AfterFailure,
@@ -141,18 +100,36 @@ impl<S: Store> Once<S> {
         (self.clock)()
     }
 
-    /// Runs `work` unless the operation is done, has failed, or is somebody else's just now,
-    /// and records how it ended.
-    ///
-    /// `work` is cut off when [`Deadline::time_left`] is zero, and its panics are caught (a
-    /// build with `panic = "abort"` can't). If the future that this returns is dropped, that is
-    /// a crash: the claim stays until its lease ends, and the next attempt is told.
-    pub async fn run<W, F, O>(&self, operation: Operation, work: W) -> Outcome
+    /// The same memory, for operations whose whole effect is DynamoDB writes: one transaction
+    /// each, without a claim.
+    #[must_use]
+    pub fn inbox(self) -> Inbox<S>
     where
-        W: FnOnce(Attempt) -> F,
-        F: Future<Output = Result<O, Failure>>,
-        O: Serialize,
+        S: TransactionalStore,
     {
+        Inbox::new(self)
+    }
+
+    /// Runs one operation; see [`Mode::run`].
+    ///
+    /// If the future that this returns is dropped, that is a crash: the claim stays until its
+    /// lease ends, and the next attempt is told.
+    pub async fn run<W, F, A>(&self, operation: Operation, work: W) -> Outcome
+    where
+        Self: Mode<A>,
+        W: FnOnce(Attempt) -> F + Send,
+        F: Future<Output = Result<A, Failure>> + Send,
+        A: Answer,
+    {
+        Mode::run(self, operation, work).await
+    }
+
+    /// Claims and runs `work`; an end that is not its answer is settled here.
+    async fn claim_and_run<T>(
+        &self,
+        operation: Operation,
+        work: impl AsyncFnOnce(Attempt) -> Result<T, Failure>,
+    ) -> Result<(Claim<'_, S>, T), Outcome> {
         let Operation {
             key,
             fingerprint,
@@ -160,38 +137,49 @@ impl<S: Store> Once<S> {
             deadline,
         } = operation;
         if !deadline.may_start() {
-            return Outcome::NotStarted;
+            return Err(Outcome::NotStarted);
         }
-        let claim = match self
+        let claim = self
             .claim(&key, fingerprint, delivery.message_id(), deadline)
-            .await
-        {
-            Ok(claim) => claim,
-            Err(outcome) => return outcome,
-        };
+            .await?;
         // A claim takes its time too.
         if !deadline.may_start() {
-            return claim.release(Outcome::NotStarted).await;
+            return Err(claim.release(Outcome::NotStarted).await);
         }
         if claim.history != History::Fresh {
             tracing::warn!(%key, history = ?claim.history, "an attempt before this one was cut off, or may have been; the handler is told");
         }
         let attempt = Attempt::new(key, delivery, claim.history.clone(), deadline);
-        // Inside the guard: making the future and writing the output as JSON are the user's
-        // code too.
-        let guarded =
-            AssertUnwindSafe(async { work(attempt).await.map(|output| to_result(&output)) });
-        match timeout_at(deadline.stop(), guarded.catch_unwind()).await {
-            Ok(Ok(Ok(result))) => claim.complete(result).await,
-            Ok(Ok(Err(failure @ Failure::Permanent(_)))) => claim.fail(failure.to_string()).await,
-            Ok(Ok(Err(failure @ Failure::Transient(_)))) => {
-                claim
-                    .release(Outcome::TransientFailure(failure.to_string()))
-                    .await
-            }
-            Ok(Err(_panic)) => claim.abandon(Outcome::Panicked).await,
-            Err(_elapsed) => claim.abandon(Outcome::OutOfTime).await,
+        match guard(deadline, work(attempt)).await {
+            Ended::Well(answer) => Ok((claim, answer)),
+            ended => Err(claim.end_badly(ended).await),
         }
+    }
+
+    /// What a claim of this operation asks for, made now.
+    pub(super) fn request(
+        &self,
+        key: &Key,
+        fingerprint: Option<Fingerprint>,
+        message_id: &str,
+        lease_until: Timestamp,
+    ) -> ClaimRequest {
+        let now = self.now();
+        ClaimRequest {
+            key: key.clone(),
+            owner: Owner::fresh(),
+            fingerprint,
+            message_id: message_id.to_owned(),
+            now,
+            lease_until,
+            expires_at: (now + self.retention).max(lease_until).as_secs_ceil(),
+            after_failure: self.after_failure,
+        }
+    }
+
+    /// Seconds since the epoch until which an outcome of now is remembered.
+    pub(super) fn remembered_until(&self) -> u64 {
+        (self.now() + self.retention).as_secs_ceil()
     }
 
     async fn claim(
@@ -201,18 +189,8 @@ impl<S: Store> Once<S> {
         message_id: &str,
         deadline: Deadline,
     ) -> Result<Claim<'_, S>, Outcome> {
-        let now = self.now();
         let lease_until = deadline.at() + self.lease_margin;
-        let request = ClaimRequest {
-            key: key.clone(),
-            owner: Owner::fresh(),
-            fingerprint,
-            message_id: message_id.to_owned(),
-            now,
-            lease_until,
-            expires_at: (now + self.retention).max(lease_until).as_secs_ceil(),
-            after_failure: self.after_failure,
-        };
+        let request = self.request(key, fingerprint, message_id, lease_until);
         let held = |history| Claim {
             once: self,
             fence: request.fence(),
@@ -221,15 +199,10 @@ impl<S: Store> Once<S> {
         };
         match timeout_at(deadline.stop(), self.store.claim(&request)).await {
             Ok(Ok(ClaimAnswer::Applied { replaced })) => Ok(held(history(replaced))),
-            Ok(Ok(ClaimAnswer::Refused(record))) => Err(match claim_refused(record, &request) {
-                ClaimRefused::Mine => return Ok(held(History::Unknown)),
-                ClaimRefused::KeyReused => Outcome::KeyReused,
-                ClaimRefused::Duplicate(result) => Outcome::Duplicate(result),
-                ClaimRefused::FailedBefore(error) => Outcome::FailedBefore(error),
-                ClaimRefused::Conflict { owner, lease_until } => {
-                    Outcome::Conflict { owner, lease_until }
-                }
-            }),
+            Ok(Ok(ClaimAnswer::Refused(record))) => match claim_refused(record, &request) {
+                ClaimRefused::Mine => Ok(held(History::Unknown)),
+                ClaimRefused::NotMine(refusal) => Err(refusal.into()),
+            },
             Ok(Err(error)) => Err(self.unanswered(held(History::Unknown), error).await),
             Err(_elapsed) => {
                 let error = StoreError::OutOfTime {
@@ -270,15 +243,6 @@ fn history(replaced: Option<Record>) -> History {
     }
 }
 
-/// The handler's effect has happened, so nothing here may fail.
-fn to_result<O: Serialize>(output: &O) -> StoredResult {
-    match serde_json::to_string(output) {
-        Ok(json) => StoredResult::fit(json),
-        // The error is the user's words, and may quote the output.
-        Err(_) => StoredResult::Omitted("the output can't be written as JSON".into()),
-    }
-}
-
 /// A claim that is held. Only a successful claim makes one, and each way to end it consumes it.
 struct Claim<'a, S> {
     once: &'a Once<S>,
@@ -296,13 +260,8 @@ enum Settled {
 
 impl<S: Store> Claim<'_, S> {
     async fn complete(self, result: StoredResult) -> Outcome {
-        if let StoredResult::Omitted(why) = &result {
-            tracing::warn!(key = %self.fence.key, result_omitted = why, "the result is not kept");
-        }
-        let settlement = Settlement::Complete {
-            result: result.clone(),
-            expires_at: self.remembered_until(),
-        };
+        note_omitted(&self.fence.key, &result);
+        let settlement = self.completion(&result);
         match self.settle(&settlement).await {
             Settled::AsWanted => Outcome::Done(result),
             Settled::LeaseLost => Outcome::LeaseLost,
@@ -311,8 +270,28 @@ impl<S: Store> Claim<'_, S> {
         }
     }
 
+    fn completion(&self, result: &StoredResult) -> Settlement {
+        Settlement::Complete {
+            result: result.clone(),
+            expires_at: self.once.remembered_until(),
+        }
+    }
+
+    /// The handler did not come to an answer.
+    async fn end_badly<T>(self, ended: Ended<T>) -> Outcome {
+        match ended {
+            Ended::Failed(failure @ Failure::Permanent(_)) => self.fail(failure.to_string()).await,
+            Ended::Failed(failure @ Failure::Transient(_)) => {
+                self.release(Outcome::TransientFailure(failure.to_string()))
+                    .await
+            }
+            Ended::Panicked => self.abandon(Outcome::Panicked).await,
+            Ended::Well(_) | Ended::OutOfTime => self.abandon(Outcome::OutOfTime).await,
+        }
+    }
+
     async fn fail(self, error: String) -> Outcome {
-        let settlement = Settlement::fail(error.clone(), self.remembered_until());
+        let settlement = Settlement::fail(error.clone(), self.once.remembered_until());
         self.end(&settlement, Outcome::PermanentFailure(error))
             .await
     }
@@ -363,8 +342,81 @@ impl<S: Store> Claim<'_, S> {
             }),
         }
     }
+}
 
-    fn remembered_until(&self) -> u64 {
-        (self.once.now() + self.once.retention).as_secs_ceil()
+impl<S: TransactionalStore> Claim<'_, S> {
+    /// Completes together with the writes, if there are any.
+    async fn commit(self, mut plan: Plan) -> Outcome {
+        let mut round = 0;
+        loop {
+            if plan.writes.is_empty() {
+                return self.complete(plan.result).await;
+            }
+            note_omitted(&self.fence.key, &plan.result);
+            let settlement = self.completion(&plan.result);
+            let write = RecordWrite::Settle {
+                fence: self.fence.clone(),
+                settlement: settlement.clone(),
+                now: self.once.now(),
+            };
+            let (store, owner) = (&self.once.store, &self.fence.owner);
+            let writes = std::mem::take(&mut plan.writes);
+            let declined = match commit(store, owner, round, write, writes, self.deadline).await {
+                Committed::Applied => return Outcome::Done(plan.result),
+                Committed::Refused(record) => {
+                    return match settlement_refused(record.as_ref(), &self.fence, &settlement) {
+                        SettlementRefused::AlreadySettled => Outcome::Done(plan.result),
+                        SettlementRefused::LeaseLost => Outcome::LeaseLost,
+                    };
+                }
+                // The handler may have had effects elsewhere too, so the next attempt is told.
+                // If the writes were made after all, the record is COMPLETED, and stays so.
+                Committed::Unknown(outcome) => return self.abandon(outcome).await,
+                Committed::Declined(declined) => declined,
+            };
+            plan = match decide(declined, plan.on_refused) {
+                Ended::Well(plan) => plan,
+                ended => return self.end_badly(ended).await,
+            };
+            round += 1;
+        }
+    }
+}
+
+impl<S: Store, O: Serialize + Send> Mode<O> for Once<S> {
+    async fn run<W, F>(&self, operation: Operation, work: W) -> Outcome
+    where
+        W: FnOnce(Attempt) -> F + Send,
+        F: Future<Output = Result<O, Failure>> + Send,
+    {
+        // Inside the guard: making the future and writing the output as JSON are the user's
+        // code too.
+        let work = async |attempt| Ok(to_result(&work(attempt).await?));
+        match self.claim_and_run(operation, work).await {
+            Ok((claim, result)) => claim.complete(result).await,
+            Err(outcome) => outcome,
+        }
+    }
+
+    fn now(&self) -> Timestamp {
+        (self.clock)()
+    }
+}
+
+impl<S: TransactionalStore, O: Serialize + Send + 'static> Mode<Done<O>> for Once<S> {
+    async fn run<W, F>(&self, operation: Operation, work: W) -> Outcome
+    where
+        W: FnOnce(Attempt) -> F + Send,
+        F: Future<Output = Result<Done<O>, Failure>> + Send,
+    {
+        let work = async |attempt| work(attempt).await?.try_into();
+        match self.claim_and_run(operation, work).await {
+            Ok((claim, plan)) => claim.commit(plan).await,
+            Err(outcome) => outcome,
+        }
+    }
+
+    fn now(&self) -> Timestamp {
+        (self.clock)()
     }
 }

@@ -27,7 +27,16 @@
 //! ```
 
 mod claim;
+mod commit;
+mod inbox;
+mod mode;
+mod on_item;
+mod operation;
 mod outcome;
 
-pub use claim::{Once, Operation};
+pub use claim::Once;
+pub use inbox::Inbox;
+pub use mode::Mode;
+pub use on_item::{Change, OnItem, Target};
+pub use operation::Operation;
 pub use outcome::Outcome;

@@ -3,7 +3,8 @@
 use std::{fmt, sync::Arc};
 
 use crate::{
-    protocol::{Owner, StoredResult, Timestamp},
+    Failure,
+    protocol::{Owner, Refusal, StoredResult, Timestamp},
     store::StoreError,
 };
 
@@ -41,9 +42,9 @@ pub enum Outcome {
     KeyReused,
     /// There was not enough time left. Nothing ran.
     NotStarted,
-    /// The handler panicked. The next attempt is told.
+    /// The handler panicked. After a claim, the next attempt is told.
     Panicked,
-    /// The handler was cut off at the deadline. The next attempt is told.
+    /// The handler was cut off at the deadline. After a claim, the next attempt is told.
     OutOfTime,
     /// The handler ran, but meanwhile its lease was over and somebody else went on. Their
     /// record is as they left it, and settles the message.
@@ -51,6 +52,9 @@ pub enum Outcome {
     /// The handler ran and succeeded, but that could not be recorded. The claim is kept; when
     /// its lease is over, the next attempt is told.
     CompletionUnrecorded(Arc<StoreError>),
+    /// The handler's writes were sent, and no answer came: they may have been made, all of them,
+    /// or none. The next attempt finds out, and makes them only if they were not.
+    CommitUnknown(Arc<StoreError>),
     /// The claim could not be made. Nothing ran.
     StoreUnavailable(Arc<StoreError>),
 }
@@ -78,7 +82,29 @@ impl Outcome {
             Self::OutOfTime => "out_of_time",
             Self::LeaseLost => "lease_lost",
             Self::CompletionUnrecorded(_) => "completion_unrecorded",
+            Self::CommitUnknown(_) => "commit_unknown",
             Self::StoreUnavailable(_) => "store_unavailable",
+        }
+    }
+}
+
+/// What a handler says of itself.
+impl From<Failure> for Outcome {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Transient(_) => Self::TransientFailure(failure.to_string()),
+            Failure::Permanent(_) => Self::PermanentFailure(failure.to_string()),
+        }
+    }
+}
+
+impl From<Refusal> for Outcome {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::KeyReused => Self::KeyReused,
+            Refusal::Duplicate(result) => Self::Duplicate(result),
+            Refusal::FailedBefore(error) => Self::FailedBefore(error),
+            Refusal::Conflict { owner, lease_until } => Self::Conflict { owner, lease_until },
         }
     }
 }
@@ -103,8 +129,8 @@ impl fmt::Display for Outcome {
                  differs where the operation does",
             ),
             Self::NotStarted => f.write_str("not enough time left in this invocation; nothing ran"),
-            Self::Panicked => f.write_str("the handler panicked; the next attempt is told"),
-            Self::OutOfTime => f.write_str("cut off at the deadline; the next attempt is told"),
+            Self::Panicked => f.write_str("the handler panicked"),
+            Self::OutOfTime => f.write_str("cut off at the deadline"),
             Self::LeaseLost => f.write_str(
                 "the lease was over before the outcome was recorded, and another attempt went on",
             ),
@@ -113,6 +139,9 @@ impl fmt::Display for Outcome {
                     f,
                     "done, but that is not recorded, so it will run again: {error}"
                 )
+            }
+            Self::CommitUnknown(error) => {
+                write!(f, "written or not, the next attempt finds out: {error}")
             }
             Self::StoreUnavailable(error) => write!(f, "nothing ran: {error}"),
         }

@@ -43,12 +43,19 @@ fn same_payload(record: &Record, request: &ClaimRequest) -> bool {
     }
 }
 
-/// What a refused claim means.
+/// What a refused claim or insert means.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClaimRefused {
-    /// The record is this very claim: a first try was applied and its answer was lost.
-    /// The claim is held; whether it took over from somebody was in the lost answer.
+    /// The record is what was asked for: a first try was applied and its answer was lost. Of a
+    /// claim, it is held; whether it took over from somebody was in the lost answer.
     Mine,
+    /// It is not.
+    NotMine(Refusal),
+}
+
+/// Why nothing may run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
     /// The key was used before for another payload. The record is left alone.
     KeyReused,
     /// The operation is done; this is its result.
@@ -71,13 +78,29 @@ pub fn claim_refused(record: Record, request: &ClaimRequest) -> ClaimRefused {
     if in_progress && record.owner.as_ref() == Some(&request.owner) {
         return ClaimRefused::Mine;
     }
+    ClaimRefused::NotMine(refusal(record, request))
+}
+
+/// Reads the record that refused an insert of `inserted`: a record that is written as it is to
+/// stay, on the claim's condition.
+#[must_use]
+pub fn insert_refused(record: Record, request: &ClaimRequest, inserted: &Record) -> ClaimRefused {
+    if record.owner.as_ref() == Some(&request.owner) && record.state == inserted.state {
+        return ClaimRefused::Mine;
+    }
+    ClaimRefused::NotMine(refusal(record, request))
+}
+
+/// Reads a record that [may not](may_claim) be claimed and is not the asker's.
+#[must_use]
+pub fn refusal(record: Record, request: &ClaimRequest) -> Refusal {
     if !same_payload(&record, request) {
-        return ClaimRefused::KeyReused;
+        return Refusal::KeyReused;
     }
     match record.state {
-        State::Completed { result } => ClaimRefused::Duplicate(result),
-        State::Failed { error } => ClaimRefused::FailedBefore(error),
-        State::InProgress { lease_until } => ClaimRefused::Conflict {
+        State::Completed { result } => Refusal::Duplicate(result),
+        State::Failed { error } => Refusal::FailedBefore(error),
+        State::InProgress { lease_until } => Refusal::Conflict {
             owner: record.owner,
             lease_until,
         },
@@ -329,7 +352,7 @@ mod tests {
         for state in [live(), dead(), completed(), failed()] {
             assert_eq!(
                 claim_refused(record(&theirs, state), &mine),
-                ClaimRefused::KeyReused
+                ClaimRefused::NotMine(Refusal::KeyReused)
             );
         }
     }
@@ -342,14 +365,17 @@ mod tests {
         );
         assert_eq!(
             refused,
-            ClaimRefused::Duplicate(StoredResult::Json("1".into()))
+            ClaimRefused::NotMine(Refusal::Duplicate(StoredResult::Json("1".into())))
         );
     }
 
     #[test]
     fn a_failed_record_answers_the_same_message_with_its_error() {
         let refused = claim_refused(record(&request("m-1", "p"), failed()), &request("m-1", "p"));
-        assert_eq!(refused, ClaimRefused::FailedBefore("declined".into()));
+        assert_eq!(
+            refused,
+            ClaimRefused::NotMine(Refusal::FailedBefore("declined".into()))
+        );
     }
 
     #[test]
@@ -358,10 +384,10 @@ mod tests {
         let refused = claim_refused(record(&theirs, live()), &request("m-1", "p"));
         assert_eq!(
             refused,
-            ClaimRefused::Conflict {
+            ClaimRefused::NotMine(Refusal::Conflict {
                 owner: Some(theirs.owner),
                 lease_until: NOW
-            }
+            })
         );
     }
 
@@ -377,10 +403,10 @@ mod tests {
         };
         assert_eq!(
             claim_refused(foreign(live()), &mine),
-            ClaimRefused::Conflict {
+            ClaimRefused::NotMine(Refusal::Conflict {
                 owner: None,
                 lease_until: NOW
-            }
+            })
         );
         assert!(may_claim(Some(&foreign(dead())), &mine));
         for state in [live(), dead(), completed(), failed()] {

@@ -15,7 +15,7 @@ pub mod key;
 pub mod powertools;
 pub mod record;
 
-pub use decision::{ClaimRefused, Settlement, SettlementRefused};
+pub use decision::{ClaimRefused, Refusal, Settlement, SettlementRefused};
 pub use key::{Fingerprint, Key, KeyError, Namespace};
 pub use record::{
     AfterFailure, ClaimRequest, Fence, Owner, Record, State, StoredResult, Timestamp,

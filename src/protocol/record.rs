@@ -181,6 +181,13 @@ pub enum State {
 }
 
 impl State {
+    /// [`State::Failed`], its text cut to [`MAX_ERROR_BYTES`] at a character's edge.
+    #[must_use]
+    pub fn failed(mut error: String) -> Self {
+        error.truncate(error.floor_char_boundary(MAX_ERROR_BYTES));
+        Self::Failed { error }
+    }
+
     /// The word that stands in the record's `status`.
     #[must_use]
     pub const fn name(&self) -> &'static str {

@@ -26,9 +26,8 @@ use super::{
     queues::Visibility,
 };
 use crate::{
-    Attempt, Deadline, Failure, Handler, History, IntoHandler, Once, Operation, Outcome, Stored,
+    Attempt, Deadline, Handler, History, IntoHandler, Mode, Operation, Outcome, Stored,
     protocol::{Namespace, StoredResult, Timestamp},
-    store::Store,
 };
 
 /// Processes batches of SQS messages, each message once.
@@ -62,8 +61,8 @@ use crate::{
 /// # Ok(()) }
 /// ```
 #[derive(Debug)]
-pub struct Consumer<S, H> {
-    once: Once<S>,
+pub struct Consumer<M, H> {
+    mode: M,
     handler: H,
     namespace: Namespace,
     key: KeySource,
@@ -104,16 +103,17 @@ pub enum BatchError {
     },
 }
 
-impl<S: Store, H: Handler> Consumer<S, H> {
-    /// Runs `handler` for each message, keys prefixed with `namespace`: ten messages at a time,
+impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
+    /// Runs `handler` for each message in this `mode` ([`Once`](crate::Once),
+    /// [`Inbox`](crate::Inbox) or [`OnItem`](crate::OnItem)), keys prefixed with `namespace`: ten messages at a time,
     /// keyed by message id, half a second kept back to end well.
     pub fn new<Via>(
-        once: Once<S>,
+        mode: M,
         namespace: Namespace,
         handler: impl IntoHandler<Via, Handler = H>,
     ) -> Self {
         Self {
-            once,
+            mode,
             handler: handler.into_handler(),
             namespace,
             key: KeySource::default(),
@@ -200,7 +200,7 @@ impl<S: Store, H: Handler> Consumer<S, H> {
     /// The deadline of an invocation that Lambda ends at `at`.
     #[must_use]
     pub fn deadline(&self, at: Timestamp) -> Deadline {
-        let deadline = Deadline::of_invocation(self.once.now(), at, self.fallback, self.reserve);
+        let deadline = Deadline::of_invocation(self.mode.now(), at, self.fallback, self.reserve);
         let time_left = deadline.time_left();
         if time_left < self.time_needed {
             tracing::warn!(
@@ -248,7 +248,7 @@ impl<S: Store, H: Handler> Consumer<S, H> {
         }
         if let Some(visibility) = &self.visibility {
             let batch = batch.messages.iter().zip(processed.iter().copied());
-            let (now, answer) = (self.once.now(), deadline.answer());
+            let (now, answer) = (self.mode.now(), deadline.answer());
             visibility.apply(batch, now, answer).await;
         }
         let count = |is: fn(&Outcome) -> bool| {
@@ -360,7 +360,7 @@ impl<S: Store, H: Handler> Consumer<S, H> {
             match message.parse() {
                 Err(InvalidMessage(why)) => Processed::Invalid(why),
                 Ok(body) => Processed::Ran(
-                    self.once
+                    self.mode
                         .run(operation, |attempt| self.handler.handle(body, attempt))
                         .await,
                 ),
@@ -383,12 +383,7 @@ impl<S: Store, H: Handler> Consumer<S, H> {
         Processed::Ran(
             match timeout_at(deadline.stop(), shown.catch_unwind()).await {
                 Ok(Ok(Ok(()))) => return before,
-                Ok(Ok(Err(failure @ Failure::Transient(_)))) => {
-                    Outcome::TransientFailure(failure.to_string())
-                }
-                Ok(Ok(Err(failure @ Failure::Permanent(_)))) => {
-                    Outcome::PermanentFailure(failure.to_string())
-                }
+                Ok(Ok(Err(failure))) => failure.into(),
                 Ok(Err(_panic)) => Outcome::Panicked,
                 Err(_elapsed) => Outcome::OutOfTime,
             },

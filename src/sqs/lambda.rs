@@ -7,7 +7,7 @@ use lambda_runtime::{Diagnostic, Error, LambdaEvent, service_fn};
 use serde_json::value::RawValue;
 
 use super::{BatchError, Consumer};
-use crate::{Handler, protocol::Timestamp, store::Store};
+use crate::{Handler, Mode, protocol::Timestamp};
 
 /// Runs `consumer` as a Lambda function, until Lambda ends the process.
 ///
@@ -24,13 +24,13 @@ use crate::{Handler, protocol::Timestamp, store::Store};
 /// `AWS_LAMBDA_FUNCTION_NAME` and what else Lambda sets.
 ///
 /// ```no_run
-/// # use sqs_once::{Consumer, Handler, store::Store};
-/// # async fn main_<S: Store, H: Handler>(consumer: Consumer<S, H>) -> Result<(), lambda_runtime::Error> {
+/// # use sqs_once::{Consumer, Handler, Mode};
+/// # async fn main_<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Result<(), lambda_runtime::Error> {
 /// sqs_once::telemetry::init();
 /// sqs_once::run(consumer).await
 /// # }
 /// ```
-pub async fn run<S: Store, H: Handler>(consumer: Consumer<S, H>) -> Result<(), Error> {
+pub async fn run<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Result<(), Error> {
     let consumer = Arc::new(consumer);
     // Not LambdaEvent<SqsEvent>: the runtime would log what it can't read, payload and all.
     lambda_runtime::run_concurrent(service_fn(move |event: LambdaEvent<Box<RawValue>>| {

@@ -48,9 +48,9 @@ const BUDGET: Duration = Duration::from_secs(2);
 /// A queue of another account must allow both; one of another region is called there.
 ///
 /// ```no_run
-/// use sqs_once::{Consumer, Handler, sqs::Visibility, store::Store};
+/// use sqs_once::{Consumer, Handler, Mode, sqs::Visibility};
 ///
-/// # async fn run<S: Store, H: Handler>(consumer: Consumer<S, H>) {
+/// # async fn run<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) {
 /// let sqs = aws_sdk_sqs::Client::new(&sqs_once::aws::config().await);
 /// let consumer = consumer.visibility(Visibility::new(sqs));
 /// # }

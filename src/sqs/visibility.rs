@@ -71,6 +71,7 @@ pub(super) fn seconds(
             | Outcome::OutOfTime
             | Outcome::LeaseLost
             | Outcome::CompletionUnrecorded(_)
+            | Outcome::CommitUnknown(_)
             | Outcome::StoreUnavailable(_) => backoff.seconds(receive_count, jitter),
         },
     };

@@ -5,24 +5,59 @@ use std::collections::HashMap;
 use aws_sdk_dynamodb::types::AttributeValue;
 
 use super::layout::{Field, Layout, Words};
-use crate::protocol::{ClaimRequest, Fingerprint, Owner, Record, State, StoredResult, Timestamp};
+use crate::protocol::{Fingerprint, Key, Owner, Record, State, StoredResult, Timestamp};
 
-pub(super) type Item = HashMap<String, AttributeValue>;
+pub(crate) type Item = HashMap<String, AttributeValue>;
 
 impl Layout {
-    /// The item that a claim puts.
-    pub(super) fn claim_item(&self, request: &ClaimRequest) -> Item {
-        let mut item = self.primary_key(request.key.as_str());
+    /// The item that a record is.
+    pub(super) fn item(&self, key: &Key, record: &Record) -> Item {
+        let words = &self.words;
+        let mut item = self.primary_key(key.as_str());
         let mut set = |field, value| item.insert(self.name(field).to_owned(), value);
-        set(Field::Status, string(&*self.words.in_progress));
-        set(Field::Owner, string(request.owner.as_str()));
-        set(Field::LeaseUntil, millis(request.lease_until));
-        set(Field::ExpiresAt, number(request.expires_at));
-        set(Field::MessageId, string(&request.message_id));
-        set(Field::CreatedAt, millis(request.now));
-        set(Field::UpdatedAt, millis(request.now));
-        if let Some(fingerprint) = &request.fingerprint {
-            set(Field::Fingerprint, string(fingerprint.as_str()));
+        match &record.state {
+            State::InProgress { lease_until } => {
+                set(Field::Status, string(&*words.in_progress));
+                set(Field::LeaseUntil, millis(*lease_until));
+            }
+            State::Completed { result } => {
+                set(Field::Status, string(&*words.completed));
+                match result {
+                    StoredResult::Json(json) => set(Field::Result, string(json)),
+                    StoredResult::Omitted(why) => set(Field::ResultOmitted, string(why)),
+                };
+            }
+            State::Failed { error } => {
+                set(Field::Status, string(&*words.failed));
+                set(Field::Error, string(error));
+                // Who takes a failed record for one in progress must not wait for it.
+                if words.failed == words.in_progress {
+                    set(Field::LeaseUntil, number(0));
+                }
+            }
+        }
+        set(Field::ExpiresAt, number(record.expires_at));
+        let texts = [
+            (Field::Owner, record.owner.as_ref().map(Owner::as_str)),
+            (
+                Field::Fingerprint,
+                record.fingerprint.as_ref().map(Fingerprint::as_str),
+            ),
+            (Field::MessageId, record.message_id.as_deref()),
+        ];
+        for (field, text) in texts {
+            if let Some(text) = text {
+                set(field, string(text));
+            }
+        }
+        let times = [
+            (Field::CreatedAt, record.created_at),
+            (Field::UpdatedAt, record.updated_at),
+        ];
+        for (field, at) in times {
+            if let Some(at) = at {
+                set(field, millis(at));
+            }
         }
         item
     }
@@ -113,11 +148,11 @@ impl Layout {
     }
 }
 
-pub(super) fn string(text: impl Into<String>) -> AttributeValue {
+pub(crate) fn string(text: impl Into<String>) -> AttributeValue {
     AttributeValue::S(text.into())
 }
 
-pub(super) fn number(n: u64) -> AttributeValue {
+pub(crate) fn number(n: u64) -> AttributeValue {
     AttributeValue::N(n.to_string())
 }
 
@@ -127,10 +162,36 @@ pub(super) fn millis(at: Timestamp) -> AttributeValue {
 
 /// The size of an item as DynamoDB counts it, never too low: names and strings by their
 /// bytes, and a number at its largest, 21 bytes (*Amazon DynamoDB Developer Guide*,
-/// "DynamoDB item sizes and formats"). We write strings and numbers only.
+/// "DynamoDB item sizes and formats").
 pub(super) fn size(item: &Item) -> usize {
-    let value = |value: &AttributeValue| value.as_s().map_or(21, String::len);
-    item.iter().map(|(name, v)| name.len() + value(v)).sum()
+    item.iter()
+        .map(|(name, v)| name.len() + value_size(v))
+        .sum()
+}
+
+/// The size of each attribute, its name included.
+pub(crate) fn size_of_each(item: &Item) -> Vec<(&str, usize)> {
+    item.iter()
+        .map(|(name, v)| (name.as_str(), name.len() + value_size(v)))
+        .collect()
+}
+
+fn value_size(value: &AttributeValue) -> usize {
+    const NUMBER: usize = 21;
+    const NESTED: usize = 3;
+    match value {
+        AttributeValue::S(text) => text.len(),
+        AttributeValue::N(_) => NUMBER,
+        AttributeValue::B(blob) => blob.as_ref().len(),
+        AttributeValue::Ss(texts) => texts.iter().map(String::len).sum(),
+        AttributeValue::Ns(numbers) => numbers.len() * NUMBER,
+        AttributeValue::Bs(blobs) => blobs.iter().map(|blob| blob.as_ref().len()).sum(),
+        AttributeValue::L(values) => {
+            NESTED + values.iter().map(|v| 1 + value_size(v)).sum::<usize>()
+        }
+        AttributeValue::M(item) => NESTED + item.len() + size(item),
+        _ => 1,
+    }
 }
 
 #[cfg(test)]

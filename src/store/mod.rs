@@ -9,12 +9,21 @@ mod dynamodb;
 mod item;
 mod layout;
 mod memory;
+mod transaction;
+mod write;
 
 use std::error::Error;
 
+pub(crate) use dynamodb::explain;
 pub use dynamodb::{DynamoStore, PrimeError};
+pub(crate) use item::{Item, number, size_of_each, string};
 pub use layout::{Field, Layout, LayoutError};
 pub use memory::MemoryStore;
+pub use transaction::{
+    Commit, CommitAnswer, MAX_WRITES, RecordWrite, Refused, RefusedWrite, TransactionalStore,
+};
+pub use write::{Action, IntoWrite, Keyed, Write};
+pub(crate) use write::{put_item, update_item};
 
 use crate::protocol::{ClaimRequest, Fence, Record, Settlement, Timestamp};
 

@@ -4,9 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use serde_json::Value;
 use sqs_once::{
-    Consumer, Deadline, Handler,
+    Consumer, Deadline, Handler, Mode,
     protocol::{Namespace, Timestamp},
-    store::Store,
 };
 
 pub fn namespace() -> Namespace {
@@ -19,8 +18,8 @@ pub fn within(budget: Duration) -> Deadline {
 }
 
 /// Processes an event as Lambda sends it; answers the identifiers reported as failed.
-pub async fn process<S: Store, H: Handler>(
-    consumer: &Arc<Consumer<S, H>>,
+pub async fn process<M: Mode<H::Output>, H: Handler>(
+    consumer: &Arc<Consumer<M, H>>,
     event: Value,
     deadline: Deadline,
 ) -> Vec<String> {

@@ -1,4 +1,8 @@
-//! [`DynamoStore`]: records in a DynamoDB table. The only file with condition expressions.
+//! [`DynamoStore`]: records in a DynamoDB table.
+
+mod explain;
+mod expressions;
+mod transaction;
 
 use std::time::Duration;
 
@@ -6,46 +10,23 @@ use aws_sdk_dynamodb::{
     Client,
     error::{ProvideErrorMetadata, SdkError},
     operation::{
-        RequestId,
-        delete_item::DeleteItemError,
-        put_item::PutItemError,
-        update_item::{UpdateItemError, builders::UpdateItemFluentBuilder},
+        delete_item::DeleteItemError, put_item::PutItemError, update_item::UpdateItemError,
     },
-    types::{ReturnValue, ReturnValuesOnConditionCheckFailure},
+    types::ReturnValue,
 };
+
+pub(crate) use explain::explain;
 
 use super::{
     ClaimAnswer, SettleAnswer, Store, StoreError,
-    item::{self, Item, millis, number, string},
+    item::{self, Item},
     layout::{Field, Layout},
+    write::{delete_item, put_item, update_item},
 };
 use crate::protocol::{
-    AfterFailure, ClaimRequest, Fence, Key, Record, Settlement, StoredResult, Timestamp,
+    ClaimRequest, Fence, Key, Record, Settlement, StoredResult, Timestamp,
     record::{MAX_ITEM_BYTES, MAX_RESULT_BYTES},
 };
-
-/// The claim's condition, by its parts. The rule they write down is
-/// [`may_claim`](crate::protocol::decision::may_claim).
-///
-/// A layout may have one word for in progress and failed; then the error tells them apart.
-mod claimable {
-    pub(super) const NEW: &str = "attribute_not_exists(#id)";
-    pub(super) const EXPIRED: &str = "#expires_at < :now_s";
-    pub(super) const DEAD: &str =
-        "#status = :in_progress AND attribute_not_exists(#error) AND #lease_until < :now_ms";
-    pub(super) const SAME_PAYLOAD: &str =
-        "(attribute_not_exists(#fingerprint) OR #fingerprint = :fingerprint)";
-    pub(super) const FAILED_FOR_ANOTHER: &str =
-        "#status = :failed AND attribute_exists(#error) AND #message_id <> :message_id";
-}
-
-/// The fence. The rule it writes down is
-/// [`may_settle`](crate::protocol::decision::may_settle).
-const MINE: &str = "#owner = :me AND #status = :in_progress AND attribute_not_exists(#error)";
-
-/// What completing and failing have in common.
-const SETTLE: &str =
-    "SET #status = :status, #outcome = :outcome, #expires_at = :expires_at, #updated_at = :now";
 
 /// Records in a DynamoDB table.
 ///
@@ -217,19 +198,8 @@ impl DynamoStore {
     }
 
     async fn delete(&self, fence: &Fence) -> Result<SettleAnswer, StoreError> {
-        let delete = self
-            .client
-            .delete_item()
-            .table_name(&self.table)
-            .set_key(Some(self.layout.primary_key(fence.key.as_str())))
-            .condition_expression(MINE)
-            .expression_attribute_names("#owner", self.layout.name(Field::Owner))
-            .expression_attribute_names("#status", self.layout.name(Field::Status))
-            .expression_attribute_names("#error", self.layout.name(Field::Error))
-            .expression_attribute_values(":me", string(fence.owner.as_str()))
-            .expression_attribute_values(":in_progress", string(&*self.layout.words.in_progress))
-            .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
-        match delete.send().await {
+        let delete = expressions::delete(&self.layout, &self.table, fence);
+        match delete_item(&self.client, delete).send().await {
             Ok(_) => Ok(SettleAnswer::Applied),
             Err(error) => match error.as_service_error() {
                 Some(DeleteItemError::ConditionalCheckFailedException(refusal)) => {
@@ -246,82 +216,18 @@ impl DynamoStore {
         settlement: &Settlement,
         now: Timestamp,
     ) -> Result<SettleAnswer, StoreError> {
-        let update = self
-            .client
-            .update_item()
-            .table_name(&self.table)
-            .set_key(Some(self.layout.primary_key(fence.key.as_str())))
-            .condition_expression(MINE)
-            .expression_attribute_names("#owner", self.layout.name(Field::Owner))
-            .expression_attribute_names("#status", self.layout.name(Field::Status))
-            .expression_attribute_names("#error", self.layout.name(Field::Error))
-            .expression_attribute_names("#lease_until", self.layout.name(Field::LeaseUntil))
-            .expression_attribute_names("#updated_at", self.layout.name(Field::UpdatedAt))
-            .expression_attribute_values(":me", string(fence.owner.as_str()))
-            .expression_attribute_values(":in_progress", string(&*self.layout.words.in_progress))
-            .expression_attribute_values(":now", millis(now))
-            .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
-        let words = &self.layout.words;
-        let (status, outcome, text, expires_at) = match settlement {
-            Settlement::Complete {
-                result: StoredResult::Json(json),
-                expires_at,
-            } => (&words.completed, Field::Result, json.as_str(), *expires_at),
-            Settlement::Complete {
-                result: StoredResult::Omitted(why),
-                expires_at,
-            } => (
-                &words.completed,
-                Field::ResultOmitted,
-                why.as_str(),
-                *expires_at,
-            ),
-            Settlement::Fail { error, expires_at } => {
-                (&words.failed, Field::Error, error.as_str(), *expires_at)
-            }
-            Settlement::Abandon | Settlement::Release => {
-                let update = update
-                    .update_expression("SET #lease_until = :zero, #updated_at = :now")
-                    .expression_attribute_values(":zero", number(0));
-                return self.send(update, fence, settlement).await;
-            }
-        };
-        check_size(&fence.key, text.len(), MAX_RESULT_BYTES)?;
-        // Who takes a failed record for one in progress must not wait for it.
-        let update = if *status == words.in_progress {
-            update
-                .update_expression(format!("{SETTLE}, #lease_until = :zero"))
-                .expression_attribute_values(":zero", number(0))
-        } else {
-            update.update_expression(format!("{SETTLE} REMOVE #lease_until"))
-        };
-        let update = update
-            .expression_attribute_names("#outcome", self.layout.name(outcome))
-            .expression_attribute_names("#expires_at", self.layout.name(Field::ExpiresAt))
-            .expression_attribute_values(":status", string(&**status))
-            .expression_attribute_values(":outcome", string(text))
-            .expression_attribute_values(":expires_at", number(expires_at));
-        self.send(update, fence, settlement).await
-    }
-
-    async fn send(
-        &self,
-        update: UpdateItemFluentBuilder,
-        fence: &Fence,
-        settlement: &Settlement,
-    ) -> Result<SettleAnswer, StoreError> {
-        match update.send().await {
+        check_result(&fence.key, settlement)?;
+        let update = expressions::update(&self.layout, &self.table, fence, settlement, now);
+        match update_item(&self.client, update).send().await {
             Ok(_) => Ok(SettleAnswer::Applied),
             Err(error) => match error.as_service_error() {
                 Some(UpdateItemError::ConditionalCheckFailedException(refusal)) => {
                     self.refused(fence, refusal.item())
                 }
-                _ => Err(self.unavailable(
-                    settlement.name(),
-                    "dynamodb:UpdateItem",
-                    &fence.key,
-                    error,
-                )),
+                _ => {
+                    let action = settlement.name();
+                    Err(self.unavailable(action, "dynamodb:UpdateItem", &fence.key, error))
+                }
             },
         }
     }
@@ -329,44 +235,11 @@ impl DynamoStore {
 
 impl Store for DynamoStore {
     async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
-        let item = self.layout.claim_item(request);
+        let put = expressions::put(&self.layout, &self.table, request, &request.record());
         // The rest of the item is for the outcome: that must fit when the effect has happened.
-        check_size(
-            &request.key,
-            item::size(&item),
-            MAX_ITEM_BYTES - MAX_RESULT_BYTES,
-        )?;
-        let mut dead = claimable::DEAD.to_owned();
-        let mut put = self
-            .client
-            .put_item()
-            .table_name(&self.table)
-            .set_item(Some(item))
-            .expression_attribute_names("#id", self.layout.name(Field::Id))
-            .expression_attribute_names("#expires_at", self.layout.name(Field::ExpiresAt))
-            .expression_attribute_names("#status", self.layout.name(Field::Status))
-            .expression_attribute_names("#error", self.layout.name(Field::Error))
-            .expression_attribute_names("#lease_until", self.layout.name(Field::LeaseUntil))
-            .expression_attribute_values(":now_s", number(request.now.as_secs()))
-            .expression_attribute_values(":now_ms", millis(request.now))
-            .expression_attribute_values(":in_progress", string(&*self.layout.words.in_progress))
-            .return_values(ReturnValue::AllOld)
-            .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
-        if let Some(fingerprint) = &request.fingerprint {
-            dead = format!("{dead} AND {}", claimable::SAME_PAYLOAD);
-            put = put
-                .expression_attribute_names("#fingerprint", self.layout.name(Field::Fingerprint))
-                .expression_attribute_values(":fingerprint", string(fingerprint.as_str()));
-        }
-        let mut condition = format!("{} OR {} OR ({dead})", claimable::NEW, claimable::EXPIRED);
-        if request.after_failure == AfterFailure::Retry {
-            condition = format!("{condition} OR ({})", claimable::FAILED_FOR_ANOTHER);
-            put = put
-                .expression_attribute_names("#message_id", self.layout.name(Field::MessageId))
-                .expression_attribute_values(":failed", string(&*self.layout.words.failed))
-                .expression_attribute_values(":message_id", string(&request.message_id));
-        }
-        let put = put.condition_expression(condition);
+        let room = MAX_ITEM_BYTES - MAX_RESULT_BYTES;
+        check_size(&request.key, item::size(&put.item), room)?;
+        let put = put_item(&self.client, put).return_values(ReturnValue::AllOld);
         match put.send().await {
             Ok(answer) => {
                 let replaced = answer.attributes().map(|old| self.read(&request.key, old));
@@ -398,6 +271,19 @@ impl Store for DynamoStore {
     }
 }
 
+/// A result that was not cut to size ([`StoredResult::fit`]) is refused before it is sent.
+fn check_result(key: &Key, settlement: &Settlement) -> Result<(), StoreError> {
+    let bytes = match settlement {
+        Settlement::Complete {
+            result: StoredResult::Json(text) | StoredResult::Omitted(text),
+            ..
+        }
+        | Settlement::Fail { error: text, .. } => text.len(),
+        Settlement::Abandon | Settlement::Release => 0,
+    };
+    check_size(key, bytes, MAX_RESULT_BYTES)
+}
+
 fn check_size(key: &Key, bytes: usize, limit: usize) -> Result<(), StoreError> {
     if bytes <= limit {
         return Ok(());
@@ -407,55 +293,6 @@ fn check_size(key: &Key, bytes: usize, limit: usize) -> Result<(), StoreError> {
         bytes,
         limit,
     })
-}
-
-/// What went wrong and what to do, without the request or the response: they hold payload.
-fn explain<E>(error: &SdkError<E>, permission: &str) -> String
-where
-    E: ProvideErrorMetadata + std::error::Error + 'static,
-{
-    let Some(service) = error.as_service_error() else {
-        return match error {
-            SdkError::TimeoutError(_) => "no answer in time".into(),
-            // A connector's errors hold addresses and causes, no bodies.
-            SdkError::DispatchFailure(failure) => format!(
-                "could not connect; check the endpoint, the region and the network ({})",
-                failure
-                    .as_connector_error()
-                    .map_or_else(String::new, |error| causes(error))
-            ),
-            SdkError::ConstructionFailure(_) => {
-                format!("could not make the request ({})", causes(error))
-            }
-            _ => "the answer could not be read".into(),
-        };
-    };
-    let code = service.code().unwrap_or("unknown error");
-    let advice = match code {
-        "ResourceNotFoundException" => {
-            "there is no such table in this account and region; check its name".into()
-        }
-        "AccessDeniedException" => format!("this role may not {permission} on it; grant it"),
-        "UnrecognizedClientException" | "InvalidSignatureException" | "ExpiredTokenException" => {
-            "the credentials are not valid (any more)".into()
-        }
-        "ProvisionedThroughputExceededException"
-        | "ThrottlingException"
-        | "RequestLimitExceeded" => {
-            "throttled; raise the table's capacity or lower the concurrency".into()
-        }
-        _ => service.message().unwrap_or("no further word").to_owned(),
-    };
-    let request_id = error.request_id().unwrap_or("none");
-    format!("{code}: {advice} (request id {request_id})")
-}
-
-/// An error and its causes, in one line.
-fn causes(error: &(dyn std::error::Error + 'static)) -> String {
-    std::iter::successors(Some(error), |error| error.source())
-        .map(ToString::to_string)
-        .collect::<Vec<_>>()
-        .join(": ")
 }
 
 /// Why the table could not be looked at when the process started.
@@ -469,7 +306,7 @@ pub struct PrimeError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::{Namespace, Owner};
+    use crate::protocol::{AfterFailure, Namespace, Owner};
 
     #[tokio::test]
     async fn an_item_over_400_kb_is_refused_before_it_is_sent() {

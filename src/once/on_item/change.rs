@@ -1,0 +1,208 @@
+//! [`Change`]: what a handler wants of one item.
+
+use std::{fmt, marker::PhantomData};
+
+use aws_sdk_dynamodb::types::{ConditionCheck, Put, Update};
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::{
+    Failure,
+    handler::{Answer, OnRefused, to_result},
+    protocol::StoredResult,
+    store::{IntoWrite, Item, Refused, Write},
+};
+
+/// An output, and the change of one item that it stands for: made exactly once, because the item
+/// itself remembers the idempotency keys of its changes. For [`OnItem`](crate::OnItem).
+///
+/// ```
+/// use serde::{Deserialize, Serialize};
+/// use sqs_once::{Attempt, Change, Failure, Write};
+///
+/// #[derive(Deserialize)]
+/// struct Points { customer: String, points: u32 }
+///
+/// async fn grant(grant: Points, _: Attempt) -> Result<Change<()>, Failure> {
+///     let update = Write::update("customers", "ADD points :points")
+///         .key("id", &grant.customer)
+///         .when("attribute_exists(id)")
+///         .value(":points", grant.points)
+///         .label("customer");
+///     Ok(Change::update((), update))
+/// }
+/// ```
+pub struct Change<O> {
+    pub(super) kind: Kind,
+    pub(super) on_refused: Option<OnRefused<Change<O>>>,
+    output: PhantomData<fn() -> O>,
+}
+
+pub(super) type Modify =
+    Box<dyn FnMut(Option<&Item>) -> Result<(Item, StoredResult), Failure> + Send>;
+
+pub(super) enum Kind {
+    Create {
+        put: Write<Put>,
+        /// An attribute of the primary key.
+        key: String,
+        result: StoredResult,
+    },
+    Update {
+        update: Write<Update>,
+        result: StoredResult,
+    },
+    Modify {
+        target: Target,
+        modify: Modify,
+    },
+}
+
+impl<O: Serialize + Send> Answer for Change<O> {
+    type Result = O;
+}
+
+impl<O: Serialize> Change<O> {
+    /// Makes an item that must not be there yet. `key` is an attribute of its primary key.
+    ///
+    /// If it is there, and this operation did not make it, that is refused like a condition of
+    /// the put's own.
+    ///
+    /// ```
+    /// use sqs_once::{Change, Write};
+    ///
+    /// let user = serde_json::json!({ "id": "u-1", "name": "Ada" });
+    /// let change = Change::create("welcome", "id", Write::put("users", &user).label("name taken"));
+    /// ```
+    #[must_use]
+    pub fn create(output: O, key: impl Into<String>, put: impl IntoWrite<Action = Put>) -> Self {
+        Self::new(Kind::Create {
+            put: put.into_write(),
+            key: key.into(),
+            result: to_result(&output),
+        })
+    }
+
+    /// Updates an item, under whatever condition the update has.
+    #[must_use]
+    pub fn update(output: O, update: impl IntoWrite<Action = Update>) -> Self {
+        Self::new(Kind::Update {
+            update: update.into_write(),
+            result: to_result(&output),
+        })
+    }
+
+    /// What it means that the condition is not met: a failure, or another change in place of this
+    /// one. Without it, the operation has failed for good.
+    ///
+    /// Nothing was written when this is asked. It is for deciding, not for effects: it may be
+    /// asked again for the same message.
+    #[must_use]
+    pub fn on_refused(
+        self,
+        decide: impl FnOnce(&Refused) -> Result<Self, Failure> + Send + 'static,
+    ) -> Self {
+        Self {
+            on_refused: Some(Box::new(decide)),
+            ..self
+        }
+    }
+
+    fn new(kind: Kind) -> Self {
+        Self {
+            kind,
+            on_refused: None,
+            output: PhantomData,
+        }
+    }
+}
+
+impl Change<()> {
+    /// The item of `table` under the [`key`](Target::key) that follows.
+    #[must_use]
+    pub fn of(table: impl Into<String>) -> Target {
+        // Nothing is checked: what is taken of it is the table and the key.
+        Target(Write::check(table, ""))
+    }
+}
+
+impl<O> fmt::Debug for Change<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Change").finish_non_exhaustive()
+    }
+}
+
+/// An item by its key. Made by [`Change::of`].
+#[derive(Clone, Debug)]
+pub struct Target(pub(super) Write<ConditionCheck>);
+
+impl Target {
+    /// An attribute of the item's primary key: one, or two where the table has a sort key.
+    #[must_use]
+    pub fn key(self, attribute: impl Into<String>, value: impl Serialize) -> Self {
+        Self(self.0.key(attribute, value))
+    }
+
+    /// Reads the item, has `modify` make another of it, and writes that if nobody changed the item
+    /// meanwhile; else it begins anew with the item as it is then.
+    ///
+    /// `modify` gets `None` where there is no item, and is not called for an operation that the
+    /// item has seen. It may be called several times, so it must have no effect of its own.
+    /// Attributes that `T` does not know stay as they are.
+    ///
+    /// An attribute `version` counts the changes; what else writes to the item must count too.
+    ///
+    /// ```
+    /// use serde::{Deserialize, Serialize};
+    /// use sqs_once::{Change, Failure};
+    ///
+    /// #[derive(Deserialize, Serialize)]
+    /// struct Account { id: String, balance: u64 }
+    ///
+    /// let debit = |amount: u64| {
+    ///     Change::of("accounts").key("id", "a-1").modify(move |account: Option<Account>| {
+    ///         let mut account = account.ok_or_else(|| Failure::permanent("there is no such account"))?;
+    ///         account.balance = account
+    ///             .balance
+    ///             .checked_sub(amount)
+    ///             .ok_or_else(|| Failure::permanent("the balance is too low"))?;
+    ///         let left = account.balance;
+    ///         Ok((account, left))
+    ///     })
+    /// };
+    /// ```
+    #[must_use]
+    pub fn modify<T, O>(
+        self,
+        mut modify: impl FnMut(Option<T>) -> Result<(T, O), Failure> + Send + 'static,
+    ) -> Change<O>
+    where
+        T: Serialize + DeserializeOwned,
+        O: Serialize,
+    {
+        let table = self.0.action.table_name.clone();
+        Change::new(Kind::Modify {
+            target: self,
+            modify: Box::new(move |found| {
+                // serde's own words may quote the item.
+                let strange =
+                    |what: &str| Failure::permanent(format!("an item of table `{table}` {what}"));
+                let current: Option<T> = match found {
+                    None => None,
+                    Some(item) => serde_dynamo::from_item(item.clone())
+                        .map_err(|_| strange("is not of the handler's type"))?,
+                };
+                let mut item = found.cloned().unwrap_or_default();
+                if let Some(current) = &current {
+                    let known: Item = serde_dynamo::to_item(current)
+                        .map_err(|_| strange("can't be made of the handler's type"))?;
+                    item.retain(|name, _| !known.contains_key(name));
+                }
+                let (changed, output) = modify(current)?;
+                let changed: Item = serde_dynamo::to_item(changed)
+                    .map_err(|_| strange("can't be made of the handler's type"))?;
+                item.extend(changed);
+                Ok((item, to_result(&output)))
+            }),
+        })
+    }
+}

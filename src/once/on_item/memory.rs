@@ -1,0 +1,216 @@
+//! What an item remembers of the operations that changed it.
+
+use std::time::Duration;
+
+use aws_sdk_dynamodb::types::{AttributeValue, Put, Update};
+
+use crate::{
+    protocol::{Key, Timestamp},
+    store::{Item, Write, number, string},
+};
+
+/// Every key, in a string set.
+const EVENTS: &str = "processed_events";
+/// Or, where they are kept for a time: each key with its end, in seconds since the epoch.
+const UNTIL: &str = "processed_until";
+
+/// The most ends that one update clears away. An expression has at most 4 KB (*Amazon DynamoDB
+/// Developer Guide*, "Constraints in Amazon DynamoDB").
+const MOST_PRUNED: usize = 100;
+
+/// How an item remembers one operation.
+#[derive(Clone, Copy)]
+pub(super) struct Memory<'a> {
+    pub(super) key: &'a Key,
+    pub(super) now: Timestamp,
+    /// For how long; `None` is for ever.
+    pub(super) retention: Option<Duration>,
+}
+
+/// What has to be known of an item before it is updated.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Seen {
+    /// Whether it has [`UNTIL`].
+    pub(super) has_map: bool,
+    /// The keys whose time is over.
+    over: Vec<String>,
+}
+
+impl Memory<'_> {
+    /// Whether the item has seen the operation.
+    pub(super) fn knows(&self, item: &Item) -> bool {
+        let in_set = item.get(EVENTS).and_then(|keys| keys.as_ss().ok());
+        let in_map = item.get(UNTIL).and_then(|ends| ends.as_m().ok());
+        in_set.is_some_and(|keys| keys.iter().any(|key| key == self.key.as_str()))
+            || in_map
+                .and_then(|ends| ends.get(self.key.as_str()))
+                .is_some_and(|end| !self.is_over(end))
+    }
+
+    fn is_over(&self, end: &AttributeValue) -> bool {
+        let end = end.as_n().ok().and_then(|end| end.parse::<u64>().ok());
+        end.is_some_and(|end| end < self.now.as_secs())
+    }
+
+    fn end(&self, retention: Duration) -> AttributeValue {
+        number((self.now + retention).as_secs_ceil())
+    }
+
+    /// Notes the operation in an item that is about to be put, and forgets what is over.
+    pub(super) fn note(&self, item: &mut Item) {
+        let key = self.key.as_str().to_owned();
+        let Some(retention) = self.retention else {
+            let keys = item.entry(EVENTS.to_owned());
+            let keys = keys.or_insert_with(|| AttributeValue::Ss(Vec::new()));
+            match keys {
+                AttributeValue::Ss(keys) => keys.push(key),
+                other => *other = AttributeValue::Ss(vec![key]),
+            }
+            return;
+        };
+        let ends = item.entry(UNTIL.to_owned());
+        let ends = ends.or_insert_with(|| AttributeValue::M(Item::new()));
+        if let AttributeValue::M(ends) = ends {
+            ends.retain(|_, end| !self.is_over(end));
+            ends.insert(key, self.end(retention));
+        } else {
+            *ends = AttributeValue::M(Item::from([(key, self.end(retention))]));
+        }
+    }
+
+    /// Whether an update has to know the item first.
+    pub(super) const fn looks_first(&self) -> bool {
+        self.retention.is_some()
+    }
+
+    /// What an update has to know of the item.
+    pub(super) fn see(&self, item: Option<&Item>) -> Seen {
+        let Some(ends) = item.and_then(|item| item.get(UNTIL)?.as_m().ok()) else {
+            return Seen::default();
+        };
+        let over = ends
+            .iter()
+            .filter(|(key, end)| self.is_over(end) && key.as_str() != self.key.as_str());
+        Seen {
+            has_map: true,
+            over: over.map(|(key, _)| key.clone()).take(MOST_PRUNED).collect(),
+        }
+    }
+
+    /// The projection of what [`see`](Self::see) and [`knows`](Self::knows) look at.
+    pub(super) const PROJECTION: &'static str = "processed_events, processed_until";
+
+    /// Adds to an update that it notes the operation, and is made only if the item has not seen
+    /// it.
+    pub(super) fn compose(&self, mut update: Write<Update>, seen: &Seen) -> Write<Update> {
+        let key = self.key.as_str();
+        update = update
+            .when("NOT contains(#sqs_once_events, :sqs_once_key)")
+            .name("#sqs_once_events", EVENTS)
+            .raw_value(":sqs_once_key", string(key));
+        let Some(retention) = self.retention else {
+            return extend(update, "ADD", "#sqs_once_events :sqs_once_keys")
+                .raw_value(":sqs_once_keys", AttributeValue::Ss(vec![key.to_owned()]));
+        };
+        update = update.name("#sqs_once_until", UNTIL);
+        if !seen.has_map {
+            let ends = Item::from([(key.to_owned(), self.end(retention))]);
+            return extend(update, "SET", "#sqs_once_until = :sqs_once_ends")
+                .when("attribute_not_exists(#sqs_once_until)")
+                .raw_value(":sqs_once_ends", AttributeValue::M(ends));
+        }
+        update = extend(
+            update,
+            "SET",
+            "#sqs_once_until.#sqs_once_key = :sqs_once_end",
+        )
+        .when("attribute_exists(#sqs_once_until)")
+        .when(
+            "attribute_not_exists(#sqs_once_until.#sqs_once_key) \
+                 OR #sqs_once_until.#sqs_once_key < :sqs_once_now",
+        )
+        .name("#sqs_once_key", key)
+        .raw_value(":sqs_once_end", self.end(retention))
+        .raw_value(":sqs_once_now", number(self.now.as_secs()));
+        if seen.over.is_empty() {
+            return update;
+        }
+        let mut paths = Vec::new();
+        for (n, key) in seen.over.iter().enumerate() {
+            paths.push(format!("#sqs_once_until.#sqs_once_{n}"));
+            update = update.name(format!("#sqs_once_{n}"), key);
+        }
+        extend(update, "REMOVE", &paths.join(", "))
+    }
+
+    /// Demands that a put makes a new item; `key` is an attribute of its primary key.
+    pub(super) fn compose_create(&self, put: Write<Put>, key: &str) -> Write<Put> {
+        let mut put = put
+            .when("attribute_not_exists(#sqs_once_id)")
+            .name("#sqs_once_id", key);
+        self.note(&mut put.action.item);
+        put
+    }
+}
+
+/// Adds to a clause of an update expression, which may have each clause once.
+fn extend(mut update: Write<Update>, clause: &str, action: &str) -> Write<Update> {
+    let expression = &mut update.action.update_expression;
+    match end_of_keyword(expression, clause) {
+        Some(end) => expression.insert_str(end, &format!(" {action},")),
+        None => {
+            *expression = format!("{expression} {clause} {action}")
+                .trim_start()
+                .to_owned()
+        }
+    }
+    update
+}
+
+/// Where a clause's keyword ends. Words behind `#`, `:` or `.` are no keywords, and an attribute's
+/// name can't be one: they are reserved.
+fn end_of_keyword(expression: &str, keyword: &str) -> Option<usize> {
+    let part_of_word = |c: char| c.is_alphanumeric() || matches!(c, '_' | '#' | ':' | '.');
+    let mut end = 0;
+    for word in expression.split_inclusive(|c| !part_of_word(c)) {
+        let trimmed = word.trim_end_matches(|c| !part_of_word(c));
+        if trimmed.eq_ignore_ascii_case(keyword) {
+            return Some(end + trimmed.len());
+        }
+        end += word.len();
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extended(expression: &str, clause: &str) -> String {
+        let update = extend(Write::update("t", expression), clause, "x");
+        update.action.update_expression
+    }
+
+    #[test]
+    fn a_clause_is_found_or_made() {
+        assert_eq!(extended("", "ADD"), "ADD x");
+        assert_eq!(extended("SET a = :a", "ADD"), "SET a = :a ADD x");
+        assert_eq!(
+            extended("SET a = :a add b :b", "ADD"),
+            "SET a = :a add x, b :b"
+        );
+        assert_eq!(
+            extended("ADD b :b SET a = :a", "SET"),
+            "ADD b :b SET x, a = :a"
+        );
+        assert_eq!(extended("SET\n  a = :a", "SET"), "SET x,\n  a = :a");
+    }
+
+    #[test]
+    fn a_word_that_looks_like_a_clause_is_none() {
+        let words = "SET #ADD = :add, a.add = :b, added = :c";
+        assert_eq!(extended(words, "ADD"), format!("{words} ADD x"));
+        let function = "SET a = if_not_exists(#set,:set)";
+        assert_eq!(end_of_keyword(function, "SET"), Some(3));
+    }
+}

@@ -1,0 +1,322 @@
+//! The key lives on the item that is changed: no record, one conditional write.
+
+mod change;
+mod memory;
+mod send;
+mod version;
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    time::Duration,
+};
+
+use aws_sdk_dynamodb::{
+    Client,
+    types::{Put, ReturnValuesOnConditionCheckFailure::AllOld, Update},
+};
+use serde::Serialize;
+
+pub use change::{Change, Target};
+use change::{Kind, Modify};
+use memory::Memory;
+use send::Sent;
+use version::Unchanged;
+
+use super::{
+    Mode, Operation, Outcome,
+    commit::{Backoff, Declined, decide},
+    mode::{Ended, guard},
+};
+use crate::{
+    Attempt, Deadline, Failure, History,
+    protocol::{Key, StoredResult, Timestamp},
+    store::{Action, Refused, RefusedWrite, Write},
+};
+
+/// Runs operations whose whole effect is one change of one item. There is no record: the item
+/// itself remembers the idempotency keys of its changes.
+///
+/// ```text
+/// attempt 1  handler ── change, on condition that the item has not seen the key
+/// attempt 2  handler ────── refused by the item: a duplicate
+/// ```
+///
+/// | change | round trips | the item gets |
+/// | --- | --- | --- |
+/// | [`Change::create`] | 1 | `processed_events`, a string set |
+/// | [`Change::update`] | 1 | the key added to it |
+/// | [`Target::modify`] | 2, and 1 more for each collision | that, and `version` |
+///
+/// With [`retention`](Self::retention), `processed_until` takes its place, a map of each key to
+/// its end in epoch seconds, and an update takes 2 round trips.
+///
+/// # What it does without
+///
+/// No result is kept: a duplicate's is [omitted](StoredResult::Omitted). No failure is kept: a
+/// message that fails for good runs again with each delivery, until it is in the dead-letter
+/// queue. No fingerprint is kept: a key that comes back with another payload is taken for a
+/// duplicate. And a handler may run again for an operation that is done, so it must have no
+/// effect of its own; the closures of a change neither.
+///
+/// # Limits
+///
+/// An item has at most 400 KB, its memory included: about 10,000 keys of 36 bytes. What does not
+/// fit is a permanent failure that says what grew. The role needs `dynamodb:GetItem`, `PutItem`
+/// and `UpdateItem`, as far as the changes do.
+///
+/// ```
+/// use aws_sdk_dynamodb::Client;
+/// use sqs_once::{Attempt, Change, Consumer, Failure, OnItem, Write, protocol::Namespace};
+///
+/// async fn like(post: String, _: Attempt) -> Result<Change<()>, Failure> {
+///     Ok(Change::update((), Write::update("posts", "ADD likes :one").key("id", post).value(":one", 1)))
+/// }
+///
+/// # fn consumer(client: Client) -> Result<(), Box<dyn std::error::Error>> {
+/// let week = std::time::Duration::from_secs(7 * 24 * 3600);
+/// let on_item = OnItem::new(client).retention(week);
+/// let consumer = Consumer::new(on_item, Namespace::new("likes")?, like);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct OnItem {
+    client: Client,
+    retention: Option<Duration>,
+    clock: fn() -> Timestamp,
+}
+
+/// How often an item may be changed by others while it is being modified.
+const MOST_COLLISIONS: usize = 20;
+
+impl OnItem {
+    /// Changes items through `client` (see [`crate::aws::config`] for one whose timeouts suit a
+    /// Lambda), and lets them remember for ever.
+    #[must_use]
+    pub fn new(client: Client) -> Self {
+        Self {
+            client,
+            retention: None,
+            clock: Timestamp::now,
+        }
+    }
+
+    /// Lets an item forget an operation after so long: longer than the queue keeps a message and
+    /// somebody might redrive it.
+    ///
+    /// What items have in `processed_events` still counts, so it can be set at any time.
+    #[must_use]
+    pub fn retention(self, retention: Duration) -> Self {
+        Self {
+            retention: Some(retention),
+            ..self
+        }
+    }
+
+    /// Another wall clock than the system's, for tests.
+    #[must_use]
+    pub fn clock(self, clock: fn() -> Timestamp) -> Self {
+        Self { clock, ..self }
+    }
+
+    /// Runs one operation; see [`Mode::run`].
+    pub async fn run<W, F, O>(&self, operation: Operation, work: W) -> Outcome
+    where
+        W: FnOnce(Attempt) -> F,
+        F: Future<Output = Result<Change<O>, Failure>>,
+    {
+        let Operation {
+            key,
+            delivery,
+            deadline,
+            ..
+        } = operation;
+        if !deadline.may_start() {
+            return Outcome::NotStarted;
+        }
+        let attempt = Attempt::new(key.clone(), delivery, History::Fresh, deadline);
+        let mut answer = guard(deadline, async { work(attempt).await }).await;
+        let changing = Changing {
+            on_item: self,
+            key: &key,
+            deadline,
+        };
+        loop {
+            let change = match answer {
+                Ended::Well(change) => change,
+                Ended::Failed(failure) => return failure.into(),
+                Ended::Panicked => return Outcome::Panicked,
+                Ended::OutOfTime => return Outcome::OutOfTime,
+            };
+            let declined = match change.kind {
+                Kind::Create { put, key, result } => changing.create(put, &key, result).await,
+                Kind::Update { update, result } => changing.update(update, result).await,
+                Kind::Modify { target, modify } => changing.modify(target, modify).await,
+            };
+            answer = match declined {
+                Ok(outcome) => return outcome,
+                Err(declined) => decide(declined, change.on_refused),
+            };
+        }
+    }
+}
+
+impl<O: Serialize + Send + 'static> Mode<Change<O>> for OnItem {
+    fn run<W, F>(&self, operation: Operation, work: W) -> impl Future<Output = Outcome> + Send
+    where
+        W: FnOnce(Attempt) -> F + Send,
+        F: Future<Output = Result<Change<O>, Failure>> + Send,
+    {
+        Self::run(self, operation, work)
+    }
+
+    fn now(&self) -> Timestamp {
+        (self.clock)()
+    }
+}
+
+/// One operation's change, on its way.
+struct Changing<'a> {
+    on_item: &'a OnItem,
+    key: &'a Key,
+    deadline: Deadline,
+}
+
+/// An outcome, or that nothing was written.
+type Changed = Result<Outcome, Declined>;
+
+impl Changing<'_> {
+    fn memory(&self) -> Memory<'_> {
+        Memory {
+            key: self.key,
+            now: (self.on_item.clock)(),
+            retention: self.on_item.retention,
+        }
+    }
+
+    async fn create(&self, put: Write<Put>, key: &str, result: StoredResult) -> Changed {
+        let memory = self.memory();
+        let mut put = sendable(memory.compose_create(put, key))?;
+        put.action.return_values_on_condition_check_failure = Some(AllOld);
+        let sent = self.put(&put.action).await;
+        self.changed(&memory, sent, &put, result)
+    }
+
+    async fn update(&self, update: Write<Update>, result: StoredResult) -> Changed {
+        let update = sendable(update)?;
+        let mut collisions = 0;
+        loop {
+            let memory = self.memory();
+            let mut found = None;
+            if memory.looks_first() {
+                let (table, key) = (&update.action.table_name, &update.action.key);
+                found = match self.read(table, key, Some(Memory::PROJECTION)).await {
+                    Ok(found) => found,
+                    Err(outcome) => return Ok(outcome),
+                };
+                if found.as_ref().is_some_and(|item| memory.knows(item)) {
+                    return Ok(seen_before());
+                }
+            }
+            let seen = memory.see(found.as_ref());
+            let mut write = memory.compose(update.clone(), &seen);
+            write.action.return_values_on_condition_check_failure = Some(AllOld);
+            let sent = self.update_item(&write.action).await;
+            if let Sent::Refused(item) = &sent
+                && memory.looks_first()
+                && memory.see(item.as_ref()).has_map != seen.has_map
+                && !item.as_ref().is_some_and(|item| memory.knows(item))
+            {
+                // Another attempt gave the item its memory meanwhile.
+                collisions += 1;
+                if collisions <= MOST_COLLISIONS {
+                    continue;
+                }
+                return Ok(contended(&write.action.table_name));
+            }
+            return self.changed(&memory, sent, &write, result);
+        }
+    }
+
+    async fn modify(&self, target: Target, mut modify: Modify) -> Changed {
+        let target = sendable(target.0)?.action;
+        let (table, key) = (&target.table_name, &target.key);
+        let Some(key_name) = key.keys().next() else {
+            return Err(Declined::Invalid("a change without a key".into()));
+        };
+        let mut backoff = Backoff::new(self.deadline);
+        let mut found = match self.read(table, key, None).await {
+            Ok(found) => found,
+            Err(outcome) => return Ok(outcome),
+        };
+        for _ in 0..=MOST_COLLISIONS {
+            let memory = self.memory();
+            if found.as_ref().is_some_and(|item| memory.knows(item)) {
+                return Ok(seen_before());
+            }
+            let modified = catch_unwind(AssertUnwindSafe(|| modify(found.as_ref())));
+            let (mut item, result) = match modified {
+                Ok(Ok(modified)) => modified,
+                Ok(Err(failure)) => return Ok(failure.into()),
+                Err(_panic) => return Ok(Outcome::Panicked),
+            };
+            let unchanged = Unchanged::since(found.as_ref()).map_err(Declined::Invalid)?;
+            item.extend(key.clone());
+            memory.note(&mut item);
+            let mut put = unchanged.put(table, key_name, item);
+            put.action.return_values_on_condition_check_failure = Some(AllOld);
+            match self.put(&put.action).await {
+                Sent::Refused(item) => found = item,
+                sent => return self.changed(&memory, sent, &put, result),
+            }
+            if !backoff.pause().await {
+                break;
+            }
+        }
+        Ok(contended(table))
+    }
+
+    /// What became of a change, once it is clear.
+    fn changed<A: Action>(
+        &self,
+        memory: &Memory<'_>,
+        sent: Sent,
+        write: &Write<A>,
+        result: StoredResult,
+    ) -> Changed {
+        match sent {
+            Sent::Applied => Ok(Outcome::Done(result)),
+            Sent::Refused(Some(item)) if memory.knows(&item) => Ok(seen_before()),
+            Sent::Refused(item) => Err(Declined::Conditions(Refused::new(vec![RefusedWrite {
+                index: 0,
+                label: write.label.clone(),
+                table: write.table().to_owned(),
+                item,
+            }]))),
+            Sent::Invalid(why) => Err(Declined::Invalid(why)),
+            Sent::TooLarge => Err(Declined::Invalid("the item has more than 400 KB".into())),
+            Sent::Contended(why) => Ok(Outcome::TransientFailure(why)),
+            Sent::Unknown(error) => Ok(Outcome::CommitUnknown(Arc::new(error))),
+        }
+    }
+}
+
+/// A change that can be sent: nothing of it failed to be serialized.
+fn sendable<A>(write: Write<A>) -> Result<Write<A>, Declined> {
+    match write.fault {
+        Some(fault) => Err(Declined::Invalid(format!("{fault}; nothing was written"))),
+        None => Ok(write),
+    }
+}
+
+fn seen_before() -> Outcome {
+    Outcome::Duplicate(StoredResult::Omitted(
+        "the item keeps the key and no result".into(),
+    ))
+}
+
+fn contended(table: &str) -> Outcome {
+    Outcome::TransientFailure(format!(
+        "others changed the item of table `{table}` each time before this change was written"
+    ))
+}

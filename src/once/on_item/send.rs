@@ -1,0 +1,179 @@
+//! The requests, and what their answers say.
+
+use aws_sdk_dynamodb::{
+    error::{ProvideErrorMetadata, SdkError},
+    operation::{put_item::PutItemError, update_item::UpdateItemError},
+    types::{Put, Update},
+};
+use tokio::time::timeout_at;
+
+use super::Changing;
+use crate::{
+    Outcome,
+    once::commit::Backoff,
+    store::{Item, StoreError, explain, put_item, size_of_each, update_item},
+};
+
+/// What became of a change.
+pub(super) enum Sent {
+    Applied,
+    /// Its condition is not met by this item, or because there is none.
+    Refused(Option<Item>),
+    /// It collided or was throttled until time was up.
+    Contended(String),
+    /// The item would have more than 400 KB.
+    TooLarge,
+    /// It never can be made.
+    Invalid(String),
+    /// It may have been made.
+    Unknown(StoreError),
+}
+
+impl Changing<'_> {
+    pub(super) async fn put(&self, put: &Put) -> Sent {
+        let request = || put_item(&self.on_item.client, put.clone()).send();
+        match self
+            .send(&put.table_name, "dynamodb:PutItem", request)
+            .await
+        {
+            Sent::TooLarge => Sent::Invalid(too_large(&put.table_name, Some(&put.item))),
+            sent => sent,
+        }
+    }
+
+    pub(super) async fn update_item(&self, update: &Update) -> Sent {
+        let (table, key) = (&update.table_name, &update.key);
+        let request = || update_item(&self.on_item.client, update.clone()).send();
+        match self.send(table, "dynamodb:UpdateItem", request).await {
+            Sent::TooLarge => {
+                let item = self.read(table, key, None).await.ok().flatten();
+                Sent::Invalid(too_large(table, item.as_ref()))
+            }
+            sent => sent,
+        }
+    }
+
+    /// Sends a change until it is clear what became of it, or no time is left.
+    async fn send<T, E, F>(&self, table: &str, needs: &str, request: impl Fn() -> F) -> Sent
+    where
+        F: Future<Output = Result<T, SdkError<E>>>,
+        E: Refusal + ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
+    {
+        let mut backoff = Backoff::new(self.deadline);
+        loop {
+            let error = match timeout_at(self.deadline.end(), request()).await {
+                Ok(Ok(_)) => return Sent::Applied,
+                Ok(Err(error)) => error,
+                Err(_elapsed) => {
+                    return Sent::Unknown(StoreError::OutOfTime {
+                        action: "change",
+                        key: self.key.to_string(),
+                    });
+                }
+            };
+            let why = explain(&error, needs);
+            let service = error.as_service_error();
+            if let Some(item) = service.and_then(Refusal::item) {
+                return Sent::Refused(item.cloned());
+            }
+            match service.and_then(ProvideErrorMetadata::code) {
+                Some(
+                    "TransactionConflictException"
+                    | "ProvisionedThroughputExceededException"
+                    | "RequestLimitExceeded"
+                    | "ThrottlingException",
+                ) => {
+                    if !backoff.pause().await {
+                        return Sent::Contended(why);
+                    }
+                }
+                // "Item size has exceeded ...", "Item size to update has exceeded ...".
+                Some("ValidationException") if why.contains("Item size") => return Sent::TooLarge,
+                Some("ValidationException" | "ItemCollectionSizeLimitExceededException") => {
+                    return Sent::Invalid(why);
+                }
+                _ => return Sent::Unknown(self.unavailable("change", table, why, error)),
+            }
+        }
+    }
+
+    /// The item as it is now.
+    pub(super) async fn read(
+        &self,
+        table: &str,
+        key: &Item,
+        projection: Option<&str>,
+    ) -> Result<Option<Item>, Outcome> {
+        let get = self.on_item.client.get_item().table_name(table);
+        let get = get.set_key(Some(key.clone())).consistent_read(true);
+        let get = get.set_projection_expression(projection.map(Into::into));
+        let error = match timeout_at(self.deadline.stop(), get.send()).await {
+            Ok(Ok(found)) => return Ok(found.item),
+            Ok(Err(error)) => {
+                let why = explain(&error, "dynamodb:GetItem");
+                self.unavailable("read for", table, why, error)
+            }
+            Err(_elapsed) => StoreError::OutOfTime {
+                action: "read for",
+                key: self.key.to_string(),
+            },
+        };
+        Err(Outcome::StoreUnavailable(error.into()))
+    }
+
+    fn unavailable<E>(
+        &self,
+        action: &'static str,
+        table: &str,
+        reason: String,
+        error: SdkError<E>,
+    ) -> StoreError
+    where
+        E: std::error::Error + Send + Sync + 'static,
+    {
+        StoreError::Unavailable {
+            action,
+            key: self.key.to_string(),
+            store: format!("DynamoDB table `{table}`"),
+            reason,
+            source: error.into(),
+        }
+    }
+}
+
+/// An error that may be a condition that is not met.
+trait Refusal {
+    /// The item that does not meet it.
+    fn item(&self) -> Option<Option<&Item>>;
+}
+
+impl Refusal for PutItemError {
+    fn item(&self) -> Option<Option<&Item>> {
+        match self {
+            Self::ConditionalCheckFailedException(refusal) => Some(refusal.item()),
+            _ => None,
+        }
+    }
+}
+
+impl Refusal for UpdateItemError {
+    fn item(&self) -> Option<Option<&Item>> {
+        match self {
+            Self::ConditionalCheckFailedException(refusal) => Some(refusal.item()),
+            _ => None,
+        }
+    }
+}
+
+/// What fills an item, largest first.
+fn too_large(table: &str, item: Option<&Item>) -> String {
+    let mut sizes = item.map(size_of_each).unwrap_or_default();
+    sizes.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    let largest = sizes.iter().take(3);
+    let largest = largest.map(|(name, bytes)| format!("`{name}` has {bytes} bytes"));
+    let largest = largest.collect::<Vec<_>>().join(", ");
+    format!(
+        "the item of table `{table}` would have more than 400 KB, the most that DynamoDB holds ({largest}): \
+         if that is the keys it has seen, keep them for a time only (OnItem::retention); else split it"
+    )
+}

@@ -1,0 +1,52 @@
+//! [`Operation`]: one thing to do once.
+
+use crate::{
+    Deadline, Delivery,
+    protocol::{Fingerprint, Key},
+};
+
+/// One thing to do once.
+///
+/// ```
+/// use std::time::Duration;
+/// use sqs_once::{Deadline, Delivery, Operation};
+/// use sqs_once::protocol::{Fingerprint, Key, Namespace, Timestamp};
+///
+/// let operation = Operation::new(
+///     Key::new(&Namespace::new("payments")?, ["order-1"])?,
+///     Some(Fingerprint::of(b"{\"amount\":1}")),
+///     Delivery::new("059f36b4"),
+///     Deadline::after(Timestamp::now(), Duration::from_secs(30), Duration::ZERO),
+/// );
+/// # Ok::<(), sqs_once::protocol::KeyError>(())
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Operation {
+    /// What makes two deliveries the same operation.
+    pub key: Key,
+    /// What must not change under that key; `None` does not look.
+    pub fingerprint: Option<Fingerprint>,
+    /// The message that asks for it.
+    pub delivery: Delivery,
+    /// Until when it must have ended.
+    pub deadline: Deadline,
+}
+
+impl Operation {
+    /// An operation; see the fields.
+    #[must_use]
+    pub fn new(
+        key: Key,
+        fingerprint: Option<Fingerprint>,
+        delivery: Delivery,
+        deadline: Deadline,
+    ) -> Self {
+        Self {
+            key,
+            fingerprint,
+            delivery,
+            deadline,
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! What went wrong with a request, for people.
+
+use aws_sdk_dynamodb::{
+    error::{ProvideErrorMetadata, SdkError},
+    operation::RequestId,
+};
+
+/// What went wrong and what to do, without the request or the response: they hold payload.
+pub(crate) fn explain<E>(error: &SdkError<E>, permission: &str) -> String
+where
+    E: ProvideErrorMetadata + std::error::Error + 'static,
+{
+    let Some(service) = error.as_service_error() else {
+        return match error {
+            SdkError::TimeoutError(_) => "no answer in time".into(),
+            // A connector's errors hold addresses and causes, no bodies.
+            SdkError::DispatchFailure(failure) => format!(
+                "could not connect; check the endpoint, the region and the network ({})",
+                failure
+                    .as_connector_error()
+                    .map_or_else(String::new, |error| causes(error))
+            ),
+            SdkError::ConstructionFailure(_) => {
+                format!("could not make the request ({})", causes(error))
+            }
+            _ => "the answer could not be read".into(),
+        };
+    };
+    let code = service.code().unwrap_or("unknown error");
+    let advice = match code {
+        "ResourceNotFoundException" => {
+            "there is no such table in this account and region; check its name".into()
+        }
+        "AccessDeniedException" => format!("this role may not {permission} on it; grant it"),
+        "UnrecognizedClientException" | "InvalidSignatureException" | "ExpiredTokenException" => {
+            "the credentials are not valid (any more)".into()
+        }
+        "ProvisionedThroughputExceededException"
+        | "ThrottlingException"
+        | "RequestLimitExceeded" => {
+            "throttled; raise the table's capacity or lower the concurrency".into()
+        }
+        _ => without_quotes(service.message().unwrap_or("no further word")).to_owned(),
+    };
+    let request_id = error.request_id().unwrap_or("none");
+    format!("{code}: {advice} (request id {request_id})")
+}
+
+/// An error and its causes, in one line.
+fn causes(error: &(dyn std::error::Error + 'static)) -> String {
+    std::iter::successors(Some(error), |error| error.source())
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(": ")
+}
+
+/// A message of DynamoDB's without the request that it may quote, payload and all: `1 validation
+/// error detected: Value '[TransactWriteItem(...)]' at 'transactItems' failed to satisfy ...`.
+pub(super) fn without_quotes(message: &str) -> &str {
+    match message.rfind("' at '") {
+        Some(quoted) => &message[quoted + "' ".len()..],
+        None => message,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quoted_request_is_left_out() {
+        let message = "1 validation error detected: Value '[secret]' at 'transactItems' failed to satisfy constraint: Member must have length less than or equal to 100";
+        let told = without_quotes(message);
+        assert!(told.starts_with("at 'transactItems' failed"), "{told}");
+        let plain = "Invalid UpdateExpression: Syntax error";
+        assert_eq!(without_quotes(plain), plain);
+    }
+}

@@ -1,0 +1,154 @@
+//! [`TransactionalStore`]: records that commit together with other writes.
+
+use std::{borrow::Cow, collections::HashMap, fmt};
+
+use aws_sdk_dynamodb::types::{AttributeValue, TransactWriteItem};
+
+use super::{Store, StoreError, Write, write::Place};
+use crate::protocol::{ClaimRequest, Fence, Key, Record, Settlement, Timestamp};
+
+/// The most writes that commit together with a record: a DynamoDB transaction has at most 100
+/// actions (*Amazon DynamoDB Developer Guide*, "Amazon DynamoDB Transactions: How it works"),
+/// and the record is one of them.
+pub const MAX_WRITES: usize = 99;
+
+/// A [`Store`] whose records commit together with other writes, all or nothing.
+///
+/// [`DynamoStore`](super::DynamoStore) is one. What the answers *mean* is decided by
+/// [`crate::protocol::decision`], as with a [`Store`]'s.
+pub trait TransactionalStore: Store {
+    /// Reads a record. It may be of some moments ago, so this is a look, not a decision.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`], after this store's own retries.
+    fn look(&self, key: &Key) -> impl Future<Output = Result<Option<Record>, StoreError>> + Send;
+
+    /// Makes the record's write and all others, or none of them. A commit sent again is the
+    /// same commit: it is applied once.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`], after this store's own retries. The commit may have been applied all the
+    /// same, unless it is [`StoreError::ItemTooLarge`].
+    fn commit(
+        &self,
+        commit: &Commit,
+    ) -> impl Future<Output = Result<CommitAnswer, StoreError>> + Send;
+}
+
+/// One write to a record, and the writes that go with it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Commit {
+    /// What becomes of the record.
+    pub record: RecordWrite,
+    /// The others, [`MAX_WRITES`] at most.
+    pub writes: Vec<Write<TransactWriteItem>>,
+    /// Tells this commit from every other: at most 36 characters.
+    pub token: String,
+}
+
+/// What becomes of the record in a [`Commit`].
+#[derive(Clone, Debug)]
+pub enum RecordWrite {
+    /// A claim is held, and ends.
+    Settle {
+        /// Whose it is.
+        fence: Fence,
+        /// How it ends: not by a release.
+        settlement: Settlement,
+        /// The asker's clock.
+        now: Timestamp,
+    },
+    /// There was no claim: the record is written as it is to stay, if `request` may claim.
+    Insert {
+        /// Who asks. Its lease is not looked at.
+        request: ClaimRequest,
+        /// What is written.
+        record: Record,
+    },
+}
+
+impl RecordWrite {
+    /// The record's key.
+    #[must_use]
+    pub const fn key(&self) -> &Key {
+        match self {
+            Self::Settle { fence, .. } => &fence.key,
+            Self::Insert { request, .. } => &request.key,
+        }
+    }
+}
+
+/// What became of a [`Commit`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum CommitAnswer {
+    /// All was written, now or when it was sent before.
+    Applied,
+    /// Nothing was written: the record's condition is not met by this record, or because there
+    /// is none.
+    Refused(Option<Record>),
+    /// Nothing was written: these conditions are not met.
+    Cancelled(Refused),
+    /// It collided with another write to one of its items, or was throttled. Sent again, it
+    /// may pass.
+    Contended(String),
+    /// Nothing was written: it never can be.
+    Invalid(String),
+}
+
+/// The writes whose conditions were not met. Nothing was written.
+///
+/// Its text names each by its place, its label and its table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Refused(Vec<RefusedWrite>);
+
+/// One of [`Refused`].
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct RefusedWrite {
+    /// Its place among the writes, from 0.
+    pub index: usize,
+    /// What it was called.
+    pub label: Option<Cow<'static, str>>,
+    /// The table.
+    pub table: String,
+    /// The item as it is, where the write asked for it
+    /// (`ReturnValuesOnConditionCheckFailure::AllOld`) and there is one.
+    pub item: Option<HashMap<String, AttributeValue>>,
+}
+
+impl Refused {
+    pub(crate) fn new(writes: Vec<RefusedWrite>) -> Self {
+        Self(writes)
+    }
+
+    /// Each of them.
+    #[must_use]
+    pub fn writes(&self) -> &[RefusedWrite] {
+        &self.0
+    }
+
+    /// The first with this label.
+    #[must_use]
+    pub fn get(&self, label: &str) -> Option<&RefusedWrite> {
+        let mut writes = self.0.iter();
+        writes.find(|write| write.label.as_deref() == Some(label))
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (n, write) in self.0.iter().enumerate() {
+            let comma = if n == 0 { "" } else { "; " };
+            let place = Place {
+                index: write.index,
+                label: write.label.as_deref(),
+                table: &write.table,
+            };
+            write!(f, "{comma}the condition of {place} is not met")?;
+        }
+        Ok(())
+    }
+}

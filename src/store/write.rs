@@ -1,0 +1,433 @@
+//! [`Write`]: one write to an item of the user's, for a transaction or alone.
+
+use std::{borrow::Cow, collections::HashMap, fmt};
+
+use aws_sdk_dynamodb::{
+    Client,
+    operation::{
+        delete_item::builders::DeleteItemFluentBuilder, put_item::builders::PutItemFluentBuilder,
+        update_item::builders::UpdateItemFluentBuilder,
+    },
+    types::{AttributeValue, ConditionCheck, Delete, Put, TransactWriteItem, Update},
+};
+use serde::Serialize;
+
+use super::item::Item;
+
+/// One write to an item: the SDK's own [`Put`], [`Update`], [`Delete`] or [`ConditionCheck`], and
+/// a label to know it by.
+///
+/// Built here, names and values come from what serde can serialize. What cannot be serialized
+/// is kept, and becomes a permanent failure before anything is sent.
+///
+/// ```
+/// use aws_sdk_dynamodb::types::{AttributeValue, Delete};
+/// use serde::Serialize;
+/// use sqs_once::{Done, Write};
+///
+/// #[derive(Serialize)]
+/// struct Order { id: String, product: String, quantity: u32 }
+///
+/// let order = Order { id: "o-1".into(), product: "p-1".into(), quantity: 2 };
+/// // An SDK type in hand is as good.
+/// let cart = Delete::builder().table_name("carts").key("id", AttributeValue::S("c-1".into())).build()?;
+/// let done = Done::new("placed")
+///     .with(Write::put("orders", &order))
+///     .with(
+///         Write::update("products", "SET quantity = quantity - :n")
+///             .key("product", &order.product)
+///             .when("quantity >= :n")
+///             .value(":n", order.quantity)
+///             .label("stock"),
+///     )
+///     .with(cart);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Write<A> {
+    pub(crate) action: A,
+    pub(crate) label: Option<Cow<'static, str>>,
+    /// What could not be serialized.
+    pub(crate) fault: Option<String>,
+}
+
+impl<A> Write<A> {
+    fn new(action: A) -> Self {
+        Self {
+            action,
+            label: None,
+            fault: None,
+        }
+    }
+
+    /// What to call it where its condition is not met: in the error, and to
+    /// [`Done::on_refused`](crate::Done::on_refused).
+    #[must_use]
+    pub fn label(self, label: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            label: Some(label.into()),
+            ..self
+        }
+    }
+
+    fn keep<T>(&mut self, what: &str, value: Result<T, serde_dynamo::Error>) -> Option<T> {
+        value
+            .map_err(|error| self.fault = Some(format!("{what} can't be an attribute: {error}")))
+            .ok()
+    }
+}
+
+impl<A: Action> Write<A> {
+    /// Demands `condition` too, beside what is demanded already.
+    #[must_use]
+    pub fn when(mut self, condition: &str) -> Self {
+        self.action.demand(condition);
+        self
+    }
+
+    /// What a `#placeholder` in the expressions stands for.
+    #[must_use]
+    pub fn name(mut self, placeholder: impl Into<String>, attribute: impl Into<String>) -> Self {
+        let names = self.action.names().get_or_insert_default();
+        names.insert(placeholder.into(), attribute.into());
+        self
+    }
+
+    /// What a `:placeholder` in the expressions stands for.
+    #[must_use]
+    pub fn value(mut self, placeholder: impl Into<String>, value: impl Serialize) -> Self {
+        let placeholder = placeholder.into();
+        let value = serde_dynamo::to_attribute_value(value);
+        if let Some(value) = self.keep(&placeholder, value) {
+            self = self.raw_value(placeholder, value);
+        }
+        self
+    }
+
+    pub(crate) fn raw_value(
+        mut self,
+        placeholder: impl Into<String>,
+        value: AttributeValue,
+    ) -> Self {
+        let values = self.action.values().get_or_insert_default();
+        values.insert(placeholder.into(), value);
+        self
+    }
+
+    pub(crate) fn table(&self) -> &str {
+        self.action.table()
+    }
+
+    pub(crate) fn into_item(self) -> Write<TransactWriteItem> {
+        Write {
+            action: self.action.into_item(),
+            label: self.label,
+            fault: self.fault,
+        }
+    }
+}
+
+#[expect(
+    clippy::expect_used,
+    reason = "a builder fails only where a required field is missing, and all are set"
+)]
+impl Write<Put> {
+    /// Puts an item, in place of the one under its key if there is one.
+    #[must_use]
+    pub fn put(table: impl Into<String>, item: impl Serialize) -> Self {
+        let mut write = Self::put_item(table, Item::new());
+        if let Some(item) = write.keep("the item", serde_dynamo::to_item(item)) {
+            write.action.item = item;
+        }
+        write
+    }
+
+    pub(crate) fn put_item(table: impl Into<String>, item: Item) -> Self {
+        let put = Put::builder().table_name(table).set_item(Some(item));
+        Self::new(put.build().expect("table and item are set"))
+    }
+}
+
+#[expect(
+    clippy::expect_used,
+    reason = "a builder fails only where a required field is missing, and all are set"
+)]
+impl Write<Update> {
+    /// Updates the item under [`key`](Self::key), made if there is none.
+    #[must_use]
+    pub fn update(table: impl Into<String>, expression: impl Into<String>) -> Self {
+        let update = Update::builder()
+            .table_name(table)
+            .set_key(Some(Item::new()))
+            .update_expression(expression);
+        Self::new(update.build().expect("table, key and expression are set"))
+    }
+}
+
+#[expect(
+    clippy::expect_used,
+    reason = "a builder fails only where a required field is missing, and all are set"
+)]
+impl Write<Delete> {
+    /// Deletes the item under [`key`](Self::key).
+    #[must_use]
+    pub fn delete(table: impl Into<String>) -> Self {
+        let delete = Delete::builder().table_name(table);
+        let delete = delete.set_key(Some(Item::new())).build();
+        Self::new(delete.expect("table and key are set"))
+    }
+}
+
+#[expect(
+    clippy::expect_used,
+    reason = "a builder fails only where a required field is missing, and all are set"
+)]
+impl Write<ConditionCheck> {
+    /// Writes nothing, and demands `condition` of the item under [`key`](Self::key).
+    #[must_use]
+    pub fn check(table: impl Into<String>, condition: impl Into<String>) -> Self {
+        let check = ConditionCheck::builder()
+            .table_name(table)
+            .set_key(Some(Item::new()))
+            .condition_expression(condition);
+        Self::new(check.build().expect("table, key and condition are set"))
+    }
+}
+
+impl<A: Keyed> Write<A> {
+    /// An attribute of the item's primary key: one, or two where the table has a sort key.
+    #[must_use]
+    pub fn key(mut self, attribute: impl Into<String>, value: impl Serialize) -> Self {
+        let attribute = attribute.into();
+        let value = serde_dynamo::to_attribute_value(value);
+        if let Some(value) = self.keep(&attribute, value) {
+            self.action.key().insert(attribute, value);
+        }
+        self
+    }
+}
+
+/// What can be a [`Write`]: one, or a type of the SDK's.
+pub trait IntoWrite {
+    /// The SDK's type.
+    type Action: Action;
+
+    /// Makes it one.
+    fn into_write(self) -> Write<Self::Action>;
+}
+
+impl<A: Action> IntoWrite for Write<A> {
+    type Action = A;
+
+    fn into_write(self) -> Self {
+        self
+    }
+}
+
+impl<A: Action> IntoWrite for A {
+    type Action = A;
+
+    fn into_write(self) -> Write<A> {
+        Write::new(self)
+    }
+}
+
+/// The SDK's types for one write in a transaction: [`Put`], [`Update`], [`Delete`] and
+/// [`ConditionCheck`].
+pub trait Action: sealed::Action {}
+
+/// Those that name their item by its key.
+pub trait Keyed: Action + sealed::Keyed {}
+
+mod sealed {
+    use super::{AttributeValue, HashMap, Item, TransactWriteItem, fmt};
+
+    pub trait Action: fmt::Debug {
+        fn table(&self) -> &str;
+        fn demand(&mut self, condition: &str);
+        fn names(&mut self) -> &mut Option<HashMap<String, String>>;
+        fn values(&mut self) -> &mut Option<HashMap<String, AttributeValue>>;
+        fn into_item(self) -> TransactWriteItem;
+    }
+
+    pub trait Keyed {
+        fn key(&mut self) -> &mut Item;
+    }
+}
+
+/// Both conditions.
+fn and(first: Option<&str>, second: &str) -> String {
+    match first {
+        None => second.to_owned(),
+        Some(first) => format!("({first}) AND ({second})"),
+    }
+}
+
+macro_rules! actions {
+    ($($action:ident $field:ident)+) => {$(
+        impl Action for $action {}
+
+        impl sealed::Action for $action {
+            fn table(&self) -> &str {
+                &self.table_name
+            }
+
+            fn demand(&mut self, condition: &str) {
+                let both = and(Demanded::demanded(&self.condition_expression), condition);
+                self.condition_expression = both.into();
+            }
+
+            fn names(&mut self) -> &mut Option<HashMap<String, String>> {
+                &mut self.expression_attribute_names
+            }
+
+            fn values(&mut self) -> &mut Option<HashMap<String, AttributeValue>> {
+                &mut self.expression_attribute_values
+            }
+
+            fn into_item(self) -> TransactWriteItem {
+                TransactWriteItem::builder().$field(self).build()
+            }
+        }
+    )+};
+}
+
+actions! { Put put Update update Delete delete ConditionCheck condition_check }
+
+/// A [`ConditionCheck`] always has a condition, the others may.
+trait Demanded {
+    fn demanded(&self) -> Option<&str>;
+}
+
+impl Demanded for Option<String> {
+    fn demanded(&self) -> Option<&str> {
+        self.as_deref()
+    }
+}
+
+impl Demanded for String {
+    fn demanded(&self) -> Option<&str> {
+        Some(self)
+    }
+}
+
+macro_rules! keyed {
+    ($($action:ident)+) => {$(
+        impl Keyed for $action {}
+
+        impl sealed::Keyed for $action {
+            fn key(&mut self) -> &mut Item {
+                &mut self.key
+            }
+        }
+    )+};
+}
+
+keyed! { Update Delete ConditionCheck }
+
+/// Where an action writes to.
+pub(super) fn table(action: &TransactWriteItem) -> &str {
+    let put = action.put().map(Put::table_name);
+    let update = || action.update().map(Update::table_name);
+    let delete = || action.delete().map(Delete::table_name);
+    let check = || action.condition_check().map(ConditionCheck::table_name);
+    let table = put.or_else(update).or_else(delete).or_else(check);
+    table.unwrap_or_default()
+}
+
+/// A write in words: its place among the writes, from 0, its label and its table.
+pub(crate) struct Place<'a> {
+    pub(crate) index: usize,
+    pub(crate) label: Option<&'a str>,
+    pub(crate) table: &'a str,
+}
+
+impl<'a> Place<'a> {
+    pub(super) fn of(index: usize, write: &'a Write<TransactWriteItem>) -> Self {
+        Self {
+            index,
+            label: write.label.as_deref(),
+            table: table(&write.action),
+        }
+    }
+}
+
+impl fmt::Display for Place<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            index,
+            label,
+            table,
+        } = self;
+        match label {
+            Some(label) => write!(f, "write {index}, `{label}`, to table `{table}`"),
+            None => write!(f, "write {index}, to table `{table}`"),
+        }
+    }
+}
+
+/// A put by itself.
+pub(crate) fn put_item(client: &Client, put: Put) -> PutItemFluentBuilder {
+    client
+        .put_item()
+        .table_name(put.table_name)
+        .set_item(Some(put.item))
+        .set_condition_expression(put.condition_expression)
+        .set_expression_attribute_names(put.expression_attribute_names)
+        .set_expression_attribute_values(put.expression_attribute_values)
+        .set_return_values_on_condition_check_failure(put.return_values_on_condition_check_failure)
+}
+
+/// An update by itself.
+pub(crate) fn update_item(client: &Client, update: Update) -> UpdateItemFluentBuilder {
+    client
+        .update_item()
+        .table_name(update.table_name)
+        .set_key(Some(update.key))
+        .update_expression(update.update_expression)
+        .set_condition_expression(update.condition_expression)
+        .set_expression_attribute_names(update.expression_attribute_names)
+        .set_expression_attribute_values(update.expression_attribute_values)
+        .set_return_values_on_condition_check_failure(
+            update.return_values_on_condition_check_failure,
+        )
+}
+
+/// A delete by itself.
+pub(super) fn delete_item(client: &Client, delete: Delete) -> DeleteItemFluentBuilder {
+    client
+        .delete_item()
+        .table_name(delete.table_name)
+        .set_key(Some(delete.key))
+        .set_condition_expression(delete.condition_expression)
+        .set_expression_attribute_names(delete.expression_attribute_names)
+        .set_expression_attribute_values(delete.expression_attribute_values)
+        .set_return_values_on_condition_check_failure(
+            delete.return_values_on_condition_check_failure,
+        )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_condition_joins_the_one_that_is_there() {
+        let write = Write::put("t", HashMap::from([("id", "1")]));
+        let write = write.when("a = :a OR b = :b").when("c = :c");
+        let condition = write.action.condition_expression.unwrap();
+        assert_eq!(condition, "(a = :a OR b = :b) AND (c = :c)");
+        let check = Write::check("t", "a = :a").when("b = :b");
+        assert_eq!(check.action.condition_expression, "(a = :a) AND (b = :b)");
+    }
+
+    #[test]
+    fn what_is_no_attribute_is_kept_as_a_fault_that_names_the_place() {
+        let no_item = Write::put("t", 7);
+        assert!(no_item.fault.unwrap().starts_with("the item "));
+        let no_key = Write::delete("t").key("id", HashMap::from([((), 1)]));
+        assert!(no_key.fault.unwrap().starts_with("id "));
+        let no_value = Write::check("t", "a = :a").value(":a", HashMap::from([((), 1)]));
+        assert!(no_value.fault.unwrap().starts_with(":a "));
+    }
+}
