@@ -1,7 +1,8 @@
 //! Failures that others in the field are known for, each by name and true for us: a test fails
 //! where sqs-once has the failure too. `make compare` tries the same on Powertools for AWS Lambda.
 //!
-//! "Seen with" names the versions that `make compare` saw it with; what it printed is in the README.
+//! "Seen with" names the versions in which that saw the failure, in November 2026; its table is in
+//! the README.
 
 #![allow(
     clippy::unwrap_used,
@@ -257,7 +258,7 @@ async fn an_output_of_zero_false_null_or_nothing_is_replayed_as_such() {
     assert_eq!(*echo.0.lock().unwrap(), outputs);
 }
 
-/// What runs, by message: none may, of messages that are reported as failed.
+/// Two messages that lack what `key` names: both are reported as failed, and nothing runs.
 async fn two_without(key: &str, bodies: [Value; 2]) {
     let world = World::new().await;
     let never = async |_: Value, _: Attempt| -> Result<(), Failure> { panic!("it has no key") };
@@ -307,7 +308,10 @@ async fn one_key_twice_in_a_batch_runs_once_and_answers_both() {
         move |_: Value, _: Attempt| {
             ran.fetch_add(1, Ordering::SeqCst);
             // Lets the other message go on, if it runs beside this one.
-            async { Ok(tokio::task::yield_now().await) }
+            async {
+                tokio::task::yield_now().await;
+                Ok(())
+            }
         }
     };
     let twice = batch(["m-1", "m-2"].map(|id| record(id, &order())));
