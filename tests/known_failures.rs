@@ -13,6 +13,8 @@
 #[path = "known_failures/line.rs"]
 mod line;
 mod support;
+#[path = "known_failures/world.rs"]
+mod world;
 
 use std::{
     sync::{
@@ -26,73 +28,19 @@ use aws_lambda_events::sqs::SqsEventObj;
 use aws_sdk_dynamodb::Client;
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Consumer, Failure, Handler, IntoHandler, Once, Stored,
+    Attempt, Failure, Handler, Once, Stored,
     protocol::{Timestamp, record::MAX_RESULT_BYTES},
     store::DynamoStore,
 };
 use support::{
-    consumer::{namespace, process, within},
-    dynamo::{Dynamo, Item, number, text},
+    consumer::{process, within},
+    dynamo::{number, text},
     event::{batch, record},
 };
 use tokio::sync::Notify;
+use world::{TABLE, TIME, World, event, in_an_hour, order, worker};
 
-const TABLE: &str = "idempotency";
-const TIME: Duration = Duration::from_secs(10);
 const FALLBACK: Duration = Duration::from_secs(300);
-
-type Worker<H> = Consumer<DynamoStore, H>;
-
-/// A table, and the workers that share it.
-struct World(Dynamo);
-
-impl World {
-    async fn new() -> Self {
-        let dynamo = Dynamo::start().await;
-        dynamo.create_table(TABLE).await;
-        Self(dynamo)
-    }
-
-    fn once(&self) -> Once<DynamoStore> {
-        Once::new(DynamoStore::new(self.0.client(), TABLE))
-    }
-
-    fn worker<H: Handler, Via>(&self, handler: impl IntoHandler<Via, Handler = H>) -> Worker<H> {
-        worker(self.once(), handler)
-    }
-
-    /// Delivers once more: what is reported as failed. No handler may run.
-    async fn deliver_again(&self, order: &Value) -> Vec<String> {
-        let never = async |_: Value, _: Attempt| -> Result<(), Failure> { panic!("it ran again") };
-        process(&Arc::new(self.worker(never)), event(order), within(TIME)).await
-    }
-
-    async fn the_record(&self) -> Item {
-        let records = self.0.records(TABLE).await;
-        assert_eq!(records.len(), 1, "{records:?}");
-        records.into_iter().next().unwrap()
-    }
-}
-
-fn worker<H: Handler, Via>(
-    once: Once<DynamoStore>,
-    handler: impl IntoHandler<Via, Handler = H>,
-) -> Worker<H> {
-    Consumer::new(once, namespace(), handler).key("body:/orderId".parse().unwrap())
-}
-
-fn order() -> Value {
-    json!({"orderId": "o-1", "customerId": "c-17"})
-}
-
-fn event(order: &Value) -> Value {
-    batch([record("m-1", order)])
-}
-
-/// When every lease of now is over, and no record has expired.
-fn in_an_hour() -> Timestamp {
-    Timestamp::now() + Duration::from_secs(3600)
-}
 
 /// A worker outlives its lease; another takes over and completes; then the first one ends `late`.
 async fn overtaken(late: fn() -> Result<&'static str, Failure>) -> (World, Vec<String>) {
