@@ -54,7 +54,7 @@ test-powertools: $(VENV) ## Share a table with Powertools for AWS Lambda, both w
 
 .PHONY: compare
 compare: $(VENV) ## Try the known failures of other libraries on them, and on ours
-	python local/compare/compare.py
+	python -B local/compare/compare.py
 
 .PHONY: bench
 bench: ## Compare the release binary with a plain loop of SDK calls
