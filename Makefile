@@ -52,6 +52,10 @@ test-localstack: $(VENV) ## Run the integration suite against what is up at AWS_
 test-powertools: $(VENV) ## Share a table with Powertools for AWS Lambda, both ways
 	cargo test --locked --test powertools
 
+.PHONY: compare
+compare: $(VENV) ## Try the known failures of other libraries on them, and on ours
+	python -B local/compare/compare.py
+
 .PHONY: bench
 bench: ## Compare the release binary with a plain loop of SDK calls
 	$(CONSUMER)
