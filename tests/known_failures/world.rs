@@ -22,7 +22,7 @@ use super::support::{
 pub const TABLE: &str = "idempotency";
 pub const TIME: Duration = Duration::from_secs(10);
 
-pub type Worker<H> = Consumer<DynamoStore, H>;
+pub type Worker<H> = Consumer<Once<DynamoStore>, H>;
 
 /// A table, and the workers that share it.
 pub struct World(pub Dynamo);
@@ -38,7 +38,7 @@ impl World {
         Once::new(DynamoStore::new(self.0.client(), TABLE))
     }
 
-    pub fn worker<H: Handler, Via>(
+    pub fn worker<H: Handler<Output: serde::Serialize>, Via>(
         &self,
         handler: impl IntoHandler<Via, Handler = H>,
     ) -> Worker<H> {
@@ -58,7 +58,7 @@ impl World {
     }
 }
 
-pub fn worker<H: Handler, Via>(
+pub fn worker<H: Handler<Output: serde::Serialize>, Via>(
     once: Once<DynamoStore>,
     handler: impl IntoHandler<Via, Handler = H>,
 ) -> Worker<H> {
