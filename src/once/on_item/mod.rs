@@ -56,8 +56,9 @@ use crate::{
 /// No result is kept: a duplicate's is [omitted](StoredResult::Omitted). No failure is kept: a
 /// message that fails for good runs again with each delivery, until it is in the dead-letter
 /// queue. No fingerprint is kept: a key that comes back with another payload is taken for a
-/// duplicate. And a handler may run again for an operation that is done, so it must have no
-/// effect of its own; the closures of a change neither.
+/// duplicate. What else writes to the item must leave its memory alone, and an item that is
+/// deleted forgets. And a handler may run again for an operation that is done, so it must have
+/// no effect of its own; the closures of a change neither.
 ///
 /// # Limits
 ///
