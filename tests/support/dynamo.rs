@@ -1,4 +1,5 @@
-//! A DynamoDB of the test's own: dynoxide in memory, behind a proxy that counts.
+//! A DynamoDB of the test's own: dynoxide in memory, behind a proxy that counts, and that
+//! fails when told to.
 
 use std::{
     collections::BTreeMap,
@@ -22,6 +23,8 @@ use axum::{
 };
 use dynoxide::Database;
 
+use super::faults::{Fault, Faults, Port};
+
 /// Requests per operation (`PutItem`, `UpdateItem`, ...), as they crossed the wire: an SDK
 /// retry counts again.
 pub type Counts = BTreeMap<String, usize>;
@@ -29,11 +32,11 @@ pub type Counts = BTreeMap<String, usize>;
 /// The attributes of one item.
 pub type Item = std::collections::HashMap<String, AttributeValue>;
 
-/// One emulated DynamoDB, seen by the code under test through a counting proxy.
+/// One emulated DynamoDB, seen by the code under test through a proxy that counts and fails.
 pub struct Dynamo {
     wire: Arc<Wire>,
     endpoint: String,
-    /// Talks past the proxy: what a test sets up or looks at is never counted.
+    /// Talks past the proxy: what a test sets up or looks at is never counted, and never fails.
     backstage: Client,
 }
 
@@ -41,6 +44,8 @@ struct Wire {
     upstream: String,
     forward: reqwest::Client,
     counts: Mutex<Counts>,
+    faults: Faults,
+    port: Port,
 }
 
 impl Dynamo {
@@ -54,10 +59,12 @@ impl Dynamo {
             upstream: upstream.clone(),
             forward: http_forwarder(),
             counts: Mutex::default(),
+            faults: Faults::default(),
+            port: Port::reserve(),
         });
-        let proxy = Router::new().fallback(relay).with_state(wire.clone());
+        wire.port.open(proxy(&wire)).await;
         Self {
-            endpoint: format!("http://{}", super::serve(proxy).await),
+            endpoint: format!("http://{}", wire.port.address()),
             backstage: Client::new(&super::sdk_config(&upstream)),
             wire,
         }
@@ -102,6 +109,25 @@ impl Dynamo {
         let scan = self.backstage.scan().table_name(table);
         let output = scan.consistent_read(true).send().await.unwrap();
         output.items.unwrap_or_default()
+    }
+
+    /// The next request for `operation` that has no fault yet meets this one.
+    pub fn fail(&self, operation: &str, fault: Fault) {
+        self.wire.faults.fail(operation, fault);
+    }
+
+    /// Every request for `operation` meets this fault until [`Self::heal`]; those told to
+    /// [`Self::fail`] meet theirs first.
+    pub fn fail_all(&self, operation: &str, fault: Fault) {
+        self.wire.faults.fail_all(operation, fault);
+    }
+
+    /// All is well from now on: faults to come are forgotten, requests held back are applied
+    /// before this returns. Says how many requests met a fault since the last time.
+    pub async fn heal(&self) -> usize {
+        let met = self.wire.faults.heal().await;
+        self.wire.port.open(proxy(&self.wire)).await;
+        met
     }
 
     pub fn counts(&self) -> Counts {
@@ -168,11 +194,21 @@ pub fn number(item: &Item, name: &str) -> i64 {
     }
 }
 
+fn proxy(wire: &Arc<Wire>) -> Router {
+    Router::new().fallback(relay).with_state(Arc::clone(wire))
+}
+
 /// Every request passes here: the place to count, and to lose or refuse one on purpose.
 async fn relay(State(wire): State<Arc<Wire>>, headers: HeaderMap, body: Bytes) -> Response<Body> {
     let operation = operation(&headers);
-    *wire.counts.lock().unwrap().entry(operation).or_default() += 1;
-    wire.forward(headers, body).await
+    *wire
+        .counts
+        .lock()
+        .unwrap()
+        .entry(operation.clone())
+        .or_default() += 1;
+    let forward = Arc::clone(&wire).forward(headers, body);
+    wire.faults.pass(&operation, &wire.port, forward).await
 }
 
 /// `x-amz-target: DynamoDB_20120810.PutItem` names the operation.
@@ -183,7 +219,7 @@ fn operation(headers: &HeaderMap) -> String {
 }
 
 impl Wire {
-    async fn forward(&self, mut headers: HeaderMap, body: Bytes) -> Response<Body> {
+    async fn forward(self: Arc<Self>, mut headers: HeaderMap, body: Bytes) -> Response<Body> {
         headers.remove(HOST);
         let request = self.forward.post(&self.upstream).headers(headers);
         let answer = request.body(body).send().await.unwrap();

@@ -15,6 +15,7 @@
 pub mod consumer;
 pub mod dynamo;
 pub mod event;
+pub mod faults;
 pub mod gateway;
 pub mod runtime_api;
 pub mod sqs;

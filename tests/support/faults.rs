@@ -1,0 +1,299 @@
+//! What can go wrong between a client and its DynamoDB, on purpose.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+};
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    http::{Response, StatusCode, header::CONTENT_LENGTH},
+    serve::ListenerExt,
+};
+use futures_util::{StreamExt as _, stream};
+use serde_json::{Value, json};
+use tokio::{
+    net::TcpSocket,
+    sync::{Notify, oneshot},
+    task::{JoinHandle, JoinSet},
+};
+
+const GARBAGE: &str = "<html>Please log in";
+
+/// What happens to one request. *Applied* means that DynamoDB has carried it out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Not applied; the connection is closed without an answer.
+    CutBefore,
+    /// Applied; the connection is closed without an answer.
+    CutAfter,
+    /// Applied; the answer's head and half its body, then the connection is closed.
+    HalfAnswer,
+    /// Applied; the answer is a 200 that is no JSON.
+    Garbage,
+    /// Applied; the answer is a 200 without a body.
+    Empty,
+    /// Not applied; somebody else answers a 200 that is no JSON, like a proxy's login page.
+    GarbageInstead,
+    /// Not applied; somebody else answers a 200 without a body.
+    EmptyInstead,
+    /// Not applied, no answer. On [`Faults::heal`] it is applied, late.
+    HoldRequest,
+    /// Applied. The answer comes on [`Faults::heal`].
+    HoldAnswer,
+    /// Not applied: 400 `ThrottlingException`.
+    Throttle,
+    /// Not applied: 400 `ProvisionedThroughputExceededException`.
+    ThroughputExceeded,
+    /// Not applied: 500 `InternalServerError`.
+    InternalError,
+    /// Not applied: a load balancer's 503, which is no JSON.
+    Unavailable,
+    /// Nobody listens any more, for any operation, until [`Faults::heal`]. The request that
+    /// meets this is cut before it is applied, as all are that come by an open connection.
+    Refuse,
+    /// Not applied: 400 `TransactionCanceledException`, with these codes by position
+    /// (`"None"`, `"TransactionConflict"`, ...).
+    Canceled(&'static [&'static str]),
+    /// Not applied: 400 `TransactionInProgressException`.
+    TransactionInProgress,
+}
+
+/// The faults to come, by operation.
+#[derive(Debug, Default)]
+pub struct Faults {
+    script: Mutex<Script>,
+    healed: Arc<Notify>,
+}
+
+#[derive(Debug, Default)]
+struct Script {
+    next: BTreeMap<String, VecDeque<Fault>>,
+    all: BTreeMap<String, Fault>,
+    refusing: bool,
+    met: usize,
+    /// Requests and answers held back.
+    held: JoinSet<()>,
+}
+
+impl Faults {
+    pub fn fail(&self, operation: &str, fault: Fault) {
+        let mut script = self.script.lock().unwrap();
+        let next = script.next.entry(operation.to_owned()).or_default();
+        next.push_back(fault);
+    }
+
+    pub fn fail_all(&self, operation: &str, fault: Fault) {
+        let mut script = self.script.lock().unwrap();
+        script.all.insert(operation.to_owned(), fault);
+    }
+
+    /// Ends all faults, and waits until what was held back has been applied. Says how many
+    /// requests met a fault since the last time.
+    pub async fn heal(&self) -> usize {
+        let mut script = std::mem::take(&mut *self.script.lock().unwrap());
+        self.healed.notify_waiters();
+        while let Some(held) = script.held.join_next().await {
+            held.unwrap();
+        }
+        script.met
+    }
+
+    /// Passes one request on by `forward`, unless a fault is due.
+    pub async fn pass<F>(&self, operation: &str, port: &Port, forward: F) -> Response<Body>
+    where
+        F: Future<Output = Response<Body>> + Send + 'static,
+    {
+        let Some(fault) = self.due(operation) else {
+            return forward.await;
+        };
+        match fault {
+            Fault::CutBefore => cut(),
+            Fault::CutAfter => {
+                forward.await;
+                cut()
+            }
+            Fault::HalfAnswer => half(forward.await).await,
+            Fault::Garbage => replaced(forward.await, GARBAGE),
+            Fault::Empty => replaced(forward.await, ""),
+            Fault::GarbageInstead => Response::new(Body::from(GARBAGE)),
+            Fault::EmptyInstead => Response::new(Body::empty()),
+            Fault::HoldRequest => self.hold(std::future::ready(()), forward).await,
+            Fault::HoldAnswer => {
+                let (answered, answer) = oneshot::channel();
+                let applied = async move { drop(answered.send(forward.await)) };
+                self.hold(applied, async { answer.await.unwrap() }).await
+            }
+            Fault::Refuse => {
+                port.close().await;
+                cut()
+            }
+            Fault::Throttle => refusal(
+                "com.amazon.coral.availability#ThrottlingException",
+                "Rate of requests exceeds the allowed throughput.",
+            ),
+            Fault::ThroughputExceeded => refusal(
+                "com.amazonaws.dynamodb.v20120810#ProvisionedThroughputExceededException",
+                "The level of configured provisioned throughput for the table was exceeded.",
+            ),
+            Fault::InternalError => error(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                &json!({
+                    "__type": "com.amazonaws.dynamodb.v20120810#InternalServerError",
+                    "message": "The request processing has failed because of an unknown error.",
+                }),
+            ),
+            Fault::Unavailable => Response::builder()
+                .status(StatusCode::SERVICE_UNAVAILABLE)
+                .body(Body::from("<html><h1>503 Service Unavailable</h1></html>"))
+                .unwrap(),
+            Fault::Canceled(codes) => canceled(codes),
+            Fault::TransactionInProgress => refusal(
+                "com.amazonaws.dynamodb.v20120810#TransactionInProgressException",
+                "The transaction with the given request token is already in progress.",
+            ),
+        }
+    }
+
+    fn due(&self, operation: &str) -> Option<Fault> {
+        let mut script = self.script.lock().unwrap();
+        let next = script.next.get_mut(operation).and_then(VecDeque::pop_front);
+        let fault = match next.or_else(|| script.all.get(operation).copied()) {
+            _ if script.refusing => Fault::CutBefore,
+            fault => fault?,
+        };
+        script.refusing |= fault == Fault::Refuse;
+        script.met += 1;
+        Some(fault)
+    }
+
+    /// Does `before` now, and `after` on [`Faults::heal`]: both also when the client is gone by
+    /// then, as what is on its way to DynamoDB arrives without it.
+    async fn hold(
+        &self,
+        before: impl Future<Output = ()> + Send + 'static,
+        after: impl Future<Output = Response<Body>> + Send + 'static,
+    ) -> Response<Body> {
+        let (answered, answer) = oneshot::channel();
+        let healed = Arc::clone(&self.healed).notified_owned();
+        let held = async move {
+            before.await;
+            healed.await;
+            drop(answered.send(after.await));
+        };
+        self.script.lock().unwrap().held.spawn(held);
+        answer.await.unwrap()
+    }
+}
+
+/// Closes the connection: hyper does when a body fails, and what it has not sent by then, the
+/// head included, is never sent.
+fn cut() -> Response<Body> {
+    Response::new(Body::from_stream(stream::once(async {
+        Err::<Bytes, _>(broken())
+    })))
+}
+
+async fn half(answer: Response<Body>) -> Response<Body> {
+    let (mut head, body) = answer.into_parts();
+    let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+    head.headers.insert(CONTENT_LENGTH, body.len().into());
+    let sent = stream::once(std::future::ready(Ok(body.slice(..body.len() / 2))));
+    let rest = stream::once(async {
+        // Meanwhile hyper sends what it has.
+        tokio::task::yield_now().await;
+        Err(broken())
+    });
+    Response::from_parts(head, Body::from_stream(sent.chain(rest)))
+}
+
+fn broken() -> io::Error {
+    io::Error::other("told to break")
+}
+
+fn replaced(mut answer: Response<Body>, body: &'static str) -> Response<Body> {
+    answer.headers_mut().remove(CONTENT_LENGTH);
+    answer.map(|_| Body::from(body))
+}
+
+fn refusal(kind: &str, message: &str) -> Response<Body> {
+    let body = json!({"__type": kind, "message": message});
+    error(StatusCode::BAD_REQUEST, &body)
+}
+
+fn canceled(codes: &[&str]) -> Response<Body> {
+    let reason = |code: &&str| match *code {
+        "None" => json!({"Code": "None"}),
+        code => json!({"Code": code, "Message": format!("told to: {code}")}),
+    };
+    let listed = codes.join(", ");
+    let body = json!({
+        "__type": "com.amazonaws.dynamodb.v20120810#TransactionCanceledException",
+        "Message": format!("Transaction cancelled, please refer cancellation reasons for specific reasons [{listed}]"),
+        "CancellationReasons": codes.iter().map(reason).collect::<Vec<_>>(),
+    });
+    error(StatusCode::BAD_REQUEST, &body)
+}
+
+fn error(status: StatusCode, body: &Value) -> Response<Body> {
+    Response::builder()
+        .status(status)
+        .header("content-type", "application/x-amz-json-1.0")
+        .header("x-amzn-requestid", "TOLD-TO-FAIL")
+        .body(Body::from(body.to_string()))
+        .unwrap()
+}
+
+/// A port of 127.0.0.1 that stays ours while nobody listens on it.
+pub struct Port {
+    address: SocketAddr,
+    /// Bound and never listening: connections are refused, and nobody else is given the port.
+    _reserved: TcpSocket,
+    listening: tokio::sync::Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Port {
+    pub fn reserve() -> Self {
+        let reserved = socket(([127, 0, 0, 1], 0).into());
+        Self {
+            address: reserved.local_addr().unwrap(),
+            _reserved: reserved,
+            listening: tokio::sync::Mutex::default(),
+        }
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves `app`, unless somebody does already.
+    pub async fn open(&self, app: Router) {
+        let mut listening = self.listening.lock().await;
+        if listening.is_none() {
+            let listener = socket(self.address).listen(1024).unwrap();
+            // An answer held back for the peer's delayed ACK would look like a slow database.
+            let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap());
+            let serving = async move { axum::serve(listener, app).await.unwrap() };
+            *listening = Some(tokio::spawn(serving));
+        }
+    }
+
+    /// Stops listening. Connections stay open.
+    async fn close(&self) {
+        if let Some(listening) = self.listening.lock().await.take() {
+            listening.abort();
+            listening.await.unwrap_err();
+        }
+    }
+}
+
+fn socket(address: SocketAddr) -> TcpSocket {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_reuseaddr(true).unwrap();
+    socket.set_reuseport(true).unwrap();
+    socket.bind(address).unwrap();
+    socket
+}
