@@ -3,13 +3,18 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
-use aws_config::SdkConfig;
+use aws_config::{SdkConfig, retry::RetryConfig, timeout::TimeoutConfig};
 use aws_sdk_dynamodb::{
     Client,
     client::Waiters,
+    config::retry::RetryPartition,
     types::{
         AttributeDefinition, AttributeValue, BillingMode, KeySchemaElement, KeyType,
         ScalarAttributeType,
@@ -84,6 +89,33 @@ impl Dynamo {
         Client::new(&self.sdk_config())
     }
 
+    /// A client as a worker of its own has it: with the retries of [`sqs_once::aws::config`], its
+    /// timeouts in proportion to `attempt` or none at all, and a retry quota that it shares with
+    /// no other (the SDK has one per process, and a test full of faults uses it up).
+    pub fn worker(&self, attempt: Option<Duration>) -> Client {
+        static WORKERS: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("worker {}", WORKERS.fetch_add(1, Ordering::Relaxed));
+        let retries = RetryConfig::standard()
+            .with_max_attempts(Self::ATTEMPTS)
+            .with_initial_backoff(Duration::from_millis(50))
+            .with_max_backoff(Duration::from_millis(500));
+        let timeouts = match attempt {
+            Some(attempt) => TimeoutConfig::builder()
+                .operation_attempt_timeout(attempt)
+                .operation_timeout(5 * attempt)
+                .build(),
+            None => TimeoutConfig::disabled(),
+        };
+        let config = aws_sdk_dynamodb::config::Builder::from(&self.sdk_config())
+            .retry_config(retries)
+            .timeout_config(timeouts)
+            .retry_partition(RetryPartition::new(name));
+        Client::from_conf(config.build())
+    }
+
+    /// How often a [`Self::worker`] sends one request.
+    pub const ATTEMPTS: u32 = 4;
+
     /// Creates an idempotency table as template.yaml has it: partition key `id`, on demand.
     pub async fn create_table(&self, name: &str) {
         create_table(&self.backstage, name).await;
@@ -123,8 +155,8 @@ impl Dynamo {
     }
 
     /// All is well from now on: faults to come are forgotten, requests held back are applied
-    /// before this returns. Says how many requests met a fault since the last time.
-    pub async fn heal(&self) -> usize {
+    /// before this returns. Says which requests met a fault since the last time.
+    pub async fn heal(&self) -> Counts {
         let met = self.wire.faults.heal().await;
         self.wire.port.open(proxy(&self.wire)).await;
         met
