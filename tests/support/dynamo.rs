@@ -20,6 +20,7 @@ use aws_sdk_dynamodb::{
         ScalarAttributeType,
     },
 };
+use aws_smithy_http_client::Builder;
 use axum::{
     Router,
     body::{Body, Bytes},
@@ -70,7 +71,7 @@ impl Dynamo {
         wire.port.open(proxy(&wire)).await;
         Self {
             endpoint: format!("http://{}", wire.port.address()),
-            backstage: Client::new(&super::sdk_config(&upstream)),
+            backstage: Client::new(&sdk_config(&upstream)),
             wire,
         }
     }
@@ -81,7 +82,7 @@ impl Dynamo {
     }
 
     pub fn sdk_config(&self) -> SdkConfig {
-        super::sdk_config(&self.endpoint)
+        sdk_config(&self.endpoint)
     }
 
     /// A real SDK client whose requests are counted.
@@ -170,6 +171,13 @@ impl Dynamo {
     pub fn reset_counts(&self) -> Counts {
         std::mem::take(&mut *self.wire.counts.lock().unwrap())
     }
+}
+
+/// With a client that knows no TLS: each one that does reads the system's certificates, which
+/// takes longer than all that most tests do with it.
+fn sdk_config(endpoint: &str) -> SdkConfig {
+    let config = super::sdk_config(endpoint).to_builder();
+    config.http_client(Builder::new().build_http()).build()
 }
 
 /// Creates the idempotency table with any client, so that the integration suite makes the
@@ -266,5 +274,9 @@ impl Wire {
 fn http_forwarder() -> reqwest::Client {
     // reqwest is compiled without a TLS provider; a second test in this process finds it set.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    reqwest::Client::builder().no_proxy().build().unwrap()
+    reqwest::Client::builder()
+        .no_proxy()
+        .tls_certs_only([])
+        .build()
+        .unwrap()
 }
