@@ -89,7 +89,7 @@ fn live(faults: &[Row]) -> Vec<(Story, Row)> {
                 Fault::HoldRequest | Fault::HoldAnswer => &[
                     Lasting::Once,
                     Lasting::Throughout,
-                    Lasting::ThroughoutWithoutTimeouts,
+                    Lasting::UntilTheDeadline,
                 ],
                 _ => &[Lasting::Once, Lasting::Throughout],
             };

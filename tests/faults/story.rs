@@ -76,13 +76,16 @@ pub(crate) enum Left {
     Failed,
 }
 
-/// How many requests of the first delivery meet the fault, and with which client.
+/// How many requests of the first delivery meet the fault, and until when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lasting {
-    Once,
+    /// All; all is well before the message is delivered again.
     Throughout,
-    /// All, of a client without timeouts: only the deadline ends its wait.
-    ThroughoutWithoutTimeouts,
+    /// One. If it is held back, it arrives after a redelivery.
+    Once,
+    /// One, of a client without timeouts: only the deadline ends its wait. If it is held back,
+    /// it arrives after its lease is over and a takeover has been.
+    UntilTheDeadline,
 }
 
 /// Does as told, and writes down each run.
@@ -199,36 +202,34 @@ impl Story {
             }
         }
         match lasting {
-            Lasting::Once => stage.dynamo.fail(step.request, fault),
-            Lasting::Throughout | Lasting::ThroughoutWithoutTimeouts => {
-                stage.dynamo.fail_all(step.request, fault);
-            }
+            Lasting::Throughout => stage.dynamo.fail_all(step.request, fault),
+            Lasting::Once | Lasting::UntilTheDeadline => stage.dynamo.fail(step.request, fault),
         }
         let attempt = match (lasting, fault) {
-            (Lasting::ThroughoutWithoutTimeouts, _) => None,
+            (Lasting::UntilTheDeadline, _) => None,
             // Only those whom it ends wait for the timeout.
-            (_, Fault::HoldRequest | Fault::HoldAnswer) => Some(Duration::from_millis(300)),
+            (_, Fault::HoldRequest | Fault::HoldAnswer) => Some(Duration::from_millis(600)),
             _ => Some(Duration::from_secs(1)),
         };
         let first = stage.deliver(When::Now, stage.dynamo.worker(attempt));
         let mut deliveries = vec![first.await];
 
-        // One request that is held back arrives behind the redelivery.
-        let mut met = 0;
-        if lasting != Lasting::Once {
-            met += stage.heal(step.request).await;
-        }
-        deliveries.push(stage.deliver(When::Now, stage.dynamo.worker(None)).await);
-        met += stage.heal(step.request).await;
-        for _ in 0..2 {
-            let again = stage.deliver(When::Later, stage.dynamo.worker(None));
-            deliveries.push(again.await);
+        let mut met = None;
+        for (when, healed) in [
+            (When::Now, Lasting::Throughout),
+            (When::Later, Lasting::Once),
+            (When::Later, Lasting::UntilTheDeadline),
+        ] {
+            if lasting == healed {
+                met = stage.dynamo.heal().await.remove(step.request);
+            }
+            deliveries.push(stage.deliver(when, stage.dynamo.worker(None)).await);
         }
         Self {
             step,
             fault,
             lasting,
-            met,
+            met: met.unwrap_or(0),
             deliveries,
             runs: stage.worker.runs(),
         }
@@ -283,11 +284,6 @@ impl Stage {
             result,
             took,
         }
-    }
-
-    /// Says how many of these requests met a fault.
-    async fn heal(&self, request: &str) -> usize {
-        self.dynamo.heal().await.remove(request).unwrap_or(0)
     }
 
     async fn left(&self) -> (Left, Option<String>) {
