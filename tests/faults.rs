@@ -239,7 +239,6 @@ fn every_message_is_settled_once_the_lease_is_over() {
 }
 
 #[test]
-#[ignore = "the SDK reads a 200 without a body as an answer that says nothing"]
 fn an_empty_answer_is_no_answer() {
     let empty = [
         (Fault::Empty, true, false),

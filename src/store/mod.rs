@@ -14,7 +14,7 @@ mod write;
 
 use std::error::Error;
 
-pub(crate) use dynamodb::explain;
+pub(crate) use dynamodb::{explain, with_answers};
 pub use dynamodb::{DynamoStore, PrimeError};
 pub(crate) use item::{Item, number, size_of_each, string};
 pub use layout::{Field, Layout, LayoutError};

@@ -31,7 +31,7 @@ use super::{
 use crate::{
     Attempt, Deadline, Failure, History,
     protocol::{Key, StoredResult, Timestamp},
-    store::{Action, Refused, RefusedWrite, Write},
+    store::{Action, Refused, RefusedWrite, Write, with_answers},
 };
 
 /// Runs operations whose whole effect is one change of one item. There is no record: the item
@@ -96,7 +96,7 @@ impl OnItem {
     #[must_use]
     pub fn new(client: Client) -> Self {
         Self {
-            client,
+            client: with_answers(client),
             retention: None,
             clock: Timestamp::now,
         }
