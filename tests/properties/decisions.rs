@@ -28,13 +28,14 @@ fn message_id() -> impl Strategy<Value = String> {
     (0..3).prop_map(|n| format!("m-{n}"))
 }
 
-/// Around a bound of seconds and one of milliseconds.
+/// Around a bound of seconds and one of milliseconds, so that some are equal.
 fn time() -> impl Strategy<Value = Timestamp> {
-    (9_000..12_000_u64).prop_map(Timestamp::from_millis)
+    const TIMES: [u64; 7] = [9_999, 10_000, 10_001, 10_500, 10_999, 11_000, 11_001];
+    prop::sample::select(&TIMES[..]).prop_map(Timestamp::from_millis)
 }
 
 fn expiry() -> impl Strategy<Value = u64> {
-    8..13_u64
+    9..12_u64
 }
 
 fn result() -> impl Strategy<Value = StoredResult> {
