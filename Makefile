@@ -63,6 +63,18 @@ bench: ## Compare the release binary with a plain loop of SDK calls
 	cargo build --locked --release --example raw_loop
 	CONSUMER_BIN="$(CURDIR)/target/release/consumer-to-bench" cargo bench --locked --bench compare
 
+SECONDS    ?= 60
+CARGO_FUZZ := target/tools/bin/cargo-fuzz
+
+# What it finds is written to target/fuzz; tests/fuzz_corpus.rs runs the corpus that is committed.
+.PHONY: fuzz
+fuzz: export PATH := $(CURDIR)/target/tools/bin:$(PATH)
+fuzz: $(CARGO_FUZZ) ## Fuzz events and bodies on a nightly Rust: make fuzz [SECONDS=600] for each
+	@cargo +nightly --version > /dev/null 2>&1 || { echo 'make fuzz: run `rustup toolchain install nightly` first' >&2; exit 1; }
+	mkdir -p target/fuzz/event target/fuzz/body
+	cargo +nightly fuzz run --target-dir target/fuzz event target/fuzz/event fuzz/corpus/event -- -max_total_time=$(SECONDS)
+	cargo +nightly fuzz run --target-dir target/fuzz body target/fuzz/body fuzz/corpus/body -- -max_total_time=$(SECONDS)
+
 .PHONY: lint
 lint: export RUSTDOCFLAGS := -D warnings
 lint: $(VENV) ## Format, clippy, rustdoc, licences, one TLS stack, template
@@ -113,3 +125,6 @@ $(VENV): local/requirements.txt
 	"$(PYTHON)" -m venv --clear .venv
 	python -m pip install --quiet --disable-pip-version-check --no-deps -r local/requirements.txt
 	@touch $@
+
+$(CARGO_FUZZ):
+	cargo install cargo-fuzz --locked --version 0.13.2 --root target/tools
