@@ -42,6 +42,11 @@ test: $(VENV) ## Run every test (a local cloud is started, unless AWS_ENDPOINT_U
 	cargo build --locked --release --example panicking
 	python local/cloud.py run -- cargo test --locked
 
+.PHONY: test-deep
+test-deep: export EXPLORE_BOUND ?= 4
+test-deep: ## Try every schedule with one deviation more than `make test` does (minutes; EXPLORE_BOUND sets how many)
+	cargo test --locked --profile deep --test explore promise
+
 .PHONY: test-localstack
 test-localstack: export AWS_ENDPOINT_URL ?= http://127.0.0.1:4566
 test-localstack: $(VENV) ## Run the integration suite against what is up at AWS_ENDPOINT_URL
