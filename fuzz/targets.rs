@@ -49,7 +49,7 @@ impl Handler for Taker {
 struct Bench {
     store: MemoryStore,
     taker: Taker,
-    consumer: Arc<Consumer<MemoryStore, Taker>>,
+    consumer: Arc<Consumer<Once<MemoryStore>, Taker>>,
 }
 
 impl Bench {

@@ -62,18 +62,9 @@ pub struct Promises {
     effects: Vec<bool>,
     completed: Option<StoredResult>,
     broken: Option<String>,
-    /// Whether a worker can tell that its lease is over before it enters the handler.
-    strict: bool,
 }
 
 impl Promises {
-    pub fn new(strict: bool) -> Self {
-        Self {
-            strict,
-            ..Self::default()
-        }
-    }
-
     /// The first promise that was broken.
     pub fn broken(&self) -> Option<&str> {
         self.broken.as_deref()
@@ -111,14 +102,9 @@ impl Promises {
             gone: false,
             settled: false,
         });
-        // A worker that can't tell is outside of the promise, and so is its effect.
-        if !lives(lease_until) {
-            self.run(worker).settled = true;
-            self.break_if(self.strict, || {
-                format!("P1: w{worker} enters the handler, and its lease is over")
-            });
-            return;
-        }
+        self.break_if(!lives(lease_until), || {
+            format!("P1: w{worker} enters the handler, and its lease is over")
+        });
         for run in &before {
             self.break_if(run.inside() && run.lease_lives(), || {
                 format!(

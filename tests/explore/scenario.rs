@@ -30,8 +30,6 @@ pub struct Scenario {
     /// Messages with the same key. Each may be delivered at any time, and again.
     pub messages: usize,
     pub freeze: Freeze,
-    /// Whether it breaks a promise to enter the handler when the lease is over.
-    pub strict: bool,
     pub flaw: Option<Flaw>,
 }
 
@@ -40,7 +38,7 @@ pub struct Scenario {
 pub enum Freeze {
     /// They go on, as when a process is stopped or starved: they fire when it thaws.
     Timed,
-    /// They stand still, as when a whole machine is suspended: the worker can't tell.
+    /// They stand still, as when a whole machine is suspended: only a clock tells.
     Untimed,
 }
 
@@ -55,7 +53,6 @@ impl Scenario {
             workers: 2,
             messages: 2,
             freeze: Freeze::Timed,
-            strict: true,
             flaw: None,
         }
     }
@@ -69,24 +66,12 @@ impl Scenario {
         }
     }
 
-    /// The same with workers that do not notice how long they were frozen. Two clocks that
-    /// differ by more than the margin are outside of the promise, so what such a worker does when
-    /// its lease is over is not held against it. What it does to others is.
+    /// The same with workers whose timers do not tell them how long they were frozen.
     pub fn untimed() -> Self {
         Self {
             name: "untimed".into(),
             freeze: Freeze::Untimed,
-            strict: false,
             ..Self::claim()
-        }
-    }
-
-    /// The same, and that is held against it too.
-    pub fn untimed_strict() -> Self {
-        Self {
-            name: "untimed_strict".into(),
-            strict: true,
-            ..Self::untimed()
         }
     }
 
@@ -101,12 +86,7 @@ impl Scenario {
 
     /// The scenario of that name.
     pub fn named(name: &str) -> Option<Self> {
-        let sound = [
-            Self::claim(),
-            Self::three_workers(),
-            Self::untimed(),
-            Self::untimed_strict(),
-        ];
+        let sound = [Self::claim(), Self::three_workers(), Self::untimed()];
         let mut all = sound.into_iter().chain(Flaw::ALL.map(Self::flawed));
         all.find(|scenario| scenario.name == name)
     }

@@ -78,7 +78,7 @@ impl World {
             record: None,
             in_flight: Vec::new(),
             workers: Vec::new(),
-            promises: Promises::new(scenario.strict),
+            promises: Promises::default(),
             timeline,
         }
     }

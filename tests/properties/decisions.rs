@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use sqs_once::{
     protocol::{
         AfterFailure, ClaimRefused, ClaimRequest, Fingerprint, Key, Namespace, Owner, Record,
-        Settlement, SettlementRefused, State, StoredResult, Timestamp,
+        Refusal, Settlement, SettlementRefused, State, StoredResult, Timestamp,
         decision::{claim_refused, may_claim, may_settle, settlement_refused},
     },
     store::{ClaimAnswer, DynamoStore, SettleAnswer, Store},
@@ -110,17 +110,17 @@ proptest! {
                 // What is held can be ended.
                 prop_assert!(may_settle(Some(&record), &mine.fence()));
             }
-            ClaimRefused::KeyReused => {
+            ClaimRefused::NotMine(Refusal::KeyReused) => {
                 prop_assert!(record.fingerprint.is_some() && mine.fingerprint.is_some());
                 prop_assert_ne!(record.fingerprint, mine.fingerprint);
             }
-            ClaimRefused::Duplicate(result) => {
+            ClaimRefused::NotMine(Refusal::Duplicate(result)) => {
                 prop_assert_eq!(record.state, State::Completed { result });
             }
-            ClaimRefused::FailedBefore(error) => {
+            ClaimRefused::NotMine(Refusal::FailedBefore(error)) => {
                 prop_assert_eq!(record.state, State::Failed { error });
             }
-            ClaimRefused::Conflict { owner, lease_until } => {
+            ClaimRefused::NotMine(Refusal::Conflict { owner, lease_until }) => {
                 prop_assert_eq!(record.state, State::InProgress { lease_until });
                 prop_assert!(lease_until >= mine.now, "the lease that is waited for is over");
                 prop_assert_ne!(record.owner.as_ref(), Some(&mine.owner));

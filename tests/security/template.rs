@@ -193,7 +193,6 @@ fn what_is_kept_is_encrypted_and_records_can_be_recovered() {
 /// Amazon SQS Developer Guide, "Security best practices": a queue's policy denies what is not
 /// sent over TLS. DynamoDB serves nothing else.
 #[test]
-#[ignore = "template.yaml has no queue policy yet"]
 fn every_queue_refuses_what_does_not_come_over_tls() {
     let template = template();
     let policies = of_type(&template, "AWS::SQS::QueuePolicy");
