@@ -1,0 +1,296 @@
+//! What the ledger must not say: every promise as a rule over its events, in their order.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use crate::{
+    ledger::{ChargeEnd, Death, End, Event, Settled, Worker},
+    plan::{Kind, Message},
+};
+
+/// What is known of one order, and so of one key.
+#[derive(Default)]
+struct Order {
+    key: Option<String>,
+    last_charge: Option<(usize, Worker)>,
+    /// What cut the last attempt off, so that another may charge again.
+    excused: bool,
+    open_charges: HashSet<usize>,
+    taken: usize,
+    /// COMPLETED or FAILED: nothing may run any more.
+    sealed: Option<Settled>,
+    claim: Option<(String, u64)>,
+}
+
+/// What is known of one message.
+pub(crate) struct Fate {
+    pub(crate) message: Message,
+    pub(crate) ends: Vec<End>,
+    pub(crate) outcomes: Vec<String>,
+    pub(crate) dead_lettered: bool,
+}
+
+impl Fate {
+    pub(crate) fn acknowledged(&self) -> bool {
+        self.ends.contains(&End::Acknowledged)
+    }
+
+    /// Why it is in the dead-letter queue; `None` if nobody knows.
+    pub(crate) fn reason(&self) -> Option<String> {
+        let permanent = [
+            "permanent_failure",
+            "failed_before",
+            "invalid",
+            "key_reused",
+        ];
+        let mut told = self.outcomes.iter().rev();
+        if let Some(told) = told.find(|outcome| permanent.contains(&outcome.as_str())) {
+            let told = told.replace("failed_before", "permanent_failure");
+            return Some(format!("{:?}: {told}", self.message.kind));
+        }
+        let ended = !self.ends.is_empty() && !self.acknowledged();
+        ended.then(|| format!("{:?}: receives used up", self.message.kind))
+    }
+}
+
+/// Each message and what became of it, in the order they were sent.
+pub(crate) fn fates(events: &[Event]) -> Vec<Fate> {
+    let (mut fates, mut places) = (Vec::new(), HashMap::new());
+    for event in events {
+        match event {
+            Event::Sent(message) => {
+                places.insert(message.id.clone(), fates.len());
+                fates.push(Fate {
+                    message: message.clone(),
+                    ends: Vec::new(),
+                    outcomes: Vec::new(),
+                    dead_lettered: false,
+                });
+            }
+            Event::Returned { message, end, .. } => fates[places[message]].ends.push(*end),
+            Event::Said { message, outcome } => {
+                fates[places[message]].outcomes.push(outcome.clone());
+            }
+            Event::DeadLettered { message } => fates[places[message]].dead_lettered = true,
+            _ => {}
+        }
+    }
+    fates
+}
+
+/// Everything the events say that must not be; `statuses` is the table as it is left.
+pub(crate) fn violations(events: &[Event], statuses: &HashMap<String, String>) -> Vec<String> {
+    let mut audit = Audit::default();
+    for (at, event) in events.iter().enumerate() {
+        audit.event(at, event);
+    }
+    audit.ends(&fates(events), statuses);
+    audit.found
+}
+
+#[derive(Default)]
+struct Audit {
+    orders: HashMap<String, Order>,
+    order_of_key: HashMap<String, String>,
+    order_of_charge: HashMap<usize, String>,
+    order_of_message: HashMap<String, String>,
+    /// The orders each worker is at.
+    at_work: HashMap<Worker, Vec<String>>,
+    /// The orders of each FIFO group that are neither charged nor given up, as sent.
+    groups: BTreeMap<String, Vec<String>>,
+    group_of_order: HashMap<String, String>,
+    found: Vec<String>,
+}
+
+impl Audit {
+    fn event(&mut self, at: usize, event: &Event) {
+        match event {
+            Event::Sent(message) => {
+                let (id, order) = (message.id.clone(), message.order.clone());
+                if let Some(group) = &message.group {
+                    let waiting = self.groups.entry(group.clone()).or_default();
+                    waiting.push(order.clone());
+                    self.group_of_order.insert(order.clone(), group.clone());
+                }
+                self.order_of_message.insert(id, order);
+            }
+            Event::Delivered { message, worker } => {
+                let order = self.order_of_message[message].clone();
+                self.at_work.entry(*worker).or_default().push(order);
+            }
+            Event::Returned {
+                message,
+                worker,
+                end,
+            } => self.returned(message, *worker, *end),
+            Event::DeadLettered { message } => {
+                let order = self.order_of_message[message].clone();
+                self.leaves_group(&order);
+            }
+            Event::Charge {
+                order,
+                key,
+                worker,
+                taken,
+            } => self.charge(at, order, key, *worker, *taken),
+            Event::ChargeEnded { charge, how } => {
+                let order = &self.order_of_charge[charge];
+                let order = self.orders.get_mut(order).unwrap();
+                order.open_charges.remove(charge);
+                let last = order.last_charge.is_some_and(|(last, _)| last == *charge);
+                order.excused |= last && *how != ChargeEnd::Answered;
+            }
+            Event::Claimed {
+                key,
+                owner,
+                at_ms,
+                lease_until_ms,
+            } => {
+                let claim = &mut self.of_key(key).claim;
+                let live = claim.as_ref();
+                let live = live.is_some_and(|(other, until)| other != owner && at_ms < until);
+                *claim = Some((owner.clone(), *lease_until_ms));
+                if live {
+                    self.found
+                        .push(format!("{key} was claimed while another's claim was live"));
+                }
+            }
+            Event::Settled { key, as_what } => {
+                let order = self.of_key(key);
+                order.claim = None;
+                if matches!(as_what, Settled::Completed | Settled::Failed) {
+                    order.sealed = Some(*as_what);
+                }
+            }
+            Event::Faulted { key, worker, .. } => {
+                let order = self.of_key(key);
+                order.excused |= order.last_charge.is_some_and(|(_, last)| last == *worker);
+            }
+            Event::Died { worker, death } => {
+                for order in self.at_work.get(worker).into_iter().flatten() {
+                    if let Some(order) = self.orders.get_mut(order) {
+                        order.excused |= order.last_charge.is_some_and(|(_, last)| last == *worker);
+                    }
+                }
+                if *death == Death::Crashed {
+                    self.found.push(format!("worker {worker} ended by itself"));
+                }
+            }
+            Event::Said { .. } => {}
+        }
+    }
+
+    fn charge(&mut self, at: usize, name: &str, key: &str, worker: Worker, taken: bool) {
+        let order = self.orders.entry(name.to_owned()).or_default();
+        if let Some(sealed) = order.sealed {
+            self.found.push(format!(
+                "{name} was charged by worker {worker} when it was {sealed:?}"
+            ));
+        }
+        if let Some((_, before)) = order.last_charge.filter(|_| !order.excused) {
+            self.found.push(format!(
+                "{name} was charged by worker {worker} though nothing cut off worker {before}, which charged it before"
+            ));
+        }
+        if !order.open_charges.is_empty() {
+            self.found
+                .push(format!("{name} was charged by two at once"));
+        }
+        if order.key.as_ref().is_some_and(|before| before != key) {
+            self.found.push(format!("{name} was charged with two keys"));
+        }
+        let other = self.order_of_key.insert(key.to_owned(), name.to_owned());
+        if other.is_some_and(|other| other != name) {
+            self.found
+                .push(format!("{name} shares its key with another order"));
+        }
+        order.key = Some(key.to_owned());
+        order.last_charge = Some((at, worker));
+        order.excused = false;
+        order.open_charges.insert(at);
+        self.order_of_charge.insert(at, name.to_owned());
+        if !taken {
+            return;
+        }
+        order.taken += 1;
+        if order.taken == 1 {
+            let ahead = self
+                .group_of_order
+                .get(name)
+                .and_then(|group| self.groups[group].first());
+            if let Some(ahead) = ahead.filter(|ahead| *ahead != name) {
+                self.found.push(format!(
+                    "{name} was charged before {ahead}, sent before it in its group"
+                ));
+            }
+            self.leaves_group(name);
+        }
+    }
+
+    fn returned(&mut self, message: &str, worker: Worker, end: End) {
+        let name = &self.order_of_message[message];
+        let at_work = self.at_work.entry(worker).or_default();
+        if let Some(at) = at_work.iter().position(|order| order == name) {
+            at_work.swap_remove(at);
+        }
+        let sealed = self.orders.get(name).and_then(|order| order.sealed);
+        if end == End::Acknowledged && sealed != Some(Settled::Completed) {
+            self.found.push(format!(
+                "{message} was acknowledged when its order was {sealed:?}"
+            ));
+        }
+        if end == End::BatchFailed {
+            self.found
+                .push(format!("{message} failed with its whole batch"));
+        }
+    }
+
+    fn leaves_group(&mut self, order: &str) {
+        if let Some(group) = self.group_of_order.get(order) {
+            let waiting = self.groups.entry(group.clone()).or_default();
+            waiting.retain(|waiting| waiting != order);
+        }
+    }
+
+    /// A key's name ends with the order's: `namespace#order`.
+    fn of_key(&mut self, key: &str) -> &mut Order {
+        let (_, order) = key.split_once('#').unwrap();
+        self.orders.entry(order.to_owned()).or_default()
+    }
+
+    fn ends(&mut self, fates: &[Fate], statuses: &HashMap<String, String>) {
+        for fate in fates {
+            let Message { id, kind, .. } = &fate.message;
+            let told = fate.reason();
+            if fate.acknowledged() {
+                let order = self.orders.get(&fate.message.order);
+                let key = order.and_then(|order| order.key.as_ref());
+                let status = key.and_then(|key| statuses.get(key));
+                if status.is_none_or(|status| status != "COMPLETED") {
+                    self.found.push(format!(
+                        "{id} was acknowledged, and its record is {status:?}"
+                    ));
+                }
+                if order.is_none_or(|order| order.taken == 0) {
+                    self.found
+                        .push(format!("{id} was acknowledged, and never charged"));
+                }
+            } else if !fate.dead_lettered {
+                self.found
+                    .push(format!("{id} is lost, or left in the queue"));
+            } else if told.is_none() {
+                self.found
+                    .push(format!("nobody knows why {id} is in the dead-letter queue"));
+            }
+            let told = told.filter(|told| !told.ends_with("receives used up"));
+            if let Some(told) = told.filter(|_| !kind.is_permanent()) {
+                self.found.push(format!(
+                    "{id} was given up though nothing is wrong with it, {told}"
+                ));
+            }
+            if *kind == Kind::Undecodable && self.orders.contains_key(&fate.message.order) {
+                self.found
+                    .push(format!("{id} is no order, and got as far as the table"));
+            }
+        }
+    }
+}
