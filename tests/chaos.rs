@@ -24,6 +24,8 @@ mod gateway;
 mod ledger;
 #[path = "chaos/plan.rs"]
 mod plan;
+#[path = "chaos/proof.rs"]
+mod proof;
 #[path = "chaos/queue.rs"]
 mod queue;
 #[path = "chaos/report.rs"]
@@ -36,6 +38,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use audit::{Findings, audit};
 use esm::{Mapping, Settings};
 use faults::Relay;
 use gateway::Gateway;
@@ -55,8 +58,8 @@ const TABLE: &str = "idempotency";
 struct Run {
     title: &'static str,
     rules: Rules,
-    /// Of a hundred invocations, how many are killed.
-    kills: u32,
+    /// How many invocations a worker lives to see at most.
+    lifetime: u32,
     concurrency: usize,
     fifo: bool,
 }
@@ -70,11 +73,11 @@ async fn whatever_is_killed_lost_or_doubled_every_order_is_charged_or_accounted_
             max_receive_count: 8,
             duplicates: 8,
         },
-        kills: 6,
+        lifetime: 12,
         concurrency: 4,
         fifo: false,
     };
-    let messages = orders(seed, size("CHAOS_MESSAGES", 500));
+    let messages = orders(seed, size("CHAOS_MESSAGES", 600));
     let report = run.go(seed, messages).await;
     // A run without these would prove nothing.
     for wanted in [
@@ -92,6 +95,7 @@ async fn whatever_is_killed_lost_or_doubled_every_order_is_charged_or_accounted_
         "in the dead-letter queue, Declined: permanent_failure",
         "in the dead-letter queue, Undecodable: invalid",
         "messages acknowledged once more",
+        "charged again after Killed",
     ] {
         assert!(report.number(wanted) > 0, "{wanted}: none\n{report}");
     }
@@ -106,14 +110,18 @@ async fn a_fifo_group_is_charged_in_its_order_whoever_is_killed() {
             max_receive_count: 30,
             duplicates: 0,
         },
-        kills: 6,
+        lifetime: 6,
         concurrency: 3,
         fifo: true,
     };
-    let size = size("CHAOS_FIFO_MESSAGES", 150);
-    let messages = grouped_orders(seed, size, (size / 10).max(1));
+    let size = size("CHAOS_FIFO_MESSAGES", 200);
+    let messages = grouped_orders(seed, size, size.div_ceil(25));
     let report = run.go(seed, messages).await;
-    for wanted in ["workers, Killed", "gateway fault, Busy"] {
+    for wanted in [
+        "workers, Killed",
+        "workers, FrozenUntilTimeout",
+        "gateway fault, Busy",
+    ] {
         assert!(report.number(wanted) > 0, "{wanted}: none\n{report}");
     }
 }
@@ -137,7 +145,7 @@ impl Run {
             ledger: ledger.clone(),
             queue: queue.clone(),
             settings,
-            kills: self.kills,
+            lifetime: self.lifetime,
             fifo: self.fifo,
             hired: AtomicU32::new(0),
         });
@@ -146,9 +154,17 @@ impl Run {
         let emptied = timeout(patience, mapping.run(self.concurrency)).await;
         let statuses = statuses(&dynamo).await;
         let events = ledger.events();
-        let report = Report::of(self.title, seed, started.elapsed(), &events, queue.left());
+        let Findings {
+            violations,
+            excuses,
+        } = audit(&events, &statuses);
+        let mut report = Report::of(self.title, seed, started.elapsed(), &events);
+        report.add("messages left in the queue", queue.left());
+        report.add("violations", violations.len());
+        for (excuse, n) in excuses {
+            report.add(format!("charged again after {excuse}"), n);
+        }
         println!("{report}");
-        let violations = audit::violations(&events, &statuses);
         assert!(violations.is_empty(), "{report}\n{violations:#?}");
         assert!(
             emptied.is_ok(),

@@ -13,12 +13,25 @@ struct Order {
     key: Option<String>,
     last_charge: Option<(usize, Worker)>,
     /// What cut the last attempt off, so that another may charge again.
-    excused: bool,
+    excuse: Option<String>,
     open_charges: HashSet<usize>,
     taken: usize,
     /// COMPLETED or FAILED: nothing may run any more.
     sealed: Option<Settled>,
     claim: Option<(String, u64)>,
+}
+
+impl Order {
+    /// Something happened to the attempt that charged last, if `it` was that one.
+    fn cut_off(&mut self, it: impl Fn(usize, Worker) -> bool, by: &str) {
+        if self
+            .last_charge
+            .is_some_and(|(charge, worker)| it(charge, worker))
+        {
+            // The last word counts: hanging up is what the dead do first.
+            self.excuse = Some(by.to_owned());
+        }
+    }
 }
 
 /// What is known of one message.
@@ -77,14 +90,24 @@ pub(crate) fn fates(events: &[Event]) -> Vec<Fate> {
     fates
 }
 
-/// Everything the events say that must not be; `statuses` is the table as it is left.
-pub(crate) fn violations(events: &[Event], statuses: &HashMap<String, String>) -> Vec<String> {
+pub(crate) struct Findings {
+    /// Everything the events say that must not be.
+    pub(crate) violations: Vec<String>,
+    /// How often an order was charged again, by what cut off the attempt before.
+    pub(crate) excuses: BTreeMap<String, usize>,
+}
+
+/// Goes through the events; `statuses` is the table as it is left, by key.
+pub(crate) fn audit(events: &[Event], statuses: &HashMap<String, String>) -> Findings {
     let mut audit = Audit::default();
     for (at, event) in events.iter().enumerate() {
         audit.event(at, event);
     }
     audit.ends(&fates(events), statuses);
-    audit.found
+    Findings {
+        violations: audit.found,
+        excuses: audit.excuses,
+    }
 }
 
 #[derive(Default)]
@@ -99,6 +122,7 @@ struct Audit {
     groups: BTreeMap<String, Vec<String>>,
     group_of_order: HashMap<String, String>,
     found: Vec<String>,
+    excuses: BTreeMap<String, usize>,
 }
 
 impl Audit {
@@ -136,8 +160,9 @@ impl Audit {
                 let order = &self.order_of_charge[charge];
                 let order = self.orders.get_mut(order).unwrap();
                 order.open_charges.remove(charge);
-                let last = order.last_charge.is_some_and(|(last, _)| last == *charge);
-                order.excused |= last && *how != ChargeEnd::Answered;
+                if *how != ChargeEnd::Answered {
+                    order.cut_off(|last, _| last == *charge, &format!("{how:?}"));
+                }
             }
             Event::Claimed {
                 key,
@@ -161,14 +186,14 @@ impl Audit {
                     order.sealed = Some(*as_what);
                 }
             }
-            Event::Faulted { key, worker, .. } => {
-                let order = self.of_key(key);
-                order.excused |= order.last_charge.is_some_and(|(_, last)| last == *worker);
+            Event::Faulted { key, worker, fault } => {
+                let fault = format!("{fault:?}");
+                self.of_key(key).cut_off(|_, last| last == *worker, &fault);
             }
             Event::Died { worker, death } => {
                 for order in self.at_work.get(worker).into_iter().flatten() {
                     if let Some(order) = self.orders.get_mut(order) {
-                        order.excused |= order.last_charge.is_some_and(|(_, last)| last == *worker);
+                        order.cut_off(|_, last| last == *worker, &format!("{death:?}"));
                     }
                 }
                 if *death == Death::Crashed {
@@ -186,7 +211,9 @@ impl Audit {
                 "{name} was charged by worker {worker} when it was {sealed:?}"
             ));
         }
-        if let Some((_, before)) = order.last_charge.filter(|_| !order.excused) {
+        if let Some(excuse) = order.excuse.take() {
+            *self.excuses.entry(excuse).or_default() += 1;
+        } else if let Some((_, before)) = order.last_charge {
             self.found.push(format!(
                 "{name} was charged by worker {worker} though nothing cut off worker {before}, which charged it before"
             ));
@@ -205,7 +232,6 @@ impl Audit {
         }
         order.key = Some(key.to_owned());
         order.last_charge = Some((at, worker));
-        order.excused = false;
         order.open_charges.insert(at);
         self.order_of_charge.insert(at, name.to_owned());
         if !taken {

@@ -35,8 +35,8 @@ pub(crate) struct Mapping {
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) queue: Arc<Queue>,
     pub(crate) settings: Settings,
-    /// Of a hundred invocations, how many are killed; half as many are frozen.
-    pub(crate) kills: u32,
+    /// How many invocations a worker lives to see at most.
+    pub(crate) lifetime: u32,
     pub(crate) fifo: bool,
     pub(crate) hired: AtomicU32,
 }
@@ -141,16 +141,17 @@ impl Mapping {
         }
     }
 
+    /// Every worker dies in one of its first invocations, a third of them frozen.
     fn fate(&self, environment: &Environment) -> Fate {
-        let what = ("fate", environment.worker, environment.invocations);
-        let mut dice = self.seed.dice(what);
-        let (roll, when) = (dice.u32(..200), Duration::from_micros(dice.u64(..60_000)));
-        if roll < 2 * self.kills {
-            Fate::Killed(when)
-        } else if roll < 3 * self.kills {
+        let worker = environment.worker;
+        let mut dice = self.seed.dice(("fate", worker));
+        let when = Duration::from_micros(dice.u64(..40_000));
+        if environment.invocations < dice.u32(1..=self.lifetime) {
+            Fate::Spared
+        } else if worker % 3 == 2 {
             Fate::Frozen(when)
         } else {
-            Fate::Spared
+            Fate::Killed(when)
         }
     }
 

@@ -187,8 +187,7 @@ impl Write {
 }
 
 impl Wire {
-    /// The fault of the next write to `key`, if there is to be one. Some writes meet several in a
-    /// row, more than the SDK's four attempts: then the worker gets no answer at all.
+    /// The fault of the next write to `key`, if there is to be one, and how late a slow one is.
     fn roll(&self, key: &str) -> Option<(Fault, Duration)> {
         let nth = {
             let mut rows = self.rows.lock().unwrap();
@@ -196,10 +195,12 @@ impl Wire {
             row.writes += 1;
             row.writes
         };
-        // Outages last for eight writes of a key.
-        let outage = self.seed.dice(("outage", key, nth / 8)).u32(..1000) < 8;
+        // An outage of eight writes outlasts the SDK's four attempts, before or after the charge.
+        let mut dice = self.seed.dice(("outage", key));
+        let (outage, from) = (dice.u32(..100) < 3, dice.u32(1..4));
+        let in_outage = outage && (from..from + 8).contains(&nth);
         let mut dice = self.seed.dice(("write", key, nth));
-        if !outage && dice.u32(..100) >= 6 {
+        if !in_outage && dice.u32(..100) >= 6 {
             return None;
         }
         let fault = match dice.u32(..5) {

@@ -17,24 +17,17 @@ pub(crate) struct Report {
     seed: Seed,
     took: Duration,
     numbers: BTreeMap<String, usize>,
-    pub(crate) left: usize,
 }
 
 impl Report {
-    pub(crate) fn of(
-        title: &'static str,
-        seed: Seed,
-        took: Duration,
-        events: &[Event],
-        left: usize,
-    ) -> Self {
+    pub(crate) fn of(title: &'static str, seed: Seed, took: Duration, events: &[Event]) -> Self {
         let mut report = Self {
             title,
             seed,
             took,
             numbers: BTreeMap::new(),
-            left,
         };
+        report.add("messages lost or left", 0);
         let mut charges: HashMap<&str, (usize, bool)> = HashMap::new();
         for event in events {
             match event {
@@ -81,7 +74,11 @@ impl Report {
     }
 
     fn count(&mut self, what: impl Into<String>) {
-        *self.numbers.entry(what.into()).or_default() += 1;
+        self.add(what, 1);
+    }
+
+    pub(crate) fn add(&mut self, what: impl Into<String>, n: usize) {
+        *self.numbers.entry(what.into()).or_default() += n;
     }
 
     /// How often `what` was counted; what begins with it counts in.
@@ -96,15 +93,6 @@ impl fmt::Display for Report {
         let (Seed(seed), took) = (self.seed, self.took.as_secs_f64());
         writeln!(f, "{}: CHAOS_SEED={seed}, {took:.1} s", self.title)?;
         for (what, n) in &self.numbers {
-            writeln!(f, "{n:>9}  {what}")?;
-        }
-        for (what, n) in [
-            (
-                "messages lost or left",
-                self.number("messages lost or left"),
-            ),
-            ("messages left in the queue", self.left),
-        ] {
             writeln!(f, "{n:>9}  {what}")?;
         }
         Ok(())
