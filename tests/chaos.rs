@@ -156,13 +156,13 @@ impl Run {
         let events = ledger.events();
         let Findings {
             violations,
-            excuses,
+            charged_again,
         } = audit(&events, &statuses);
         let mut report = Report::of(self.title, seed, started.elapsed(), &events);
         report.add("messages left in the queue", queue.left());
         report.add("violations", violations.len());
-        for (excuse, n) in excuses {
-            report.add(format!("charged again after {excuse}"), n);
+        for (after, n) in charged_again {
+            report.add(format!("charged again after {after}"), n);
         }
         println!("{report}");
         assert!(violations.is_empty(), "{report}\n{violations:#?}");

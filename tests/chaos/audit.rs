@@ -7,6 +7,9 @@ use crate::{
     plan::{Kind, Message},
 };
 
+/// What must never stand between two charges of one order.
+const NOTHING: &str = "nothing";
+
 /// What is known of one order, and so of one key.
 #[derive(Default)]
 struct Order {
@@ -35,14 +38,14 @@ impl Order {
 }
 
 /// What is known of one message.
-pub(crate) struct Fate {
+pub(crate) struct Account {
     pub(crate) message: Message,
     pub(crate) ends: Vec<End>,
     pub(crate) outcomes: Vec<String>,
     pub(crate) dead_lettered: bool,
 }
 
-impl Fate {
+impl Account {
     pub(crate) fn acknowledged(&self) -> bool {
         self.ends.contains(&End::Acknowledged)
     }
@@ -66,47 +69,48 @@ impl Fate {
 }
 
 /// Each message and what became of it, in the order they were sent.
-pub(crate) fn fates(events: &[Event]) -> Vec<Fate> {
-    let (mut fates, mut places) = (Vec::new(), HashMap::new());
+pub(crate) fn accounts(events: &[Event]) -> Vec<Account> {
+    let (mut accounts, mut places) = (Vec::new(), HashMap::new());
     for event in events {
         match event {
             Event::Sent(message) => {
-                places.insert(message.id.clone(), fates.len());
-                fates.push(Fate {
+                places.insert(message.id.clone(), accounts.len());
+                accounts.push(Account {
                     message: message.clone(),
                     ends: Vec::new(),
                     outcomes: Vec::new(),
                     dead_lettered: false,
                 });
             }
-            Event::Returned { message, end, .. } => fates[places[message]].ends.push(*end),
+            Event::Returned { message, end, .. } => accounts[places[message]].ends.push(*end),
             Event::Said { message, outcome } => {
-                fates[places[message]].outcomes.push(outcome.clone());
+                accounts[places[message]].outcomes.push(outcome.clone());
             }
-            Event::DeadLettered { message } => fates[places[message]].dead_lettered = true,
+            Event::DeadLettered { message } => accounts[places[message]].dead_lettered = true,
             _ => {}
         }
     }
-    fates
+    accounts
 }
 
 pub(crate) struct Findings {
     /// Everything the events say that must not be.
     pub(crate) violations: Vec<String>,
     /// How often an order was charged again, by what cut off the attempt before.
-    pub(crate) excuses: BTreeMap<String, usize>,
+    pub(crate) charged_again: BTreeMap<String, usize>,
 }
 
 /// Goes through the events; `statuses` is the table as it is left, by key.
 pub(crate) fn audit(events: &[Event], statuses: &HashMap<String, String>) -> Findings {
     let mut audit = Audit::default();
+    audit.charged_again.insert(NOTHING.to_owned(), 0);
     for (at, event) in events.iter().enumerate() {
         audit.event(at, event);
     }
-    audit.ends(&fates(events), statuses);
+    audit.ends(&accounts(events), statuses);
     Findings {
         violations: audit.found,
-        excuses: audit.excuses,
+        charged_again: audit.charged_again,
     }
 }
 
@@ -122,7 +126,7 @@ struct Audit {
     groups: BTreeMap<String, Vec<String>>,
     group_of_order: HashMap<String, String>,
     found: Vec<String>,
-    excuses: BTreeMap<String, usize>,
+    charged_again: BTreeMap<String, usize>,
 }
 
 impl Audit {
@@ -211,12 +215,15 @@ impl Audit {
                 "{name} was charged by worker {worker} when it was {sealed:?}"
             ));
         }
-        if let Some(excuse) = order.excuse.take() {
-            *self.excuses.entry(excuse).or_default() += 1;
-        } else if let Some((_, before)) = order.last_charge {
-            self.found.push(format!(
-                "{name} was charged by worker {worker} though nothing cut off worker {before}, which charged it before"
-            ));
+        let excuse = order.excuse.take();
+        if let Some((_, before)) = order.last_charge {
+            let after = excuse.clone().unwrap_or_else(|| NOTHING.to_owned());
+            *self.charged_again.entry(after).or_default() += 1;
+            if excuse.is_none() {
+                self.found.push(format!(
+                    "{name} was charged by worker {worker} though nothing cut off worker {before}, which charged it before"
+                ));
+            }
         }
         if !order.open_charges.is_empty() {
             self.found
@@ -283,12 +290,12 @@ impl Audit {
         self.orders.entry(order.to_owned()).or_default()
     }
 
-    fn ends(&mut self, fates: &[Fate], statuses: &HashMap<String, String>) {
-        for fate in fates {
-            let Message { id, kind, .. } = &fate.message;
-            let told = fate.reason();
-            if fate.acknowledged() {
-                let order = self.orders.get(&fate.message.order);
+    fn ends(&mut self, accounts: &[Account], statuses: &HashMap<String, String>) {
+        for account in accounts {
+            let Message { id, kind, .. } = &account.message;
+            let told = account.reason();
+            if account.acknowledged() {
+                let order = self.orders.get(&account.message.order);
                 let key = order.and_then(|order| order.key.as_ref());
                 let status = key.and_then(|key| statuses.get(key));
                 if status.is_none_or(|status| status != "COMPLETED") {
@@ -300,7 +307,7 @@ impl Audit {
                     self.found
                         .push(format!("{id} was acknowledged, and never charged"));
                 }
-            } else if !fate.dead_lettered {
+            } else if !account.dead_lettered {
                 self.found
                     .push(format!("{id} is lost, or left in the queue"));
             } else if told.is_none() {
@@ -313,7 +320,7 @@ impl Audit {
                     "{id} was given up though nothing is wrong with it, {told}"
                 ));
             }
-            if *kind == Kind::Undecodable && self.orders.contains_key(&fate.message.order) {
+            if *kind == Kind::Undecodable && self.orders.contains_key(&account.message.order) {
                 self.found
                     .push(format!("{id} is no order, and got as far as the table"));
             }

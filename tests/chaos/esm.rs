@@ -202,8 +202,12 @@ async fn survive(lambda: &Lambda, event: Value, fate: Fate) -> (Option<Answer>, 
         (None, Fate::Frozen(_)) => {
             freeze(lambda.pid());
             let answer = invocation.await;
-            // It may have answered a moment before.
-            return (Some(answer), Some(Death::FrozenUntilTimeout));
+            let death = match answer {
+                Answer::TimedOut => Death::FrozenUntilTimeout,
+                // A moment before.
+                _ => Death::Killed,
+            };
+            return (Some(answer), Some(death));
         }
         (None, Fate::Spared) => invocation.await,
     };

@@ -167,7 +167,7 @@ fn a_second_charge_is_found_unless_the_first_attempt_was_cut_off() {
     ] {
         let events = again(cut);
         clean(&events);
-        assert_eq!(audited(&events).excuses[excuse], 1);
+        assert_eq!(audited(&events).charged_again[excuse], 1);
     }
     for cut in [
         vec![answered(), failed()],
@@ -176,7 +176,9 @@ fn a_second_charge_is_found_unless_the_first_attempt_was_cut_off() {
         vec![answered(), died(9, Death::Killed), failed()],
         vec![answered(), fault(9), failed()],
     ] {
-        caught(&again(cut), "though nothing cut off worker 7");
+        let events = again(cut);
+        caught(&events, "though nothing cut off worker 7");
+        assert_eq!(audited(&events).charged_again["nothing"], 1);
     }
     caught(&again(vec![failed()]), "charged by two at once");
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    audit::fates,
+    audit::accounts,
     ledger::{ChargeEnd, End, Event},
     plan::Seed,
 };
@@ -56,16 +56,16 @@ impl Report {
             }
             report.count(format!("orders with {requests} requests at the gateway"));
         }
-        for fate in fates(events) {
-            match (fate.acknowledged(), fate.dead_lettered) {
+        for account in accounts(events) {
+            match (account.acknowledged(), account.dead_lettered) {
                 (true, _) => report.count("messages acknowledged"),
                 (false, true) => {
-                    let why = fate.reason().unwrap_or_else(|| "why?".into());
+                    let why = account.reason().unwrap_or_else(|| "why?".into());
                     report.count(format!("in the dead-letter queue, {why}"));
                 }
                 (false, false) => report.count("messages lost or left"),
             }
-            let acknowledged = fate.ends.iter().filter(|end| **end == End::Acknowledged);
+            let acknowledged = account.ends.iter().filter(|end| **end == End::Acknowledged);
             for _ in acknowledged.skip(1) {
                 report.count("messages acknowledged once more");
             }
