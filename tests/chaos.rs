@@ -130,6 +130,7 @@ impl Run {
     async fn go(&self, seed: Seed, messages: Vec<Message>) -> Report {
         let patience =
             Duration::from_secs(120) + Duration::from_millis(100) * messages.len() as u32;
+        let sent = messages.len();
         let ledger = Arc::new(Ledger::default());
         let dynamo = Dynamo::start().await;
         dynamo.create_table(TABLE).await;
@@ -156,6 +157,7 @@ impl Run {
         let events = ledger.events();
         let Findings {
             violations,
+            uninjected,
             charged_again,
         } = audit(&events, &statuses);
         let mut report = Report::of(self.title, seed, started.elapsed(), &events);
@@ -165,7 +167,10 @@ impl Run {
             report.add(format!("charged again after {after}"), n);
         }
         println!("{report}");
+        println!("what nobody injected: {uninjected:#?}");
         assert!(violations.is_empty(), "{report}\n{violations:#?}");
+        // A busy machine has its own faults, though not many.
+        assert!(uninjected.len() * 50 <= sent, "{uninjected:#?}");
         assert!(
             emptied.is_ok(),
             "the queue was not empty after {patience:?}\n{report}"

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::{
-    ledger::{ChargeEnd, Death, End, Event, Settled, Worker},
+    ledger::{ChargeEnd, Death, Delivery, End, Event, Settled, Worker},
     plan::{Kind, Message},
 };
 
@@ -14,7 +14,7 @@ const NOTHING: &str = "nothing";
 #[derive(Default)]
 struct Order {
     key: Option<String>,
-    last_charge: Option<(usize, Worker)>,
+    last_charge: Option<(usize, Worker, Delivery)>,
     /// What cut the last attempt off, so that another may charge again.
     excuse: Option<String>,
     open_charges: HashSet<usize>,
@@ -27,10 +27,8 @@ struct Order {
 impl Order {
     /// Something happened to the attempt that charged last, if `it` was that one.
     fn cut_off(&mut self, it: impl Fn(usize, Worker) -> bool, by: &str) {
-        if self
-            .last_charge
-            .is_some_and(|(charge, worker)| it(charge, worker))
-        {
+        let last = self.last_charge.as_ref();
+        if last.is_some_and(|(charge, worker, _)| it(*charge, *worker)) {
             // The last word counts: hanging up is what the dead do first.
             self.excuse = Some(by.to_owned());
         }
@@ -83,8 +81,10 @@ pub(crate) fn accounts(events: &[Event]) -> Vec<Account> {
                 });
             }
             Event::Returned { message, end, .. } => accounts[places[message]].ends.push(*end),
-            Event::Said { message, outcome } => {
-                accounts[places[message]].outcomes.push(outcome.clone());
+            Event::Said {
+                delivery, outcome, ..
+            } => {
+                accounts[places[&delivery.0]].outcomes.push(outcome.clone());
             }
             Event::DeadLettered { message } => accounts[places[message]].dead_lettered = true,
             _ => {}
@@ -96,6 +96,9 @@ pub(crate) fn accounts(events: &[Event]) -> Vec<Account> {
 pub(crate) struct Findings {
     /// Everything the events say that must not be.
     pub(crate) violations: Vec<String>,
+    /// Attempts that their workers say were cut off or failed transiently, and were charged again,
+    /// though nothing was injected: a machine too busy is a fault too.
+    pub(crate) uninjected: Vec<String>,
     /// How often an order was charged again, by what cut off the attempt before.
     pub(crate) charged_again: BTreeMap<String, usize>,
 }
@@ -104,12 +107,26 @@ pub(crate) struct Findings {
 pub(crate) fn audit(events: &[Event], statuses: &HashMap<String, String>) -> Findings {
     let mut audit = Audit::default();
     audit.charged_again.insert(NOTHING.to_owned(), 0);
+    for event in events {
+        // Promise 3: a handler runs again after a transient failure, or after it was cut off.
+        if let Event::Said {
+            delivery,
+            outcome,
+            detail,
+        } = event
+            && ["transient_failure", "out_of_time", "completion_unrecorded"].contains(&&**outcome)
+        {
+            let said = format!("{outcome} ({detail})");
+            audit.unfinished.insert(delivery.clone(), said);
+        }
+    }
     for (at, event) in events.iter().enumerate() {
         audit.event(at, event);
     }
     audit.ends(&accounts(events), statuses);
     Findings {
         violations: audit.found,
+        uninjected: audit.uninjected,
         charged_again: audit.charged_again,
     }
 }
@@ -120,12 +137,17 @@ struct Audit {
     order_of_key: HashMap<String, String>,
     order_of_charge: HashMap<usize, String>,
     order_of_message: HashMap<String, String>,
+    /// The delivery by which each worker was last asked for an order.
+    delivered: HashMap<(Worker, String), Delivery>,
+    /// What the workers said of deliveries that left something to do again.
+    unfinished: HashMap<Delivery, String>,
     /// The orders each worker is at.
     at_work: HashMap<Worker, Vec<String>>,
     /// The orders of each FIFO group that are neither charged nor given up, as sent.
     groups: BTreeMap<String, Vec<String>>,
     group_of_order: HashMap<String, String>,
     found: Vec<String>,
+    uninjected: Vec<String>,
     charged_again: BTreeMap<String, usize>,
 }
 
@@ -141,8 +163,10 @@ impl Audit {
                 }
                 self.order_of_message.insert(id, order);
             }
-            Event::Delivered { message, worker } => {
-                let order = self.order_of_message[message].clone();
+            Event::Delivered { delivery, worker } => {
+                let order = self.order_of_message[&delivery.0].clone();
+                let of_order = (*worker, order.clone());
+                self.delivered.insert(of_order, delivery.clone());
                 self.at_work.entry(*worker).or_default().push(order);
             }
             Event::Returned {
@@ -216,14 +240,21 @@ impl Audit {
             ));
         }
         let excuse = order.excuse.take();
-        if let Some((_, before)) = order.last_charge {
-            let after = excuse.clone().unwrap_or_else(|| NOTHING.to_owned());
+        if let Some((_, before, delivery)) = order.last_charge.take() {
+            let after = match (excuse, self.unfinished.get(&delivery)) {
+                (Some(excuse), _) => excuse,
+                (None, Some(said)) => {
+                    self.uninjected.push(format!("{name}: {said}"));
+                    "what nobody injected".to_owned()
+                }
+                (None, None) => {
+                    self.found.push(format!(
+                        "{name} was charged by worker {worker} though nothing cut off worker {before}, which charged it before"
+                    ));
+                    NOTHING.to_owned()
+                }
+            };
             *self.charged_again.entry(after).or_default() += 1;
-            if excuse.is_none() {
-                self.found.push(format!(
-                    "{name} was charged by worker {worker} though nothing cut off worker {before}, which charged it before"
-                ));
-            }
         }
         if !order.open_charges.is_empty() {
             self.found
@@ -238,7 +269,9 @@ impl Audit {
                 .push(format!("{name} shares its key with another order"));
         }
         order.key = Some(key.to_owned());
-        order.last_charge = Some((at, worker));
+        let delivery = self.delivered.get(&(worker, name.to_owned()));
+        let delivery = delivery.cloned().unwrap_or_default();
+        order.last_charge = Some((at, worker, delivery));
         order.open_charges.insert(at);
         self.order_of_charge.insert(at, name.to_owned());
         if !taken {

@@ -99,9 +99,9 @@ impl Mapping {
     ) -> Option<Environment> {
         environment.invocations += 1;
         let worker = environment.worker;
-        for Received { message, .. } in &messages {
-            let message = message.id.clone();
-            self.ledger.note(Event::Delivered { message, worker });
+        for received in &messages {
+            let delivery = (received.message.id.clone(), received.receive_count);
+            self.ledger.note(Event::Delivered { delivery, worker });
         }
         let fate = self.fate(&environment);
         let event = batch(messages.iter().map(|received| self.record(received)));
@@ -176,9 +176,13 @@ impl Mapping {
         let lines = exit.output.iter();
         for line in lines.filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
             if line["message"] == "message processed" {
-                let text = |name: &str| line[name].as_str().unwrap().to_owned();
-                let (message, outcome) = (text("message_id"), text("outcome"));
-                self.ledger.note(Event::Said { message, outcome });
+                let text = |name: &str| line[name].as_str().unwrap_or_default().to_owned();
+                let receive_count = line["receive_count"].as_u64().unwrap();
+                self.ledger.note(Event::Said {
+                    delivery: (text("message_id"), receive_count.try_into().unwrap()),
+                    outcome: text("outcome"),
+                    detail: text("detail"),
+                });
             }
         }
     }

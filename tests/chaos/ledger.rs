@@ -11,11 +11,14 @@ use crate::{faults::Fault, plan::Message};
 /// One process: an execution environment. Numbers are never used again.
 pub(crate) type Worker = u32;
 
+/// A message's id and its receive count.
+pub(crate) type Delivery = (String, u32);
+
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     Sent(Message),
     Delivered {
-        message: String,
+        delivery: Delivery,
         worker: Worker,
     },
     /// What the event source mapping made of a delivery.
@@ -63,8 +66,9 @@ pub(crate) enum Event {
     },
     /// A worker's log line about a delivery, read when the worker is gone.
     Said {
-        message: String,
+        delivery: Delivery,
         outcome: String,
+        detail: String,
     },
 }
 

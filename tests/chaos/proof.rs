@@ -18,9 +18,10 @@ fn sent(n: usize, kind: Kind, group: Option<&str>) -> Event {
     ))
 }
 
+/// Worker n gets a message at its nth receive.
 fn delivered(n: usize, worker: u32) -> Event {
-    let message = format!("m-{n}");
-    Event::Delivered { message, worker }
+    let delivery = (format!("m-{n}"), worker);
+    Event::Delivered { delivery, worker }
 }
 
 fn returned(n: usize, worker: u32, end: End) -> Event {
@@ -64,9 +65,12 @@ fn dead_lettered(n: usize) -> Event {
     Event::DeadLettered { message }
 }
 
-fn said(n: usize, outcome: &str) -> Event {
-    let (message, outcome) = (format!("m-{n}"), outcome.into());
-    Event::Said { message, outcome }
+fn said(n: usize, worker: u32, outcome: &str) -> Event {
+    Event::Said {
+        delivery: (format!("m-{n}"), worker),
+        outcome: outcome.into(),
+        detail: String::new(),
+    }
 }
 
 fn died(worker: u32, death: Death) -> Event {
@@ -181,6 +185,13 @@ fn a_second_charge_is_found_unless_the_first_attempt_was_cut_off() {
         assert_eq!(audited(&events).charged_again["nothing"], 1);
     }
     caught(&again(vec![failed()]), "charged by two at once");
+    for outcome in ["transient_failure", "out_of_time", "completion_unrecorded"] {
+        let mut events = again(vec![answered(), failed()]);
+        events.push(said(1, 7, outcome));
+        clean(&events);
+        let told = format!("o-1: {outcome} ()");
+        assert_eq!(audited(&events).uninjected, [told]);
+    }
 }
 
 #[test]
@@ -233,7 +244,7 @@ fn a_message_that_ends_in_the_dead_letter_queue_has_a_reason() {
     let ends = |kind, told: &[&str]| {
         let mut events = vec![sent(1, kind, None)];
         events.extend([delivered(1, 7), returned(1, 7, End::ReportedFailed)]);
-        events.extend(told.iter().map(|told| said(1, told)));
+        events.extend(told.iter().map(|told| said(1, 7, told)));
         events.push(dead_lettered(1));
         events
     };
