@@ -12,6 +12,8 @@
     reason = "tests fail by panicking"
 )]
 
+#[path = "chaos/account.rs"]
+mod account;
 #[path = "chaos/audit.rs"]
 mod audit;
 #[path = "chaos/esm.rs"]

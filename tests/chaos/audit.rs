@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::{
+    account::{Account, USED_UP, accounts},
     ledger::{ChargeEnd, Death, Delivery, End, Event, Settled, Worker},
     plan::{Kind, Message},
 };
@@ -33,64 +34,6 @@ impl Order {
             self.excuse = Some(by.to_owned());
         }
     }
-}
-
-/// What is known of one message.
-pub(crate) struct Account {
-    pub(crate) message: Message,
-    pub(crate) ends: Vec<End>,
-    pub(crate) outcomes: Vec<String>,
-    pub(crate) dead_lettered: bool,
-}
-
-impl Account {
-    pub(crate) fn acknowledged(&self) -> bool {
-        self.ends.contains(&End::Acknowledged)
-    }
-
-    /// Why it is in the dead-letter queue; `None` if nobody knows.
-    pub(crate) fn reason(&self) -> Option<String> {
-        let permanent = [
-            "permanent_failure",
-            "failed_before",
-            "invalid",
-            "key_reused",
-        ];
-        let mut told = self.outcomes.iter().rev();
-        if let Some(told) = told.find(|outcome| permanent.contains(&outcome.as_str())) {
-            let told = told.replace("failed_before", "permanent_failure");
-            return Some(format!("{:?}: {told}", self.message.kind));
-        }
-        let ended = !self.ends.is_empty() && !self.acknowledged();
-        ended.then(|| format!("{:?}: receives used up", self.message.kind))
-    }
-}
-
-/// Each message and what became of it, in the order they were sent.
-pub(crate) fn accounts(events: &[Event]) -> Vec<Account> {
-    let (mut accounts, mut places) = (Vec::new(), HashMap::new());
-    for event in events {
-        match event {
-            Event::Sent(message) => {
-                places.insert(message.id.clone(), accounts.len());
-                accounts.push(Account {
-                    message: message.clone(),
-                    ends: Vec::new(),
-                    outcomes: Vec::new(),
-                    dead_lettered: false,
-                });
-            }
-            Event::Returned { message, end, .. } => accounts[places[message]].ends.push(*end),
-            Event::Said {
-                delivery, outcome, ..
-            } => {
-                accounts[places[&delivery.0]].outcomes.push(outcome.clone());
-            }
-            Event::DeadLettered { message } => accounts[places[message]].dead_lettered = true,
-            _ => {}
-        }
-    }
-    accounts
 }
 
 pub(crate) struct Findings {
@@ -347,7 +290,7 @@ impl Audit {
                 self.found
                     .push(format!("nobody knows why {id} is in the dead-letter queue"));
             }
-            let told = told.filter(|told| !told.ends_with("receives used up"));
+            let told = told.filter(|told| !told.contains(USED_UP));
             if let Some(told) = told.filter(|_| !kind.is_permanent()) {
                 self.found.push(format!(
                     "{id} was given up though nothing is wrong with it, {told}"

@@ -155,12 +155,9 @@ impl Mapping {
         }
     }
 
-    fn record(&self, received_: &Received) -> Value {
-        let Received {
-            message,
-            receive_count,
-        } = received_;
-        let mut record = received(&message.id, &message.body, *receive_count);
+    fn record(&self, delivery: &Received) -> Value {
+        let message = &delivery.message;
+        let mut record = received(&message.id, &message.body, delivery.receive_count);
         if self.fifo {
             record["eventSourceARN"] = json!(format!("{QUEUE_ARN}.fifo"));
             record["attributes"]["MessageGroupId"] = json!(message.group);

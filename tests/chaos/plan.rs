@@ -22,7 +22,7 @@ impl Seed {
         Self(given.unwrap_or_else(|| fastrand::u64(..)))
     }
 
-    /// The dice for `what`, always the same ones.
+    /// The dice for `what`, the same ones for one seed and one release of Rust.
     pub(crate) fn dice(self, what: impl Hash) -> fastrand::Rng {
         let mut hasher = DefaultHasher::new();
         (self.0, what).hash(&mut hasher);

@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    audit::accounts,
+    account::accounts,
     ledger::{ChargeEnd, End, Event},
     plan::Seed,
 };
