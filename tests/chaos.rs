@@ -192,7 +192,8 @@ fn settings(dynamo: &str, gateway: &str, sqs: &str) -> Env {
         ("IDEMPOTENCY_LEASE_MARGIN", "100ms"),
         ("PAYMENT_GATEWAY_URL", gateway),
         ("PAYMENT_GATEWAY_TIMEOUT", "500ms"),
-        ("CONSUMER_DEADLINE_RESERVE", "300ms"),
+        // An eighth of it is left to answer, on a machine that may be busy.
+        ("CONSUMER_DEADLINE_RESERVE", "800ms"),
         ("CONSUMER_BACKOFF_BASE", "1s"),
         ("CONSUMER_BACKOFF_CAP", "3s"),
     ];
