@@ -47,6 +47,16 @@ test-deep: export EXPLORE_BOUND ?= 4
 test-deep: ## Try every schedule with one deviation more than `make test` does (minutes; EXPLORE_BOUND sets how many)
 	cargo test --locked --profile deep --test explore promise
 
+CHAOS_MESSAGES      ?= 20000
+CHAOS_FIFO_MESSAGES ?= 2000
+
+.PHONY: soak
+soak: export CHAOS_MESSAGES := $(CHAOS_MESSAGES)
+soak: export CHAOS_FIFO_MESSAGES := $(CHAOS_FIFO_MESSAGES)
+soak: ## Kill, freeze and cut off workers over tens of thousands of messages
+	$(CONSUMER)
+	cargo test --locked --test chaos -- --nocapture
+
 .PHONY: test-localstack
 test-localstack: export AWS_ENDPOINT_URL ?= http://127.0.0.1:4566
 test-localstack: $(VENV) ## Run the integration suite against what is up at AWS_ENDPOINT_URL
