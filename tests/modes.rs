@@ -16,4 +16,6 @@ mod world;
 
 #[path = "modes/crashes.rs"]
 mod crashes;
+#[path = "modes/on_item.rs"]
+mod on_item;
 mod support;
