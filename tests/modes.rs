@@ -18,4 +18,8 @@ mod world;
 mod crashes;
 #[path = "modes/on_item.rs"]
 mod on_item;
+#[path = "modes/refusals.rs"]
+mod refusals;
+#[path = "modes/requests.rs"]
+mod requests;
 mod support;
