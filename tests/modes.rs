@@ -14,6 +14,8 @@
 #[path = "modes/world.rs"]
 mod world;
 
+#[path = "modes/batches.rs"]
+mod batches;
 #[path = "modes/crashes.rs"]
 mod crashes;
 #[path = "modes/on_item.rs"]

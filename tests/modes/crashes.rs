@@ -22,7 +22,7 @@ use Meets::{Always, Dies, Once};
 
 /// Each with the outcome where the request that makes the effect meets it: of a transaction, which
 /// knows its own token, and of a write to an item, which knows its own key.
-const STORIES: [(Meets, &str, &str); 23] = [
+const STORIES: [(Meets, &str, &str); 24] = [
     (Once(Fault::CutBefore), "done", "done"),
     (Always(Fault::CutBefore), "commit_unknown", "commit_unknown"),
     (Once(Fault::CutAfter), "done", "duplicate"),
@@ -39,6 +39,7 @@ const STORIES: [(Meets, &str, &str); 23] = [
         "commit_unknown",
         "commit_unknown",
     ),
+    (Always(Fault::Empty), "done", "done"),
     (Once(Fault::InternalError), "done", "done"),
     (
         Always(Fault::InternalError),
