@@ -130,6 +130,39 @@ async fn a_modification_begins_anew_with_what_it_collided_with() {
 }
 
 #[tokio::test]
+async fn a_modification_sees_what_counts_the_version() {
+    let world = World::start().await;
+    let on_item = world.on_item(&world.patient());
+    let calls = Arc::default();
+    world.has(json!({"id": "a", "n": 0})).await;
+    for (key, theirs, n) in [
+        (
+            "had no version",
+            json!({"id": "a", "n": 100, "version": 1}),
+            101,
+        ),
+        ("had one", json!({"id": "a", "n": 200, "version": 7}), 201),
+    ] {
+        world.dynamo.reset_counts();
+        world.dynamo.fail("PutItem", Fault::HoldRequest);
+        let mut held = Box::pin(run(&on_item, key, add(1, &calls)));
+        tokio::select! {
+            outcome = &mut held => panic!("{key}: it ended: {outcome}"),
+            () = world.met("PutItem") => {}
+        }
+        // Somebody else writes, and leaves the memory as it is.
+        let mut theirs: Item = serde_dynamo::to_item(theirs).unwrap();
+        if let Some(events) = world.a().await.remove("processed_events") {
+            theirs.insert("processed_events".into(), events);
+        }
+        world.dynamo.put(THINGS, theirs).await;
+        let (outcome, _met) = tokio::join!(held, world.dynamo.heal());
+        assert_eq!(outcome.name(), "done", "{key}: {outcome}");
+        assert_eq!(number(&world.a().await, "n"), n, "{key}");
+    }
+}
+
+#[tokio::test]
 async fn a_modification_keeps_what_its_type_does_not_know() {
     let world = World::start().await;
     let on_item = world.on_item(&world.patient());

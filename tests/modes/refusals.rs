@@ -8,7 +8,7 @@ use std::{
 use aws_sdk_dynamodb::types::{AttributeValue, Put, ReturnValuesOnConditionCheckFailure, Update};
 use serde_json::json;
 use sqs_once::{
-    Change, Done, Failure, Outcome, Write,
+    Attempt, Change, Done, Failure, Outcome, Write,
     protocol::{Key, StoredResult},
 };
 
@@ -280,6 +280,29 @@ async fn a_failure_that_cannot_be_recorded_is_not_final() {
     assert_eq!(outcome.name(), "permanent_failure", "{outcome}");
     let ended = Some(("FAILED".to_owned(), Some("declined".to_owned())));
     assert_eq!(world.ended("a").await, ended);
+}
+
+/// Its handler may have had effects elsewhere too.
+#[tokio::test]
+async fn after_a_commit_that_nobody_answered_the_next_attempt_is_told() {
+    let world = World::start().await;
+    let client = &world.patient();
+    for fault in [Fault::CutBefore, Fault::InternalError] {
+        let key = &format!("{fault:?}");
+        world.dynamo.fail("TransactWriteItems", fault);
+        for (name, told) in [("commit_unknown", false), ("done", true)] {
+            let handler = async |attempt: Attempt| {
+                assert_eq!(attempt.may_have_run_before(), told, "{key}");
+                Ok(order(key).on_refused(|_| panic!("there is stock")))
+            };
+            world.stock(1).await;
+            let outcome = world
+                .once(client)
+                .run(operation(key, ample()), handler)
+                .await;
+            assert_eq!(outcome.name(), name, "{key}: {outcome}");
+        }
+    }
 }
 
 /// Each is known before anything is sent, and by words.

@@ -1,11 +1,23 @@
 //! What a message costs: the requests that cross the wire.
 
+use std::sync::{Arc, Mutex};
+
+use aws_sdk_dynamodb::{
+    Client,
+    config::{
+        ConfigBag, Intercept, RuntimeComponents, interceptors::BeforeTransmitInterceptorContextRef,
+    },
+    error::BoxError,
+};
 use serde_json::json;
 use sqs_once::{Done, Write};
 
 use super::{
-    support::{dynamo::Counts, faults::Fault},
-    world::{Attempt, THINGS, Way, World, ample, operation},
+    support::{
+        dynamo::{Counts, text},
+        faults::Fault,
+    },
+    world::{Attempt, RECORDS, THINGS, Way, World, ample, operation},
 };
 
 fn counted(counts: &Counts) -> Vec<String> {
@@ -70,34 +82,83 @@ async fn a_known_duplicate_is_not_planned_where_the_inbox_looks_first() {
     }
 }
 
-/// The answer is lost, and the SDK sends the same bytes again: the same transaction, by its
-/// token. Without it the record would refuse it.
+/// Notes the tokens of the transactions that a client sends.
+#[derive(Clone, Debug, Default)]
+struct Tokens(Arc<Mutex<Vec<String>>>);
+
+impl Tokens {
+    fn of(&self, client: &Client) -> Client {
+        let config = client.config().to_builder().interceptor(self.clone());
+        Client::from_conf(config.build())
+    }
+
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
+}
+
+impl Intercept for Tokens {
+    fn name(&self) -> &'static str {
+        "tokens"
+    }
+
+    fn read_before_transmit(
+        &self,
+        context: &BeforeTransmitInterceptorContextRef<'_>,
+        _: &RuntimeComponents,
+        _: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        let body = context.request().body().bytes().unwrap();
+        let body: serde_json::Value = serde_json::from_slice(body)?;
+        if let Some(token) = body["ClientRequestToken"].as_str() {
+            self.0.lock().unwrap().push(token.to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// However it is sent again, by the SDK or by us, it is the same transaction, by its token: the
+/// claim's owner is in it.
 #[tokio::test]
 async fn a_transaction_that_is_sent_again_is_the_same_transaction() {
     let world = World::start().await;
     for way in [Way::Claim, Way::Inbox] {
-        let (id, client) = (&format!("{way:?}"), &world.hurried());
-        world.dynamo.reset_counts();
-        world.dynamo.fail("TransactWriteItems", Fault::CutAfter);
-        let outcome = world
-            .run(&Attempt {
+        for fault in [
+            Fault::CutAfter,
+            Fault::TransactionInProgress,
+            Fault::Canceled(&["None", "TransactionConflict"]),
+            Fault::Canceled(&["TransactionConflict", "None"]),
+            Fault::Canceled(&["None", "ThrottlingError"]),
+            Fault::Canceled(&["ProvisionedThroughputExceeded", "None"]),
+            // It collided, so the condition will be asked again.
+            Fault::Canceled(&["TransactionConflict", "ConditionalCheckFailed"]),
+        ] {
+            let id = &format!("{way:?} {fault:?}");
+            let tokens = Tokens::default();
+            let client = &tokens.of(&world.hurried());
+            world.dynamo.fail("TransactWriteItems", fault);
+            let deadline = ample();
+            let attempt = Attempt {
                 way,
                 id,
                 client,
-                deadline: ample(),
-            })
-            .await;
-        assert_eq!(outcome.name(), "done", "{id}: {outcome}");
-        assert_eq!(world.dynamo.reset_counts()["TransactWriteItems"], 2, "{id}");
-        assert_eq!(world.effect(way, id).await, 1, "{id}");
+                deadline,
+            };
+            let outcome = world.run(&attempt).await;
+            assert_eq!(outcome.name(), "done", "{id}: {outcome}");
+            assert_eq!(world.effect(way, id).await, 1, "{id}");
+            let key = operation(id, deadline).key;
+            let record = world.dynamo.record(RECORDS, key.as_str()).await.unwrap();
+            let token = format!("{}0", text(&record, "owner"));
+            assert_eq!(tokens.take(), [token.clone(), token], "{id}");
+        }
     }
 }
 
-/// Two rounds of one message are two transactions, though one owner sends both.
+/// Three answers to one message are three transactions, though one owner sends them.
 #[tokio::test]
 async fn another_answer_is_another_transaction() {
     let world = World::start().await;
-    let client = &world.patient();
     let put = |id: &str| Write::put(THINGS, json!({"id": id})).when("attribute_not_exists(id)");
     let taken = serde_dynamo::to_item(json!({"id": "taken"})).unwrap();
     world.dynamo.put(THINGS, taken).await;
@@ -106,12 +167,15 @@ async fn another_answer_is_another_transaction() {
         let second = move |_: &_| Ok(Done::new(2).with(put("taken")).on_refused(third));
         Ok(Done::new(1).with(put("taken")).on_refused(second))
     };
-    world.dynamo.reset_counts();
-    let outcome = world.inbox(client).run(operation("a", ample()), plan).await;
+    let tokens = Tokens::default();
+    let client = tokens.of(&world.patient());
+    let outcome = (world.inbox(&client))
+        .run(operation("a", ample()), plan)
+        .await;
     assert_eq!(outcome.name(), "done", "{outcome}");
-    assert_eq!(
-        counted(&world.dynamo.reset_counts()),
-        ["3 TransactWriteItems"]
-    );
     assert!(world.dynamo.record(THINGS, "free").await.is_some());
+    let mut tokens = tokens.take();
+    assert_eq!(tokens.len(), 3);
+    tokens.dedup();
+    assert_eq!(tokens.len(), 3, "{tokens:?}");
 }
