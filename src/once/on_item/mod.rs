@@ -225,10 +225,10 @@ impl Changing<'_> {
             let sent = self.update_item(&write.action).await;
             if let Sent::Refused(item) = &sent
                 && memory.looks_first()
-                && memory.see(item.as_ref()).has_map != seen.has_map
+                && !memory.holds(&seen, item.as_ref())
                 && !item.as_ref().is_some_and(|item| memory.knows(item))
             {
-                // Another attempt gave the item its memory meanwhile.
+                // Another attempt changed the item's memory meanwhile.
                 collisions += 1;
                 if collisions <= MOST_COLLISIONS {
                     continue;
@@ -263,8 +263,12 @@ impl Changing<'_> {
             };
             let unchanged = Unchanged::since(found.as_ref()).map_err(Declined::Invalid)?;
             item.extend(key.clone());
+            memory.keep(found.as_ref(), &mut item);
             memory.note(&mut item);
             let mut put = unchanged.put(table, key_name, item);
+            if let Some(found) = &found {
+                put = memory.compose_unchanged(put, found);
+            }
             put.action.return_values_on_condition_check_failure = Some(AllOld);
             match self.put(&put.action).await {
                 Sent::Refused(item) => found = item,
