@@ -56,29 +56,31 @@
 )]
 
 mod chooser;
+mod claim;
 mod clock;
+mod flaw;
 mod handler;
+mod line;
 mod network;
+mod planner;
 mod promises;
+mod records;
+mod refusal;
+mod request;
 mod scenario;
 mod schedule;
 mod table;
 mod timeline;
+mod transactions;
+mod wire;
 mod world;
 
-use std::{collections::BTreeSet, env, str::FromStr as _, time::Duration};
+use std::{collections::BTreeSet, env, str::FromStr as _};
 
 use chooser::{Found, Schedule, Seen};
-use futures_util::FutureExt as _;
-use handler::{BUDGET, MARGIN};
+use flaw::Flaw;
 use scenario::Scenario;
 use schedule::Ended;
-use sqs_once::{
-    protocol::{AfterFailure, ClaimRequest, Owner, Settlement},
-    store::{ClaimAnswer, MemoryStore, Store as _},
-};
-use table::Flaw;
-use world::{FINGERPRINT, KEY};
 
 /// How many deviations there may be: `EXPLORE_BOUND`, which `make test-deep` sets.
 fn bound() -> u32 {
@@ -103,72 +105,17 @@ fn keeps_every_promise(scenario: &Scenario) -> Found {
     found
 }
 
-#[test]
-fn up_to_three_workers_keep_every_promise() {
-    let found = keeps_every_promise(&Scenario::three_workers());
-    // All that can come of one key with one payload was met on the way.
-    let outcomes = [
-        "completion_unrecorded",
-        "conflict",
-        "done",
-        "duplicate",
-        "failed_before",
-        "lease_lost",
-        "not_started",
-        "out_of_time",
-        "panicked",
-        "permanent_failure",
-        "store_unavailable",
-        "transient_failure",
-    ];
-    assert_eq!(*found.seen.outcomes(), BTreeSet::from(outcomes));
-}
-
-#[test]
-fn workers_that_do_not_notice_being_frozen_keep_every_promise() {
-    keeps_every_promise(&Scenario::untimed());
-}
-
-/// Found with four deviations, when an abandoned lease ended at zero instead of now: an attempt
-/// that was abandoned (w1) was forgotten when two requests of the worker before it (w0) arrived
-/// after that, the first try of its claim, whose retry was answered long ago, and its release:
-/// `SCHEDULE=claim:0.8.0.0.1.4.0.0.0.0.0.0.0.0.0.0.1.0.0.1.1`.
-#[test]
-fn a_claim_that_arrives_late_does_not_replace_a_later_one() {
-    let store = MemoryStore::default();
-    let claim = |request: &ClaimRequest| store.claim(request).now_or_never().unwrap().unwrap();
-    let early = request(0);
-    let lease = BUDGET + MARGIN + Duration::from_millis(1);
-    let later = request(u64::try_from(lease.as_millis()).unwrap());
-    assert!(matches!(claim(&early), ClaimAnswer::Applied { .. }));
-    assert!(matches!(claim(&later), ClaimAnswer::Applied { .. }));
-    let fence = later.fence();
-    let abandoned = store.settle(&fence, &Settlement::Abandon, later.now);
-    abandoned.now_or_never().unwrap().unwrap();
-    assert!(matches!(claim(&early), ClaimAnswer::Refused(_)));
-}
-
-/// A claim made so many milliseconds after the start.
-fn request(after: u64) -> ClaimRequest {
-    let now = clock::wall() + Duration::from_millis(after);
-    let lease_until = now + BUDGET + MARGIN;
-    ClaimRequest {
-        key: KEY.clone(),
-        owner: Owner::fresh(),
-        fingerprint: Some(FINGERPRINT.clone()),
-        message_id: "m-0".into(),
-        now,
-        lease_until,
-        expires_at: lease_until.as_secs_ceil() + 3600,
-        after_failure: AfterFailure::Retry,
-    }
-}
-
 /// Two schedules that lead to the same state are followed up once. Were anything missing from what
 /// is taken for the state, following up each would lead to more.
 #[test]
 fn leaving_out_what_was_seen_before_loses_no_state() {
-    for scenario in [Scenario::three_workers(), Scenario::untimed()] {
+    for scenario in [
+        Scenario::three_workers(),
+        Scenario::untimed(),
+        Scenario::commit(),
+        Scenario::inbox(),
+        Scenario::first_look(),
+    ] {
         let once_each = scenario.explore(2, Seen::default);
         let every_path = scenario.explore(2, Seen::on_every_path);
         assert!(once_each.executions < every_path.executions);
@@ -180,56 +127,15 @@ fn leaving_out_what_was_seen_before_loses_no_state() {
 }
 
 /// Explores a table with a flaw; it must come to the promise that the flaw breaks.
-fn finds(flaw: Flaw, promise: &str) {
-    let scenario = Scenario::flawed(flaw);
+fn finds(scenario: &Scenario, promise: &str) {
     let found = scenario.explore(3, Seen::default);
     let schedule = found.broken.expect("a flaw that breaks nothing");
-    let (ended, text) = told(&scenario, &schedule);
+    let (ended, text) = told(scenario, &schedule);
     println!("{text}");
     let Ended::Broken(how) = ended else {
         panic!("the schedule breaks nothing when it is repeated")
     };
     assert!(how.starts_with(promise), "{how}");
-}
-
-#[test]
-fn the_explorer_finds_a_claim_that_ignores_the_lease() {
-    finds(Flaw::ClaimIgnoresLease, "P1");
-}
-
-#[test]
-fn the_explorer_finds_a_claim_over_what_is_completed() {
-    finds(Flaw::ClaimIgnoresCompleted, "P5");
-}
-
-#[test]
-fn the_explorer_finds_a_takeover_that_does_not_return_the_old_record() {
-    finds(Flaw::TakeoverNotReturned, "P3");
-}
-
-#[test]
-fn the_explorer_finds_a_refused_claim_that_does_not_return_the_record() {
-    finds(Flaw::RefusedClaimWithoutRecord, "ends");
-}
-
-#[test]
-fn the_explorer_finds_a_completion_without_its_owner() {
-    finds(Flaw::CompletionWithoutOwner, "P2");
-}
-
-#[test]
-fn the_explorer_finds_a_completion_without_its_condition() {
-    finds(Flaw::CompletionWithoutCondition, "P5");
-}
-
-#[test]
-fn the_explorer_finds_a_release_without_its_owner() {
-    finds(Flaw::ReleaseWithoutOwner, "P3");
-}
-
-#[test]
-fn the_explorer_finds_an_abandoned_claim_that_is_deleted() {
-    finds(Flaw::AbandonDeletes, "P3");
 }
 
 /// Repeats the schedule that `SCHEDULE` names, with its time line. Without it, one that was just
@@ -246,7 +152,7 @@ fn replay() {
         println!("{text}");
         assert_eq!(ended, Ended::Well);
     } else {
-        let scenario = Scenario::flawed(Flaw::ReleaseWithoutOwner);
+        let scenario = Scenario::claim().with(Flaw::ReleaseWithoutOwner);
         let found = scenario.explore(3, Seen::default);
         let line = scenario.line(&found.broken.expect("a flaw that breaks nothing"));
         assert!(matches!(repeat(&line).0, Ended::Broken(_)));

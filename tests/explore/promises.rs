@@ -6,6 +6,7 @@
 //! | P2 | once COMPLETED, nobody enters the handler, and nobody whose lease lives has an effect; a message whose failure is stored does not run again |
 //! | P3 | a run follows only on a transient failure or an attempt that was cut off; of the latter it is told |
 //! | P3, in money | the effect is had twice only if a worker had it when its lease was over |
+//! | P4 | an effect in the table is there once at most, and exactly if the record is COMPLETED with the result of the same transaction; nobody makes it under another's live claim |
 //! | P5 | success is said only of what is COMPLETED, with the recorded result; a COMPLETED record does not change, and its result is that of a handler which said so |
 //! | ends | every message ends in success or in a stored failure (`schedule.rs`) |
 //!
@@ -30,17 +31,19 @@ use crate::{
 struct Run {
     worker: usize,
     lease_until: Timestamp,
-    /// What the handler said at its end.
-    said: Option<Word>,
+    /// What the handler said at its end, and what it said then of writes that were refused.
+    said: Vec<Word>,
     /// Its worker has crashed or ended, or cut it off.
     gone: bool,
+    /// Its commit was not answered at once.
+    unanswered: bool,
     /// A failure was stored since: what went before is dealt with.
     settled: bool,
 }
 
 impl Run {
     fn inside(&self) -> bool {
-        self.said.is_none() && !self.gone
+        self.said.is_empty() && !self.gone
     }
 
     fn lease_lives(&self) -> bool {
@@ -60,6 +63,8 @@ pub struct Promises {
     runs: Vec<Run>,
     /// Per effect: whether its worker's lease was alive.
     effects: Vec<bool>,
+    /// How many effects there are in the table.
+    made: usize,
     completed: Option<StoredResult>,
     broken: Option<String>,
 }
@@ -85,7 +90,7 @@ impl Promises {
     }
 
     pub fn lease(&self, worker: usize) -> Timestamp {
-        self.leases[worker]
+        self.leases.get(worker).copied().unwrap_or_default()
     }
 
     pub fn effects(&self) -> usize {
@@ -93,15 +98,9 @@ impl Promises {
     }
 
     pub fn enters(&mut self, worker: usize, told: bool) {
-        let lease_until = self.leases[worker];
+        let lease_until = self.lease(worker);
         let before = self.runs.clone();
-        self.runs.push(Run {
-            worker,
-            lease_until,
-            said: None,
-            gone: false,
-            settled: false,
-        });
+        self.begins(worker);
         self.break_if(!lives(lease_until), || {
             format!("P1: w{worker} enters the handler, and its lease is over")
         });
@@ -118,10 +117,13 @@ impl Promises {
         });
         for run in before.iter().filter(|run| !run.settled) {
             let other = run.worker;
-            if run.said == Some(Word::Transient) {
+            if run.said.last() == Some(&Word::Transient) {
                 continue;
             }
-            let cut_off = run.gone || run.said == Some(Word::Panic) || !run.lease_lives();
+            let cut_off = run.gone
+                || run.unanswered
+                || run.said.last() == Some(&Word::Panic)
+                || !run.lease_lives();
             self.break_if(!cut_off, || {
                 format!("P3: w{worker} runs again, and nothing has happened to w{other}")
             });
@@ -131,9 +133,21 @@ impl Promises {
         }
     }
 
+    /// A worker's handler runs, as any number may where it only plans.
+    pub fn begins(&mut self, worker: usize) {
+        self.runs.push(Run {
+            worker,
+            lease_until: self.lease(worker),
+            said: Vec::new(),
+            gone: false,
+            unanswered: false,
+            settled: false,
+        });
+    }
+
     /// A worker has its effect.
     pub fn acts(&mut self, worker: usize) {
-        let lease_lives = lives(self.leases[worker]);
+        let lease_lives = lives(self.lease(worker));
         self.break_if(lease_lives && self.completed.is_some(), || {
             format!("P2: w{worker} has an effect under a live lease, and all is COMPLETED")
         });
@@ -145,13 +159,18 @@ impl Promises {
     }
 
     pub fn says(&mut self, worker: usize, word: Word) {
-        self.run(worker).said = Some(word);
+        self.run(worker).said.push(word);
+    }
+
+    /// The table is out of reach when the worker's writes are to be made.
+    pub fn unanswered(&mut self, worker: usize) {
+        self.run(worker).unanswered = true;
     }
 
     /// The handler's future is no more.
     pub fn left(&mut self, worker: usize) {
         let run = self.run(worker);
-        run.gone |= run.said.is_none();
+        run.gone |= run.said.is_empty();
     }
 
     /// The worker is no more: it has crashed, or ended.
@@ -164,6 +183,32 @@ impl Promises {
     fn run(&mut self, worker: usize) -> &mut Run {
         let run = self.runs.iter_mut().find(|run| run.worker == worker);
         run.expect("it entered the handler")
+    }
+
+    /// Of an effect that lives in the table, by whose transactions it was `made`. `holder` had a
+    /// live claim before that.
+    pub fn made(&mut self, made: &[usize], holder: Option<usize>, record: Option<&Record>) {
+        self.break_if(made.len() > 1, || {
+            format!(
+                "P4: the effect is there {} times, made by {made:?}",
+                made.len()
+            )
+        });
+        if let Some(worker) = made.get(self.made) {
+            let other = holder.filter(|holder| holder != worker);
+            self.break_if(other.is_some(), || {
+                format!("P1: w{worker} commits under a live claim of another: {other:?}")
+            });
+        }
+        self.made = made.len();
+        let recorded = match record.map(|record| &record.state) {
+            Some(State::Completed { result }) if *result != declined() => Some(result.clone()),
+            _ => None,
+        };
+        let effect = made.first().map(|worker| output_of(*worker));
+        self.break_if(recorded != effect, || {
+            format!("P4: the effect is that of {effect:?}, and the record tells {recorded:?}")
+        });
     }
 
     /// The table was written to.
@@ -183,10 +228,15 @@ impl Promises {
         }
         match after.map(|record| &record.state) {
             Some(State::Completed { result }) => {
-                let said = self
-                    .runs
-                    .iter()
-                    .any(|run| run.said == Some(Word::Done) && *result == output_of(run.worker));
+                let mut said = self.runs.iter().flat_map(|run| {
+                    let outputs = run.said.iter().map(|word| match word {
+                        Word::Done => Some(output_of(run.worker)),
+                        Word::Declined => Some(declined()),
+                        _ => None,
+                    });
+                    outputs.flatten()
+                });
+                let said = said.any(|output| output == *result);
                 self.break_if(!said, || {
                     "P5: a result was recorded that no handler returned".into()
                 });
@@ -226,12 +276,20 @@ fn output_of(worker: usize) -> StoredResult {
     StoredResult::Json(worker.to_string())
 }
 
+/// What the handler returns that did without its writes.
+pub const DECLINED: &str = "declined";
+
+fn declined() -> StoredResult {
+    StoredResult::Json(format!("\"{DECLINED}\""))
+}
+
 /// All that later checks depend on.
 impl Hash for Promises {
     fn hash<H: Hasher>(&self, state: &mut H) {
         for run in &self.runs {
             let lease = run.lease_lives().then(|| from_now(run.lease_until));
-            (run.worker, run.said, run.gone, run.settled, lease).hash(state);
+            (run.worker, &run.said, run.gone, run.settled, lease).hash(state);
+            run.unanswered.hash(state);
         }
         self.effects.hash(state);
         self.completed.is_some().hash(state);

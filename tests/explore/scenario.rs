@@ -10,9 +10,9 @@ use sqs_once::{Delivery, Outcome};
 use crate::{
     chooser::{Chooser, Found, Schedule, Seen, search},
     clock::Clocks,
-    handler,
+    flaw::Flaw,
+    handler, planner,
     schedule::{Ended, execute},
-    table::Flaw,
     timeline::Timeline,
     world::Shared,
 };
@@ -25,12 +25,24 @@ pub type Work = fn(Shared, usize, Delivery) -> Pin<Box<dyn Future<Output = Outco
 pub struct Scenario {
     pub name: String,
     pub work: Work,
+    pub effect: Effect,
+    /// Whether workers read before they write.
+    pub looks: bool,
     /// At most so many at work at a time; any number may follow.
     pub workers: usize,
     /// Messages with the same key. Each may be delivered at any time, and again.
     pub messages: usize,
     pub freeze: Freeze,
     pub flaw: Option<Flaw>,
+}
+
+/// Where the effect is, of which there is to be one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Somewhere else: the handler has it.
+    Outside,
+    /// In the table: a transaction makes it.
+    InTable,
 }
 
 /// What a worker's own timers do while it is frozen until its lease is over.
@@ -50,10 +62,47 @@ impl Scenario {
             work: |world, worker, delivery| {
                 Box::pin(handler::claim_run_complete(world, worker, delivery))
             },
+            effect: Effect::Outside,
+            looks: false,
             workers: 2,
             messages: 2,
             freeze: Freeze::Timed,
             flaw: None,
+        }
+    }
+
+    /// Claim, plan, commit together with the record.
+    pub fn commit() -> Self {
+        Self {
+            name: "commit".into(),
+            work: |world, worker, delivery| {
+                Box::pin(planner::claim_plan_commit(world, worker, delivery))
+            },
+            effect: Effect::InTable,
+            ..Self::claim()
+        }
+    }
+
+    /// Plan, commit together with the record.
+    pub fn inbox() -> Self {
+        Self {
+            name: "inbox".into(),
+            work: |world, worker, delivery| {
+                Box::pin(planner::plan_commit(world, worker, delivery, false))
+            },
+            ..Self::commit()
+        }
+    }
+
+    /// The same with a look at the record before that.
+    pub fn first_look() -> Self {
+        Self {
+            name: "first_look".into(),
+            work: |world, worker, delivery| {
+                Box::pin(planner::plan_commit(world, worker, delivery, true))
+            },
+            looks: true,
+            ..Self::inbox()
         }
     }
 
@@ -76,19 +125,33 @@ impl Scenario {
     }
 
     /// The same on a table with a flaw.
-    pub fn flawed(flaw: Flaw) -> Self {
+    pub fn with(self, flaw: Flaw) -> Self {
         Self {
-            name: format!("{flaw:?}"),
+            name: format!("{}+{flaw:?}", self.name),
             flaw: Some(flaw),
-            ..Self::claim()
+            ..self
         }
     }
 
     /// The scenario of that name.
     pub fn named(name: &str) -> Option<Self> {
-        let sound = [Self::claim(), Self::three_workers(), Self::untimed()];
-        let mut all = sound.into_iter().chain(Flaw::ALL.map(Self::flawed));
-        all.find(|scenario| scenario.name == name)
+        let (base, flaw) = match name.split_once('+') {
+            Some((base, flaw)) => (base, Some(flaw)),
+            None => (name, None),
+        };
+        let all = [
+            Self::claim(),
+            Self::three_workers(),
+            Self::untimed(),
+            Self::commit(),
+            Self::inbox(),
+            Self::first_look(),
+        ];
+        let base = all.into_iter().find(|scenario| scenario.name == base)?;
+        let Some(flaw) = flaw else { return Some(base) };
+        let mut flaws = Flaw::ALL.into_iter();
+        let flaw = flaws.find(|known| format!("{known:?}") == flaw)?;
+        Some(base.with(flaw))
     }
 
     /// Tries every schedule with at most `bound` deviations, up to the first that breaks a

@@ -20,7 +20,6 @@ use crate::{
     chooser::{Chooser, Seen},
     clock::{Clocks, from_now, wall},
     handler::{BUDGET, RESERVE},
-    network::Request,
     scenario::{Freeze, Scenario},
     timeline::Timeline,
     world::{Shared, Worker, World, lock},
@@ -217,6 +216,10 @@ impl Execution<'_> {
 
     fn poll(&mut self, worker: usize) -> Option<&'static str> {
         self.current = Some(worker);
+        let pause = lock(&self.world).workers[worker].pause();
+        if let Some(pause) = pause {
+            self.pass(pause);
+        }
         let elapsed = self.clocks.elapsed();
         {
             let state = &mut lock(&self.world).workers[worker];
@@ -297,14 +300,7 @@ impl Execution<'_> {
                 (age, lease).hash(&mut state);
             }
         }
-        for request in &world.in_flight {
-            let made = match &request.request {
-                Request::Claim(claim) => from_now(claim.now),
-                Request::Settle(..) => None,
-            };
-            (request.worker, request.call, request.request.name(), made).hash(&mut state);
-        }
-        world.hash_record(world.record.as_ref(), &mut state);
+        world.hash_table(&mut state);
         world.promises.hash(&mut state);
         (self.current, &self.settled, world.workers.len()).hash(&mut state);
         seen.before(state.finish(), world.chooser.spent())
