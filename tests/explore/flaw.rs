@@ -26,10 +26,14 @@ pub enum Flaw {
     WritesGoFirst,
     /// The token of a transaction is made of the key alone.
     TokenOfTheKey,
+    /// A change of the item has no condition.
+    ChangeWithoutCondition,
+    /// `ReturnValuesOnConditionCheckFailure` is not set, so a refused change says nothing.
+    RefusalWithoutItem,
 }
 
 impl Flaw {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::ClaimIgnoresLease,
         Self::ClaimIgnoresCompleted,
         Self::TakeoverNotReturned,
@@ -41,5 +45,7 @@ impl Flaw {
         Self::AbandonWithoutCondition,
         Self::WritesGoFirst,
         Self::TokenOfTheKey,
+        Self::ChangeWithoutCondition,
+        Self::RefusalWithoutItem,
     ];
 }

@@ -24,7 +24,7 @@ pub struct Line {
 impl Line {
     /// Each call is an await of its worker, whatever its fate: there it can crash, be frozen, or
     /// see others go first.
-    async fn call(&self, request: Request) -> Result<Answer, StoreError> {
+    pub async fn call(&self, request: Request) -> Result<Answer, StoreError> {
         let (worker, world) = (self.worker, &self.world);
         let (fate, call, answer) = lock(world).meets_its_fate(worker, &request);
         match fate {
@@ -42,9 +42,7 @@ impl Line {
             Fate::Contended => {
                 pause().await;
                 lock(world).contended(worker);
-                Ok(Answer::Commit(CommitAnswer::Contended(
-                    "a collision".into(),
-                )))
+                Ok(request.contended())
             }
             Fate::Answered
             | Fate::SentTwice

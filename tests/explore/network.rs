@@ -30,13 +30,13 @@ pub enum Fate {
     GivenUpArrivesLater,
     /// Applied and answered; the first try, taken for lost, is applied at a later step.
     CopyArrivesLater,
-    /// A transaction: it collides with another, or is throttled.
+    /// It collides with another, or is throttled: a transaction, or a change of the item.
     Contended,
-    /// A transaction: the condition of its writes is not met just now.
+    /// The user's own condition is not met just now.
     Cancelled,
     /// The same, and the first try, taken for lost, arrives later, when it is met.
     CancelledCopyArrivesLater,
-    /// A read: answered with the record before the last change.
+    /// A read that may be: answered with the record before the last change.
     Stale,
 }
 
@@ -52,9 +52,9 @@ const OF_A_WRITE: [Fate; 12] = [
     SilentAnswer,
     GivenUpArrivesLater,
     CopyArrivesLater,
-    // Of a transaction alone.
+    // Not of a claim's own writes.
     Contended,
-    // Where it holds more than the record.
+    // Where there is a condition beside the library's.
     Cancelled,
     CancelledCopyArrivesLater,
 ];
@@ -96,6 +96,9 @@ impl World {
             Request::Commit(commit) if commit.writes.is_empty() => &OF_A_WRITE[..10],
             Request::Commit(_) => &OF_A_WRITE,
             Request::Look(_) => &OF_A_READ,
+            // It asks for a consistent read.
+            Request::Item(_) if request.reads() => &OF_A_READ[..3],
+            Request::Item(_) => &OF_A_WRITE,
         };
         let fate = fates[self.choose(worker, fates.len())];
         if matches!(request, Request::Commit(_)) && !fate.answers() {

@@ -17,7 +17,7 @@ fn once(world: &Shared, worker: usize) -> Once<Line> {
     once.clock(clock::wall).lease_margin(MARGIN)
 }
 
-fn operation(delivery: Delivery) -> Operation {
+pub fn operation(delivery: Delivery) -> Operation {
     Operation::new(
         KEY.clone(),
         Some(FINGERPRINT.clone()),
@@ -67,26 +67,28 @@ async fn plan(
     pause().await;
     let word = lock(&world).plans(worker);
     obey(word)?;
-    let deciding = world.clone();
-    Ok(sale(worker).on_refused(move |_| {
-        let word = lock(&deciding).decides(worker);
-        match word {
-            Word::Declined => Ok(Done::new(json!(DECLINED))),
-            word => obey(word).map(|()| sale(worker)),
-        }
-    }))
+    Ok(sale(&world, worker))
 }
 
 /// The item is the table's own (`table.rs`); of the write it counts only that there is one.
-fn sale(worker: usize) -> Done<Value> {
+fn sale(world: &Shared, worker: usize) -> Done<Value> {
     let write = Write::update("stock", "ADD sold :one")
         .key("id", "last one")
-        .value(":one", 1);
-    Done::new(json!(worker)).with(write.when("attribute_not_exists(sold)"))
+        .value(":one", 1)
+        .when("attribute_not_exists(sold)");
+    let world = world.clone();
+    let sale_of_one = Done::new(json!(worker)).with(write);
+    sale_of_one.on_refused(move |_| {
+        let word = lock(&world).decides(worker);
+        match word {
+            Word::Declined => Ok(Done::new(json!(DECLINED))),
+            word => obey(word).map(|()| sale(&world, worker)),
+        }
+    })
 }
 
 impl World {
-    fn plans(&mut self, worker: usize) -> Word {
+    pub fn plans(&mut self, worker: usize) -> Word {
         let words = [Word::Done, Word::Transient, Word::Permanent, Word::Panic];
         let word = words[self.choose(worker, words.len())];
         self.says(worker, word);

@@ -6,7 +6,7 @@
 //! | P2 | once COMPLETED, nobody enters the handler, and nobody whose lease lives has an effect; a message whose failure is stored does not run again |
 //! | P3 | a run follows only on a transient failure or an attempt that was cut off; of the latter it is told |
 //! | P3, in money | the effect is had twice only if a worker had it when its lease was over |
-//! | P4 | an effect in the table is there once at most, and exactly if the record is COMPLETED with the result of the same transaction; nobody makes it under another's live claim |
+//! | P4 | an effect in the table is there once at most, and exactly if the record is COMPLETED with the result of the same transaction; nobody makes it under another's live claim. On an item it is there once at most, and exactly if the item remembers the operation; nobody is asked what a refusal means that is its own duplicate's |
 //! | P5 | success is said only of what is COMPLETED, with the recorded result; a COMPLETED record does not change, and its result is that of a handler which said so |
 //! | ends | every message ends in success or in a stored failure (`schedule.rs`) |
 //!
@@ -14,7 +14,10 @@
 //! claim asked for. A promise is checked against what happened, never against how the library works: the monitor
 //! sees handlers enter, act and leave, workers end, and the record before and after each write.
 
-use std::hash::{Hash, Hasher};
+use std::{
+    collections::BTreeSet,
+    hash::{Hash, Hasher},
+};
 
 use sqs_once::{
     Outcome,
@@ -24,6 +27,7 @@ use sqs_once::{
 use crate::{
     clock::{from_now, wall},
     handler::{BUDGET, MARGIN, Word},
+    items::Tells,
 };
 
 /// One time that the handler ran.
@@ -66,6 +70,8 @@ pub struct Promises {
     /// How many effects there are in the table.
     made: usize,
     completed: Option<StoredResult>,
+    /// The messages whose failure was stored at some time.
+    failed: BTreeSet<String>,
     broken: Option<String>,
 }
 
@@ -211,6 +217,39 @@ impl Promises {
         });
     }
 
+    /// Of an effect on an item, by whose requests it was `made`, and which others have changed too.
+    pub fn changed(&mut self, made: &[usize], tells: Tells, others: usize) {
+        self.break_if(made.len() > 1, || {
+            format!("P4: the item was changed {} times, by {made:?}", made.len())
+        });
+        let Tells { sold, known, .. } = tells;
+        self.break_if(sold != made.len() || known == made.is_empty(), || {
+            format!("P4: changed by {made:?}, the item tells {tells:?}")
+        });
+        self.break_if(tells.others != others, || {
+            format!("P4: a change of somebody else's is lost: {others} were made, {tells:?}")
+        });
+    }
+
+    /// A worker ends whose effect is on an item.
+    pub fn ended_on_item(&mut self, worker: usize, outcome: &Outcome, made: &[usize]) {
+        let mut said = self.run(worker).said.iter();
+        let unsaid = !said.any(|word| *word == Word::Permanent);
+        self.gone(worker);
+        let right = match outcome {
+            Outcome::Done(result) => made == [worker] && *result == output_of(worker),
+            Outcome::Duplicate(_) => made.len() == 1,
+            Outcome::PermanentFailure(_) => !unsaid,
+            _ => true,
+        };
+        self.break_if(!right, || {
+            format!(
+                "P5: w{worker} says {}, and the effect is that of {made:?}",
+                outcome.name()
+            )
+        });
+    }
+
     /// The table was written to.
     pub fn wrote(&mut self, before: Option<&Record>, after: Option<&Record>) {
         if before == after {
@@ -243,6 +282,8 @@ impl Promises {
                 self.completed = Some(result.clone());
             }
             Some(State::Failed { .. }) => {
+                self.failed
+                    .extend(after.and_then(|record| record.message_id.clone()));
                 for run in &mut self.runs {
                     run.settled = true;
                 }
@@ -252,7 +293,13 @@ impl Promises {
     }
 
     /// A worker ends, and the record is as it is.
-    pub fn ended(&mut self, worker: usize, outcome: &Outcome, record: Option<&Record>) {
+    pub fn ended(
+        &mut self,
+        worker: usize,
+        message: &str,
+        outcome: &Outcome,
+        record: Option<&Record>,
+    ) {
         self.gone(worker);
         let recorded = match record.map(|record| &record.state) {
             Some(State::Completed { result }) => Some(result),
@@ -264,6 +311,10 @@ impl Promises {
         };
         self.break_if(outcome.is_success() && recorded.is_none(), || {
             format!("P5: w{worker} says success of what is not COMPLETED")
+        });
+        let before = matches!(outcome, Outcome::FailedBefore(_));
+        self.break_if(before && !self.failed.contains(message), || {
+            format!("P5: w{worker} passes on a failure of another message")
         });
         self.break_if(said.is_some() && said != recorded, || {
             format!("P5: w{worker} passes on another result than the recorded one")
@@ -293,5 +344,6 @@ impl Hash for Promises {
         }
         self.effects.hash(state);
         self.completed.is_some().hash(state);
+        self.failed.hash(state);
     }
 }

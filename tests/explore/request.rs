@@ -12,7 +12,9 @@ use sqs_once::{
 
 use crate::{
     clock::from_now,
+    items::{ItemAnswer, ItemRequest},
     table::{left_as, owner},
+    world::KEY,
 };
 
 #[derive(Clone, Debug)]
@@ -21,6 +23,7 @@ pub enum Request {
     Settle(Fence, Settlement, Timestamp),
     Commit(Commit),
     Look(Key),
+    Item(ItemRequest),
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -29,6 +32,7 @@ pub enum Answer {
     Settle(SettleAnswer),
     Commit(CommitAnswer),
     Look(Option<Record>),
+    Item(ItemAnswer),
 }
 
 impl Request {
@@ -38,11 +42,14 @@ impl Request {
             Self::Settle(fence, ..) => &fence.key,
             Self::Commit(commit) => commit.record.key(),
             Self::Look(key) => key,
+            Self::Item(_) => &KEY,
         }
     }
 
     pub fn name(&self) -> &'static str {
         match self {
+            Self::Item(_) if self.reads() => "get",
+            Self::Item(_) => "change",
             Self::Claim(_) => "claim",
             Self::Settle(_, settlement, _) => settlement.name(),
             Self::Commit(_) => "commit",
@@ -55,7 +62,7 @@ impl Request {
         match self {
             Self::Claim(request) => Some(&request.owner),
             Self::Commit(commit) => Some(owner(commit)),
-            Self::Settle(..) | Self::Look(_) => None,
+            Self::Settle(..) | Self::Look(_) | Self::Item(_) => None,
         }
     }
 
@@ -81,7 +88,24 @@ impl Request {
             }
             // Its time is where an abandoned lease ends.
             Self::Settle(_, _, now) => from_now(*now).hash(hasher),
+            Self::Item(request) => (&request.operation, &request.timeless).hash(hasher),
             Self::Look(_) => {}
+        }
+    }
+
+    pub fn reads(&self) -> bool {
+        match self {
+            Self::Look(_) => true,
+            Self::Item(request) => request.reads(),
+            Self::Claim(_) | Self::Settle(..) | Self::Commit(_) => false,
+        }
+    }
+
+    /// That it collided, or was throttled.
+    pub fn contended(&self) -> Answer {
+        match self {
+            Self::Item(_) => Answer::Item(ItemAnswer::throttled()),
+            _ => Answer::Commit(CommitAnswer::Contended("a collision".into())),
         }
     }
 }
@@ -101,6 +125,9 @@ impl Answer {
             Self::Commit(CommitAnswer::Contended(_)) => ("contended", None),
             Self::Commit(CommitAnswer::Invalid(_)) => ("invalid", None),
             Self::Look(record) => ("answered", record.as_ref()),
+            Self::Item(answer) if answer.is_refusal() => ("refused", None),
+            Self::Item(answer) if answer.said.is_ok() => ("answered", None),
+            Self::Item(_) => ("failed", None),
         }
     }
 }

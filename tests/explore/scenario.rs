@@ -8,6 +8,7 @@ use std::{
 use sqs_once::{Delivery, Outcome};
 
 use crate::{
+    changer::{self, Way},
     chooser::{Chooser, Found, Schedule, Seen, search},
     clock::Clocks,
     flaw::Flaw,
@@ -33,6 +34,8 @@ pub struct Scenario {
     /// Messages with the same key. Each may be delivered at any time, and again.
     pub messages: usize,
     pub freeze: Freeze,
+    /// By how many deviations it is explored less far than the others, since it takes longer.
+    pub fewer: u32,
     pub flaw: Option<Flaw>,
 }
 
@@ -43,6 +46,8 @@ pub enum Effect {
     Outside,
     /// In the table: a transaction makes it.
     InTable,
+    /// On an item, which remembers it.
+    OnItem,
 }
 
 /// What a worker's own timers do while it is frozen until its lease is over.
@@ -67,6 +72,7 @@ impl Scenario {
             workers: 2,
             messages: 2,
             freeze: Freeze::Timed,
+            fewer: 0,
             flaw: None,
         }
     }
@@ -79,7 +85,19 @@ impl Scenario {
                 Box::pin(planner::claim_plan_commit(world, worker, delivery))
             },
             effect: Effect::InTable,
+            fewer: 1,
             ..Self::claim()
+        }
+    }
+
+    /// The same with workers whose timers do not tell them how long they were frozen: their
+    /// commits meet the claims of others.
+    pub fn commit_untimed() -> Self {
+        Self {
+            name: "commit_untimed".into(),
+            freeze: Freeze::Untimed,
+            fewer: 0,
+            ..Self::commit()
         }
     }
 
@@ -90,6 +108,7 @@ impl Scenario {
             work: |world, worker, delivery| {
                 Box::pin(planner::plan_commit(world, worker, delivery, false))
             },
+            fewer: 0,
             ..Self::commit()
         }
     }
@@ -124,6 +143,28 @@ impl Scenario {
         }
     }
 
+    /// One change of one item.
+    pub fn on_item(way: Way) -> Self {
+        let (name, work): (_, Work) = match way {
+            Way::Create => ("create", |world, worker, delivery| {
+                Box::pin(changer::change(world, worker, delivery, Way::Create))
+            }),
+            Way::Update => ("update", |world, worker, delivery| {
+                Box::pin(changer::change(world, worker, delivery, Way::Update))
+            }),
+            Way::Modify => ("modify", |world, worker, delivery| {
+                Box::pin(changer::change(world, worker, delivery, Way::Modify))
+            }),
+        };
+        Self {
+            name: name.into(),
+            work,
+            effect: Effect::OnItem,
+            fewer: 1,
+            ..Self::claim()
+        }
+    }
+
     /// The same on a table with a flaw.
     pub fn with(self, flaw: Flaw) -> Self {
         Self {
@@ -144,8 +185,12 @@ impl Scenario {
             Self::three_workers(),
             Self::untimed(),
             Self::commit(),
+            Self::commit_untimed(),
             Self::inbox(),
             Self::first_look(),
+            Self::on_item(Way::Create),
+            Self::on_item(Way::Update),
+            Self::on_item(Way::Modify),
         ];
         let base = all.into_iter().find(|scenario| scenario.name == base)?;
         let Some(flaw) = flaw else { return Some(base) };

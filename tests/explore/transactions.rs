@@ -25,6 +25,11 @@ fn what_commits_with_its_claim_keeps_every_promise() {
 }
 
 #[test]
+fn what_commits_after_it_was_frozen_keeps_every_promise() {
+    keeps_every_promise(&Scenario::commit_untimed());
+}
+
+#[test]
 fn an_inbox_keeps_every_promise() {
     let found = keeps_every_promise(&Scenario::inbox());
     let outcomes = [
@@ -68,7 +73,7 @@ fn the_explorer_finds_a_commit_without_its_condition() {
 }
 
 #[test]
-fn the_explorer_finds_an_abandonment_of_what_a_lost_answer_said_is_completed() {
+fn the_explorer_finds_an_abandonment_without_its_condition() {
     let flawed = Scenario::commit().with(Flaw::AbandonWithoutCondition);
     finds(&flawed, "P4");
 }

@@ -15,6 +15,8 @@ use sqs_once::{
 use crate::{
     chooser::Chooser,
     clock::{from_now, since_start},
+    flaw::Flaw,
+    items::{self, Item, ItemAnswer, ItemRequest},
     network::InFlight,
     promises::{Promises, lives},
     request::{Answer, Request},
@@ -42,6 +44,11 @@ pub struct World {
     table: Table,
     /// What is in the table, after the last write.
     pub record: Option<Record>,
+    /// The item that changes, where the effect is on one.
+    pub item: Item,
+    /// How often others have changed it.
+    meddled: usize,
+    flaw: Option<Flaw>,
     effect: Effect,
     looks: bool,
     /// What was there before that, if anybody looks.
@@ -62,6 +69,8 @@ pub struct Worker {
     /// Before it tries again what collided: polling it lets time pass.
     pub pausing: bool,
     pub collisions: u32,
+    /// Its last change was refused by an item that had seen the operation.
+    pub met_its_own: bool,
     pub started: Duration,
     pub owner: Option<Owner>,
     pub calls: usize,
@@ -92,6 +101,9 @@ impl World {
         Self {
             chooser,
             table: Table::new(scenario.flaw),
+            item: None,
+            meddled: 0,
+            flaw: scenario.flaw,
             effect: scenario.effect,
             looks: scenario.looks,
             record: None,
@@ -101,6 +113,11 @@ impl World {
             promises: Promises::default(),
             timeline,
         }
+    }
+
+    /// Whose requests have made the effect that lives in DynamoDB.
+    pub fn effects(&self) -> &[usize] {
+        &self.table.effects
     }
 
     /// Until when somebody's claim is exclusive.
@@ -131,7 +148,10 @@ impl World {
 
     fn line(&mut self, who: impl FnOnce() -> String, what: impl FnOnce() -> String) {
         if self.timeline.is_written() {
-            let record = self.in_words(self.record.as_ref());
+            let record = match &self.item {
+                Some(item) => item.clone(),
+                None => self.in_words(self.record.as_ref()),
+            };
             self.timeline.line(&who(), &what(), &record);
         }
     }
@@ -159,6 +179,7 @@ impl World {
             }
             Request::Look(_) if finds.stale => Ok(Answer::Look(self.before.clone())),
             Request::Look(_) => Ok(Answer::Look(self.record.clone())),
+            Request::Item(request) => Ok(Answer::Item(self.change(worker, request, finds))),
         };
         let after = self.table.records.record(&KEY);
         if self.effect == Effect::InTable {
@@ -181,6 +202,29 @@ impl World {
         answer
     }
 
+    /// A request reaches the item.
+    fn change(&mut self, worker: usize, request: &ItemRequest, finds: Finds) -> ItemAnswer {
+        let (found, stays) = if finds.sold_out {
+            items::meddle(&self.item, request)
+        } else {
+            (self.item.clone(), true)
+        };
+        let spoilt = self.flaw.map(|flaw| request.spoilt(flaw));
+        let request = spoilt.as_ref().unwrap_or(request);
+        let (answer, left) = items::answer(&found, request);
+        let made = answer.said.is_ok() && !request.reads();
+        if made || stays {
+            self.item = left;
+        }
+        self.meddled += usize::from(finds.sold_out && stays);
+        if made {
+            self.table.effects.push(worker);
+        }
+        let (tells, made) = (items::tells(&self.item), &self.table.effects);
+        self.promises.changed(made, tells, self.meddled);
+        answer
+    }
+
     /// A hash of an answer.
     fn what_it_says(&self, answer: &Result<Answer, StoreError>) -> u64 {
         let mut hasher = DefaultHasher::new();
@@ -189,6 +233,9 @@ impl World {
             Err(_) => ("failed", None),
         };
         word.hash(&mut hasher);
+        if let Ok(Answer::Item(answer)) = answer {
+            format!("{answer:?}").hash(&mut hasher);
+        }
         self.hash_record(record, &mut hasher);
         hasher.finish()
     }
@@ -197,7 +244,7 @@ impl World {
     pub fn hash_table(&self, hasher: &mut DefaultHasher) {
         self.hash_record(self.record.as_ref(), hasher);
         self.hash_record(self.before.as_ref(), hasher);
-        self.table.effects.hash(hasher);
+        (&self.item, &self.table.effects).hash(hasher);
         for (owner, round) in self.table.made() {
             (self.worker_of(Some(owner)), round).hash(hasher);
         }
