@@ -13,8 +13,8 @@
 //! | the queue | delivers either of two messages with one key, again too, while others are at work (`schedule.rs`) |
 //!
 //! What is not the ordinary course of a day is a deviation, and all schedules with up to three
-//! of them are tried, up to four by `make test-deep` (`chooser.rs`); of the item's modes, which
-//! take longer, one less. In each, the promises are checked at every step (`promises.rs`), and
+//! of them are tried, up to four by `make test-deep` (`chooser.rs`); where executions take longer,
+//! or another scenario goes nearly as far, one less (`Scenario::fewer`). In each, the promises are checked at every step (`promises.rs`), and
 //! every message must in the end be settled. A schedule that breaks a promise is printed as a time
 //! line with the line that repeats it:
 //!
@@ -25,7 +25,7 @@
 //! | mode | scenarios | its table |
 //! | --- | --- | --- |
 //! | `Once` (`claim.rs`) | `three_workers`, `untimed` | the `MemoryStore` that ships |
-//! | `Once` with `Done`, `Inbox` (`transactions.rs`) | `commit`, `inbox`, `first_look` | the same, and the item that the writes change |
+//! | `Once` with `Done`, `Inbox` (`transactions.rs`) | `commit`, `commit_untimed`, `inbox`, `first_look` | the same, and the item that the writes change |
 //! | `OnItem` (`on_item.rs`) | `create`, `update`, `modify` | the real SDK over a wire of ours, and dynoxide in this process |
 //!
 //! That the explorer can fail is tested too: on a table with one flaw (`flaw.rs`) it must find

@@ -34,7 +34,7 @@ pub struct Scenario {
     /// Messages with the same key. Each may be delivered at any time, and again.
     pub messages: usize,
     pub freeze: Freeze,
-    /// By how many deviations it is explored less far than the others, since it takes longer.
+    /// By how many deviations it is explored less far than the others.
     pub fewer: u32,
     pub flaw: Option<Flaw>,
 }
