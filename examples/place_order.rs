@@ -1,0 +1,128 @@
+//! Places an order: puts it and takes its products from the stock, in one transaction with the
+//! record that this was done. What the stock does not have is declined.
+//!
+//! Tables: `IDEMPOTENCY_TABLE_NAME` (partition key `id`), `ORDERS_TABLE_NAME` (`orderId`) and
+//! `STOCK_TABLE_NAME` (`product`; a number `quantity`). `place_order.template.yaml` deploys them
+//! with the queue and the role; `events/place-order.json` is a batch of orders.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use aws_sdk_dynamodb::Client;
+use lambda_runtime::Error;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use sqs_once::{Attempt, Consumer, Done, Failure, Handler, Inbox, Once, Write};
+use sqs_once::{aws, protocol::Namespace, store::DynamoStore, telemetry};
+
+/// How long a record is kept: longer than the queue keeps a message (4 days in the template), so
+/// that what was declined stays declined.
+const REMEMBERED: Duration = Duration::from_secs(5 * 24 * 60 * 60);
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Order {
+    order_id: String,
+    customer_id: String,
+    lines: Vec<Line>,
+}
+
+#[derive(Deserialize)]
+struct Line {
+    product: String,
+    quantity: u32,
+}
+
+struct PlaceOrder {
+    orders: String,
+    stock: String,
+}
+
+impl Handler for PlaceOrder {
+    type Message = Order;
+    type Output = Done<Value>;
+
+    /// Plans the writes; `sqs_once` makes all of them once, or none.
+    async fn handle(&self, order: Order, _: Attempt) -> Result<Done<Value>, Failure> {
+        let products = pieces(&order.lines)?;
+        let (id, customer) = (order.order_id, order.customer_id);
+        let item = json!({ "orderId": id, "customerId": customer, "products": products });
+        // The record is kept for days and the order for good: a message that comes back after
+        // that must not take from the stock again.
+        let put = Write::put(&self.orders, item)
+            .when("attribute_not_exists(orderId)")
+            .label("order");
+        let take = products.iter().map(|(product, pieces)| {
+            Write::update(&self.stock, "SET quantity = quantity - :pieces")
+                .key("product", product)
+                .when("quantity >= :pieces") // nor is it met by a product that is not there
+                .value(":pieces", pieces)
+                .label(format!("stock/{product}"))
+        });
+        let placed = Done::new(json!({ "status": "placed" }));
+        Ok(placed.with(put).with_all(take).on_refused(|refused| {
+            if refused.get("order").is_some() {
+                return Err(Failure::permanent("an order with this id is there already"));
+            }
+            let labels = refused.writes().iter().flat_map(|write| &write.label);
+            let short: Vec<_> = labels
+                .flat_map(|label| label.strip_prefix("stock/"))
+                .collect();
+            // Declined is an answer too: it is recorded as COMPLETED, and the message is done with.
+            // Where somebody has to look at such an order, fail, and the message goes to the
+            // dead-letter queue: `Err(Failure::permanent("out of stock"))`.
+            Ok(Done::new(
+                json!({ "status": "declined", "outOfStock": short }),
+            ))
+        }))
+    }
+}
+
+/// The pieces of each product: a transaction writes an item once at most, so lines of the same
+/// product are added up. (Of 99 products and more, `sqs_once` says that they are too many.)
+fn pieces(lines: &[Line]) -> Result<BTreeMap<&str, u32>, Failure> {
+    let mut products = BTreeMap::<_, u32>::new();
+    for Line { product, quantity } in lines {
+        if product.is_empty() || *quantity == 0 {
+            return Err(Failure::permanent(
+                "a line without a product, or of 0 pieces",
+            ));
+        }
+        let pieces = products.entry(product.as_str()).or_default();
+        *pieces = (pieces.checked_add(*quantity))
+            .ok_or_else(|| Failure::permanent("more pieces of a product than can be counted"))?;
+    }
+    match products.is_empty() {
+        true => Err(Failure::permanent("an order without lines")),
+        false => Ok(products),
+    }
+}
+
+/// The consumer, on these tables.
+pub fn consumer(
+    client: Client,
+    records: String,
+    orders: String,
+    stock: String,
+) -> Result<Consumer<Inbox<DynamoStore>, impl Handler<Output = Done<Value>>>, Error> {
+    let once = Once::new(DynamoStore::new(client, records)).retention(REMEMBERED);
+    let consumer = Consumer::new(
+        once.inbox(),
+        Namespace::new("orders")?,
+        PlaceOrder { orders, stock },
+    );
+    // An order that was sent twice has two message ids, and one order id.
+    Ok(consumer.key("body:/orderId".parse()?))
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Error> {
+    telemetry::init();
+    let client = Client::new(&aws::config().await);
+    let records = setting("IDEMPOTENCY_TABLE_NAME")?;
+    let (orders, stock) = (setting("ORDERS_TABLE_NAME")?, setting("STOCK_TABLE_NAME")?);
+    sqs_once::run(consumer(client, records, orders, stock)?).await
+}
+
+fn setting(name: &str) -> Result<String, Error> {
+    std::env::var(name).map_err(|error| format!("{name}: {error}").into())
+}
