@@ -23,6 +23,10 @@ help: ## List the verbs
 demo: $(VENV) ## Deploy to a local cloud, send it some forty orders, check the promise
 	python local/demo.py
 
+.PHONY: demo-inbox
+demo-inbox: $(VENV) ## Sell 100 pieces to 300 orders on a local cloud, kill workers, check the promise
+	python local/demo_inbox.py $(SEED)
+
 .PHONY: watch
 watch: $(VENV) ## Run the consumer on a local table, built anew when the source changes
 	python local/watch.py
@@ -68,7 +72,7 @@ lint: $(VENV) ## Format, clippy, rustdoc, licences, one TLS stack, template
 	cargo deny --locked check bans licenses sources
 	python local/one_tls_stack.py
 	sam validate --lint --region us-east-1
-	cfn-lint template.yaml
+	cfn-lint template.yaml examples/place_order.template.yaml
 
 .PHONY: fmt
 fmt: ## Format the source
