@@ -46,6 +46,21 @@ test: $(VENV) ## Run every test (a local cloud is started, unless AWS_ENDPOINT_U
 	cargo build --locked --release --example panicking
 	python local/cloud.py run -- cargo test --locked
 
+.PHONY: test-deep
+test-deep: export EXPLORE_BOUND ?= 4
+test-deep: ## Try every schedule with one deviation more than `make test` does (minutes; EXPLORE_BOUND sets how many)
+	cargo test --locked --profile deep --test explore promise
+
+CHAOS_MESSAGES      ?= 20000
+CHAOS_FIFO_MESSAGES ?= 2000
+
+.PHONY: soak
+soak: export CHAOS_MESSAGES := $(CHAOS_MESSAGES)
+soak: export CHAOS_FIFO_MESSAGES := $(CHAOS_FIFO_MESSAGES)
+soak: ## Kill, freeze and cut off workers over tens of thousands of messages
+	$(CONSUMER)
+	cargo test --locked --test chaos -- --nocapture
+
 .PHONY: test-localstack
 test-localstack: export AWS_ENDPOINT_URL ?= http://127.0.0.1:4566
 test-localstack: $(VENV) ## Run the integration suite against what is up at AWS_ENDPOINT_URL
@@ -56,12 +71,28 @@ test-localstack: $(VENV) ## Run the integration suite against what is up at AWS_
 test-powertools: $(VENV) ## Share a table with Powertools for AWS Lambda, both ways
 	cargo test --locked --test powertools
 
+.PHONY: compare
+compare: $(VENV) ## Try the known failures of other libraries on them, and on ours
+	python -B local/compare/compare.py
+
 .PHONY: bench
 bench: ## Compare the release binary with a plain loop of SDK calls
 	$(CONSUMER)
 	cp target/release/consumer target/release/consumer-to-bench # `cargo bench` builds another in its place
 	cargo build --locked --release --example raw_loop
 	CONSUMER_BIN="$(CURDIR)/target/release/consumer-to-bench" cargo bench --locked --bench compare
+
+SECONDS    ?= 60
+CARGO_FUZZ := target/tools/bin/cargo-fuzz
+
+# What it finds is written to target/fuzz; tests/fuzz_corpus.rs runs the corpus that is committed.
+.PHONY: fuzz
+fuzz: export PATH := $(CURDIR)/target/tools/bin:$(PATH)
+fuzz: $(CARGO_FUZZ) ## Fuzz events and bodies on a nightly Rust: make fuzz [SECONDS=600] for each
+	@cargo +nightly --version > /dev/null 2>&1 || { echo 'make fuzz: run `rustup toolchain install nightly` first' >&2; exit 1; }
+	mkdir -p target/fuzz/event target/fuzz/body
+	cargo +nightly fuzz run --target-dir target/fuzz event target/fuzz/event fuzz/corpus/event -- -max_total_time=$(SECONDS)
+	cargo +nightly fuzz run --target-dir target/fuzz body target/fuzz/body fuzz/corpus/body -- -max_total_time=$(SECONDS)
 
 .PHONY: lint
 lint: export RUSTDOCFLAGS := -D warnings
@@ -113,3 +144,6 @@ $(VENV): local/requirements.txt
 	"$(PYTHON)" -m venv --clear .venv
 	python -m pip install --quiet --disable-pip-version-check --no-deps -r local/requirements.txt
 	@touch $@
+
+$(CARGO_FUZZ):
+	cargo install cargo-fuzz --locked --version 0.13.2 --root target/tools

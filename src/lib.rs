@@ -39,9 +39,9 @@
 //! | module | what it holds |
 //! | --- | --- |
 //! | [`sqs`] | batches in, failures out: [`Consumer`], [`run()`] |
-//! | [`once`] | how one operation is processed once: [`Once`], [`Outcome`] |
+//! | [`once`] | how one operation is processed once: [`Once`], [`Inbox`], [`OnItem`], [`Outcome`] |
+//! | [`Handler`], [`Attempt`], [`Failure`], [`Done`] | what you write, what it is told, what it answers |
 //! | [`store`] | where records live: [`DynamoStore`](store::DynamoStore), [`MemoryStore`](store::MemoryStore) |
-//! | [`Handler`], [`Attempt`], [`Failure`] | what you write, and what it is told |
 //! | [`protocol`] | the rules, as pure functions: who may claim, what a refused write means |
 //! | [`aws`], [`telemetry`] | the SDK set up for Lambda, and logs |
 //!
@@ -54,10 +54,11 @@
 //! 3. Otherwise it runs again only after it reported a transient failure itself, or after an
 //!    attempt that was cut off (crash, panic, deadline, DynamoDB out of reach, lease lost); then
 //!    it is told: [`Attempt::may_have_run_before`].
-//! 4. No message is acknowledged unless its operation is recorded as done, and no result is
-//!    overwritten; every other message goes back to the queue and in the end to its dead-letter
-//!    queue.
-//! 5. A failing, panicking, slow or malformed message does not change the outcome of another
+//! 4. An effect that is DynamoDB writes, in one of the modes for it ([`once`]), happens exactly
+//!    once, whatever crashes, is retried or gets no answer.
+//! 5. No message is acknowledged unless its operation is done, and no result is overwritten; every
+//!    other message goes back to the queue and in the end to its dead-letter queue.
+//! 6. A failing, panicking, slow or malformed message does not change the outcome of another
 //!    in its batch, its FIFO group aside.
 //!
 //! Between an effect outside DynamoDB and the record of it a crash can always fall: such an

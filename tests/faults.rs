@@ -1,5 +1,5 @@
 //! Whatever happens between the consumer and its table: the real SDK over HTTP, against a
-//! DynamoDB that fails on purpose.
+//! DynamoDB that fails on purpose, at every request of the protocol.
 
 #![allow(
     clippy::unwrap_used,
@@ -7,15 +7,248 @@
     reason = "tests fail by panicking"
 )]
 
+#[path = "faults/story.rs"]
+mod story;
 mod support;
 
-use std::io;
+use std::{io, sync::OnceLock};
 
+use futures_util::{StreamExt as _, stream};
+use story::{Act, BUDGET, Before, Lasting, Left, Step, Story, When};
 use support::{dynamo::Dynamo, faults::Fault};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
 };
+
+/// A fault; whether the request is applied all the same; whether the SDK tries again.
+type Row = (Fault, bool, bool);
+
+const FAULTS: [Row; 12] = [
+    (Fault::CutBefore, false, true),
+    (Fault::CutAfter, true, true),
+    (Fault::HalfAnswer, true, true),
+    (Fault::Garbage, true, false),
+    (Fault::GarbageInstead, false, false),
+    (Fault::HoldRequest, false, true),
+    (Fault::HoldAnswer, true, true),
+    (Fault::Throttle, false, true),
+    (Fault::ThroughputExceeded, false, true),
+    (Fault::InternalError, false, true),
+    (Fault::Unavailable, false, true),
+    (Fault::Refuse, false, true),
+];
+
+#[rustfmt::skip]
+const STEPS: [Step; 10] = {
+    use {Act::*, Before::{Delivery, UnansweredClaim}, Left::{Completed, Dead, Failed, Live}};
+    [
+        step("claim", "PutItem", Before::Nothing, &[Succeed], [Completed, Dead, Left::Nothing]),
+        step("takeover's claim", "PutItem", Delivery, &[Panic, Succeed], [Completed, Dead, Dead]),
+        step("duplicate's claim", "PutItem", Delivery, &[Succeed], [Completed, Completed, Completed]),
+        step("complete", "UpdateItem", Before::Nothing, &[Succeed], [Completed, Completed, Live]),
+        step("fail", "UpdateItem", Before::Nothing, &[Decline], [Failed, Failed, Live]),
+        step("release", "DeleteItem", Before::Nothing, &[Fail], [Left::Nothing, Left::Nothing, Live]),
+        step("takeover's release", "UpdateItem", Delivery, &[Panic, Fail], [Dead, Dead, Live]),
+        step("abandon after a panic", "UpdateItem", Before::Nothing, &[Panic], [Dead, Dead, Live]),
+        step("abandon at the deadline", "UpdateItem", Before::Nothing, &[Hang], [Dead, Dead, Live]),
+        step("abandon of an unanswered claim", "UpdateItem", UnansweredClaim, &[Succeed], [Dead, Dead, Live]),
+    ]
+};
+
+const fn step(
+    name: &'static str,
+    request: &'static str,
+    before: Before,
+    acts: &'static [Act],
+    [answered, applied, not_applied]: [Left; 3],
+) -> Step {
+    Step {
+        name,
+        request,
+        before,
+        acts,
+        answered,
+        applied,
+        not_applied,
+    }
+}
+
+/// Every fault at every step, lived through once for all tests.
+fn stories() -> &'static [(Story, Row)] {
+    static STORIES: OnceLock<Vec<(Story, Row)>> = OnceLock::new();
+    STORIES.get_or_init(|| live(&FAULTS))
+}
+
+fn live(faults: &[Row]) -> Vec<(Story, Row)> {
+    let mut plots = Vec::new();
+    for step in STEPS {
+        for row in faults {
+            let lastings: &[Lasting] = match row.0 {
+                Fault::Refuse => &[Lasting::Throughout],
+                Fault::HoldRequest | Fault::HoldAnswer => &[
+                    Lasting::Once,
+                    Lasting::Throughout,
+                    Lasting::UntilTheDeadline,
+                ],
+                _ => &[Lasting::Once, Lasting::Throughout],
+            };
+            plots.extend(lastings.iter().map(|lasting| (step, *row, *lasting)));
+        }
+    }
+    let lived = stream::iter(plots).map(async |(step, row, lasting)| {
+        let story = tokio::spawn(Story::live(step, row.0, lasting));
+        (story.await.unwrap(), row)
+    });
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(lived.buffered(16).collect())
+}
+
+/// Whether the request that met the fault was answered in the end.
+fn answered(story: &Story, (_, _, retried): Row) -> bool {
+    story.lasting == Lasting::Once && retried
+}
+
+#[test]
+fn every_story_meets_its_fault() {
+    for (story, _) in stories() {
+        assert!(story.met > 0, "{story}");
+    }
+}
+
+#[test]
+fn a_message_is_acknowledged_only_if_its_operation_is_completed() {
+    for (story, _) in stories() {
+        acknowledged_only_if_completed(story);
+    }
+}
+
+fn acknowledged_only_if_completed(story: &Story) {
+    for delivery in &story.deliveries {
+        let completed = delivery.left == Left::Completed;
+        assert!(completed || !delivery.acknowledged, "{story}");
+    }
+}
+
+#[test]
+fn a_result_is_never_overwritten() {
+    for (story, _) in stories() {
+        let mut results = story.deliveries.iter().filter_map(|d| d.result.as_ref());
+        let first = results.next();
+        assert!(results.all(|result| Some(result) == first), "{story}");
+    }
+}
+
+#[test]
+fn a_batch_is_answered_before_its_deadline() {
+    for (story, _) in stories() {
+        let in_time = story.deliveries.iter().all(|d| d.took < BUDGET);
+        assert!(in_time, "{story}");
+    }
+}
+
+#[test]
+fn no_effect_is_repeated_without_the_handler_being_told() {
+    for (story, _) in stories() {
+        told_of_effects(story);
+    }
+}
+
+/// Only what reported a transient failure is sure to have had no effect.
+fn told_of_effects(story: &Story) {
+    let mut effects = std::collections::BTreeMap::<_, usize>::new();
+    for run in &story.runs {
+        let effects = effects.entry(&run.key).or_default();
+        assert!(*effects == 0 || run.told, "{story}");
+        *effects += usize::from(run.act != Act::Fail);
+    }
+}
+
+#[test]
+fn a_fault_that_a_retry_gets_over_changes_nothing() {
+    for (story, row) in stories()
+        .iter()
+        .filter(|(story, row)| answered(story, *row))
+    {
+        let (step, first) = (&story.step, story.first());
+        let succeeds = step.answered == Left::Completed;
+        let runs = step.before != Before::UnansweredClaim && first.found != Left::Completed;
+        let seen = (first.acknowledged, first.runs.len(), first.left);
+        assert_eq!(
+            seen,
+            (succeeds, usize::from(runs), step.answered),
+            "{row:?} {story}"
+        );
+    }
+}
+
+#[test]
+fn a_request_that_is_never_answered_fails_its_message_and_leaves_what_was_applied() {
+    for (story, row) in stories()
+        .iter()
+        .filter(|(story, row)| !answered(story, *row))
+    {
+        let (step, first) = (&story.step, story.first());
+        let (_, applied, _) = *row;
+        let left = if applied {
+            step.applied
+        } else {
+            step.not_applied
+        };
+        // An unanswered claim runs nothing.
+        let claimed = step.request != "PutItem" && step.before != Before::UnansweredClaim;
+        let seen = (first.acknowledged, first.runs.len(), first.left);
+        assert_eq!(seen, (false, usize::from(claimed), left), "{row:?} {story}");
+    }
+}
+
+#[test]
+fn after_the_fault_a_redelivery_does_what_the_record_says() {
+    for (story, _) in stories() {
+        for redelivery in story.redeliveries() {
+            let told: Vec<_> = redelivery.runs.iter().map(|run| run.told).collect();
+            let seen = (&told[..], redelivery.acknowledged, redelivery.left);
+            let expected: (&[bool], bool, Left) = match (redelivery.found, redelivery.when) {
+                (Left::Nothing, _) => (&[false], true, Left::Completed),
+                (Left::Live, When::Now) => (&[], false, Left::Live),
+                (Left::Dead, _) | (Left::Live, When::Later) => (&[true], true, Left::Completed),
+                (Left::Completed, _) => (&[], true, Left::Completed),
+                (Left::Failed, _) => (&[], false, Left::Failed),
+            };
+            assert_eq!(seen, expected, "{redelivery:?} of {story}");
+        }
+    }
+}
+
+#[test]
+fn every_message_is_settled_once_the_lease_is_over() {
+    for (story, _) in stories() {
+        let [.., later, again] = &story.deliveries[..] else {
+            unreachable!()
+        };
+        for delivery in [later, again] {
+            let settled = match delivery.left {
+                Left::Completed => delivery.acknowledged,
+                Left::Failed => !delivery.acknowledged,
+                Left::Nothing | Left::Live | Left::Dead => false,
+            };
+            assert!(settled, "{story}");
+        }
+        assert!(again.runs.is_empty(), "{story}");
+    }
+}
+
+#[test]
+fn an_empty_answer_is_no_answer() {
+    let empty = [
+        (Fault::Empty, true, false),
+        (Fault::EmptyInstead, false, false),
+    ];
+    for (story, _) in live(&empty) {
+        acknowledged_only_if_completed(&story);
+        told_of_effects(&story);
+    }
+}
 
 /// Asks on a connection of its own to count the table's items, and reads until the server
 /// closes or, after an answer, has nothing more to say.
@@ -89,7 +322,7 @@ async fn a_fault_is_on_the_wire_what_it_is_called() {
     let refused = ask(&dynamo).await.unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
 
-    assert_eq!(dynamo.heal().await, 14);
+    assert_eq!(dynamo.heal().await["Scan"], 14);
     let answer = ask(&dynamo).await.unwrap();
     assert!(answer.ends_with(counted), "{answer}");
 }

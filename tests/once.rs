@@ -27,6 +27,7 @@ use sqs_once::{
 };
 
 const SECOND: Duration = Duration::from_secs(1);
+const MILLISECOND: Duration = Duration::from_millis(1);
 
 thread_local! {
     static CLOCK: Cell<Timestamp> = const { Cell::new(Timestamp::from_millis(1_800_000_000_000)) };
@@ -233,9 +234,14 @@ async fn a_panic_is_caught_and_the_next_attempt_is_told() {
     let work = |_| async { panic!("told to") as Result<(), Failure> };
     let outcome = once(&store).run(operation("m-1", "p"), work).await;
     assert!(matches!(outcome, Outcome::Panicked));
-    assert_eq!(lease_until(&store), Timestamp::default());
+    assert_eq!(
+        lease_until(&store),
+        now(),
+        "it ends, and no older claim passes"
+    );
     assert_eq!(store.sent(), ["claim", "abandon"]);
 
+    pass(MILLISECOND);
     run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     assert!(matches!(runs.last(), History::Takeover { .. }));
 }
@@ -264,8 +270,9 @@ async fn a_slow_handler_is_cut_off_when_the_reserve_begins_and_the_next_attempt_
     let outcome = once(&store).run(operation("m-1", "p"), work).await;
     assert!(matches!(outcome, Outcome::OutOfTime));
     assert_eq!(started.elapsed(), 9 * SECOND);
-    assert_eq!(lease_until(&store), Timestamp::default());
+    assert_eq!(lease_until(&store), now());
 
+    pass(MILLISECOND);
     run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     assert!(matches!(runs.last(), History::Takeover { .. }));
 }
@@ -319,6 +326,7 @@ async fn an_unanswered_claim_runs_nothing_and_locks_nobody_out() {
         assert_eq!(runs.count(), 0);
         assert_eq!(store.sent(), ["claim", "abandon"]);
 
+        pass(MILLISECOND);
         let again = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
         assert!(matches!(again, Outcome::Done(_)), "{fate:?}: {again:?}");
     }
@@ -334,6 +342,7 @@ async fn an_unanswered_takeover_does_not_hide_the_attempt_before_it() {
     pass(12 * SECOND);
     run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     assert_eq!(runs.count(), 0);
+    pass(MILLISECOND);
     run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     assert!(matches!(runs.last(), History::Takeover { .. }));
 }

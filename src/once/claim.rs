@@ -142,8 +142,8 @@ impl<S: Store> Once<S> {
         let claim = self
             .claim(&key, fingerprint, delivery.message_id(), deadline)
             .await?;
-        // A claim takes its time too.
-        if !deadline.may_start() {
+        // A claim takes its time too, and a process that was frozen has outlived its lease.
+        if !deadline.may_start() || self.now() > self.lease(deadline) {
             return Err(claim.release(Outcome::NotStarted).await);
         }
         if claim.history != History::Fresh {
@@ -154,6 +154,11 @@ impl<S: Store> Once<S> {
             Ended::Well(answer) => Ok((claim, answer)),
             ended => Err(claim.end_badly(ended).await),
         }
+    }
+
+    /// Until when a claim is exclusive.
+    fn lease(&self, deadline: Deadline) -> Timestamp {
+        deadline.at() + self.lease_margin
     }
 
     /// What a claim of this operation asks for, made now.
@@ -189,8 +194,7 @@ impl<S: Store> Once<S> {
         message_id: &str,
         deadline: Deadline,
     ) -> Result<Claim<'_, S>, Outcome> {
-        let lease_until = deadline.at() + self.lease_margin;
-        let request = self.request(key, fingerprint, message_id, lease_until);
+        let request = self.request(key, fingerprint, message_id, self.lease(deadline));
         let held = |history| Claim {
             once: self,
             fence: request.fence(),

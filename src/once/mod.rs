@@ -1,7 +1,15 @@
 //! How one operation is processed once.
 //!
-//! [`Once::run`] is the mode for effects outside DynamoDB: claim the key, run the
-//! handler, record its outcome. It knows nothing of SQS, so it serves an HTTP API as well:
+//! | the effect | mode | the handler answers with |
+//! | --- | --- | --- |
+//! | outside DynamoDB | [`Once`]: claim, handler, complete | its output |
+//! | outside, and then DynamoDB writes | [`Once`]: claim, handler, commit | [`Done`](crate::Done) |
+//! | DynamoDB writes alone | [`Inbox`]: plan, commit | [`Done`](crate::Done) |
+//! | one item of DynamoDB | [`OnItem`]: one conditional write | [`Change`] |
+//!
+//! With the first, a crash between the effect and the record of it runs the handler again, and it
+//! is told. With the others, the effect happens exactly once. A [`Consumer`](crate::Consumer)
+//! takes each of them. None knows of SQS, so they serve an HTTP API as well:
 //!
 //! ```
 //! use std::time::Duration;

@@ -132,7 +132,8 @@ pub enum Settlement {
     },
     /// Nothing has happened: the record goes, and the next attempt is a fresh one.
     Release,
-    /// Nobody knows how far it got: the lease ends now, and the next attempt is told.
+    /// Nobody knows how far it got: the lease ends now, and the next attempt is told. Not
+    /// earlier than now: a claim of before, late on its way, must not pass over it.
     Abandon,
 }
 
@@ -160,12 +161,7 @@ impl Settlement {
     pub fn apply(&self, record: &Record, now: Timestamp) -> Option<Record> {
         let (state, expires_at) = match self.clone() {
             Self::Release => return None,
-            Self::Abandon => (
-                State::InProgress {
-                    lease_until: Timestamp::default(),
-                },
-                record.expires_at,
-            ),
+            Self::Abandon => (State::InProgress { lease_until: now }, record.expires_at),
             Self::Complete { result, expires_at } => (State::Completed { result }, expires_at),
             Self::Fail { error, expires_at } => (State::Failed { error }, expires_at),
         };

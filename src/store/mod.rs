@@ -14,8 +14,8 @@ mod write;
 
 use std::error::Error;
 
-pub(crate) use dynamodb::explain;
 pub use dynamodb::{DynamoStore, PrimeError};
+pub(crate) use dynamodb::{explain, with_answers};
 pub(crate) use item::{Item, number, size_of_each, string};
 pub use layout::{Field, Layout, LayoutError};
 pub use memory::MemoryStore;

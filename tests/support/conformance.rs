@@ -296,14 +296,18 @@ pub async fn an_abandoned_claim_is_taken_over_at_once(store: &impl Store) {
         settle(store, &mine, &Settlement::Abandon).await,
         SettleAnswer::Applied
     );
-    let replaced = applied(claim(store, &request("key", "m-1")).await).unwrap();
+    // It was abandoned a second after `NOW`.
+    let at = |now| ClaimRequest {
+        now,
+        ..request("key", "m-1")
+    };
+    let early = claim(store, &at(NOW + SECOND)).await;
+    assert!(matches!(early, ClaimAnswer::Refused(_)));
+    let next = at(NOW + SECOND + Duration::from_millis(1));
+    let replaced = applied(claim(store, &next).await).unwrap();
     assert_eq!(replaced.owner, Some(mine.owner));
-    assert_eq!(
-        replaced.state,
-        State::InProgress {
-            lease_until: Timestamp::default()
-        }
-    );
+    let lease_until = NOW + SECOND;
+    assert_eq!(replaced.state, State::InProgress { lease_until });
 }
 
 pub async fn settlements_are_admitted_as_the_rules_say(store: &impl Store) {

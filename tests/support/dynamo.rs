@@ -3,18 +3,24 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
-use aws_config::SdkConfig;
+use aws_config::{SdkConfig, retry::RetryConfig, timeout::TimeoutConfig};
 use aws_sdk_dynamodb::{
     Client,
     client::Waiters,
+    config::retry::RetryPartition,
     types::{
         AttributeDefinition, AttributeValue, BillingMode, KeySchemaElement, KeyType,
         ScalarAttributeType,
     },
 };
+use aws_smithy_http_client::Builder;
 use axum::{
     Router,
     body::{Body, Bytes},
@@ -65,7 +71,7 @@ impl Dynamo {
         wire.port.open(proxy(&wire)).await;
         Self {
             endpoint: format!("http://{}", wire.port.address()),
-            backstage: Client::new(&super::sdk_config(&upstream)),
+            backstage: Client::new(&sdk_config(&upstream)),
             wire,
         }
     }
@@ -76,13 +82,40 @@ impl Dynamo {
     }
 
     pub fn sdk_config(&self) -> SdkConfig {
-        super::sdk_config(&self.endpoint)
+        sdk_config(&self.endpoint)
     }
 
     /// A real SDK client whose requests are counted.
     pub fn client(&self) -> Client {
         Client::new(&self.sdk_config())
     }
+
+    /// A client as a worker of its own has it: with the retries of [`sqs_once::aws::config`], its
+    /// timeouts in proportion to `attempt` or none at all, and a retry quota that it shares with
+    /// no other (the SDK has one per process, and a test full of faults uses it up).
+    pub fn worker(&self, attempt: Option<Duration>) -> Client {
+        static WORKERS: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("worker {}", WORKERS.fetch_add(1, Ordering::Relaxed));
+        let retries = RetryConfig::standard()
+            .with_max_attempts(Self::ATTEMPTS)
+            .with_initial_backoff(Duration::from_millis(50))
+            .with_max_backoff(Duration::from_millis(500));
+        let timeouts = match attempt {
+            Some(attempt) => TimeoutConfig::builder()
+                .operation_attempt_timeout(attempt)
+                .operation_timeout(5 * attempt)
+                .build(),
+            None => TimeoutConfig::disabled(),
+        };
+        let config = aws_sdk_dynamodb::config::Builder::from(&self.sdk_config())
+            .retry_config(retries)
+            .timeout_config(timeouts)
+            .retry_partition(RetryPartition::new(name));
+        Client::from_conf(config.build())
+    }
+
+    /// How often a [`Self::worker`] sends one request.
+    pub const ATTEMPTS: u32 = 4;
 
     /// Creates an idempotency table as template.yaml has it: partition key `id`, on demand.
     pub async fn create_table(&self, name: &str) {
@@ -123,8 +156,8 @@ impl Dynamo {
     }
 
     /// All is well from now on: faults to come are forgotten, requests held back are applied
-    /// before this returns. Says how many requests met a fault since the last time.
-    pub async fn heal(&self) -> usize {
+    /// before this returns. Says which requests met a fault since the last time.
+    pub async fn heal(&self) -> Counts {
         let met = self.wire.faults.heal().await;
         self.wire.port.open(proxy(&self.wire)).await;
         met
@@ -138,6 +171,13 @@ impl Dynamo {
     pub fn reset_counts(&self) -> Counts {
         std::mem::take(&mut *self.wire.counts.lock().unwrap())
     }
+}
+
+/// With a client that knows no TLS: each one that does reads the system's certificates, which
+/// takes longer than all that most tests do with it.
+fn sdk_config(endpoint: &str) -> SdkConfig {
+    let config = super::sdk_config(endpoint).to_builder();
+    config.http_client(Builder::new().build_http()).build()
 }
 
 /// Creates the idempotency table with any client, so that the integration suite makes the
@@ -234,5 +274,9 @@ impl Wire {
 fn http_forwarder() -> reqwest::Client {
     // reqwest is compiled without a TLS provider; a second test in this process finds it set.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    reqwest::Client::builder().no_proxy().build().unwrap()
+    reqwest::Client::builder()
+        .no_proxy()
+        .tls_certs_only([])
+        .build()
+        .unwrap()
 }

@@ -21,6 +21,8 @@ use tokio::{
     task::{JoinHandle, JoinSet},
 };
 
+use super::dynamo::Counts;
+
 const GARBAGE: &str = "<html>Please log in";
 
 /// What happens to one request. *Applied* means that DynamoDB has carried it out.
@@ -74,7 +76,7 @@ struct Script {
     next: BTreeMap<String, VecDeque<Fault>>,
     all: BTreeMap<String, Fault>,
     refusing: bool,
-    met: usize,
+    met: Counts,
     /// Requests and answers held back.
     held: JoinSet<()>,
 }
@@ -93,7 +95,7 @@ impl Faults {
 
     /// Ends all faults, and waits until what was held back has been applied. Says how many
     /// requests met a fault since the last time.
-    pub async fn heal(&self) -> usize {
+    pub async fn heal(&self) -> Counts {
         let mut script = std::mem::take(&mut *self.script.lock().unwrap());
         self.healed.notify_waiters();
         while let Some(held) = script.held.join_next().await {
@@ -166,7 +168,7 @@ impl Faults {
             fault => fault?,
         };
         script.refusing |= fault == Fault::Refuse;
-        script.met += 1;
+        *script.met.entry(operation.to_owned()).or_default() += 1;
         Some(fault)
     }
 

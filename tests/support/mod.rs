@@ -39,13 +39,22 @@ pub const ACCESS_KEY: &str = "test";
 
 /// Serves `app` on a free port for as long as the test's runtime lives.
 pub async fn serve(app: axum::Router) -> SocketAddr {
+    serve_until(app, std::future::pending()).await
+}
+
+/// Serves `app` on a free port until `ended`, and then gives the port back.
+pub async fn serve_until(
+    app: axum::Router,
+    ended: impl Future<Output = ()> + Send + 'static,
+) -> SocketAddr {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
         .await
         .expect("a free port");
     let address = listener.local_addr().unwrap();
     // An answer held back for the peer's delayed ACK would look like a slow function.
     let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap());
-    tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+    let server = axum::serve(listener, app).with_graceful_shutdown(ended);
+    tokio::spawn(async move { server.await.unwrap() });
     address
 }
 

@@ -129,7 +129,12 @@ impl Lambda {
             running: Mutex::default(),
             polls: watch::Sender::new(Vec::new()),
         });
-        let address = super::serve(routes(api.clone())).await;
+        let (exit, exited) = watch::channel(None);
+        let mut ended = exited.clone();
+        let ended = async move {
+            let _ = ended.wait_for(Option::is_some).await;
+        };
+        let address = super::serve_until(routes(api.clone()), ended).await;
 
         let spawned = Instant::now();
         let mut child = Command::new(binary)
@@ -148,7 +153,6 @@ impl Lambda {
         let stdout = tokio::spawn(collect(child.stdout.take().unwrap(), lines.clone()));
         let stderr = tokio::spawn(collect(child.stderr.take().unwrap(), lines));
         let (kill, killed) = mpsc::channel(1);
-        let (exit, exited) = watch::channel(None);
         let pid = child.id().unwrap();
         tokio::spawn({
             let api = api.clone();

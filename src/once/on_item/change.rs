@@ -149,7 +149,8 @@ impl Target {
     /// item has seen. It may be called several times, so it must have no effect of its own.
     /// Attributes that `T` does not know stay as they are.
     ///
-    /// An attribute `version` counts the changes; what else writes to the item must count too.
+    /// An attribute `version` counts the changes; what writes to the item without an
+    /// [`OnItem`](crate::OnItem) must count too.
     ///
     /// ```
     /// use serde::{Deserialize, Serialize};

@@ -14,9 +14,11 @@ const EVENTS: &str = "processed_events";
 /// Or, where they are kept for a time: each key with its end, in seconds since the epoch.
 const UNTIL: &str = "processed_until";
 
-/// The most ends that one update clears away. An expression has at most 4 KB (*Amazon DynamoDB
-/// Developer Guide*, "Constraints in Amazon DynamoDB").
-const MOST_PRUNED: usize = 100;
+/// An expression has at most 4 KB, and 300 operators (*Amazon DynamoDB Developer Guide*,
+/// "Constraints in Amazon DynamoDB").
+const MAX_EXPRESSION_BYTES: usize = 4096;
+/// The most ends that one update clears away, at three operators each.
+const MOST_PRUNED: usize = 50;
 
 /// How an item remembers one operation.
 #[derive(Clone, Copy)]
@@ -54,6 +56,31 @@ impl Memory<'_> {
 
     fn end(&self, retention: Duration) -> AttributeValue {
         number((self.now + retention).as_secs_ceil())
+    }
+
+    /// What an item that a handler made of `found` remembers is what `found` does, whatever the
+    /// handler's type makes of it.
+    pub(super) fn keep(&self, found: Option<&Item>, item: &mut Item) {
+        for name in [EVENTS, UNTIL] {
+            match found.and_then(|found| found.get(name)) {
+                Some(kept) => item.insert(name.to_owned(), kept.clone()),
+                None => item.remove(name),
+            };
+        }
+    }
+
+    /// Demands that the item remembers what `found` does: an update since then counts no version.
+    pub(super) fn compose_unchanged(&self, mut put: Write<Put>, found: &Item) -> Write<Put> {
+        for (name, placeholder) in [(EVENTS, "sqs_once_events"), (UNTIL, "sqs_once_until")] {
+            put = put.name(format!("#{placeholder}"), name);
+            put = match found.get(name) {
+                None => put.when(&format!("attribute_not_exists(#{placeholder})")),
+                Some(found) => put
+                    .when(&format!("#{placeholder} = :{placeholder}"))
+                    .raw_value(format!(":{placeholder}"), found.clone()),
+            };
+        }
+        put
     }
 
     /// Notes the operation in an item that is about to be put, and forgets what is over.
@@ -97,6 +124,17 @@ impl Memory<'_> {
         }
     }
 
+    /// Whether what was seen of an item holds for this one. Else a refusal says nothing of the
+    /// update's own condition.
+    pub(super) fn holds(&self, seen: &Seen, item: Option<&Item>) -> bool {
+        let ends = item.and_then(|item| item.get(UNTIL)?.as_m().ok());
+        let is_over = |key| {
+            let end = ends.and_then(|ends| ends.get(key));
+            end.is_none_or(|end| self.is_over(end))
+        };
+        ends.is_some() == seen.has_map && seen.over.iter().all(is_over)
+    }
+
     /// The projection of what [`see`](Self::see) and [`knows`](Self::knows) look at.
     pub(super) const PROJECTION: &'static str = "processed_events, processed_until";
 
@@ -104,15 +142,22 @@ impl Memory<'_> {
     /// it.
     pub(super) fn compose(&self, mut update: Write<Update>, seen: &Seen) -> Write<Update> {
         let key = self.key.as_str();
+        // Both, since a retention may have been set, or taken back, since the item was changed.
         update = update
             .when("NOT contains(#sqs_once_events, :sqs_once_key)")
+            .when(
+                "attribute_not_exists(#sqs_once_until.#sqs_once_key) \
+                 OR #sqs_once_until.#sqs_once_key < :sqs_once_now",
+            )
             .name("#sqs_once_events", EVENTS)
-            .raw_value(":sqs_once_key", string(key));
+            .name("#sqs_once_until", UNTIL)
+            .name("#sqs_once_key", key)
+            .raw_value(":sqs_once_key", string(key))
+            .raw_value(":sqs_once_now", number(self.now.as_secs()));
         let Some(retention) = self.retention else {
             return extend(update, "ADD", "#sqs_once_events :sqs_once_keys")
                 .raw_value(":sqs_once_keys", AttributeValue::Ss(vec![key.to_owned()]));
         };
-        update = update.name("#sqs_once_until", UNTIL);
         if !seen.has_map {
             let ends = Item::from([(key.to_owned(), self.end(retention))]);
             return extend(update, "SET", "#sqs_once_until = :sqs_once_ends")
@@ -125,22 +170,8 @@ impl Memory<'_> {
             "#sqs_once_until.#sqs_once_key = :sqs_once_end",
         )
         .when("attribute_exists(#sqs_once_until)")
-        .when(
-            "attribute_not_exists(#sqs_once_until.#sqs_once_key) \
-                 OR #sqs_once_until.#sqs_once_key < :sqs_once_now",
-        )
-        .name("#sqs_once_key", key)
-        .raw_value(":sqs_once_end", self.end(retention))
-        .raw_value(":sqs_once_now", number(self.now.as_secs()));
-        if seen.over.is_empty() {
-            return update;
-        }
-        let mut paths = Vec::new();
-        for (n, key) in seen.over.iter().enumerate() {
-            paths.push(format!("#sqs_once_until.#sqs_once_{n}"));
-            update = update.name(format!("#sqs_once_{n}"), key);
-        }
-        extend(update, "REMOVE", &paths.join(", "))
+        .raw_value(":sqs_once_end", self.end(retention));
+        prune(update, &seen.over)
     }
 
     /// Demands that a put makes a new item; `key` is an attribute of its primary key.
@@ -151,6 +182,35 @@ impl Memory<'_> {
         self.note(&mut put.action.item);
         put
     }
+}
+
+/// Clears away these keys, as many as there is room for: on condition that they are still over, as
+/// an operation whose time is over may come as a new one meanwhile.
+fn prune(mut update: Write<Update>, over: &[String]) -> Write<Update> {
+    let condition = update.action.condition_expression.as_deref();
+    let mut room = [
+        // And what joins them to what is there.
+        MAX_EXPRESSION_BYTES.saturating_sub(update.action.update_expression.len() + 20),
+        MAX_EXPRESSION_BYTES.saturating_sub(condition.map_or(0, str::len) + 20),
+    ];
+    let (mut paths, mut still_over) = (Vec::new(), Vec::new());
+    for (n, key) in over.iter().enumerate() {
+        let path = format!("#sqs_once_until.#sqs_once_{n}");
+        // Also of a key that is gone: a comparison with nothing is false.
+        let is_over = format!("NOT {path} >= :sqs_once_now");
+        let needed = [path.len() + ", ".len(), is_over.len() + " AND ".len()];
+        if room[0] < needed[0] || room[1] < needed[1] {
+            break;
+        }
+        room = [room[0] - needed[0], room[1] - needed[1]];
+        update = update.name(format!("#sqs_once_{n}"), key);
+        paths.push(path);
+        still_over.push(is_over);
+    }
+    if paths.is_empty() {
+        return update;
+    }
+    extend(update, "REMOVE", &paths.join(", ")).when(&still_over.join(" AND "))
 }
 
 /// Adds to a clause of an update expression, which may have each clause once.

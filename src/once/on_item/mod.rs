@@ -31,7 +31,7 @@ use super::{
 use crate::{
     Attempt, Deadline, Failure, History,
     protocol::{Key, StoredResult, Timestamp},
-    store::{Action, Refused, RefusedWrite, Write},
+    store::{Action, Refused, RefusedWrite, Write, with_answers},
 };
 
 /// Runs operations whose whole effect is one change of one item. There is no record: the item
@@ -56,8 +56,9 @@ use crate::{
 /// No result is kept: a duplicate's is [omitted](StoredResult::Omitted). No failure is kept: a
 /// message that fails for good runs again with each delivery, until it is in the dead-letter
 /// queue. No fingerprint is kept: a key that comes back with another payload is taken for a
-/// duplicate. And a handler may run again for an operation that is done, so it must have no
-/// effect of its own; the closures of a change neither.
+/// duplicate. What else writes to the item must leave its memory alone, and an item that is
+/// deleted forgets. And a handler may run again for an operation that is done, so it must have
+/// no effect of its own; the closures of a change neither.
 ///
 /// # Limits
 ///
@@ -95,7 +96,7 @@ impl OnItem {
     #[must_use]
     pub fn new(client: Client) -> Self {
         Self {
-            client,
+            client: with_answers(client),
             retention: None,
             clock: Timestamp::now,
         }
@@ -224,10 +225,10 @@ impl Changing<'_> {
             let sent = self.update_item(&write.action).await;
             if let Sent::Refused(item) = &sent
                 && memory.looks_first()
-                && memory.see(item.as_ref()).has_map != seen.has_map
+                && !memory.holds(&seen, item.as_ref())
                 && !item.as_ref().is_some_and(|item| memory.knows(item))
             {
-                // Another attempt gave the item its memory meanwhile.
+                // Another attempt changed the item's memory meanwhile.
                 collisions += 1;
                 if collisions <= MOST_COLLISIONS {
                     continue;
@@ -262,8 +263,12 @@ impl Changing<'_> {
             };
             let unchanged = Unchanged::since(found.as_ref()).map_err(Declined::Invalid)?;
             item.extend(key.clone());
+            memory.keep(found.as_ref(), &mut item);
             memory.note(&mut item);
             let mut put = unchanged.put(table, key_name, item);
+            if let Some(found) = &found {
+                put = memory.compose_unchanged(put, found);
+            }
             put.action.return_values_on_condition_check_failure = Some(AllOld);
             match self.put(&put.action).await {
                 Sent::Refused(item) => found = item,

@@ -145,10 +145,7 @@ pub(super) fn update(
         Settlement::Abandon | Settlement::Release => None,
     };
     let expression = match outcome {
-        None => {
-            with.value(":zero", number(0));
-            "SET #lease_until = :zero, #updated_at = :now".to_owned()
-        }
+        None => "SET #lease_until = :now, #updated_at = :now".to_owned(),
         Some((status, field, text, expires_at)) => {
             with.name("#outcome", field)
                 .name("#expires_at", Field::ExpiresAt)

@@ -1,5 +1,6 @@
 //! [`DynamoStore`]: records in a DynamoDB table.
 
+mod answered;
 mod explain;
 mod expressions;
 mod transaction;
@@ -15,6 +16,7 @@ use aws_sdk_dynamodb::{
     types::ReturnValue,
 };
 
+pub(crate) use answered::with_answers;
 pub(crate) use explain::explain;
 
 use super::{
@@ -100,7 +102,7 @@ impl DynamoStore {
     #[must_use]
     pub fn new(client: Client, table: impl Into<String>) -> Self {
         Self {
-            client,
+            client: with_answers(client),
             table: table.into(),
             layout: Layout::native(),
         }

@@ -1,0 +1,100 @@
+"""The known failures of tests/known_failures.rs, tried on other libraries: `make compare`.
+
+Each scenario runs against functions on Powertools for AWS Lambda, Python (function.py) and TypeScript
+(function.mjs), set up as their documentation does for SQS batches, and with the settings that bear on
+the failure. The table lives in a MiniStack. Every word of the outcome is made of what was seen; sqs-once's
+column is what the tests of the same names came to.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import cloud
+from lab import Lab, Library
+from scenarios import SCENARIOS, Scenario
+
+HERE = Path(__file__).resolve().parent
+NODE = cloud.STATE / "compare"
+SETTINGS = {
+    "Powertools Python": {
+        "lambda_context": "register_lambda_context",
+        "key_required": "raise_on_no_idempotency_key",
+        "validation": "payload_validation_jmespath",
+    },
+    "Powertools TypeScript": {
+        "lambda_context": "registerLambdaContext",
+        "key_required": "throwOnNoIdempotencyKey",
+        "validation": "payloadValidationJmesPath",
+        "in_turn": "processInParallel: false",
+    },
+}
+
+
+def install() -> None:
+    """What function.mjs runs on, at the versions of package-lock.json."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        raise cloud.Unavailable("make compare: Node.js 20 or later is needed, with npm")
+    NODE.mkdir(parents=True, exist_ok=True)
+    for name in ("package.json", "package-lock.json", ".npmrc", "function.mjs"):
+        shutil.copy(HERE / name, NODE / name)
+    npm = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"]
+    subprocess.run(npm, cwd=NODE, check=True, stdin=subprocess.DEVNULL)
+
+
+def sqs_once() -> dict[str, str]:
+    """What each test of tests/known_failures.rs came to."""
+    command = ["cargo", "test", "--locked", "--test", "known_failures"]
+    ran = subprocess.run(command, cwd=cloud.ROOT, stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
+    print(ran.stdout)
+    results = dict(re.findall(r"^test (\w+) \.\.\. (\w+)", ran.stdout, re.MULTILINE))
+    if set(results) != set(SCENARIOS):
+        raise cloud.Unavailable(f"tests and scenarios differ: {sorted(set(results) ^ set(SCENARIOS))}")
+    return {name: "holds" if result == "ok" else f"fails: the test {result}" for name, result in results.items()}
+
+
+def cell(lab: Lab, library: Library, scenario: Scenario) -> str:
+    """What became of one scenario in one library, in words."""
+    variants = [{name: value} for name, value in scenario.variants.items() if name in library.settings]
+    seen = {}
+    for settings in ({}, *variants):
+        how = "".join(f"{'with' if value else 'without'} `{library.settings[name]}`" for name, value in settings.items())
+        with lab.environment(library, settings) as ours:
+            seen[how] = str(scenario.play(ours))
+        print(f"  {how or 'as documented'}: {seen[how]}", flush=True)
+    documented = seen.pop("")
+    return "; ".join([documented, *(f"{how} {what}" for how, what in seen.items() if what != documented)])
+
+
+def main() -> None:
+    cloud.unwind_on_signals()
+    install()
+    version = re.search(r'^version = "(.*)"', (cloud.ROOT / "Cargo.toml").read_text(), re.MULTILINE)[1]
+    ours = sqs_once()
+    with cloud.ministack("compare") as up:
+        lab = Lab(up)
+        libraries = [
+            lab.library([sys.executable, str(HERE / "function.py")], NODE, SETTINGS),
+            lab.library(["node", "function.mjs"], NODE, SETTINGS),
+        ]
+        header = [f"sqs-once {version}", *(f"{library.name} {library.version}" for library in libraries)]
+        rows = []
+        for name, scenario in SCENARIOS.items():
+            row = [name.replace("_", " "), ours[name]]
+            for library in libraries:
+                print(f"\n{name}: {library.name}", flush=True)
+                row.append(cell(lab, library, scenario))
+            rows.append(row)
+    print(f"\n| | {' | '.join(header)} |\n|{' --- |' * (len(header) + 1)}")
+    for row in rows:
+        print(f"| {' | '.join(row)} |")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except cloud.Unavailable as problem:
+        sys.exit(str(problem))

@@ -1,0 +1,182 @@
+"""The scenarios, by the names of their tests in tests/known_failures.rs."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lab import Environment
+
+SCENARIOS: dict[str, "Scenario"] = {}
+
+
+@dataclass(frozen=True)
+class Seen:
+    holds: bool
+    otherwise: str = ""
+    but: str = ""
+
+    def __str__(self) -> str:
+        if not self.holds:
+            return f"fails: {self.otherwise}"
+        return f"holds, but {self.but}" if self.but else "holds"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    play: Callable[[Environment], Seen]
+    variants: dict[str, bool]
+    """Settings that bear on it, and their values that are not as documented."""
+
+
+def scenario(**variants: bool):
+    def add(play):
+        SCENARIOS[play.__name__] = Scenario(play, variants)
+        return play
+
+    return add
+
+
+def record(message_id: str, body) -> dict:
+    return {
+        "messageId": message_id,
+        "receiptHandle": f"receipt-{message_id}",
+        "body": body if isinstance(body, str) else json.dumps(body),
+        "attributes": {"ApproximateReceiveCount": "1"},
+        "messageAttributes": {},
+        "md5OfBody": "",
+        "eventSource": "aws:sqs",
+        "eventSourceARN": "arn:aws:sqs:us-east-1:123456789012:orders",
+        "awsRegion": "us-east-1",
+    }
+
+
+ORDER = record("m-1", {"orderId": "o-1", "customerId": "c-17"})
+
+
+def pass_time(milliseconds: int) -> None:
+    """Until a deadline that is so far ahead is over."""
+    time.sleep(milliseconds / 1000 + 0.1)
+
+
+def overtaken(ours: Environment, late_end: dict):
+    """A worker outlives its lease, another takes over and completes, then the first one ends."""
+    slow, quick = ours.function(), ours.function()
+
+    def outlive(_):
+        pass_time(1)
+        quick.deliver(ORDER, does=lambda _: {"return": "newer"})
+        assert [item["status"]["S"] for item in ours.records()] == ["COMPLETED"]
+        return late_end
+
+    slow.deliver(ORDER, remaining_ms=1, does=outlive)
+    return ours.function().deliver(ORDER)
+
+
+@scenario()
+def a_late_completion_does_not_overwrite_a_newer_result(ours):
+    after = overtaken(ours, {"return": "older"})
+    answer = after.outputs.get("m-1")
+    return Seen(not after.ran and answer == "newer", f'the next delivery is answered "{answer}", not "newer"')
+
+
+@scenario()
+def a_late_failure_does_not_undo_a_newer_completion(ours):
+    after = overtaken(ours, {"raise": "too late"})
+    return Seen(not after.ran, "the next delivery runs again")
+
+
+@scenario(lambda_context=False)
+def a_crash_without_a_deadline_does_not_lock_the_key_for_the_retention(ours):
+    crashing = ours.function()
+    crashing.deliver(ORDER, remaining_ms=500, does=lambda _: crashing.kill())
+    pass_time(500)
+    after = ours.function().deliver(ORDER)
+    [item] = ours.records()
+    left = round((float(item["expiration"]["N"]) - time.time()) / 60)
+    return Seen(after.ran == ["m-1"], f"locked for the {left} minutes until the record expires")
+
+
+@scenario()
+def a_claim_whose_answer_was_lost_does_not_block_its_own_worker(ours):
+    line = ours.loses_first_answer()
+    ended = ours.function(line.endpoint).deliver(ORDER, remaining_ms=2000)
+    assert line.connections == 2, f"the SDK asked again: {line}"
+    pass_time(2000)
+    after = ours.function().deliver(ORDER)
+    locked = "until its deadline" if after.ran else "past its deadline"
+    return Seen(ended.ran == ["m-1"] and not ended.failed, f"ran nothing, and the key is locked {locked}")
+
+
+@scenario()
+def an_output_of_zero_false_null_or_nothing_is_replayed_as_such(ours):
+    function, wrong = ours.function(), []
+    for number, output in enumerate([0, False, None, ""]):
+        order = record(f"m-{number}", {"orderId": f"o-{number}"})
+        function.deliver(order, does=lambda _, output=output: {"return": output})
+        after = function.deliver(order)
+        replayed = json.dumps(after.outputs.get(order["messageId"], "nothing"))
+        if after.ran or replayed != json.dumps(output):
+            wrong.append(f"`{json.dumps(output)}` as `{replayed}`")
+    return Seen(not wrong, f"replayed {', '.join(wrong)}")
+
+
+def two_without(ours, key: str) -> Seen:
+    """Two orders that are not the same, neither with an orderId; in turn, so that they don't meet otherwise."""
+    orders = [record(f"m-{n}", {"customerId": "c-17", "amount": n}) for n in (1, 2)]
+    first = ours.function(key=key, in_turn=True).deliver(*orders)
+    lost = [order["messageId"] for order in orders if order["messageId"] not in first.ran + first.failed]
+    if lost:
+        return Seen(False, f"acknowledged {', '.join(lost)} without running it")
+    again = ours.function(key=key).deliver(orders[0])
+    return Seen(True, but="unprotected: a second delivery runs again" if again.ran else "")
+
+
+@scenario(key_required=True)
+def two_messages_without_a_key_do_not_collide(ours):
+    return two_without(ours, "powertools_json(body).orderId")
+
+
+@scenario(key_required=True, validation=True)
+def two_messages_without_a_part_of_their_key_do_not_collide(ours):
+    return two_without(ours, "powertools_json(body).[customerId, orderId]")
+
+
+@scenario(in_turn=True)
+def one_key_twice_in_a_batch_runs_once_and_answers_both(ours):
+    twice = [record(message_id, {"orderId": "o-1"}) for message_id in ("m-1", "m-2")]
+    ended = ours.function().deliver(*twice)
+    ran, failed = len(ended.ran), len(ended.failed)
+    return Seen(ran == 1 and not failed, f"ran {ran} and reported {failed} of the two as failed")
+
+
+@scenario()
+def a_message_changed_by_its_handler_keeps_its_key(ours):
+    changed = {"body": json.dumps({"orderId": "changed"}), "return": "done"}
+    first = ours.function().deliver(ORDER, does=lambda _: changed)
+    again = ours.function().deliver(ORDER)
+    states = sorted(item["status"]["S"] for item in ours.records())
+    return Seen(
+        not first.failed and not again.ran and not again.failed,
+        f"the result has another key, the message's own stays {states[-1]}",
+    )
+
+
+@scenario()
+def a_malformed_message_fails_alone(ours):
+    batch = [record("m-1", {"orderId": "o-1"}), record("bad", "{"), record("m-3", {"orderId": "o-3"})]
+    # As a handler does that reads the body, should it come to that.
+    read = {"bad": {"raise": "not JSON"}}
+    ended = ours.function().deliver(*batch, does=lambda message_id: read.get(message_id, {"return": "done"}))
+    alone = {"m-1", "m-3"} <= set(ended.ran) and ended.failed == ["bad"]
+    return Seen(alone, f"ran {ended.ran}, reported {ended.failed} as failed")
+
+
+@scenario()
+def a_result_too_large_to_store_does_not_run_again(ours):
+    large = {"return": "x" * 420_000}
+    first = ours.function().deliver(ORDER, remaining_ms=2000, does=lambda _: large)
+    pass_time(2000)
+    again = ours.function().deliver(ORDER)
+    ran = len(first.ran) + len(again.ran)
+    return Seen(ran == 1 and not again.failed, f"reported {', '.join(first.failed) or 'nothing'} as failed, and ran it {ran} times")

@@ -1,0 +1,218 @@
+//! Chaos: the release binary, several processes of it, behind a queue that delivers twice, a
+//! table that loses answers and a gateway that fails, killed at any time. At the end every message
+//! is done or in the dead-letter queue for a known reason, and whatever was charged twice was cut
+//! off in between.
+//!
+//! `CHAOS_SEED` fixes what is injected (not the timing of the processes); `CHAOS_MESSAGES` and
+//! `CHAOS_FIFO_MESSAGES` the size: `make soak`.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "tests fail by panicking"
+)]
+
+#[path = "chaos/account.rs"]
+mod account;
+#[path = "chaos/audit.rs"]
+mod audit;
+#[path = "chaos/esm.rs"]
+mod esm;
+#[path = "chaos/faults.rs"]
+mod faults;
+#[path = "chaos/gateway.rs"]
+mod gateway;
+#[path = "chaos/ledger.rs"]
+mod ledger;
+#[path = "chaos/plan.rs"]
+mod plan;
+#[path = "chaos/proof.rs"]
+mod proof;
+#[path = "chaos/queue.rs"]
+mod queue;
+#[path = "chaos/report.rs"]
+mod report;
+mod support;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, atomic::AtomicU32},
+    time::{Duration, Instant},
+};
+
+use audit::{Findings, audit};
+use esm::{Mapping, Settings};
+use faults::Relay;
+use gateway::Gateway;
+use ledger::{Ledger, Worker};
+use plan::{Message, Seed, grouped_orders, orders, size};
+use queue::{Queue, Rules};
+use report::Report;
+use support::{
+    dynamo::{Dynamo, text},
+    runtime_api::Env,
+};
+use tokio::time::timeout;
+
+const TABLE: &str = "idempotency";
+
+/// How a run differs from another.
+struct Run {
+    title: &'static str,
+    rules: Rules,
+    /// How many invocations a worker lives to see at most.
+    lifetime: u32,
+    concurrency: usize,
+    fifo: bool,
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_is_killed_lost_or_doubled_every_order_is_charged_or_accounted_for() {
+    let seed = Seed::from_env();
+    let run = Run {
+        title: "chaos on a standard queue",
+        rules: Rules {
+            max_receive_count: 8,
+            duplicates: 8,
+        },
+        lifetime: 12,
+        concurrency: 4,
+        fifo: false,
+    };
+    let messages = orders(seed, size("CHAOS_MESSAGES", 600));
+    let report = run.go(seed, messages).await;
+    // A run without these would prove nothing.
+    for wanted in [
+        "workers, Killed",
+        "workers, FrozenUntilTimeout",
+        "DynamoDB fault, CutBefore",
+        "DynamoDB fault, CutAfter",
+        "DynamoDB fault, Slow",
+        "DynamoDB fault, Throttled",
+        "DynamoDB fault, ServerError",
+        "gateway fault, Busy",
+        "gateway fault, Unanswered",
+        "outcome, conflict",
+        "outcome, duplicate",
+        "in the dead-letter queue, Declined: permanent_failure",
+        "in the dead-letter queue, Undecodable: invalid",
+        "messages acknowledged once more",
+        "charged again after Killed",
+    ] {
+        assert!(report.number(wanted) > 0, "{wanted}: none\n{report}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fifo_group_is_charged_in_its_order_whoever_is_killed() {
+    let seed = Seed::from_env();
+    let run = Run {
+        title: "chaos on a FIFO queue",
+        rules: Rules {
+            max_receive_count: 30,
+            duplicates: 0,
+        },
+        lifetime: 6,
+        concurrency: 3,
+        fifo: true,
+    };
+    let size = size("CHAOS_FIFO_MESSAGES", 200);
+    let messages = grouped_orders(seed, size, size.div_ceil(25));
+    let report = run.go(seed, messages).await;
+    for wanted in [
+        "workers, Killed",
+        "workers, FrozenUntilTimeout",
+        "gateway fault, Busy",
+    ] {
+        assert!(report.number(wanted) > 0, "{wanted}: none\n{report}");
+    }
+}
+
+impl Run {
+    async fn go(&self, seed: Seed, messages: Vec<Message>) -> Report {
+        let patience =
+            Duration::from_secs(120) + Duration::from_millis(100) * messages.len() as u32;
+        let sent = messages.len();
+        let ledger = Arc::new(Ledger::default());
+        let dynamo = Dynamo::start().await;
+        dynamo.create_table(TABLE).await;
+        let relay = Relay::start(seed, ledger.clone(), dynamo.endpoint()).await;
+        let gateway = Gateway::start(seed, ledger.clone()).await;
+        let queue = Queue::new(seed, self.rules, ledger.clone(), messages);
+        let sqs = queue.serve().await;
+        let settings: Settings = Arc::new(move |worker: Worker| {
+            settings(&relay.url_for(worker), &gateway.url_for(worker), &sqs)
+        });
+        let mapping = Arc::new(Mapping {
+            seed,
+            ledger: ledger.clone(),
+            queue: queue.clone(),
+            settings,
+            lifetime: self.lifetime,
+            fifo: self.fifo,
+            hired: AtomicU32::new(0),
+        });
+
+        let started = Instant::now();
+        let emptied = timeout(patience, mapping.run(self.concurrency)).await;
+        let statuses = statuses(&dynamo).await;
+        let events = ledger.events();
+        let Findings {
+            violations,
+            uninjected,
+            charged_again,
+        } = audit(&events, &statuses);
+        let mut report = Report::of(self.title, seed, started.elapsed(), &events);
+        report.add("messages left in the queue", queue.left());
+        report.add("violations", violations.len());
+        for (after, n) in charged_again {
+            report.add(format!("charged again after {after}"), n);
+        }
+        println!("{report}");
+        println!("what nobody injected: {uninjected:#?}");
+        assert!(violations.is_empty(), "{report}\n{violations:#?}");
+        // A busy machine has its own faults, though not many.
+        assert!(uninjected.len() * 50 <= sent, "{uninjected:#?}");
+        assert!(
+            emptied.is_ok(),
+            "the queue was not empty after {patience:?}\n{report}"
+        );
+        report
+    }
+}
+
+/// Short times, so that conflicts and retries fit into a test.
+fn settings(dynamo: &str, gateway: &str, sqs: &str) -> Env {
+    let settings = [
+        ("AWS_ENDPOINT_URL_DYNAMODB", dynamo),
+        ("AWS_ENDPOINT_URL_SQS", sqs),
+        ("IDEMPOTENCY_TABLE_NAME", TABLE),
+        ("IDEMPOTENCY_NAMESPACE", "chaos"),
+        ("IDEMPOTENCY_KEY", "body:/orderId"),
+        ("IDEMPOTENCY_LEASE_MARGIN", "100ms"),
+        ("PAYMENT_GATEWAY_URL", gateway),
+        ("PAYMENT_GATEWAY_TIMEOUT", "500ms"),
+        // An eighth of it is left to answer, on a machine that may be busy.
+        ("CONSUMER_DEADLINE_RESERVE", "800ms"),
+        ("CONSUMER_BACKOFF_BASE", "1s"),
+        ("CONSUMER_BACKOFF_CAP", "3s"),
+    ];
+    let owned = settings.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    owned.to_vec()
+}
+
+/// The status of every record, by key.
+async fn statuses(dynamo: &Dynamo) -> HashMap<String, String> {
+    let client = dynamo.client();
+    let scan = client.scan().table_name(TABLE).consistent_read(true);
+    let mut items = scan.into_paginator().items().send();
+    let mut statuses = HashMap::new();
+    while let Some(item) = items.next().await {
+        let item = item.unwrap();
+        statuses.insert(
+            text(&item, "id").to_owned(),
+            text(&item, "status").to_owned(),
+        );
+    }
+    statuses
+}

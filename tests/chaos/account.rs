@@ -1,0 +1,73 @@
+//! What became of each message.
+
+use std::collections::HashMap;
+
+use crate::{
+    ledger::{End, Event},
+    plan::Message,
+};
+
+/// How the reason reads where nothing was wrong with the message.
+pub(crate) const USED_UP: &str = "receives used up";
+
+/// What is known of one message.
+pub(crate) struct Account {
+    pub(crate) message: Message,
+    pub(crate) ends: Vec<End>,
+    pub(crate) outcomes: Vec<String>,
+    pub(crate) dead_lettered: bool,
+}
+
+impl Account {
+    pub(crate) fn acknowledged(&self) -> bool {
+        self.ends.contains(&End::Acknowledged)
+    }
+
+    /// Why it is in the dead-letter queue; `None` if nobody knows.
+    pub(crate) fn reason(&self) -> Option<String> {
+        let permanent = [
+            "permanent_failure",
+            "failed_before",
+            "invalid",
+            "key_reused",
+        ];
+        let mut told = self.outcomes.iter().rev();
+        if let Some(told) = told.find(|outcome| permanent.contains(&outcome.as_str())) {
+            let told = told.replace("failed_before", "permanent_failure");
+            return Some(format!("{:?}: {told}", self.message.kind));
+        }
+        let ended = !self.ends.is_empty() && !self.acknowledged();
+        ended.then(|| {
+            let died = self.ends.iter().filter(|end| **end == End::WorkerDied);
+            let (kind, receives, died) = (self.message.kind, self.ends.len(), died.count());
+            format!("{kind:?}: {receives} {USED_UP}, {died} by workers that died")
+        })
+    }
+}
+
+/// Each message and what became of it, in the order they were sent.
+pub(crate) fn accounts(events: &[Event]) -> Vec<Account> {
+    let (mut accounts, mut places) = (Vec::new(), HashMap::new());
+    for event in events {
+        match event {
+            Event::Sent(message) => {
+                places.insert(message.id.clone(), accounts.len());
+                accounts.push(Account {
+                    message: message.clone(),
+                    ends: Vec::new(),
+                    outcomes: Vec::new(),
+                    dead_lettered: false,
+                });
+            }
+            Event::Returned { message, end, .. } => accounts[places[message]].ends.push(*end),
+            Event::Said {
+                delivery, outcome, ..
+            } => {
+                accounts[places[&delivery.0]].outcomes.push(outcome.clone());
+            }
+            Event::DeadLettered { message } => accounts[places[message]].dead_lettered = true,
+            _ => {}
+        }
+    }
+    accounts
+}

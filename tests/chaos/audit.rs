@@ -1,0 +1,305 @@
+//! What the ledger must not say: every promise as a rule over its events, in their order.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use crate::{
+    account::{Account, USED_UP, accounts},
+    ledger::{ChargeEnd, Death, Delivery, End, Event, Settled, Worker},
+    plan::{Kind, Message},
+};
+
+/// What must never stand between two charges of one order.
+const NOTHING: &str = "nothing";
+
+/// What is known of one order, and so of one key.
+#[derive(Default)]
+struct Order {
+    key: Option<String>,
+    last_charge: Option<(usize, Worker, Delivery)>,
+    /// What cut the last attempt off, so that another may charge again.
+    excuse: Option<String>,
+    open_charges: HashSet<usize>,
+    taken: usize,
+    /// COMPLETED or FAILED: nothing may run any more.
+    sealed: Option<Settled>,
+    claim: Option<(String, u64)>,
+}
+
+impl Order {
+    /// Something happened to the attempt that charged last, if `it` was that one.
+    fn cut_off(&mut self, it: impl Fn(usize, Worker) -> bool, by: &str) {
+        let last = self.last_charge.as_ref();
+        if last.is_some_and(|(charge, worker, _)| it(*charge, *worker)) {
+            // The last word counts: hanging up is what the dead do first.
+            self.excuse = Some(by.to_owned());
+        }
+    }
+}
+
+pub(crate) struct Findings {
+    /// Everything the events say that must not be.
+    pub(crate) violations: Vec<String>,
+    /// Attempts that their workers say were cut off or failed transiently, and were charged again,
+    /// though nothing was injected: a machine too busy is a fault too.
+    pub(crate) uninjected: Vec<String>,
+    /// How often an order was charged again, by what cut off the attempt before.
+    pub(crate) charged_again: BTreeMap<String, usize>,
+}
+
+/// Goes through the events; `statuses` is the table as it is left, by key.
+pub(crate) fn audit(events: &[Event], statuses: &HashMap<String, String>) -> Findings {
+    let mut audit = Audit::default();
+    audit.charged_again.insert(NOTHING.to_owned(), 0);
+    for event in events {
+        // Promise 3: a handler runs again after a transient failure, or after it was cut off.
+        if let Event::Said {
+            delivery,
+            outcome,
+            detail,
+        } = event
+            && ["transient_failure", "out_of_time", "completion_unrecorded"].contains(&&**outcome)
+        {
+            let said = format!("{outcome} ({detail})");
+            audit.unfinished.insert(delivery.clone(), said);
+        }
+    }
+    for (at, event) in events.iter().enumerate() {
+        audit.event(at, event);
+    }
+    audit.ends(&accounts(events), statuses);
+    Findings {
+        violations: audit.found,
+        uninjected: audit.uninjected,
+        charged_again: audit.charged_again,
+    }
+}
+
+#[derive(Default)]
+struct Audit {
+    orders: HashMap<String, Order>,
+    order_of_key: HashMap<String, String>,
+    order_of_charge: HashMap<usize, String>,
+    order_of_message: HashMap<String, String>,
+    /// The delivery by which each worker was last asked for an order.
+    delivered: HashMap<(Worker, String), Delivery>,
+    /// What the workers said of deliveries that left something to do again.
+    unfinished: HashMap<Delivery, String>,
+    /// The orders each worker is at.
+    at_work: HashMap<Worker, Vec<String>>,
+    /// The orders of each FIFO group that are neither charged nor given up, as sent.
+    groups: BTreeMap<String, Vec<String>>,
+    group_of_order: HashMap<String, String>,
+    found: Vec<String>,
+    uninjected: Vec<String>,
+    charged_again: BTreeMap<String, usize>,
+}
+
+impl Audit {
+    fn event(&mut self, at: usize, event: &Event) {
+        match event {
+            Event::Sent(message) => {
+                let (id, order) = (message.id.clone(), message.order.clone());
+                if let Some(group) = &message.group {
+                    let waiting = self.groups.entry(group.clone()).or_default();
+                    waiting.push(order.clone());
+                    self.group_of_order.insert(order.clone(), group.clone());
+                }
+                self.order_of_message.insert(id, order);
+            }
+            Event::Delivered { delivery, worker } => {
+                let order = self.order_of_message[&delivery.0].clone();
+                let of_order = (*worker, order.clone());
+                self.delivered.insert(of_order, delivery.clone());
+                self.at_work.entry(*worker).or_default().push(order);
+            }
+            Event::Returned {
+                message,
+                worker,
+                end,
+            } => self.returned(message, *worker, *end),
+            Event::DeadLettered { message } => {
+                let order = self.order_of_message[message].clone();
+                self.leaves_group(&order);
+            }
+            Event::Charge {
+                order,
+                key,
+                worker,
+                taken,
+            } => self.charge(at, order, key, *worker, *taken),
+            Event::ChargeEnded { charge, how } => {
+                let order = &self.order_of_charge[charge];
+                let order = self.orders.get_mut(order).unwrap();
+                order.open_charges.remove(charge);
+                if *how != ChargeEnd::Answered {
+                    order.cut_off(|last, _| last == *charge, &format!("{how:?}"));
+                }
+            }
+            Event::Claimed {
+                key,
+                owner,
+                at_ms,
+                lease_until_ms,
+            } => {
+                let claim = &mut self.of_key(key).claim;
+                let live = claim.as_ref();
+                let live = live.is_some_and(|(other, until)| other != owner && at_ms < until);
+                *claim = Some((owner.clone(), *lease_until_ms));
+                if live {
+                    self.found
+                        .push(format!("{key} was claimed while another's claim was live"));
+                }
+            }
+            Event::Settled { key, as_what } => {
+                let order = self.of_key(key);
+                order.claim = None;
+                if matches!(as_what, Settled::Completed | Settled::Failed) {
+                    order.sealed = Some(*as_what);
+                }
+            }
+            Event::Faulted { key, worker, fault } => {
+                let fault = format!("{fault:?}");
+                self.of_key(key).cut_off(|_, last| last == *worker, &fault);
+            }
+            Event::Died { worker, death } => {
+                for order in self.at_work.get(worker).into_iter().flatten() {
+                    if let Some(order) = self.orders.get_mut(order) {
+                        order.cut_off(|_, last| last == *worker, &format!("{death:?}"));
+                    }
+                }
+                if *death == Death::Crashed {
+                    self.found.push(format!("worker {worker} ended by itself"));
+                }
+            }
+            Event::Said { .. } => {}
+        }
+    }
+
+    fn charge(&mut self, at: usize, name: &str, key: &str, worker: Worker, taken: bool) {
+        let order = self.orders.entry(name.to_owned()).or_default();
+        if let Some(sealed) = order.sealed {
+            self.found.push(format!(
+                "{name} was charged by worker {worker} when it was {sealed:?}"
+            ));
+        }
+        let excuse = order.excuse.take();
+        if let Some((_, before, delivery)) = order.last_charge.take() {
+            let after = match (excuse, self.unfinished.get(&delivery)) {
+                (Some(excuse), _) => excuse,
+                (None, Some(said)) => {
+                    self.uninjected.push(format!("{name}: {said}"));
+                    "what nobody injected".to_owned()
+                }
+                (None, None) => {
+                    self.found.push(format!(
+                        "{name} was charged by worker {worker} though nothing cut off worker {before}, which charged it before"
+                    ));
+                    NOTHING.to_owned()
+                }
+            };
+            *self.charged_again.entry(after).or_default() += 1;
+        }
+        if !order.open_charges.is_empty() {
+            self.found
+                .push(format!("{name} was charged by two at once"));
+        }
+        if order.key.as_ref().is_some_and(|before| before != key) {
+            self.found.push(format!("{name} was charged with two keys"));
+        }
+        let other = self.order_of_key.insert(key.to_owned(), name.to_owned());
+        if other.is_some_and(|other| other != name) {
+            self.found
+                .push(format!("{name} shares its key with another order"));
+        }
+        order.key = Some(key.to_owned());
+        let delivery = self.delivered.get(&(worker, name.to_owned()));
+        let delivery = delivery.cloned().unwrap_or_default();
+        order.last_charge = Some((at, worker, delivery));
+        order.open_charges.insert(at);
+        self.order_of_charge.insert(at, name.to_owned());
+        if !taken {
+            return;
+        }
+        order.taken += 1;
+        if order.taken == 1 {
+            let ahead = self
+                .group_of_order
+                .get(name)
+                .and_then(|group| self.groups[group].first());
+            if let Some(ahead) = ahead.filter(|ahead| *ahead != name) {
+                self.found.push(format!(
+                    "{name} was charged before {ahead}, sent before it in its group"
+                ));
+            }
+            self.leaves_group(name);
+        }
+    }
+
+    fn returned(&mut self, message: &str, worker: Worker, end: End) {
+        let name = &self.order_of_message[message];
+        let at_work = self.at_work.entry(worker).or_default();
+        if let Some(at) = at_work.iter().position(|order| order == name) {
+            at_work.swap_remove(at);
+        }
+        let sealed = self.orders.get(name).and_then(|order| order.sealed);
+        if end == End::Acknowledged && sealed != Some(Settled::Completed) {
+            self.found.push(format!(
+                "{message} was acknowledged when its order was {sealed:?}"
+            ));
+        }
+        if end == End::BatchFailed {
+            self.found
+                .push(format!("{message} failed with its whole batch"));
+        }
+    }
+
+    fn leaves_group(&mut self, order: &str) {
+        if let Some(group) = self.group_of_order.get(order) {
+            let waiting = self.groups.entry(group.clone()).or_default();
+            waiting.retain(|waiting| waiting != order);
+        }
+    }
+
+    /// A key's name ends with the order's: `namespace#order`.
+    fn of_key(&mut self, key: &str) -> &mut Order {
+        let (_, order) = key.split_once('#').unwrap();
+        self.orders.entry(order.to_owned()).or_default()
+    }
+
+    fn ends(&mut self, accounts: &[Account], statuses: &HashMap<String, String>) {
+        for account in accounts {
+            let Message { id, kind, .. } = &account.message;
+            let told = account.reason();
+            if account.acknowledged() {
+                let order = self.orders.get(&account.message.order);
+                let key = order.and_then(|order| order.key.as_ref());
+                let status = key.and_then(|key| statuses.get(key));
+                if status.is_none_or(|status| status != "COMPLETED") {
+                    self.found.push(format!(
+                        "{id} was acknowledged, and its record is {status:?}"
+                    ));
+                }
+                if order.is_none_or(|order| order.taken == 0) {
+                    self.found
+                        .push(format!("{id} was acknowledged, and never charged"));
+                }
+            } else if !account.dead_lettered {
+                self.found
+                    .push(format!("{id} is lost, or left in the queue"));
+            } else if told.is_none() {
+                self.found
+                    .push(format!("nobody knows why {id} is in the dead-letter queue"));
+            }
+            let told = told.filter(|told| !told.contains(USED_UP));
+            if let Some(told) = told.filter(|_| !kind.is_permanent()) {
+                self.found.push(format!(
+                    "{id} was given up though nothing is wrong with it, {told}"
+                ));
+            }
+            if *kind == Kind::Undecodable && self.orders.contains_key(&account.message.order) {
+                self.found
+                    .push(format!("{id} is no order, and got as far as the table"));
+            }
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! An event source mapping: polls the queue, invokes execution environments of the release
+//! binary, and deletes what was not reported as failed. It also kills and freezes them.
+
+use std::{
+    collections::HashSet,
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use tokio::{task::JoinSet, time::sleep};
+
+use crate::{
+    ledger::{Death, End, Event, Ledger, Worker},
+    plan::Seed,
+    queue::{Queue, Received},
+    support::{
+        event::{QUEUE_ARN, batch, received},
+        runtime_api::{Answer, Env, Lambda},
+    },
+};
+
+/// After which Lambda kills the function.
+const FUNCTION_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Who processes the batches: the environment variables of worker n.
+pub(crate) type Settings = Arc<dyn Fn(Worker) -> Env + Send + Sync>;
+
+pub(crate) struct Mapping {
+    pub(crate) seed: Seed,
+    pub(crate) ledger: Arc<Ledger>,
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) settings: Settings,
+    /// How many invocations a worker lives to see at most.
+    pub(crate) lifetime: u32,
+    pub(crate) fifo: bool,
+    pub(crate) hired: AtomicU32,
+}
+
+/// What is done to a worker in the middle of an invocation.
+#[derive(Clone, Copy)]
+enum Fate {
+    Spared,
+    Killed(Duration),
+    Frozen(Duration),
+}
+
+struct Environment {
+    worker: Worker,
+    lambda: Lambda,
+    invocations: u32,
+}
+
+impl Mapping {
+    /// Runs until the queue is empty, with so many invocations at a time.
+    pub(crate) async fn run(self: &Arc<Self>, concurrency: usize) {
+        let mut pollers = JoinSet::new();
+        for _ in 0..concurrency {
+            let mapping = Arc::clone(self);
+            pollers.spawn(async move { mapping.poll().await });
+        }
+        while let Some(ended) = pollers.join_next().await {
+            ended.unwrap();
+        }
+    }
+
+    async fn poll(&self) {
+        let mut warm = None;
+        while let Some(batch) = self.queue.receive().await {
+            let environment = match warm.take() {
+                Some(environment) => environment,
+                None => self.cold_start().await,
+            };
+            warm = self.invoke(environment, batch).await;
+        }
+        if let Some(environment) = warm {
+            self.bury(environment, Death::SentHome).await;
+        }
+    }
+
+    async fn cold_start(&self) -> Environment {
+        let worker = self.hired.fetch_add(1, Ordering::Relaxed);
+        Environment {
+            worker,
+            lambda: Lambda::start((self.settings)(worker)).await,
+            invocations: 0,
+        }
+    }
+
+    /// One invocation; the environment if it is still alive.
+    async fn invoke(
+        &self,
+        mut environment: Environment,
+        messages: Vec<Received>,
+    ) -> Option<Environment> {
+        environment.invocations += 1;
+        let worker = environment.worker;
+        for received in &messages {
+            let delivery = (received.message.id.clone(), received.receive_count);
+            self.ledger.note(Event::Delivered { delivery, worker });
+        }
+        let fate = self.fate(&environment);
+        let event = batch(messages.iter().map(|received| self.record(received)));
+        let (answer, death) = survive(&environment.lambda, event, fate).await;
+        let ids: Vec<_> = messages.iter().map(|r| &*r.message.id).collect();
+        let failed = match &answer {
+            Some(Answer::Response(response)) => failures(response, &ids).ok_or(End::BatchFailed),
+            Some(Answer::Error(_)) => Err(End::BatchFailed),
+            Some(Answer::Exited | Answer::TimedOut) | None => Err(End::WorkerDied),
+        };
+        if let Some(death) = death {
+            self.bury(environment, death).await;
+            self.settle(worker, &ids, &failed);
+            return None;
+        }
+        self.settle(worker, &ids, &failed);
+        Some(environment)
+    }
+
+    /// Deletes what was not reported as failed, if the response tells what that is.
+    fn settle(&self, worker: Worker, ids: &[&str], failed: &Result<HashSet<&str>, End>) {
+        for &id in ids {
+            let end = match failed {
+                Err(end) => *end,
+                Ok(failed) if failed.contains(id) => End::ReportedFailed,
+                Ok(_) => End::Acknowledged,
+            };
+            let message = id.to_owned();
+            self.ledger.note(Event::Returned {
+                message,
+                worker,
+                end,
+            });
+            if end == End::Acknowledged {
+                self.queue.delete(id);
+            }
+        }
+    }
+
+    /// Every worker dies in one of its first invocations, a third of them frozen.
+    fn fate(&self, environment: &Environment) -> Fate {
+        let worker = environment.worker;
+        let mut dice = self.seed.dice(("fate", worker));
+        let when = Duration::from_micros(dice.u64(..40_000));
+        if environment.invocations < dice.u32(1..=self.lifetime) {
+            Fate::Spared
+        } else if worker % 3 == 2 {
+            Fate::Frozen(when)
+        } else {
+            Fate::Killed(when)
+        }
+    }
+
+    fn record(&self, delivery: &Received) -> Value {
+        let message = &delivery.message;
+        let mut record = received(&message.id, &message.body, delivery.receive_count);
+        if self.fifo {
+            record["eventSourceARN"] = json!(format!("{QUEUE_ARN}.fifo"));
+            record["attributes"]["MessageGroupId"] = json!(message.group);
+        }
+        record
+    }
+
+    /// Sees the process end, and reads what it logged of its deliveries.
+    async fn bury(&self, environment: Environment, death: Death) {
+        let worker = environment.worker;
+        let exit = environment.lambda.kill().await;
+        self.ledger.note(Event::Died { worker, death });
+        let lines = exit.output.iter();
+        for line in lines.filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
+            if line["message"] == "message processed" {
+                let text = |name: &str| line[name].as_str().unwrap_or_default().to_owned();
+                let receive_count = line["receive_count"].as_u64().unwrap();
+                self.ledger.note(Event::Said {
+                    delivery: (text("message_id"), receive_count.try_into().unwrap()),
+                    outcome: text("outcome"),
+                    detail: text("detail"),
+                });
+            }
+        }
+    }
+}
+
+/// Invokes, and does to the process what its fate is, unless it answers before that. `None` for
+/// the answer of a process that was killed.
+async fn survive(lambda: &Lambda, event: Value, fate: Fate) -> (Option<Answer>, Option<Death>) {
+    let invocation = lambda.invoke(event, FUNCTION_TIMEOUT);
+    tokio::pin!(invocation);
+    let early = match fate {
+        Fate::Spared => None,
+        Fate::Killed(when) | Fate::Frozen(when) => tokio::select! {
+            answer = &mut invocation => Some(answer),
+            () = sleep(when) => None,
+        },
+    };
+    let answer = match (early, fate) {
+        (Some(answer), _) => answer,
+        (None, Fate::Killed(_)) => return (None, Some(Death::Killed)),
+        (None, Fate::Frozen(_)) => {
+            freeze(lambda.pid());
+            let answer = invocation.await;
+            let death = match answer {
+                Answer::TimedOut => Death::FrozenUntilTimeout,
+                // A moment before.
+                _ => Death::Killed,
+            };
+            return (Some(answer), Some(death));
+        }
+        (None, Fate::Spared) => invocation.await,
+    };
+    let death = match answer {
+        Answer::TimedOut => Some(Death::TimedOut),
+        Answer::Exited => Some(Death::Crashed),
+        Answer::Response(_) | Answer::Error(_) => None,
+    };
+    (Some(answer), death)
+}
+
+/// As if the machine had stood still.
+fn freeze(pid: u32) {
+    let mut stop = Command::new("kill");
+    assert!(
+        stop.args(["-STOP", &pid.to_string()])
+            .status()
+            .unwrap()
+            .success()
+    );
+}
+
+/// The messages that a response reports as failed; `None` if Lambda can't tell and takes the whole
+/// batch for failed (Lambda Developer Guide, "Using Lambda with Amazon SQS", "Success and failure
+/// conditions").
+fn failures<'a>(response: &Value, batch: &[&'a str]) -> Option<HashSet<&'a str>> {
+    let failures = match response {
+        Value::Null => return Some(HashSet::new()),
+        Value::Object(members) => match members.get("batchItemFailures") {
+            None | Some(Value::Null) => return Some(HashSet::new()),
+            Some(failures) => failures.as_array()?,
+        },
+        _ => return None,
+    };
+    let named = |failure: &Value| {
+        let id = failure.get("itemIdentifier")?.as_str()?;
+        batch.iter().copied().find(|known| *known == id)
+    };
+    failures.iter().map(named).collect()
+}
+
+#[test]
+fn a_response_that_lambda_cannot_read_fails_the_whole_batch() {
+    let failed = |response: &str| {
+        // As the Runtime API stand-in keeps what is not JSON.
+        let response = serde_json::from_str(response).unwrap_or(Value::String(response.into()));
+        failures(&response, &["m-1", "m-2"]).map(|failed| failed.len())
+    };
+    for success in [
+        "null",
+        "{}",
+        r#"{"batchItemFailures": null}"#,
+        r#"{"batchItemFailures": []}"#,
+    ] {
+        assert_eq!(failed(success), Some(0), "{success}");
+    }
+    let one = r#"{"batchItemFailures": [{"itemIdentifier": "m-2"}]}"#;
+    assert_eq!(failed(one), Some(1));
+    for failure in [
+        "{\"batchItemFailures\": [",
+        r#"{"batchItemFailures": [{"itemIdentifier": ""}]}"#,
+        r#"{"batchItemFailures": [{"itemIdentifier": null}]}"#,
+        r#"{"batchItemFailures": [{"itemIdentifier": "m-3"}]}"#,
+        r#"{"batchItemFailures": [{"itemIdentifier": "m-1"}, {"messageId": "m-2"}]}"#,
+        r#"{"batchItemFailures": ["m-1"]}"#,
+    ] {
+        assert_eq!(failed(failure), None, "{failure}");
+    }
+}

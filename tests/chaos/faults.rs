@@ -1,0 +1,243 @@
+//! What comes between the workers and DynamoDB: a relay that cuts, delays and refuses writes, and
+//! notes what the table took.
+
+use std::{
+    collections::HashMap,
+    io,
+    sync::{Arc, Mutex},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    extract::State,
+    http::{HeaderMap, Response, StatusCode, Uri, header::HOST},
+};
+use futures_util::stream;
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use crate::{
+    ledger::{Event, Ledger, Settled, Worker},
+    plan::Seed,
+    support,
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Fault {
+    /// The connection ends, and the table has seen nothing.
+    CutBefore,
+    /// The connection ends when the table has answered.
+    CutAfter,
+    /// The request arrives late, and arrives even if its sender has given up on it.
+    Slow,
+    Throttled,
+    ServerError,
+}
+
+pub(crate) struct Relay {
+    url: String,
+}
+
+struct Wire {
+    seed: Seed,
+    ledger: Arc<Ledger>,
+    upstream: String,
+    client: reqwest::Client,
+    rows: Mutex<HashMap<String, Row>>,
+}
+
+#[derive(Default)]
+struct Row {
+    writes: u32,
+    /// Held from a write's departure until it is noted, so that the ledger has the table's order.
+    turn: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// A request to write, as far as it is read here.
+struct Write {
+    key: String,
+    operation: String,
+    body: Value,
+}
+
+impl Relay {
+    pub(crate) async fn start(seed: Seed, ledger: Arc<Ledger>, upstream: &str) -> Self {
+        // reqwest is compiled without a TLS provider; a second test finds it set.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let wire = Wire {
+            seed,
+            ledger,
+            upstream: upstream.to_owned(),
+            client: reqwest::Client::builder().no_proxy().build().unwrap(),
+            rows: Mutex::default(),
+        };
+        let app = Router::new().fallback(relay).with_state(Arc::new(wire));
+        let url = format!("http://{}", support::serve(app).await);
+        Self { url }
+    }
+
+    pub(crate) fn url_for(&self, worker: Worker) -> String {
+        format!("{}/{worker}", self.url)
+    }
+}
+
+/// A body that ends the connection before anything is sent of the response.
+pub(crate) fn cut_off() -> Body {
+    Body::from_stream(stream::iter([Err::<Bytes, _>(io::Error::other("cut off"))]))
+}
+
+async fn relay(
+    State(wire): State<Arc<Wire>>,
+    uri: Uri,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response<Body> {
+    let worker = uri.path().split('/').nth(1).unwrap().parse().unwrap();
+    let Some(write) = Write::of(&headers, &body) else {
+        return wire.forward(headers, body, None).await;
+    };
+    let fault = wire.roll(&write.key);
+    if let Some((fault, _)) = fault {
+        let key = write.key.clone();
+        wire.ledger.note(Event::Faulted { key, worker, fault });
+    }
+    let delay = match fault {
+        Some((Fault::CutBefore, _)) => return Response::new(cut_off()),
+        Some((Fault::Throttled, _)) => {
+            let name = "ProvisionedThroughputExceededException";
+            return refusal(StatusCode::BAD_REQUEST, name);
+        }
+        Some((Fault::ServerError, _)) => {
+            return refusal(StatusCode::INTERNAL_SERVER_ERROR, "InternalServerError");
+        }
+        Some((Fault::Slow, delay)) => delay,
+        Some((Fault::CutAfter, _)) | None => Duration::ZERO,
+    };
+    // On its own: a sender that hangs up, or is killed, does not call it back.
+    let sent = tokio::spawn(async move {
+        if !delay.is_zero() {
+            sleep(delay).await;
+        }
+        wire.forward(headers, body, Some(write)).await
+    });
+    let answer = sent.await.unwrap();
+    match fault {
+        Some((Fault::CutAfter, _)) => Response::new(cut_off()),
+        _ => answer,
+    }
+}
+
+fn refusal(status: StatusCode, name: &str) -> Response<Body> {
+    let body =
+        json!({"__type": format!("com.amazonaws.dynamodb.v20120810#{name}"), "message": "chaos"});
+    Response::builder()
+        .status(status)
+        .header("content-type", "application/x-amz-json-1.0")
+        .body(Body::from(body.to_string()))
+        .unwrap()
+}
+
+impl Write {
+    fn of(headers: &HeaderMap, body: &[u8]) -> Option<Self> {
+        let (_, operation) = headers["x-amz-target"].to_str().unwrap().split_once('.')?;
+        let body: Value = serde_json::from_slice(body).unwrap();
+        let place = match operation {
+            "PutItem" => "Item",
+            "UpdateItem" | "DeleteItem" => "Key",
+            _ => return None,
+        };
+        let key = body[place]["id"]["S"].as_str()?.to_owned();
+        let operation = operation.to_owned();
+        Some(Self {
+            key,
+            operation,
+            body,
+        })
+    }
+
+    /// What it means that the table took it.
+    fn taken(&self) -> Event {
+        let key = self.key.clone();
+        let as_what = match (
+            &*self.operation,
+            self.body["ExpressionAttributeValues"][":status"]["S"].as_str(),
+        ) {
+            ("PutItem", _) => {
+                let item = &self.body["Item"];
+                let owner = item["owner"]["S"].as_str().unwrap().to_owned();
+                let lease_until_ms = item["lease_until"]["N"].as_str().unwrap().parse().unwrap();
+                let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+                let at_ms = at.as_millis().try_into().unwrap();
+                return Event::Claimed {
+                    key,
+                    owner,
+                    at_ms,
+                    lease_until_ms,
+                };
+            }
+            ("DeleteItem", _) => Settled::Released,
+            (_, None) => Settled::Abandoned,
+            (_, Some("COMPLETED")) => Settled::Completed,
+            (_, Some(_)) => Settled::Failed,
+        };
+        Event::Settled { key, as_what }
+    }
+}
+
+impl Wire {
+    /// The fault of the next write to `key`, if there is to be one, and how late a slow one is.
+    fn roll(&self, key: &str) -> Option<(Fault, Duration)> {
+        let nth = {
+            let mut rows = self.rows.lock().unwrap();
+            let row = rows.entry(key.to_owned()).or_default();
+            row.writes += 1;
+            row.writes
+        };
+        // An outage of eight writes outlasts the SDK's four attempts, before or after the charge.
+        let mut dice = self.seed.dice(("outage", key));
+        let (outage, from) = (dice.u32(..100) < 3, dice.u32(1..4));
+        let in_outage = outage && (from..from + 8).contains(&nth);
+        let mut dice = self.seed.dice(("write", key, nth));
+        if !in_outage && dice.u32(..100) >= 6 {
+            return None;
+        }
+        let fault = match dice.u32(..5) {
+            0 => Fault::CutBefore,
+            1 => Fault::CutAfter,
+            2 => Fault::Slow,
+            3 => Fault::Throttled,
+            _ => Fault::ServerError,
+        };
+        // The SDK waits for one second.
+        Some((fault, Duration::from_millis(dice.u64(50..1300))))
+    }
+
+    async fn forward(
+        &self,
+        mut headers: HeaderMap,
+        body: Bytes,
+        write: Option<Write>,
+    ) -> Response<Body> {
+        headers.remove(HOST);
+        let turn = write.as_ref().map(|write| {
+            let mut rows = self.rows.lock().unwrap();
+            rows.entry(write.key.clone()).or_default().turn.clone()
+        });
+        let _turn = match &turn {
+            Some(turn) => Some(turn.lock().await),
+            None => None,
+        };
+        let request = self.client.post(&self.upstream).headers(headers).body(body);
+        let answer = request.send().await.unwrap();
+        if let Some(write) = write.filter(|_| answer.status().is_success()) {
+            self.ledger.note(write.taken());
+        }
+        let mut response = Response::builder().status(answer.status());
+        *response.headers_mut().unwrap() = answer.headers().clone();
+        response
+            .body(Body::from(answer.bytes().await.unwrap()))
+            .unwrap()
+    }
+}

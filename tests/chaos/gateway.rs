@@ -1,0 +1,124 @@
+//! A payment gateway that honours `Idempotency-Key`, as real ones do: of all requests with one
+//! key it charges the first that it takes, and counts them all. Each worker has a URL of its own,
+//! so that it is known who asks.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    extract::{Path, State},
+    http::{HeaderMap, StatusCode},
+    response::{IntoResponse, Response},
+    routing::post,
+};
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use crate::{
+    faults::cut_off,
+    ledger::{ChargeEnd, Event, Ledger, Worker},
+    plan::{Kind, Seed},
+    support,
+};
+
+pub(crate) struct Gateway {
+    url: String,
+}
+
+struct Desk {
+    seed: Seed,
+    ledger: Arc<Ledger>,
+    /// Requests per order.
+    requests: Mutex<HashMap<String, u32>>,
+}
+
+impl Gateway {
+    pub(crate) async fn start(seed: Seed, ledger: Arc<Ledger>) -> Self {
+        let desk = Desk {
+            seed,
+            ledger,
+            requests: Mutex::default(),
+        };
+        let app = Router::new()
+            .route("/{worker}/charges", post(charge))
+            .with_state(Arc::new(desk));
+        let url = format!("http://{}", support::serve(app).await);
+        Self { url }
+    }
+
+    pub(crate) fn url_for(&self, worker: Worker) -> String {
+        format!("{}/{worker}", self.url)
+    }
+}
+
+/// Dropped without an end, the caller has hung up.
+struct Open<'a> {
+    ledger: &'a Ledger,
+    charge: usize,
+    how: ChargeEnd,
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        let (charge, how) = (self.charge, self.how);
+        self.ledger.note(Event::ChargeEnded { charge, how });
+    }
+}
+
+async fn charge(
+    State(desk): State<Arc<Desk>>,
+    Path(worker): Path<Worker>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    let body: Value = serde_json::from_slice(&body).unwrap();
+    let order = body["orderId"].as_str().unwrap().to_owned();
+    let key = headers["idempotency-key"].to_str().unwrap().to_owned();
+    let nth = {
+        let mut requests = desk.requests.lock().unwrap();
+        let nth = requests.entry(order.clone()).or_default();
+        *nth += 1;
+        *nth
+    };
+    let kind = Kind::of_card(body["paymentToken"].as_str().unwrap());
+    let busy = kind == Kind::Busy && nth == 1;
+    let charge = desk.ledger.note(Event::Charge {
+        order: order.clone(),
+        key,
+        worker,
+        taken: !busy && kind != Kind::Declined,
+    });
+    let mut open = Open {
+        ledger: &desk.ledger,
+        charge,
+        how: ChargeEnd::Unanswered,
+    };
+    let work = desk.seed.dice(("gateway", &order, nth)).u64(1..25);
+    sleep(Duration::from_millis(work)).await;
+    match kind {
+        Kind::Slow if nth == 1 => {
+            // Until the caller hangs up.
+            std::future::pending::<()>().await;
+        }
+        Kind::Cut if nth == 1 => return Response::new(cut_off()),
+        _ => {}
+    }
+    open.how = if busy {
+        ChargeEnd::Busy
+    } else {
+        ChargeEnd::Answered
+    };
+    match kind {
+        Kind::Busy if busy => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+        Kind::Declined => StatusCode::PAYMENT_REQUIRED.into_response(),
+        _ => {
+            let receipt = json!({"chargeId": format!("ch_{order}")}).to_string();
+            (StatusCode::CREATED, Body::from(receipt)).into_response()
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! Each rule of the audit is able to fail: a ledger of a good run, with one thing wrong in it.
+
+use std::collections::HashMap;
+
+use crate::{
+    audit::{Findings, audit},
+    faults::Fault,
+    ledger::{ChargeEnd, Death, End, Event, Settled},
+    plan::{Kind, Message},
+};
+
+fn sent(n: usize, kind: Kind, group: Option<&str>) -> Event {
+    Event::Sent(Message::new(
+        n,
+        format!("o-{n}"),
+        kind,
+        group.map(str::to_owned),
+    ))
+}
+
+/// Worker n gets a message at its nth receive.
+fn delivered(n: usize, worker: u32) -> Event {
+    let delivery = (format!("m-{n}"), worker);
+    Event::Delivered { delivery, worker }
+}
+
+fn returned(n: usize, worker: u32, end: End) -> Event {
+    let message = format!("m-{n}");
+    Event::Returned {
+        message,
+        worker,
+        end,
+    }
+}
+
+fn charge(n: usize, worker: u32) -> Event {
+    Event::Charge {
+        order: format!("o-{n}"),
+        key: format!("chaos#o-{n}"),
+        worker,
+        taken: true,
+    }
+}
+
+fn ended(charge: usize, how: ChargeEnd) -> Event {
+    Event::ChargeEnded { charge, how }
+}
+
+fn claimed(n: usize, owner: &str, at_ms: u64) -> Event {
+    Event::Claimed {
+        key: format!("chaos#o-{n}"),
+        owner: owner.into(),
+        at_ms,
+        lease_until_ms: at_ms + 2000,
+    }
+}
+
+fn settled(n: usize, as_what: Settled) -> Event {
+    let key = format!("chaos#o-{n}");
+    Event::Settled { key, as_what }
+}
+
+fn dead_lettered(n: usize) -> Event {
+    let message = format!("m-{n}");
+    Event::DeadLettered { message }
+}
+
+fn said(n: usize, worker: u32, outcome: &str) -> Event {
+    Event::Said {
+        delivery: (format!("m-{n}"), worker),
+        outcome: outcome.into(),
+        detail: String::new(),
+    }
+}
+
+fn died(worker: u32, death: Death) -> Event {
+    Event::Died { worker, death }
+}
+
+/// One message, one attempt, no fault. The charge is event 3.
+fn good() -> Vec<Event> {
+    vec![
+        sent(1, Kind::Good, None),
+        delivered(1, 7),
+        claimed(1, "a", 1000),
+        charge(1, 7),
+        ended(3, ChargeEnd::Answered),
+        settled(1, Settled::Completed),
+        returned(1, 7, End::Acknowledged),
+    ]
+}
+
+/// The first attempt charges and ends as `cut` says, the second goes well.
+fn again(cut: Vec<Event>) -> Vec<Event> {
+    let mut events = good();
+    events.truncate(4);
+    events.extend(cut);
+    let second = events.len();
+    events.extend([
+        delivered(1, 8),
+        claimed(1, "b", 9000),
+        charge(1, 8),
+        ended(second + 2, ChargeEnd::Answered),
+        settled(1, Settled::Completed),
+        returned(1, 8, End::Acknowledged),
+    ]);
+    events
+}
+
+fn audited(events: &[Event]) -> Findings {
+    let statuses = [1, 2].map(|n| (format!("chaos#o-{n}"), "COMPLETED".to_owned()));
+    audit(events, &HashMap::from(statuses))
+}
+
+#[track_caller]
+fn clean(events: &[Event]) {
+    assert_eq!(audited(events).violations, [""; 0], "{events:#?}");
+}
+
+#[track_caller]
+fn caught(events: &[Event], wanted: &str) {
+    let found = audited(events).violations;
+    assert!(
+        found.iter().any(|found| found.contains(wanted)),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn a_lost_message_is_found() {
+    clean(&good());
+    caught(&good()[..6], "lost, or left in the queue");
+    caught(&[sent(1, Kind::Good, None)], "lost, or left in the queue");
+}
+
+#[test]
+fn an_acknowledgement_before_the_completion_is_found() {
+    let mut events = good();
+    events.swap(5, 6);
+    caught(&events, "was acknowledged when its order was None");
+    events.pop();
+    caught(&events, "was acknowledged when its order was None");
+    let never_charged = [
+        sent(1, Kind::Good, None),
+        settled(1, Settled::Completed),
+        returned(1, 7, End::Acknowledged),
+    ];
+    caught(&never_charged, "never charged");
+    let found = audit(&good(), &HashMap::new()).violations;
+    assert_eq!(found, ["m-1 was acknowledged, and its record is None"]);
+}
+
+#[test]
+fn a_second_charge_is_found_unless_the_first_attempt_was_cut_off() {
+    let answered = || ended(3, ChargeEnd::Answered);
+    let failed = || returned(1, 7, End::ReportedFailed);
+    let gone = || returned(1, 7, End::WorkerDied);
+    let fault = |worker| Event::Faulted {
+        key: "chaos#o-1".into(),
+        worker,
+        fault: Fault::CutAfter,
+    };
+    for (cut, excuse) in [
+        (vec![answered(), died(7, Death::Killed), gone()], "Killed"),
+        (vec![ended(3, ChargeEnd::Busy), failed()], "Busy"),
+        (
+            vec![ended(3, ChargeEnd::Unanswered), failed()],
+            "Unanswered",
+        ),
+        (vec![answered(), fault(7), failed()], "CutAfter"),
+    ] {
+        let events = again(cut);
+        clean(&events);
+        assert_eq!(audited(&events).charged_again[excuse], 1);
+    }
+    for cut in [
+        vec![answered(), failed()],
+        // It had answered when it died.
+        vec![answered(), failed(), died(7, Death::Killed)],
+        vec![answered(), died(9, Death::Killed), failed()],
+        vec![answered(), fault(9), failed()],
+    ] {
+        let events = again(cut);
+        caught(&events, "though nothing cut off worker 7");
+        assert_eq!(audited(&events).charged_again["nothing"], 1);
+    }
+    caught(&again(vec![failed()]), "charged by two at once");
+    for outcome in ["transient_failure", "out_of_time", "completion_unrecorded"] {
+        let mut events = again(vec![answered(), failed()]);
+        events.push(said(1, 7, outcome));
+        clean(&events);
+        let told = format!("o-1: {outcome} ()");
+        assert_eq!(audited(&events).uninjected, [told]);
+    }
+}
+
+#[test]
+fn a_charge_after_the_recorded_end_is_found_whatever_cut_off_the_worker() {
+    for sealed in [Settled::Completed, Settled::Failed] {
+        let events = again(vec![
+            ended(3, ChargeEnd::Answered),
+            settled(1, sealed),
+            died(7, Death::Killed),
+            returned(1, 7, End::WorkerDied),
+        ]);
+        caught(&events, &format!("when it was {sealed:?}"));
+    }
+}
+
+#[test]
+fn two_live_claims_are_found() {
+    let two = |between: Option<Event>, at_ms| {
+        let mut events = good();
+        let place = between.is_some();
+        events.splice(3..3, between);
+        events.insert(3 + usize::from(place), claimed(1, "b", at_ms));
+        // The charge has moved.
+        events.retain(|event| !matches!(event, Event::ChargeEnded { .. }));
+        events
+    };
+    caught(&two(None, 2999), "while another's claim was live");
+    clean(&two(None, 3000));
+    clean(&two(Some(settled(1, Settled::Released)), 1500));
+    clean(&two(Some(settled(1, Settled::Abandoned)), 1500));
+}
+
+#[test]
+fn a_key_that_changes_or_is_shared_is_found() {
+    let with_key = |at: usize, key: &str| {
+        let mut events = again(vec![ended(3, ChargeEnd::Unanswered)]);
+        events.extend([sent(2, Kind::Good, None), charge(2, 8)]);
+        let Some(Event::Charge { key: is, .. }) = events.get_mut(at) else {
+            panic!("{at} is no charge: {events:#?}")
+        };
+        key.clone_into(is);
+        events
+    };
+    caught(&with_key(7, "chaos#other"), "with two keys");
+    caught(&with_key(12, "chaos#o-1"), "shares its key");
+}
+
+#[test]
+fn a_message_that_ends_in_the_dead_letter_queue_has_a_reason() {
+    let ends = |kind, told: &[&str]| {
+        let mut events = vec![sent(1, kind, None)];
+        events.extend([delivered(1, 7), returned(1, 7, End::ReportedFailed)]);
+        events.extend(told.iter().map(|told| said(1, 7, told)));
+        events.push(dead_lettered(1));
+        events
+    };
+    clean(&ends(
+        Kind::Declined,
+        &["permanent_failure", "failed_before"],
+    ));
+    clean(&ends(Kind::Undecodable, &["invalid"]));
+    clean(&ends(Kind::Good, &["transient_failure"]));
+    caught(
+        &ends(Kind::Good, &["invalid"]),
+        "though nothing is wrong with it",
+    );
+    let unread = [sent(1, Kind::Good, None), dead_lettered(1)];
+    caught(&unread, "nobody knows why m-1");
+    let mut table = ends(Kind::Undecodable, &["invalid"]);
+    table.push(claimed(1, "a", 1000));
+    caught(&table, "got as far as the table");
+}
+
+#[test]
+fn a_crash_or_an_unreadable_response_is_found() {
+    let mut events = good();
+    events.push(died(7, Death::Crashed));
+    caught(&events, "ended by itself");
+    events = good();
+    events.insert(6, returned(1, 7, End::BatchFailed));
+    caught(&events, "failed with its whole batch");
+}
+
+#[test]
+fn a_fifo_group_out_of_order_is_found() {
+    let group = |first: usize, second: usize, before: Option<Event>| {
+        let mut events = vec![
+            sent(1, Kind::Good, Some("g")),
+            sent(2, Kind::Good, Some("g")),
+        ];
+        events.extend(before);
+        events.extend([charge(first, 7), settled(first, Settled::Completed)]);
+        events.extend([charge(second, 7), settled(second, Settled::Completed)]);
+        events.extend([1, 2].map(|n| returned(n, 7, End::Acknowledged)));
+        events
+    };
+    clean(&group(1, 2, None));
+    caught(&group(2, 1, None), "o-2 was charged before o-1");
+    clean(&group(2, 1, Some(dead_lettered(1))));
+}

@@ -1,0 +1,252 @@
+//! An SQS queue: visibility timeout, receive count, dead-letter queue, FIFO groups, deliveries
+//! beyond the first, and the two calls by which a consumer changes visibility.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+
+use axum::{Json, Router, body::Bytes, extract::State, http::HeaderMap};
+use serde_json::{Value, json};
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep_until},
+};
+
+use crate::{
+    ledger::{Event, Ledger},
+    plan::{Message, Seed},
+    support,
+};
+
+/// How long a received message is hidden. Longer than the function's timeout, as AWS demands.
+const VISIBILITY_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// What an event source mapping asks for at most.
+const BATCH: usize = 10;
+
+#[derive(Clone, Copy)]
+pub(crate) struct Rules {
+    pub(crate) max_receive_count: u32,
+    /// Of a hundred deliveries, how many leave the message visible to the next receive, and how
+    /// many deletions are forgotten once. A FIFO queue does neither.
+    pub(crate) duplicates: u32,
+}
+
+/// One delivery.
+#[derive(Clone, Debug)]
+pub(crate) struct Received {
+    pub(crate) message: Message,
+    pub(crate) receive_count: u32,
+}
+
+pub(crate) struct Queue {
+    seed: Seed,
+    rules: Rules,
+    ledger: Arc<Ledger>,
+    lines: Mutex<Lines>,
+    changed: Notify,
+}
+
+/// Messages that are delivered in order: a FIFO group, or a message alone.
+type Line = VecDeque<Stored>;
+
+#[derive(Default)]
+struct Lines {
+    /// In the order in which they were sent.
+    waiting: BTreeMap<usize, Line>,
+    of_message: HashMap<String, usize>,
+}
+
+struct Stored {
+    message: Message,
+    receives: u32,
+    visible: Instant,
+    deleted_before: bool,
+}
+
+impl Queue {
+    pub(crate) fn new(
+        seed: Seed,
+        rules: Rules,
+        ledger: Arc<Ledger>,
+        messages: Vec<Message>,
+    ) -> Arc<Self> {
+        let (mut lines, mut groups) = (Lines::default(), HashMap::new());
+        let visible = Instant::now();
+        for (n, message) in messages.into_iter().enumerate() {
+            ledger.note(Event::Sent(message.clone()));
+            let group = message.group.clone();
+            let line = group.map_or(n, |group| *groups.entry(group).or_insert(n));
+            lines.of_message.insert(message.id.clone(), line);
+            let stored = Stored {
+                message,
+                receives: 0,
+                visible,
+                deleted_before: false,
+            };
+            lines.waiting.entry(line).or_default().push_back(stored);
+        }
+        Arc::new(Self {
+            seed,
+            rules,
+            ledger,
+            lines: Mutex::new(lines),
+            changed: Notify::new(),
+        })
+    }
+
+    /// The next batch, once there is one; `None` when the queue is empty.
+    pub(crate) async fn receive(&self) -> Option<Vec<Received>> {
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            let (batch, next) = self.take();
+            if !batch.is_empty() {
+                return Some(batch);
+            }
+            let next = next?;
+            tokio::select! {
+                () = changed => {}
+                () = sleep_until(next) => {}
+            }
+        }
+    }
+
+    /// What is visible now, or when that may be so again.
+    fn take(&self) -> (Vec<Received>, Option<Instant>) {
+        let now = Instant::now();
+        let (mut batch, mut next) = (Vec::new(), None::<Instant>);
+        let mut lines = self.lines();
+        let Lines {
+            waiting,
+            of_message,
+        } = &mut *lines;
+        for line in waiting.values_mut() {
+            if batch.len() == BATCH {
+                break;
+            }
+            // A message in flight holds back its whole group.
+            let visible = line.iter().map(|stored| stored.visible).max();
+            if visible.is_some_and(|visible| visible > now) {
+                next = next.into_iter().chain(visible).min();
+                continue;
+            }
+            self.bury(line, of_message);
+            for stored in line.iter_mut().take(BATCH - batch.len()) {
+                batch.push(self.deliver(stored, now));
+            }
+        }
+        waiting.retain(|_, line| !line.is_empty());
+        if waiting.is_empty() {
+            // Whoever waits for more need not.
+            self.changed.notify_waiters();
+        }
+        (batch, next)
+    }
+
+    /// Moves what was received too often to the dead-letter queue.
+    fn bury(&self, line: &mut Line, of_message: &mut HashMap<String, usize>) {
+        line.retain(|stored| {
+            let keep = stored.receives < self.rules.max_receive_count;
+            if !keep {
+                let message = stored.message.id.clone();
+                of_message.remove(&message);
+                self.ledger.note(Event::DeadLettered { message });
+            }
+            keep
+        });
+    }
+
+    fn deliver(&self, stored: &mut Stored, now: Instant) -> Received {
+        stored.receives += 1;
+        let what = ("hidden", &stored.message.id, stored.receives);
+        let hidden = self.seed.dice(what).u32(..100) >= self.rules.duplicates;
+        stored.visible = if hidden {
+            now + VISIBILITY_TIMEOUT
+        } else {
+            self.changed.notify_one();
+            now
+        };
+        Received {
+            message: stored.message.clone(),
+            receive_count: stored.receives,
+        }
+    }
+
+    pub(crate) fn delete(&self, id: &str) {
+        let mut lines = self.lines();
+        let Some(line) = lines.line(id) else { return };
+        if let Some(at) = line.iter().position(|stored| stored.message.id == id) {
+            let stored = &mut line[at];
+            let mut dice = self.seed.dice(("deleted", id));
+            if !stored.deleted_before && dice.u32(..100) < self.rules.duplicates {
+                // As from a server of SQS that was down and has not heard of the deletion.
+                stored.deleted_before = true;
+                stored.visible = Instant::now() + Duration::from_millis(dice.u64(..2000));
+            } else {
+                line.remove(at);
+                lines.of_message.remove(id);
+            }
+        }
+        drop(lines);
+        self.changed.notify_waiters();
+    }
+
+    /// Only the newest receipt handle changes anything.
+    fn change_visibility(&self, receipt: &str, seconds: u64) {
+        let (id, receives) = receipt
+            .strip_prefix("receipt-")
+            .and_then(|receipt| receipt.rsplit_once('-'))
+            .unwrap();
+        let mut lines = self.lines();
+        let stored = lines.line(id).into_iter().flatten();
+        let newest = |stored: &&mut Stored| {
+            stored.message.id == id && stored.receives.to_string() == receives
+        };
+        if let Some(stored) = stored.into_iter().find(newest) {
+            stored.visible = Instant::now() + Duration::from_secs(seconds);
+        }
+        drop(lines);
+        self.changed.notify_waiters();
+    }
+
+    /// Messages that are neither deleted nor in the dead-letter queue.
+    pub(crate) fn left(&self) -> usize {
+        self.lines().waiting.values().map(Line::len).sum()
+    }
+
+    /// Serves `GetQueueUrl` and `ChangeMessageVisibilityBatch`.
+    pub(crate) async fn serve(self: &Arc<Self>) -> String {
+        let app = Router::new().fallback(answer).with_state(self.clone());
+        format!("http://{}", support::serve(app).await)
+    }
+
+    fn lines(&self) -> MutexGuard<'_, Lines> {
+        self.lines.lock().unwrap()
+    }
+}
+
+impl Lines {
+    fn line(&mut self, id: &str) -> Option<&mut Line> {
+        let line = self.of_message.get(id)?;
+        self.waiting.get_mut(line)
+    }
+}
+
+async fn answer(State(queue): State<Arc<Queue>>, headers: HeaderMap, body: Bytes) -> Json<Value> {
+    let body: Value = serde_json::from_slice(&body).unwrap();
+    if headers["x-amz-target"] == "AmazonSQS.GetQueueUrl" {
+        let name = body["QueueName"].as_str().unwrap();
+        return Json(json!({"QueueUrl": format!("https://sqs.example/123456789012/{name}")}));
+    }
+    let mut successful = Vec::new();
+    for entry in body["Entries"].as_array().unwrap() {
+        let seconds = entry["VisibilityTimeout"].as_u64().unwrap();
+        queue.change_visibility(entry["ReceiptHandle"].as_str().unwrap(), seconds);
+        successful.push(json!({"Id": entry["Id"]}));
+    }
+    Json(json!({"Successful": successful, "Failed": []}))
+}

@@ -1,0 +1,100 @@
+//! The run in numbers.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+    time::Duration,
+};
+
+use crate::{
+    account::accounts,
+    ledger::{ChargeEnd, End, Event},
+    plan::Seed,
+};
+
+pub(crate) struct Report {
+    title: &'static str,
+    seed: Seed,
+    took: Duration,
+    numbers: BTreeMap<String, usize>,
+}
+
+impl Report {
+    pub(crate) fn of(title: &'static str, seed: Seed, took: Duration, events: &[Event]) -> Self {
+        let mut report = Self {
+            title,
+            seed,
+            took,
+            numbers: BTreeMap::new(),
+        };
+        report.add("messages lost or left", 0);
+        let mut charges: HashMap<&str, (usize, bool)> = HashMap::new();
+        for event in events {
+            match event {
+                Event::Sent(_) => report.count("messages"),
+                Event::Delivered { .. } => report.count("deliveries"),
+                Event::Returned { end, .. } => report.count(format!("deliveries, {end:?}")),
+                Event::DeadLettered { .. } => report.count("in the dead-letter queue"),
+                Event::Charge { order, taken, .. } => {
+                    let (requests, charged) = charges.entry(order).or_default();
+                    *requests += 1;
+                    *charged |= taken;
+                    report.count("charges, as requests at the gateway");
+                }
+                Event::ChargeEnded { how, .. } if *how != ChargeEnd::Answered => {
+                    report.count(format!("gateway fault, {how:?}"));
+                }
+                Event::Faulted { fault, .. } => report.count(format!("DynamoDB fault, {fault:?}")),
+                Event::Died { death, .. } => report.count(format!("workers, {death:?}")),
+                Event::Said { outcome, .. } => report.count(format!("outcome, {outcome}")),
+                _ => {}
+            }
+        }
+        for (requests, charged) in charges.into_values() {
+            if charged {
+                report.count("charges, effective (one a key)");
+            }
+            report.count(format!("orders with {requests} requests at the gateway"));
+        }
+        for account in accounts(events) {
+            match (account.acknowledged(), account.dead_lettered) {
+                (true, _) => report.count("messages acknowledged"),
+                (false, true) => {
+                    let why = account.reason().unwrap_or_else(|| "why?".into());
+                    report.count(format!("in the dead-letter queue, {why}"));
+                }
+                (false, false) => report.count("messages lost or left"),
+            }
+            let acknowledged = account.ends.iter().filter(|end| **end == End::Acknowledged);
+            for _ in acknowledged.skip(1) {
+                report.count("messages acknowledged once more");
+            }
+        }
+        report
+    }
+
+    fn count(&mut self, what: impl Into<String>) {
+        self.add(what, 1);
+    }
+
+    pub(crate) fn add(&mut self, what: impl Into<String>, n: usize) {
+        *self.numbers.entry(what.into()).or_default() += n;
+    }
+
+    /// How often `what` was counted; what begins with it counts in.
+    pub(crate) fn number(&self, what: &str) -> usize {
+        let of = |(name, n): (&String, &usize)| name.starts_with(what).then_some(*n);
+        self.numbers.iter().filter_map(of).sum()
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Seed(seed), took) = (self.seed, self.took.as_secs_f64());
+        writeln!(f, "{}: CHAOS_SEED={seed}, {took:.1} s", self.title)?;
+        for (what, n) in &self.numbers {
+            writeln!(f, "{n:>9}  {what}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,200 @@
+//! Every choice an execution can make, tried one after the other.
+//!
+//! An execution asks its [`Chooser`] wherever the world could go on in more than one way. The
+//! search runs it again and again: each time it repeats the choices of the last one up to a
+//! point, takes the next option there, and then the first option everywhere. So nothing is
+//! stored but one list of choices, and that list is the schedule: it repeats the execution.
+//!
+//! What goes wrong is counted. The first options of a choice are free; each of the others is a
+//! **deviation** from a day on which nothing happens. A search has a bound on deviations, and
+//! goes through the executions without any, then those with one, with two ... So the first
+//! broken promise it finds has the fewest deviations that break one.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    fmt,
+    str::FromStr,
+};
+
+/// One choice: which option was taken, how many are free, how many there are.
+#[derive(Clone, Copy, Debug)]
+struct Choice {
+    taken: usize,
+    free: usize,
+    of: usize,
+}
+
+impl Choice {
+    fn cost(self) -> u32 {
+        u32::from(self.taken >= self.free)
+    }
+}
+
+/// Makes the choices of one execution: those it was given, and then the first option always.
+#[derive(Debug, Default)]
+pub struct Chooser {
+    given: Vec<usize>,
+    made: Vec<Choice>,
+    spent: u32,
+}
+
+impl Chooser {
+    pub fn new(schedule: &Schedule) -> Self {
+        Self {
+            given: schedule.0.clone(),
+            ..Self::default()
+        }
+    }
+
+    /// Picks one of the options `0..of`, of which the first `free` are no deviations.
+    pub fn choose(&mut self, free: usize, of: usize) -> usize {
+        assert!(1 <= free && free <= of, "the first option is always free");
+        let taken = self.given.get(self.made.len()).copied().unwrap_or(0);
+        assert!(
+            taken < of,
+            "the schedule is of another program: no option {taken}"
+        );
+        let choice = Choice { taken, free, of };
+        self.spent += choice.cost();
+        self.made.push(choice);
+        taken
+    }
+
+    /// Whether the choices from here on are the chooser's own.
+    pub fn on_new_ground(&self) -> bool {
+        self.made.len() >= self.given.len()
+    }
+
+    /// How many deviations there were so far.
+    pub fn spent(&self) -> u32 {
+        self.spent
+    }
+
+    pub fn schedule(&self) -> Schedule {
+        let mut taken: Vec<usize> = self.made.iter().map(|choice| choice.taken).collect();
+        while taken.last() == Some(&0) {
+            taken.pop();
+        }
+        Schedule(taken)
+    }
+
+    /// The next schedule in depth-first order with no more than `bound` deviations.
+    fn next(mut self, bound: u32) -> Option<Schedule> {
+        while let Some(choice) = self.made.pop() {
+            self.spent -= choice.cost();
+            let next = Choice {
+                taken: choice.taken + 1,
+                ..choice
+            };
+            if next.taken < next.of && self.spent + next.cost() <= bound {
+                let taken = self.made.iter().chain([&next]).map(|choice| choice.taken);
+                return Some(Schedule(taken.collect()));
+            }
+        }
+        None
+    }
+}
+
+/// The choices of one execution, in one line.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Schedule(Vec<usize>);
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let taken: Vec<String> = self.0.iter().map(ToString::to_string).collect();
+        f.write_str(&taken.join("."))
+    }
+}
+
+impl FromStr for Schedule {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(line: &str) -> Result<Self, Self::Err> {
+        let taken = line.split('.').filter(|taken| !taken.is_empty());
+        Ok(Self(taken.map(str::parse).collect::<Result<_, _>>()?))
+    }
+}
+
+/// What the executions of a round have seen.
+///
+/// Two schedules often lead to the same state of the whole world, since most steps of two
+/// workers do not concern each other. What follows from it is then tried once. A state is known
+/// by a hash of 64 bits, and kept with the fewest deviations that led there.
+#[derive(Debug, Default)]
+pub struct Seen {
+    states: HashMap<u64, u32>,
+    outcomes: BTreeSet<&'static str>,
+    every_path: bool,
+}
+
+impl Seen {
+    /// Counts the states, but never says that one was seen: every schedule is run to its end.
+    pub fn on_every_path() -> Self {
+        Self {
+            every_path: true,
+            ..Self::default()
+        }
+    }
+
+    /// Whether all that follows from `state`, with so many deviations spent or more, was tried.
+    pub fn before(&mut self, state: u64, spent: u32) -> bool {
+        let least = self.states.entry(state).or_insert(u32::MAX);
+        if *least <= spent {
+            return !self.every_path;
+        }
+        *least = spent;
+        false
+    }
+
+    pub fn outcome(&mut self, name: &'static str) {
+        self.outcomes.insert(name);
+    }
+
+    /// The states, in no order.
+    pub fn states(&self) -> impl ExactSizeIterator<Item = u64> {
+        self.states.keys().copied()
+    }
+
+    /// How attempts ended.
+    pub fn outcomes(&self) -> &BTreeSet<&'static str> {
+        &self.outcomes
+    }
+}
+
+/// What a search came to.
+#[derive(Debug)]
+pub struct Found {
+    /// The schedule that breaks a promise, with the fewest deviations, if any does.
+    pub broken: Option<Schedule>,
+    pub executions: u64,
+    /// By the last round, which goes through all the rounds before it again.
+    pub seen: Seen,
+}
+
+/// Runs `execute` for every schedule with at most `bound` deviations, until it says that a
+/// promise is broken. `new` makes the memory of each round.
+pub fn search(
+    bound: u32,
+    new: fn() -> Seen,
+    mut execute: impl FnMut(&mut Seen, Chooser) -> (Chooser, bool),
+) -> Found {
+    let mut found = Found {
+        broken: None,
+        executions: 0,
+        seen: new(),
+    };
+    for bound in 0..=bound {
+        found.seen = new();
+        let mut next = Some(Schedule::default());
+        while let Some(schedule) = next {
+            found.executions += 1;
+            let (chooser, kept) = execute(&mut found.seen, Chooser::new(&schedule));
+            if !kept {
+                found.broken = Some(chooser.schedule());
+                return found;
+            }
+            next = chooser.next(bound);
+        }
+    }
+    found
+}

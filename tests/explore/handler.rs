@@ -1,0 +1,123 @@
+//! The handler: one effect outside the table, an await before it and one after.
+
+use std::{panic::resume_unwind, time::Duration};
+
+use sqs_once::{Attempt, Deadline, Delivery, Failure, Once, Operation, Outcome};
+
+use crate::{
+    clock,
+    network::{Line, pause},
+    world::{FINGERPRINT, KEY, Shared, World, lock},
+};
+
+/// What an invocation has.
+pub const BUDGET: Duration = Duration::from_secs(10);
+/// What it keeps back: handlers are cut off at 9 s, and the last write is given up at 9.75 s.
+pub const RESERVE: Duration = Duration::from_secs(1);
+
+/// By how much clocks may differ.
+pub const MARGIN: Duration = Duration::from_secs(1);
+
+/// How a worker handles a message whose effect is outside DynamoDB: `Once::run`.
+pub async fn claim_run_complete(world: Shared, worker: usize, delivery: Delivery) -> Outcome {
+    let line = Line {
+        world: world.clone(),
+        worker,
+    };
+    let operation = Operation::new(
+        KEY.clone(),
+        Some(FINGERPRINT.clone()),
+        delivery,
+        Deadline::after(clock::wall(), BUDGET, RESERVE),
+    );
+    let once = Once::new(line).clock(clock::wall).lease_margin(MARGIN);
+    once.run(operation, |attempt| charge(world, worker, attempt))
+        .await
+}
+
+/// Charges a card, and before it does, looks whether it was charged if it is told to.
+async fn charge(world: Shared, worker: usize, attempt: Attempt) -> Result<usize, Failure> {
+    let _inside = Inside(&world, worker);
+    lock(&world).enters(worker, &attempt);
+    pause().await;
+    let word = lock(&world).acts(worker, attempt.may_have_run_before());
+    obey(word)?;
+    pause().await;
+    let word = lock(&world).returns(worker);
+    obey(word)?;
+    Ok(worker)
+}
+
+fn obey(word: Word) -> Result<(), Failure> {
+    match word {
+        Word::Done => Ok(()),
+        Word::Transient => Err(Failure::transient("the gateway is busy")),
+        Word::Permanent => Err(Failure::permanent("the card is declined")),
+        // As a panic, without its lines on stderr.
+        Word::Panic => resume_unwind(Box::new("told to")),
+    }
+}
+
+/// However the handler is left: it returns, panics, or is dropped.
+struct Inside<'a>(&'a Shared, usize);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        lock(self.0).promises.left(self.1);
+    }
+}
+
+/// What a handler said at its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Word {
+    Done,
+    Transient,
+    Permanent,
+    Panic,
+}
+
+impl World {
+    fn enters(&mut self, worker: usize, attempt: &Attempt) {
+        self.log(worker, || {
+            let told = match attempt.history() {
+                sqs_once::History::Fresh => "a fresh attempt",
+                sqs_once::History::Takeover { .. } => "told of a takeover",
+                _ => "told that there may have been an attempt before",
+            };
+            format!("enters the handler, {told}")
+        });
+        let told = attempt.may_have_run_before();
+        self.promises.enters(worker, told);
+    }
+
+    /// The effect, unless it was had before or something else comes first.
+    fn acts(&mut self, worker: usize, told: bool) -> Word {
+        let charged = self.promises.effects() > 0;
+        self.workers[worker].is_told(charged);
+        if told && charged {
+            self.log(worker, || "looks: the card was charged before".into());
+            return Word::Done;
+        }
+        let words = [Word::Done, Word::Transient, Word::Permanent, Word::Panic];
+        let word = words[self.choose(worker, words.len())];
+        if word == Word::Done {
+            self.log(worker, || "charges the card".into());
+            self.promises.acts(worker);
+        } else {
+            self.says(worker, word);
+        }
+        word
+    }
+
+    fn returns(&mut self, worker: usize) -> Word {
+        let words = [Word::Done, Word::Panic];
+        let word = words[self.choose(worker, words.len())];
+        self.says(worker, word);
+        word
+    }
+
+    fn says(&mut self, worker: usize, word: Word) {
+        self.log(worker, || format!("leaves the handler: {word:?}"));
+        self.promises.says(worker, word);
+    }
+}

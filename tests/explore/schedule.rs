@@ -1,0 +1,312 @@
+//! One execution: workers come, take steps, crash and end; messages come back until they are
+//! settled; time passes.
+//!
+//! On a day without deviations a message is delivered, its worker takes step after step to its
+//! end, and then the next message is delivered, until all are settled. A worker that did not
+//! settle its message sees it delivered again, after every lease. That is always the first
+//! option, so an execution that has no deviations left ends, or breaks the promise to.
+
+use std::{
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    pin::Pin,
+    sync::{Arc, Mutex},
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use sqs_once::{Delivery, Outcome, protocol::State};
+
+use crate::{
+    chooser::{Chooser, Seen},
+    clock::{Clocks, from_now, wall},
+    handler::{BUDGET, RESERVE},
+    network::Request,
+    scenario::{Freeze, Scenario},
+    timeline::Timeline,
+    world::{Shared, Worker, World, lock},
+};
+
+const MILLISECOND: Duration = Duration::from_millis(1);
+
+/// Many times what any schedule within the bounds takes.
+const TOO_MANY_STEPS: usize = 100;
+
+/// One way for the world to go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// A worker is polled once: to its next await.
+    Poll(usize),
+    /// A request under way arrives.
+    Arrive(usize),
+    /// A message is delivered, to a worker that takes its first step.
+    Deliver(usize),
+    /// The same, when every lease is over: conflicts wait for that.
+    DeliverLater(usize),
+    /// A worker's future is dropped.
+    Crash(usize),
+    /// All are frozen until the lease in the record is over.
+    LeaseEnds,
+    /// Time passes until the next worker is cut off.
+    TimeIsUp,
+    /// All messages are settled, and nothing is under way.
+    End,
+}
+
+/// How an execution ended.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// All promises kept, all messages settled.
+    Well,
+    /// In a state from which everything was tried before.
+    Seen,
+    /// With a promise broken.
+    Broken(String),
+}
+
+type Work = Pin<Box<dyn Future<Output = Outcome>>>;
+
+struct Execution<'a> {
+    scenario: &'a Scenario,
+    clocks: &'a Clocks,
+    world: Shared,
+    work: Vec<Option<Work>>,
+    /// Who took the last step, and goes on undisturbed.
+    current: Option<usize>,
+    settled: Vec<bool>,
+    deliveries: Vec<u32>,
+}
+
+/// Runs one schedule.
+pub fn execute(
+    scenario: &Scenario,
+    clocks: &Clocks,
+    seen: &mut Seen,
+    chooser: Chooser,
+    timeline: Timeline,
+) -> (Ended, Chooser, Timeline) {
+    let _guard = clocks.enter();
+    let world = World::new(chooser, scenario, timeline);
+    let mut execution = Execution {
+        scenario,
+        clocks,
+        world: Arc::new(Mutex::new(world)),
+        work: Vec::new(),
+        current: None,
+        settled: vec![false; scenario.messages],
+        deliveries: vec![0; scenario.messages],
+    };
+    let ended = execution.run(seen);
+    execution.work.clear();
+    let mut world = lock(&execution.world);
+    let chooser = std::mem::take(&mut world.chooser);
+    (ended, chooser, std::mem::take(&mut world.timeline))
+}
+
+impl Execution<'_> {
+    fn run(&mut self, seen: &mut Seen) -> Ended {
+        for _ in 0..TOO_MANY_STEPS {
+            if self.seen_before(seen) {
+                return Ended::Seen;
+            }
+            let (free, deviations) = self.options();
+            let of = free.len() + deviations.len();
+            let taken = lock(&self.world).chooser.choose(free.len(), of);
+            let step = *free.iter().chain(&deviations).nth(taken).unwrap();
+            if step == Step::End {
+                return Ended::Well;
+            }
+            if let Some(outcome) = self.take(step) {
+                seen.outcome(outcome);
+            }
+            if let Some(promise) = lock(&self.world).promises.broken() {
+                return Ended::Broken(promise.into());
+            }
+        }
+        Ended::Broken(format!(
+            "ends: not all is settled after {TOO_MANY_STEPS} steps"
+        ))
+    }
+
+    /// What may happen next: in the course of things, and as deviations.
+    fn options(&self) -> (Vec<Step>, Vec<Step>) {
+        let world = lock(&self.world);
+        let (mut free, mut deviations) = (Vec::new(), Vec::new());
+        let live = || (0..world.workers.len()).filter(|w| world.workers[*w].live);
+        let able = || live().filter(|w| !world.workers[*w].waiting);
+        let current = self.current.filter(|current| able().any(|w| w == *current));
+
+        // Whoever was at it goes on. To let another go first is a deviation.
+        free.extend(current.map(Step::Poll));
+        let others = able().filter(|w| Some(*w) != current).map(Step::Poll);
+        match current {
+            Some(_) => deviations.extend(others),
+            None => free.extend(others),
+        }
+        let unsettled = self.settled.iter().position(|settled| !settled);
+        if free.is_empty() {
+            free.extend(if live().next().is_some() {
+                Some(Step::TimeIsUp)
+            } else if let Some(message) = unsettled {
+                Some(Step::DeliverLater(message))
+            } else if world.in_flight.is_empty() {
+                Some(Step::End)
+            } else {
+                None
+            });
+        }
+        free.extend((0..world.in_flight.len()).map(Step::Arrive));
+
+        // A crash of anybody else is the same as one right after that worker's own last step.
+        let last = self.current.filter(|last| live().any(|w| w == *last));
+        deviations.extend(last.map(Step::Crash));
+        if live().count() < self.scenario.workers {
+            deviations.extend((0..self.scenario.messages).map(Step::Deliver));
+        }
+        if world.live_lease().is_some() {
+            deviations.push(Step::LeaseEnds);
+        }
+        if !free.contains(&Step::TimeIsUp) && self.next_cut(&world).is_some() {
+            deviations.push(Step::TimeIsUp);
+        }
+        (free, deviations)
+    }
+
+    /// Takes a step; answers the outcome, if it was a worker's last.
+    fn take(&mut self, step: Step) -> Option<&'static str> {
+        match step {
+            Step::Poll(worker) => return self.poll(worker),
+            Step::Deliver(message) => return self.deliver(message),
+            Step::DeliverLater(message) => {
+                self.lease_ends();
+                return self.deliver(message);
+            }
+            Step::Arrive(index) => lock(&self.world).arrive(index),
+            Step::Crash(worker) => {
+                self.work[worker] = None;
+                let mut world = lock(&self.world);
+                world.workers[worker].live = false;
+                world.promises.gone(worker);
+                world.log(worker, || "crashes".into());
+            }
+            Step::LeaseEnds => self.lease_ends(),
+            Step::TimeIsUp => {
+                let cut = self.next_cut(&lock(&self.world)).expect("it was an option");
+                self.pass(cut);
+                lock(&self.world).note("a worker's time is up");
+            }
+            Step::End => {}
+        }
+        None
+    }
+
+    fn deliver(&mut self, message: usize) -> Option<&'static str> {
+        self.deliveries[message] += 1;
+        let worker = self.work.len();
+        let delivery =
+            Delivery::new(format!("m-{message}")).receive_count(self.deliveries[message]);
+        lock(&self.world).workers.push(Worker {
+            message,
+            live: true,
+            started: self.clocks.elapsed(),
+            ..Worker::default()
+        });
+        let work = (self.scenario.work)(Arc::clone(&self.world), worker, delivery);
+        self.work.push(Some(work));
+        self.poll(worker)
+    }
+
+    fn poll(&mut self, worker: usize) -> Option<&'static str> {
+        self.current = Some(worker);
+        let elapsed = self.clocks.elapsed();
+        {
+            let state = &mut lock(&self.world).workers[worker];
+            state.waiting = false;
+            state.is_told(elapsed - state.started);
+        }
+        let work = self.work[worker].as_mut().expect("a live worker has work");
+        let waker = Waker::noop();
+        let Poll::Ready(outcome) = work.as_mut().poll(&mut Context::from_waker(waker)) else {
+            return None;
+        };
+        self.work[worker] = None;
+        let mut world = lock(&self.world);
+        world.workers[worker].live = false;
+        let record = world.record.clone();
+        world.promises.ended(worker, &outcome, record.as_ref());
+        world.log(worker, || format!("ends: {}", outcome.name()));
+        // A failure that is not stored comes back, as every other message does.
+        let stored = matches!(record.map(|r| r.state), Some(State::Failed { .. }));
+        let failed = matches!(
+            outcome,
+            Outcome::PermanentFailure(_) | Outcome::FailedBefore(_)
+        );
+        let message = world.workers[worker].message;
+        self.settled[message] |= outcome.is_success() || (failed && stored);
+        Some(outcome.name())
+    }
+
+    fn lease_ends(&self) {
+        let Some(lease_until) = lock(&self.world).live_lease() else {
+            return;
+        };
+        let over = lease_until + MILLISECOND;
+        match self.scenario.freeze {
+            Freeze::Timed => self.pass(wall().until(over)),
+            Freeze::Untimed => self.clocks.freeze_until(over),
+        }
+        lock(&self.world).note("the lease is over");
+    }
+
+    /// Time passes for everybody, and whoever waits may see that it is up.
+    fn pass(&self, span: Duration) {
+        self.clocks.pass(span);
+        for worker in &mut lock(&self.world).workers {
+            worker.waiting = false;
+        }
+    }
+
+    /// How long until the next worker is cut off, in its handler or its last write.
+    fn next_cut(&self, world: &World) -> Option<Duration> {
+        let now = self.clocks.elapsed();
+        let cuts = world.workers.iter().filter(|worker| worker.live);
+        cuts.flat_map(|worker| [RESERVE, RESERVE / 4].map(|left| worker.started + BUDGET - left))
+            // Tokio rounds timers up.
+            .map(|cut| cut + MILLISECOND)
+            .filter(|cut| *cut > now)
+            .min()
+            .map(|cut| cut - now)
+    }
+
+    /// Whether this state of the whole world was seen, and all that follows from it tried.
+    ///
+    /// Times are told from now on, since nothing looks further back; of a record, when it ends is
+    /// left out (`expires_at`: a day away), and when it was written, which decides nothing. The
+    /// number of deliveries is part of it, so a world that goes in circles is not taken for one
+    /// that was seen to end.
+    fn seen_before(&self, seen: &mut Seen) -> bool {
+        let world = lock(&self.world);
+        if !world.chooser.on_new_ground() {
+            return false;
+        }
+        let mut state = DefaultHasher::new();
+        for (index, worker) in world.workers.iter().enumerate() {
+            if worker.live {
+                let age = self.clocks.elapsed() - worker.started;
+                let lease = from_now(world.promises.lease(index));
+                (index, worker.message, worker.waiting, worker.told).hash(&mut state);
+                (age, lease).hash(&mut state);
+            }
+        }
+        for request in &world.in_flight {
+            let made = match &request.request {
+                Request::Claim(claim) => from_now(claim.now),
+                Request::Settle(..) => None,
+            };
+            (request.worker, request.call, request.request.name(), made).hash(&mut state);
+        }
+        world.hash_record(world.record.as_ref(), &mut state);
+        world.promises.hash(&mut state);
+        (self.current, &self.settled, world.workers.len()).hash(&mut state);
+        seen.before(state.finish(), world.chooser.spent())
+    }
+}

@@ -1,0 +1,300 @@
+//! A message's way through its deliveries, the first of which meets a fault at one request of
+//! the protocol.
+
+use std::{
+    fmt,
+    panic::resume_unwind,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use aws_sdk_dynamodb::Client;
+use serde_json::{Value, json};
+use sqs_once::{
+    Attempt, Consumer, Deadline, Failure, Handler, Once, protocol::Timestamp, store::DynamoStore,
+};
+
+use crate::support::{
+    PATIENCE,
+    consumer::{namespace, process},
+    dynamo::{Dynamo, number, text},
+    event::{batch, received},
+    faults::Fault,
+};
+
+const TABLE: &str = "idempotency";
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// An invocation's time. Handlers are cut off at half of it.
+pub(crate) const BUDGET: Duration = Duration::from_secs(4);
+
+/// One request of the protocol, and how it comes about in a message's first delivery.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step {
+    pub(crate) name: &'static str,
+    pub(crate) request: &'static str,
+    pub(crate) before: Before,
+    /// What the handler does, run by run; after these it succeeds.
+    pub(crate) acts: &'static [Act],
+    /// What the first delivery leaves if the request is answered in the end,
+    pub(crate) answered: Left,
+    /// if it is applied and never answered,
+    pub(crate) applied: Left,
+    /// and if it is not applied.
+    pub(crate) not_applied: Left,
+}
+
+/// What came before the request that meets the fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Before {
+    Nothing,
+    /// Another delivery, which did the first of the acts.
+    Delivery,
+    /// A claim in the same delivery that is applied and never answered.
+    UnansweredClaim,
+}
+
+/// What a handler does. All but the failures have their effect first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Act {
+    Succeed,
+    Fail,
+    Decline,
+    Panic,
+    Hang,
+}
+
+/// What is left in the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Left {
+    Nothing,
+    /// In progress, with its lease.
+    Live,
+    /// In progress, its lease ended.
+    Dead,
+    Completed,
+    Failed,
+}
+
+/// How many requests of the first delivery meet the fault, and until when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lasting {
+    /// All; all is well before the message is delivered again.
+    Throughout,
+    /// One. If it is held back, it arrives after a redelivery.
+    Once,
+    /// One, of a client without timeouts: only the deadline ends its wait. If it is held back,
+    /// it arrives after its lease is over and a takeover has been.
+    UntilTheDeadline,
+}
+
+/// Does as told, and writes down each run.
+#[derive(Clone, Debug)]
+struct Worker {
+    acts: &'static [Act],
+    runs: Arc<Mutex<Vec<Run>>>,
+}
+
+/// One run of the handler.
+#[derive(Clone, Debug)]
+pub(crate) struct Run {
+    pub(crate) key: String,
+    /// Whether it was told that one before it may have had its effect.
+    pub(crate) told: bool,
+    pub(crate) act: Act,
+}
+
+impl Worker {
+    fn runs(&self) -> Vec<Run> {
+        self.runs.lock().unwrap().clone()
+    }
+}
+
+impl Handler for Worker {
+    type Message = Value;
+    type Output = usize;
+
+    async fn handle(&self, _: Value, attempt: Attempt) -> Result<usize, Failure> {
+        let (n, act) = {
+            let mut runs = self.runs.lock().unwrap();
+            let n = runs.len();
+            let act = self.acts.get(n).copied().unwrap_or(Act::Succeed);
+            runs.push(Run {
+                key: attempt.key().to_string(),
+                told: attempt.may_have_run_before(),
+                act,
+            });
+            (n, act)
+        };
+        match act {
+            Act::Succeed => Ok(n),
+            Act::Fail => Err(Failure::transient("told to")),
+            Act::Decline => Err(Failure::permanent("told to")),
+            // A panic that is not printed.
+            Act::Panic => resume_unwind(Box::new("told to")),
+            Act::Hang => std::future::pending().await,
+        }
+    }
+}
+
+/// What happened.
+#[derive(Debug)]
+pub(crate) struct Story {
+    pub(crate) step: Step,
+    pub(crate) fault: Fault,
+    pub(crate) lasting: Lasting,
+    /// How many requests met the fault.
+    pub(crate) met: usize,
+    /// The first delivery, and those after it: at once, when every lease is over, and once more.
+    pub(crate) deliveries: Vec<Delivery>,
+    /// Of the handler, in all deliveries and before.
+    pub(crate) runs: Vec<Run>,
+}
+
+/// What one delivery found, did and left.
+#[derive(Debug)]
+pub(crate) struct Delivery {
+    pub(crate) when: When,
+    pub(crate) found: Left,
+    pub(crate) runs: Vec<Run>,
+    pub(crate) acknowledged: bool,
+    pub(crate) left: Left,
+    /// The result in the record that is left.
+    pub(crate) result: Option<String>,
+    pub(crate) took: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum When {
+    Now,
+    /// Every lease is over.
+    Later,
+}
+
+impl When {
+    fn clock(self) -> fn() -> Timestamp {
+        match self {
+            Self::Now => Timestamp::now,
+            Self::Later => || Timestamp::now() + HOUR,
+        }
+    }
+}
+
+impl fmt::Display for Story {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (fault, lasting, step) = (self.fault, self.lasting, self.step.name);
+        write!(f, "{fault:?}, {lasting:?}, at the {step}:")?;
+        for delivery in &self.deliveries {
+            write!(f, "\n  {delivery:?}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Story {
+    pub(crate) async fn live(step: Step, fault: Fault, lasting: Lasting) -> Self {
+        let stage = Stage::set(step.acts).await;
+        match step.before {
+            Before::Nothing => {}
+            Before::Delivery => drop(stage.deliver(When::Now, stage.dynamo.worker(None)).await),
+            Before::UnansweredClaim => {
+                (0..Dynamo::ATTEMPTS).for_each(|_| stage.dynamo.fail("PutItem", Fault::CutAfter));
+            }
+        }
+        match lasting {
+            Lasting::Throughout => stage.dynamo.fail_all(step.request, fault),
+            Lasting::Once | Lasting::UntilTheDeadline => stage.dynamo.fail(step.request, fault),
+        }
+        let attempt = match (lasting, fault) {
+            (Lasting::UntilTheDeadline, _) => None,
+            // Only those whom it ends wait for the timeout.
+            (_, Fault::HoldRequest | Fault::HoldAnswer) => Some(Duration::from_millis(600)),
+            _ => Some(Duration::from_secs(1)),
+        };
+        let first = stage.deliver(When::Now, stage.dynamo.worker(attempt));
+        let mut deliveries = vec![first.await];
+
+        let mut met = None;
+        for (when, healed) in [
+            (When::Now, Lasting::Throughout),
+            (When::Later, Lasting::Once),
+            (When::Later, Lasting::UntilTheDeadline),
+        ] {
+            if lasting == healed {
+                met = stage.dynamo.heal().await.remove(step.request);
+            }
+            deliveries.push(stage.deliver(when, stage.dynamo.worker(None)).await);
+        }
+        Self {
+            step,
+            fault,
+            lasting,
+            met: met.unwrap_or(0),
+            deliveries,
+            runs: stage.worker.runs(),
+        }
+    }
+
+    pub(crate) fn first(&self) -> &Delivery {
+        &self.deliveries[0]
+    }
+
+    pub(crate) fn redeliveries(&self) -> &[Delivery] {
+        &self.deliveries[1..]
+    }
+}
+
+struct Stage {
+    dynamo: Dynamo,
+    worker: Worker,
+}
+
+impl Stage {
+    async fn set(acts: &'static [Act]) -> Self {
+        let dynamo = Dynamo::start().await;
+        dynamo.create_table(TABLE).await;
+        let runs = Arc::default();
+        Self {
+            dynamo,
+            worker: Worker { acts, runs },
+        }
+    }
+
+    async fn deliver(&self, when: When, client: Client) -> Delivery {
+        let (found, _) = self.left().await;
+        let ran = self.worker.runs().len();
+        let clock = when.clock();
+        // A lease that no machine is too slow for.
+        let once = Once::new(DynamoStore::new(client, TABLE));
+        let once = once.clock(clock).lease_margin(HOUR / 2);
+        let consumer = Arc::new(Consumer::new(once, namespace(), self.worker.clone()));
+        let event = batch([received("m-1", &json!({}), 1)]);
+
+        let started = Instant::now();
+        let deadline = Deadline::after(clock(), BUDGET, BUDGET / 2);
+        let answered = tokio::time::timeout(PATIENCE, process(&consumer, event, deadline)).await;
+        let took = started.elapsed();
+        let (left, result) = self.left().await;
+        Delivery {
+            when,
+            found,
+            runs: self.worker.runs().split_off(ran),
+            acknowledged: answered.is_ok_and(|failed| failed.is_empty()),
+            left,
+            result,
+            took,
+        }
+    }
+
+    async fn left(&self) -> (Left, Option<String>) {
+        let Some(record) = self.dynamo.record(TABLE, "test#m-1").await else {
+            return (Left::Nothing, None);
+        };
+        match text(&record, "status") {
+            "COMPLETED" => (Left::Completed, Some(text(&record, "result").to_owned())),
+            "FAILED" => (Left::Failed, None),
+            _ if number(&record, "lease_until") == 0 => (Left::Dead, None),
+            _ => (Left::Live, None),
+        }
+    }
+}

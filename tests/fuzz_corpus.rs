@@ -1,0 +1,41 @@
+//! The corpus that fuzzing has gathered, on a stable compiler: what was found once stays mended.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "tests fail by panicking"
+)]
+
+#[path = "../fuzz/targets.rs"]
+mod targets;
+
+use std::{fs, path::Path};
+
+/// Every file of a folder of the repository, and there are some.
+fn each(folder: &str, least: usize, run: fn(&[u8])) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+    let mut seen = 0;
+    for file in fs::read_dir(&folder).unwrap() {
+        let path = file.unwrap().path();
+        // Shown if the test fails: the last one is the culprit.
+        println!("{}", path.display());
+        run(&fs::read(&path).unwrap());
+        seen += 1;
+    }
+    assert!(seen >= least, "{} files in {}", seen, folder.display());
+}
+
+#[test]
+fn the_events_that_fuzzing_found_are_answered_as_the_rules_say() {
+    each("fuzz/corpus/event", 10, targets::event);
+}
+
+#[test]
+fn the_sample_events_are_answered_as_the_rules_say() {
+    each("events", 6, targets::event);
+}
+
+#[test]
+fn the_bodies_that_fuzzing_found_are_answered_as_the_rules_say() {
+    each("fuzz/corpus/body", 10, targets::body);
+}

@@ -1,0 +1,79 @@
+//! A table, and the workers that share it.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "tests fail by panicking"
+)]
+#![allow(unreachable_pub, reason = "as in the other support modules")]
+
+use std::{sync::Arc, time::Duration};
+
+use serde_json::{Value, json};
+use sqs_once::{
+    Attempt, Consumer, Failure, Handler, IntoHandler, Once, protocol::Timestamp, store::DynamoStore,
+};
+
+use super::support::{
+    consumer::{namespace, process, within},
+    dynamo::{Dynamo, Item},
+    event::{batch, record},
+};
+
+pub const TABLE: &str = "idempotency";
+pub const TIME: Duration = Duration::from_secs(10);
+
+pub type Worker<H> = Consumer<Once<DynamoStore>, H>;
+
+/// A table, and the workers that share it.
+pub struct World(pub Dynamo);
+
+impl World {
+    pub async fn new() -> Self {
+        let dynamo = Dynamo::start().await;
+        dynamo.create_table(TABLE).await;
+        Self(dynamo)
+    }
+
+    pub fn once(&self) -> Once<DynamoStore> {
+        Once::new(DynamoStore::new(self.0.client(), TABLE))
+    }
+
+    pub fn worker<H: Handler<Output: serde::Serialize>, Via>(
+        &self,
+        handler: impl IntoHandler<Via, Handler = H>,
+    ) -> Worker<H> {
+        worker(self.once(), handler)
+    }
+
+    /// Delivers once more: what is reported as failed. No handler may run.
+    pub async fn deliver_again(&self, order: &Value) -> Vec<String> {
+        let never = async |_: Value, _: Attempt| -> Result<(), Failure> { panic!("it ran again") };
+        process(&Arc::new(self.worker(never)), event(order), within(TIME)).await
+    }
+
+    pub async fn the_record(&self) -> Item {
+        let records = self.0.records(TABLE).await;
+        assert_eq!(records.len(), 1, "{records:?}");
+        records.into_iter().next().unwrap()
+    }
+}
+
+pub fn worker<H: Handler<Output: serde::Serialize>, Via>(
+    once: Once<DynamoStore>,
+    handler: impl IntoHandler<Via, Handler = H>,
+) -> Worker<H> {
+    Consumer::new(once, namespace(), handler).key("body:/orderId".parse().unwrap())
+}
+
+pub fn order() -> Value {
+    json!({"orderId": "o-1", "customerId": "c-17"})
+}
+
+pub fn event(order: &Value) -> Value {
+    batch([record("m-1", order)])
+}
+
+/// When every lease of now is over, and no record has expired.
+pub fn in_an_hour() -> Timestamp {
+    Timestamp::now() + Duration::from_secs(3600)
+}

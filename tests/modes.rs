@@ -1,0 +1,27 @@
+//! Effects in DynamoDB happen exactly once, in each mode, whatever goes wrong: the real SDK over
+//! HTTP, against a DynamoDB that fails on purpose.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "tests fail by panicking"
+)]
+#![allow(
+    unreachable_pub,
+    reason = "what the files share is public, as in tests/support"
+)]
+
+#[path = "modes/world.rs"]
+mod world;
+
+#[path = "modes/batches.rs"]
+mod batches;
+#[path = "modes/crashes.rs"]
+mod crashes;
+#[path = "modes/on_item.rs"]
+mod on_item;
+#[path = "modes/refusals.rs"]
+mod refusals;
+#[path = "modes/requests.rs"]
+mod requests;
+mod support;

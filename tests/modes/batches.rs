@@ -1,0 +1,267 @@
+//! Each mode behind a [`Consumer`]: the batch's response, the log, and what SQS is told.
+
+use std::{
+    cell::RefCell,
+    io,
+    sync::{Arc, Once},
+};
+
+use aws_sdk_dynamodb::types::Update;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use sqs_once::{
+    Attempt, Change, Consumer, Done, Failure, Handler, Mode, Write,
+    sqs::{KeySource, Visibility},
+};
+
+use super::{
+    support::{
+        consumer::{namespace, process, within},
+        event::{QUEUE_ARN, batch, received, record},
+        faults::Fault,
+        sqs::{Mood, Sqs},
+    },
+    world::{SECOND, THINGS, World},
+};
+
+#[derive(Deserialize)]
+struct Entry {
+    id: String,
+    list: String,
+    told: String,
+}
+
+impl Entry {
+    /// Appends its id to its list.
+    fn write(&self) -> Result<Write<Update>, Failure> {
+        let append = "SET entries = list_append(if_not_exists(entries, :none), :entry)";
+        match self.told.as_str() {
+            "succeed" => Ok(Write::update(THINGS, append)
+                .key("id", &self.list)
+                .value(":none", Vec::<String>::new())
+                .value(":entry", [&self.id])),
+            "fail" => Err(Failure::transient("told to")),
+            "decline" => Err(Failure::permanent("told to")),
+            "conflict" => Ok(Write::update(THINGS, "ADD n :n")
+                .key("id", &self.list)
+                .value(":n", 1)
+                .when("attribute_exists(nothing)")),
+            _ => panic!("told to"),
+        }
+    }
+}
+
+async fn plan(entry: Entry, _: Attempt) -> Result<Done<String>, Failure> {
+    let write = entry.write()?;
+    Ok(Done::new(entry.id).with(write))
+}
+
+async fn change(entry: Entry, _: Attempt) -> Result<Change<String>, Failure> {
+    let write = entry.write()?;
+    Ok(Change::update(entry.id, write))
+}
+
+/// The message `id`, whose entry is of the same name, for `list`.
+fn entry(id: &str, list: &str, told: &str) -> Value {
+    record(id, &body(id, list, told))
+}
+
+fn body(id: &str, list: &str, told: &str) -> Value {
+    json!({"id": id, "list": list, "told": told})
+}
+
+impl World {
+    async fn entries(&self, list: &str) -> Vec<String> {
+        let item = self.dynamo.record(THINGS, list).await.unwrap();
+        let entries = item["entries"].as_l().unwrap().iter();
+        entries.map(|entry| entry.as_s().unwrap().clone()).collect()
+    }
+
+    /// Whatever the mode: what succeeded is written once and acknowledged, all else is reported.
+    async fn behind_a_consumer<M, H>(&self, mode: &str, consumer: impl Fn() -> Consumer<M, H>)
+    where
+        M: Mode<H::Output>,
+        H: Handler,
+    {
+        let list = |name: &str| format!("{mode} {name}");
+        let consumer_of_ids = || consumer().key("body:/id".parse::<KeySource>().unwrap());
+        self.one_fails(&list("mixed"), consumer_of_ids()).await;
+        self.in_order(&list("fifo"), consumer()).await;
+        self.unknown(mode, &list("unknown"), consumer).await;
+    }
+
+    async fn one_fails<M: Mode<H::Output>, H: Handler>(
+        &self,
+        list: &str,
+        consumer: Consumer<M, H>,
+    ) {
+        let consumer = Arc::new(consumer);
+        let id = |name: &str| format!("{list} {name}");
+        let message = |name: &str, told| entry(&id(name), list, told);
+        let mut copy = message("1", "succeed");
+        copy["messageId"] = json!("a copy");
+        let event = batch([
+            message("1", "succeed"),
+            message("declined", "decline"),
+            message("refused", "conflict"),
+            record("malformed", "{"),
+            message("panics", "panic"),
+            message("busy", "fail"),
+            copy,
+            message("2", "succeed"),
+        ]);
+        let expected = [
+            &id("declined"),
+            &id("refused"),
+            "malformed",
+            &id("panics"),
+            &id("busy"),
+        ];
+        // What failed does so again.
+        for delivery in ["first", "second"] {
+            let failed = process(&consumer, event.clone(), within(20 * SECOND)).await;
+            assert_eq!(failed, expected, "{list}: {delivery} delivery");
+            let mut entries = self.entries(list).await;
+            entries.sort_unstable();
+            assert_eq!(entries, [id("1"), id("2")], "{list}: {delivery} delivery");
+        }
+    }
+
+    async fn in_order<M: Mode<H::Output>, H: Handler>(&self, list: &str, consumer: Consumer<M, H>) {
+        let consumer = Arc::new(consumer);
+        let fifo = |name: &str, told| {
+            let mut message = entry(&format!("{list} {name}"), list, told);
+            message["eventSourceARN"] = json!(format!("{QUEUE_ARN}.fifo"));
+            message["attributes"]["MessageGroupId"] = json!("group");
+            message
+        };
+        let names = |ids: &[&str]| {
+            ids.iter()
+                .map(|id| format!("{list} {id}"))
+                .collect::<Vec<_>>()
+        };
+        let event = batch(["1", "2", "3", "4"].map(|name| fifo(name, "succeed")));
+        let mut failing = event.clone();
+        failing["Records"][2] = fifo("3", "fail");
+        let failed = process(&consumer, failing, within(20 * SECOND)).await;
+        assert_eq!(failed, names(&["3", "4"]));
+        assert_eq!(self.entries(list).await, names(&["1", "2"]));
+        let failed = process(&consumer, event, within(20 * SECOND)).await;
+        assert_eq!(failed, [""; 0]);
+        assert_eq!(self.entries(list).await, names(&["1", "2", "3", "4"]));
+    }
+
+    /// The commits' answers are lost: the messages come back after a back-off, and are done.
+    async fn unknown<M, H>(&self, mode: &str, list: &str, consumer: impl Fn() -> Consumer<M, H>)
+    where
+        M: Mode<H::Output>,
+        H: Handler,
+    {
+        let sqs = Sqs::start(Mood::Willing).await;
+        let visibility = Visibility::new(sqs.client()).jitter(|most| most);
+        let consumer = Arc::new(consumer().visibility(visibility.backoff(7 * SECOND, 60 * SECOND)));
+        let names = ["1", "2"].map(|n| format!("{list} {n}"));
+        let event = |receive_count| {
+            batch(
+                [&names[0], &names[1]]
+                    .map(|id| received(id, &body(id, list, "succeed"), receive_count)),
+            )
+        };
+        let commit = if mode == "on item" {
+            "UpdateItem"
+        } else {
+            "TransactWriteItems"
+        };
+        self.dynamo.fail_all(commit, Fault::CutAfter);
+        start_logging();
+        let failed = process(&consumer, event(2), within(20 * SECOND)).await;
+        assert_eq!(failed, names, "{mode}");
+        let lines = logged("message processed");
+        assert_eq!(lines.len(), 2, "{mode}");
+        for line in lines {
+            assert_eq!(
+                line["fields"]["outcome"], "commit_unknown",
+                "{mode}: {line}"
+            );
+        }
+        // Twice the base, after the second receive.
+        let seconds: Vec<_> = sqs
+            .changes()
+            .into_iter()
+            .map(|(_, seconds)| seconds)
+            .collect();
+        assert_eq!(seconds, [14, 14], "{mode}");
+
+        assert!(self.dynamo.heal().await > 0);
+        let failed = process(&consumer, event(3), within(20 * SECOND)).await;
+        assert_eq!(failed, [""; 0], "{mode}");
+        let mut entries = self.entries(list).await;
+        entries.sort_unstable();
+        assert_eq!(entries, names, "{mode}: each once");
+    }
+}
+
+thread_local! {
+    /// What was logged on this thread, by the one test that runs on it.
+    static LOG: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Logs everything of every test. A subscriber of one thread's own would race with the others for
+/// what is enabled.
+fn start_logging() {
+    static STARTED: Once = Once::new();
+    STARTED.call_once(|| {
+        let lines = tracing_subscriber::fmt().json().with_writer(|| Log);
+        tracing::subscriber::set_global_default(lines.finish()).unwrap();
+    });
+    LOG.take();
+}
+
+fn logged(message: &str) -> Vec<Value> {
+    let bytes = LOG.take();
+    let lines = bytes
+        .split(|byte| *byte == b'\n')
+        .filter(|line| !line.is_empty());
+    let mut lines: Vec<Value> = lines
+        .map(|line| serde_json::from_slice(line).unwrap())
+        .collect();
+    lines.retain(|line| line["fields"]["message"] == message);
+    lines
+}
+
+struct Log;
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        LOG.with_borrow_mut(|log| log.extend_from_slice(bytes));
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_consumer_claims_and_commits() {
+    let world = World::start().await;
+    let client = world.patient();
+    let consumer = || Consumer::new(world.once(&client), namespace(), plan);
+    world.behind_a_consumer("claim", consumer).await;
+}
+
+#[tokio::test]
+async fn a_consumer_has_an_inbox() {
+    let world = World::start().await;
+    let client = world.patient();
+    let consumer = || Consumer::new(world.inbox(&client), namespace(), plan);
+    world.behind_a_consumer("inbox", consumer).await;
+}
+
+#[tokio::test]
+async fn a_consumer_changes_items() {
+    let world = World::start().await;
+    let client = world.patient();
+    let consumer = || Consumer::new(world.on_item(&client), namespace(), change);
+    world.behind_a_consumer("on item", consumer).await;
+}

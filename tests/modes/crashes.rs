@@ -1,0 +1,350 @@
+//! Crashes, lost answers, collisions, and two workers at once.
+
+use std::time::Duration;
+
+use super::{
+    support::{dynamo::text, faults::Fault},
+    world::{Attempt, RECORDS, RETENTION, SECOND, Way, World, ample, pass, short},
+};
+
+/// Longer than any lease here.
+const LEASE: Duration = Duration::from_secs(120);
+
+/// What a worker meets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Meets {
+    Once(Fault),
+    Always(Fault),
+    /// It dies when its request has met the fault.
+    Dies(Fault),
+}
+use Meets::{Always, Dies, Once};
+
+/// Each with the outcome where the request that makes the effect meets it: of a transaction, which
+/// knows its own token, and of a write to an item, which knows its own key.
+const STORIES: [(Meets, &str, &str); 24] = [
+    (Once(Fault::CutBefore), "done", "done"),
+    (Always(Fault::CutBefore), "commit_unknown", "commit_unknown"),
+    (Once(Fault::CutAfter), "done", "duplicate"),
+    (Always(Fault::CutAfter), "commit_unknown", "commit_unknown"),
+    (Once(Fault::HalfAnswer), "done", "duplicate"),
+    (
+        Always(Fault::HalfAnswer),
+        "commit_unknown",
+        "commit_unknown",
+    ),
+    (Always(Fault::Garbage), "commit_unknown", "commit_unknown"),
+    (
+        Always(Fault::GarbageInstead),
+        "commit_unknown",
+        "commit_unknown",
+    ),
+    (Always(Fault::Empty), "done", "done"),
+    (Once(Fault::InternalError), "done", "done"),
+    (
+        Always(Fault::InternalError),
+        "commit_unknown",
+        "commit_unknown",
+    ),
+    (
+        Always(Fault::Unavailable),
+        "commit_unknown",
+        "commit_unknown",
+    ),
+    (Always(Fault::Refuse), "commit_unknown", "commit_unknown"),
+    (Once(Fault::Throttle), "done", "done"),
+    (
+        Always(Fault::Throttle),
+        "transient_failure",
+        "transient_failure",
+    ),
+    (
+        Always(Fault::ThroughputExceeded),
+        "transient_failure",
+        "transient_failure",
+    ),
+    (
+        Always(Fault::HoldRequest),
+        "commit_unknown",
+        "commit_unknown",
+    ),
+    (
+        Always(Fault::HoldAnswer),
+        "commit_unknown",
+        "commit_unknown",
+    ),
+    (Dies(Fault::HoldRequest), "", ""),
+    (Dies(Fault::HoldAnswer), "", ""),
+    // Transactions only:
+    (
+        Once(Fault::Canceled(&["None", "TransactionConflict"])),
+        "done",
+        "",
+    ),
+    (
+        Always(Fault::Canceled(&["None", "TransactionConflict"])),
+        "transient_failure",
+        "",
+    ),
+    (Once(Fault::TransactionInProgress), "done", ""),
+    (
+        Always(Fault::TransactionInProgress),
+        "transient_failure",
+        "",
+    ),
+];
+
+impl World {
+    /// The effect is made once though one request of the first worker meets a fault; and though
+    /// what was held back of it comes after the second worker's, where `late`.
+    async fn story(
+        &self,
+        way: Way,
+        request: &str,
+        meets: Meets,
+        expected: Option<&str>,
+        late: bool,
+    ) {
+        let id = &format!("{way:?}: {request} {meets:?} {late}");
+        let client = &self.hurried();
+        let first = Attempt {
+            way,
+            id,
+            client,
+            deadline: short(),
+        };
+        self.dynamo.reset_counts();
+        match meets {
+            Once(fault) | Dies(fault) => self.dynamo.fail(request, fault),
+            Always(fault) => self.dynamo.fail_all(request, fault),
+        }
+        if let Dies(_) = meets {
+            tokio::select! {
+                outcome = self.run(&first) => panic!("{id}: it ended: {outcome}"),
+                () = self.met(request) => {}
+            }
+        } else {
+            let outcome = self.run(&first).await;
+            if let Some(expected) = expected {
+                assert_eq!(outcome.name(), expected, "{id}: {outcome}");
+            }
+            // Nothing is acknowledged that is not done.
+            assert!(
+                !outcome.is_success() || self.effect(way, id).await == 1,
+                "{id}"
+            );
+        }
+        if !late {
+            assert!(
+                self.dynamo.heal().await > 0,
+                "{id}: no request met the fault"
+            );
+        }
+        assert!(self.effect(way, id).await <= 1, "{id}");
+        pass(LEASE);
+        let again = self.deliver(way, id).await;
+        assert!(again.is_success(), "{id}: {again}");
+        assert_eq!(
+            self.effect(way, id).await,
+            1,
+            "{id}: after the second delivery"
+        );
+        if late {
+            assert!(
+                self.dynamo.heal().await > 0,
+                "{id}: no request met the fault"
+            );
+            assert_eq!(self.effect(way, id).await, 1, "{id}: the first came late");
+        }
+        let known = self.deliver(way, id).await;
+        assert_eq!(known.name(), "duplicate", "{id}: {known}");
+        assert_eq!(
+            self.effect(way, id).await,
+            1,
+            "{id}: after the third delivery"
+        );
+    }
+}
+
+async fn whatever_fails(way: Way) {
+    let world = World::start().await;
+    for request in way.requests() {
+        for (meets, in_transaction, on_item) in STORIES {
+            let for_transactions = on_item.is_empty() && !in_transaction.is_empty();
+            if for_transactions && *request != "TransactWriteItems" {
+                continue;
+            }
+            let expected = if way.is_transaction() {
+                in_transaction
+            } else {
+                on_item
+            };
+            let expected = Some(expected).filter(|_| *request == way.commit());
+            world.story(way, request, meets, expected, false).await;
+            if let Dies(_) = meets {
+                world.story(way, request, meets, expected, true).await;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn claim_and_commit_make_the_effect_once_whatever_fails() {
+    whatever_fails(Way::Claim).await;
+}
+
+#[tokio::test]
+async fn an_inbox_makes_the_effect_once_whatever_fails() {
+    whatever_fails(Way::Inbox).await;
+}
+
+#[tokio::test]
+async fn an_inbox_that_looks_first_makes_the_effect_once_whatever_fails() {
+    whatever_fails(Way::InboxWithLook).await;
+}
+
+#[tokio::test]
+async fn an_item_is_created_once_whatever_fails() {
+    whatever_fails(Way::Create).await;
+}
+
+#[tokio::test]
+async fn an_item_is_updated_once_whatever_fails() {
+    whatever_fails(Way::Update).await;
+}
+
+#[tokio::test]
+async fn an_item_that_forgets_is_updated_once_whatever_fails() {
+    whatever_fails(Way::UpdateForATime).await;
+}
+
+#[tokio::test]
+async fn an_item_is_modified_once_whatever_fails() {
+    whatever_fails(Way::Modify).await;
+}
+
+#[tokio::test]
+async fn a_worker_that_dies_in_its_handler_leaves_the_effect_to_the_next() {
+    let world = World::start().await;
+    for way in Way::ALL {
+        let id = &format!("{way:?}");
+        let client = &world.patient();
+        let attempt = Attempt {
+            way,
+            id,
+            client,
+            deadline: ample(),
+        };
+        // Biased: what is woken by the handler is looked at before its answer is sent.
+        tokio::select! {
+            biased;
+            () = world.running.notified() => {}
+            outcome = world.run(&attempt) => panic!("{id}: it ended: {outcome}"),
+        }
+        pass(LEASE);
+        assert!(world.effect(way, id).await <= 1, "{id}");
+        let again = world.deliver(way, id).await;
+        assert!(again.is_success(), "{id}: {again}");
+        assert_eq!(world.effect(way, id).await, 1, "{id}");
+    }
+}
+
+#[tokio::test]
+async fn a_commit_that_comes_after_a_takeover_is_refused() {
+    let world = World::start().await;
+    for way in Way::ALL {
+        let id = &format!("{way:?}");
+        let client = &world.patient();
+        let attempt = Attempt {
+            way,
+            id,
+            client,
+            deadline: ample(),
+        };
+        world.dynamo.reset_counts();
+        world.dynamo.fail(way.commit(), Fault::HoldRequest);
+        // The claim is a PutItem too, as some commits are.
+        let mut first = Box::pin(world.run(&attempt));
+        tokio::select! {
+            outcome = &mut first => panic!("{id}: it ended: {outcome}"),
+            () = world.met(way.commit()) => {}
+        }
+        if way == Way::Claim {
+            let meanwhile = world.deliver(way, id).await;
+            assert_eq!(meanwhile.name(), "conflict", "{id}: {meanwhile}");
+        }
+        pass(LEASE);
+        let second = world.deliver(way, id).await;
+        assert_eq!(second.name(), "done", "{id}: {second}");
+        assert_eq!(world.effect(way, id).await, 1, "{id}");
+        let key = super::world::operation(id, ample()).key;
+        let record = world.dynamo.record(RECORDS, key.as_str()).await;
+
+        let (first, _met) = tokio::join!(first, world.dynamo.heal());
+        let refused = if way == Way::Claim {
+            "lease_lost"
+        } else {
+            "duplicate"
+        };
+        assert_eq!(first.name(), refused, "{id}: {first}");
+        assert_eq!(world.effect(way, id).await, 1, "{id}: the first came late");
+        assert_eq!(record.is_some(), way.is_transaction(), "{id}");
+        if let Some(record) = record {
+            let kept = world.dynamo.record(RECORDS, key.as_str()).await.unwrap();
+            assert_eq!(text(&kept, "owner"), text(&record, "owner"), "{id}");
+            assert_eq!(text(&kept, "status"), "COMPLETED", "{id}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn of_workers_at_the_same_time_one_makes_the_effect() {
+    let world = World::start().await;
+    for way in Way::ALL {
+        let id = &format!("{way:?}");
+        let workers = (0..6).map(|_| world.deliver(way, id));
+        let outcomes = futures_util::future::join_all(workers).await;
+        let mut names: Vec<_> = outcomes.iter().map(|outcome| outcome.name()).collect();
+        names.sort_unstable();
+        assert_eq!(
+            names.iter().filter(|name| **name == "done").count(),
+            1,
+            "{id}: {names:?}"
+        );
+        names.retain(|name| !["done", "duplicate", "conflict"].contains(name));
+        assert!(names.is_empty(), "{id}: {names:?}");
+        assert_eq!(world.effect(way, id).await, 1, "{id}");
+        assert_eq!(world.deliver(way, id).await.name(), "duplicate", "{id}");
+    }
+}
+
+#[tokio::test]
+async fn after_its_retention_an_operation_is_a_new_one_and_not_before() {
+    let world = World::start().await;
+    for way in Way::ALL {
+        assert_eq!(world.deliver(way, &format!("{way:?}")).await.name(), "done");
+    }
+    // Ends are rounded up to seconds, and met by the clock of the process.
+    pass(RETENTION - 60 * SECOND);
+    for way in Way::ALL {
+        let id = &format!("{way:?}");
+        assert_eq!(world.deliver(way, id).await.name(), "duplicate", "{id}");
+        assert_eq!(world.effect(way, id).await, 1, "{id}");
+    }
+    pass(62 * SECOND);
+    for way in Way::ALL {
+        let id = &format!("{way:?}");
+        // A string set never forgets.
+        let forgets = way.is_transaction() || way == Way::UpdateForATime;
+        let (name, effect) = if forgets {
+            ("done", 2)
+        } else {
+            ("duplicate", 1)
+        };
+        assert_eq!(world.deliver(way, id).await.name(), name, "{id}");
+        assert_eq!(world.effect(way, id).await, effect, "{id}");
+        // And the new one is as much once as the first was.
+        assert_eq!(world.deliver(way, id).await.name(), "duplicate", "{id}");
+        assert_eq!(world.effect(way, id).await, effect, "{id}");
+    }
+}

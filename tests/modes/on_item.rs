@@ -1,0 +1,489 @@
+//! Changes of one item: what they compose with, what the item remembers, and what it forgets.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use aws_sdk_dynamodb::types::{AttributeValue, Update};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use sqs_once::{Change, Failure, OnItem, Outcome, Write};
+
+use super::{
+    support::{
+        dynamo::{Item, number, text},
+        faults::Fault,
+    },
+    world::{RETENTION, SECOND, THINGS, Thing, World, ample, now, operation, pass},
+};
+
+/// Runs the operation `key`, whose change this is.
+async fn run<O: Serialize>(on_item: &OnItem, key: &str, change: Change<O>) -> Outcome {
+    let handler = async |_| Ok(change);
+    on_item.run(operation(key, ample()), handler).await
+}
+
+/// Adds to the thing `a` as often as it is called.
+fn add(n: i64, calls: &Arc<AtomicUsize>) -> Change<i64> {
+    let calls = Arc::clone(calls);
+    Change::of(THINGS).key("id", "a").modify(move |thing| {
+        calls.fetch_add(1, Ordering::SeqCst);
+        let mut thing: Thing = thing.ok_or_else(|| Failure::permanent("there is no such thing"))?;
+        thing.n += n;
+        let sum = thing.n;
+        Ok((thing, sum))
+    })
+}
+
+fn update(expression: &str) -> Write<Update> {
+    Write::update(THINGS, expression).key("id", "a")
+}
+
+fn one_more() -> Write<Update> {
+    update("ADD n :one").value(":one", 1)
+}
+
+impl World {
+    async fn has(&self, item: serde_json::Value) {
+        self.dynamo
+            .put(THINGS, serde_dynamo::to_item(item).unwrap())
+            .await;
+    }
+
+    async fn a(&self) -> Item {
+        self.dynamo.record(THINGS, "a").await.unwrap()
+    }
+}
+
+fn events(item: &Item) -> Vec<String> {
+    let mut events = item["processed_events"].as_ss().unwrap().clone();
+    events.sort_unstable();
+    events
+}
+
+fn ends(item: &Item) -> &HashMap<String, AttributeValue> {
+    item["processed_until"].as_m().unwrap()
+}
+
+#[tokio::test]
+async fn operations_on_one_item_from_many_workers_add_up() {
+    const OPERATIONS: i64 = 10;
+    let world = World::start().await;
+    world.has(json!({"id": "a", "n": 1000})).await;
+    let (on_item, calls) = (world.on_item(&world.patient()), Arc::default());
+    let mut open: Vec<i64> = (1..=OPERATIONS).collect();
+    while !open.is_empty() {
+        // Four workers have each of them.
+        let deliveries = open.iter().cycle().take(4 * open.len());
+        let runs = deliveries.map(|n| {
+            let (on_item, calls) = (&on_item, &calls);
+            async move { (*n, run(on_item, &n.to_string(), add(*n, calls)).await) }
+        });
+        for (n, outcome) in futures_util::future::join_all(runs).await {
+            assert!(
+                outcome.is_success() || outcome.name() == "transient_failure",
+                "{outcome}"
+            );
+            open.retain(|open| *open != n || !outcome.is_success());
+        }
+    }
+    let item = world.a().await;
+    assert_eq!(number(&item, "n"), 1000 + (1..=OPERATIONS).sum::<i64>());
+    assert_eq!(number(&item, "version"), OPERATIONS);
+    assert_eq!(events(&item).len(), usize::try_from(OPERATIONS).unwrap());
+}
+
+#[tokio::test]
+async fn a_modification_begins_anew_with_what_it_collided_with() {
+    let world = World::start().await;
+    world.has(json!({"id": "a", "n": 0})).await;
+    let on_item = world.on_item(&world.patient());
+    let (first, second) = (Arc::default(), Arc::default());
+    world.dynamo.reset_counts();
+    world.dynamo.fail("PutItem", Fault::HoldRequest);
+    let mut held = Box::pin(run(&on_item, "first", add(1, &first)));
+    tokio::select! {
+        outcome = &mut held => panic!("it ended: {outcome}"),
+        () = world.met("PutItem") => {}
+    }
+    let outcome = run(&on_item, "second", add(10, &second)).await;
+    assert_eq!(outcome.name(), "done", "{outcome}");
+    let (outcome, _met) = tokio::join!(held, world.dynamo.heal());
+    assert_eq!(outcome.name(), "done", "{outcome}");
+    assert_eq!(number(&world.a().await, "n"), 11);
+    assert_eq!(first.load(Ordering::SeqCst), 2);
+    // The refused put was answered with the item, so nobody read it a second time.
+    let counts = world.dynamo.reset_counts();
+    assert_eq!((counts["GetItem"], counts["PutItem"]), (2, 3));
+
+    let outcome = run(&on_item, "second", add(10, &second)).await;
+    assert_eq!(outcome.name(), "duplicate", "{outcome}");
+    assert_eq!(
+        second.load(Ordering::SeqCst),
+        1,
+        "a known key calls nothing"
+    );
+}
+
+#[tokio::test]
+async fn a_modification_sees_what_counts_the_version() {
+    let world = World::start().await;
+    let on_item = world.on_item(&world.patient());
+    let calls = Arc::default();
+    world.has(json!({"id": "a", "n": 0})).await;
+    for (key, theirs, n) in [
+        (
+            "had no version",
+            json!({"id": "a", "n": 100, "version": 1}),
+            101,
+        ),
+        ("had one", json!({"id": "a", "n": 200, "version": 7}), 201),
+    ] {
+        world.dynamo.reset_counts();
+        world.dynamo.fail("PutItem", Fault::HoldRequest);
+        let mut held = Box::pin(run(&on_item, key, add(1, &calls)));
+        tokio::select! {
+            outcome = &mut held => panic!("{key}: it ended: {outcome}"),
+            () = world.met("PutItem") => {}
+        }
+        // Somebody else writes, and leaves the memory as it is.
+        let mut theirs: Item = serde_dynamo::to_item(theirs).unwrap();
+        if let Some(events) = world.a().await.remove("processed_events") {
+            theirs.insert("processed_events".into(), events);
+        }
+        world.dynamo.put(THINGS, theirs).await;
+        let (outcome, _met) = tokio::join!(held, world.dynamo.heal());
+        assert_eq!(outcome.name(), "done", "{key}: {outcome}");
+        assert_eq!(number(&world.a().await, "n"), n, "{key}");
+    }
+}
+
+#[tokio::test]
+async fn a_modification_keeps_what_its_type_does_not_know() {
+    let world = World::start().await;
+    let on_item = world.on_item(&world.patient());
+    let calls = Arc::default();
+    let outcome = run(&on_item, "1", add(1, &calls)).await;
+    assert_eq!(
+        outcome.to_string(),
+        "will fail again: there is no such thing"
+    );
+    assert!(world.dynamo.record(THINGS, "a").await.is_none());
+
+    world
+        .has(json!({"id": "a", "n": 1, "owner": "Ada", "sizes": [1, 2]}))
+        .await;
+    assert_eq!(run(&on_item, "1", add(1, &calls)).await.name(), "done");
+    let item = world.a().await;
+    assert_eq!((number(&item, "n"), text(&item, "owner")), (2, "Ada"));
+    assert_eq!(item["sizes"].as_l().unwrap().len(), 2);
+}
+
+/// It knows what is ours, and knows it as something else.
+#[derive(Default, Deserialize, Serialize)]
+struct Nosy {
+    id: String,
+    n: i64,
+    #[serde(default)]
+    version: u64,
+    #[serde(default)]
+    processed_events: Vec<String>,
+    #[serde(default)]
+    processed_until: HashMap<String, u64>,
+}
+
+#[tokio::test]
+async fn a_type_that_has_the_items_memory_does_not_overwrite_it() {
+    let world = World::start().await;
+    world.has(json!({"id": "a", "n": 0})).await;
+    let nosy = || {
+        Change::of(THINGS)
+            .key("id", "a")
+            .modify(|found: Option<Nosy>| {
+                let Nosy { id, n, .. } = found.unwrap();
+                Ok((
+                    Nosy {
+                        id,
+                        n: n + 1,
+                        ..Nosy::default()
+                    },
+                    (),
+                ))
+            })
+    };
+    let on_item = world.on_item(&world.patient());
+    let for_a_time = on_item.clone().retention(RETENTION);
+    for (on_item, key) in [
+        (&on_item, "1"),
+        (&on_item, "2"),
+        (&for_a_time, "3"),
+        (&for_a_time, "4"),
+    ] {
+        let outcome = run(on_item, key, nosy()).await;
+        assert_eq!(outcome.name(), "done", "{key}: {outcome}");
+    }
+    for key in ["1", "2", "3", "4"] {
+        let outcome = run(&on_item, key, nosy()).await;
+        assert_eq!(outcome.name(), "duplicate", "{key}: {outcome}");
+    }
+    let item = world.a().await;
+    assert_eq!((number(&item, "n"), number(&item, "version")), (4, 4));
+}
+
+#[tokio::test]
+async fn an_update_between_the_read_and_the_write_of_a_modification_is_not_lost() {
+    let world = World::start().await;
+    for retention in [None, Some(RETENTION)] {
+        world.has(json!({"id": "a", "n": 0})).await;
+        let mut on_item = world.on_item(&world.patient());
+        if let Some(retention) = retention {
+            on_item = on_item.retention(retention);
+        }
+        let calls = Arc::default();
+        for before in ["", "an item with a memory: "] {
+            let key = |name: &str| format!("{before}{name}");
+            let n = number(&world.a().await, "n");
+            world.dynamo.reset_counts();
+            world.dynamo.fail("PutItem", Fault::HoldRequest);
+            let modified = key("modified");
+            let mut held = Box::pin(run(&on_item, &modified, add(10, &calls)));
+            tokio::select! {
+                outcome = &mut held => panic!("it ended: {outcome}"),
+                () = world.met("PutItem") => {}
+            }
+            let updated = run(&on_item, &key("updated"), Change::update((), one_more())).await;
+            assert_eq!(updated.name(), "done", "{updated}");
+            let (outcome, _met) = tokio::join!(held, world.dynamo.heal());
+            assert_eq!(outcome.name(), "done", "{outcome}");
+            assert_eq!(
+                number(&world.a().await, "n"),
+                n + 11,
+                "{retention:?} {before}"
+            );
+            let again = run(&on_item, &key("updated"), Change::update((), one_more())).await;
+            assert_eq!(again.name(), "duplicate", "{retention:?} {before} {again}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_update_composes_with_the_users_own() {
+    let world = World::start().await;
+    let client = world.patient();
+    let set = world.on_item(&client);
+    let map = world.on_item(&client).retention(RETENTION);
+    let whole = || {
+        update("SET #name = :name, seen = if_not_exists(seen, :none) REMOVE former ADD n :n DELETE tags :tags")
+            .name("#name", "name")
+            .value(":name", "Ada")
+            .value(":none", 0)
+            .value(":n", 5)
+            .value(":tags", serde_dynamo::string_set::StringSet(vec!["x"]))
+            .when("attribute_exists(id)")
+            .when("n < :most OR vip = :yes")
+            .value(":most", 6)
+            .value(":yes", true)
+            .label("room")
+    };
+    for (name, on_item) in [("set", &set), ("map", &map)] {
+        let mut item: Item =
+            serde_dynamo::to_item(json!({"id": "a", "n": 1, "former": 1})).unwrap();
+        let tags = AttributeValue::Ss(vec!["x".into(), "y".into()]);
+        item.insert("tags".into(), tags);
+        world.dynamo.put(THINGS, item).await;
+
+        let outcome = run(on_item, "1", Change::update((), whole())).await;
+        assert_eq!(outcome.name(), "done", "{name}: {outcome}");
+        let item = world.a().await;
+        assert_eq!(
+            (text(&item, "name"), number(&item, "n")),
+            ("Ada", 6),
+            "{name}"
+        );
+        assert_eq!(
+            (number(&item, "seen"), item.get("former")),
+            (0, None),
+            "{name}"
+        );
+        assert_eq!(item["tags"].as_ss().unwrap(), &["y".to_owned()], "{name}");
+
+        let outcome = run(on_item, "2", Change::update((), whole())).await;
+        let why = "will fail again: the condition of write 0, `room`, to table `things` is not met";
+        assert_eq!(outcome.to_string(), why, "{name}");
+        assert_eq!(
+            world.a().await,
+            item,
+            "{name}: a refused update changes nothing"
+        );
+        // What is known is a duplicate, though its own effect is what its condition refuses now.
+        let outcome = run(on_item, "1", Change::update((), whole())).await;
+        assert_eq!(outcome.name(), "duplicate", "{name}: {outcome}");
+
+        // Each other way to begin a first update of an item.
+        for expression in ["SET b = :v", "ADD b :v", "set b = :v remove c", "REMOVE c"] {
+            let id = format!("{name} {expression}");
+            let mut write = Write::update(THINGS, expression).key("id", &id);
+            if expression != "REMOVE c" {
+                write = write.value(":v", 1);
+            }
+            for expected in ["done", "duplicate"] {
+                let outcome = run(on_item, &id, Change::update((), write.clone())).await;
+                assert_eq!(outcome.name(), expected, "{id}: {outcome}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_refused_change_may_become_another() {
+    let world = World::start().await;
+    let on_item = world.on_item(&world.patient());
+    world.has(json!({"id": "a", "n": 7})).await;
+    let taken = || {
+        let put = Write::put(THINGS, json!({"id": "a", "n": 0})).label("id taken");
+        Change::create("made", "id", put).on_refused(|refused| {
+            let item = refused.get("id taken").unwrap().item.as_ref().unwrap();
+            assert_eq!(number(item, "n"), 7);
+            Ok(Change::update("counted", one_more()))
+        })
+    };
+    for expected in ["done", "duplicate", "duplicate"] {
+        let outcome = run(&on_item, "1", taken()).await;
+        assert_eq!(outcome.name(), expected, "{outcome}");
+    }
+    assert_eq!(number(&world.a().await, "n"), 8);
+}
+
+#[tokio::test]
+async fn what_an_item_has_seen_counts_with_and_without_a_retention() {
+    let world = World::start().await;
+    let set = world.on_item(&world.patient());
+    let map = set.clone().retention(RETENTION);
+    let calls = Arc::default();
+    for (name, first, then) in [("set, then map", &set, &map), ("map, then set", &map, &set)] {
+        world.has(json!({"id": "a", "n": 0})).await;
+        for (on_item, expected) in [(first, "done"), (then, "duplicate"), (first, "duplicate")] {
+            let outcome = run(on_item, "update", Change::update((), one_more())).await;
+            assert_eq!(outcome.name(), expected, "{name}: {outcome}");
+            let outcome = run(on_item, "modify", add(10, &calls)).await;
+            assert_eq!(outcome.name(), expected, "{name}: {outcome}");
+        }
+        assert_eq!(number(&world.a().await, "n"), 11, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn keys_whose_time_is_over_are_cleared_away() {
+    let world = World::start().await;
+    let on_item = world.on_item(&world.patient()).retention(RETENTION);
+    let over = |many: usize| {
+        let end = now().as_secs() - 1;
+        let ends: HashMap<_, _> = (0..many).map(|n| (format!("over-{n}"), end)).collect();
+        json!({"id": "a", "n": 0, "processed_until": ends})
+    };
+    let calls = Arc::default();
+    world.has(over(250)).await;
+    assert_eq!(run(&on_item, "1", add(1, &calls)).await.name(), "done");
+    assert_eq!(ends(&world.a().await).len(), 1, "a modification clears all");
+
+    // Whatever room the user's own expressions leave.
+    let names: Vec<_> = (0..200).map(|n| format!("attr_{n:02} = :one")).collect();
+    let long_update = format!("ADD n :one SET {}", names.join(", "));
+    let long_condition = format!(
+        "attribute_exists(id) AND ({})",
+        vec!["n < :most"; 200].join(" OR ")
+    );
+    for (name, write) in [
+        ("short", one_more()),
+        ("long update", update(&long_update).value(":one", 1)),
+        (
+            "long condition",
+            one_more().when(&long_condition).value(":most", 1000),
+        ),
+    ] {
+        world.has(over(250)).await;
+        let (mut left, mut n) = (250, 0);
+        while left > 0 {
+            let outcome = run(&on_item, &n.to_string(), Change::update((), write.clone())).await;
+            assert_eq!(outcome.name(), "done", "{name} {n}: {outcome}");
+            n += 1;
+            let still_left = ends(&world.a().await).len() - n;
+            assert!(still_left < left, "{name}: {still_left} of {left} are left");
+            left = still_left;
+        }
+        assert_eq!(
+            usize::try_from(number(&world.a().await, "n")).unwrap(),
+            n,
+            "{name}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn an_update_does_not_clear_away_what_came_back_meanwhile() {
+    let world = World::start().await;
+    let on_item = world.on_item(&world.patient()).retention(RETENTION);
+    world.has(json!({"id": "a", "n": 0})).await;
+    let again = || Change::update((), one_more());
+    assert_eq!(run(&on_item, "old", again()).await.name(), "done");
+    pass(RETENTION + 2 * SECOND);
+
+    world.dynamo.reset_counts();
+    world.dynamo.fail("UpdateItem", Fault::HoldRequest);
+    let mut held = Box::pin(run(&on_item, "new", again()));
+    tokio::select! {
+        outcome = &mut held => panic!("it ended: {outcome}"),
+        () = world.met("UpdateItem") => {}
+    }
+    // Its time is over, so it is a new operation: once.
+    assert_eq!(run(&on_item, "old", again()).await.name(), "done");
+    let (outcome, _met) = tokio::join!(held, world.dynamo.heal());
+    assert_eq!(outcome.name(), "done", "{outcome}");
+    assert_eq!(run(&on_item, "old", again()).await.name(), "duplicate");
+    assert_eq!(run(&on_item, "new", again()).await.name(), "duplicate");
+    assert_eq!(number(&world.a().await, "n"), 3);
+}
+
+#[tokio::test]
+async fn an_item_that_can_take_no_more_says_what_grew() {
+    let world = World::start().await;
+    let on_item = world.on_item(&world.patient());
+    let full: Item = HashMap::from([
+        ("id".to_owned(), AttributeValue::S("a".into())),
+        ("n".to_owned(), AttributeValue::N("0".into())),
+        (
+            "processed_events".to_owned(),
+            AttributeValue::Ss((0..400).map(|n| format!("{n:01022}")).collect()),
+        ),
+    ]);
+    world.dynamo.put(THINGS, full.clone()).await;
+    let key = "k".repeat(1000);
+    let calls = Arc::default();
+    let create = || {
+        let put = Write::put(THINGS, json!({"id": "b", "text": "x".repeat(410_000)}));
+        Change::create((), "id", put)
+    };
+    for (name, outcome, grew) in [
+        (
+            "update",
+            run(&on_item, &key, Change::update((), one_more())).await,
+            "processed_events",
+        ),
+        (
+            "modify",
+            run(&on_item, &key, add(1, &calls)).await,
+            "processed_events",
+        ),
+        ("create", run(&on_item, &key, create()).await, "text"),
+    ] {
+        assert_eq!(outcome.name(), "permanent_failure", "{name}: {outcome}");
+        let text = outcome.to_string();
+        assert!(text.contains("table `things`"), "{name}: {text}");
+        assert!(text.contains(&format!("(`{grew}` has 4")), "{name}: {text}");
+    }
+    assert_eq!(world.a().await["n"], full["n"]);
+}

@@ -1,0 +1,530 @@
+//! What a handler's writes are refused for, and what becomes of the message then.
+
+use std::{
+    collections::HashMap,
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use aws_sdk_dynamodb::types::{AttributeValue, Put, ReturnValuesOnConditionCheckFailure, Update};
+use serde_json::json;
+use sqs_once::{
+    Attempt, Change, Done, Failure, Outcome, Write,
+    protocol::{Key, StoredResult},
+};
+
+use super::{
+    support::{
+        consumer::namespace,
+        dynamo::{number, text},
+        faults::Fault,
+    },
+    world::{RECORDS, THINGS, World, ample, operation},
+};
+
+/// The modes whose writes commit with a record.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Mode {
+    Claim,
+    Inbox,
+}
+
+const MODES: [Mode; 2] = [Mode::Claim, Mode::Inbox];
+
+impl World {
+    /// Runs the operation `key` of the message `key` with this answer, and counts the runs.
+    async fn answer(
+        &self,
+        mode: Mode,
+        key: &str,
+        ran: &AtomicUsize,
+        answer: impl FnOnce() -> Result<Done<&'static str>, Failure> + Send,
+    ) -> Outcome {
+        let client = &self.patient();
+        let handler = async |_| {
+            ran.fetch_add(1, Ordering::SeqCst);
+            answer()
+        };
+        let operation = operation(key, ample());
+        match mode {
+            Mode::Claim => self.once(client).run(operation, handler).await,
+            Mode::Inbox => self.inbox(client).run(operation, handler).await,
+        }
+    }
+
+    /// One answer of a handler that is asked once.
+    async fn once_answered(
+        &self,
+        mode: Mode,
+        key: &str,
+        answer: impl FnOnce() -> Result<Done<&'static str>, Failure> + Send,
+    ) -> Outcome {
+        self.answer(mode, key, &AtomicUsize::new(0), answer).await
+    }
+
+    /// How a record ended, and with which error.
+    async fn ended(&self, key: &str) -> Option<(String, Option<String>)> {
+        let key = Key::new(&namespace(), [key]).unwrap();
+        let record = self.dynamo.record(RECORDS, key.as_str()).await?;
+        let error = record.contains_key("error");
+        let error = error.then(|| text(&record, "error").to_owned());
+        Some((text(&record, "status").to_owned(), error))
+    }
+
+    /// So many of the product are left.
+    async fn stock(&self, n: i64) {
+        let item = serde_dynamo::to_item(json!({"id": "product", "n": n})).unwrap();
+        self.dynamo.put(THINGS, item).await;
+    }
+
+    async fn left(&self) -> i64 {
+        number(&self.dynamo.record(THINGS, "product").await.unwrap(), "n")
+    }
+}
+
+/// Takes one of the product, and says so in an order.
+fn order(id: &str) -> Done<&'static str> {
+    let write = Write::put(THINGS, json!({"id": id, "secret": "s3cret"}));
+    Done::new("ordered").with(write).with(take())
+}
+
+fn take() -> Write<Update> {
+    Write::update(THINGS, "SET n = n - :one")
+        .key("id", "product")
+        .when("n >= :one")
+        .value(":one", 1)
+        .label("stock")
+}
+
+#[tokio::test]
+async fn an_unmet_condition_fails_for_good_and_the_record_says_so() {
+    let world = World::start().await;
+    world.stock(0).await;
+    for mode in MODES {
+        let (key, ran) = (&format!("{mode:?}"), AtomicUsize::new(0));
+        let outcome = world.answer(mode, key, &ran, || Ok(order(key))).await;
+        let why = "the condition of write 1, `stock`, to table `things` is not met";
+        assert_eq!(
+            outcome.to_string(),
+            format!("will fail again: {why}"),
+            "{key}"
+        );
+        let ended = Some(("FAILED".to_owned(), Some(why.to_owned())));
+        assert_eq!(world.ended(key).await, ended, "{key}");
+        assert!(
+            world.dynamo.record(THINGS, key).await.is_none(),
+            "{key}: no half an order"
+        );
+
+        world.stock(1).await;
+        let again = world.answer(mode, key, &ran, || Ok(order(key))).await;
+        assert_eq!(
+            again.to_string(),
+            format!("failed for good before: {why}"),
+            "{key}"
+        );
+        // An inbox plans before it knows.
+        let runs = if mode == Mode::Claim { 1 } else { 2 };
+        assert_eq!((ran.into_inner(), world.left().await), (runs, 1), "{key}");
+        world.stock(0).await;
+    }
+}
+
+#[tokio::test]
+async fn a_handler_decides_what_an_unmet_condition_means() {
+    let world = World::start().await;
+    world.stock(0).await;
+    for mode in MODES {
+        let key = |name: &str| format!("{mode:?} {name}");
+        let refused = |name: &str, decide: fn() -> Result<Done<&'static str>, Failure>| {
+            let name = key(name);
+            let (world, done) = (&world, order(&name));
+            async move {
+                let decide = move |refused: &sqs_once::store::Refused| {
+                    assert_eq!(refused.get("stock").map(|write| write.index), Some(1));
+                    assert_eq!(refused.get("stock").unwrap().table, THINGS);
+                    assert!(refused.get("order").is_none() && refused.writes().len() == 1);
+                    decide()
+                };
+                let outcome = world
+                    .once_answered(mode, &name, || Ok(done.on_refused(decide)))
+                    .await;
+                let order = world.dynamo.record(THINGS, &name).await;
+                assert!(
+                    order.is_none(),
+                    "{name}: nothing of the first answer is written"
+                );
+                (outcome.to_string(), world.ended(&name).await)
+            }
+        };
+        let in_progress = Some(("IN_PROGRESS".to_owned(), None));
+        let ended = |status: &str, error: Option<&str>| {
+            Some((status.to_owned(), error.map(ToOwned::to_owned)))
+        };
+
+        let said = refused("own words", || Err(Failure::permanent("sold out"))).await;
+        let expected = (
+            "will fail again: sold out".into(),
+            ended("FAILED", Some("sold out")),
+        );
+        assert_eq!(said, expected, "{mode:?}");
+
+        let said = refused("transient", || Err(Failure::transient("restocked soon"))).await;
+        // The claim is released.
+        let expected = ("may pass if tried again: restocked soon".into(), None);
+        assert_eq!(said, expected, "{mode:?}");
+
+        let said = refused("panic", || panic!("told to")).await;
+        let left = in_progress.filter(|_| mode == Mode::Claim);
+        assert_eq!(said, ("the handler panicked".into(), left), "{mode:?}");
+
+        let said = refused("no writes", || Ok(Done::new("declined"))).await;
+        assert_eq!(said, ("done".into(), ended("COMPLETED", None)), "{mode:?}");
+
+        let waiting = refused("other writes", || {
+            let note = Write::put(THINGS, json!({"id": "waiting list"}));
+            Ok(Done::new("waiting").with(note))
+        });
+        assert_eq!(
+            waiting.await,
+            ("done".into(), ended("COMPLETED", None)),
+            "{mode:?}"
+        );
+        assert!(world.dynamo.record(THINGS, "waiting list").await.is_some());
+        let again = world
+            .once_answered(mode, &key("other writes"), || Ok(Done::new("?")))
+            .await;
+        let Outcome::Duplicate(StoredResult::Json(result)) = &again else {
+            panic!("{mode:?}: {again}");
+        };
+        assert_eq!(result, "\"waiting\"", "what was committed is what is kept");
+
+        let too_many = refused("too many", || {
+            let write = |n: usize| Write::put(THINGS, json!({"id": n.to_string()}));
+            Ok(Done::new("?").with_all((0..100).map(write)))
+        });
+        let (said, _) = too_many.await;
+        assert!(
+            said.starts_with("will fail again: 100 writes"),
+            "{mode:?}: {said}"
+        );
+    }
+    assert_eq!(world.left().await, 0);
+}
+
+#[tokio::test]
+async fn the_refused_answer_holds_the_item_where_the_write_asked_for_it() {
+    let world = World::start().await;
+    world.stock(0).await;
+    for mode in MODES {
+        let update = Update::builder()
+            .table_name(THINGS)
+            .key("id", AttributeValue::S("product".into()))
+            .update_expression("SET n = n - :one")
+            .condition_expression("n >= :one")
+            .expression_attribute_values(":one", AttributeValue::N("1".into()))
+            .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
+        let update = update.build().unwrap();
+        let done = Done::new("?").with(update).on_refused(|refused| {
+            let item = refused.writes()[0].item.as_ref().unwrap();
+            Err(Failure::permanent(format!(
+                "{} are left",
+                number(item, "n")
+            )))
+        });
+        let outcome = world
+            .once_answered(mode, &format!("{mode:?}"), || Ok(done))
+            .await;
+        assert_eq!(outcome.to_string(), "will fail again: 0 are left");
+    }
+}
+
+/// The plan of a second delivery meets the effect of the first.
+#[tokio::test]
+async fn a_duplicate_whose_own_effect_fails_its_plan_is_a_duplicate() {
+    let world = World::start().await;
+    for mode in MODES {
+        world.stock(1).await;
+        let (by_plan, by_write) = (format!("{mode:?} plan"), format!("{mode:?} write"));
+        let outcome = world
+            .once_answered(mode, &by_plan, || Ok(order(&by_plan)))
+            .await;
+        assert_eq!(outcome.name(), "done", "{outcome}");
+        let sold_out = || Err(Failure::permanent("sold out"));
+        let again = world.once_answered(mode, &by_plan, sold_out).await;
+        assert_eq!(again.name(), "duplicate", "{by_plan}: {again}");
+
+        world.stock(1).await;
+        for expected in ["done", "duplicate"] {
+            let outcome = world
+                .once_answered(mode, &by_write, || Ok(order(&by_write)))
+                .await;
+            assert_eq!(outcome.name(), expected, "{by_write}: {outcome}");
+        }
+        for key in [&by_plan, &by_write] {
+            let ended = Some(("COMPLETED".to_owned(), None));
+            assert_eq!(world.ended(key).await, ended, "{key}");
+        }
+        assert_eq!(world.left().await, 0);
+    }
+}
+
+#[tokio::test]
+async fn a_failure_that_cannot_be_recorded_is_not_final() {
+    let world = World::start().await;
+    let denied = || Err(Failure::permanent("declined"));
+    world.dynamo.fail("TransactWriteItems", Fault::CutBefore);
+    let outcome = world.once_answered(Mode::Inbox, "a", denied).await;
+    assert_eq!(outcome.name(), "commit_unknown", "{outcome}");
+    assert_eq!(world.ended("a").await, None);
+    let outcome = world.once_answered(Mode::Inbox, "a", denied).await;
+    assert_eq!(outcome.name(), "permanent_failure", "{outcome}");
+    let ended = Some(("FAILED".to_owned(), Some("declined".to_owned())));
+    assert_eq!(world.ended("a").await, ended);
+}
+
+/// Its handler may have had effects elsewhere too.
+#[tokio::test]
+async fn after_a_commit_that_nobody_answered_the_next_attempt_is_told() {
+    let world = World::start().await;
+    let client = &world.patient();
+    for fault in [Fault::CutBefore, Fault::InternalError] {
+        let key = &format!("{fault:?}");
+        world.dynamo.fail("TransactWriteItems", fault);
+        for (name, told) in [("commit_unknown", false), ("done", true)] {
+            let handler = async |attempt: Attempt| {
+                assert_eq!(attempt.may_have_run_before(), told, "{key}");
+                Ok(order(key).on_refused(|_| panic!("there is stock")))
+            };
+            world.stock(1).await;
+            let outcome = world
+                .once(client)
+                .run(operation(key, ample()), handler)
+                .await;
+            assert_eq!(outcome.name(), name, "{key}: {outcome}");
+        }
+    }
+}
+
+/// Each is known before anything is sent, and by words.
+#[tokio::test]
+async fn what_can_never_be_written_is_not_sent() {
+    let world = World::start().await;
+    let no_item = || Done::new("?").with(Write::put(THINGS, "s3cret").label("audit"));
+    let no_value =
+        || Done::new("?").with(take().value(":map", HashMap::from([((1, 2), "s3cret")])));
+    let many = |mode: Mode, n: usize| {
+        let id = |n| format!("{mode:?} {n}");
+        let write = |n: usize| Write::put(THINGS, json!({"id": id(n), "secret": "s3cret"}));
+        Done::new("?").with_all((0..n).map(write))
+    };
+    let mut written = 0;
+    for mode in MODES {
+        for (name, done, words) in [
+            (
+                "100 writes",
+                many(mode, 100),
+                "100 writes: a transaction holds 99 beside the record",
+            ),
+            (
+                "no item",
+                no_item(),
+                "write 0 (audit): the item can't be an attribute",
+            ),
+            (
+                "no value",
+                no_value(),
+                "write 0 (stock): :map can't be an attribute",
+            ),
+        ] {
+            let key = &format!("{mode:?} {name}");
+            world.dynamo.reset_counts();
+            let outcome = world.once_answered(mode, key, || Ok(done)).await;
+            let said = outcome.to_string();
+            assert!(
+                said.starts_with(&format!("will fail again: {words}")),
+                "{key}: {said}"
+            );
+            assert!(!said.contains("s3cret"), "{key}: {said}");
+            assert_eq!(world.ended(key).await.unwrap().0, "FAILED", "{key}");
+            // The record's own writes, and no other.
+            let sent: Vec<_> = world.dynamo.reset_counts().into_iter().collect();
+            let expected = match mode {
+                Mode::Claim => vec![("PutItem".to_owned(), 1), ("UpdateItem".to_owned(), 1)],
+                Mode::Inbox => vec![("TransactWriteItems".to_owned(), 1)],
+            };
+            assert_eq!(sent, expected, "{key}");
+        }
+        assert_eq!(
+            world.dynamo.records(THINGS).await.len(),
+            written,
+            "{mode:?}"
+        );
+        let most = || Ok(many(mode, 99));
+        let outcome = world
+            .once_answered(mode, &format!("{mode:?} 99"), most)
+            .await;
+        assert_eq!(outcome.name(), "done", "{mode:?}: {outcome}");
+        written += 99;
+        assert_eq!(
+            world.dynamo.records(THINGS).await.len(),
+            written,
+            "{mode:?}"
+        );
+    }
+
+    world.dynamo.reset_counts();
+    let on_item = world.on_item(&world.patient());
+    let create = Change::create((), "id", Write::put(THINGS, "s3cret"));
+    let update = Change::update((), take().value(":map", HashMap::from([((1, 2), 3)])));
+    for change in [create, update] {
+        let outcome = on_item
+            .run(operation("c", ample()), async |_| Ok(change))
+            .await;
+        let said = outcome.to_string();
+        assert!(
+            said.contains("can't be an attribute") && !said.contains("s3cret"),
+            "{said}"
+        );
+        assert_eq!(outcome.name(), "permanent_failure");
+    }
+    assert!(world.dynamo.reset_counts().is_empty());
+}
+
+/// What DynamoDB calls invalid fails for good, in words that hold no payload.
+#[tokio::test]
+async fn what_dynamodb_calls_invalid_fails_for_good_and_without_payload() {
+    let world = World::start().await;
+    let secret = || Write::put(THINGS, json!({"id": "s3cret", "secret": "s3cret"}));
+    let to = |expression: &str| {
+        Write::update(THINGS, expression)
+            .key("id", "s3cret")
+            .value(":v", "s3cret")
+    };
+    world.stock(1).await;
+    let cases = || {
+        [
+            (
+                "two writes to one item",
+                Done::new("?").with(secret()).with(to("SET a = :v")),
+            ),
+            (
+                "a malformed expression",
+                Done::new("?").with(to("SET a : = :v")),
+            ),
+            (
+                "an unknown placeholder",
+                Done::new("?").with(to("SET a = :v + :unknown")),
+            ),
+            ("a type that does not fit", {
+                let write = Write::update(THINGS, "ADD n :v")
+                    .key("id", "product")
+                    .value(":v", "s3cret");
+                Done::new("?").with(write)
+            }),
+            ("an operand that does not fit", {
+                let write = Write::update(THINGS, "SET n = n + :v")
+                    .key("id", "product")
+                    .value(":v", "s3cret");
+                Done::new("?").with(write)
+            }),
+            (
+                "no key",
+                Done::new("?").with(Write::put(THINGS, json!({"secret": "s3cret"}))),
+            ),
+            (
+                "an empty key",
+                Done::new("?").with(Write::put(THINGS, json!({"id": "", "secret": "s3cret"}))),
+            ),
+            (
+                "a key of another type",
+                Done::new("?").with(Write::put(THINGS, json!({"id": 1, "secret": "s3cret"}))),
+            ),
+            ("too large", {
+                let text = "s3cret".repeat(70_000);
+                Done::new("?").with(Write::put(THINGS, json!({"id": "large", "text": text})))
+            }),
+        ]
+    };
+    for mode in MODES {
+        for (name, done) in cases() {
+            let key = &format!("{mode:?} {name}");
+            let outcome = world.once_answered(mode, key, || Ok(done)).await;
+            let said = outcome.to_string();
+            assert_eq!(outcome.name(), "permanent_failure", "{key}: {said}");
+            assert!(said.contains("Validation"), "{key}: {said}");
+            assert!(!said.contains("s3cret"), "{key}: {said}");
+            let (status, error) = world.ended(key).await.unwrap();
+            assert_eq!(status, "FAILED", "{key}");
+            assert!(!error.unwrap().contains("s3cret"), "{key}");
+        }
+    }
+    assert_eq!(world.left().await, 1);
+}
+
+#[tokio::test]
+#[ignore = "DynamoDB quotes a number that is none, and explain() passes that on"]
+async fn a_number_that_is_none_is_not_quoted() {
+    let world = World::start().await;
+    for mode in MODES {
+        let put = Put::builder()
+            .table_name(THINGS)
+            .item("id", AttributeValue::S("a".into()))
+            .item("n", AttributeValue::N("s3cret".into()));
+        let done = Done::new("?").with(put.build().unwrap());
+        let outcome = world
+            .once_answered(mode, &format!("{mode:?}"), || Ok(done))
+            .await;
+        assert_eq!(outcome.name(), "permanent_failure", "{outcome}");
+        assert!(!outcome.to_string().contains("s3cret"), "{outcome}");
+    }
+}
+
+#[tokio::test]
+async fn a_missing_table_is_named_and_the_message_goes_back() {
+    let world = World::start().await;
+    let missing = || Write::put("no-such-table", json!({"id": "a"}));
+    let mut outcomes = Vec::new();
+    for mode in MODES {
+        let key = format!("{mode:?}");
+        let done = || Ok(order(&key).with(missing()));
+        outcomes.push(world.once_answered(mode, &key, done).await);
+    }
+    let on_item = world.on_item(&world.patient());
+    let create = async |_| Ok(Change::create((), "id", missing()));
+    outcomes.push(on_item.run(operation("c", ample()), create).await);
+    for outcome in outcomes {
+        let said = outcome.to_string();
+        assert!(said.contains("no-such-table"), "{said}");
+        assert!(said.contains("there is no such table"), "{said}");
+        assert_eq!(outcome.name(), "commit_unknown", "{said}");
+    }
+    assert!(world.dynamo.records(THINGS).await.is_empty());
+}
+
+/// A key that comes with another payload runs nothing and leaves the record alone.
+#[tokio::test]
+async fn a_key_reused_for_another_payload_is_refused() {
+    let world = World::start().await;
+    world.stock(2).await;
+    let client = &world.patient();
+    for mode in MODES {
+        let key = format!("{mode:?}");
+        assert_eq!(
+            world
+                .once_answered(mode, &key, || Ok(order(&key)))
+                .await
+                .name(),
+            "done"
+        );
+        let mut reused = operation(&key, ample());
+        reused.fingerprint = Some(sqs_once::protocol::Fingerprint::of(b"another"));
+        let handler = async |_| Ok(order("other"));
+        let outcome = match mode {
+            Mode::Claim => world.once(client).run(reused, handler).await,
+            Mode::Inbox => world.inbox(client).run(reused, handler).await,
+        };
+        assert_eq!(outcome.name(), "key_reused", "{outcome}");
+        assert!(world.dynamo.record(THINGS, "other").await.is_none());
+    }
+    assert_eq!(world.left().await, 0);
+}

@@ -1,0 +1,181 @@
+//! What a message costs: the requests that cross the wire.
+
+use std::sync::{Arc, Mutex};
+
+use aws_sdk_dynamodb::{
+    Client,
+    config::{
+        ConfigBag, Intercept, RuntimeComponents, interceptors::BeforeTransmitInterceptorContextRef,
+    },
+    error::BoxError,
+};
+use serde_json::json;
+use sqs_once::{Done, Write};
+
+use super::{
+    support::{
+        dynamo::{Counts, text},
+        faults::Fault,
+    },
+    world::{Attempt, RECORDS, THINGS, Way, World, ample, operation},
+};
+
+fn counted(counts: &Counts) -> Vec<String> {
+    let counted = counts.iter().map(|(name, n)| format!("{n} {name}"));
+    counted.collect()
+}
+
+#[tokio::test]
+async fn requests_per_message_are_as_documented() {
+    let world = World::start().await;
+    let transaction = "1 TransactWriteItems";
+    for (way, new, known) in [
+        (
+            Way::Claim,
+            &["1 PutItem", transaction][..],
+            &["1 PutItem"][..],
+        ),
+        (Way::Inbox, &[transaction], &[transaction]),
+        (
+            Way::InboxWithLook,
+            &["1 GetItem", transaction],
+            &["1 GetItem"],
+        ),
+        (Way::Create, &["1 PutItem"], &["1 PutItem"]),
+        (Way::Update, &["1 UpdateItem"], &["1 UpdateItem"]),
+        (
+            Way::UpdateForATime,
+            &["1 GetItem", "1 UpdateItem"],
+            &["1 GetItem"],
+        ),
+        (Way::Modify, &["1 GetItem", "1 PutItem"], &["1 GetItem"]),
+    ] {
+        let id = &format!("{way:?}");
+        for (name, expected) in [("done", new), ("duplicate", known), ("duplicate", known)] {
+            world.dynamo.reset_counts();
+            let outcome = world.deliver(way, id).await;
+            assert_eq!(outcome.name(), name, "{id}: {outcome}");
+            assert_eq!(
+                counted(&world.dynamo.reset_counts()),
+                expected,
+                "{id}: {name}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_known_duplicate_is_not_planned_where_the_inbox_looks_first() {
+    let world = World::start().await;
+    for (way, plans) in [(Way::Inbox, true), (Way::InboxWithLook, false)] {
+        let id = &format!("{way:?}");
+        assert_eq!(world.deliver(way, id).await.name(), "done");
+        world.running.notified().await;
+        assert_eq!(world.deliver(way, id).await.name(), "duplicate");
+        // A permit is there if the handler ran.
+        let planned = tokio::select! {
+            biased;
+            () = world.running.notified() => true,
+            () = std::future::ready(()) => false,
+        };
+        assert_eq!(planned, plans, "{id}");
+    }
+}
+
+/// Notes the tokens of the transactions that a client sends.
+#[derive(Clone, Debug, Default)]
+struct Tokens(Arc<Mutex<Vec<String>>>);
+
+impl Tokens {
+    fn of(&self, client: &Client) -> Client {
+        let config = client.config().to_builder().interceptor(self.clone());
+        Client::from_conf(config.build())
+    }
+
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
+}
+
+impl Intercept for Tokens {
+    fn name(&self) -> &'static str {
+        "tokens"
+    }
+
+    fn read_before_transmit(
+        &self,
+        context: &BeforeTransmitInterceptorContextRef<'_>,
+        _: &RuntimeComponents,
+        _: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        let body = context.request().body().bytes().unwrap();
+        let body: serde_json::Value = serde_json::from_slice(body)?;
+        if let Some(token) = body["ClientRequestToken"].as_str() {
+            self.0.lock().unwrap().push(token.to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// However it is sent again, by the SDK or by us, it is the same transaction, by its token: the
+/// claim's owner is in it.
+#[tokio::test]
+async fn a_transaction_that_is_sent_again_is_the_same_transaction() {
+    let world = World::start().await;
+    for way in [Way::Claim, Way::Inbox] {
+        for fault in [
+            Fault::CutAfter,
+            Fault::TransactionInProgress,
+            Fault::Canceled(&["None", "TransactionConflict"]),
+            Fault::Canceled(&["TransactionConflict", "None"]),
+            Fault::Canceled(&["None", "ThrottlingError"]),
+            Fault::Canceled(&["ProvisionedThroughputExceeded", "None"]),
+            // It collided, so the condition will be asked again.
+            Fault::Canceled(&["TransactionConflict", "ConditionalCheckFailed"]),
+        ] {
+            let id = &format!("{way:?} {fault:?}");
+            let tokens = Tokens::default();
+            let client = &tokens.of(&world.hurried());
+            world.dynamo.fail("TransactWriteItems", fault);
+            let deadline = ample();
+            let attempt = Attempt {
+                way,
+                id,
+                client,
+                deadline,
+            };
+            let outcome = world.run(&attempt).await;
+            assert_eq!(outcome.name(), "done", "{id}: {outcome}");
+            assert_eq!(world.effect(way, id).await, 1, "{id}");
+            let key = operation(id, deadline).key;
+            let record = world.dynamo.record(RECORDS, key.as_str()).await.unwrap();
+            let token = format!("{}0", text(&record, "owner"));
+            assert_eq!(tokens.take(), [token.clone(), token], "{id}");
+        }
+    }
+}
+
+/// Three answers to one message are three transactions, though one owner sends them.
+#[tokio::test]
+async fn another_answer_is_another_transaction() {
+    let world = World::start().await;
+    let put = |id: &str| Write::put(THINGS, json!({"id": id})).when("attribute_not_exists(id)");
+    let taken = serde_dynamo::to_item(json!({"id": "taken"})).unwrap();
+    world.dynamo.put(THINGS, taken).await;
+    let plan = async |_| {
+        let third = move |_: &_| Ok(Done::new(3).with(put("free")));
+        let second = move |_: &_| Ok(Done::new(2).with(put("taken")).on_refused(third));
+        Ok(Done::new(1).with(put("taken")).on_refused(second))
+    };
+    let tokens = Tokens::default();
+    let client = tokens.of(&world.patient());
+    let outcome = (world.inbox(&client))
+        .run(operation("a", ample()), plan)
+        .await;
+    assert_eq!(outcome.name(), "done", "{outcome}");
+    assert!(world.dynamo.record(THINGS, "free").await.is_some());
+    let mut tokens = tokens.take();
+    assert_eq!(tokens.len(), 3);
+    tokens.dedup();
+    assert_eq!(tokens.len(), 3, "{tokens:?}");
+}

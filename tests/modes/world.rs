@@ -1,0 +1,284 @@
+//! A DynamoDB, and workers of each mode whose effect can be counted.
+
+use std::{
+    cell::Cell,
+    collections::HashMap,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use aws_config::{SdkConfig, retry::RetryConfig, timeout::TimeoutConfig};
+use aws_sdk_dynamodb::{
+    Client,
+    config::{Builder, retry::RetryPartition},
+    types::AttributeValue,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use sqs_once::{
+    Change, Deadline, Delivery, Done, Inbox, OnItem, Once, Operation, Outcome, Write,
+    protocol::{Fingerprint, Key, Timestamp},
+    store::DynamoStore,
+};
+use tokio::sync::Notify;
+
+use super::support::{
+    consumer::namespace,
+    dynamo::{Dynamo, number},
+};
+
+pub const RECORDS: &str = "idempotency";
+pub const THINGS: &str = "things";
+pub const SECOND: Duration = Duration::from_secs(1);
+pub const RETENTION: Duration = Duration::from_secs(24 * 3600);
+
+thread_local! {
+    /// A test runs on one thread, and has the clock of it.
+    static AHEAD: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+/// The clock of the workers.
+pub fn now() -> Timestamp {
+    Timestamp::now() + AHEAD.get()
+}
+
+/// Moves the clock of the workers.
+pub fn pass(time: Duration) {
+    AHEAD.set(AHEAD.get() + time);
+}
+
+/// How the effect is brought about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    Claim,
+    Inbox,
+    InboxWithLook,
+    Create,
+    Update,
+    UpdateForATime,
+    Modify,
+}
+
+impl Way {
+    pub const ALL: [Self; 7] = [
+        Self::Claim,
+        Self::Inbox,
+        Self::InboxWithLook,
+        Self::Create,
+        Self::Update,
+        Self::UpdateForATime,
+        Self::Modify,
+    ];
+
+    /// The requests of one operation. The last makes the effect.
+    pub const fn requests(self) -> &'static [&'static str] {
+        match self {
+            Self::Claim => &["PutItem", "TransactWriteItems"],
+            Self::Inbox => &["TransactWriteItems"],
+            Self::InboxWithLook => &["GetItem", "TransactWriteItems"],
+            Self::Create => &["PutItem"],
+            Self::Update => &["UpdateItem"],
+            Self::UpdateForATime => &["GetItem", "UpdateItem"],
+            Self::Modify => &["GetItem", "PutItem"],
+        }
+    }
+
+    pub fn commit(self) -> &'static str {
+        self.requests().last().unwrap()
+    }
+
+    pub fn is_transaction(self) -> bool {
+        self.commit() == "TransactWriteItems"
+    }
+}
+
+/// An item whose `n` counts how often the effect has happened.
+#[derive(Debug, Deserialize, Serialize)]
+pub struct Thing {
+    pub id: String,
+    pub n: i64,
+}
+
+/// One attempt of a worker.
+pub struct Attempt<'a> {
+    pub way: Way,
+    pub id: &'a str,
+    pub client: &'a Client,
+    pub deadline: Deadline,
+}
+
+pub struct World {
+    pub dynamo: Dynamo,
+    config: SdkConfig,
+    /// How often each item was seen new.
+    made: Mutex<HashMap<String, i64>>,
+    /// The handler runs.
+    pub running: Notify,
+}
+
+impl World {
+    pub async fn start() -> Self {
+        let dynamo = Dynamo::start().await;
+        for table in [RECORDS, THINGS] {
+            dynamo.create_table(table).await;
+        }
+        Self {
+            config: dynamo.sdk_config(),
+            dynamo,
+            made: Mutex::default(),
+            running: Notify::new(),
+        }
+    }
+
+    /// Waits as long as it takes, and never sends twice.
+    pub fn patient(&self) -> Client {
+        self.client(RetryConfig::disabled(), TimeoutConfig::disabled())
+    }
+
+    /// Gives up after two attempts of 300 ms.
+    pub fn hurried(&self) -> Client {
+        let retries = RetryConfig::standard().with_max_attempts(2);
+        self.client(
+            retries.with_initial_backoff(Duration::from_millis(10)),
+            TimeoutConfig::builder()
+                .operation_attempt_timeout(Duration::from_millis(300))
+                .build(),
+        )
+    }
+
+    fn client(&self, retries: RetryConfig, timeouts: TimeoutConfig) -> Client {
+        // Clients of one partition share a budget of retries, and here there are many.
+        static CLIENTS: AtomicUsize = AtomicUsize::new(0);
+        let n = CLIENTS.fetch_add(1, Ordering::Relaxed);
+        let config = Builder::from(&self.config)
+            .retry_config(retries)
+            .retry_partition(RetryPartition::new(format!("client {n}")))
+            .timeout_config(timeouts);
+        Client::from_conf(config.build())
+    }
+
+    pub fn once(&self, client: &Client) -> Once<DynamoStore> {
+        let once = Once::new(DynamoStore::new(client.clone(), RECORDS));
+        once.retention(RETENTION).clock(now)
+    }
+
+    pub fn inbox(&self, client: &Client) -> Inbox<DynamoStore> {
+        self.once(client).inbox()
+    }
+
+    pub fn on_item(&self, client: &Client) -> OnItem {
+        OnItem::new(client.clone()).clock(now)
+    }
+
+    /// One more of the thing `id`.
+    pub async fn run(&self, attempt: &Attempt<'_>) -> Outcome {
+        let Attempt {
+            way,
+            id,
+            client,
+            deadline,
+        } = *attempt;
+        let operation = operation(id, deadline);
+        let done = async |_| {
+            self.running.notify_one();
+            Ok(Done::new(id.len()).with(one_more(id)))
+        };
+        let update = async |_| {
+            self.running.notify_one();
+            Ok(Change::update(id.len(), one_more(id)))
+        };
+        let on_item = self.on_item(client);
+        match way {
+            Way::Claim => self.once(client).run(operation, done).await,
+            Way::Inbox => self.inbox(client).run(operation, done).await,
+            Way::InboxWithLook => self.inbox(client).first_look().run(operation, done).await,
+            Way::Update => on_item.run(operation, update).await,
+            Way::UpdateForATime => on_item.retention(RETENTION).run(operation, update).await,
+            Way::Create => {
+                let put = Write::put(THINGS, json!({"id": id, "n": 1}));
+                let create = async |_| {
+                    self.running.notify_one();
+                    Ok(Change::create((), "id", put))
+                };
+                on_item.run(operation, create).await
+            }
+            Way::Modify => {
+                let modify = async |_| {
+                    self.running.notify_one();
+                    let id = id.to_owned();
+                    let thing = Change::of(THINGS).key("id", &id);
+                    Ok(thing.modify(move |thing: Option<Thing>| {
+                        let n = thing.map_or(0, |thing| thing.n) + 1;
+                        Ok((Thing { id: id.clone(), n }, n))
+                    }))
+                };
+                on_item.run(operation, modify).await
+            }
+        }
+    }
+
+    /// As [`run`](Self::run), by a worker that has time and a client that waits.
+    pub async fn deliver(&self, way: Way, id: &str) -> Outcome {
+        let client = &self.patient();
+        let deadline = ample();
+        self.run(&Attempt {
+            way,
+            id,
+            client,
+            deadline,
+        })
+        .await
+    }
+
+    /// How often it has happened.
+    pub async fn effect(&self, way: Way, id: &str) -> i64 {
+        let Some(mut thing) = self.dynamo.record(THINGS, id).await else {
+            return 0;
+        };
+        if way != Way::Create {
+            return number(&thing, "n");
+        }
+        // An item that is made again is as it was at first, so it is marked when it is seen.
+        let seen = thing.insert("seen".into(), AttributeValue::Bool(true));
+        if seen.is_none() {
+            self.dynamo.put(THINGS, thing).await;
+            *self.made.lock().unwrap().entry(id.to_owned()).or_default() += 1;
+        }
+        self.made.lock().unwrap()[id]
+    }
+
+    /// Returns when the proxy has met a request for `operation` since the counts were reset.
+    pub async fn met(&self, operation: &str) {
+        while !self.dynamo.counts().contains_key(operation) {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+fn one_more(id: &str) -> Write<aws_sdk_dynamodb::types::Update> {
+    Write::update(THINGS, "ADD n :one")
+        .key("id", id)
+        .value(":one", 1)
+}
+
+pub fn operation(id: &str, deadline: Deadline) -> Operation {
+    Operation::new(
+        Key::new(&namespace(), [id]).unwrap(),
+        Some(Fingerprint::of(id.as_bytes())),
+        Delivery::new(id),
+        deadline,
+    )
+}
+
+/// More than any test needs.
+pub fn ample() -> Deadline {
+    Deadline::after(now(), 60 * SECOND, SECOND)
+}
+
+/// Enough for a few tries.
+pub fn short() -> Deadline {
+    Deadline::after(now(), SECOND, Duration::from_millis(300))
+}

@@ -1,0 +1,15 @@
+//! What holds for whatever comes: random records, keys, payloads and batches.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "tests fail by panicking"
+)]
+
+#[path = "properties/batches.rs"]
+mod batches;
+#[path = "properties/decisions.rs"]
+mod decisions;
+#[path = "properties/identities.rs"]
+mod identities;
+mod support;

@@ -1,0 +1,238 @@
+//! Batch in, response out.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    num::NonZeroUsize,
+    sync::{Arc, Mutex},
+};
+
+use proptest::prelude::*;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use sqs_once::{
+    Attempt, Consumer, Failure, Handler, Once,
+    protocol::{Fingerprint, Key, State},
+    store::MemoryStore,
+};
+
+use crate::support::{
+    PATIENCE,
+    consumer::{namespace, process, within},
+    event::{QUEUE_ARN, batch, received},
+};
+
+/// What a message holds, good or bad.
+#[derive(Clone, Debug)]
+enum Body {
+    /// An order with this key.
+    Order {
+        key: u8,
+        told: Told,
+    },
+    /// A key, and what the handler does not take.
+    Mistyped {
+        key: u8,
+    },
+    NotJson,
+    Missing,
+    /// What no key can be made of.
+    Keyless(Value),
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+enum Told {
+    Succeed,
+    Fail,
+    Decline,
+    Panic,
+}
+
+#[derive(Deserialize)]
+struct Order {
+    told: Told,
+}
+
+/// A message as its producer sent it. Every delivery of it is the same but for its count.
+#[derive(Clone, Debug)]
+struct Sent {
+    body: Body,
+    group: Option<u8>,
+}
+
+/// Messages, who may be delivered twice, and whether the queue is FIFO.
+#[derive(Clone, Debug)]
+struct Batch {
+    sent: Vec<Sent>,
+    /// Which of them each record is, and how often it was received.
+    records: Vec<(usize, u32)>,
+    fifo: bool,
+}
+
+fn body() -> impl Strategy<Value = Body> {
+    let told = prop_oneof![
+        6 => Just(Told::Succeed),
+        1 => Just(Told::Fail),
+        1 => Just(Told::Decline),
+        1 => Just(Told::Panic),
+    ];
+    let keyless = prop::sample::select(vec![
+        json!({}),
+        json!({"key": null}),
+        json!({"key": ""}),
+        json!({"key": 0.1}),
+        json!([]),
+        json!("text"),
+    ]);
+    prop_oneof![
+        12 => (0..5_u8, told).prop_map(|(key, told)| Body::Order { key, told }),
+        1 => (0..5_u8).prop_map(|key| Body::Mistyped { key }),
+        1 => Just(Body::NotJson),
+        1 => Just(Body::Missing),
+        1 => keyless.prop_map(Body::Keyless),
+    ]
+}
+
+fn sent() -> impl Strategy<Value = Sent> {
+    (body(), prop::option::weighted(0.8, 0..3_u8)).prop_map(|(body, group)| Sent { body, group })
+}
+
+fn batches() -> impl Strategy<Value = Batch> {
+    (prop::collection::vec(sent(), 1..10), any::<bool>()).prop_flat_map(|(sent, fifo)| {
+        let records = prop::collection::vec((0..sent.len(), 1..5_u32), 0..25);
+        records.prop_map(move |records| Batch {
+            sent: sent.clone(),
+            records,
+            fifo,
+        })
+    })
+}
+
+impl Batch {
+    /// The group that orders a message. Without one, or on a standard queue, nothing does.
+    fn group(&self, sent: &Sent) -> Option<u8> {
+        sent.group.filter(|_| self.fifo)
+    }
+
+    /// The text at `/key`. Groups run side by side, and one key in two of them would be a race.
+    fn key(&self, sent: &Sent) -> Option<String> {
+        match sent.body {
+            Body::Order { key, .. } | Body::Mistyped { key } => {
+                Some(format!("{:?} {key}", self.group(sent)))
+            }
+            _ => None,
+        }
+    }
+
+    /// As the producer wrote it; `None` is no body at all.
+    fn body(&self, sent: &Sent) -> Option<String> {
+        let key = self.key(sent);
+        Some(match &sent.body {
+            Body::Order { told, .. } => {
+                json!({"key": key, "told": format!("{told:?}").to_lowercase()}).to_string()
+            }
+            Body::Mistyped { .. } => json!({"key": key, "told": 7}).to_string(),
+            Body::NotJson => "{\"key\": ".into(),
+            Body::Missing => return None,
+            Body::Keyless(value) => value.to_string(),
+        })
+    }
+
+    fn event(&self) -> Value {
+        batch(self.records.iter().map(|&(index, count)| {
+            let sent = &self.sent[index];
+            let mut record = received(&format!("m-{index}"), "", count);
+            record["body"] = json!(self.body(sent));
+            record["eventSourceARN"] = json!(format!(
+                "{QUEUE_ARN}{}",
+                if self.fifo { ".fifo" } else { "" }
+            ));
+            if let Some(group) = sent.group {
+                record["attributes"]["MessageGroupId"] = json!(group.to_string());
+            }
+            record
+        }))
+    }
+
+    /// What has to be reported, given what is remembered: what is not COMPLETED with this very
+    /// payload, and in a FIFO group what stands behind such a one.
+    fn unfinished(&self, store: &MemoryStore) -> Vec<String> {
+        let (mut named, mut broken) = (Vec::new(), BTreeSet::new());
+        for &(index, _) in &self.records {
+            let sent = &self.sent[index];
+            let group = self.group(sent);
+            let behind = group.is_some_and(|group| broken.contains(&group));
+            if !behind && self.is_completed(sent, store) {
+                continue;
+            }
+            broken.extend(group);
+            let id = format!("m-{index}");
+            if !named.contains(&id) {
+                named.push(id);
+            }
+        }
+        named
+    }
+
+    fn is_completed(&self, sent: &Sent, store: &MemoryStore) -> bool {
+        let (Some(part), Some(body)) = (self.key(sent), self.body(sent)) else {
+            return false;
+        };
+        let key = Key::new(&namespace(), [part.as_str()]).unwrap();
+        store.get(&key).is_some_and(|record| {
+            // Written without white space and in order, the body is its own canonical form.
+            record.fingerprint == Some(Fingerprint::of(body.as_bytes()))
+                && matches!(record.state, State::Completed { .. })
+        })
+    }
+}
+
+/// Does as told, and writes down under which keys that went well.
+#[derive(Clone, Default)]
+struct Obedient(Arc<Mutex<BTreeMap<String, usize>>>);
+
+impl Handler for Obedient {
+    type Message = Order;
+    type Output = ();
+
+    async fn handle(&self, order: Order, attempt: Attempt) -> Result<(), Failure> {
+        tokio::task::yield_now().await;
+        match order.told {
+            Told::Succeed => {
+                let mut done = self.0.lock().unwrap();
+                *done.entry(attempt.key().to_string()).or_default() += 1;
+                Ok(())
+            }
+            Told::Fail => Err(Failure::transient("told to")),
+            Told::Decline => Err(Failure::permanent("told to")),
+            Told::Panic => panic!("told to"),
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    /// And so when all of it is delivered again.
+    #[test]
+    fn exactly_what_is_not_completed_is_reported_each_once_in_batch_order(
+        batch in batches(),
+        concurrency in 1..12_usize,
+    ) {
+        let (store, handler) = (MemoryStore::default(), Obedient::default());
+        let consumer = Consumer::new(Once::new(store.clone()), namespace(), handler.clone())
+            .key("body:/key".parse().unwrap())
+            .concurrency(NonZeroUsize::new(concurrency).unwrap());
+        let consumer = Arc::new(consumer);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        for delivery in 1..=2 {
+            let failed = runtime.block_on(async {
+                process(&consumer, batch.event(), within(PATIENCE)).await
+            });
+            prop_assert_eq!(failed, batch.unfinished(&store), "delivery {}", delivery);
+        }
+        for (key, times) in handler.0.lock().unwrap().iter() {
+            prop_assert_eq!(*times, 1, "{}", key);
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Keys that never meet, and fingerprints that differ exactly where payloads do.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use serde_json::{Map, Value, json};
+use sqs_once::{
+    Attempt, Consumer, Failure, Once,
+    protocol::{Fingerprint, Key, Namespace, key::MAX_KEY_BYTES},
+    store::MemoryStore,
+};
+
+use crate::support::{
+    PATIENCE,
+    consumer::{namespace, process, within},
+    event::{batch, record},
+};
+
+/// What a key is made of: any text, and what a wrong encoding would trip over.
+fn part() -> impl Strategy<Value = String> {
+    prop_oneof![
+        4 => "[#\\\\\0a]{1,6}",
+        2 => "\\PC{1,12}",
+        1 => Just(r"\sha256:".to_owned()),
+        // Around the length from which keys are hashed.
+        1 => ("[#x]", 2_000..2_100_usize).prop_map(|(c, n)| c.repeat(n)),
+        1 => ("[é\0]", 900..1_100_usize).prop_map(|(c, n)| c.repeat(n)),
+    ]
+}
+
+fn name() -> impl Strategy<Value = String> {
+    prop_oneof!["[#\\\\\0a]{1,6}", "\\PC{1,60}", "#{250,256}"]
+}
+
+type Words = (String, Vec<String>);
+
+fn words() -> impl Strategy<Value = Words> {
+    (name(), prop::collection::vec(part(), 1..4))
+}
+
+fn key((name, parts): &Words) -> Key {
+    let namespace = Namespace::new(name.as_str()).unwrap();
+    Key::new(&namespace, parts.iter().map(String::as_str)).unwrap()
+}
+
+/// The same text cut at another place: where two keys are most likely to meet.
+fn cut_elsewhere((name, parts): &Words, at: prop::sample::Index) -> Option<Words> {
+    let text = parts.concat();
+    let cuts: Vec<usize> = text.char_indices().map(|(at, _)| at).skip(1).collect();
+    let (left, right) = text.split_at(*cuts.get(at.index(cuts.len().max(1)))?);
+    Some((name.clone(), vec![left.to_owned(), right.to_owned()]))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2048))]
+
+    #[test]
+    fn a_key_fits_into_dynamodb_and_begins_with_its_namespace(words in words()) {
+        let key = key(&words);
+        prop_assert!((1..=MAX_KEY_BYTES).contains(&key.as_str().len()));
+        let escaped = words.0.replace('\\', r"\\").replace('#', r"\#");
+        prop_assert!(key.as_str().starts_with(&format!("{escaped}#")), "{key}");
+    }
+
+    #[test]
+    fn no_two_different_lists_of_words_make_one_key(a in words(), b in words(), at: prop::sample::Index) {
+        prop_assert_eq!(a == b, key(&a) == key(&b));
+        if let Some(cut) = cut_elsewhere(&a, at) {
+            prop_assert_eq!(a == cut, key(&a) == key(&cut), "{:?} and {:?}", a, cut);
+        }
+        // What a key looks like is not the key of.
+        let (name, _) = &a;
+        let own_text = key(&a).as_str().to_owned();
+        prop_assert_ne!(key(&(name.clone(), vec![own_text.clone()])), key(&a));
+        if let Some((_, behind)) = own_text.split_once('#') && !behind.is_empty() {
+            let forged = (name.clone(), vec![behind.to_owned()]);
+            prop_assert_eq!(a == forged, key(&forged) == key(&a), "{:?}", forged);
+        }
+    }
+
+    #[test]
+    fn no_empty_part_makes_a_key(words in words(), at: prop::sample::Index) {
+        let (name, mut parts) = words;
+        let namespace = Namespace::new(name).unwrap();
+        parts.insert(at.index(parts.len() + 1), String::new());
+        prop_assert!(Key::new(&namespace, parts.iter().map(String::as_str)).is_err());
+    }
+}
+
+/// Any JSON whose numbers a double tells apart: to RFC 8785, a number is a double.
+fn payload() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        (-(1_i64 << 53)..1 << 53).prop_map(Value::from),
+        (0..9_i32).prop_map(Value::from),
+        any::<i32>().prop_map(|n| Value::from(f64::from(n) + 0.25)),
+        "[a\"\\\\/\0\u{1f}é😀]{0,4}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(4, 24, 4, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::btree_map("[ab#\"é😀￿]{0,2}", inner, 0..4)
+                .prop_map(|members| Value::Object(members.into_iter().collect::<Map<_, _>>())),
+        ]
+    })
+}
+
+/// How a value is written down: one choice after the other, again from the start when they end.
+struct Pen<'a> {
+    choices: std::iter::Cycle<std::slice::Iter<'a, u8>>,
+}
+
+impl Pen<'_> {
+    fn choose<T: Copy, const N: usize>(&mut self, of: [T; N]) -> T {
+        of[usize::from(*self.choices.next().unwrap()) % N]
+    }
+
+    fn space(&mut self) -> &'static str {
+        self.choose(["", " ", "\n\t", "\r\n  "])
+    }
+
+    fn write(&mut self, value: &Value) -> String {
+        let (before, after) = (self.space(), self.space());
+        let text = match value {
+            Value::Array(items) => {
+                let items: Vec<_> = items.iter().map(|item| self.write(item)).collect();
+                format!("[{}{}]", items.join(","), self.space())
+            }
+            Value::Object(members) => {
+                let mut members: Vec<_> = members
+                    .iter()
+                    .map(|(name, value)| format!("{}:{}", self.string(name), self.write(value)))
+                    .collect();
+                let len = members.len().max(1);
+                members.rotate_left(usize::from(self.choose([0_u8, 1, 2, 3])) % len);
+                format!("{{{}{}}}", members.join(","), self.space())
+            }
+            Value::String(text) => self.string(text),
+            other => other.to_string(),
+        };
+        format!("{before}{text}{after}")
+    }
+
+    /// Each character as it is, where that is allowed, or by its number.
+    fn string(&mut self, text: &str) -> String {
+        let mut json = String::new();
+        for c in text.chars() {
+            if self.choose([true, false]) {
+                let quoted = Value::from(c.to_string()).to_string();
+                json.push_str(&quoted[1..quoted.len() - 1]);
+            } else {
+                let mut units = [0; 2];
+                for unit in c.encode_utf16(&mut units) {
+                    json.push_str(&format!("\\u{unit:04X}"));
+                }
+            }
+        }
+        format!("\"{json}\"")
+    }
+}
+
+/// What a consumer makes of a body: the fingerprint that it keeps.
+fn fingerprint(body: &str) -> Fingerprint {
+    async fn take(_: Value, _: Attempt) -> Result<(), Failure> {
+        Ok(())
+    }
+    let store = MemoryStore::default();
+    let consumer = Arc::new(Consumer::new(Once::new(store.clone()), namespace(), take));
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .unwrap();
+    let failed = runtime.block_on(async {
+        process(&consumer, batch([record("m-1", body)]), within(PATIENCE)).await
+    });
+    assert_eq!(failed, [""; 0], "{body}");
+    let key = Key::new(&namespace(), ["m-1"]).unwrap();
+    store.get(&key).unwrap().fingerprint.unwrap()
+}
+
+/// The value, changed in one place or wrapped.
+fn changed(value: &Value, how: u8) -> Value {
+    match (value, how % 3) {
+        (Value::Array(items), 0) if !items.is_empty() => {
+            let mut items = items.clone();
+            let last = items.pop().unwrap();
+            items.push(changed(&last, how / 3));
+            items.into()
+        }
+        (Value::Object(members), 0) if !members.is_empty() => {
+            let mut members = members.clone();
+            let value = members.values_mut().next().unwrap();
+            *value = changed(value, how / 3);
+            members.into()
+        }
+        (Value::Null, 1) => json!({}),
+        (Value::Bool(truth), 1) => json!(!truth),
+        (Value::Number(n), 1) => json!(n.to_string()),
+        (Value::String(text), 1) => json!(format!("{text}\0")),
+        _ => json!([value]),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn how_a_payload_is_written_does_not_change_its_fingerprint(
+        value in payload(),
+        one in prop::collection::vec(any::<u8>(), 1..32),
+        other in prop::collection::vec(any::<u8>(), 1..32),
+    ) {
+        let [one, other] = [&one, &other].map(|choices| {
+            Pen { choices: choices.iter().cycle() }.write(&value)
+        });
+        prop_assert_eq!(fingerprint(&one), fingerprint(&other), "{} and {}", one, other);
+    }
+
+    #[test]
+    fn another_payload_has_another_fingerprint(a in payload(), b in payload(), how: u8) {
+        let print = |value: &Value| fingerprint(&value.to_string());
+        prop_assert_eq!(a == b, print(&a) == print(&b));
+        let changed = changed(&a, how);
+        prop_assert_ne!(print(&a), print(&changed), "{} and {}", a, changed);
+    }
+}

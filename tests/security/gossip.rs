@@ -1,0 +1,106 @@
+//! A payment gateway and an SQS in one, which quote in their answers all that they were sent.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex},
+};
+
+use aws_sdk_dynamodb::types::AttributeValue;
+use axum::{
+    Router,
+    body::Bytes,
+    extract::State,
+    http::{HeaderMap, StatusCode, Uri},
+    response::{IntoResponse, Response},
+};
+use serde_json::{Value, json};
+
+use crate::support::{self, dynamo::Dynamo, runtime_api::FUNCTION_NAME};
+
+pub(super) const TABLE: &str = "idempotency";
+
+/// Stands in every answer.
+pub(super) const ANSWER: &str = "s3cr3t-answer";
+/// A part of the gateway's URL, as where the URL itself is the password.
+pub(super) const PATH: &str = "s3cr3t-path";
+
+pub(super) struct Gossip {
+    pub(super) dynamo: Dynamo,
+    /// SQS's operations that were asked for.
+    pub(super) asked: Mutex<BTreeSet<String>>,
+}
+
+async fn answer(
+    State(gossip): State<Arc<Gossip>>,
+    uri: Uri,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    let body = String::from_utf8_lossy(&body).into_owned();
+    let quoted = format!("{ANSWER}: you sent {headers:?} and {body}");
+    let header = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    if let Some(operation) = header("x-amz-target").and_then(|name| name.strip_prefix("AmazonSQS."))
+    {
+        gossip.asked.lock().unwrap().insert(operation.to_owned());
+        return match operation {
+            "GetQueueUrl" => json!({"QueueUrl": "http://sqs.example/1/orders"}).to_string(),
+            // SQS quotes a handle that it doesn't take.
+            _ if body.contains("no-such-receipt") => {
+                let error = json!({"__type": "com.amazonaws.sqs#ReceiptHandleIsInvalid", "message": quoted});
+                return (StatusCode::BAD_REQUEST, error.to_string()).into_response();
+            }
+            _ => {
+                let failed = json!({"Id": "0", "Code": "ReceiptHandleIsInvalid", "Message": quoted, "SenderFault": true});
+                json!({"Successful": [], "Failed": [failed]}).to_string()
+            }
+        }
+        .into_response();
+    }
+    assert_eq!(uri.path(), format!("/{PATH}/charges"));
+    let order: Value = serde_json::from_str(&body).unwrap();
+    let status = match order["orderId"].as_str().unwrap() {
+        "declined" => StatusCode::PAYMENT_REQUIRED,
+        "unprocessable" => StatusCode::UNPROCESSABLE_ENTITY,
+        "busy" => StatusCode::SERVICE_UNAVAILABLE,
+        "moved" => StatusCode::TEMPORARY_REDIRECT,
+        "lost" => {
+            gossip.take_over("lost").await;
+            StatusCode::CREATED
+        }
+        _ => StatusCode::CREATED,
+    };
+    (
+        status,
+        [("location", format!("/{ANSWER}"))],
+        json!({"quoted": quoted}).to_string(),
+    )
+        .into_response()
+}
+
+impl Gossip {
+    /// With a table, and the URL at which it is both.
+    pub(super) async fn start() -> (Arc<Self>, String) {
+        let dynamo = Dynamo::start().await;
+        dynamo.create_table(TABLE).await;
+        let gossip = Arc::new(Self {
+            dynamo,
+            asked: Mutex::default(),
+        });
+        let app = Router::new().fallback(answer).with_state(gossip.clone());
+        (gossip, format!("http://{}", support::serve(app).await))
+    }
+
+    /// Another worker completes what this one is at.
+    async fn take_over(&self, message_id: &str) {
+        let text = |text: &str| AttributeValue::S(text.to_owned());
+        let item = [
+            ("id", text(&format!("{FUNCTION_NAME}#{message_id}"))),
+            ("status", text("COMPLETED")),
+            ("owner", text("another")),
+            ("expires_at", AttributeValue::N("4000000000".into())),
+            ("result", text(&json!(ANSWER).to_string())),
+        ];
+        let item = item.map(|(name, value)| (name.to_owned(), value));
+        self.dynamo.put(TABLE, item.into()).await;
+    }
+}

@@ -1,0 +1,216 @@
+//! What `template.yaml` allows, and to whom.
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+use saphyr::{LoadableYamlNode, Scalar, Yaml};
+use serde_json::{Map, Value, json};
+
+/// `template.yaml` as JSON. CloudFormation's short forms become members: `{"!Ref": "Table"}`.
+fn template() -> Value {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("template.yaml");
+    let text = fs::read_to_string(path).unwrap();
+    let documents = Yaml::load_from_str(&text).unwrap();
+    let [document] = documents.as_slice() else {
+        panic!("not one document");
+    };
+    to_json(document)
+}
+
+fn to_json(yaml: &Yaml<'_>) -> Value {
+    match yaml {
+        Yaml::Value(Scalar::Null) => Value::Null,
+        Yaml::Value(Scalar::Boolean(truth)) => json!(truth),
+        Yaml::Value(Scalar::Integer(n)) => json!(n),
+        Yaml::Value(Scalar::FloatingPoint(n)) => json!(n.into_inner()),
+        Yaml::Value(Scalar::String(text)) => json!(text),
+        Yaml::Sequence(items) => items.iter().map(to_json).collect(),
+        Yaml::Mapping(members) => members
+            .iter()
+            .map(|(name, value)| (name.as_str().unwrap().to_owned(), to_json(value)))
+            .collect::<Map<_, _>>()
+            .into(),
+        Yaml::Tagged(tag, value) => json!({format!("!{}", tag.suffix): to_json(value)}),
+        other => panic!("not in a template: {other:?}"),
+    }
+}
+
+/// One, or a list of them.
+fn list(value: &Value) -> Vec<&Value> {
+    match value {
+        Value::Null => Vec::new(),
+        Value::Array(items) => items.iter().collect(),
+        one => vec![one],
+    }
+}
+
+fn of_type<'a>(template: &'a Value, kind: &str) -> Vec<(&'a str, &'a Value)> {
+    let resources = template["Resources"].as_object().unwrap().iter();
+    resources
+        .filter(|(_, resource)| resource["Type"] == kind)
+        .map(|(name, resource)| (name.as_str(), &resource["Properties"]))
+        .collect()
+}
+
+/// Every statement of every policy, wherever it stands.
+fn statements(value: &Value) -> Vec<&Value> {
+    let inner = match value {
+        Value::Array(items) => items.iter().flat_map(statements).collect(),
+        Value::Object(members) => members.values().flat_map(statements).collect(),
+        _ => Vec::new(),
+    };
+    let own = if value["Statement"].is_null() {
+        Vec::new()
+    } else {
+        list(&value["Statement"])
+    };
+    [own, inner].concat()
+}
+
+/// Pairs of an action and the resource that it is allowed on.
+fn allowed(statements: &[&Value]) -> BTreeSet<(String, String)> {
+    let mut allowed = BTreeSet::new();
+    for statement in statements {
+        assert_eq!(statement["Effect"], "Allow", "{statement}");
+        for action in list(&statement["Action"]) {
+            for resource in list(&statement["Resource"]) {
+                let arn = resource["!GetAtt"]
+                    .as_str()
+                    .unwrap_or_else(|| panic!("{statement}"));
+                allowed.insert((action.as_str().unwrap().to_owned(), arn.to_owned()));
+            }
+        }
+    }
+    allowed
+}
+
+/// What the function's role may do, as (action, resource).
+pub(super) fn function_may() -> BTreeSet<(String, String)> {
+    let template = template();
+    let roles = of_type(&template, "AWS::IAM::Role");
+    let [(_, role)] = roles.as_slice() else {
+        panic!("more than the function's role: {roles:?}");
+    };
+    let policies = list(&role["Policies"]).into_iter();
+    let documents = policies.map(|policy| &policy["PolicyDocument"]);
+    allowed(&documents.flat_map(statements).collect::<Vec<_>>())
+}
+
+#[test]
+fn the_functions_role_is_its_own_and_only_lambda_may_take_it() {
+    let template = template();
+    let roles = of_type(&template, "AWS::IAM::Role");
+    let [(name, role)] = roles.as_slice() else {
+        panic!("more than the function's role: {roles:?}");
+    };
+    let trust = json!([{
+        "Effect": "Allow",
+        "Principal": {"Service": "lambda.amazonaws.com"},
+        "Action": "sts:AssumeRole",
+    }]);
+    assert_eq!(role["AssumeRolePolicyDocument"]["Statement"], trust);
+    assert!(
+        role["ManagedPolicyArns"].is_null(),
+        "a managed policy is wider than needed"
+    );
+
+    let functions = of_type(&template, "AWS::Serverless::Function");
+    assert!(!functions.is_empty());
+    for (function, properties) in functions {
+        assert_eq!(
+            properties["Role"],
+            json!({"!GetAtt": format!("{name}.Arn")}),
+            "{function}"
+        );
+        // SAM adds policies of its own to a role that it makes.
+        for more in [
+            "Policies",
+            "Connectors",
+            "Tracing",
+            "VpcConfig",
+            "FunctionUrlConfig",
+        ] {
+            assert!(properties[more].is_null(), "{function}: {more}");
+        }
+    }
+}
+
+#[test]
+fn the_functions_role_may_do_what_the_consumer_does_on_its_own_resources_and_nothing_else() {
+    let needed = [
+        ("dynamodb:PutItem", "IdempotencyTable.Arn"),
+        ("dynamodb:UpdateItem", "IdempotencyTable.Arn"),
+        ("dynamodb:DeleteItem", "IdempotencyTable.Arn"),
+        ("dynamodb:GetItem", "IdempotencyTable.Arn"),
+        // The event source mapping's (AWS Lambda Developer Guide, "Using Lambda with Amazon SQS").
+        ("sqs:ReceiveMessage", "OrdersQueue.Arn"),
+        ("sqs:DeleteMessage", "OrdersQueue.Arn"),
+        ("sqs:GetQueueAttributes", "OrdersQueue.Arn"),
+        ("sqs:GetQueueUrl", "OrdersQueue.Arn"),
+        ("sqs:ChangeMessageVisibility", "OrdersQueue.Arn"),
+        ("logs:CreateLogStream", "ConsumerLogGroup.Arn"),
+        ("logs:PutLogEvents", "ConsumerLogGroup.Arn"),
+    ];
+    let needed = needed.map(|(action, resource)| (action.to_owned(), resource.to_owned()));
+    assert_eq!(function_may(), BTreeSet::from(needed));
+}
+
+#[test]
+fn no_statement_allows_a_wildcard() {
+    let template = template();
+    let statements = statements(&template);
+    assert!(statements.len() >= 4, "{statements:?}");
+    for statement in statements {
+        for never in ["NotAction", "NotResource", "NotPrincipal"] {
+            assert!(statement[never].is_null(), "{statement}");
+        }
+        if statement["Effect"] == "Allow" {
+            for part in ["Action", "Resource", "Principal"] {
+                assert!(!statement[part].to_string().contains('*'), "{statement}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_kept_is_encrypted_and_records_can_be_recovered() {
+    let template = template();
+    let queues = of_type(&template, "AWS::SQS::Queue");
+    assert_eq!(queues.len(), 2, "a queue and its dead-letter queue");
+    for (name, queue) in queues {
+        let encrypted =
+            queue["SqsManagedSseEnabled"] == true || queue["KmsMasterKeyId"].is_string();
+        assert!(encrypted, "{name}");
+    }
+    let tables = of_type(&template, "AWS::DynamoDB::Table");
+    assert_eq!(tables.len(), 1);
+    for (name, table) in tables {
+        assert_eq!(table["SSESpecification"]["SSEEnabled"], true, "{name}");
+        let recovery = &table["PointInTimeRecoverySpecification"];
+        assert_eq!(recovery["PointInTimeRecoveryEnabled"], true, "{name}");
+    }
+}
+
+/// Amazon SQS Developer Guide, "Security best practices": a queue's policy denies what is not
+/// sent over TLS. DynamoDB serves nothing else.
+#[test]
+fn every_queue_refuses_what_does_not_come_over_tls() {
+    let template = template();
+    let policies = of_type(&template, "AWS::SQS::QueuePolicy");
+    let insecure =
+        [json!(false), json!("false")].map(|word| json!({"Bool": {"aws:SecureTransport": word}}));
+    for (queue, _) in of_type(&template, "AWS::SQS::Queue") {
+        let refuses = |statement: &&Value| {
+            statement["Effect"] == "Deny"
+                && [json!("*"), json!({"AWS": "*"})].contains(&statement["Principal"])
+                && [json!("sqs:*"), json!(["sqs:*"])].contains(&statement["Action"])
+                && list(&statement["Resource"])
+                    .contains(&&json!({"!GetAtt": format!("{queue}.Arn")}))
+                && insecure.contains(&statement["Condition"])
+        };
+        let guarded = policies.iter().any(|(_, policy)| {
+            list(&policy["Queues"]).contains(&&json!({"!Ref": queue}))
+                && statements(&policy["PolicyDocument"]).iter().any(refuses)
+        });
+        assert!(guarded, "{queue} takes messages over plain HTTP");
+    }
+}
