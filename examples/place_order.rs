@@ -5,7 +5,7 @@
 //! `STOCK_TABLE_NAME` (`product`; a number `quantity`). `place_order.template.yaml` deploys them
 //! with the queue and the role; `events/place-order.json` is a batch of orders.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, num::NonZeroU32, time::Duration};
 
 use aws_sdk_dynamodb::Client;
 use lambda_runtime::Error;
@@ -23,13 +23,8 @@ const REMEMBERED: Duration = Duration::from_secs(5 * 24 * 60 * 60);
 struct Order {
     order_id: String,
     customer_id: String,
-    lines: Vec<Line>,
-}
-
-#[derive(Deserialize)]
-struct Line {
-    product: String,
-    quantity: u32,
+    /// How many pieces of each; an order of none or of less is malformed.
+    products: BTreeMap<String, NonZeroU32>,
 }
 
 struct PlaceOrder {
@@ -43,8 +38,10 @@ impl Handler for PlaceOrder {
 
     /// Plans the writes; `sqs_once` makes all of them once, or none.
     async fn handle(&self, order: Order, _: Attempt) -> Result<Done<Value>, Failure> {
-        let products = pieces(&order.lines)?;
-        let (id, customer) = (order.order_id, order.customer_id);
+        let (id, customer, products) = (order.order_id, order.customer_id, order.products);
+        if products.is_empty() {
+            return Err(Failure::permanent("an order of nothing"));
+        }
         let item = json!({ "orderId": id, "customerId": customer, "products": products });
         // The record is kept for days and the order for good: a message that comes back after
         // that must not take from the stock again.
@@ -74,26 +71,6 @@ impl Handler for PlaceOrder {
                 json!({ "status": "declined", "outOfStock": short }),
             ))
         }))
-    }
-}
-
-/// The pieces of each product: a transaction writes an item once at most, so lines of the same
-/// product are added up. (Of 99 products and more, `sqs_once` says that they are too many.)
-fn pieces(lines: &[Line]) -> Result<BTreeMap<&str, u32>, Failure> {
-    let mut products = BTreeMap::<_, u32>::new();
-    for Line { product, quantity } in lines {
-        if product.is_empty() || *quantity == 0 {
-            return Err(Failure::permanent(
-                "a line without a product, or of 0 pieces",
-            ));
-        }
-        let pieces = products.entry(product.as_str()).or_default();
-        *pieces = (pieces.checked_add(*quantity))
-            .ok_or_else(|| Failure::permanent("more pieces of a product than can be counted"))?;
-    }
-    match products.is_empty() {
-        true => Err(Failure::permanent("an order without lines")),
-        false => Ok(products),
     }
 }
 
