@@ -28,8 +28,8 @@ demo-inbox: $(VENV) ## Sell 100 pieces to 300 orders on a local cloud, kill work
 	python local/demo_inbox.py $(SEED)
 
 .PHONY: watch
-watch: $(VENV) ## Run the consumer on a local table, built anew when the source changes
-	python local/watch.py
+watch: $(VENV) ## Run the consumer, or EXAMPLE=place_order, on a local table; built anew when the source changes
+	python local/watch.py $(EXAMPLE)
 
 .PHONY: invoke
 invoke: $(VENV) ## Send a watched consumer an event: make invoke EVENT=events/new-orders.json
@@ -103,6 +103,7 @@ lint: $(VENV) ## Format, clippy, rustdoc, licences, one TLS stack, template
 	cargo deny --locked check bans licenses sources
 	python local/one_tls_stack.py
 	sam validate --lint --region us-east-1
+	sam validate --lint --region us-east-1 --template-file examples/place_order.template.yaml
 	cfn-lint template.yaml examples/place_order.template.yaml
 
 .PHONY: fmt
