@@ -1,8 +1,23 @@
 //! Adds an item to an open order, once: the order keeps in `processed_events` which messages it
 //! has seen.
 //!
-//! Table: `ORDERS_TABLE_NAME` (partition key `orderId`; a string `status`); the role needs
-//! `dynamodb:UpdateItem` on it. `events/add-order-item.json` is a batch of items.
+//! Try it on this machine, from two terminals; the second time, every message is a duplicate:
+//!
+//! ```sh
+//! make watch EXAMPLE=add_order_item
+//! make invoke EVENT=events/add-order-item.json
+//! ```
+//!
+//! Deploy it for a queue and a table that you have. The table's partition key is `orderId`, and an
+//! order has a string `status`; the role needs `AWSLambdaSQSQueueExecutionRole` and, on the table,
+//! `dynamodb:UpdateItem`.
+//!
+//! ```sh
+//! cargo lambda build --release --arm64 --example add_order_item
+//! cargo lambda deploy add_order_item --role ROLE_ARN --timeout 30 --env-var ORDERS_TABLE_NAME=TABLE
+//! aws lambda create-event-source-mapping --function-name add_order_item \
+//!     --event-source-arn QUEUE_ARN --function-response-types ReportBatchItemFailures
+//! ```
 
 use aws_sdk_dynamodb::Client;
 use lambda_runtime::Error;

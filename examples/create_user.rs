@@ -1,10 +1,24 @@
 //! Creates a user, once: the user's item itself remembers which message made it.
 //!
-//! Table: `USERS_TABLE_NAME` (partition key `email`); the role needs `dynamodb:PutItem` on it.
-//! `events/create-user.json` is a batch of users.
-//!
 //! Only that item remembers it, so a user id that comes back with another address makes another
 //! user. Where that can happen, see `place_order.rs`.
+//!
+//! Try it on this machine, from two terminals; the second time, every message is a duplicate:
+//!
+//! ```sh
+//! make watch EXAMPLE=create_user
+//! make invoke EVENT=events/create-user.json
+//! ```
+//!
+//! Deploy it for a queue and a table that you have. The table's partition key is `email`; the role
+//! needs `AWSLambdaSQSQueueExecutionRole` and, on the table, `dynamodb:PutItem`.
+//!
+//! ```sh
+//! cargo lambda build --release --arm64 --example create_user
+//! cargo lambda deploy create_user --role ROLE_ARN --timeout 30 --env-var USERS_TABLE_NAME=TABLE
+//! aws lambda create-event-source-mapping --function-name create_user \
+//!     --event-source-arn QUEUE_ARN --function-response-types ReportBatchItemFailures
+//! ```
 
 use aws_sdk_dynamodb::Client;
 use lambda_runtime::Error;

@@ -1,9 +1,24 @@
 //! Debits an account, once: read, decide in Rust, write back if nobody changed it meanwhile. The
-//! account itself remembers which messages it has seen.
+//! account itself remembers which messages it has seen. What else writes to an account must add 1
+//! to its `version`.
 //!
-//! Table: `ACCOUNTS_TABLE_NAME` (partition key `accountId`; a number `balance`, in cents); the role
-//! needs `dynamodb:GetItem` and `dynamodb:PutItem` on it. What else writes to an account must add 1
-//! to its `version`. `events/debit-account.json` is a batch of debits.
+//! Try it on this machine, from two terminals; the second time, every message is a duplicate:
+//!
+//! ```sh
+//! make watch EXAMPLE=debit_account
+//! make invoke EVENT=events/debit-account.json
+//! ```
+//!
+//! Deploy it for a queue and a table that you have. The table's partition key is `accountId`, and
+//! an account has a number `balance`, in cents; the role needs `AWSLambdaSQSQueueExecutionRole`
+//! and, on the table, `dynamodb:GetItem` and `dynamodb:PutItem`.
+//!
+//! ```sh
+//! cargo lambda build --release --arm64 --example debit_account
+//! cargo lambda deploy debit_account --role ROLE_ARN --timeout 30 --env-var ACCOUNTS_TABLE_NAME=TABLE
+//! aws lambda create-event-source-mapping --function-name debit_account \
+//!     --event-source-arn QUEUE_ARN --function-response-types ReportBatchItemFailures
+//! ```
 
 use std::time::Duration;
 

@@ -1,9 +1,20 @@
 //! Places an order: puts it and takes its products from the stock, in one transaction with the
 //! record that this was done. What the stock does not have is declined.
 //!
-//! Tables: `IDEMPOTENCY_TABLE_NAME` (partition key `id`), `ORDERS_TABLE_NAME` (`orderId`) and
-//! `STOCK_TABLE_NAME` (`product`; a number `quantity`). `place_order.template.yaml` deploys them
-//! with the queue and the role; `events/place-order.json` is a batch of orders.
+//! Try it on this machine, from two terminals; the second time, every message is a duplicate:
+//!
+//! ```sh
+//! make watch EXAMPLE=place_order
+//! make invoke EVENT=events/place-order.json
+//! ```
+//!
+//! `make demo-inbox` has it sell 100 pieces to 300 orders, and kills its workers. Deploy it with
+//! its queue, its role and its tables; of these you fill the stock: `{product, quantity}`.
+//!
+//! ```sh
+//! cargo lambda build --release --arm64 --example place_order
+//! sam deploy --guided --template-file examples/place_order.template.yaml
+//! ```
 
 use std::{collections::BTreeMap, num::NonZeroU32, time::Duration};
 
