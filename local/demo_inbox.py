@@ -245,9 +245,9 @@ def report(evidence: Evidence, killer: Killer) -> bool:
     console.print(table_of(evidence, deliveries))
     again = Again.of(evidence, deliveries)
     console.print(
-        f"{len(killer.killed)} workers were killed, and {again.all} messages delivered again: {again.nothing} found "
-        f"nothing done, {again.own} their own commit, of which the killed worker could not tell, and {again.other} "
-        "what the same order's other message had committed."
+        f"{len(killer.killed)} workers were killed, and {again.all} messages delivered again. {again.nothing} of them "
+        f"found nothing done: their worker died before the commit. {again.own} found their own commit: it died after "
+        f"that, before it could say so. {again.other} found the commit of the same order's other message."
     )
     console.print(
         "Out of stock is an answer, so a declined order is acknowledged. In the dead-letter queue would be what is "
