@@ -94,9 +94,19 @@ fuzz: $(CARGO_FUZZ) ## Fuzz events and bodies on a nightly Rust: make fuzz [SECO
 	cargo +nightly fuzz run --target-dir target/fuzz event target/fuzz/event fuzz/corpus/event -- -max_total_time=$(SECONDS)
 	cargo +nightly fuzz run --target-dir target/fuzz body target/fuzz/body fuzz/corpus/body -- -max_total_time=$(SECONDS)
 
+FILES         ?= src/protocol/** src/store/** src/once/** src/sqs/**
+CARGO_MUTANTS := target/tools/bin/cargo-mutants
+
+.PHONY: mutants
+mutants: export PATH := $(CURDIR)/target/tools/bin:$(PATH)
+mutants: export CARGO_TARGET_DIR := $(CURDIR)/target/mutants
+mutants: export CARGO_PROFILE_DEV_DEBUG := false
+mutants: $(CARGO_MUTANTS) ## Break the source at each place in turn, and see a test fail (hours): make mutants [FILES="src/once/**"]
+	cargo mutants --output target --timeout 120 $(foreach glob,$(FILES),--file '$(glob)') -- --locked
+
 .PHONY: lint
 lint: export RUSTDOCFLAGS := -D warnings
-lint: $(VENV) ## Format, clippy, rustdoc, licences, one TLS stack, template
+lint: $(VENV) ## Format, clippy, rustdoc, licences, one TLS stack, templates
 	cargo fmt --check
 	cargo clippy --locked --all-targets -- -D warnings
 	cargo doc --locked --no-deps
@@ -145,6 +155,9 @@ $(VENV): local/requirements.txt
 	"$(PYTHON)" -m venv --clear .venv
 	python -m pip install --quiet --disable-pip-version-check --no-deps -r local/requirements.txt
 	@touch $@
+
+$(CARGO_MUTANTS):
+	cargo install cargo-mutants --locked --version 27.1.0 --root target/tools
 
 $(CARGO_FUZZ):
 	cargo install cargo-fuzz --locked --version 0.13.2 --root target/tools

@@ -120,6 +120,9 @@ pub enum History {
     /// Nothing, or attempts that ended in their handler's own words.
     Fresh,
     /// An attempt that nobody saw the end of: it crashed, panicked or ran out of time.
+    ///
+    /// Look before you answer with a permanent failure too: it is stored, and says that the
+    /// operation failed, though the effect of the attempt before may be there.
     Takeover {
         /// Whose attempt it was; not known of one that another program made.
         owner: Option<Owner>,

@@ -171,7 +171,7 @@ impl FromStr for KeySource {
 ///
 /// | written | compared is |
 /// | --- | --- |
-/// | `body` | the whole body: as canonical JSON (RFC 8785), where the order of members and white space do not matter, or to the letter where it is not JSON |
+/// | `body` | the whole body: as canonical JSON (RFC 8785), where the order of members and white space do not matter and numbers are doubles (from 2^53 on some whole numbers are equal), or to the letter where it is not JSON |
 /// | `body:/amount,/currency` | what these pointers (as of [`KeySource`]) find in it |
 /// | `powertools:body`, `powertools:body:/amount,/currency` | the same, by the hash that Powertools for AWS Lambda makes of it ([`powertools::hash`]): of the body, of what one pointer finds, or of the list of what several find; what is missing is `null` |
 /// | `off` | nothing |

@@ -293,7 +293,10 @@ impl Stage {
         match text(&record, "status") {
             "COMPLETED" => (Left::Completed, Some(text(&record, "result").to_owned())),
             "FAILED" => (Left::Failed, None),
-            _ if number(&record, "lease_until") == 0 => (Left::Dead, None),
+            // An abandoned lease ends when it is abandoned.
+            _ if number(&record, "lease_until") <= number(&record, "updated_at") => {
+                (Left::Dead, None)
+            }
             _ => (Left::Live, None),
         }
     }

@@ -10,7 +10,8 @@ use std::{sync::Arc, time::Duration};
 
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Consumer, Failure, Handler, IntoHandler, Once, protocol::Timestamp, store::DynamoStore,
+    Attempt, Consumer, Deadline, Failure, Handler, IntoHandler, Once, protocol::Timestamp,
+    store::DynamoStore,
 };
 
 use super::support::{
@@ -76,4 +77,9 @@ pub fn event(order: &Value) -> Value {
 /// When every lease of now is over, and no record has expired.
 pub fn in_an_hour() -> Timestamp {
     Timestamp::now() + Duration::from_secs(3600)
+}
+
+/// As [`within`](crate::support::consumer::within), by that clock.
+pub fn an_hour_later(budget: Duration) -> Deadline {
+    Deadline::after(in_an_hour(), budget, budget / 4)
 }

@@ -54,12 +54,21 @@ fn causes(error: &(dyn std::error::Error + 'static)) -> String {
         .join(": ")
 }
 
-/// A message of DynamoDB's without the request that it may quote, payload and all: `1 validation
-/// error detected: Value '[TransactWriteItem(...)]' at 'transactItems' failed to satisfy ...`.
+/// A message of DynamoDB's without what it may quote of the request, which is payload:
+///
+/// - `1 validation error detected: Value '[TransactWriteItem(...)]' at 'transactItems' failed ...`
+/// - `The parameter cannot be converted to a numeric value: ...`
+/// - `Input collection [...] contains duplicates`
 pub(super) fn without_quotes(message: &str) -> &str {
-    match message.rfind("' at '") {
-        Some(quoted) => &message[quoted + "' ".len()..],
-        None => message,
+    const NOT_A_NUMBER: &str = "cannot be converted to a numeric value";
+    if let Some(quoted) = message.rfind("' at '") {
+        &message[quoted + "' ".len()..]
+    } else if let Some(said) = message.find(NOT_A_NUMBER) {
+        &message[..said + NOT_A_NUMBER.len()]
+    } else if message.contains("Input collection [") {
+        "a set holds the same value twice"
+    } else {
+        message
     }
 }
 
@@ -68,11 +77,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quoted_request_is_left_out() {
-        let message = "1 validation error detected: Value '[secret]' at 'transactItems' failed to satisfy constraint: Member must have length less than or equal to 100";
-        let told = without_quotes(message);
-        assert!(told.starts_with("at 'transactItems' failed"), "{told}");
-        let plain = "Invalid UpdateExpression: Syntax error";
-        assert_eq!(without_quotes(plain), plain);
+    fn what_is_quoted_of_a_request_is_left_out() {
+        for (message, wanted) in [
+            (
+                "1 validation error detected: Value '[secret]' at 'transactItems' failed to satisfy constraint: Member must have length less than or equal to 100",
+                "at 'transactItems' failed to satisfy constraint: Member must have length less than or equal to 100",
+            ),
+            (
+                "The parameter cannot be converted to a numeric value: secret",
+                "The parameter cannot be converted to a numeric value",
+            ),
+            (
+                "One or more parameter values were invalid: Input collection [secret, secret] contains duplicates.",
+                "a set holds the same value twice",
+            ),
+            (
+                "Invalid UpdateExpression: Syntax error",
+                "Invalid UpdateExpression: Syntax error",
+            ),
+        ] {
+            assert_eq!(without_quotes(message), wanted);
+        }
     }
 }
