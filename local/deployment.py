@@ -137,6 +137,8 @@ def verdict(kept: dict[str, list[str]]) -> bool:
     """Prints each promise, with what broke it; says whether all were kept."""
     for promise, broken in kept.items():
         console.print(f"[red]BROKEN[/]  {promise}" if broken else f"[green]kept[/]    {promise}")
-        for what in broken:
+        for what in broken[:10]:
             console.print(f"          {what}")
+        if more := len(broken[10:]):
+            console.print(f"          and {more} more")
     return not any(kept.values())
