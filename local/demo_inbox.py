@@ -285,7 +285,7 @@ def main() -> int:
         cloud.client("dynamodb").put_item(TableName=outputs["StockTableName"], Item=item)
         say(
             f"a stock of {STOCK}, and {ORDERS} orders of one piece, {TWICE} of them sent twice; {KILLS} workers are "
-            f"killed at random (SEED={seed} repeats it), and their messages are back after 12 s"
+            f"killed at random (SEED={seed} for the same orders and pauses), and their messages are back after 12 s"
         )
         killer = Killer(cloud.pid, chance)
         sent = orders(chance)
