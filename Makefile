@@ -23,9 +23,13 @@ help: ## List the verbs
 demo: $(VENV) ## Deploy to a local cloud, send it some forty orders, check the promise
 	python local/demo.py
 
+.PHONY: demo-inbox
+demo-inbox: $(VENV) ## Sell 100 pieces to 300 orders on a local cloud, kill workers, check the promise
+	python local/demo_inbox.py $(SEED)
+
 .PHONY: watch
-watch: $(VENV) ## Run the consumer on a local table, built anew when the source changes
-	python local/watch.py
+watch: $(VENV) ## Run the consumer, or EXAMPLE=place_order, on a local table; built anew when the source changes
+	python local/watch.py $(EXAMPLE)
 
 .PHONY: invoke
 invoke: $(VENV) ## Send a watched consumer an event: make invoke EVENT=events/new-orders.json
@@ -98,18 +102,19 @@ mutants: export PATH := $(CURDIR)/target/tools/bin:$(PATH)
 mutants: export CARGO_TARGET_DIR := $(CURDIR)/target/mutants
 mutants: export CARGO_PROFILE_DEV_DEBUG := false
 mutants: $(CARGO_MUTANTS) ## Break the source at each place in turn, and see a test fail (hours): make mutants [FILES="src/once/**"]
-	cargo mutants --output target --timeout 120 $(foreach glob,$(FILES),--file '$(glob)') -- --locked
+	cargo mutants --output target --timeout 120 $(foreach glob,$(FILES),--file '$(glob)')
 
 .PHONY: lint
 lint: export RUSTDOCFLAGS := -D warnings
-lint: $(VENV) ## Format, clippy, rustdoc, licences, one TLS stack, template
+lint: $(VENV) ## Format, clippy, rustdoc, licences, one TLS stack, templates
 	cargo fmt --check
 	cargo clippy --locked --all-targets -- -D warnings
 	cargo doc --locked --no-deps
 	cargo deny --locked check bans licenses sources
 	python local/one_tls_stack.py
 	sam validate --lint --region us-east-1
-	cfn-lint template.yaml
+	sam validate --lint --region us-east-1 --template-file examples/place_order.template.yaml
+	cfn-lint template.yaml examples/place_order.template.yaml
 
 .PHONY: fmt
 fmt: ## Format the source

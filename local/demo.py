@@ -4,9 +4,7 @@ What is checked is read from where the consumer has no say: the gateway's ledger
 queues. Only the number of deliveries comes from the consumer's own log.
 """
 
-import json
 import os
-import platform
 import sys
 import time
 from collections import Counter
@@ -14,17 +12,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+import deployment
 import gateway
 from cases import WAVES, Case, Message, cases
 from cloud import STATE, Cloud, Unavailable, ministack, run, unwind_on_signals
+from deployment import Failed, architecture, console, depth, parameters, sam, say
 
 STACK = "sqs-once-demo"
-ARCHITECTURE = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "arm64", "arm64": "arm64"}
 # Small numbers, so that a message whose worker was killed is back soon: 2 s of function are 12 s of invisibility.
 PARAMETERS = {
     "FunctionTimeout": "2",
@@ -33,18 +32,6 @@ PARAMETERS = {
     "IdempotencyKey": "body:/orderId",
 }
 SETTLE_WITHIN = 85.0
-
-console = Console(highlight=False, soft_wrap=True)
-if not console.is_terminal:
-    console = Console(highlight=False, soft_wrap=True, width=120)
-
-
-def say(text: str) -> None:
-    console.print(f"[bold]==>[/] {text}")
-
-
-class Failed(Exception):
-    """The demo could not be carried out; the message says why."""
 
 
 # ---- build and deploy --------------------------------------------------------------------------
@@ -59,27 +46,6 @@ def build() -> None:
     sam("build", *parameters(Architecture=architecture()), environment=environment)
 
 
-def sam(*arguments: str, environment: dict[str, str]) -> None:
-    # Asks often whether the stack is up, and tells nobody about it.
-    environment = environment | {"SAM_CLI_POLL_DELAY": "0.5", "SAM_CLI_TELEMETRY": "0"}
-    log = STATE / "sam.log"
-    with log.open("wb") as output:
-        status = run(["sam", *arguments], environment, stdout=output, stderr=output)
-    if status != 0:
-        raise Failed(f"`sam {arguments[0]}` failed with status {status}:\n{log.read_text(errors='replace')}")
-
-
-def parameters(**values: str) -> list[str]:
-    return ["--parameter-overrides", *(f"ParameterKey={k},ParameterValue={v}" for k, v in values.items())]
-
-
-def architecture() -> str:
-    machine = platform.machine().lower()
-    if machine not in ARCHITECTURE:
-        raise Failed(f"Lambda knows no {machine} processor, so the consumer cannot be built for this machine")
-    return ARCHITECTURE[machine]
-
-
 @dataclass(frozen=True)
 class Stack:
     """What was deployed, by the template's outputs."""
@@ -91,14 +57,7 @@ class Stack:
 
 
 def deploy(cloud: Cloud, gateway_url: str) -> Stack:
-    values = PARAMETERS | {"Architecture": architecture(), "PaymentGatewayUrl": gateway_url}
-    sam(
-        *("deploy", "--stack-name", STACK, "--no-confirm-changeset", "--no-progressbar"),
-        *parameters(**values),
-        environment=cloud.environment(),
-    )
-    described = cloud.client("cloudformation").describe_stacks(StackName=STACK)["Stacks"][0]
-    outputs = {o["OutputKey"]: o["OutputValue"] for o in described["Outputs"]}
+    outputs = deployment.deploy(cloud, STACK, **PARAMETERS, PaymentGatewayUrl=gateway_url)
     return Stack(
         queue=outputs["QueueUrl"],
         dead_letters=outputs["DeadLetterQueueUrl"],
@@ -123,31 +82,9 @@ class Progress:
 
 
 def send(cloud: Cloud, stack: Stack, messages: list[Message]) -> None:
-    sqs = cloud.client("sqs")
-    for start in range(0, len(messages), 10):
-        batch = messages[start : start + 10]
-        entries = [{"Id": str(i), "MessageBody": m.body} for i, m in enumerate(batch)]
-        answer = sqs.send_message_batch(QueueUrl=stack.queue, Entries=entries)
-        if answer.get("Failed"):
-            raise Failed(f"SQS refused messages: {answer['Failed']}")
-        for entry in answer["Successful"]:
-            batch[int(entry["Id"])].id = entry["MessageId"]
-
-
-def depth(cloud: Cloud, queue: str) -> tuple[int, int]:
-    """Messages that can be received, and messages hidden by an earlier receive."""
-    names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
-    attributes = cloud.client("sqs").get_queue_attributes(QueueUrl=queue, AttributeNames=names)["Attributes"]
-    return int(attributes[names[0]]), int(attributes[names[1]])
-
-
-def progress(cloud: Cloud, stack: Stack, sent: int) -> Progress:
-    while True:
-        dead, _ = depth(cloud, stack.dead_letters)
-        waiting, in_flight = depth(cloud, stack.queue)
-        # Otherwise a message moved between the two reads would be counted twice or not at all.
-        if depth(cloud, stack.dead_letters)[0] == dead:
-            return Progress(sent, waiting, in_flight, dead)
+    ids = deployment.send(cloud, stack.queue, [message.body for message in messages])
+    for message, id in zip(messages, ids, strict=True):
+        message.id = id
 
 
 def drive(cloud: Cloud, stack: Stack, messages: list[Message]) -> Iterator[tuple[float, Progress]]:
@@ -161,7 +98,7 @@ def drive(cloud: Cloud, stack: Stack, messages: list[Message]) -> Iterator[tuple
             wave = [m for m in messages if m.wave == number]
             send(cloud, stack, wave)
             sent += len(wave)
-        now = progress(cloud, stack, sent)
+        now = Progress(sent, *deployment.depths(cloud, stack.queue, stack.dead_letters))
         quiet = 0 if waves or now.waiting or now.in_flight else quiet + 1
         yield elapsed, now
         time.sleep(0.5)
@@ -212,36 +149,12 @@ class Evidence:
 
 
 def gather(cloud: Cloud, stack: Stack) -> Evidence:
-    pages = cloud.client("dynamodb").get_paginator("scan").paginate(TableName=stack.table, ConsistentRead=True)
-    records = [item for page in pages for item in page["Items"]]
     return Evidence(
         left=sum(depth(cloud, stack.queue)),
-        dead=dead_letters(cloud, stack.dead_letters),
-        records=records,
-        deliveries=deliveries(cloud, stack.logs),
+        dead=deployment.dead_letters(cloud, stack.dead_letters),
+        records=deployment.items(cloud, stack.table),
+        deliveries=deployment.deliveries(deployment.log_lines(cloud, stack.logs)),
     )
-
-
-def dead_letters(cloud: Cloud, queue: str) -> Counter[str]:
-    sqs, found = cloud.client("sqs"), Counter()
-    while batch := sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10, VisibilityTimeout=60).get("Messages"):
-        found.update(m["MessageId"] for m in batch)
-    return found
-
-
-def deliveries(cloud: Cloud, group: str) -> Counter[str]:
-    """The highest receive count logged for a message is the number of its deliveries."""
-    counts: Counter[str] = Counter()
-    pages = cloud.client("logs").get_paginator("filter_log_events").paginate(logGroupName=group)
-    for event in (event for page in pages for event in page["events"]):
-        try:
-            line = json.loads(event["message"])
-        except ValueError:
-            continue  # the platform's own START, END and REPORT
-        match line:
-            case {"message_id": str(id), "receive_count": int(received)}:
-                counts[id] = max(counts[id], received)
-    return counts
 
 
 # ---- the report --------------------------------------------------------------------------------
@@ -317,12 +230,7 @@ def report(all_cases: list[Case], evidence: Evidence, ledger: gateway.Gateway) -
         "the other orders in it were delivered again too."
     )
     console.print()
-    kept = promises(all_cases, evidence, ledger)
-    for promise, broken in kept.items():
-        console.print(f"[red]BROKEN[/]  {promise}" if broken else f"[green]kept[/]    {promise}")
-        for what in broken:
-            console.print(f"          {what}")
-    return not any(kept.values())
+    return deployment.verdict(promises(all_cases, evidence, ledger))
 
 
 def main() -> int:

@@ -1,6 +1,8 @@
 """`make watch`: the consumer under `cargo lambda watch`, on a local table.
 
-The table is in what AWS_ENDPOINT_URL names, or in a MiniStack started for it. What is set in the
+    python local/watch.py [EXAMPLE]     or an example, on tables that hold what its sample event needs
+
+The tables are in what AWS_ENDPOINT_URL names, or in a MiniStack started for it. What is set in the
 environment (PAYMENT_GATEWAY_URL, IDEMPOTENCY_KEY, RUST_LOG, ...) reaches the consumer as it is.
 """
 
@@ -11,7 +13,8 @@ import sys
 
 from rich.console import Console
 
-from cloud import STATE, Unavailable, cloud, create_table, free_port, run, unwind_on_signals
+from cloud import STATE, Cloud, Unavailable, cloud, create_table, free_port, run, unwind_on_signals
+from examples import TABLES, create_tables
 
 PORT = 9000  # cargo-lambda's own
 PORT_FILE = STATE / "watch.port"
@@ -48,21 +51,41 @@ def remembered(port: int):
         PORT_FILE.unlink(missing_ok=True)
 
 
+def consumer(up: Cloud) -> dict[str, str]:
+    """The consumer's environment; its table is made on the way."""
+    environment = DEFAULTS | up.environment()
+    table = environment["IDEMPOTENCY_TABLE_NAME"]
+    made = create_table(up, table)
+    console.print(f"[bold]==>[/] table {table} {'created' if made else 'found'} at {up.endpoint}")
+    console.print(f"[bold]==>[/] payment gateway: {environment['PAYMENT_GATEWAY_URL']}")
+    return environment
+
+
+def example(up: Cloud, name: str) -> dict[str, str]:
+    """The example's environment; its tables are made on the way."""
+    tables = create_tables(up, name)
+    console.print(f"[bold]==>[/] tables at {up.endpoint}: {', '.join(tables.values())}")
+    return up.environment() | tables
+
+
 def main() -> int:
     unwind_on_signals()
+    match sys.argv[1:]:
+        case []:
+            target, event = ["--bin", "consumer"], "new-orders"
+        case [name] if name in TABLES:
+            target, event = ["--example", name], name.replace("_", "-")
+        case _:
+            sys.exit(f"make watch: EXAMPLE is one of {', '.join(TABLES)}")
     # Now, so that the first invocation does not wait for it.
-    if status := run(["cargo", "build", "--bin", "consumer"], os.environ):
+    if status := run(["cargo", "build", *target], os.environ):
         return status
     with cloud("watch") as up:
-        environment = DEFAULTS | up.environment()
-        table = environment["IDEMPOTENCY_TABLE_NAME"]
-        made = create_table(up, table)
+        environment = example(up, name) if "--example" in target else consumer(up)
         port = choose_port()
         with remembered(port):
-            console.print(f"[bold]==>[/] table {table} {'created' if made else 'found'} at {up.endpoint}")
-            console.print(f"[bold]==>[/] payment gateway: {environment['PAYMENT_GATEWAY_URL']}")
-            console.print("[bold]==>[/] from another terminal: [bold]make invoke EVENT=events/new-orders.json[/]")
-            return run(["cargo", "lambda", "watch", "-A", "127.0.0.1", "-P", str(port)], environment)
+            console.print(f"[bold]==>[/] from another terminal: [bold]make invoke EVENT=events/{event}.json[/]")
+            return run(["cargo", "lambda", "watch", *target, "-A", "127.0.0.1", "-P", str(port)], environment)
 
 
 if __name__ == "__main__":

@@ -146,7 +146,9 @@ impl<O> Stored<O> {
     ///
     /// # Errors
     ///
-    /// A permanent failure if it was not kept, or is not of this type (any more).
+    /// A permanent failure if it was not kept, or is not of this type (any more). Returned by
+    /// `on_duplicate`, it sends a message that is done to the dead-letter queue; an
+    /// [`OnItem`](crate::OnItem) keeps no output, and there [`json`](Self::json) is `None`.
     pub fn output(&self) -> Result<O, Failure>
     where
         O: DeserializeOwned,

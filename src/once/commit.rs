@@ -2,7 +2,7 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -49,6 +49,7 @@ pub(super) async fn commit<S: TransactionalStore>(
         writes,
         // 32 characters and the round: 36 at most.
         token: format!("{owner}{round:x}"),
+        sent: OnceLock::new(),
     };
     let mut backoff = Backoff::new(deadline);
     loop {

@@ -100,6 +100,10 @@ impl<S: TransactionalStore> Inbox<S> {
         {
             return outcome;
         }
+        // A look takes its time too.
+        if !deadline.may_start() {
+            return Outcome::NotStarted;
+        }
         let insert = Insert {
             once: &self.once,
             request,
@@ -167,14 +171,17 @@ impl<S: TransactionalStore> Insert<'_, S> {
         let failed = Outcome::PermanentFailure(error.clone());
         let state = State::failed(error.clone());
         let key = &self.request.key;
-        match self.insert(round, state, Vec::new(), failed.clone()).await {
-            Ok(outcome @ (Outcome::TransientFailure(_) | Outcome::CommitUnknown(_))) => {
-                tracing::warn!(%key, error, "failed for good, and that could not be recorded");
-                outcome
-            }
+        let outcome = match self.insert(round, state, Vec::new(), failed).await {
             Ok(outcome) => outcome,
-            Err(_declined) => failed,
+            // There are no writes, so it is the record that can't be written: a table of another
+            // make. That is not the message's fault.
+            Err(Declined::Invalid(why)) => Outcome::TransientFailure(why),
+            Err(Declined::Conditions(refused)) => Outcome::TransientFailure(refused.to_string()),
+        };
+        if let Outcome::TransientFailure(_) | Outcome::CommitUnknown(_) = outcome {
+            tracing::warn!(%key, error, "failed for good, and that could not be recorded");
         }
+        outcome
     }
 
     async fn insert(

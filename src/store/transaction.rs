@@ -1,6 +1,6 @@
 //! [`TransactionalStore`]: records that commit together with other writes.
 
-use std::{borrow::Cow, collections::HashMap, fmt};
+use std::{borrow::Cow, collections::HashMap, fmt, sync::OnceLock};
 
 use aws_sdk_dynamodb::types::{AttributeValue, TransactWriteItem};
 
@@ -47,6 +47,8 @@ pub struct Commit {
     pub writes: Vec<Write<TransactWriteItem>>,
     /// Tells this commit from every other: at most 36 characters.
     pub token: String,
+    /// What was sent for the record. A commit that is sent again is the same to the byte.
+    pub(crate) sent: OnceLock<TransactWriteItem>,
 }
 
 /// What becomes of the record in a [`Commit`].
@@ -114,8 +116,7 @@ pub struct RefusedWrite {
     pub label: Option<Cow<'static, str>>,
     /// The table.
     pub table: String,
-    /// The item as it is, where the write asked for it
-    /// (`ReturnValuesOnConditionCheckFailure::AllOld`) and there is one.
+    /// The item as it is, where the write asked for it ([`Write::return_item`]) and there is one.
     pub item: Option<HashMap<String, AttributeValue>>,
 }
 

@@ -8,7 +8,10 @@ use aws_sdk_dynamodb::{
         delete_item::builders::DeleteItemFluentBuilder, put_item::builders::PutItemFluentBuilder,
         update_item::builders::UpdateItemFluentBuilder,
     },
-    types::{AttributeValue, ConditionCheck, Delete, Put, TransactWriteItem, Update},
+    types::{
+        AttributeValue, ConditionCheck, Delete, Put, ReturnValuesOnConditionCheckFailure::AllOld,
+        TransactWriteItem, Update,
+    },
 };
 use serde::Serialize;
 
@@ -72,7 +75,12 @@ impl<A> Write<A> {
 
     fn keep<T>(&mut self, what: &str, value: Result<T, serde_dynamo::Error>) -> Option<T> {
         value
-            .map_err(|error| self.fault = Some(format!("{what} can't be an attribute: {error}")))
+            // serde's own words may quote it.
+            .map_err(|_| {
+                self.fault = Some(format!(
+                    "{what} can't be an attribute: serde_dynamo can't serialize it"
+                ))
+            })
             .ok()
     }
 }
@@ -101,6 +109,14 @@ impl<A: Action> Write<A> {
         if let Some(value) = self.keep(&placeholder, value) {
             self = self.raw_value(placeholder, value);
         }
+        self
+    }
+
+    /// Asks for the item as it is where the condition is not met:
+    /// [`RefusedWrite::item`](super::RefusedWrite::item).
+    #[must_use]
+    pub fn return_item(mut self) -> Self {
+        self.action.return_item();
         self
     }
 
@@ -247,6 +263,7 @@ mod sealed {
         fn demand(&mut self, condition: &str);
         fn names(&mut self) -> &mut Option<HashMap<String, String>>;
         fn values(&mut self) -> &mut Option<HashMap<String, AttributeValue>>;
+        fn return_item(&mut self);
         fn into_item(self) -> TransactWriteItem;
     }
 
@@ -283,6 +300,10 @@ macro_rules! actions {
 
             fn values(&mut self) -> &mut Option<HashMap<String, AttributeValue>> {
                 &mut self.expression_attribute_values
+            }
+
+            fn return_item(&mut self) {
+                self.return_values_on_condition_check_failure = Some(AllOld);
             }
 
             fn into_item(self) -> TransactWriteItem {

@@ -358,6 +358,97 @@ async fn a_refused_change_may_become_another() {
     assert_eq!(number(&world.a().await, "n"), 8);
 }
 
+/// The next delivery would not look at that other item, and change the first.
+#[tokio::test]
+async fn a_refused_change_may_not_become_one_of_another_item() {
+    let world = World::start().await;
+    let on_item = world.on_item(&world.patient());
+    world.has(json!({"id": "a", "n": 0})).await;
+    world.has(json!({"id": "b", "n": 0})).await;
+    let other = || {
+        let more = Write::update(THINGS, "ADD n :one").key("id", "b");
+        Change::update("b", more.value(":one", 1))
+    };
+    let enough = || one_more().when("n >= :one");
+    let taken = || Write::put(THINGS, json!({"id": "a"}));
+    for (name, change) in [
+        (
+            "an update",
+            Change::update("a", enough()).on_refused(move |_| Ok(other())),
+        ),
+        (
+            "a creation",
+            Change::create("a", "id", taken()).on_refused(move |_| Ok(other())),
+        ),
+        (
+            "a creation into a creation",
+            Change::create("a", "id", taken())
+                .on_refused(move |_| Ok(Change::create("a", "id", taken()))),
+        ),
+        (
+            "the third",
+            Change::update("a", enough()).on_refused(move |_| {
+                Ok(Change::update("a", enough()).on_refused(move |_| Ok(other())))
+            }),
+        ),
+        (
+            "another table",
+            Change::update("a", enough()).on_refused(|_| {
+                Ok(Change::update(
+                    "?",
+                    Write::update("others", "ADD n :one").key("id", "a"),
+                ))
+            }),
+        ),
+    ] {
+        let outcome = run(&on_item, name, change).await;
+        assert_eq!(outcome.name(), "permanent_failure", "{name}: {outcome}");
+        assert!(outcome.to_string().contains("another"), "{name}: {outcome}");
+    }
+    for id in ["a", "b"] {
+        let item = world.dynamo.record(THINGS, id).await.unwrap();
+        assert_eq!(number(&item, "n"), 0, "{id}");
+    }
+}
+
+/// On the condition that another attribute is not there, it would replace items.
+#[tokio::test]
+async fn an_item_is_not_created_without_its_key() {
+    let world = World::start().await;
+    let on_item = world.on_item(&world.patient());
+    world.has(json!({"id": "a", "n": 7})).await;
+    let put = Write::put(THINGS, json!({"id": "a", "n": 0}));
+    let outcome = run(&on_item, "1", Change::create((), "Id", put)).await;
+    assert_eq!(outcome.name(), "permanent_failure", "{outcome}");
+    assert!(outcome.to_string().contains("`Id`"), "{outcome}");
+    assert_eq!(number(&world.a().await, "n"), 7);
+}
+
+/// What looks like a memory and is none could not tell a duplicate.
+#[tokio::test]
+async fn an_item_whose_memory_is_another_programs_is_left_alone() {
+    let world = World::start().await;
+    let set = world.on_item(&world.patient());
+    let map = set.clone().retention(RETENTION);
+    let events = || json!({"id": "a", "n": 0, "processed_events": ["1"]});
+    let until = || json!({"id": "a", "n": 0, "processed_until": "1"});
+    for (foreign, on_item, change) in [
+        (events(), &set, Change::update(0, one_more())),
+        (events(), &map, Change::update(0, one_more())),
+        (events(), &set, add(1, &Arc::default())),
+        (events(), &map, add(1, &Arc::default())),
+        (until(), &map, Change::update(0, one_more())),
+        (until(), &set, add(1, &Arc::default())),
+        (until(), &map, add(1, &Arc::default())),
+    ] {
+        world.has(foreign).await;
+        let before = world.a().await;
+        let outcome = run(on_item, "1", change).await;
+        assert_eq!(outcome.name(), "permanent_failure", "{outcome}");
+        assert_eq!(world.a().await, before, "{outcome}");
+    }
+}
+
 #[tokio::test]
 async fn what_an_item_has_seen_counts_with_and_without_a_retention() {
     let world = World::start().await;

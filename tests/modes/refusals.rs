@@ -8,8 +8,9 @@ use std::{
 use aws_sdk_dynamodb::types::{AttributeValue, Put, ReturnValuesOnConditionCheckFailure, Update};
 use serde_json::json;
 use sqs_once::{
-    Attempt, Change, Done, Failure, Outcome, Write,
+    Attempt, Change, Done, Failure, Once, Outcome, Write,
     protocol::{Key, StoredResult},
+    store::{DynamoStore, Field, Layout},
 };
 
 use super::{
@@ -216,25 +217,39 @@ async fn the_refused_answer_holds_the_item_where_the_write_asked_for_it() {
     let world = World::start().await;
     world.stock(0).await;
     for mode in MODES {
-        let update = Update::builder()
-            .table_name(THINGS)
-            .key("id", AttributeValue::S("product".into()))
-            .update_expression("SET n = n - :one")
-            .condition_expression("n >= :one")
-            .expression_attribute_values(":one", AttributeValue::N("1".into()))
-            .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
-        let update = update.build().unwrap();
-        let done = Done::new("?").with(update).on_refused(|refused| {
-            let item = refused.writes()[0].item.as_ref().unwrap();
-            Err(Failure::permanent(format!(
-                "{} are left",
-                number(item, "n")
-            )))
-        });
-        let outcome = world
-            .once_answered(mode, &format!("{mode:?}"), || Ok(done))
-            .await;
-        assert_eq!(outcome.to_string(), "will fail again: 0 are left");
+        let built = || {
+            Write::update(THINGS, "SET n = n - :one")
+                .key("id", "product")
+                .when("n >= :one")
+                .value(":one", 1)
+                .return_item()
+        };
+        let sdks = || {
+            Update::builder()
+                .table_name(THINGS)
+                .key("id", AttributeValue::S("product".into()))
+                .update_expression("SET n = n - :one")
+                .condition_expression("n >= :one")
+                .expression_attribute_values(":one", AttributeValue::N("1".into()))
+                .return_values_on_condition_check_failure(
+                    ReturnValuesOnConditionCheckFailure::AllOld,
+                )
+                .build()
+                .unwrap()
+        };
+        for (name, done) in [
+            ("built", Done::new("?").with(built())),
+            ("the SDK's", Done::new("?").with(sdks())),
+        ] {
+            let done = done.on_refused(|refused| {
+                let item = refused.writes()[0].item.as_ref().unwrap();
+                let left = number(item, "n");
+                Err(Failure::permanent(format!("{left} are left")))
+            });
+            let key = &format!("{mode:?} {name}");
+            let outcome = world.once_answered(mode, key, || Ok(done)).await;
+            assert_eq!(outcome.to_string(), "will fail again: 0 are left");
+        }
     }
 }
 
@@ -280,6 +295,24 @@ async fn a_failure_that_cannot_be_recorded_is_not_final() {
     assert_eq!(outcome.name(), "permanent_failure", "{outcome}");
     let ended = Some(("FAILED".to_owned(), Some("declined".to_owned())));
     assert_eq!(world.ended("a").await, ended);
+}
+
+/// A table of another make refuses every record. That is nobody's failure but the operator's, so
+/// the messages go back.
+#[tokio::test]
+async fn a_failure_that_the_table_does_not_take_is_not_final() {
+    let world = World::start().await;
+    let layout = Layout::native().rename([(Field::Id, "pk")]);
+    let store = DynamoStore::new(world.patient(), RECORDS).layout(layout.unwrap());
+    let inbox = Once::new(store).inbox();
+    let denied = async |_| Err::<Done<()>, _>(Failure::permanent("declined"));
+    let placed = async |_| Ok(order("b"));
+    for outcome in [
+        inbox.run(operation("a", ample()), denied).await,
+        inbox.run(operation("b", ample()), placed).await,
+    ] {
+        assert_eq!(outcome.name(), "transient_failure", "{outcome}");
+    }
 }
 
 /// Its handler may have had effects elsewhere too.

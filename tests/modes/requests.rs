@@ -82,24 +82,32 @@ async fn a_known_duplicate_is_not_planned_where_the_inbox_looks_first() {
     }
 }
 
-/// Notes the tokens of the transactions that a client sends.
+/// Notes the transactions that a client sends.
 #[derive(Clone, Debug, Default)]
-struct Tokens(Arc<Mutex<Vec<String>>>);
+struct Transactions(Arc<Mutex<Vec<Bytes>>>);
 
-impl Tokens {
+/// A transaction's body.
+type Bytes = Vec<u8>;
+
+fn token(body: &Bytes) -> String {
+    let body: serde_json::Value = serde_json::from_slice(body).unwrap();
+    body["ClientRequestToken"].as_str().unwrap().to_owned()
+}
+
+impl Transactions {
     fn of(&self, client: &Client) -> Client {
         let config = client.config().to_builder().interceptor(self.clone());
         Client::from_conf(config.build())
     }
 
-    fn take(&self) -> Vec<String> {
+    fn take(&self) -> Vec<Bytes> {
         std::mem::take(&mut *self.0.lock().unwrap())
     }
 }
 
-impl Intercept for Tokens {
+impl Intercept for Transactions {
     fn name(&self) -> &'static str {
-        "tokens"
+        "transactions"
     }
 
     fn read_before_transmit(
@@ -108,10 +116,10 @@ impl Intercept for Tokens {
         _: &RuntimeComponents,
         _: &mut ConfigBag,
     ) -> Result<(), BoxError> {
-        let body = context.request().body().bytes().unwrap();
-        let body: serde_json::Value = serde_json::from_slice(body)?;
-        if let Some(token) = body["ClientRequestToken"].as_str() {
-            self.0.lock().unwrap().push(token.to_owned());
+        let request = context.request();
+        if request.headers().get("x-amz-target") == Some("DynamoDB_20120810.TransactWriteItems") {
+            let body = request.body().bytes().unwrap();
+            self.0.lock().unwrap().push(body.to_owned());
         }
         Ok(())
     }
@@ -134,8 +142,8 @@ async fn a_transaction_that_is_sent_again_is_the_same_transaction() {
             Fault::Canceled(&["TransactionConflict", "ConditionalCheckFailed"]),
         ] {
             let id = &format!("{way:?} {fault:?}");
-            let tokens = Tokens::default();
-            let client = &tokens.of(&world.hurried());
+            let sent = Transactions::default();
+            let client = &sent.of(&world.hurried());
             world.dynamo.fail("TransactWriteItems", fault);
             let deadline = ample();
             let attempt = Attempt {
@@ -149,8 +157,10 @@ async fn a_transaction_that_is_sent_again_is_the_same_transaction() {
             assert_eq!(world.effect(way, id).await, 1, "{id}");
             let key = operation(id, deadline).key;
             let record = world.dynamo.record(RECORDS, key.as_str()).await.unwrap();
-            let token = format!("{}0", text(&record, "owner"));
-            assert_eq!(tokens.take(), [token.clone(), token], "{id}");
+            let sent = sent.take();
+            assert_eq!(sent.len(), 2, "{id}");
+            assert_eq!(token(&sent[0]), format!("{}0", text(&record, "owner")));
+            assert!(sent[0] == sent[1], "{id}: the same to the byte");
         }
     }
 }
@@ -167,14 +177,14 @@ async fn another_answer_is_another_transaction() {
         let second = move |_: &_| Ok(Done::new(2).with(put("taken")).on_refused(third));
         Ok(Done::new(1).with(put("taken")).on_refused(second))
     };
-    let tokens = Tokens::default();
-    let client = tokens.of(&world.patient());
+    let sent = Transactions::default();
+    let client = sent.of(&world.patient());
     let outcome = (world.inbox(&client))
         .run(operation("a", ample()), plan)
         .await;
     assert_eq!(outcome.name(), "done", "{outcome}");
     assert!(world.dynamo.record(THINGS, "free").await.is_some());
-    let mut tokens = tokens.take();
+    let mut tokens: Vec<_> = sent.take().iter().map(token).collect();
     assert_eq!(tokens.len(), 3);
     tokens.dedup();
     assert_eq!(tokens.len(), 3, "{tokens:?}");

@@ -227,7 +227,7 @@ async fn run_through_every_outcome(level: &str) -> Vec<String> {
         "sqs:DeleteMessage",
         "sqs:GetQueueAttributes",
     ];
-    let granted: BTreeSet<String> = template::function_may()
+    let granted: BTreeSet<String> = template::consumer_may()
         .into_iter()
         .map(|(action, _)| action)
         .filter(|action| !action.starts_with("logs:") && !polled.contains(&action.as_str()))

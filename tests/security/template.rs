@@ -1,13 +1,17 @@
-//! What `template.yaml` allows, and to whom.
+//! What the templates allow, and to whom.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
 use saphyr::{LoadableYamlNode, Scalar, Yaml};
 use serde_json::{Map, Value, json};
 
-/// `template.yaml` as JSON. CloudFormation's short forms become members: `{"!Ref": "Table"}`.
-fn template() -> Value {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("template.yaml");
+const CONSUMER: &str = "template.yaml";
+const PLACE_ORDER: &str = "examples/place_order.template.yaml";
+const TEMPLATES: [&str; 2] = [CONSUMER, PLACE_ORDER];
+
+/// A template as JSON. CloudFormation's short forms become members: `{"!Ref": "Table"}`.
+fn read(template: &str) -> Value {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(template);
     let text = fs::read_to_string(path).unwrap();
     let documents = Yaml::load_from_str(&text).unwrap();
     let [document] = documents.as_slice() else {
@@ -83,9 +87,13 @@ fn allowed(statements: &[&Value]) -> BTreeSet<(String, String)> {
     allowed
 }
 
-/// What the function's role may do, as (action, resource).
-pub(super) fn function_may() -> BTreeSet<(String, String)> {
-    let template = template();
+/// What the consumer's role may do, as (action, resource).
+pub(super) fn consumer_may() -> BTreeSet<(String, String)> {
+    function_may(CONSUMER)
+}
+
+fn function_may(template: &str) -> BTreeSet<(String, String)> {
+    let template = read(template);
     let roles = of_type(&template, "AWS::IAM::Role");
     let [(_, role)] = roles.as_slice() else {
         panic!("more than the function's role: {roles:?}");
@@ -97,75 +105,104 @@ pub(super) fn function_may() -> BTreeSet<(String, String)> {
 
 #[test]
 fn the_functions_role_is_its_own_and_only_lambda_may_take_it() {
-    let template = template();
-    let roles = of_type(&template, "AWS::IAM::Role");
-    let [(name, role)] = roles.as_slice() else {
-        panic!("more than the function's role: {roles:?}");
-    };
-    let trust = json!([{
-        "Effect": "Allow",
-        "Principal": {"Service": "lambda.amazonaws.com"},
-        "Action": "sts:AssumeRole",
-    }]);
-    assert_eq!(role["AssumeRolePolicyDocument"]["Statement"], trust);
-    assert!(
-        role["ManagedPolicyArns"].is_null(),
-        "a managed policy is wider than needed"
-    );
-
-    let functions = of_type(&template, "AWS::Serverless::Function");
-    assert!(!functions.is_empty());
-    for (function, properties) in functions {
-        assert_eq!(
-            properties["Role"],
-            json!({"!GetAtt": format!("{name}.Arn")}),
-            "{function}"
+    for path in TEMPLATES {
+        let template = read(path);
+        let roles = of_type(&template, "AWS::IAM::Role");
+        let [(name, role)] = roles.as_slice() else {
+            panic!("more than the function's role: {roles:?}");
+        };
+        let trust = json!([{
+            "Effect": "Allow",
+            "Principal": {"Service": "lambda.amazonaws.com"},
+            "Action": "sts:AssumeRole",
+        }]);
+        assert_eq!(role["AssumeRolePolicyDocument"]["Statement"], trust);
+        assert!(
+            role["ManagedPolicyArns"].is_null(),
+            "a managed policy is wider than needed"
         );
-        // SAM adds policies of its own to a role that it makes.
-        for more in [
-            "Policies",
-            "Connectors",
-            "Tracing",
-            "VpcConfig",
-            "FunctionUrlConfig",
-        ] {
-            assert!(properties[more].is_null(), "{function}: {more}");
+
+        let functions = of_type(&template, "AWS::Serverless::Function");
+        assert!(!functions.is_empty());
+        for (function, properties) in functions {
+            assert_eq!(
+                properties["Role"],
+                json!({"!GetAtt": format!("{name}.Arn")}),
+                "{function}"
+            );
+            // SAM adds policies of its own to a role that it makes.
+            for more in [
+                "Policies",
+                "Connectors",
+                "Tracing",
+                "VpcConfig",
+                "FunctionUrlConfig",
+            ] {
+                assert!(properties[more].is_null(), "{function}: {more}");
+            }
         }
     }
 }
 
+/// Asserts that a function's role may do this to these resources, and nothing else.
+fn assert_may(template: &str, needed: &[(&str, &str)]) {
+    // The event source mapping's (AWS Lambda Developer Guide, "Using Lambda with Amazon SQS").
+    let polls = [
+        "sqs:ReceiveMessage",
+        "sqs:DeleteMessage",
+        "sqs:GetQueueAttributes",
+    ];
+    let polls = polls.map(|action| (action, "OrdersQueue.Arn"));
+    let needed = needed.iter().copied().chain(polls);
+    let needed = needed.map(|(action, resource)| (action.to_owned(), resource.to_owned()));
+    assert_eq!(function_may(template), needed.collect(), "{template}");
+}
+
 #[test]
 fn the_functions_role_may_do_what_the_consumer_does_on_its_own_resources_and_nothing_else() {
-    let needed = [
-        ("dynamodb:PutItem", "IdempotencyTable.Arn"),
-        ("dynamodb:UpdateItem", "IdempotencyTable.Arn"),
-        ("dynamodb:DeleteItem", "IdempotencyTable.Arn"),
-        ("dynamodb:GetItem", "IdempotencyTable.Arn"),
-        // The event source mapping's (AWS Lambda Developer Guide, "Using Lambda with Amazon SQS").
-        ("sqs:ReceiveMessage", "OrdersQueue.Arn"),
-        ("sqs:DeleteMessage", "OrdersQueue.Arn"),
-        ("sqs:GetQueueAttributes", "OrdersQueue.Arn"),
-        ("sqs:GetQueueUrl", "OrdersQueue.Arn"),
-        ("sqs:ChangeMessageVisibility", "OrdersQueue.Arn"),
-        ("logs:CreateLogStream", "ConsumerLogGroup.Arn"),
-        ("logs:PutLogEvents", "ConsumerLogGroup.Arn"),
-    ];
-    let needed = needed.map(|(action, resource)| (action.to_owned(), resource.to_owned()));
-    assert_eq!(function_may(), BTreeSet::from(needed));
+    assert_may(
+        CONSUMER,
+        &[
+            ("dynamodb:PutItem", "IdempotencyTable.Arn"),
+            ("dynamodb:UpdateItem", "IdempotencyTable.Arn"),
+            ("dynamodb:DeleteItem", "IdempotencyTable.Arn"),
+            ("dynamodb:GetItem", "IdempotencyTable.Arn"),
+            ("sqs:GetQueueUrl", "OrdersQueue.Arn"),
+            ("sqs:ChangeMessageVisibility", "OrdersQueue.Arn"),
+            ("logs:CreateLogStream", "ConsumerLogGroup.Arn"),
+            ("logs:PutLogEvents", "ConsumerLogGroup.Arn"),
+        ],
+    );
+}
+
+#[test]
+fn the_role_of_place_order_may_make_its_writes_and_nothing_else() {
+    assert_may(
+        PLACE_ORDER,
+        &[
+            ("dynamodb:PutItem", "IdempotencyTable.Arn"),
+            ("dynamodb:PutItem", "OrdersTable.Arn"),
+            ("dynamodb:UpdateItem", "StockTable.Arn"),
+            ("logs:CreateLogStream", "PlaceOrderLogGroup.Arn"),
+            ("logs:PutLogEvents", "PlaceOrderLogGroup.Arn"),
+        ],
+    );
 }
 
 #[test]
 fn no_statement_allows_a_wildcard() {
-    let template = template();
-    let statements = statements(&template);
-    assert!(statements.len() >= 4, "{statements:?}");
-    for statement in statements {
-        for never in ["NotAction", "NotResource", "NotPrincipal"] {
-            assert!(statement[never].is_null(), "{statement}");
-        }
-        if statement["Effect"] == "Allow" {
-            for part in ["Action", "Resource", "Principal"] {
-                assert!(!statement[part].to_string().contains('*'), "{statement}");
+    for path in TEMPLATES {
+        let template = read(path);
+        let statements = statements(&template);
+        assert!(statements.len() >= 4, "{statements:?}");
+        for statement in statements {
+            for never in ["NotAction", "NotResource", "NotPrincipal"] {
+                assert!(statement[never].is_null(), "{statement}");
+            }
+            if statement["Effect"] == "Allow" {
+                for part in ["Action", "Resource", "Principal"] {
+                    assert!(!statement[part].to_string().contains('*'), "{statement}");
+                }
             }
         }
     }
@@ -173,20 +210,22 @@ fn no_statement_allows_a_wildcard() {
 
 #[test]
 fn what_is_kept_is_encrypted_and_records_can_be_recovered() {
-    let template = template();
-    let queues = of_type(&template, "AWS::SQS::Queue");
-    assert_eq!(queues.len(), 2, "a queue and its dead-letter queue");
-    for (name, queue) in queues {
-        let encrypted =
-            queue["SqsManagedSseEnabled"] == true || queue["KmsMasterKeyId"].is_string();
-        assert!(encrypted, "{name}");
-    }
-    let tables = of_type(&template, "AWS::DynamoDB::Table");
-    assert_eq!(tables.len(), 1);
-    for (name, table) in tables {
-        assert_eq!(table["SSESpecification"]["SSEEnabled"], true, "{name}");
-        let recovery = &table["PointInTimeRecoverySpecification"];
-        assert_eq!(recovery["PointInTimeRecoveryEnabled"], true, "{name}");
+    for path in TEMPLATES {
+        let template = read(path);
+        let queues = of_type(&template, "AWS::SQS::Queue");
+        assert_eq!(queues.len(), 2, "a queue and its dead-letter queue");
+        for (name, queue) in queues {
+            let encrypted =
+                queue["SqsManagedSseEnabled"] == true || queue["KmsMasterKeyId"].is_string();
+            assert!(encrypted, "{name}");
+        }
+        let tables = of_type(&template, "AWS::DynamoDB::Table");
+        assert!(!tables.is_empty());
+        for (name, table) in tables {
+            assert_eq!(table["SSESpecification"]["SSEEnabled"], true, "{name}");
+            let recovery = &table["PointInTimeRecoverySpecification"];
+            assert_eq!(recovery["PointInTimeRecoveryEnabled"], true, "{name}");
+        }
     }
 }
 
@@ -194,23 +233,25 @@ fn what_is_kept_is_encrypted_and_records_can_be_recovered() {
 /// sent over TLS. DynamoDB serves nothing else.
 #[test]
 fn every_queue_refuses_what_does_not_come_over_tls() {
-    let template = template();
-    let policies = of_type(&template, "AWS::SQS::QueuePolicy");
-    let insecure =
-        [json!(false), json!("false")].map(|word| json!({"Bool": {"aws:SecureTransport": word}}));
-    for (queue, _) in of_type(&template, "AWS::SQS::Queue") {
-        let refuses = |statement: &&Value| {
-            statement["Effect"] == "Deny"
-                && [json!("*"), json!({"AWS": "*"})].contains(&statement["Principal"])
-                && [json!("sqs:*"), json!(["sqs:*"])].contains(&statement["Action"])
-                && list(&statement["Resource"])
-                    .contains(&&json!({"!GetAtt": format!("{queue}.Arn")}))
-                && insecure.contains(&statement["Condition"])
-        };
-        let guarded = policies.iter().any(|(_, policy)| {
-            list(&policy["Queues"]).contains(&&json!({"!Ref": queue}))
-                && statements(&policy["PolicyDocument"]).iter().any(refuses)
-        });
-        assert!(guarded, "{queue} takes messages over plain HTTP");
+    for path in TEMPLATES {
+        let template = read(path);
+        let policies = of_type(&template, "AWS::SQS::QueuePolicy");
+        let insecure = [json!(false), json!("false")]
+            .map(|word| json!({"Bool": {"aws:SecureTransport": word}}));
+        for (queue, _) in of_type(&template, "AWS::SQS::Queue") {
+            let refuses = |statement: &&Value| {
+                statement["Effect"] == "Deny"
+                    && [json!("*"), json!({"AWS": "*"})].contains(&statement["Principal"])
+                    && [json!("sqs:*"), json!(["sqs:*"])].contains(&statement["Action"])
+                    && list(&statement["Resource"])
+                        .contains(&&json!({"!GetAtt": format!("{queue}.Arn")}))
+                    && insecure.contains(&statement["Condition"])
+            };
+            let guarded = policies.iter().any(|(_, policy)| {
+                list(&policy["Queues"]).contains(&&json!({"!Ref": queue}))
+                    && statements(&policy["PolicyDocument"]).iter().any(refuses)
+            });
+            assert!(guarded, "{queue} takes messages over plain HTTP");
+        }
     }
 }

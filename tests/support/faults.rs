@@ -40,7 +40,8 @@ pub enum Fault {
     Empty,
     /// Not applied; somebody else answers a 200 that is no JSON, like a proxy's login page.
     GarbageInstead,
-    /// Not applied; somebody else answers a 200 without a body.
+    /// Not applied; somebody else answers a 200 without a body, whose length is not told before
+    /// (`Transfer-Encoding: chunked`).
     EmptyInstead,
     /// Not applied, no answer. On [`Faults::heal`] it is applied, late.
     HoldRequest,
@@ -122,7 +123,9 @@ impl Faults {
             Fault::Garbage => replaced(forward.await, GARBAGE),
             Fault::Empty => replaced(forward.await, ""),
             Fault::GarbageInstead => Response::new(Body::from(GARBAGE)),
-            Fault::EmptyInstead => Response::new(Body::empty()),
+            Fault::EmptyInstead => {
+                Response::new(Body::from_stream(stream::empty::<io::Result<Bytes>>()))
+            }
             Fault::HoldRequest => self.hold(std::future::ready(()), forward).await,
             Fault::HoldAnswer => {
                 let (answered, answer) = oneshot::channel();

@@ -57,6 +57,30 @@ pub(super) enum Kind {
     },
 }
 
+/// A table, and attributes of an item there, its whole key among them.
+pub(super) type Place = (String, Item);
+
+impl Kind {
+    pub(super) fn place(&self) -> Place {
+        match self {
+            Self::Create { put, .. } => (put.table().to_owned(), put.action.item.clone()),
+            Self::Update { update, .. } => (update.table().to_owned(), update.action.key.clone()),
+            Self::Modify { target, .. } => {
+                (target.0.table().to_owned(), target.0.action.key.clone())
+            }
+        }
+    }
+
+    /// Whether it changes that item. What is there can't be created, so no create does.
+    pub(super) fn is_of(&self, (table, attributes): &Place) -> bool {
+        let (its_table, its_key) = self.place();
+        let mut its_key = its_key.iter();
+        !matches!(self, Self::Create { .. })
+            && its_table == *table
+            && its_key.all(|(name, value)| attributes.get(name) == Some(value))
+    }
+}
+
 impl<O: Serialize + Send> Answer for Change<O> {
     type Result = O;
 }
@@ -91,8 +115,10 @@ impl<O: Serialize> Change<O> {
         })
     }
 
-    /// What it means that the condition is not met: a failure, or another change in place of this
-    /// one. Without it, the operation has failed for good.
+    /// What it means that the condition is not met: a failure, or an update or a modification of
+    /// the same item in place of this one. Without it, the operation has failed for good. So it has
+    /// where the change in its place is of another item: that would not be looked at when the
+    /// message is delivered again. A [`modify`](Target::modify) is never refused.
     ///
     /// Nothing was written when this is asked. It is for deciding, not for effects: it may be
     /// asked again for the same message.
@@ -147,7 +173,9 @@ impl Target {
     ///
     /// `modify` gets `None` where there is no item, and is not called for an operation that the
     /// item has seen. It may be called several times, so it must have no effect of its own.
-    /// Attributes that `T` does not know stay as they are.
+    /// Attributes that `T` does not know stay as they are. There will be some, so `T` must let
+    /// them pass: no `serde(deny_unknown_fields)`. A set that `T` knows is written as a list, unless
+    /// `T` says otherwise (`serde_dynamo::string_set` and its like).
     ///
     /// An attribute `version` counts the changes; what writes to the item without an
     /// [`OnItem`](crate::OnItem) must count too.

@@ -49,6 +49,20 @@ impl Memory<'_> {
                 .is_some_and(|end| !self.is_over(end))
     }
 
+    /// Why the item's memory is none, if so: another program's attribute has its name.
+    pub(super) fn fault(item: &Item) -> Option<String> {
+        let (name, kind) = if item.get(EVENTS).is_some_and(|keys| !keys.is_ss()) {
+            (EVENTS, "string set")
+        } else if item.get(UNTIL).is_some_and(|ends| !ends.is_m()) {
+            (UNTIL, "map")
+        } else {
+            return None;
+        };
+        Some(format!(
+            "the item's `{name}` is no {kind}, so what the item has seen can't be known; nothing was written"
+        ))
+    }
+
     fn is_over(&self, end: &AttributeValue) -> bool {
         let end = end.as_n().ok().and_then(|end| end.parse::<u64>().ok());
         end.is_some_and(|end| end < self.now.as_secs())

@@ -13,7 +13,7 @@ use std::{
 
 use aws_sdk_dynamodb::{
     Client,
-    types::{Put, ReturnValuesOnConditionCheckFailure::AllOld, Update},
+    types::{Put, Update},
 };
 use serde::Serialize;
 
@@ -31,7 +31,7 @@ use super::{
 use crate::{
     Attempt, Deadline, Failure, History,
     protocol::{Key, StoredResult, Timestamp},
-    store::{Action, Refused, RefusedWrite, Write, with_answers},
+    store::{Action, Item, Refused, RefusedWrite, Write, with_answers},
 };
 
 /// Runs operations whose whole effect is one change of one item. There is no record: the item
@@ -51,14 +51,24 @@ use crate::{
 /// With [`retention`](Self::retention), `processed_until` takes its place, a map of each key to
 /// its end in epoch seconds, and an update takes 2 round trips.
 ///
+/// # What it asks of a handler
+///
+/// - Which item it changes follows from the message alone. A fresh id, or whatever cart is the
+///   current one, would send the next delivery to an item that has not seen the key.
+/// - Whether the change may be made is judged by its condition, or in the closure of `modify`,
+///   which are not asked again once it was made. A handler that reads the item and fails may be
+///   failing for its own effect.
+/// - No effect of its own, and none in the closures: they may run again for an operation that
+///   is done.
+///
 /// # What it does without
 ///
-/// No result is kept: a duplicate's is [omitted](StoredResult::Omitted). No failure is kept: a
+/// No result is kept: a duplicate's is [omitted](StoredResult::Omitted), so
+/// [`Handler::on_duplicate`](crate::Handler::on_duplicate) finds no output. No failure is kept: a
 /// message that fails for good runs again with each delivery, until it is in the dead-letter
 /// queue. No fingerprint is kept: a key that comes back with another payload is taken for a
 /// duplicate. What else writes to the item must leave its memory alone, and an item that is
-/// deleted forgets. And a handler may run again for an operation that is done, so it must have
-/// no effect of its own; the closures of a change neither.
+/// deleted forgets.
 ///
 /// # Limits
 ///
@@ -105,7 +115,8 @@ impl OnItem {
     /// Lets an item forget an operation after so long: longer than the queue keeps a message and
     /// somebody might redrive it.
     ///
-    /// What items have in `processed_events` still counts, so it can be set at any time.
+    /// It can be set at any time: what items have in `processed_events` still counts. It also
+    /// stays there; remove the attribute once none of its keys can come back.
     #[must_use]
     pub fn retention(self, retention: Duration) -> Self {
         Self {
@@ -142,6 +153,7 @@ impl OnItem {
             key: &key,
             deadline,
         };
+        let mut first = None;
         loop {
             let change = match answer {
                 Ended::Well(change) => change,
@@ -149,6 +161,18 @@ impl OnItem {
                 Ended::Panicked => return Outcome::Panicked,
                 Ended::OutOfTime => return Outcome::OutOfTime,
             };
+            // The next delivery begins with the first change, and only its item can tell it that
+            // the operation is done.
+            match &first {
+                Some(first) if !change.kind.is_of(first) => {
+                    let why = "a change that was refused may become another of the same item, and this one is of \
+                               another; nothing was written (where either of two items may change, use an inbox)";
+                    return Outcome::PermanentFailure(why.into());
+                }
+                Some(_) => {}
+                None if change.on_refused.is_some() => first = Some(change.kind.place()),
+                None => {}
+            }
             let declined = match change.kind {
                 Kind::Create { put, key, result } => changing.create(put, &key, result).await,
                 Kind::Update { update, result } => changing.update(update, result).await,
@@ -197,8 +221,14 @@ impl Changing<'_> {
 
     async fn create(&self, put: Write<Put>, key: &str, result: StoredResult) -> Changed {
         let memory = self.memory();
-        let mut put = sendable(memory.compose_create(put, key))?;
-        put.action.return_values_on_condition_check_failure = Some(AllOld);
+        let put = sendable(put)?;
+        if !put.action.item.contains_key(key) {
+            return Err(Declined::Invalid(format!(
+                "the item to create has no attribute `{key}`, which is said to be of its primary key; nothing was written"
+            )));
+        }
+        let mut put = memory.compose_create(put, key);
+        put = put.return_item();
         let sent = self.put(&put.action).await;
         self.changed(&memory, sent, &put, result)
     }
@@ -215,13 +245,14 @@ impl Changing<'_> {
                     Ok(found) => found,
                     Err(outcome) => return Ok(outcome),
                 };
+                remembers(found.as_ref())?;
                 if found.as_ref().is_some_and(|item| memory.knows(item)) {
                     return Ok(seen_before());
                 }
             }
             let seen = memory.see(found.as_ref());
             let mut write = memory.compose(update.clone(), &seen);
-            write.action.return_values_on_condition_check_failure = Some(AllOld);
+            write = write.return_item();
             let sent = self.update_item(&write.action).await;
             if let Sent::Refused(item) = &sent
                 && memory.looks_first()
@@ -252,6 +283,7 @@ impl Changing<'_> {
         };
         for _ in 0..=MOST_COLLISIONS {
             let memory = self.memory();
+            remembers(found.as_ref())?;
             if found.as_ref().is_some_and(|item| memory.knows(item)) {
                 return Ok(seen_before());
             }
@@ -269,8 +301,10 @@ impl Changing<'_> {
             if let Some(found) = &found {
                 put = memory.compose_unchanged(put, found);
             }
-            put.action.return_values_on_condition_check_failure = Some(AllOld);
+            put = put.return_item();
             match self.put(&put.action).await {
+                // Its own first try, whose answer was lost.
+                Sent::Refused(Some(item)) if memory.knows(&item) => return Ok(seen_before()),
                 Sent::Refused(item) => found = item,
                 sent => return self.changed(&memory, sent, &put, result),
             }
@@ -292,12 +326,15 @@ impl Changing<'_> {
         match sent {
             Sent::Applied => Ok(Outcome::Done(result)),
             Sent::Refused(Some(item)) if memory.knows(&item) => Ok(seen_before()),
-            Sent::Refused(item) => Err(Declined::Conditions(Refused::new(vec![RefusedWrite {
-                index: 0,
-                label: write.label.clone(),
-                table: write.table().to_owned(),
-                item,
-            }]))),
+            Sent::Refused(item) => {
+                remembers(item.as_ref())?;
+                Err(Declined::Conditions(Refused::new(vec![RefusedWrite {
+                    index: 0,
+                    label: write.label.clone(),
+                    table: write.table().to_owned(),
+                    item,
+                }])))
+            }
             Sent::Invalid(why) => Err(Declined::Invalid(why)),
             Sent::TooLarge => Err(Declined::Invalid("the item has more than 400 KB".into())),
             Sent::Contended(why) => Ok(Outcome::TransientFailure(why)),
@@ -311,6 +348,14 @@ fn sendable<A>(write: Write<A>) -> Result<Write<A>, Declined> {
     match write.fault {
         Some(fault) => Err(Declined::Invalid(format!("{fault}; nothing was written"))),
         None => Ok(write),
+    }
+}
+
+/// That an item's memory can be read.
+fn remembers(item: Option<&Item>) -> Result<(), Declined> {
+    match item.and_then(Memory::fault) {
+        Some(fault) => Err(Declined::Invalid(fault)),
+        None => Ok(()),
     }
 }
 

@@ -172,8 +172,13 @@ fn too_large(table: &str, item: Option<&Item>) -> String {
     let largest = sizes.iter().take(3);
     let largest = largest.map(|(name, bytes)| format!("`{name}` has {bytes} bytes"));
     let largest = largest.collect::<Vec<_>>().join(", ");
+    let largest = match largest.as_str() {
+        "" => String::new(),
+        largest => format!(" ({largest})"),
+    };
     format!(
-        "the item of table `{table}` would have more than 400 KB, the most that DynamoDB holds ({largest}): \
-         if that is the keys it has seen, keep them for a time only (OnItem::retention); else split it"
+        "the item of table `{table}` would have more than 400 KB, the most that DynamoDB holds{largest}: if that is \
+         `processed_events`, set OnItem::retention, and remove the attribute once none of its keys can come back; \
+         if `processed_until`, shorten the retention; else split the item"
     )
 }

@@ -4,7 +4,7 @@ use aws_sdk_dynamodb::{
     Client,
     config::{
         ConfigBag, Intercept, RuntimeComponents,
-        interceptors::BeforeDeserializationInterceptorContextRef,
+        interceptors::AfterDeserializationInterceptorContextRef,
     },
     error::BoxError,
 };
@@ -30,14 +30,16 @@ impl Intercept for Answered {
         "Answered"
     }
 
-    fn read_before_deserialization(
+    // Not before: how long a chunked body is, is known when it was read.
+    fn read_after_deserialization(
         &self,
-        context: &BeforeDeserializationInterceptorContextRef<'_>,
+        context: &AfterDeserializationInterceptorContextRef<'_>,
         _: &RuntimeComponents,
         _: &mut ConfigBag,
     ) -> Result<(), BoxError> {
-        let answer = context.response();
-        if answer.status().is_success() && answer.body().content_length() == Some(0) {
+        if context.output_or_error().is_ok()
+            && context.response().body().content_length() == Some(0)
+        {
             return Err("a 200 without a body, which DynamoDB never answers".into());
         }
         Ok(())

@@ -68,13 +68,16 @@ use crate::protocol::{
 /// 2. Every write after it is one `UpdateItem` or `DeleteItem`, on condition that the record
 ///    is still this owner's and `IN_PROGRESS`.
 /// 3. A refused write is answered with the record (`ReturnValuesOnConditionCheckFailure`), so
-///    nothing is ever read by a request of its own.
+///    no decision reads by a request of its own.
 ///
 /// # Limits
 ///
 /// A key has at most 2048 bytes (a longer one is hashed by [`Key`]) and an item 400 KB, which
 /// is checked before the request is sent. The role needs `dynamodb:PutItem`, `UpdateItem` and
-/// `DeleteItem`, and `GetItem` for [`prime`](Self::prime).
+/// `DeleteItem`, and `GetItem` for [`prime`](Self::prime) and
+/// [`first_look`](crate::Inbox::first_look). Writes that commit with a record need `PutItem`,
+/// `UpdateItem`, `DeleteItem` or `ConditionCheckItem` on their own tables; there is no
+/// permission for transactions.
 ///
 /// # Guarantee
 ///

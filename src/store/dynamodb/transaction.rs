@@ -35,7 +35,13 @@ impl TransactionalStore for DynamoStore {
     }
 
     async fn commit(&self, commit: &Commit) -> Result<CommitAnswer, StoreError> {
-        let record = self.record_write(&commit.record)?;
+        let record = match commit.sent.get() {
+            Some(sent) => sent.clone(),
+            None => {
+                let built = self.record_write(&commit.record)?;
+                commit.sent.get_or_init(|| built).clone()
+            }
+        };
         let writes = commit.writes.iter().map(|write| write.action.clone());
         let sent = self
             .client

@@ -1,0 +1,105 @@
+//! Adds an item to an open order, once: the order keeps in `processed_events` which messages it
+//! has seen.
+//!
+//! Try it on this machine, from two terminals; the second time, every message is a duplicate:
+//!
+//! ```sh
+//! make watch EXAMPLE=add_order_item
+//! make invoke EVENT=events/add-order-item.json
+//! ```
+//!
+//! Deploy it for a queue and a table that you have. The table's partition key is `orderId`, and an
+//! order has a string `status`; the role needs `AWSLambdaSQSQueueExecutionRole` and, on the table,
+//! `dynamodb:UpdateItem`.
+//!
+//! ```sh
+//! cargo lambda build --release --arm64 --example add_order_item
+//! cargo lambda deploy add_order_item --role ROLE_ARN --timeout 30 --env-var ORDERS_TABLE_NAME=TABLE
+//! aws lambda create-event-source-mapping --function-name add_order_item \
+//!     --event-source-arn QUEUE_ARN --function-response-types ReportBatchItemFailures
+//! ```
+
+use aws_sdk_dynamodb::Client;
+use lambda_runtime::Error;
+use serde::{Deserialize, Serialize};
+use sqs_once::{Attempt, Change, Consumer, Failure, Handler, OnItem, Write};
+use sqs_once::{aws, protocol::Namespace, telemetry};
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct AddItem {
+    order_id: String,
+    #[serde(flatten)]
+    item: Item,
+}
+
+#[derive(Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Item {
+    /// Given by who adds it, so that two pieces of one product are two items.
+    item_id: String,
+    product: String,
+    quantity: u32,
+}
+
+struct AddToOrder {
+    orders: String,
+}
+
+impl Handler for AddToOrder {
+    type Message = AddItem;
+    type Output = Change<()>;
+
+    /// Says what is to be updated; `sqs_once` adds the condition that the order has not seen this
+    /// message's key.
+    async fn handle(&self, add: AddItem, _: Attempt) -> Result<Change<()>, Failure> {
+        if add.order_id.is_empty() || add.item.quantity == 0 {
+            return Err(Failure::permanent(
+                "an item without an order, or of 0 pieces",
+            ));
+        }
+        let append = "SET #items = list_append(if_not_exists(#items, :none), :item)";
+        let update = Write::update(&self.orders, append)
+            .key("orderId", add.order_id)
+            .when("#status = :open")
+            .name("#items", "items") // both names are reserved words of DynamoDB
+            .name("#status", "status")
+            .value(":none", Vec::<Item>::new())
+            .value(":item", vec![add.item])
+            .value(":open", "open")
+            .label("open order");
+        Ok(Change::update((), update).on_refused(|refused| {
+            let order = refused
+                .get("open order")
+                .and_then(|write| write.item.as_ref());
+            Err(match order {
+                Some(_) => Failure::permanent("the order is not open any more"),
+                // Messages may overtake each other: the one that makes it may be on its way.
+                None => Failure::transient("the order is not there, or not there yet"),
+            })
+        }))
+    }
+}
+
+/// The consumer, on this table.
+pub fn consumer(
+    client: Client,
+    orders: String,
+) -> Result<Consumer<OnItem, impl Handler<Output = Change<()>>>, Error> {
+    let namespace = Namespace::new("order-items")?;
+    // No retention: an order is open for a while only, so the keys it has seen are few.
+    let consumer = Consumer::new(OnItem::new(client), namespace, AddToOrder { orders });
+    // An item that was sent twice has two message ids, and one item id.
+    Ok(consumer.key("body:/orderId,/itemId".parse()?))
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Error> {
+    telemetry::init();
+    let client = Client::new(&aws::config().await);
+    sqs_once::run(consumer(client, setting("ORDERS_TABLE_NAME")?)?).await
+}
+
+fn setting(name: &str) -> Result<String, Error> {
+    std::env::var(name).map_err(|error| format!("{name}: {error}").into())
+}

@@ -1,0 +1,84 @@
+//! Creates a user, once: the user's item itself remembers which message made it.
+//!
+//! Only that item remembers it, so a user id that comes back with another address makes another
+//! user. Where that can happen, see `place_order.rs`.
+//!
+//! Try it on this machine, from two terminals; the second time, every message is a duplicate:
+//!
+//! ```sh
+//! make watch EXAMPLE=create_user
+//! make invoke EVENT=events/create-user.json
+//! ```
+//!
+//! Deploy it for a queue and a table that you have. The table's partition key is `email`; the role
+//! needs `AWSLambdaSQSQueueExecutionRole` and, on the table, `dynamodb:PutItem`.
+//!
+//! ```sh
+//! cargo lambda build --release --arm64 --example create_user
+//! cargo lambda deploy create_user --role ROLE_ARN --timeout 30 --env-var USERS_TABLE_NAME=TABLE
+//! aws lambda create-event-source-mapping --function-name create_user \
+//!     --event-source-arn QUEUE_ARN --function-response-types ReportBatchItemFailures
+//! ```
+
+use aws_sdk_dynamodb::Client;
+use lambda_runtime::Error;
+use serde::{Deserialize, Serialize};
+use sqs_once::{Attempt, Change, Consumer, Failure, Handler, OnItem, Write};
+use sqs_once::{aws, protocol::Namespace, telemetry};
+
+#[derive(Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct User {
+    user_id: String,
+    email: String,
+    name: String,
+}
+
+struct CreateUser {
+    users: String,
+}
+
+impl Handler for CreateUser {
+    type Message = User;
+    type Output = Change<()>;
+
+    /// Says which item is to be made; `sqs_once` makes it on condition that it is not there.
+    async fn handle(&self, mut user: User, _: Attempt) -> Result<Change<()>, Failure> {
+        // The address is the primary key: however it is written, it is one user's.
+        user.email = user.email.trim().to_lowercase();
+        let valid = (user.email.split_once('@'))
+            .is_some_and(|(local, domain)| !local.is_empty() && !domain.is_empty());
+        if !valid {
+            return Err(Failure::permanent("the e-mail address is none"));
+        }
+        let put = Write::put(&self.users, &user).label("user");
+        // Refused only if another operation made the item; if this one did, it is a duplicate.
+        Ok(Change::create((), "email", put).on_refused(|_| {
+            Err(Failure::permanent(
+                "the e-mail address is taken by another user",
+            ))
+        }))
+    }
+}
+
+/// The consumer, on this table.
+pub fn consumer(
+    client: Client,
+    users: String,
+) -> Result<Consumer<OnItem, impl Handler<Output = Change<()>>>, Error> {
+    let namespace = Namespace::new("users")?;
+    let consumer = Consumer::new(OnItem::new(client), namespace, CreateUser { users });
+    // A user that was sent twice has two message ids, and one user id.
+    Ok(consumer.key("body:/userId".parse()?))
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Error> {
+    telemetry::init();
+    let client = Client::new(&aws::config().await);
+    sqs_once::run(consumer(client, setting("USERS_TABLE_NAME")?)?).await
+}
+
+fn setting(name: &str) -> Result<String, Error> {
+    std::env::var(name).map_err(|error| format!("{name}: {error}").into())
+}

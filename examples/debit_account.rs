@@ -1,0 +1,100 @@
+//! Debits an account, once: read, decide in Rust, write back if nobody changed it meanwhile. The
+//! account itself remembers which messages it has seen. What else writes to an account must add 1
+//! to its `version`.
+//!
+//! Try it on this machine, from two terminals; the second time, every message is a duplicate:
+//!
+//! ```sh
+//! make watch EXAMPLE=debit_account
+//! make invoke EVENT=events/debit-account.json
+//! ```
+//!
+//! Deploy it for a queue and a table that you have. The table's partition key is `accountId`, and
+//! an account has a number `balance`, in cents; the role needs `AWSLambdaSQSQueueExecutionRole`
+//! and, on the table, `dynamodb:GetItem` and `dynamodb:PutItem`.
+//!
+//! ```sh
+//! cargo lambda build --release --arm64 --example debit_account
+//! cargo lambda deploy debit_account --role ROLE_ARN --timeout 30 --env-var ACCOUNTS_TABLE_NAME=TABLE
+//! aws lambda create-event-source-mapping --function-name debit_account \
+//!     --event-source-arn QUEUE_ARN --function-response-types ReportBatchItemFailures
+//! ```
+
+use std::time::Duration;
+
+use aws_sdk_dynamodb::Client;
+use lambda_runtime::Error;
+use serde::{Deserialize, Serialize};
+use sqs_once::{Attempt, Change, Consumer, Failure, Handler, OnItem};
+use sqs_once::{aws, protocol::Namespace, telemetry};
+
+/// How long an account remembers a debit. A message may wait 14 days in the queue and, redriven
+/// from the dead-letter queue, 14 more; for ever would fill the account's item (400 KB).
+const REMEMBERED: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Debit {
+    account_id: String,
+    cents: u64,
+}
+
+/// What a debit looks at. Other attributes of an account stay as they are.
+#[derive(Deserialize, Serialize)]
+struct Account {
+    balance: u64,
+}
+
+struct DebitAccount {
+    accounts: String,
+}
+
+impl Handler for DebitAccount {
+    type Message = Debit;
+    type Output = Change<u64>;
+
+    /// Says how the account changes; `sqs_once` reads it, and tries again where it was changed by
+    /// somebody else before it is written.
+    async fn handle(&self, debit: Debit, _: Attempt) -> Result<Change<u64>, Failure> {
+        if debit.account_id.is_empty() || debit.cents == 0 {
+            return Err(Failure::permanent(
+                "a debit without an account, or of 0 cents",
+            ));
+        }
+        let account = Change::of(&self.accounts).key("accountId", debit.account_id);
+        Ok(account.modify(move |account: Option<Account>| {
+            let Account { balance } =
+                account.ok_or_else(|| Failure::permanent("there is no such account"))?;
+            let balance = (balance.checked_sub(debit.cents))
+                .ok_or_else(|| Failure::permanent("the balance is lower than the debit"))?;
+            // The account as it is to be, and the output.
+            Ok((Account { balance }, balance))
+        }))
+    }
+}
+
+/// The consumer, on this table.
+pub fn consumer(
+    client: Client,
+    accounts: String,
+) -> Result<Consumer<OnItem, impl Handler<Output = Change<u64>>>, Error> {
+    let on_item = OnItem::new(client).retention(REMEMBERED);
+    let consumer = Consumer::new(
+        on_item,
+        Namespace::new("debits")?,
+        DebitAccount { accounts },
+    );
+    // A debit that was sent twice has two message ids, and one debit id.
+    Ok(consumer.key("body:/debitId".parse()?))
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Error> {
+    telemetry::init();
+    let client = Client::new(&aws::config().await);
+    sqs_once::run(consumer(client, setting("ACCOUNTS_TABLE_NAME")?)?).await
+}
+
+fn setting(name: &str) -> Result<String, Error> {
+    std::env::var(name).map_err(|error| format!("{name}: {error}").into())
+}

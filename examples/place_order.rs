@@ -1,0 +1,116 @@
+//! Places an order: puts it and takes its products from the stock, in one transaction with the
+//! record that this was done. What the stock does not have is declined.
+//!
+//! Try it on this machine, from two terminals; the second time, every message is a duplicate:
+//!
+//! ```sh
+//! make watch EXAMPLE=place_order
+//! make invoke EVENT=events/place-order.json
+//! ```
+//!
+//! `make demo-inbox` has it sell 100 pieces to 300 orders, and kills its workers. Deploy it with
+//! its queue, its role and its tables; of these you fill the stock: `{product, quantity}`.
+//!
+//! ```sh
+//! cargo lambda build --release --arm64 --example place_order
+//! sam deploy --guided --template-file examples/place_order.template.yaml
+//! ```
+
+use std::{collections::BTreeMap, num::NonZeroU32, time::Duration};
+
+use aws_sdk_dynamodb::Client;
+use lambda_runtime::Error;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use sqs_once::{Attempt, Consumer, Done, Failure, Handler, Inbox, Once, Write};
+use sqs_once::{aws, protocol::Namespace, store::DynamoStore, telemetry};
+
+/// How long a record is kept: longer than the queue keeps a message (4 days in the template), so
+/// that what was declined stays declined.
+const REMEMBERED: Duration = Duration::from_secs(5 * 24 * 60 * 60);
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Order {
+    order_id: String,
+    customer_id: String,
+    /// How many pieces of each; an order of none or of less is malformed.
+    products: BTreeMap<String, NonZeroU32>,
+}
+
+struct PlaceOrder {
+    orders: String,
+    stock: String,
+}
+
+impl Handler for PlaceOrder {
+    type Message = Order;
+    type Output = Done<Value>;
+
+    /// Plans the writes; `sqs_once` makes all of them once, or none.
+    async fn handle(&self, order: Order, _: Attempt) -> Result<Done<Value>, Failure> {
+        let (id, customer, products) = (order.order_id, order.customer_id, order.products);
+        if products.is_empty() {
+            return Err(Failure::permanent("an order of nothing"));
+        }
+        let item = json!({ "orderId": id, "customerId": customer, "products": products });
+        // The record is kept for days and the order for good: a message that comes back after
+        // that must not take from the stock again.
+        let put = Write::put(&self.orders, item)
+            .when("attribute_not_exists(orderId)")
+            .label("order");
+        let take = products.iter().map(|(product, pieces)| {
+            Write::update(&self.stock, "SET quantity = quantity - :pieces")
+                .key("product", product)
+                .when("quantity >= :pieces") // nor is it met by a product that is not there
+                .value(":pieces", pieces)
+                .label(format!("stock/{product}"))
+        });
+        let placed = Done::new(json!({ "status": "placed" }));
+        Ok(placed.with(put).with_all(take).on_refused(|refused| {
+            if refused.get("order").is_some() {
+                return Err(Failure::permanent("an order with this id is there already"));
+            }
+            let labels = refused.writes().iter().flat_map(|write| &write.label);
+            let short: Vec<_> = labels
+                .flat_map(|label| label.strip_prefix("stock/"))
+                .collect();
+            // Declined is an answer too: it is recorded as COMPLETED, and the message is done with.
+            // Where somebody has to look at such an order, fail, and the message goes to the
+            // dead-letter queue: `Err(Failure::permanent("out of stock"))`.
+            Ok(Done::new(
+                json!({ "status": "declined", "outOfStock": short }),
+            ))
+        }))
+    }
+}
+
+/// The consumer, on these tables.
+pub fn consumer(
+    client: Client,
+    records: String,
+    orders: String,
+    stock: String,
+) -> Result<Consumer<Inbox<DynamoStore>, impl Handler<Output = Done<Value>>>, Error> {
+    let once = Once::new(DynamoStore::new(client, records)).retention(REMEMBERED);
+    let consumer = Consumer::new(
+        once.inbox(),
+        Namespace::new("orders")?,
+        PlaceOrder { orders, stock },
+    );
+    // An order that was sent twice has two message ids, and one order id.
+    Ok(consumer.key("body:/orderId".parse()?))
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Error> {
+    telemetry::init();
+    let client = Client::new(&aws::config().await);
+    let records = setting("IDEMPOTENCY_TABLE_NAME")?;
+    let (orders, stock) = (setting("ORDERS_TABLE_NAME")?, setting("STOCK_TABLE_NAME")?);
+    sqs_once::run(consumer(client, records, orders, stock)?).await
+}
+
+fn setting(name: &str) -> Result<String, Error> {
+    std::env::var(name).map_err(|error| format!("{name}: {error}").into())
+}

@@ -1,0 +1,45 @@
+"""The tables of examples/*.rs, with what their sample events look for, for `make watch EXAMPLE=NAME`."""
+
+from cloud import Cloud
+
+# By example and environment variable: the table's partition key, and its items.
+TABLES = {
+    "create_user": {"USERS_TABLE_NAME": ("email", [])},
+    "add_order_item": {
+        "ORDERS_TABLE_NAME": ("orderId", [{"orderId": {"S": "ord-2026-000061"}, "status": {"S": "open"}}]),
+    },
+    "place_order": {
+        "IDEMPOTENCY_TABLE_NAME": ("id", []),
+        "ORDERS_TABLE_NAME": ("orderId", []),
+        "STOCK_TABLE_NAME": (
+            "product",
+            [
+                {"product": {"S": "cup"}, "quantity": {"N": "10"}},
+                {"product": {"S": "teapot"}, "quantity": {"N": "2"}},
+            ],
+        ),
+    },
+    "debit_account": {
+        "ACCOUNTS_TABLE_NAME": ("accountId", [{"accountId": {"S": "acc-0001"}, "balance": {"N": "10000"}}]),
+    },
+}
+
+
+def create_tables(cloud: Cloud, example: str) -> dict[str, str]:
+    """Creates the tables that are not there yet; answers what each is called, by its variable."""
+    dynamodb, names = cloud.client("dynamodb"), {}
+    for variable, (key, items) in TABLES[example].items():
+        names[variable] = name = f"{example}-{variable.removesuffix('_TABLE_NAME').lower()}"
+        try:
+            dynamodb.create_table(
+                TableName=name,
+                AttributeDefinitions=[{"AttributeName": key, "AttributeType": "S"}],
+                KeySchema=[{"AttributeName": key, "KeyType": "HASH"}],
+                BillingMode="PAY_PER_REQUEST",
+            )
+        except dynamodb.exceptions.ResourceInUseException:
+            continue
+        dynamodb.get_waiter("table_exists").wait(TableName=name, WaiterConfig={"Delay": 1})
+        for item in items:
+            dynamodb.put_item(TableName=name, Item=item)
+    return names

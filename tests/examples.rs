@@ -1,0 +1,461 @@
+//! Each example with its sample event, and what it does with messages that it must refuse.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "tests fail by panicking"
+)]
+
+macro_rules! example {
+    ($name:ident $path:literal) => {
+        #[path = $path]
+        #[allow(
+            dead_code,
+            unreachable_pub,
+            reason = "an example has a main of its own"
+        )]
+        mod $name;
+    };
+}
+
+example!(add_order_item "../examples/add_order_item.rs");
+example!(create_user "../examples/create_user.rs");
+example!(debit_account "../examples/debit_account.rs");
+example!(place_order "../examples/place_order.rs");
+mod support;
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
+
+use serde_json::{Value, json};
+use sqs_once::{Consumer, Handler, Inbox, Mode, OnItem, store::DynamoStore};
+use support::{
+    PATIENCE,
+    consumer::within,
+    dynamo::{Dynamo, Item},
+    event,
+};
+
+/// The sample event that ships with an example.
+fn sample(name: &str) -> Value {
+    let path = format!("{}/events/{name}.json", env!("CARGO_MANIFEST_DIR"));
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// How many messages of an event are reported as failed.
+async fn process<M: Mode<H::Output>, H: Handler>(
+    consumer: &Arc<Consumer<M, H>>,
+    event: Value,
+) -> usize {
+    support::consumer::process(consumer, event, within(PATIENCE))
+        .await
+        .len()
+}
+
+/// What the log says of one message, which must be reported as failed: the outcome and why.
+async fn refusal<M: Mode<H::Output>, H: Handler>(
+    consumer: &Arc<Consumer<M, H>>,
+    body: &Value,
+) -> (String, String) {
+    let log = Log::default();
+    let lines = tracing_subscriber::fmt().json().flatten_event(true);
+    let writer = log.clone();
+    let lines = lines.with_writer(move || writer.clone()).finish();
+    // For this thread, which is the only one of a test's runtime.
+    let _until_dropped = tracing::subscriber::set_default(lines);
+    let event = event::batch([event::record("m-1", body)]);
+    assert_eq!(process(consumer, event).await, 1, "{body}");
+    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let mut lines = log
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let line = lines.find(|line| line["message_id"] == "m-1").unwrap();
+    let text = |name: &str| line[name].as_str().unwrap_or_default().to_owned();
+    (text("outcome"), text("detail"))
+}
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn permanent(why: &str) -> (String, String) {
+    let outcome = "permanent_failure".to_owned();
+    (outcome, format!("will fail again: {why}"))
+}
+
+/// A table's items as JSON, by their primary key.
+async fn items(dynamo: &Dynamo, table: &str, key: &str) -> BTreeMap<String, Value> {
+    let records = dynamo.records(table).await.into_iter();
+    let items = records.map(|item| serde_dynamo::from_item::<_, Value>(item).unwrap());
+    items
+        .map(|item| (item[key].as_str().unwrap().to_owned(), item))
+        .collect()
+}
+
+async fn put(dynamo: &Dynamo, table: &str, item: Value) {
+    let item: Item = serde_dynamo::to_item(item).unwrap();
+    dynamo.put(table, item).await;
+}
+
+mod creating_a_user {
+    use super::*;
+
+    async fn start() -> (
+        Dynamo,
+        Arc<Consumer<OnItem, impl Handler<Output = sqs_once::Change<()>>>>,
+    ) {
+        let dynamo = Dynamo::start().await;
+        dynamo.create_table_keyed("users", &["email"]).await;
+        let consumer = create_user::consumer(dynamo.client(), "users".into());
+        (dynamo, Arc::new(consumer.unwrap()))
+    }
+
+    #[tokio::test]
+    async fn the_sample_creates_each_user_once() {
+        let (dynamo, consumer) = start().await;
+        assert_eq!(process(&consumer, sample("create-user")).await, 0);
+        let users = items(&dynamo, "users", "email").await;
+        assert_eq!(
+            users["ada@example.com"],
+            json!({
+                "email": "ada@example.com", "userId": "usr-0001", "name": "Ada Lovelace",
+                "processed_events": ["users#usr-0001"],
+            })
+        );
+        assert_eq!(users.len(), 2);
+        // What the user did meanwhile stays.
+        let mut changed = users["ada@example.com"].clone();
+        changed["name"] = json!("Augusta Ada King");
+        dynamo.put("users", to_item(&changed)).await;
+        assert_eq!(process(&consumer, sample("create-user")).await, 0);
+        let users = items(&dynamo, "users", "email").await;
+        assert_eq!(users["ada@example.com"], changed);
+        assert_eq!(users.len(), 2);
+    }
+
+    #[tokio::test]
+    async fn an_address_that_is_taken_stays_its_owners() {
+        let (dynamo, consumer) = start().await;
+        process(&consumer, sample("create-user")).await;
+        let before = items(&dynamo, "users", "email").await;
+        let other = json!({"userId": "usr-0003", "email": " ADA@example.com", "name": "Eve"});
+        let taken = permanent("the e-mail address is taken by another user");
+        assert_eq!(refusal(&consumer, &other).await, taken);
+        assert_eq!(items(&dynamo, "users", "email").await, before);
+    }
+
+    #[tokio::test]
+    async fn an_address_that_is_none_makes_no_user() {
+        let (dynamo, consumer) = start().await;
+        for email in ["", " ", "ada", "@example.com", "ada@"] {
+            let user = json!({"userId": "usr-0004", "email": email, "name": "Ada"});
+            let none = permanent("the e-mail address is none");
+            assert_eq!(refusal(&consumer, &user).await, none, "{email:?}");
+        }
+        assert!(dynamo.records("users").await.is_empty());
+    }
+
+    /// A set of strings stays one.
+    fn to_item(user: &Value) -> Item {
+        use aws_sdk_dynamodb::types::AttributeValue;
+        let mut item: Item = serde_dynamo::to_item(user).unwrap();
+        let events = vec!["users#usr-0001".to_owned()];
+        item.insert("processed_events".into(), AttributeValue::Ss(events));
+        item
+    }
+}
+
+mod adding_an_item_to_an_order {
+    use super::*;
+
+    const ORDER: &str = "ord-2026-000061";
+
+    async fn start() -> (
+        Dynamo,
+        Arc<Consumer<OnItem, impl Handler<Output = sqs_once::Change<()>>>>,
+    ) {
+        let dynamo = Dynamo::start().await;
+        dynamo.create_table_keyed("orders", &["orderId"]).await;
+        let consumer = add_order_item::consumer(dynamo.client(), "orders".into());
+        (dynamo, Arc::new(consumer.unwrap()))
+    }
+
+    fn item(quantity: u32) -> Value {
+        json!({"orderId": ORDER, "itemId": "itm-0003", "product": "tray", "quantity": quantity})
+    }
+
+    #[tokio::test]
+    async fn the_sample_adds_each_item_once() {
+        let (dynamo, consumer) = start().await;
+        put(
+            &dynamo,
+            "orders",
+            json!({"orderId": ORDER, "status": "open"}),
+        )
+        .await;
+        for _ in 0..2 {
+            assert_eq!(process(&consumer, sample("add-order-item")).await, 0);
+            let order = &items(&dynamo, "orders", "orderId").await[ORDER];
+            let mut added: Vec<_> = order["items"].as_array().unwrap().clone();
+            added.sort_by_key(|item| item["itemId"].to_string());
+            assert_eq!(
+                added,
+                [
+                    json!({"itemId": "itm-0001", "product": "cup", "quantity": 2}),
+                    json!({"itemId": "itm-0002", "product": "teapot", "quantity": 1}),
+                ]
+            );
+            assert_eq!(order["processed_events"].as_array().unwrap().len(), 2);
+        }
+    }
+
+    #[tokio::test]
+    async fn an_order_that_is_not_open_stays_as_it_is() {
+        let (dynamo, consumer) = start().await;
+        put(
+            &dynamo,
+            "orders",
+            json!({"orderId": ORDER, "status": "shipped"}),
+        )
+        .await;
+        let before = items(&dynamo, "orders", "orderId").await;
+        let closed = permanent("the order is not open any more");
+        assert_eq!(refusal(&consumer, &item(1)).await, closed);
+        assert_eq!(items(&dynamo, "orders", "orderId").await, before);
+    }
+
+    #[tokio::test]
+    async fn an_item_that_came_before_its_order_is_added_when_the_order_is_there() {
+        let (dynamo, consumer) = start().await;
+        let (outcome, _) = refusal(&consumer, &item(1)).await;
+        assert_eq!(outcome, "transient_failure");
+        assert!(dynamo.records("orders").await.is_empty());
+        put(
+            &dynamo,
+            "orders",
+            json!({"orderId": ORDER, "status": "open"}),
+        )
+        .await;
+        let again = event::batch([event::received("m-1", &item(1), 2)]);
+        assert_eq!(process(&consumer, again).await, 0);
+        let order = &items(&dynamo, "orders", "orderId").await[ORDER];
+        assert_eq!(order["items"].as_array().unwrap().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn no_pieces_are_no_item() {
+        let (dynamo, consumer) = start().await;
+        put(
+            &dynamo,
+            "orders",
+            json!({"orderId": ORDER, "status": "open"}),
+        )
+        .await;
+        let none = permanent("an item without an order, or of 0 pieces");
+        assert_eq!(refusal(&consumer, &item(0)).await, none);
+        let order = &items(&dynamo, "orders", "orderId").await[ORDER];
+        assert_eq!(*order, json!({"orderId": ORDER, "status": "open"}));
+    }
+}
+
+mod debiting_an_account {
+    use super::*;
+
+    const ACCOUNT: &str = "acc-0001";
+
+    async fn start() -> (
+        Dynamo,
+        Arc<Consumer<OnItem, impl Handler<Output = sqs_once::Change<u64>>>>,
+    ) {
+        let dynamo = Dynamo::start().await;
+        dynamo.create_table_keyed("accounts", &["accountId"]).await;
+        let account = json!({"accountId": ACCOUNT, "owner": "Ada", "balance": 10_000});
+        put(&dynamo, "accounts", account).await;
+        let consumer = debit_account::consumer(dynamo.client(), "accounts".into());
+        (dynamo, Arc::new(consumer.unwrap()))
+    }
+
+    #[tokio::test]
+    async fn the_sample_debits_each_amount_once() {
+        let (dynamo, consumer) = start().await;
+        for _ in 0..2 {
+            assert_eq!(process(&consumer, sample("debit-account")).await, 0);
+            let account = &items(&dynamo, "accounts", "accountId").await[ACCOUNT];
+            assert_eq!(account["balance"], 10_000 - 1250 - 4000);
+            assert_eq!(account["version"], 2);
+            assert_eq!(account["owner"], "Ada");
+            assert_eq!(account["processed_until"].as_object().unwrap().len(), 2);
+        }
+    }
+
+    #[tokio::test]
+    async fn debits_at_the_same_time_never_overdraw_the_account() {
+        let (dynamo, consumer) = start().await;
+        let debits = (0..20).map(|n| {
+            let body = json!({"debitId": format!("d-{n}"), "accountId": ACCOUNT, "cents": 1500});
+            event::record(&format!("m-{n}"), &body)
+        });
+        // Six are covered.
+        assert_eq!(process(&consumer, event::batch(debits)).await, 14);
+        let account = &items(&dynamo, "accounts", "accountId").await[ACCOUNT];
+        assert_eq!(account["balance"], 1000);
+        assert_eq!(account["version"], 6);
+    }
+
+    #[tokio::test]
+    async fn a_debit_that_cannot_be_leaves_the_accounts_as_they_are() {
+        let (dynamo, consumer) = start().await;
+        let before = items(&dynamo, "accounts", "accountId").await;
+        for (account, cents, why) in [
+            (ACCOUNT, 10_001, "the balance is lower than the debit"),
+            ("acc-0002", 1, "there is no such account"),
+            (ACCOUNT, 0, "a debit without an account, or of 0 cents"),
+            ("", 1, "a debit without an account, or of 0 cents"),
+        ] {
+            let body = json!({"debitId": "d-1", "accountId": account, "cents": cents});
+            assert_eq!(refusal(&consumer, &body).await, permanent(why));
+        }
+        let negative = json!({"debitId": "d-1", "accountId": ACCOUNT, "cents": -5});
+        assert_eq!(refusal(&consumer, &negative).await.0, "invalid");
+        assert_eq!(items(&dynamo, "accounts", "accountId").await, before);
+    }
+}
+
+mod placing_an_order {
+    use super::*;
+
+    type Placing<H> = Arc<Consumer<Inbox<DynamoStore>, H>>;
+
+    async fn start() -> (
+        Dynamo,
+        Placing<impl Handler<Output = sqs_once::Done<Value>>>,
+    ) {
+        let dynamo = Dynamo::start().await;
+        dynamo.create_table_keyed("orders", &["orderId"]).await;
+        dynamo.create_table_keyed("stock", &["product"]).await;
+        for (product, quantity) in [("cup", 10), ("teapot", 2), ("tray", 5)] {
+            let item = json!({"product": product, "quantity": quantity});
+            put(&dynamo, "stock", item).await;
+        }
+        dynamo.create_table("records").await;
+        let consumer = remembering_in(&dynamo, "records");
+        (dynamo, consumer)
+    }
+
+    fn remembering_in(
+        dynamo: &Dynamo,
+        records: &str,
+    ) -> Placing<impl Handler<Output = sqs_once::Done<Value>> + use<>> {
+        let (orders, stock) = ("orders".to_owned(), "stock".to_owned());
+        let consumer = place_order::consumer(dynamo.client(), records.into(), orders, stock);
+        Arc::new(consumer.unwrap())
+    }
+
+    async fn stock(dynamo: &Dynamo) -> Vec<(String, Value)> {
+        let stock = items(dynamo, "stock", "product").await.into_iter();
+        stock
+            .map(|(name, item)| (name, item["quantity"].clone()))
+            .collect()
+    }
+
+    fn pieces(cups: u32, teapots: u32, trays: u32) -> Vec<(String, Value)> {
+        let stock = [("cup", cups), ("teapot", teapots), ("tray", trays)];
+        stock
+            .map(|(name, pieces)| (name.to_owned(), json!(pieces)))
+            .into()
+    }
+
+    /// The status of an order's record, and what it says.
+    async fn recorded(dynamo: &Dynamo, order: &str) -> (String, Value) {
+        let record = dynamo
+            .record("records", &format!("orders#{order}"))
+            .await
+            .unwrap();
+        let text = |name: &str| support::dynamo::text(&record, name).to_owned();
+        let status = text("status");
+        let what = if status == "FAILED" {
+            "error"
+        } else {
+            "result"
+        };
+        let said = text(what);
+        (
+            status,
+            serde_json::from_str(&said).unwrap_or(Value::String(said)),
+        )
+    }
+
+    #[tokio::test]
+    async fn the_sample_takes_from_the_stock_once_and_declines_what_is_not_there() {
+        let (dynamo, consumer) = start().await;
+        for _ in 0..2 {
+            assert_eq!(process(&consumer, sample("place-order")).await, 0);
+            assert_eq!(stock(&dynamo).await, pieces(4, 1, 5));
+            let orders = items(&dynamo, "orders", "orderId").await;
+            assert_eq!(
+                orders.into_values().collect::<Vec<_>>(),
+                [json!({
+                    "orderId": "ord-2026-000071", "customerId": "cus-0071",
+                    "products": {"cup": 6, "teapot": 1},
+                })]
+            );
+            let placed = ("COMPLETED".to_owned(), json!({"status": "placed"}));
+            assert_eq!(recorded(&dynamo, "ord-2026-000071").await, placed);
+            let declined = json!({"status": "declined", "outOfStock": ["samovar"]});
+            let declined = ("COMPLETED".to_owned(), declined);
+            assert_eq!(recorded(&dynamo, "ord-2026-000072").await, declined);
+        }
+    }
+
+    #[tokio::test]
+    async fn orders_at_the_same_time_never_oversell() {
+        let (dynamo, consumer) = start().await;
+        let orders = (0..20).map(|n| {
+            let (id, cups) = (format!("o-{n}"), json!({"cup": 3}));
+            let body = json!({"orderId": id, "customerId": "c", "products": cups});
+            event::record(&format!("m-{n}"), &body)
+        });
+        assert_eq!(process(&consumer, event::batch(orders)).await, 0);
+        assert_eq!(stock(&dynamo).await, pieces(1, 2, 5));
+        assert_eq!(dynamo.records("orders").await.len(), 3);
+        assert_eq!(dynamo.records("records").await.len(), 20);
+    }
+
+    #[tokio::test]
+    async fn an_order_that_is_not_valid_has_failed_and_takes_nothing() {
+        let (dynamo, consumer) = start().await;
+        let order =
+            |products: Value| json!({"orderId": "o-1", "customerId": "c", "products": products});
+        for less in [json!({"cup": 0}), json!({"cup": -1}), json!({"cup": 0.5})] {
+            assert_eq!(refusal(&consumer, &order(less)).await.0, "invalid");
+        }
+        let why = "an order of nothing";
+        assert_eq!(refusal(&consumer, &order(json!({}))).await, permanent(why));
+        let failed = ("FAILED".to_owned(), json!(why));
+        assert_eq!(recorded(&dynamo, "o-1").await, failed);
+        assert_eq!(stock(&dynamo).await, pieces(10, 2, 5));
+        assert!(dynamo.records("orders").await.is_empty());
+    }
+
+    #[tokio::test]
+    async fn an_order_whose_record_is_forgotten_takes_nothing_again() {
+        let (dynamo, consumer) = start().await;
+        assert_eq!(process(&consumer, sample("place-order")).await, 0);
+        dynamo.create_table("emptied").await;
+        let consumer = remembering_in(&dynamo, "emptied");
+        // The order, and its double in the same batch.
+        assert_eq!(process(&consumer, sample("place-order")).await, 2);
+        assert_eq!(stock(&dynamo).await, pieces(4, 1, 5));
+    }
+}
