@@ -117,7 +117,8 @@ fn sale(world: &Shared, worker: usize, way: Way) -> Change<usize> {
     let world = world.clone();
     change.on_refused(move |_| {
         let word = lock(&world).judges(worker);
-        obey(word).map(|()| sale(&world, worker, way))
+        // What is there can't be created, but changed.
+        obey(word).map(|()| sale(&world, worker, Way::Update))
     })
 }
 

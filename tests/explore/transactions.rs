@@ -52,7 +52,7 @@ fn an_inbox_that_looks_first_keeps_every_promise() {
         "done",
         "duplicate",
         "failed_before",
-        "out_of_time",
+        "not_started",
         "panicked",
         "permanent_failure",
         "store_unavailable",
