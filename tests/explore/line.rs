@@ -90,7 +90,7 @@ impl TransactionalStore for Line {
     }
 
     async fn commit(&self, commit: &Commit) -> Result<CommitAnswer, StoreError> {
-        match self.call(Request::Commit(commit.clone())).await? {
+        match self.call(Request::Commit(Box::new(commit.clone()))).await? {
             Answer::Commit(answer) => Ok(answer),
             _ => unreachable!("{ANSWERED_AS_ASKED}"),
         }

@@ -21,7 +21,7 @@ use crate::{
 pub enum Request {
     Claim(ClaimRequest),
     Settle(Fence, Settlement, Timestamp),
-    Commit(Commit),
+    Commit(Box<Commit>),
     Look(Key),
     Item(ItemRequest),
 }
