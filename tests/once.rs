@@ -218,6 +218,44 @@ async fn after_a_crash_the_key_is_a_conflict_until_the_lease_ends_and_then_a_tak
 }
 
 #[tokio::test]
+async fn a_lease_has_the_margin_and_a_record_the_retention_that_were_set() {
+    let store = Lossy::default();
+    let once = Once::new(store.clone()).clock(now);
+    let once = once.lease_margin(5 * SECOND).retention(3600 * SECOND);
+    let work = async |_| Ok::<_, Failure>(lease_until(&store).as_millis());
+    let started = now();
+    let outcome = once.run(operation("m-1", "p"), work).await;
+    let Outcome::Done(StoredResult::Json(lease_until)) = outcome else {
+        panic!("{outcome}")
+    };
+    let wanted = started + 15 * SECOND;
+    assert_eq!(lease_until, wanted.as_millis().to_string());
+    let wanted = started + 3600 * SECOND;
+    assert_eq!(record(&store).expires_at, wanted.as_secs());
+}
+
+/// Its timers may not have told it: they can stand still too.
+#[tokio::test(start_paused = true)]
+async fn a_worker_that_was_frozen_until_its_lease_was_over_does_not_begin() {
+    for (frozen_for, begins) in [(11 * SECOND, true), (11 * SECOND + MILLISECOND, false)] {
+        let store = Lossy::fates([Fate::Late(MILLISECOND)]);
+        let runs = Runs::default();
+        let mut frozen = Box::pin(run(&store, operation("m-1", "p"), &runs, Ok(1)));
+        assert!(futures_util::poll!(&mut frozen).is_pending());
+        pass(frozen_for);
+        let outcome = frozen.await;
+        let expected = if begins { "done" } else { "not_started" };
+        assert_eq!(outcome.name(), expected);
+        assert_eq!(runs.count(), usize::from(begins));
+        assert_eq!(
+            store.store.is_empty(),
+            !begins,
+            "the next attempt is a fresh one"
+        );
+    }
+}
+
+#[tokio::test]
 async fn a_record_outlives_its_lease_however_short_the_retention() {
     let store = Lossy::default();
     let once = Once::new(store.clone()).clock(now).retention(SECOND);
