@@ -6,7 +6,7 @@ use sqs_once::{Attempt, Deadline, Delivery, Failure, Once, Operation, Outcome};
 
 use crate::{
     clock,
-    network::{Line, pause},
+    line::{Line, pause},
     world::{FINGERPRINT, KEY, Shared, World, lock},
 };
 
@@ -48,9 +48,9 @@ async fn charge(world: Shared, worker: usize, attempt: Attempt) -> Result<usize,
     Ok(worker)
 }
 
-fn obey(word: Word) -> Result<(), Failure> {
+pub fn obey(word: Word) -> Result<(), Failure> {
     match word {
-        Word::Done => Ok(()),
+        Word::Done | Word::Declined => Ok(()),
         Word::Transient => Err(Failure::transient("the gateway is busy")),
         Word::Permanent => Err(Failure::permanent("the card is declined")),
         // As a panic, without its lines on stderr.
@@ -59,7 +59,7 @@ fn obey(word: Word) -> Result<(), Failure> {
 }
 
 /// However the handler is left: it returns, panics, or is dropped.
-struct Inside<'a>(&'a Shared, usize);
+pub struct Inside<'a>(pub &'a Shared, pub usize);
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
@@ -74,6 +74,8 @@ pub enum Word {
     Transient,
     Permanent,
     Panic,
+    /// Done, without the effect: its writes were refused.
+    Declined,
 }
 
 impl World {
@@ -116,8 +118,8 @@ impl World {
         word
     }
 
-    fn says(&mut self, worker: usize, word: Word) {
-        self.log(worker, || format!("leaves the handler: {word:?}"));
+    pub fn says(&mut self, worker: usize, word: Word) {
+        self.log(worker, || format!("says {word:?}"));
         self.promises.says(worker, word);
     }
 }

@@ -1,14 +1,13 @@
 //! What lies between a worker and the table: requests and answers get lost, are sent twice, and
 //! arrive when nobody waits for them any more.
 
-use std::{future::poll_fn, io, task::Poll};
+use sqs_once::store::StoreError;
 
-use sqs_once::{
-    protocol::{ClaimRequest, Fence, Key, Settlement, Timestamp},
-    store::{ClaimAnswer, SettleAnswer, Store, StoreError},
+use crate::{
+    request::{Answer, Request},
+    table::Finds,
+    world::World,
 };
-
-use crate::world::{Shared, World, lock};
 
 /// What becomes of one call: what reaches the table, and what the caller sees of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,57 +30,43 @@ pub enum Fate {
     GivenUpArrivesLater,
     /// Applied and answered; the first try, taken for lost, is applied at a later step.
     CopyArrivesLater,
+    /// It collides with another, or is throttled: a transaction, or a change of the item.
+    Contended,
+    /// The user's own condition is not met just now.
+    Cancelled,
+    /// The same, and the first try, taken for lost, arrives later, when it is met.
+    CancelledCopyArrivesLater,
+    /// A read that may be: answered with the record before the last change.
+    Stale,
 }
 
-const FATES: [Fate; 9] = [
-    Fate::Answered,
-    Fate::RequestLost,
-    Fate::AnswerLost,
-    Fate::SentTwice,
-    Fate::Slow,
-    Fate::Silence,
-    Fate::SilentAnswer,
-    Fate::GivenUpArrivesLater,
-    Fate::CopyArrivesLater,
+use Fate::*;
+
+const OF_A_WRITE: [Fate; 12] = [
+    Answered,
+    RequestLost,
+    AnswerLost,
+    SentTwice,
+    Slow,
+    Silence,
+    SilentAnswer,
+    GivenUpArrivesLater,
+    CopyArrivesLater,
+    // Not of a claim's own writes.
+    Contended,
+    // Where there is a condition beside the library's.
+    Cancelled,
+    CancelledCopyArrivesLater,
 ];
 
-/// One conditional write.
-#[derive(Clone, Debug)]
-pub enum Request {
-    Claim(ClaimRequest),
-    Settle(Fence, Settlement, Timestamp),
-}
+const OF_A_READ: [Fate; 4] = [Answered, RequestLost, Silence, Stale];
 
-impl Request {
-    pub fn key(&self) -> &Key {
-        match self {
-            Self::Claim(request) => &request.key,
-            Self::Settle(fence, ..) => &fence.key,
-        }
+impl Fate {
+    /// Whether the caller is answered at once, and by the table.
+    fn answers(self) -> bool {
+        let unanswered = [RequestLost, AnswerLost, Slow, Silence, SilentAnswer];
+        !unanswered.contains(&self) && !matches!(self, GivenUpArrivesLater | Contended)
     }
-
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Claim(_) => "claim",
-            Self::Settle(_, settlement, _) => settlement.name(),
-        }
-    }
-
-    fn unavailable(&self, reason: &str) -> StoreError {
-        StoreError::Unavailable {
-            action: self.name(),
-            key: self.key().to_string(),
-            store: "the table".into(),
-            reason: reason.into(),
-            source: Box::new(io::Error::from(io::ErrorKind::TimedOut)),
-        }
-    }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
-    Claim(ClaimAnswer),
-    Settle(SettleAnswer),
 }
 
 /// A request under way. Its worker may have crashed or given up meanwhile.
@@ -93,53 +78,35 @@ pub struct InFlight {
     pub request: Request,
 }
 
-/// One worker's line to the table: the [`Store`] that its `Once` is given.
-#[derive(Clone, Debug)]
-pub struct Line {
-    pub world: Shared,
-    pub worker: usize,
-}
-
-impl Line {
-    /// Each call is an await of its worker, whatever its fate: there it can crash, be frozen, or
-    /// see others go first.
-    async fn call(&self, request: Request) -> Result<Answer, StoreError> {
-        let (worker, world) = (self.worker, &self.world);
-        let (fate, call, answer) = lock(world).meets_its_fate(worker, &request);
-        match fate {
-            Fate::Slow | Fate::Silence | Fate::SilentAnswer => {
-                poll_fn(|_| match lock(world).answer_to(worker, call) {
-                    Some(answer) => Poll::Ready(answer),
-                    None => Poll::Pending,
-                })
-                .await
-            }
-            Fate::RequestLost | Fate::AnswerLost | Fate::GivenUpArrivesLater => {
-                pause().await;
-                Err(request.unavailable("the line is bad"))
-            }
-            Fate::Answered | Fate::SentTwice | Fate::CopyArrivesLater => {
-                pause().await;
-                answer.expect("applied, so answered")
-            }
-        }
-    }
-}
-
 impl World {
     /// Chooses the fate of a call and does what it says to the table now.
-    fn meets_its_fate(
+    pub fn meets_its_fate(
         &mut self,
         worker: usize,
         request: &Request,
     ) -> (Fate, usize, Option<Result<Answer, StoreError>>) {
-        if let Request::Claim(claim) = request {
-            self.workers[worker].owner = Some(claim.owner.clone());
+        if let Some(owner) = request.owner() {
+            self.workers[worker].owner = Some(owner.clone());
+        }
+        if matches!(request, Request::Claim(_)) {
             self.promises.claims(worker);
         }
-        let fate = FATES[self.choose(worker, FATES.len())];
+        let fates = match request {
+            Request::Claim(_) | Request::Settle(..) => &OF_A_WRITE[..9],
+            Request::Commit(commit) if commit.writes.is_empty() => &OF_A_WRITE[..10],
+            Request::Commit(_) => &OF_A_WRITE,
+            Request::Look(_) => &OF_A_READ,
+            // It asks for a consistent read.
+            Request::Item(_) if request.reads() => &OF_A_READ[..3],
+            Request::Item(_) => &OF_A_WRITE,
+        };
+        let fate = fates[self.choose(worker, fates.len())];
+        if matches!(request, Request::Commit(_)) && !fate.answers() {
+            self.promises.unanswered(worker);
+        }
         let call = self.workers[worker].calls;
         self.workers[worker].calls += 1;
+        self.workers[worker].pausing = false;
         let name = request.name();
         let mut later = |call| {
             self.in_flight.push(InFlight {
@@ -149,21 +116,26 @@ impl World {
             });
         };
         match fate {
-            Fate::Slow => later(Some(call)),
-            Fate::GivenUpArrivesLater | Fate::CopyArrivesLater => later(None),
+            Slow => later(Some(call)),
+            GivenUpArrivesLater | CopyArrivesLater | CancelledCopyArrivesLater => later(None),
             _ => {}
         }
         let times = match fate {
-            Fate::Answered | Fate::AnswerLost | Fate::SilentAnswer | Fate::CopyArrivesLater => 1,
-            Fate::SentTwice => 2,
-            _ => 0,
+            RequestLost | Slow | Silence | GivenUpArrivesLater | Contended => 0,
+            SentTwice => 2,
+            _ => 1,
         };
         if times == 0 {
             self.log(worker, || format!("sends {name}: {fate:?}"));
         }
+        let finds = Finds {
+            sold_out: matches!(fate, Cancelled | CancelledCopyArrivesLater),
+            stale: fate == Stale,
+            forgotten: false,
+        };
         let mut answer = None;
         for _ in 0..times {
-            answer = Some(self.apply(worker, request, &format!("{fate:?}")));
+            answer = Some(self.apply(worker, request, finds, &format!("{fate:?}")));
         }
         (fate, call, answer)
     }
@@ -175,15 +147,17 @@ impl World {
             call,
             request,
         } = self.in_flight.remove(index);
-        let answer = self.apply(worker, &request, "arrives now");
-        if let Some(call) = call {
-            let worker = &mut self.workers[worker];
+        let answer = self.apply(worker, &request, Finds::default(), "arrives now");
+        let worker = &mut self.workers[worker];
+        // Of a call that its worker gave up, nobody hears.
+        if let Some(call) = call.filter(|call| call + 1 == worker.calls) {
             worker.answer = Some((call, answer));
             worker.waiting = false;
         }
     }
 
-    fn answer_to(&mut self, worker: usize, call: usize) -> Option<Result<Answer, StoreError>> {
+    /// The answer that this call waits for, if it has come.
+    pub fn answer_to(&mut self, worker: usize, call: usize) -> Option<Result<Answer, StoreError>> {
         let worker = &mut self.workers[worker];
         match worker.answer.take() {
             Some((answered, answer)) if answered == call => Some(answer),
@@ -193,39 +167,12 @@ impl World {
             }
         }
     }
-}
 
-impl Store for Line {
-    async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
-        match self.call(Request::Claim(request.clone())).await? {
-            Answer::Claim(answer) => Ok(answer),
-            Answer::Settle(_) => unreachable!("a claim is answered as a claim"),
-        }
+    /// A worker is told to try again, which it does after a pause.
+    pub fn contended(&mut self, worker: usize) {
+        // The pause is random, and must be the same when the schedule is repeated.
+        fastrand::seed(0);
+        self.workers[worker].collisions += 1;
+        self.workers[worker].pausing = true;
     }
-
-    async fn settle(
-        &self,
-        fence: &Fence,
-        settlement: &Settlement,
-        now: Timestamp,
-    ) -> Result<SettleAnswer, StoreError> {
-        let request = Request::Settle(fence.clone(), settlement.clone(), now);
-        match self.call(request).await? {
-            Answer::Settle(answer) => Ok(answer),
-            Answer::Claim(_) => unreachable!("a settlement is answered as a settlement"),
-        }
-    }
-}
-
-/// An await at which others may go first.
-pub async fn pause() {
-    let mut passed = false;
-    poll_fn(|_| {
-        if std::mem::replace(&mut passed, true) {
-            Poll::Ready(())
-        } else {
-            Poll::Pending
-        }
-    })
-    .await;
 }

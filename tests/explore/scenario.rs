@@ -8,11 +8,12 @@ use std::{
 use sqs_once::{Delivery, Outcome};
 
 use crate::{
+    changer::{self, Way},
     chooser::{Chooser, Found, Schedule, Seen, search},
     clock::Clocks,
-    handler,
+    flaw::Flaw,
+    handler, planner,
     schedule::{Ended, execute},
-    table::Flaw,
     timeline::Timeline,
     world::Shared,
 };
@@ -25,12 +26,28 @@ pub type Work = fn(Shared, usize, Delivery) -> Pin<Box<dyn Future<Output = Outco
 pub struct Scenario {
     pub name: String,
     pub work: Work,
+    pub effect: Effect,
+    /// Whether workers read before they write.
+    pub looks: bool,
     /// At most so many at work at a time; any number may follow.
     pub workers: usize,
     /// Messages with the same key. Each may be delivered at any time, and again.
     pub messages: usize,
     pub freeze: Freeze,
+    /// By how many deviations it is explored less far than the others.
+    pub fewer: u32,
     pub flaw: Option<Flaw>,
+}
+
+/// Where the effect is, of which there is to be one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Somewhere else: the handler has it.
+    Outside,
+    /// In the table: a transaction makes it.
+    InTable,
+    /// On an item, which remembers it.
+    OnItem,
 }
 
 /// What a worker's own timers do while it is frozen until its lease is over.
@@ -50,10 +67,61 @@ impl Scenario {
             work: |world, worker, delivery| {
                 Box::pin(handler::claim_run_complete(world, worker, delivery))
             },
+            effect: Effect::Outside,
+            looks: false,
             workers: 2,
             messages: 2,
             freeze: Freeze::Timed,
+            fewer: 0,
             flaw: None,
+        }
+    }
+
+    /// Claim, plan, commit together with the record.
+    pub fn commit() -> Self {
+        Self {
+            name: "commit".into(),
+            work: |world, worker, delivery| {
+                Box::pin(planner::claim_plan_commit(world, worker, delivery))
+            },
+            effect: Effect::InTable,
+            fewer: 1,
+            ..Self::claim()
+        }
+    }
+
+    /// The same with workers whose timers do not tell them how long they were frozen: their
+    /// commits meet the claims of others.
+    pub fn commit_untimed() -> Self {
+        Self {
+            name: "commit_untimed".into(),
+            freeze: Freeze::Untimed,
+            fewer: 0,
+            ..Self::commit()
+        }
+    }
+
+    /// Plan, commit together with the record.
+    pub fn inbox() -> Self {
+        Self {
+            name: "inbox".into(),
+            work: |world, worker, delivery| {
+                Box::pin(planner::plan_commit(world, worker, delivery, false))
+            },
+            fewer: 0,
+            ..Self::commit()
+        }
+    }
+
+    /// The same with a look at the record before that.
+    pub fn first_look() -> Self {
+        Self {
+            name: "first_look".into(),
+            work: |world, worker, delivery| {
+                Box::pin(planner::plan_commit(world, worker, delivery, true))
+            },
+            looks: true,
+            ..Self::inbox()
         }
     }
 
@@ -75,20 +143,60 @@ impl Scenario {
         }
     }
 
-    /// The same on a table with a flaw.
-    pub fn flawed(flaw: Flaw) -> Self {
+    /// One change of one item.
+    pub fn on_item(way: Way) -> Self {
+        let (name, work): (_, Work) = match way {
+            Way::Create => ("create", |world, worker, delivery| {
+                Box::pin(changer::change(world, worker, delivery, Way::Create))
+            }),
+            Way::Update => ("update", |world, worker, delivery| {
+                Box::pin(changer::change(world, worker, delivery, Way::Update))
+            }),
+            Way::Modify => ("modify", |world, worker, delivery| {
+                Box::pin(changer::change(world, worker, delivery, Way::Modify))
+            }),
+        };
         Self {
-            name: format!("{flaw:?}"),
-            flaw: Some(flaw),
+            name: name.into(),
+            work,
+            effect: Effect::OnItem,
+            fewer: 1,
             ..Self::claim()
+        }
+    }
+
+    /// The same on a table with a flaw.
+    pub fn with(self, flaw: Flaw) -> Self {
+        Self {
+            name: format!("{}+{flaw:?}", self.name),
+            flaw: Some(flaw),
+            ..self
         }
     }
 
     /// The scenario of that name.
     pub fn named(name: &str) -> Option<Self> {
-        let sound = [Self::claim(), Self::three_workers(), Self::untimed()];
-        let mut all = sound.into_iter().chain(Flaw::ALL.map(Self::flawed));
-        all.find(|scenario| scenario.name == name)
+        let (base, flaw) = match name.split_once('+') {
+            Some((base, flaw)) => (base, Some(flaw)),
+            None => (name, None),
+        };
+        let all = [
+            Self::claim(),
+            Self::three_workers(),
+            Self::untimed(),
+            Self::commit(),
+            Self::commit_untimed(),
+            Self::inbox(),
+            Self::first_look(),
+            Self::on_item(Way::Create),
+            Self::on_item(Way::Update),
+            Self::on_item(Way::Modify),
+        ];
+        let base = all.into_iter().find(|scenario| scenario.name == base)?;
+        let Some(flaw) = flaw else { return Some(base) };
+        let mut flaws = Flaw::ALL.into_iter();
+        let flaw = flaws.find(|known| format!("{known:?}") == flaw)?;
+        Some(base.with(flaw))
     }
 
     /// Tries every schedule with at most `bound` deviations, up to the first that breaks a

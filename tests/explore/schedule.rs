@@ -20,8 +20,7 @@ use crate::{
     chooser::{Chooser, Seen},
     clock::{Clocks, from_now, wall},
     handler::{BUDGET, RESERVE},
-    network::Request,
-    scenario::{Freeze, Scenario},
+    scenario::{Effect, Freeze, Scenario},
     timeline::Timeline,
     world::{Shared, Worker, World, lock},
 };
@@ -74,6 +73,10 @@ struct Execution<'a> {
     current: Option<usize>,
     settled: Vec<bool>,
     deliveries: Vec<u32>,
+}
+
+fn message_id(message: usize) -> String {
+    format!("m-{message}")
 }
 
 /// Runs one schedule.
@@ -202,8 +205,7 @@ impl Execution<'_> {
     fn deliver(&mut self, message: usize) -> Option<&'static str> {
         self.deliveries[message] += 1;
         let worker = self.work.len();
-        let delivery =
-            Delivery::new(format!("m-{message}")).receive_count(self.deliveries[message]);
+        let delivery = Delivery::new(message_id(message)).receive_count(self.deliveries[message]);
         lock(&self.world).workers.push(Worker {
             message,
             live: true,
@@ -217,6 +219,10 @@ impl Execution<'_> {
 
     fn poll(&mut self, worker: usize) -> Option<&'static str> {
         self.current = Some(worker);
+        let pause = lock(&self.world).workers[worker].pause();
+        if let Some(pause) = pause {
+            self.pass(pause);
+        }
         let elapsed = self.clocks.elapsed();
         {
             let state = &mut lock(&self.world).workers[worker];
@@ -232,10 +238,20 @@ impl Execution<'_> {
         let mut world = lock(&self.world);
         world.workers[worker].live = false;
         let record = world.record.clone();
-        world.promises.ended(worker, &outcome, record.as_ref());
+        if self.scenario.effect == Effect::OnItem {
+            let made = world.effects().to_vec();
+            world.promises.ended_on_item(worker, &outcome, &made);
+        } else {
+            let message = message_id(world.workers[worker].message);
+            world
+                .promises
+                .ended(worker, &message, &outcome, record.as_ref());
+        }
         world.log(worker, || format!("ends: {}", outcome.name()));
         // A failure that is not stored comes back, as every other message does.
-        let stored = matches!(record.map(|r| r.state), Some(State::Failed { .. }));
+        // An item keeps none, so there it comes back until the queue has enough of it.
+        let stored = matches!(record.map(|r| r.state), Some(State::Failed { .. }))
+            || self.scenario.effect == Effect::OnItem;
         let failed = matches!(
             outcome,
             Outcome::PermanentFailure(_) | Outcome::FailedBefore(_)
@@ -297,14 +313,7 @@ impl Execution<'_> {
                 (age, lease).hash(&mut state);
             }
         }
-        for request in &world.in_flight {
-            let made = match &request.request {
-                Request::Claim(claim) => from_now(claim.now),
-                Request::Settle(..) => None,
-            };
-            (request.worker, request.call, request.request.name(), made).hash(&mut state);
-        }
-        world.hash_record(world.record.as_ref(), &mut state);
+        world.hash_table(&mut state);
         world.promises.hash(&mut state);
         (self.current, &self.settled, world.workers.len()).hash(&mut state);
         seen.before(state.finish(), world.chooser.spent())

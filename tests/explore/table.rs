@@ -1,130 +1,173 @@
-//! The table: the `MemoryStore` that ships, or one with a flaw that somebody might ship.
+//! The table: the records, and the one item that effects in DynamoDB change.
+//!
+//! A transaction changes both or neither. What is DynamoDB's own, beside the conditions, is
+//! that it remembers a transaction's token for ten minutes, and does not make it again.
 
-use futures_util::FutureExt as _;
 use sqs_once::{
     protocol::{
-        ClaimRequest, Fence, Key, Record, Settlement, State, Timestamp,
+        Key, Owner, Record, Settlement, State,
         decision::{may_claim, may_settle},
     },
-    store::{ClaimAnswer, MemoryStore, SettleAnswer, Store as _, StoreError},
+    store::{ClaimAnswer, Commit, CommitAnswer, RecordWrite, SettleAnswer, StoreError},
 };
 
-/// A mistake in a condition, or in what is asked back. Each breaks a promise, and
-/// a test in `main.rs` sees the explorer find out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flaw {
-    /// The claim's condition does not look at the lease.
-    ClaimIgnoresLease,
-    /// The claim's condition does not look at the status.
-    ClaimIgnoresCompleted,
-    /// `ReturnValues` is not set, so a takeover does not know that it is one.
-    TakeoverNotReturned,
-    /// `ReturnValuesOnConditionCheckFailure` is not set, so a refused claim says nothing.
-    RefusedClaimWithoutRecord,
-    /// A completion asks for `status = IN_PROGRESS` alone.
-    CompletionWithoutOwner,
-    /// A completion asks for nothing.
-    CompletionWithoutCondition,
-    /// A release asks for `status = IN_PROGRESS` alone.
-    ReleaseWithoutOwner,
-    /// An abandoned claim is deleted, as a released one is.
-    AbandonDeletes,
-}
-
-impl Flaw {
-    pub const ALL: [Self; 8] = [
-        Self::ClaimIgnoresLease,
-        Self::ClaimIgnoresCompleted,
-        Self::TakeoverNotReturned,
-        Self::RefusedClaimWithoutRecord,
-        Self::CompletionWithoutOwner,
-        Self::CompletionWithoutCondition,
-        Self::ReleaseWithoutOwner,
-        Self::AbandonDeletes,
-    ];
-}
+use crate::{flaw::Flaw, records::Records, refusal::refused};
 
 /// Answers at once: the network that makes it slow is in `network.rs`.
 #[derive(Debug)]
-pub enum Table {
-    Sound(MemoryStore),
-    Flawed { flaw: Flaw, record: Option<Record> },
+pub struct Table {
+    pub records: Records,
+    flaw: Option<Flaw>,
+    /// The item: which workers' transactions have changed it.
+    pub effects: Vec<usize>,
+    /// The transactions that were made.
+    made: Vec<Made>,
+}
+
+#[derive(Debug)]
+struct Made {
+    token: String,
+    owner: Owner,
+}
+
+/// What a request finds beside the record as it is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Finds {
+    /// The condition of its writes is not met.
+    pub sold_out: bool,
+    /// It was made more than ten minutes ago.
+    pub forgotten: bool,
+    /// It reads, and sees the record before its last change.
+    pub stale: bool,
 }
 
 impl Table {
     pub fn new(flaw: Option<Flaw>) -> Self {
-        match flaw {
-            None => Self::Sound(MemoryStore::default()),
-            Some(flaw) => Self::Flawed { flaw, record: None },
+        Self {
+            records: Records::new(flaw),
+            flaw,
+            effects: Vec::new(),
+            made: Vec::new(),
         }
     }
 
-    pub fn record(&self, key: &Key) -> Option<Record> {
-        match self {
-            Self::Sound(store) => store.get(key),
-            Self::Flawed { record, .. } => record.clone(),
+    /// Whether a transaction with the token of this one was made.
+    pub fn knows(&self, commit: &Commit) -> bool {
+        let token = self.token(commit);
+        self.made.iter().any(|made| made.token == token)
+    }
+
+    /// The tokens of all transactions that were made, oldest first: whose, and which of theirs.
+    pub fn made(&self) -> impl Iterator<Item = (&Owner, &str)> {
+        self.made.iter().map(|made| {
+            let round = made.token.strip_prefix(made.owner.as_str());
+            (&made.owner, round.unwrap_or(&made.token))
+        })
+    }
+
+    fn token(&self, commit: &Commit) -> String {
+        match self.flaw {
+            Some(Flaw::TokenOfTheKey) => commit.record.key().to_string(),
+            _ => commit.token.clone(),
         }
     }
 
-    pub fn claim(&mut self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
-        let (flaw, record) = match self {
-            Self::Sound(store) => return at_once(store.claim(request)),
-            Self::Flawed { flaw, record } => (*flaw, record),
-        };
-        let overlooked = record.as_ref().is_some_and(|record| match record.state {
-            State::InProgress { .. } => flaw == Flaw::ClaimIgnoresLease,
-            State::Completed { .. } => flaw == Flaw::ClaimIgnoresCompleted,
-            State::Failed { .. } => false,
-        });
-        if overlooked || may_claim(record.as_ref(), request) {
-            let replaced = record.replace(request.record());
-            return Ok(ClaimAnswer::Applied {
-                replaced: replaced.filter(|_| flaw != Flaw::TakeoverNotReturned),
-            });
-        }
-        match record {
-            Some(record) if flaw != Flaw::RefusedClaimWithoutRecord => {
-                Ok(ClaimAnswer::Refused(record.clone()))
-            }
-            _ => Err(StoreError::Unreadable {
-                key: request.key.to_string(),
-                store: "a flawed table".into(),
-                reason: "the condition failed, without a record".into(),
-            }),
-        }
-    }
-
-    pub fn settle(
+    pub fn commit(
         &mut self,
-        fence: &Fence,
-        settlement: &Settlement,
-        now: Timestamp,
-    ) -> Result<SettleAnswer, StoreError> {
-        let (flaw, record) = match self {
-            Self::Sound(store) => return at_once(store.settle(fence, settlement, now)),
-            Self::Flawed { flaw, record } => (*flaw, record),
-        };
-        let in_progress = record
-            .as_ref()
-            .is_some_and(|record| matches!(record.state, State::InProgress { .. }));
-        let overlooked = match (flaw, settlement) {
-            (Flaw::CompletionWithoutOwner, Settlement::Complete { .. })
-            | (Flaw::ReleaseWithoutOwner, Settlement::Release) => in_progress,
-            (Flaw::CompletionWithoutCondition, Settlement::Complete { .. }) => record.is_some(),
-            _ => false,
-        };
-        if !overlooked && !may_settle(record.as_ref(), fence) {
-            return Ok(SettleAnswer::Refused(record.clone()));
+        worker: usize,
+        commit: &Commit,
+        finds: Finds,
+    ) -> Result<CommitAnswer, StoreError> {
+        let (token, owner) = (self.token(commit), owner(commit));
+        let made = self.made.iter().find(|made| made.token == token);
+        if let Some(made) = made.filter(|_| !finds.forgotten) {
+            // Its parameters differ, in the owner at least.
+            return if made.owner == *owner {
+                Ok(CommitAnswer::Applied)
+            } else {
+                Err(mismatch(commit.record.key()))
+            };
         }
-        let applied = match (flaw, settlement) {
-            (Flaw::AbandonDeletes, Settlement::Abandon) => &Settlement::Release,
-            _ => settlement,
+        let record = self.records.record(commit.record.key());
+        if finds.sold_out && admits(record.as_ref(), &commit.record) {
+            return Ok(refused(commit));
+        }
+        let answer = self.write_record(&commit.record);
+        let applied = answer == CommitAnswer::Applied;
+        if applied || self.flaw == Some(Flaw::WritesGoFirst) {
+            self.effects.extend(commit.writes.iter().map(|_| worker));
+        }
+        if applied {
+            let owner = owner.clone();
+            self.made.push(Made { token, owner });
+        }
+        Ok(answer)
+    }
+
+    fn write_record(&mut self, write: &RecordWrite) -> CommitAnswer {
+        let settled = match write {
+            RecordWrite::Settle {
+                fence,
+                settlement,
+                now,
+            } => self.records.settle(fence, settlement, *now),
+            RecordWrite::Insert { request, record } => match self.records.claim(request) {
+                Ok(ClaimAnswer::Refused(record)) => Ok(SettleAnswer::Refused(Some(record))),
+                // In one step, a claim and its end make the record that was to be inserted.
+                Ok(ClaimAnswer::Applied { .. }) => {
+                    let end = end_as(record);
+                    self.records.settle(&request.fence(), &end, request.now)
+                }
+                Err(error) => Err(error),
+            },
         };
-        *record = record.take().and_then(|record| applied.apply(&record, now));
-        Ok(SettleAnswer::Applied)
+        match settled {
+            Ok(SettleAnswer::Applied) => CommitAnswer::Applied,
+            Ok(SettleAnswer::Refused(record)) => CommitAnswer::Refused(record),
+            // The flaw of an answer that does not hold the record.
+            Err(_) => CommitAnswer::Refused(None),
+        }
     }
 }
 
-fn at_once<T>(answer: impl Future<Output = T>) -> T {
-    answer.now_or_never().expect("memory is never awaited")
+/// Whose transaction it is.
+pub fn owner(commit: &Commit) -> &Owner {
+    match &commit.record {
+        RecordWrite::Settle { fence, .. } => &fence.owner,
+        RecordWrite::Insert { request, .. } => &request.owner,
+    }
+}
+
+/// How a transaction leaves the record.
+pub fn left_as(commit: &Commit) -> &'static str {
+    match &commit.record {
+        RecordWrite::Settle { settlement, .. } => settlement.name(),
+        RecordWrite::Insert { record, .. } => record.state.name(),
+    }
+}
+
+fn admits(record: Option<&Record>, write: &RecordWrite) -> bool {
+    match write {
+        RecordWrite::Settle { fence, .. } => may_settle(record, fence),
+        RecordWrite::Insert { request, .. } => may_claim(record, request),
+    }
+}
+
+fn end_as(record: &Record) -> Settlement {
+    let expires_at = record.expires_at;
+    match record.state.clone() {
+        State::Completed { result } => Settlement::Complete { result, expires_at },
+        State::Failed { error } => Settlement::Fail { error, expires_at },
+        State::InProgress { .. } => unreachable!("an inserted record is as it is to stay"),
+    }
+}
+
+fn mismatch(key: &Key) -> StoreError {
+    StoreError::Unavailable {
+        action: "commit",
+        key: key.to_string(),
+        store: "the table".into(),
+        reason: "IdempotentParameterMismatchException".into(),
+        source: "the token was another transaction's".into(),
+    }
 }

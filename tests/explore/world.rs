@@ -9,16 +9,19 @@ use std::{
 
 use sqs_once::{
     protocol::{Fingerprint, Key, Namespace, Owner, Record, State, Timestamp},
-    store::{ClaimAnswer, SettleAnswer, StoreError},
+    store::StoreError,
 };
 
 use crate::{
     chooser::Chooser,
     clock::{from_now, since_start},
-    network::{Answer, InFlight, Request},
+    flaw::Flaw,
+    items::{self, Item, ItemAnswer, ItemRequest},
+    network::InFlight,
     promises::{Promises, lives},
-    scenario::Scenario,
-    table::Table,
+    request::{Answer, Request},
+    scenario::{Effect, Scenario},
+    table::{Finds, Table},
     timeline::Timeline,
 };
 
@@ -41,6 +44,15 @@ pub struct World {
     table: Table,
     /// What is in the table, after the last write.
     pub record: Option<Record>,
+    /// The item that changes, where the effect is on one.
+    pub item: Item,
+    /// How often others have changed it.
+    meddled: usize,
+    flaw: Option<Flaw>,
+    effect: Effect,
+    looks: bool,
+    /// What was there before that, if anybody looks.
+    before: Option<Record>,
     pub in_flight: Vec<InFlight>,
     pub workers: Vec<Worker>,
     pub promises: Promises,
@@ -54,6 +66,11 @@ pub struct Worker {
     pub live: bool,
     /// For an answer that has not come: polling it leads nowhere.
     pub waiting: bool,
+    /// Before it tries again what collided: polling it lets time pass.
+    pub pausing: bool,
+    pub collisions: u32,
+    /// Its last change was refused by an item that had seen the operation.
+    pub met_its_own: bool,
     pub started: Duration,
     pub owner: Option<Owner>,
     pub calls: usize,
@@ -68,6 +85,15 @@ impl Worker {
         (self.told, what).hash(&mut hasher);
         self.told = hasher.finish();
     }
+
+    /// The longest that it may pause before it tries again: 20 ms at first, then twice as long
+    /// each time, up to a second.
+    pub fn pause(&self) -> Option<Duration> {
+        let longest = Duration::from_millis(20 << self.collisions.saturating_sub(1).min(6));
+        let pause = longest.min(Duration::from_secs(1));
+        // Tokio rounds timers up.
+        self.pausing.then(|| pause + Duration::from_millis(1))
+    }
 }
 
 impl World {
@@ -75,12 +101,23 @@ impl World {
         Self {
             chooser,
             table: Table::new(scenario.flaw),
+            item: None,
+            meddled: 0,
+            flaw: scenario.flaw,
+            effect: scenario.effect,
+            looks: scenario.looks,
             record: None,
+            before: None,
             in_flight: Vec::new(),
             workers: Vec::new(),
             promises: Promises::default(),
             timeline,
         }
+    }
+
+    /// Whose requests have made the effect that lives in DynamoDB.
+    pub fn effects(&self) -> &[usize] {
+        &self.table.effects
     }
 
     /// Until when somebody's claim is exclusive.
@@ -111,7 +148,10 @@ impl World {
 
     fn line(&mut self, who: impl FnOnce() -> String, what: impl FnOnce() -> String) {
         if self.timeline.is_written() {
-            let record = self.in_words(self.record.as_ref());
+            let record = match &self.item {
+                Some(item) => item.clone(),
+                None => self.in_words(self.record.as_ref()),
+            };
             self.timeline.line(&who(), &what(), &record);
         }
     }
@@ -121,47 +161,101 @@ impl World {
         &mut self,
         worker: usize,
         request: &Request,
+        finds: Finds,
         how: &str,
     ) -> Result<Answer, StoreError> {
         let answer = match request {
-            Request::Claim(claim) => self.table.claim(claim).map(Answer::Claim),
+            Request::Claim(claim) => self.table.records.claim(claim).map(Answer::Claim),
             Request::Settle(fence, settlement, now) => {
-                let answer = self.table.settle(fence, settlement, *now);
+                let answer = self.table.records.settle(fence, settlement, *now);
                 answer.map(Answer::Settle)
             }
+            Request::Commit(commit) => {
+                let known = self.table.knows(commit);
+                let forgotten = known && self.chooser.choose(1, 2) == 1;
+                let finds = Finds { forgotten, ..finds };
+                let answer = self.table.commit(worker, commit, finds);
+                answer.map(Answer::Commit)
+            }
+            Request::Look(_) if finds.stale => Ok(Answer::Look(self.before.clone())),
+            Request::Look(_) => Ok(Answer::Look(self.record.clone())),
+            Request::Item(request) => Ok(Answer::Item(self.change(worker, request, finds))),
         };
-        let before = std::mem::replace(&mut self.record, self.table.record(&KEY));
+        let after = self.table.records.record(&KEY);
+        if self.effect == Effect::InTable {
+            let holder = self.live_lease().and(self.record.as_ref());
+            let holder = holder.and_then(|record| self.worker_of(record.owner.as_ref()));
+            let made = &self.table.effects;
+            self.promises.made(made, holder, after.as_ref());
+        }
+        let before = std::mem::replace(&mut self.record, after);
         self.promises.wrote(before.as_ref(), self.record.as_ref());
+        if self.looks && before != self.record {
+            self.before = before;
+        }
         let seen = self.what_it_says(&answer);
         self.workers[worker].is_told(seen);
         self.log(worker, || {
-            let admitted = match &answer {
-                Ok(Answer::Claim(ClaimAnswer::Applied { .. })) => "admitted",
-                Ok(Answer::Settle(SettleAnswer::Applied)) => "applied",
-                Ok(_) => "refused",
-                Err(_) => "failed",
-            };
-            format!("{} {admitted} ({how})", request.name())
+            let became = answer.as_ref().map_or("failed", |answer| answer.tells().0);
+            format!("{} {became} ({how})", request.name())
         });
+        answer
+    }
+
+    /// A request reaches the item.
+    fn change(&mut self, worker: usize, request: &ItemRequest, finds: Finds) -> ItemAnswer {
+        let (found, stays) = if finds.sold_out {
+            items::meddle(&self.item, request)
+        } else {
+            (self.item.clone(), true)
+        };
+        let spoilt = self.flaw.map(|flaw| request.spoilt(flaw));
+        let request = spoilt.as_ref().unwrap_or(request);
+        let (answer, left) = items::answer(&found, request);
+        let made = answer.said.is_ok() && !request.reads();
+        if made || stays {
+            self.item = left;
+        }
+        self.meddled += usize::from(finds.sold_out && stays);
+        if made {
+            self.table.effects.push(worker);
+        }
+        let (tells, made) = (items::tells(&self.item), &self.table.effects);
+        self.promises.changed(made, tells, self.meddled);
         answer
     }
 
     /// A hash of an answer.
     fn what_it_says(&self, answer: &Result<Answer, StoreError>) -> u64 {
         let mut hasher = DefaultHasher::new();
-        let (code, record) = match answer {
-            Ok(Answer::Claim(ClaimAnswer::Applied { replaced })) => (0, replaced.as_ref()),
-            Ok(Answer::Claim(ClaimAnswer::Refused(record))) => (1, Some(record)),
-            Ok(Answer::Settle(SettleAnswer::Applied)) => (2, None),
-            Ok(Answer::Settle(SettleAnswer::Refused(record))) => (3, record.as_ref()),
-            Err(_) => (4, None),
+        let (word, record) = match answer {
+            Ok(answer) => answer.tells(),
+            Err(_) => ("failed", None),
         };
-        code.hash(&mut hasher);
+        word.hash(&mut hasher);
+        if let Ok(Answer::Item(answer)) = answer {
+            format!("{answer:?}").hash(&mut hasher);
+        }
         self.hash_record(record, &mut hasher);
         hasher.finish()
     }
 
-    pub fn hash_record(&self, record: Option<&Record>, hasher: &mut DefaultHasher) {
+    /// All that is in the table, and on its way there.
+    pub fn hash_table(&self, hasher: &mut DefaultHasher) {
+        self.hash_record(self.record.as_ref(), hasher);
+        self.hash_record(self.before.as_ref(), hasher);
+        (&self.item, &self.table.effects).hash(hasher);
+        for (owner, round) in self.table.made() {
+            (self.worker_of(Some(owner)), round).hash(hasher);
+        }
+        for request in &self.in_flight {
+            let message = self.workers[request.worker].message;
+            (request.worker, message, request.call).hash(hasher);
+            request.request.hash_of_its_worker(hasher);
+        }
+    }
+
+    fn hash_record(&self, record: Option<&Record>, hasher: &mut DefaultHasher) {
         let Some(record) = record else {
             return 0.hash(hasher);
         };

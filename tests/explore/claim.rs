@@ -1,0 +1,123 @@
+//! `Once::run` for an effect outside DynamoDB: claim, handler, complete.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use futures_util::FutureExt as _;
+use sqs_once::{
+    protocol::{AfterFailure, ClaimRequest, Owner, Settlement},
+    store::{ClaimAnswer, MemoryStore, Store as _},
+};
+
+use crate::{
+    clock, finds,
+    flaw::Flaw,
+    handler::{BUDGET, MARGIN},
+    keeps_every_promise,
+    scenario::Scenario,
+    world::{FINGERPRINT, KEY},
+};
+
+#[test]
+fn up_to_three_workers_keep_every_promise() {
+    let found = keeps_every_promise(&Scenario::three_workers());
+    // All that can come of one key with one payload was met on the way.
+    let outcomes = [
+        "completion_unrecorded",
+        "conflict",
+        "done",
+        "duplicate",
+        "failed_before",
+        "lease_lost",
+        "not_started",
+        "out_of_time",
+        "panicked",
+        "permanent_failure",
+        "store_unavailable",
+        "transient_failure",
+    ];
+    assert_eq!(*found.seen.outcomes(), BTreeSet::from(outcomes));
+}
+
+#[test]
+fn workers_that_do_not_notice_being_frozen_keep_every_promise() {
+    keeps_every_promise(&Scenario::untimed());
+}
+
+/// Found with four deviations, when an abandoned lease ended at zero instead of now: an attempt
+/// that was abandoned (w1) was forgotten when two requests of the worker before it (w0) arrived
+/// after that, the first try of its claim, whose retry was answered long ago, and its release:
+/// `SCHEDULE=claim:0.8.0.0.1.4.0.0.0.0.0.0.0.0.0.0.1.0.0.1.1`.
+#[test]
+fn a_claim_that_arrives_late_does_not_replace_a_later_one() {
+    let store = MemoryStore::default();
+    let claim = |request: &ClaimRequest| store.claim(request).now_or_never().unwrap().unwrap();
+    let early = request(0);
+    let lease = BUDGET + MARGIN + Duration::from_millis(1);
+    let later = request(u64::try_from(lease.as_millis()).unwrap());
+    assert!(matches!(claim(&early), ClaimAnswer::Applied { .. }));
+    assert!(matches!(claim(&later), ClaimAnswer::Applied { .. }));
+    let fence = later.fence();
+    let abandoned = store.settle(&fence, &Settlement::Abandon, later.now);
+    abandoned.now_or_never().unwrap().unwrap();
+    assert!(matches!(claim(&early), ClaimAnswer::Refused(_)));
+}
+
+/// A claim made so many milliseconds after the start.
+fn request(after: u64) -> ClaimRequest {
+    let now = clock::wall() + Duration::from_millis(after);
+    let lease_until = now + BUDGET + MARGIN;
+    ClaimRequest {
+        key: KEY.clone(),
+        owner: Owner::fresh(),
+        fingerprint: Some(FINGERPRINT.clone()),
+        message_id: "m-0".into(),
+        now,
+        lease_until,
+        expires_at: lease_until.as_secs_ceil() + 3600,
+        after_failure: AfterFailure::Retry,
+    }
+}
+
+fn flawed(flaw: Flaw) -> Scenario {
+    Scenario::claim().with(flaw)
+}
+
+#[test]
+fn the_explorer_finds_a_claim_that_ignores_the_lease() {
+    finds(&flawed(Flaw::ClaimIgnoresLease), "P1");
+}
+
+#[test]
+fn the_explorer_finds_a_claim_over_what_is_completed() {
+    finds(&flawed(Flaw::ClaimIgnoresCompleted), "P5");
+}
+
+#[test]
+fn the_explorer_finds_a_takeover_that_does_not_return_the_old_record() {
+    finds(&flawed(Flaw::TakeoverNotReturned), "P3");
+}
+
+#[test]
+fn the_explorer_finds_a_refused_claim_that_does_not_return_the_record() {
+    finds(&flawed(Flaw::RefusedClaimWithoutRecord), "ends");
+}
+
+#[test]
+fn the_explorer_finds_a_completion_without_its_owner() {
+    finds(&flawed(Flaw::CompletionWithoutOwner), "P2");
+}
+
+#[test]
+fn the_explorer_finds_a_completion_without_its_condition() {
+    finds(&flawed(Flaw::CompletionWithoutCondition), "P5");
+}
+
+#[test]
+fn the_explorer_finds_a_release_without_its_owner() {
+    finds(&flawed(Flaw::ReleaseWithoutOwner), "P3");
+}
+
+#[test]
+fn the_explorer_finds_an_abandoned_claim_that_is_deleted() {
+    finds(&flawed(Flaw::AbandonDeletes), "P3");
+}

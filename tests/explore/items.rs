@@ -1,0 +1,246 @@
+//! The table of `OnItem`: dynoxide, in this process, which evaluates the SDK's own requests.
+//!
+//! What a request does to an item depends on nothing but the two, and is remembered: executions
+//! are many, and the requests that differ few.
+
+use std::{cell::RefCell, collections::HashMap};
+
+use dynoxide::{
+    Database,
+    actions::{
+        create_table::CreateTableRequest, delete_item::DeleteItemRequest, get_item::GetItemRequest,
+        put_item::PutItemRequest, update_item::UpdateItemRequest,
+    },
+};
+use serde_json::{Value, json};
+
+use crate::{flaw::Flaw, world::KEY};
+
+pub const TABLE: &str = "items";
+/// The item's `id`.
+pub const ITEM: &str = "item";
+
+/// A request as it crosses the wire.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ItemRequest {
+    pub operation: String,
+    /// JSON, its keys in order.
+    pub body: String,
+    /// The same without its time, which decides nothing: what items remember here, they remember
+    /// for ever.
+    pub timeless: String,
+}
+
+/// Its answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ItemAnswer {
+    /// In DynamoDB's words: a 200, or a 400.
+    pub said: Result<Value, Value>,
+    /// Whether the item knew the operation before.
+    pub knew: bool,
+}
+
+impl ItemAnswer {
+    pub fn throttled() -> Self {
+        let said = Err(json!({
+            "__type": "com.amazonaws.dynamodb.v20120810#ThrottlingException",
+            "message": "try again",
+        }));
+        Self { said, knew: false }
+    }
+
+    pub fn is_refusal(&self) -> bool {
+        let code = self
+            .said
+            .as_ref()
+            .err()
+            .and_then(|error| error["__type"].as_str());
+        code.is_some_and(|code| code.ends_with("#ConditionalCheckFailedException"))
+    }
+}
+
+/// The item in JSON, if there is one.
+pub type Item = Option<String>;
+
+/// Answers a request, and says what is left of the item.
+pub fn answer(item: &Item, request: &ItemRequest) -> (ItemAnswer, Item) {
+    thread_local! {
+        static ITEMS: RefCell<Items> = RefCell::new(Items::new());
+    }
+    ITEMS.with_borrow_mut(|items| items.answer(item, request))
+}
+
+impl ItemRequest {
+    pub fn new(operation: String, mut body: Value) -> Self {
+        let text = body.to_string();
+        if let Some(values) = body["ExpressionAttributeValues"].as_object_mut() {
+            values.remove(":sqs_once_now");
+        }
+        Self {
+            operation,
+            body: text,
+            timeless: body.to_string(),
+        }
+    }
+
+    pub fn reads(&self) -> bool {
+        self.operation == "GetItem"
+    }
+
+    /// Whether it puts what was read before, if that is what is there.
+    pub fn is_versioned(&self) -> bool {
+        self.parsed()["Item"]["version"].is_object()
+    }
+
+    fn parsed(&self) -> Value {
+        serde_json::from_str(&self.body).expect("a request is JSON")
+    }
+
+    /// The same from a program with a flaw.
+    pub fn spoilt(&self, flaw: Flaw) -> Self {
+        let mut body = self.parsed();
+        let fields = body.as_object_mut().expect("a request is an object");
+        match (flaw, fields.get_mut("ConditionExpression")) {
+            // All names and values must still be used.
+            (Flaw::ChangeWithoutCondition, Some(condition)) => {
+                let any = format!("attribute_not_exists(nothing) OR ({condition})");
+                *condition = any.replace('"', "").into();
+            }
+            (Flaw::RefusalWithoutItem, _) => {
+                fields.remove("ReturnValuesOnConditionCheckFailure");
+            }
+            _ => {}
+        }
+        Self::new(self.operation.clone(), body)
+    }
+}
+
+/// What an item tells of its changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tells {
+    /// How often it was sold.
+    pub sold: usize,
+    /// Whether it remembers the operation.
+    pub known: bool,
+    /// How often others changed it.
+    pub others: usize,
+}
+
+pub fn tells(item: &Item) -> Tells {
+    let item: Value = item.as_ref().map_or(Value::Null, |item| {
+        serde_json::from_str(item).expect("an item is JSON")
+    });
+    let sold = count(&item, "sold");
+    let others = count(&item, "others");
+    let keys = item["processed_events"]["SS"].as_array();
+    let known = keys.is_some_and(|keys| keys.iter().any(|key| key == KEY.as_str()));
+    Tells {
+        sold,
+        known,
+        others,
+    }
+}
+
+/// The item as somebody else has changed it, who does not sell; and whether that is to stay.
+///
+/// An update or a create is refused by the mark, which is gone the next moment. A put that counts
+/// versions is refused by the version, as of any other change.
+pub fn meddle(item: &Item, request: &ItemRequest) -> (Item, bool) {
+    let mut item: Value = item.as_ref().map_or_else(
+        || json!({ "id": { "S": ITEM } }),
+        |item| serde_json::from_str(item).expect("an item is JSON"),
+    );
+    let versioned = request.is_versioned();
+    if versioned {
+        for counted in ["version", "others"] {
+            let next = count(&item, counted) + 1;
+            item[counted] = json!({ "N": next.to_string() });
+        }
+    } else {
+        item["sold_out"] = json!({ "BOOL": true });
+    }
+    (Some(item.to_string()), versioned)
+}
+
+fn count(item: &Value, name: &str) -> usize {
+    let number = item[name]["N"].as_str();
+    number.map_or(0, |number| number.parse().expect("a count"))
+}
+
+struct Items {
+    database: Database,
+    known: HashMap<(Item, ItemRequest), (ItemAnswer, Item)>,
+}
+
+impl Items {
+    fn new() -> Self {
+        let database = Database::memory().unwrap();
+        let table = json!({
+            "TableName": TABLE,
+            "AttributeDefinitions": [{ "AttributeName": "id", "AttributeType": "S" }],
+            "KeySchema": [{ "AttributeName": "id", "KeyType": "HASH" }],
+            "BillingMode": "PAY_PER_REQUEST",
+        });
+        let table: CreateTableRequest = serde_json::from_value(table).unwrap();
+        database.create_table(table).unwrap();
+        Self {
+            database,
+            known: HashMap::new(),
+        }
+    }
+
+    fn answer(&mut self, item: &Item, request: &ItemRequest) -> (ItemAnswer, Item) {
+        let asked = (item.clone(), request.clone());
+        if let Some(known) = self.known.get(&asked) {
+            return known.clone();
+        }
+        self.set(item);
+        let body = request.parsed();
+        let answer = ItemAnswer {
+            said: self.ask(&request.operation, body),
+            knew: tells(item).known,
+        };
+        let answered = (answer, self.get());
+        self.known.insert(asked, answered.clone());
+        answered
+    }
+
+    fn ask(&self, operation: &str, body: Value) -> Result<Value, Value> {
+        fn parsed<T: serde::de::DeserializeOwned>(body: Value) -> T {
+            serde_json::from_value(body).expect("the SDK's request is valid")
+        }
+        fn said<T: serde::Serialize>(answer: dynoxide::Result<T>) -> Result<Value, Value> {
+            match answer {
+                Ok(answer) => Ok(serde_json::to_value(answer).unwrap()),
+                Err(error) => Err(serde_json::from_str(&error.to_json()).unwrap()),
+            }
+        }
+        match operation {
+            "PutItem" => said(self.database.put_item(parsed::<PutItemRequest>(body))),
+            "UpdateItem" => said(self.database.update_item(parsed::<UpdateItemRequest>(body))),
+            "GetItem" => said(self.database.get_item(parsed::<GetItemRequest>(body))),
+            "DeleteItem" => said(self.database.delete_item(parsed::<DeleteItemRequest>(body))),
+            other => unreachable!("OnItem does not send {other}"),
+        }
+    }
+
+    fn set(&self, item: &Item) {
+        let set = match item {
+            Some(item) => {
+                let item: Value = serde_json::from_str(item).unwrap();
+                self.ask("PutItem", json!({ "TableName": TABLE, "Item": item }))
+            }
+            None => self.ask("DeleteItem", key()),
+        };
+        set.unwrap();
+    }
+
+    fn get(&self) -> Item {
+        let found = self.ask("GetItem", key()).unwrap();
+        found.get("Item").map(Value::to_string)
+    }
+}
+
+fn key() -> Value {
+    json!({ "TableName": TABLE, "Key": { "id": { "S": ITEM } } })
+}

@@ -1,0 +1,111 @@
+//! One worker's line to the table: the store that its `Once` is given.
+
+use std::{future::poll_fn, task::Poll};
+
+use sqs_once::{
+    protocol::{ClaimRequest, Fence, Key, Record, Settlement, Timestamp},
+    store::{
+        ClaimAnswer, Commit, CommitAnswer, SettleAnswer, Store, StoreError, TransactionalStore,
+    },
+};
+
+use crate::{
+    network::Fate,
+    request::{Answer, Request},
+    world::{Shared, lock},
+};
+
+#[derive(Clone, Debug)]
+pub struct Line {
+    pub world: Shared,
+    pub worker: usize,
+}
+
+impl Line {
+    /// Each call is an await of its worker, whatever its fate: there it can crash, be frozen, or
+    /// see others go first.
+    pub async fn call(&self, request: Request) -> Result<Answer, StoreError> {
+        let (worker, world) = (self.worker, &self.world);
+        let (fate, call, answer) = lock(world).meets_its_fate(worker, &request);
+        match fate {
+            Fate::Slow | Fate::Silence | Fate::SilentAnswer => {
+                poll_fn(|_| match lock(world).answer_to(worker, call) {
+                    Some(answer) => Poll::Ready(answer),
+                    None => Poll::Pending,
+                })
+                .await
+            }
+            Fate::RequestLost | Fate::AnswerLost | Fate::GivenUpArrivesLater => {
+                pause().await;
+                Err(request.unavailable("the line is bad"))
+            }
+            Fate::Contended => {
+                pause().await;
+                lock(world).contended(worker);
+                Ok(request.contended())
+            }
+            Fate::Answered
+            | Fate::SentTwice
+            | Fate::CopyArrivesLater
+            | Fate::Stale
+            | Fate::Cancelled
+            | Fate::CancelledCopyArrivesLater => {
+                pause().await;
+                answer.expect("applied, so answered")
+            }
+        }
+    }
+}
+
+const ANSWERED_AS_ASKED: &str = "a request is answered as what it is";
+
+impl Store for Line {
+    async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
+        match self.call(Request::Claim(request.clone())).await? {
+            Answer::Claim(answer) => Ok(answer),
+            _ => unreachable!("{ANSWERED_AS_ASKED}"),
+        }
+    }
+
+    async fn settle(
+        &self,
+        fence: &Fence,
+        settlement: &Settlement,
+        now: Timestamp,
+    ) -> Result<SettleAnswer, StoreError> {
+        let request = Request::Settle(fence.clone(), settlement.clone(), now);
+        match self.call(request).await? {
+            Answer::Settle(answer) => Ok(answer),
+            _ => unreachable!("{ANSWERED_AS_ASKED}"),
+        }
+    }
+}
+
+impl TransactionalStore for Line {
+    async fn look(&self, key: &Key) -> Result<Option<Record>, StoreError> {
+        match self.call(Request::Look(key.clone())).await? {
+            Answer::Look(record) => Ok(record),
+            _ => unreachable!("{ANSWERED_AS_ASKED}"),
+        }
+    }
+
+    async fn commit(&self, commit: &Commit) -> Result<CommitAnswer, StoreError> {
+        match self.call(Request::Commit(Box::new(commit.clone()))).await? {
+            Answer::Commit(answer) => Ok(answer),
+            _ => unreachable!("{ANSWERED_AS_ASKED}"),
+        }
+    }
+}
+
+/// An await at which others may go first.
+pub async fn pause() {
+    let mut passed = false;
+    poll_fn(|_| {
+        if std::mem::replace(&mut passed, true) {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
+    })
+    .await;
+}

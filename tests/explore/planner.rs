@@ -1,0 +1,112 @@
+//! The handlers whose effect is a write: they plan it, and it commits with the record.
+
+use serde_json::{Value, json};
+use sqs_once::{Attempt, Deadline, Delivery, Done, Failure, Once, Operation, Outcome, Write};
+
+use crate::{
+    clock,
+    handler::{BUDGET, Inside, MARGIN, RESERVE, Word, obey},
+    line::{Line, pause},
+    promises::DECLINED,
+    world::{FINGERPRINT, KEY, Shared, World, lock},
+};
+
+fn once(world: &Shared, worker: usize) -> Once<Line> {
+    let world = world.clone();
+    let once = Once::new(Line { world, worker });
+    once.clock(clock::wall).lease_margin(MARGIN)
+}
+
+pub fn operation(delivery: Delivery) -> Operation {
+    Operation::new(
+        KEY.clone(),
+        Some(FINGERPRINT.clone()),
+        delivery,
+        Deadline::after(clock::wall(), BUDGET, RESERVE),
+    )
+}
+
+/// Claim, then commit together: `Once` with `Done`.
+pub async fn claim_plan_commit(world: Shared, worker: usize, delivery: Delivery) -> Outcome {
+    let once = once(&world, worker);
+    let work = async |attempt: Attempt| {
+        let told = attempt.may_have_run_before();
+        let enters = move |world: &mut World| world.promises.enters(worker, told);
+        plan(world, worker, enters).await
+    };
+    once.run(operation(delivery), work).await
+}
+
+/// No claim: `Inbox`. Several may plan at the same time, and plan again what is done.
+pub async fn plan_commit(
+    world: Shared,
+    worker: usize,
+    delivery: Delivery,
+    first_look: bool,
+) -> Outcome {
+    let inbox = once(&world, worker).inbox();
+    let inbox = if first_look {
+        inbox.first_look()
+    } else {
+        inbox
+    };
+    let begins = move |world: &mut World| world.promises.begins(worker);
+    let work = async |_| plan(world, worker, begins).await;
+    inbox.run(operation(delivery), work).await
+}
+
+/// Sells the last one, and has no effect itself.
+async fn plan(
+    world: Shared,
+    worker: usize,
+    begins: impl FnOnce(&mut World),
+) -> Result<Done<Value>, Failure> {
+    let _inside = Inside(&world, worker);
+    begins(&mut lock(&world));
+    lock(&world).log(worker, || "plans".into());
+    pause().await;
+    let word = lock(&world).plans(worker);
+    obey(word)?;
+    Ok(sale(&world, worker))
+}
+
+/// The item is the table's own (`table.rs`); of the write it counts only that there is one.
+fn sale(world: &Shared, worker: usize) -> Done<Value> {
+    let write = Write::update("stock", "ADD sold :one")
+        .key("id", "last one")
+        .value(":one", 1)
+        .when("attribute_not_exists(sold)");
+    let world = world.clone();
+    let sale_of_one = Done::new(json!(worker)).with(write);
+    sale_of_one.on_refused(move |_| {
+        let word = lock(&world).decides(worker);
+        match word {
+            Word::Declined => Ok(Done::new(json!(DECLINED))),
+            word => obey(word).map(|()| sale(&world, worker)),
+        }
+    })
+}
+
+impl World {
+    pub fn plans(&mut self, worker: usize) -> Word {
+        let words = [Word::Done, Word::Transient, Word::Permanent, Word::Panic];
+        let word = words[self.choose(worker, words.len())];
+        self.says(worker, word);
+        word
+    }
+
+    /// The writes were refused.
+    fn decides(&mut self, worker: usize) -> Word {
+        let words = [
+            Word::Declined,
+            Word::Permanent,
+            Word::Transient,
+            Word::Panic,
+            // Something else, under another token.
+            Word::Done,
+        ];
+        let word = words[self.choose(worker, words.len())];
+        self.says(worker, word);
+        word
+    }
+}

@@ -1,0 +1,98 @@
+//! The records: the `MemoryStore` that ships, or one with a flaw that somebody might ship.
+
+use futures_util::FutureExt as _;
+use sqs_once::{
+    protocol::{
+        ClaimRequest, Fence, Key, Record, Settlement, State, Timestamp,
+        decision::{may_claim, may_settle},
+    },
+    store::{ClaimAnswer, MemoryStore, SettleAnswer, Store as _, StoreError},
+};
+
+use crate::flaw::Flaw;
+
+/// Answers at once: the network that makes it slow is in `network.rs`.
+#[derive(Debug)]
+pub enum Records {
+    Sound(MemoryStore),
+    Flawed { flaw: Flaw, record: Option<Record> },
+}
+
+impl Records {
+    pub fn new(flaw: Option<Flaw>) -> Self {
+        match flaw {
+            None => Self::Sound(MemoryStore::default()),
+            Some(flaw) => Self::Flawed { flaw, record: None },
+        }
+    }
+
+    pub fn record(&self, key: &Key) -> Option<Record> {
+        match self {
+            Self::Sound(store) => store.get(key),
+            Self::Flawed { record, .. } => record.clone(),
+        }
+    }
+
+    pub fn claim(&mut self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
+        let (flaw, record) = match self {
+            Self::Sound(store) => return at_once(store.claim(request)),
+            Self::Flawed { flaw, record } => (*flaw, record),
+        };
+        let overlooked = record.as_ref().is_some_and(|record| match record.state {
+            State::InProgress { .. } => flaw == Flaw::ClaimIgnoresLease,
+            State::Completed { .. } => flaw == Flaw::ClaimIgnoresCompleted,
+            State::Failed { .. } => false,
+        });
+        if overlooked || may_claim(record.as_ref(), request) {
+            let replaced = record.replace(request.record());
+            return Ok(ClaimAnswer::Applied {
+                replaced: replaced.filter(|_| flaw != Flaw::TakeoverNotReturned),
+            });
+        }
+        match record {
+            Some(record) if flaw != Flaw::RefusedClaimWithoutRecord => {
+                Ok(ClaimAnswer::Refused(record.clone()))
+            }
+            _ => Err(StoreError::Unreadable {
+                key: request.key.to_string(),
+                store: "a flawed table".into(),
+                reason: "the condition failed, without a record".into(),
+            }),
+        }
+    }
+
+    pub fn settle(
+        &mut self,
+        fence: &Fence,
+        settlement: &Settlement,
+        now: Timestamp,
+    ) -> Result<SettleAnswer, StoreError> {
+        let (flaw, record) = match self {
+            Self::Sound(store) => return at_once(store.settle(fence, settlement, now)),
+            Self::Flawed { flaw, record } => (*flaw, record),
+        };
+        let in_progress = record
+            .as_ref()
+            .is_some_and(|record| matches!(record.state, State::InProgress { .. }));
+        let overlooked = match (flaw, settlement) {
+            (Flaw::CompletionWithoutOwner, Settlement::Complete { .. })
+            | (Flaw::ReleaseWithoutOwner, Settlement::Release) => in_progress,
+            (Flaw::CompletionWithoutCondition, Settlement::Complete { .. })
+            | (Flaw::AbandonWithoutCondition, Settlement::Abandon) => record.is_some(),
+            _ => false,
+        };
+        if !overlooked && !may_settle(record.as_ref(), fence) {
+            return Ok(SettleAnswer::Refused(record.clone()));
+        }
+        let applied = match (flaw, settlement) {
+            (Flaw::AbandonDeletes, Settlement::Abandon) => &Settlement::Release,
+            _ => settlement,
+        };
+        *record = record.take().and_then(|record| applied.apply(&record, now));
+        Ok(SettleAnswer::Applied)
+    }
+}
+
+fn at_once<T>(answer: impl Future<Output = T>) -> T {
+    answer.now_or_never().expect("memory is never awaited")
+}

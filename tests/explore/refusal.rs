@@ -1,0 +1,30 @@
+//! What a transaction is answered whose writes' conditions are not met.
+//!
+//! Only the library makes a `Refused`, of what DynamoDB answers. So the library's own store is
+//! asked here, and gets DynamoDB's answer.
+
+use std::sync::OnceLock;
+
+use aws_smithy_runtime_api::client::http::HttpConnectorFuture;
+use futures_util::FutureExt as _;
+use serde_json::json;
+use sqs_once::store::{Commit, CommitAnswer, DynamoStore, TransactionalStore as _};
+
+use crate::wire;
+
+/// The record has no objection; the one write beside it has.
+pub fn refused(commit: &Commit) -> CommitAnswer {
+    static REFUSED: OnceLock<CommitAnswer> = OnceLock::new();
+    let ask = || {
+        let cancelled = json!({
+            "__type": "com.amazonaws.dynamodb.v20120810#TransactionCanceledException",
+            "CancellationReasons": [{ "Code": "None" }, { "Code": "ConditionalCheckFailed" }],
+        });
+        let client =
+            wire::client(move |_| HttpConnectorFuture::ready(Ok(wire::response(Err(&cancelled)))));
+        let store = DynamoStore::new(client, "records");
+        let answer = store.commit(commit).now_or_never();
+        answer.expect("it is answered at once").unwrap()
+    };
+    REFUSED.get_or_init(ask).clone()
+}

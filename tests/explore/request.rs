@@ -1,0 +1,133 @@
+//! What workers ask of the table, and what it answers.
+
+use std::{
+    hash::{Hash, Hasher},
+    io,
+};
+
+use sqs_once::{
+    protocol::{ClaimRequest, Fence, Key, Owner, Record, Settlement, Timestamp},
+    store::{ClaimAnswer, Commit, CommitAnswer, SettleAnswer, StoreError},
+};
+
+use crate::{
+    clock::from_now,
+    items::{ItemAnswer, ItemRequest},
+    table::{left_as, owner},
+    world::KEY,
+};
+
+#[derive(Clone, Debug)]
+pub enum Request {
+    Claim(ClaimRequest),
+    Settle(Fence, Settlement, Timestamp),
+    Commit(Box<Commit>),
+    Look(Key),
+    Item(ItemRequest),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    Claim(ClaimAnswer),
+    Settle(SettleAnswer),
+    Commit(CommitAnswer),
+    Look(Option<Record>),
+    Item(ItemAnswer),
+}
+
+impl Request {
+    pub fn key(&self) -> &Key {
+        match self {
+            Self::Claim(request) => &request.key,
+            Self::Settle(fence, ..) => &fence.key,
+            Self::Commit(commit) => commit.record.key(),
+            Self::Look(key) => key,
+            Self::Item(_) => &KEY,
+        }
+    }
+
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Item(_) if self.reads() => "get",
+            Self::Item(_) => "change",
+            Self::Claim(_) => "claim",
+            Self::Settle(_, settlement, _) => settlement.name(),
+            Self::Commit(_) => "commit",
+            Self::Look(_) => "look",
+        }
+    }
+
+    /// Whose it is, if it is the first that tells.
+    pub fn owner(&self) -> Option<&Owner> {
+        match self {
+            Self::Claim(request) => Some(&request.owner),
+            Self::Commit(commit) => Some(owner(commit)),
+            Self::Settle(..) | Self::Look(_) | Self::Item(_) => None,
+        }
+    }
+
+    pub fn unavailable(&self, reason: &str) -> StoreError {
+        StoreError::Unavailable {
+            action: self.name(),
+            key: self.key().to_string(),
+            store: "the table".into(),
+            reason: reason.into(),
+            source: Box::new(io::Error::from(io::ErrorKind::TimedOut)),
+        }
+    }
+
+    /// All that tells it from the other requests of its worker.
+    pub fn hash_of_its_worker(&self, hasher: &mut impl Hasher) {
+        self.name().hash(hasher);
+        match self {
+            // Its time decides whether it passes over a lease.
+            Self::Claim(claim) => from_now(claim.now).hash(hasher),
+            Self::Commit(commit) => {
+                let round = commit.token.strip_prefix(owner(commit).as_str());
+                (round, left_as(commit), commit.writes.len()).hash(hasher);
+            }
+            // Its time is where an abandoned lease ends.
+            Self::Settle(_, _, now) => from_now(*now).hash(hasher),
+            Self::Item(request) => (&request.operation, &request.timeless).hash(hasher),
+            Self::Look(_) => {}
+        }
+    }
+
+    pub fn reads(&self) -> bool {
+        match self {
+            Self::Look(_) => true,
+            Self::Item(request) => request.reads(),
+            Self::Claim(_) | Self::Settle(..) | Self::Commit(_) => false,
+        }
+    }
+
+    /// That it collided, or was throttled.
+    pub fn contended(&self) -> Answer {
+        match self {
+            Self::Item(_) => Answer::Item(ItemAnswer::throttled()),
+            _ => Answer::Commit(CommitAnswer::Contended("a collision".into())),
+        }
+    }
+}
+
+impl Answer {
+    /// What became of the request, in a word, and the record that came with it.
+    pub fn tells(&self) -> (&'static str, Option<&Record>) {
+        match self {
+            Self::Claim(ClaimAnswer::Applied { replaced }) => ("admitted", replaced.as_ref()),
+            Self::Settle(SettleAnswer::Applied) | Self::Commit(CommitAnswer::Applied) => {
+                ("applied", None)
+            }
+            Self::Claim(ClaimAnswer::Refused(record)) => ("refused", Some(record)),
+            Self::Settle(SettleAnswer::Refused(record))
+            | Self::Commit(CommitAnswer::Refused(record)) => ("refused", record.as_ref()),
+            Self::Commit(CommitAnswer::Cancelled(_)) => ("cancelled", None),
+            Self::Commit(CommitAnswer::Contended(_)) => ("contended", None),
+            Self::Commit(CommitAnswer::Invalid(_)) => ("invalid", None),
+            Self::Look(record) => ("answered", record.as_ref()),
+            Self::Item(answer) if answer.is_refusal() => ("refused", None),
+            Self::Item(answer) if answer.said.is_ok() => ("answered", None),
+            Self::Item(_) => ("failed", None),
+        }
+    }
+}
