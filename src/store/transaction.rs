@@ -14,8 +14,9 @@ pub const MAX_WRITES: usize = 99;
 
 /// A [`Store`] whose records commit together with other writes, all or nothing.
 ///
-/// [`DynamoStore`](super::DynamoStore) is one. What the answers *mean* is decided by
-/// [`crate::protocol::decision`], as with a [`Store`]'s.
+/// [`DynamoStore`](super::DynamoStore) is the one there is: what a [`Commit`] holds can't be read
+/// outside of this crate. To test a handler, run it on DynamoDB Local or one like it. What the
+/// answers *mean* is decided by [`crate::protocol::decision`], as with a [`Store`]'s.
 pub trait TransactionalStore: Store {
     /// Reads a record. It may be of some moments ago, so this is a look, not a decision.
     ///
