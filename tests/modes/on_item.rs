@@ -11,7 +11,7 @@ use std::{
 use aws_sdk_dynamodb::types::{AttributeValue, Update};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use sqs_once::{Change, Failure, OnItem, Outcome, Write};
+use sqs_once::{Change, Failure, OnItem, Outcome, Write, protocol::Timestamp};
 
 use super::{
     support::{
@@ -445,6 +445,7 @@ async fn an_item_whose_memory_is_another_programs_is_left_alone() {
         let before = world.a().await;
         let outcome = run(on_item, "1", change).await;
         assert_eq!(outcome.name(), "permanent_failure", "{outcome}");
+        assert!(!outcome.to_string().contains("400 KB"), "{outcome}");
         assert_eq!(world.a().await, before, "{outcome}");
     }
 }
@@ -464,6 +465,24 @@ async fn what_an_item_has_seen_counts_with_and_without_a_retention() {
             assert_eq!(outcome.name(), expected, "{name}: {outcome}");
         }
         assert_eq!(number(&world.a().await, "n"), 11, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn up_to_its_end_a_key_counts() {
+    const NOON: Timestamp = Timestamp::from_millis(1_800_000_000_000);
+    let world = World::start().await;
+    let on_item = world.on_item(&world.patient()).retention(RETENTION);
+    let on_item = on_item.clock(|| NOON);
+    for (end, expected) in [(NOON.as_secs(), "duplicate"), (NOON.as_secs() - 1, "done")] {
+        let ends = json!({"test#1": end});
+        for change in [Change::update(0, one_more()), add(1, &Arc::default())] {
+            world
+                .has(json!({"id": "a", "n": 0, "processed_until": ends}))
+                .await;
+            let outcome = run(&on_item, "1", change).await;
+            assert_eq!(outcome.name(), expected, "{end}: {outcome}");
+        }
     }
 }
 

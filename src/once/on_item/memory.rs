@@ -281,6 +281,39 @@ mod tests {
     }
 
     #[test]
+    fn as_much_is_cleared_away_as_an_expression_has_room_for() {
+        let over: Vec<_> = (0..MOST_PRUNED).map(|n| format!("key-{n}")).collect();
+        let pruned = |update: usize, condition: usize| {
+            let update = Write::update("t", format!("SET {}", "a".repeat(update)));
+            let pruned = prune(update.when(&"c".repeat(condition)), &over).action;
+            let condition = pruned.condition_expression.unwrap();
+            let many = condition.matches("NOT #").count();
+            assert_eq!(
+                pruned.update_expression.matches("#sqs_once_until").count(),
+                many
+            );
+            (many, pruned.update_expression.len(), condition.len())
+        };
+        let most = |size| size <= MAX_EXPRESSION_BYTES;
+        // One more would not have fitted: its longest text, and what is kept for joining.
+        let full = |size: usize| size + 80 > MAX_EXPRESSION_BYTES;
+        assert_eq!(pruned(1, 1).0, MOST_PRUNED);
+        for length in (0..4000).step_by(7) {
+            let (many, update, condition) = pruned(length, 1);
+            assert!(
+                most(update) && (many == MOST_PRUNED || full(update)),
+                "{length}: {many}"
+            );
+            let (many, _, longest) = pruned(1, length);
+            assert!(
+                most(longest) && (many == MOST_PRUNED || full(longest)),
+                "{length}: {many}"
+            );
+            assert!(most(condition));
+        }
+    }
+
+    #[test]
     fn a_word_that_looks_like_a_clause_is_none() {
         let words = "SET #ADD = :add, a.add = :b, added = :c";
         assert_eq!(extended(words, "ADD"), format!("{words} ADD x"));

@@ -1,6 +1,6 @@
 //! That nobody changed an item since it was read.
 
-use aws_sdk_dynamodb::types::{AttributeValue, Put};
+use aws_sdk_dynamodb::types::Put;
 
 use crate::store::{Item, Write, number};
 
@@ -24,15 +24,15 @@ impl Unchanged {
         let Some(item) = found else {
             return Ok(Self::None);
         };
-        match item.get(VERSION) {
-            None => Ok(Self::Unversioned),
-            Some(AttributeValue::N(version)) if version.parse::<u64>().is_ok() => {
-                Ok(Self::Version(version.parse().unwrap_or_default()))
-            }
-            Some(_) => Err(format!(
+        let Some(version) = item.get(VERSION) else {
+            return Ok(Self::Unversioned);
+        };
+        let version = version.as_n().ok().and_then(|version| version.parse().ok());
+        version.map(Self::Version).ok_or_else(|| {
+            format!(
                 "the item's `{VERSION}` is not a whole number from 0, so its changes can't be counted"
-            )),
-        }
+            )
+        })
     }
 
     /// The put of `item` under this condition, its changes counted. `key` is an attribute of
@@ -54,6 +54,29 @@ impl Unchanged {
                 .when("#version = :version")
                 .name("#version", VERSION)
                 .raw_value(":version", number(*version)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use aws_sdk_dynamodb::types::AttributeValue;
+
+    use super::*;
+
+    #[test]
+    fn a_version_is_a_whole_number_or_the_item_is_left_alone() {
+        let of = |version| Unchanged::since(Some(&Item::from([("version".to_owned(), version)])));
+        let n = |text: &str| of(AttributeValue::N(text.into()));
+        assert_eq!(Unchanged::since(None), Ok(Unchanged::None));
+        assert_eq!(
+            Unchanged::since(Some(&Item::new())),
+            Ok(Unchanged::Unversioned)
+        );
+        assert_eq!(n("0"), Ok(Unchanged::Version(0)));
+        assert_eq!(n("41"), Ok(Unchanged::Version(41)));
+        for strange in [n("-1"), n("1.5"), of(AttributeValue::S("1".into()))] {
+            assert!(strange.unwrap_err().contains("`version`"));
         }
     }
 }
