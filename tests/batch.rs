@@ -21,7 +21,7 @@ use proptest::prelude::*;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Attribute, BatchError, Consumer, Failure, Handler, Once, Stored,
+    Attempt, Attribute, BatchError, Consumer, Deadline, Failure, Handler, Once, Stored,
     protocol::{Key, State, StoredResult, Timestamp},
     sqs::{KeySource, Pointers},
     store::{DynamoStore, MemoryStore, Store},
@@ -315,6 +315,55 @@ async fn a_handler_that_blocks_its_thread_does_not_delay_the_answer() {
     assert!(started.elapsed() < SECOND);
 }
 
+#[tokio::test(start_paused = true)]
+async fn an_invocations_deadline_is_made_of_the_settings() {
+    let of = || consumer(MemoryStore::default(), &Obedient::default());
+    let set = of()
+        .reserve(2 * SECOND)
+        .fallback(60 * SECOND)
+        .time_needed(5 * SECOND);
+    let now = Timestamp::now();
+    let near = |deadline: Deadline, left: Duration| {
+        let far = left.abs_diff(deadline.time_left());
+        assert!(far < SECOND, "{:?} are left", deadline.time_left());
+    };
+    let known = set.deadline(now + 10 * SECOND);
+    assert_eq!(known.at(), now + 10 * SECOND);
+    near(known, 8 * SECOND);
+    near(set.deadline(Timestamp::default()), 58 * SECOND);
+    let by_default = of().deadline(now + 10 * SECOND);
+    assert!(known.may_start() && by_default.may_start());
+    tokio::time::advance(4 * SECOND).await;
+    assert!(!known.may_start() && by_default.may_start());
+}
+
+#[tokio::test]
+async fn what_must_not_change_under_one_key_is_a_setting() {
+    let of_order = |id: &str, order: &str| {
+        let mut record = record(id, &json!(order));
+        record["messageAttributes"] = json!({
+            "order": {"stringValue": "o-1", "dataType": "String", "stringListValues": [], "binaryListValues": []},
+        });
+        record
+    };
+    let reused: &[&str] = &["m-2"];
+    for (fingerprint, failed) in [("body", reused), ("off", &[])] {
+        let handler = Obedient::default();
+        let consumer = consumer(MemoryStore::default(), &handler)
+            .key("attribute:order".parse().unwrap())
+            .fingerprint(fingerprint.parse().unwrap());
+        let consumer = Arc::new(consumer);
+        for (message, failed) in [
+            (of_order("m-1", "succeed"), &[][..]),
+            (of_order("m-2", "decline"), failed),
+        ] {
+            let reported = process(&consumer, batch([message]), within(10 * SECOND)).await;
+            assert_eq!(reported, failed, "{fingerprint}");
+        }
+        assert_eq!(handler.ran(), ["m-1"]);
+    }
+}
+
 #[tokio::test]
 async fn a_handler_is_told_of_its_delivery() {
     async fn look(_: Value, attempt: Attempt) -> Result<(), Failure> {
@@ -324,7 +373,10 @@ async fn a_handler_is_told_of_its_delivery() {
         assert!(attempt.time_left() > 7 * SECOND && attempt.time_left() <= 7500 * SECOND / 1000);
         let text = |name| attempt.attribute(name).and_then(Attribute::as_str);
         assert_eq!(text("tenant"), Some("acme"));
-        assert_eq!(text("weight"), Some("0.5"));
+        assert_eq!(
+            attempt.attribute("weight"),
+            Some(&Attribute::Number("0.5".into()))
+        );
         assert_eq!(
             attempt.attribute("blob"),
             Some(&Attribute::Binary(b"\0\x01".into()))
