@@ -48,7 +48,7 @@ test: $(VENV) ## Run every test (a local cloud is started, unless AWS_ENDPOINT_U
 
 .PHONY: test-deep
 test-deep: export EXPLORE_BOUND ?= 4
-test-deep: ## Try every schedule with one deviation more than `make test` does (minutes; EXPLORE_BOUND sets how many)
+test-deep: ## Try every schedule with one deviation more than `make test` does (half an hour; EXPLORE_BOUND sets how many)
 	cargo test --locked --profile deep --test explore -- promise loses
 
 CHAOS_MESSAGES      ?= 20000
@@ -85,7 +85,8 @@ bench: ## Compare the release binary with a plain loop of SDK calls
 SECONDS    ?= 60
 CARGO_FUZZ := target/tools/bin/cargo-fuzz
 
-# What it finds is written to target/fuzz; tests/fuzz_corpus.rs runs the corpus that is committed.
+# Its growing corpus is in target/fuzz, what fails in fuzz/artifacts; tests/fuzz_corpus.rs runs the corpus
+# that is committed.
 .PHONY: fuzz
 fuzz: export PATH := $(CURDIR)/target/tools/bin:$(PATH)
 fuzz: $(CARGO_FUZZ) ## Fuzz events and bodies on a nightly Rust: make fuzz [SECONDS=600] for each

@@ -47,17 +47,22 @@
 //!
 //! # What is promised
 //!
+//! 1 to 3 are what a claim is for ([`Once`]); in an [`Inbox`] and [`OnItem`] a handler may run
+//! again, and 4 is what counts.
+//!
 //! 1. At any time at most one worker holds a live claim on a key, clocks within the
 //!    [lease margin](Once::lease_margin).
 //! 2. A handler whose attempt ran to its recorded end never runs again for that key while the
-//!    record is [kept](Once::retention).
+//!    record is [kept](Once::retention); after a permanent failure, not for that message (another
+//!    one with the key may try again, unless [`AfterFailure::Replay`](protocol::AfterFailure::Replay)).
 //! 3. Otherwise it runs again only after it reported a transient failure itself, or after an
 //!    attempt that was cut off (crash, panic, deadline, DynamoDB out of reach, lease lost); then
 //!    it is told: [`Attempt::may_have_run_before`].
 //! 4. An effect that is DynamoDB writes, in one of the modes for it ([`once`]), happens exactly
-//!    once, whatever crashes, is retried or gets no answer.
-//! 5. No message is acknowledged unless its operation is done, and no result is overwritten; every
-//!    other message goes back to the queue and in the end to its dead-letter queue.
+//!    once while its record, or on the item its memory, is kept, whatever crashes, is retried or
+//!    gets no answer.
+//! 5. No message is acknowledged unless its operation is done and that is recorded; no result is
+//!    overwritten; every other message goes back to the queue and in the end to its dead-letter queue.
 //! 6. A failing, panicking, slow or malformed message does not change the outcome of another
 //!    in its batch, its FIFO group aside.
 //!

@@ -14,9 +14,9 @@
 //!
 //! What is not the ordinary course of a day is a deviation, and all schedules with up to three
 //! of them are tried, up to four by `make test-deep` (`chooser.rs`); where executions take longer,
-//! or another scenario goes nearly as far, one less (`Scenario::fewer`). In each, the promises are checked at every step (`promises.rs`), and
-//! every message must in the end be settled. A schedule that breaks a promise is printed as a time
-//! line with the line that repeats it:
+//! or another scenario goes nearly as far, one less (`Scenario::fewer`). In each, the promises are
+//! checked at every step (`promises.rs`), and every message must in the end be settled. A schedule
+//! that breaks a promise is printed as a time line with the line that repeats it:
 //!
 //! ```text
 //! SCHEDULE=claim:0.0.4.2 cargo test --test explore replay -- --nocapture
