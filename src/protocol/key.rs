@@ -212,6 +212,11 @@ mod tests {
     }
 
     #[test]
+    fn a_namespace_is_its_name() {
+        assert_eq!(Namespace::new("payments").unwrap().as_str(), "payments");
+    }
+
+    #[test]
     fn a_key_too_long_for_dynamodb_is_hashed_and_keeps_its_namespace() {
         let long = "x".repeat(MAX_KEY_BYTES);
         for name in ["ns".to_owned(), "#".repeat(MAX_NAMESPACE_BYTES)] {

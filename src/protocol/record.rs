@@ -295,3 +295,22 @@ pub struct Fence {
     /// Who claimed it.
     pub owner: Owner,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_owner_is_thirty_two_hexadecimal_digits_and_never_the_same() {
+        let (one, other) = (Owner::fresh(), Owner::fresh());
+        assert_ne!(one, other);
+        assert_eq!(one.to_string(), one.as_str());
+        assert_eq!(one.as_str().len(), 32);
+        assert!(one.as_str().chars().all(|c| c.is_ascii_hexdigit()));
+    }
+
+    #[test]
+    fn a_result_leaves_eight_kilobytes_of_an_item() {
+        assert_eq!(MAX_RESULT_BYTES, 392 * 1024);
+    }
+}

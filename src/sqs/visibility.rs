@@ -169,6 +169,11 @@ mod tests {
     }
 
     #[test]
+    fn no_wait_is_longer_than_eleven_and_a_half_hours() {
+        assert_eq!(u32::from(LONGEST), 11 * 3600 + 30 * 60);
+    }
+
+    #[test]
     fn what_succeeded_is_left_alone() {
         let result = || StoredResult::Json("1".into());
         for outcome in [Outcome::Done(result()), Outcome::Duplicate(result())] {
