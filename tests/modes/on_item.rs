@@ -469,6 +469,21 @@ async fn what_an_item_has_seen_counts_with_and_without_a_retention() {
 }
 
 #[tokio::test]
+async fn a_change_is_tried_again_after_the_sdk_gave_up() {
+    const THROTTLED: usize = 5;
+    let world = World::start().await;
+    let on_item = world.on_item(&world.hurried());
+    world.has(json!({"id": "a", "n": 0})).await;
+    for _ in 0..THROTTLED {
+        world.dynamo.fail("UpdateItem", Fault::Throttle);
+    }
+    let outcome = run(&on_item, "1", Change::update((), one_more())).await;
+    assert_eq!(outcome.name(), "done", "{outcome}");
+    assert_eq!(world.dynamo.heal().await["UpdateItem"], THROTTLED);
+    assert_eq!(number(&world.a().await, "n"), 1);
+}
+
+#[tokio::test]
 async fn up_to_its_end_a_key_counts() {
     const NOON: Timestamp = Timestamp::from_millis(1_800_000_000_000);
     let world = World::start().await;
