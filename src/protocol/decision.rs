@@ -274,6 +274,23 @@ mod tests {
     }
 
     #[test]
+    fn an_insert_that_is_refused_by_itself_was_applied_before() {
+        let (mine, theirs) = (request("m-1", "payload"), request("m-1", "payload"));
+        let inserted = record(&mine, completed());
+        let refused = |by| insert_refused(by, &mine, &inserted);
+        let itself = refused(record(&mine, completed()));
+        assert!(matches!(itself, ClaimRefused::Mine));
+        for other in [
+            record(&theirs, completed()),
+            // An answer of before, to another round.
+            record(&mine, failed()),
+            record(&theirs, failed()),
+        ] {
+            assert!(matches!(refused(other), ClaimRefused::NotMine(_)));
+        }
+    }
+
+    #[test]
     fn a_claim_is_admitted_by_the_rows_of_the_condition_and_no_other() {
         let theirs = request("m-1", "payload");
         let again = request("m-1", "payload");

@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_leaves_eight_kilobytes_of_an_item() {
-        assert_eq!(MAX_RESULT_BYTES, 392 * 1024);
+    fn what_is_stored_has_its_limits() {
+        assert_eq!((MAX_RESULT_BYTES, MAX_ERROR_BYTES), (392 * 1024, 4096));
     }
 }
