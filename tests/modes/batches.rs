@@ -4,6 +4,7 @@ use std::{
     cell::RefCell,
     io,
     sync::{Arc, Once},
+    time::Duration,
 };
 
 use aws_sdk_dynamodb::types::Update;
@@ -21,7 +22,7 @@ use super::{
         faults::Fault,
         sqs::{Mood, Sqs},
     },
-    world::{SECOND, THINGS, World},
+    world::{SECOND, THINGS, World, now},
 };
 
 #[derive(Deserialize)]
@@ -264,4 +265,20 @@ async fn a_consumer_changes_items() {
     let client = world.patient();
     let consumer = || Consumer::new(world.on_item(&client), namespace(), change);
     world.behind_a_consumer("on item", consumer).await;
+}
+
+#[tokio::test]
+async fn each_mode_has_its_clock() {
+    fn left<M: Mode<H::Output>, H: Handler>(consumer: &Consumer<M, H>) -> Duration {
+        consumer.deadline(now() + 10 * SECOND).time_left()
+    }
+    let world = World::start().await;
+    let client = world.patient();
+    for left in [
+        left(&Consumer::new(world.once(&client), namespace(), plan)),
+        left(&Consumer::new(world.inbox(&client), namespace(), plan)),
+        left(&Consumer::new(world.on_item(&client), namespace(), change)),
+    ] {
+        assert!(left <= 10 * SECOND, "{left:?}");
+    }
 }
