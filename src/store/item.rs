@@ -164,16 +164,13 @@ pub(super) fn millis(at: Timestamp) -> AttributeValue {
 /// bytes, and a number at its largest, 21 bytes (*Amazon DynamoDB Developer Guide*,
 /// "DynamoDB item sizes and formats").
 pub(super) fn size(item: &Item) -> usize {
-    item.iter()
-        .map(|(name, v)| name.len() + value_size(v))
-        .sum()
+    sizes(item).map(|(_, bytes)| bytes).sum()
 }
 
 /// The size of each attribute, its name included.
-pub(crate) fn size_of_each(item: &Item) -> Vec<(&str, usize)> {
+pub(crate) fn sizes(item: &Item) -> impl Iterator<Item = (&str, usize)> {
     item.iter()
         .map(|(name, v)| (name.as_str(), name.len() + value_size(v)))
-        .collect()
 }
 
 fn value_size(value: &AttributeValue) -> usize {

@@ -16,7 +16,7 @@ use std::error::Error;
 
 pub use dynamodb::{DynamoStore, PrimeError};
 pub(crate) use dynamodb::{explain, with_answers};
-pub(crate) use item::{Item, number, size_of_each, string};
+pub(crate) use item::{Item, number, sizes, string};
 pub use layout::{Field, Layout, LayoutError};
 pub use memory::MemoryStore;
 pub use transaction::{

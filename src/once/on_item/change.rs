@@ -57,27 +57,28 @@ pub(super) enum Kind {
     },
 }
 
-/// A table, and attributes of an item there, its whole key among them.
-pub(super) type Place = (String, Item);
-
 impl Kind {
-    pub(super) fn place(&self) -> Place {
+    /// A table, and attributes of the item there, its whole key among them.
+    fn place(&self) -> (&str, &Item) {
         match self {
-            Self::Create { put, .. } => (put.table().to_owned(), put.action.item.clone()),
-            Self::Update { update, .. } => (update.table().to_owned(), update.action.key.clone()),
-            Self::Modify { target, .. } => {
-                (target.0.table().to_owned(), target.0.action.key.clone())
-            }
+            Self::Create { put, .. } => (put.table(), &put.action.item),
+            Self::Update { update, .. } => (update.table(), &update.action.key),
+            Self::Modify { target, .. } => (target.0.table(), &target.0.action.key),
         }
     }
 
+    /// The same, for later.
+    pub(super) fn item(&self) -> (String, Item) {
+        let (table, attributes) = self.place();
+        (table.to_owned(), attributes.clone())
+    }
+
     /// Whether it changes that item. What is there can't be created, so no create does.
-    pub(super) fn is_of(&self, (table, attributes): &Place) -> bool {
+    pub(super) fn is_of(&self, (table, attributes): &(String, Item)) -> bool {
         let (its_table, its_key) = self.place();
-        let mut its_key = its_key.iter();
         !matches!(self, Self::Create { .. })
-            && its_table == *table
-            && its_key.all(|(name, value)| attributes.get(name) == Some(value))
+            && its_table == table
+            && (its_key.iter()).all(|(name, value)| attributes.get(name) == Some(value))
     }
 }
 

@@ -39,8 +39,9 @@ pub(super) struct Seen {
 }
 
 impl Memory<'_> {
-    /// Whether the item has seen the operation.
-    pub(super) fn knows(&self, item: &Item) -> bool {
+    /// Whether the item, if there is one, has seen the operation.
+    pub(super) fn knows(&self, item: Option<&Item>) -> bool {
+        let Some(item) = item else { return false };
         let in_set = item.get(EVENTS).and_then(|keys| keys.as_ss().ok());
         let in_map = item.get(UNTIL).and_then(|ends| ends.as_m().ok());
         in_set.is_some_and(|keys| keys.iter().any(|key| key == self.key.as_str()))

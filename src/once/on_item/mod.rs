@@ -153,7 +153,6 @@ impl OnItem {
             key: &key,
             deadline,
         };
-        let mut first = None;
         loop {
             let change = match answer {
                 Ended::Well(change) => change,
@@ -161,18 +160,7 @@ impl OnItem {
                 Ended::Panicked => return Outcome::Panicked,
                 Ended::OutOfTime => return Outcome::OutOfTime,
             };
-            // The next delivery begins with the first change, and only its item can tell it that
-            // the operation is done.
-            match &first {
-                Some(first) if !change.kind.is_of(first) => {
-                    let why = "a change that was refused may become another of the same item, and this one is of \
-                               another; nothing was written (where either of two items may change, use an inbox)";
-                    return Outcome::PermanentFailure(why.into());
-                }
-                Some(_) => {}
-                None if change.on_refused.is_some() => first = Some(change.kind.place()),
-                None => {}
-            }
+            let item = change.on_refused.is_some().then(|| change.kind.item());
             let declined = match change.kind {
                 Kind::Create { put, key, result } => changing.create(put, &key, result).await,
                 Kind::Update { update, result } => changing.update(update, result).await,
@@ -182,6 +170,15 @@ impl OnItem {
                 Ok(outcome) => return outcome,
                 Err(declined) => decide(declined, change.on_refused),
             };
+            // The next delivery begins with the first change, and only its item can tell it that
+            // the operation is done.
+            if let (Ended::Well(next), Some(item)) = (&answer, item)
+                && !next.kind.is_of(&item)
+            {
+                let why = "a change that was refused may become another of the same item, and this one is of \
+                           another; nothing was written (where either of two items may change, use an inbox)";
+                return Outcome::PermanentFailure(why.into());
+            }
         }
     }
 }
@@ -235,8 +232,7 @@ impl Changing<'_> {
 
     async fn update(&self, update: Write<Update>, result: StoredResult) -> Changed {
         let update = sendable(update)?;
-        let mut collisions = 0;
-        loop {
+        for _ in 0..=MOST_COLLISIONS {
             let memory = self.memory();
             let mut found = None;
             if memory.looks_first() {
@@ -246,7 +242,7 @@ impl Changing<'_> {
                     Err(outcome) => return Ok(outcome),
                 };
                 remembers(found.as_ref())?;
-                if found.as_ref().is_some_and(|item| memory.knows(item)) {
+                if memory.knows(found.as_ref()) {
                     return Ok(seen_before());
                 }
             }
@@ -257,17 +253,14 @@ impl Changing<'_> {
             if let Sent::Refused(item) = &sent
                 && memory.looks_first()
                 && !memory.holds(&seen, item.as_ref())
-                && !item.as_ref().is_some_and(|item| memory.knows(item))
+                && !memory.knows(item.as_ref())
             {
                 // Another attempt changed the item's memory meanwhile.
-                collisions += 1;
-                if collisions <= MOST_COLLISIONS {
-                    continue;
-                }
-                return Ok(contended(&write.action.table_name));
+                continue;
             }
             return self.changed(&memory, sent, &write, result);
         }
+        Ok(contended(update.table()))
     }
 
     async fn modify(&self, target: Target, mut modify: Modify) -> Changed {
@@ -284,7 +277,7 @@ impl Changing<'_> {
         for _ in 0..=MOST_COLLISIONS {
             let memory = self.memory();
             remembers(found.as_ref())?;
-            if found.as_ref().is_some_and(|item| memory.knows(item)) {
+            if memory.knows(found.as_ref()) {
                 return Ok(seen_before());
             }
             let modified = catch_unwind(AssertUnwindSafe(|| modify(found.as_ref())));
@@ -303,9 +296,7 @@ impl Changing<'_> {
             }
             put = put.return_item();
             match self.put(&put.action).await {
-                // Its own first try, whose answer was lost.
-                Sent::Refused(Some(item)) if memory.knows(&item) => return Ok(seen_before()),
-                Sent::Refused(item) => found = item,
+                Sent::Refused(item) if !memory.knows(item.as_ref()) => found = item,
                 sent => return self.changed(&memory, sent, &put, result),
             }
             if !backoff.pause().await {
@@ -325,7 +316,7 @@ impl Changing<'_> {
     ) -> Changed {
         match sent {
             Sent::Applied => Ok(Outcome::Done(result)),
-            Sent::Refused(Some(item)) if memory.knows(&item) => Ok(seen_before()),
+            Sent::Refused(item) if memory.knows(item.as_ref()) => Ok(seen_before()),
             Sent::Refused(item) => {
                 remembers(item.as_ref())?;
                 Err(Declined::Conditions(Refused::new(vec![RefusedWrite {
@@ -336,7 +327,6 @@ impl Changing<'_> {
                 }])))
             }
             Sent::Invalid(why) => Err(Declined::Invalid(why)),
-            Sent::TooLarge => Err(Declined::Invalid("the item has more than 400 KB".into())),
             Sent::Contended(why) => Ok(Outcome::TransientFailure(why)),
             Sent::Unknown(error) => Ok(Outcome::CommitUnknown(Arc::new(error))),
         }

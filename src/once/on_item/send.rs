@@ -11,7 +11,7 @@ use super::Changing;
 use crate::{
     Outcome,
     once::commit::Backoff,
-    store::{Item, StoreError, explain, put_item, size_of_each, update_item},
+    store::{Item, StoreError, explain, put_item, sizes, update_item},
 };
 
 /// What became of a change.
@@ -21,40 +21,43 @@ pub(super) enum Sent {
     Refused(Option<Item>),
     /// It collided or was throttled until time was up.
     Contended(String),
-    /// The item would have more than 400 KB.
-    TooLarge,
     /// It never can be made.
     Invalid(String),
     /// It may have been made.
     Unknown(StoreError),
 }
 
+/// The item would have more than 400 KB.
+struct TooLarge;
+
 impl Changing<'_> {
     pub(super) async fn put(&self, put: &Put) -> Sent {
         let request = || put_item(&self.on_item.client, put.clone()).send();
-        match self
+        let sent = self
             .send(&put.table_name, "dynamodb:PutItem", request)
-            .await
-        {
-            Sent::TooLarge => Sent::Invalid(too_large(&put.table_name, Some(&put.item))),
-            sent => sent,
-        }
+            .await;
+        sent.unwrap_or_else(|TooLarge| Sent::Invalid(too_large(&put.table_name, Some(&put.item))))
     }
 
     pub(super) async fn update_item(&self, update: &Update) -> Sent {
         let (table, key) = (&update.table_name, &update.key);
         let request = || update_item(&self.on_item.client, update.clone()).send();
         match self.send(table, "dynamodb:UpdateItem", request).await {
-            Sent::TooLarge => {
+            Ok(sent) => sent,
+            Err(TooLarge) => {
                 let item = self.read(table, key, None).await.ok().flatten();
                 Sent::Invalid(too_large(table, item.as_ref()))
             }
-            sent => sent,
         }
     }
 
     /// Sends a change until it is clear what became of it, or no time is left.
-    async fn send<T, E, F>(&self, table: &str, needs: &str, request: impl Fn() -> F) -> Sent
+    async fn send<T, E, F>(
+        &self,
+        table: &str,
+        needs: &str,
+        request: impl Fn() -> F,
+    ) -> Result<Sent, TooLarge>
     where
         F: Future<Output = Result<T, SdkError<E>>>,
         E: Refusal + ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
@@ -62,19 +65,19 @@ impl Changing<'_> {
         let mut backoff = Backoff::new(self.deadline);
         loop {
             let error = match timeout_at(self.deadline.end(), request()).await {
-                Ok(Ok(_)) => return Sent::Applied,
+                Ok(Ok(_)) => return Ok(Sent::Applied),
                 Ok(Err(error)) => error,
                 Err(_elapsed) => {
-                    return Sent::Unknown(StoreError::OutOfTime {
+                    return Ok(Sent::Unknown(StoreError::OutOfTime {
                         action: "change",
                         key: self.key.to_string(),
-                    });
+                    }));
                 }
             };
             let why = explain(&error, needs);
             let service = error.as_service_error();
             if let Some(item) = service.and_then(Refusal::item) {
-                return Sent::Refused(item.cloned());
+                return Ok(Sent::Refused(item.cloned()));
             }
             match service.and_then(ProvideErrorMetadata::code) {
                 Some(
@@ -84,15 +87,15 @@ impl Changing<'_> {
                     | "ThrottlingException",
                 ) => {
                     if !backoff.pause().await {
-                        return Sent::Contended(why);
+                        return Ok(Sent::Contended(why));
                     }
                 }
                 // "Item size has exceeded ...", "Item size to update has exceeded ...".
-                Some("ValidationException") if why.contains("Item size") => return Sent::TooLarge,
+                Some("ValidationException") if why.contains("Item size") => return Err(TooLarge),
                 Some("ValidationException" | "ItemCollectionSizeLimitExceededException") => {
-                    return Sent::Invalid(why);
+                    return Ok(Sent::Invalid(why));
                 }
-                _ => return Sent::Unknown(self.unavailable("change", table, why, error)),
+                _ => return Ok(Sent::Unknown(self.unavailable("change", table, why, error))),
             }
         }
     }
@@ -167,7 +170,7 @@ impl Refusal for UpdateItemError {
 
 /// What fills an item, largest first.
 fn too_large(table: &str, item: Option<&Item>) -> String {
-    let mut sizes = item.map(size_of_each).unwrap_or_default();
+    let mut sizes: Vec<_> = item.into_iter().flat_map(sizes).collect();
     sizes.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     let largest = sizes.iter().take(3);
     let largest = largest.map(|(name, bytes)| format!("`{name}` has {bytes} bytes"));
