@@ -10,8 +10,6 @@
     reason = "tests fail by panicking"
 )]
 
-#[path = "known_failures/line.rs"]
-mod line;
 mod support;
 #[path = "known_failures/world.rs"]
 mod world;
@@ -25,17 +23,16 @@ use std::{
 };
 
 use aws_lambda_events::sqs::SqsEventObj;
-use aws_sdk_dynamodb::Client;
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Failure, Handler, Once, Stored,
+    Attempt, Failure, Handler, Stored,
     protocol::{Timestamp, record::MAX_RESULT_BYTES},
-    store::DynamoStore,
 };
 use support::{
     consumer::{process, within},
     dynamo::{number, text},
     event::{batch, record},
+    faults::Fault,
 };
 use tokio::sync::Notify;
 use world::{TABLE, TIME, World, an_hour_later, event, in_an_hour, order, worker};
@@ -153,10 +150,9 @@ async fn a_crash_without_a_deadline_does_not_lock_the_key_for_the_retention() {
 #[tokio::test]
 async fn a_claim_whose_answer_was_lost_does_not_block_its_own_worker() {
     let world = World::new().await;
-    let line = line::loses_the_first_answer(world.0.endpoint()).await;
-    let client = Client::new(&support::sdk_config(&line));
+    world.0.fail("PutItem", Fault::CutAfter);
     let done = async |_: Value, _: Attempt| -> Result<(), Failure> { Ok(()) };
-    let worker = worker(Once::new(DynamoStore::new(client, TABLE)), done);
+    let worker = world.worker(done);
     assert_eq!(
         process(&Arc::new(worker), event(&order()), within(TIME)).await,
         [""; 0]

@@ -3,7 +3,6 @@
 
 use std::{
     collections::HashMap,
-    io,
     sync::{Arc, Mutex},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -12,16 +11,19 @@ use axum::{
     Router,
     body::{Body, Bytes},
     extract::State,
-    http::{HeaderMap, Response, StatusCode, Uri, header::HOST},
+    http::{HeaderMap, Response, StatusCode, Uri},
 };
-use futures_util::stream;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use crate::{
     ledger::{Event, Ledger, Settled, Worker},
     plan::Seed,
-    support,
+    support::{
+        self,
+        dynamo::{forward, forwarder, operation},
+        faults::{cut, error},
+    },
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,7 +46,7 @@ struct Wire {
     seed: Seed,
     ledger: Arc<Ledger>,
     upstream: String,
-    client: reqwest::Client,
+    forwarder: reqwest::Client,
     rows: Mutex<HashMap<String, Row>>,
 }
 
@@ -64,13 +66,11 @@ struct Write {
 
 impl Relay {
     pub(crate) async fn start(seed: Seed, ledger: Arc<Ledger>, upstream: &str) -> Self {
-        // reqwest is compiled without a TLS provider; a second test finds it set.
-        let _ = rustls::crypto::ring::default_provider().install_default();
         let wire = Wire {
             seed,
             ledger,
             upstream: upstream.to_owned(),
-            client: reqwest::Client::builder().no_proxy().build().unwrap(),
+            forwarder: forwarder(),
             rows: Mutex::default(),
         };
         let app = Router::new().fallback(relay).with_state(Arc::new(wire));
@@ -81,11 +81,6 @@ impl Relay {
     pub(crate) fn url_for(&self, worker: Worker) -> String {
         format!("{}/{worker}", self.url)
     }
-}
-
-/// A body that ends the connection before anything is sent of the response.
-pub(crate) fn cut_off() -> Body {
-    Body::from_stream(stream::iter([Err::<Bytes, _>(io::Error::other("cut off"))]))
 }
 
 async fn relay(
@@ -104,7 +99,7 @@ async fn relay(
         wire.ledger.note(Event::Faulted { key, worker, fault });
     }
     let delay = match fault {
-        Some((Fault::CutBefore, _)) => return Response::new(cut_off()),
+        Some((Fault::CutBefore, _)) => return cut(),
         Some((Fault::Throttled, _)) => {
             let name = "ProvisionedThroughputExceededException";
             return refusal(StatusCode::BAD_REQUEST, name);
@@ -124,32 +119,26 @@ async fn relay(
     });
     let answer = sent.await.unwrap();
     match fault {
-        Some((Fault::CutAfter, _)) => Response::new(cut_off()),
+        Some((Fault::CutAfter, _)) => cut(),
         _ => answer,
     }
 }
 
 fn refusal(status: StatusCode, name: &str) -> Response<Body> {
-    let body =
-        json!({"__type": format!("com.amazonaws.dynamodb.v20120810#{name}"), "message": "chaos"});
-    Response::builder()
-        .status(status)
-        .header("content-type", "application/x-amz-json-1.0")
-        .body(Body::from(body.to_string()))
-        .unwrap()
+    let kind = format!("com.amazonaws.dynamodb.v20120810#{name}");
+    error(status, &json!({"__type": kind, "message": "chaos"}))
 }
 
 impl Write {
     fn of(headers: &HeaderMap, body: &[u8]) -> Option<Self> {
-        let (_, operation) = headers["x-amz-target"].to_str().unwrap().split_once('.')?;
+        let operation = operation(headers);
         let body: Value = serde_json::from_slice(body).unwrap();
-        let place = match operation {
+        let place = match &*operation {
             "PutItem" => "Item",
             "UpdateItem" | "DeleteItem" => "Key",
             _ => return None,
         };
         let key = body[place]["id"]["S"].as_str()?.to_owned();
-        let operation = operation.to_owned();
         Some(Self {
             key,
             operation,
@@ -216,11 +205,10 @@ impl Wire {
 
     async fn forward(
         &self,
-        mut headers: HeaderMap,
+        headers: HeaderMap,
         body: Bytes,
         write: Option<Write>,
     ) -> Response<Body> {
-        headers.remove(HOST);
         let turn = write.as_ref().map(|write| {
             let mut rows = self.rows.lock().unwrap();
             rows.entry(write.key.clone()).or_default().turn.clone()
@@ -229,15 +217,10 @@ impl Wire {
             Some(turn) => Some(turn.lock().await),
             None => None,
         };
-        let request = self.client.post(&self.upstream).headers(headers).body(body);
-        let answer = request.send().await.unwrap();
+        let answer = forward(&self.forwarder, &self.upstream, headers, body).await;
         if let Some(write) = write.filter(|_| answer.status().is_success()) {
             self.ledger.note(write.taken());
         }
-        let mut response = Response::builder().status(answer.status());
-        *response.headers_mut().unwrap() = answer.headers().clone();
-        response
-            .body(Body::from(answer.bytes().await.unwrap()))
-            .unwrap()
+        answer
     }
 }

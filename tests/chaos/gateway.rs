@@ -20,10 +20,9 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use crate::{
-    faults::cut_off,
     ledger::{ChargeEnd, Event, Ledger, Worker},
     plan::{Kind, Seed},
-    support,
+    support::{self, faults::cut},
 };
 
 pub(crate) struct Gateway {
@@ -105,7 +104,7 @@ async fn charge(
             // Until the caller hangs up.
             std::future::pending::<()>().await;
         }
-        Kind::Cut if nth == 1 => return Response::new(cut_off()),
+        Kind::Cut if nth == 1 => return cut(),
         _ => {}
     }
     open.how = if busy {

@@ -1,21 +1,9 @@
 //! A DynamoDB, and workers of each mode whose effect can be counted.
 
-use std::{
-    cell::Cell,
-    collections::HashMap,
-    sync::{
-        Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{cell::Cell, collections::HashMap, sync::Mutex, time::Duration};
 
-use aws_config::{SdkConfig, retry::RetryConfig, timeout::TimeoutConfig};
-use aws_sdk_dynamodb::{
-    Client,
-    config::{Builder, retry::RetryPartition},
-    types::AttributeValue,
-};
+use aws_config::{retry::RetryConfig, timeout::TimeoutConfig};
+use aws_sdk_dynamodb::{Client, types::AttributeValue};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sqs_once::{
@@ -112,7 +100,6 @@ pub struct Attempt<'a> {
 
 pub struct World {
     pub dynamo: Dynamo,
-    config: SdkConfig,
     /// How often each item was seen new.
     made: Mutex<HashMap<String, i64>>,
     /// The handler runs.
@@ -126,7 +113,6 @@ impl World {
             dynamo.create_table(table).await;
         }
         Self {
-            config: dynamo.sdk_config(),
             dynamo,
             made: Mutex::default(),
             running: Notify::new(),
@@ -135,29 +121,19 @@ impl World {
 
     /// Waits as long as it takes, and never sends twice.
     pub fn patient(&self) -> Client {
-        self.client(RetryConfig::disabled(), TimeoutConfig::disabled())
+        self.dynamo
+            .client_with(RetryConfig::disabled(), TimeoutConfig::disabled())
     }
 
     /// Gives up after two attempts of 300 ms.
     pub fn hurried(&self) -> Client {
         let retries = RetryConfig::standard().with_max_attempts(2);
-        self.client(
+        self.dynamo.client_with(
             retries.with_initial_backoff(Duration::from_millis(10)),
             TimeoutConfig::builder()
                 .operation_attempt_timeout(Duration::from_millis(300))
                 .build(),
         )
-    }
-
-    fn client(&self, retries: RetryConfig, timeouts: TimeoutConfig) -> Client {
-        // Clients of one partition share a budget of retries, and here there are many.
-        static CLIENTS: AtomicUsize = AtomicUsize::new(0);
-        let n = CLIENTS.fetch_add(1, Ordering::Relaxed);
-        let config = Builder::from(&self.config)
-            .retry_config(retries)
-            .retry_partition(RetryPartition::new(format!("client {n}")))
-            .timeout_config(timeouts);
-        Client::from_conf(config.build())
     }
 
     pub fn once(&self, client: &Client) -> Once<DynamoStore> {

@@ -48,7 +48,7 @@ pub struct Dynamo {
 
 struct Wire {
     upstream: String,
-    forward: reqwest::Client,
+    forwarder: reqwest::Client,
     counts: Mutex<Counts>,
     faults: Faults,
     port: Port,
@@ -63,7 +63,7 @@ impl Dynamo {
 
         let wire = Arc::new(Wire {
             upstream: upstream.clone(),
-            forward: http_forwarder(),
+            forwarder: forwarder(),
             counts: Mutex::default(),
             faults: Faults::default(),
             port: Port::reserve(),
@@ -91,11 +91,8 @@ impl Dynamo {
     }
 
     /// A client as a worker of its own has it: with the retries of [`sqs_once::aws::config`], its
-    /// timeouts in proportion to `attempt` or none at all, and a retry quota that it shares with
-    /// no other (the SDK has one per process, and a test full of faults uses it up).
+    /// timeouts in proportion to `attempt` or none at all.
     pub fn worker(&self, attempt: Option<Duration>) -> Client {
-        static WORKERS: AtomicUsize = AtomicUsize::new(0);
-        let name = format!("worker {}", WORKERS.fetch_add(1, Ordering::Relaxed));
         let retries = RetryConfig::standard()
             .with_max_attempts(Self::ATTEMPTS)
             .with_initial_backoff(Duration::from_millis(50))
@@ -107,6 +104,14 @@ impl Dynamo {
                 .build(),
             None => TimeoutConfig::disabled(),
         };
+        self.client_with(retries, timeouts)
+    }
+
+    /// A client with a retry quota that it shares with no other: the SDK has one per process, and
+    /// a test full of faults uses it up.
+    pub fn client_with(&self, retries: RetryConfig, timeouts: TimeoutConfig) -> Client {
+        static CLIENTS: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("client {}", CLIENTS.fetch_add(1, Ordering::Relaxed));
         let config = aws_sdk_dynamodb::config::Builder::from(&self.sdk_config())
             .retry_config(retries)
             .timeout_config(timeouts)
@@ -247,31 +252,38 @@ async fn relay(State(wire): State<Arc<Wire>>, headers: HeaderMap, body: Bytes) -
         .unwrap()
         .entry(operation.clone())
         .or_default() += 1;
-    let forward = Arc::clone(&wire).forward(headers, body);
+    let sending = Arc::clone(&wire);
+    let forward =
+        async move { forward(&sending.forwarder, &sending.upstream, headers, body).await };
     wire.faults.pass(&operation, &wire.port, forward).await
 }
 
 /// `x-amz-target: DynamoDB_20120810.PutItem` names the operation.
-fn operation(headers: &HeaderMap) -> String {
+pub fn operation(headers: &HeaderMap) -> String {
     let target = headers.get("x-amz-target").and_then(|t| t.to_str().ok());
     let name = target.and_then(|t| t.split_once('.')).map(|(_, name)| name);
     name.unwrap_or("unknown").to_owned()
 }
 
-impl Wire {
-    async fn forward(self: Arc<Self>, mut headers: HeaderMap, body: Bytes) -> Response<Body> {
-        headers.remove(HOST);
-        let request = self.forward.post(&self.upstream).headers(headers);
-        let answer = request.body(body).send().await.unwrap();
-        let mut response = Response::builder().status(answer.status());
-        *response.headers_mut().unwrap() = answer.headers().clone();
-        response
-            .body(Body::from(answer.bytes().await.unwrap()))
-            .unwrap()
-    }
+/// Passes a request on as it is, and its answer back.
+pub async fn forward(
+    client: &reqwest::Client,
+    upstream: &str,
+    mut headers: HeaderMap,
+    body: Bytes,
+) -> Response<Body> {
+    headers.remove(HOST);
+    let request = client.post(upstream).headers(headers).body(body);
+    let answer = request.send().await.unwrap();
+    let mut response = Response::builder().status(answer.status());
+    *response.headers_mut().unwrap() = answer.headers().clone();
+    response
+        .body(Body::from(answer.bytes().await.unwrap()))
+        .unwrap()
 }
 
-fn http_forwarder() -> reqwest::Client {
+/// What [`forward`] sends with.
+pub fn forwarder() -> reqwest::Client {
     // reqwest is compiled without a TLS provider; a second test in this process finds it set.
     let _ = rustls::crypto::ring::default_provider().install_default();
     reqwest::Client::builder()

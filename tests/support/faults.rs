@@ -196,7 +196,7 @@ impl Faults {
 
 /// Closes the connection: hyper does when a body fails, and what it has not sent by then, the
 /// head included, is never sent.
-fn cut() -> Response<Body> {
+pub fn cut() -> Response<Body> {
     Response::new(Body::from_stream(stream::once(async {
         Err::<Bytes, _>(broken())
     })))
@@ -243,7 +243,7 @@ fn canceled(codes: &[&str]) -> Response<Body> {
     error(StatusCode::BAD_REQUEST, &body)
 }
 
-fn error(status: StatusCode, body: &Value) -> Response<Body> {
+pub fn error(status: StatusCode, body: &Value) -> Response<Body> {
     Response::builder()
         .status(status)
         .header("content-type", "application/x-amz-json-1.0")
