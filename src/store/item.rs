@@ -84,7 +84,7 @@ impl Layout {
                 result: self.result(item)?,
             },
             Some(error) if status == *failed => State::Failed { error },
-            None if status == *in_progress => State::InProgress {
+            _ if status == *in_progress => State::InProgress {
                 // Without an end, it lasts as long as the record.
                 lease_until: self.millis(item, Field::LeaseUntil)?.unwrap_or_else(|| {
                     Timestamp::from_millis(expires_at.saturating_mul(1000).saturating_add(999))
@@ -194,6 +194,57 @@ fn value_size(value: &AttributeValue) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::Namespace;
+
+    fn key() -> Key {
+        Key::new(&Namespace::new("orders").unwrap(), ["1"]).unwrap()
+    }
+
+    fn states() -> Vec<State> {
+        let lease_until = Timestamp::from_millis(1_800_000_000_123);
+        let omitted = StoredResult::Omitted("too large".into());
+        vec![
+            State::InProgress { lease_until },
+            State::Completed {
+                result: StoredResult::Json("null".into()),
+            },
+            State::Completed { result: omitted },
+            State::Failed { error: "no".into() },
+        ]
+    }
+
+    fn in_state(state: State) -> Record {
+        Record {
+            state,
+            owner: Some(Owner::from_stored("o".into())),
+            expires_at: 1_800_086_400,
+            fingerprint: Some(Fingerprint::from_stored("f".into())),
+            message_id: Some("m".into()),
+            created_at: Some(Timestamp::from_millis(1)),
+            updated_at: Some(Timestamp::from_millis(2)),
+        }
+    }
+
+    #[test]
+    fn a_record_is_read_back_as_it_was_written() {
+        let words = Layout::native().status_words("running", "done", "dead");
+        for layout in [Layout::native(), Layout::powertools(), words.unwrap()] {
+            for record in states().into_iter().map(in_state) {
+                let item = layout.item(&key(), &record);
+                assert_eq!(layout.record(&item), Ok(record), "{item:?}");
+            }
+        }
+    }
+
+    /// Powertools waits for a record in progress until its end, and knows no FAILED.
+    #[test]
+    fn only_to_who_takes_a_failed_record_for_one_in_progress_its_lease_is_over() {
+        let failed = in_state(State::Failed { error: "no".into() });
+        let native = Layout::native().item(&key(), &failed);
+        assert_eq!(native.get("lease_until"), None);
+        let shared = Layout::powertools().item(&key(), &failed);
+        assert_eq!(shared["in_progress_expiration"], number(0));
+    }
 
     #[test]
     fn a_record_of_another_program_is_read_as_far_as_it_goes() {
@@ -224,5 +275,48 @@ mod tests {
         );
         assert!(read(&[("status", string("FAILED"))]).is_err());
         assert!(read(&[]).is_err());
+    }
+
+    #[test]
+    fn what_is_no_record_is_told_by_the_attribute() {
+        let read = |status: &str, error: Option<&str>| {
+            let mut item = Item::from([
+                ("status".to_owned(), string(status)),
+                ("expires_at".to_owned(), number(1_800_000_000)),
+            ]);
+            item.extend(error.map(|error| ("error".to_owned(), string(error))));
+            Layout::native().record(&item).map(|record| record.state)
+        };
+        let unknown = "`status` is none of IN_PROGRESS, COMPLETED, FAILED";
+        assert_eq!(read("DONE", None).unwrap_err(), unknown);
+        assert_eq!(read("DONE", Some("no")).unwrap_err(), unknown);
+        assert_eq!(read("FAILED", None).unwrap_err(), "it has no `error`");
+        let in_progress = read("IN_PROGRESS", Some("left over"));
+        assert!(matches!(in_progress, Ok(State::InProgress { .. })));
+    }
+
+    /// By hand from the Developer Guide's rules.
+    #[test]
+    fn an_item_is_as_large_as_dynamodb_counts_it() {
+        use AttributeValue::{B, Bool, Bs, L, M, N, Ns, Null, Ss};
+        let texts = || vec!["ab".to_owned(), "cde".to_owned()];
+        for (value, bytes) in [
+            (string("é"), 2),
+            (N("7".into()), 21),
+            (B(vec![1, 2, 3].into()), 3),
+            (Ss(texts()), 5),
+            (Ns(vec!["1".into(), "2".into()]), 42),
+            (Bs(vec![vec![1].into(), vec![2, 3].into()]), 3),
+            (Null(true), 1),
+            (Bool(false), 1),
+            (L(vec![]), 3),
+            (L(vec![string("ab"), Null(true)]), 3 + (1 + 2) + (1 + 1)),
+            (M(Item::new()), 3),
+            (M(Item::from([("key".into(), string("ab"))])), 3 + 1 + 3 + 2),
+        ] {
+            let item = Item::from([("name".to_owned(), value)]);
+            assert_eq!(size(&item), 4 + bytes, "{item:?}");
+            assert_eq!(sizes(&item).collect::<Vec<_>>(), [("name", 4 + bytes)]);
+        }
     }
 }
