@@ -305,6 +305,14 @@ mod tests {
     }
 
     #[test]
+    fn a_field_is_found_by_its_native_name() {
+        for field in Field::ALL {
+            assert_eq!(field.native_name().parse(), Ok(field));
+        }
+        assert!("pk".parse::<Field>().is_err());
+    }
+
+    #[test]
     fn names_are_told_apart_and_are_names() {
         for names in [
             vec![(Field::Id, "status")],
