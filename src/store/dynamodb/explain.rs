@@ -1,5 +1,7 @@
 //! What went wrong with a request, for people.
 
+use std::error::Error;
+
 use aws_sdk_dynamodb::{
     error::{ProvideErrorMetadata, SdkError},
     operation::RequestId,
@@ -8,7 +10,7 @@ use aws_sdk_dynamodb::{
 /// What went wrong and what to do, without the request or the response: they hold payload.
 pub(crate) fn explain<E>(error: &SdkError<E>, permission: &str) -> String
 where
-    E: ProvideErrorMetadata + std::error::Error + 'static,
+    E: ProvideErrorMetadata + Error + 'static,
 {
     let Some(service) = error.as_service_error() else {
         return match error {
@@ -20,9 +22,10 @@ where
                     .as_connector_error()
                     .map_or_else(String::new, |error| causes(error))
             ),
-            SdkError::ConstructionFailure(_) => {
-                format!("could not make the request ({})", causes(error))
-            }
+            SdkError::ConstructionFailure(_) => format!(
+                "could not make the request ({})",
+                error.source().map_or_else(String::new, causes)
+            ),
             _ => "the answer could not be read".into(),
         };
     };
@@ -47,8 +50,8 @@ where
 }
 
 /// An error and its causes, in one line.
-fn causes(error: &(dyn std::error::Error + 'static)) -> String {
-    std::iter::successors(Some(error), |error| error.source())
+fn causes(error: &(dyn Error + 'static)) -> String {
+    std::iter::successors(Some(error), |&error| error.source())
         .map(ToString::to_string)
         .collect::<Vec<_>>()
         .join(": ")
@@ -74,7 +77,74 @@ pub(super) fn without_quotes(message: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use aws_sdk_dynamodb::{error::ErrorMetadata, operation::put_item::PutItemError};
+    use aws_smithy_runtime_api::{client::result::ConnectorError, http::Response};
+
     use super::*;
+
+    type Failed = SdkError<PutItemError>;
+
+    #[test]
+    fn a_request_without_an_answer_is_explained() {
+        let refused = std::io::Error::other("connection refused");
+        for (error, wanted) in [
+            (Failed::timeout_error("secret"), "no answer in time"),
+            (
+                Failed::dispatch_failure(ConnectorError::io(refused.into())),
+                "could not connect; check the endpoint, the region and the network (io error: connection refused)",
+            ),
+            (
+                Failed::construction_failure("no region"),
+                "could not make the request (no region)",
+            ),
+        ] {
+            assert_eq!(explain(&error, "dynamodb:PutItem"), wanted);
+        }
+    }
+
+    #[test]
+    fn a_refusal_is_explained_by_its_code() {
+        let of = |code: &str| {
+            let said = ErrorMetadata::builder().code(code).message("said").build();
+            let response = Response::new(400.try_into().unwrap(), "".into());
+            let error = Failed::service_error(PutItemError::generic(said), response);
+            let explained = explain(&error, "dynamodb:PutItem");
+            let explained = explained.strip_prefix(&format!("{code}: ")).unwrap();
+            let explained = explained.strip_suffix(" (request id none)").unwrap();
+            explained.to_owned()
+        };
+        for (codes, advice) in [
+            (
+                &["ResourceNotFoundException"][..],
+                "there is no such table in this account and region; check its name",
+            ),
+            (
+                &["AccessDeniedException"],
+                "this role may not dynamodb:PutItem on it; grant it",
+            ),
+            (
+                &[
+                    "UnrecognizedClientException",
+                    "InvalidSignatureException",
+                    "ExpiredTokenException",
+                ],
+                "the credentials are not valid (any more)",
+            ),
+            (
+                &[
+                    "ProvisionedThroughputExceededException",
+                    "ThrottlingException",
+                    "RequestLimitExceeded",
+                ],
+                "throttled; raise the table's capacity or lower the concurrency",
+            ),
+            (&["ValidationException"], "said"),
+        ] {
+            for code in codes {
+                assert_eq!(of(code), advice, "{code}");
+            }
+        }
+    }
 
     #[test]
     fn what_is_quoted_of_a_request_is_left_out() {

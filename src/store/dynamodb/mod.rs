@@ -337,6 +337,10 @@ mod tests {
         );
 
         request.message_id.clear();
+        let not_sent = store.claim(&request).await.unwrap_err().to_string();
+        let wanted = "could not claim key `ns#key` in DynamoDB table `table`: could not ";
+        assert!(not_sent.starts_with(wanted), "{not_sent}");
+
         let result = StoredResult::Json("x".repeat(MAX_RESULT_BYTES + 1));
         let complete = Settlement::Complete {
             result,
