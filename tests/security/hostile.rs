@@ -237,6 +237,44 @@ async fn each_hostile_message_has_a_clear_outcome_and_the_others_do_not_notice()
     }
 }
 
+/// What is not JSON in UTF-8 is no event: Lambda has nothing to acknowledge, so all of it comes back.
+#[tokio::test]
+async fn bytes_that_are_no_event_are_an_error_and_the_next_event_is_processed() {
+    let dynamo = Dynamo::start().await;
+    let lambda = consumer(&dynamo).await;
+    let event = |id: &str, body: &str| {
+        let order = order(id);
+        batch([record("m-1", &order), record("m-2", body)]).to_string()
+    };
+    let halved = event("halved", "s3cr3t");
+    let mut no_text = event("no text", "s3cr3t-@").into_bytes();
+    *no_text.iter_mut().find(|byte| **byte == b'@').unwrap() = 0xFF;
+    for (n, bytes) in [
+        vec![0xFF],
+        vec![0xC3, 0x28],
+        no_text,
+        halved.as_bytes()[..halved.len() / 2].to_vec(),
+        b"\xFE\xFF\0{\0}".to_vec(),
+        vec![],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let error = lambda.invoke_bytes(bytes, PATIENCE).await.error();
+        assert!(!error.to_string().contains("s3cr3t"), "{n}: {error}");
+        let next = batch([record("m-next", &order(&format!("next {n}")))]);
+        let response = lambda.invoke(next, PATIENCE).await.response();
+        assert_eq!(failed(&response), [""; 0], "{n}");
+    }
+    assert_eq!(
+        dynamo.records(TABLE).await.len(),
+        6,
+        "only those that came after"
+    );
+    let output = lambda.kill().await.output.concat();
+    assert!(!output.contains("s3cr3t"), "{output}");
+}
+
 /// The most memory that the process ever had, in bytes.
 fn peak(lambda: &Lambda) -> usize {
     let status = fs::read_to_string(format!("/proc/{}/status", lambda.pid())).unwrap();

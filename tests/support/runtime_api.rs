@@ -103,7 +103,7 @@ struct Running {
 }
 
 struct Invocation {
-    event: Value,
+    event: Bytes,
     deadline_ms: u64,
     answer: oneshot::Sender<Answer>,
 }
@@ -197,14 +197,24 @@ impl Lambda {
 
     /// Runs one invocation with so much time until its deadline. Several may be outstanding.
     pub async fn invoke(&self, event: Value, time: Duration) -> Answer {
+        self.invoke_bytes(event.to_string(), time).await
+    }
+
+    /// As [`Lambda::invoke`], and the event need not be one, or even text.
+    pub async fn invoke_bytes(&self, event: impl Into<Bytes>, time: Duration) -> Answer {
         let deadline = SystemTime::now() + time;
         let deadline = deadline.duration_since(UNIX_EPOCH).unwrap();
         let deadline_ms = u64::try_from(deadline.as_millis()).unwrap();
-        self.invoke_until(event, deadline_ms, time).await
+        self.hand_over(event.into(), deadline_ms, time).await
     }
 
     /// As [`Lambda::invoke`], but the deadline the function is told need not be the true one.
     pub async fn invoke_until(&self, event: Value, deadline_ms: u64, time: Duration) -> Answer {
+        self.hand_over(event.to_string().into(), deadline_ms, time)
+            .await
+    }
+
+    async fn hand_over(&self, event: Bytes, deadline_ms: u64, time: Duration) -> Answer {
         let (answer, answered) = oneshot::channel();
         let invocation = Invocation {
             event,
@@ -331,7 +341,7 @@ async fn next(State(api): State<Arc<Api>>) -> Response {
     let mut running = api.running.lock().unwrap();
     running.answers.insert(id, invocation.answer);
     running.most = running.most.max(running.answers.len());
-    (headers, invocation.event.to_string()).into_response()
+    (headers, invocation.event).into_response()
 }
 
 async fn response(
