@@ -174,6 +174,28 @@ impl Batch {
         named
     }
 
+    /// Those with nothing in their way: in no group, and whoever shares their key is an order
+    /// that succeeds too. What the others of the batch are like must not matter to them.
+    fn untroubled(&self) -> BTreeSet<String> {
+        let all = || self.records.iter().map(|&(index, _)| index);
+        let succeeds = |index: usize| {
+            let body = &self.sent[index].body;
+            matches!(
+                body,
+                Body::Order {
+                    told: Told::Succeed,
+                    ..
+                }
+            )
+        };
+        let key = |index: usize| self.key(&self.sent[index]);
+        all()
+            .filter(|&index| self.group(&self.sent[index]).is_none() && succeeds(index))
+            .filter(|&index| all().all(|other| key(other) != key(index) || succeeds(other)))
+            .map(|index| format!("m-{index}"))
+            .collect()
+    }
+
     fn is_completed(&self, sent: &Sent, store: &MemoryStore) -> bool {
         let (Some(part), Some(body)) = (self.key(sent), self.body(sent)) else {
             return false;
@@ -229,6 +251,9 @@ proptest! {
             let failed = runtime.block_on(async {
                 process(&consumer, batch.event(), within(PATIENCE)).await
             });
+            for message in batch.untroubled() {
+                prop_assert!(!failed.contains(&message), "{} in delivery {}", message, delivery);
+            }
             prop_assert_eq!(failed, batch.unfinished(&store), "delivery {}", delivery);
         }
         for (key, times) in handler.0.lock().unwrap().iter() {
