@@ -610,44 +610,6 @@ async fn each_message_is_one_line_of_json_with_its_time_outcome_key_and_duration
     }
 }
 
-#[tokio::test]
-async fn neither_payload_nor_result_is_logged_even_when_debugging() {
-    let stage = Stage::set().await;
-    let lambda = stage.consumer(&[("AWS_LAMBDA_LOG_LEVEL", "DEBUG")]).await;
-    stage.gateway.script("declined", [Reply::Status(402)]);
-    let secret = "tok-4242424242424242";
-    let with_token = |mut order: Value| {
-        order["paymentToken"] = json!(secret);
-        order
-    };
-    let mut mistyped = order("o-2");
-    mistyped["amount"] = json!(secret);
-    let event = || {
-        batch([
-            record("m-1", &with_token(order("o-1"))),
-            record("m-2", &mistyped),
-            record("m-3", &format!("{{\"paymentToken\": {secret}")),
-            record("m-4", &with_token(order("declined"))),
-        ])
-    };
-    // Redelivered, the claims are refused, and the SDK has the stored items at hand to print.
-    for _ in 0..2 {
-        lambda.invoke(event(), TIME).await.response();
-    }
-    assert_eq!(
-        stage.gateway.calls_for("o-1")[0].body["paymentToken"],
-        secret
-    );
-    let record = stage.record("m-1").await.unwrap();
-    let result = "ch_o-1";
-    assert!(text(&record, "result").contains(result));
-
-    lambda.logged(8, log::of_message).await;
-    for line in lambda.kill().await.output {
-        assert!(!line.contains(secret) && !line.contains(result), "{line}");
-    }
-}
-
 /// The release profile's other binary: its messages say what the handler does.
 async fn obedient(stage: &Stage) -> Lambda {
     Lambda::start_binary(&example("panicking"), stage.env(&[])).await

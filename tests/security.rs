@@ -10,8 +10,12 @@
 mod gossip;
 #[path = "security/hostile.rs"]
 mod hostile;
+#[path = "security/library_logs.rs"]
+mod library_logs;
 #[path = "security/logs.rs"]
 mod logs;
+#[path = "security/secrets.rs"]
+mod secrets;
 mod support;
 #[path = "security/template.rs"]
 mod template;

@@ -15,7 +15,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use crate::support::{self, dynamo::Dynamo, runtime_api::FUNCTION_NAME};
+use crate::support::{self, dynamo::Dynamo, faults::Fault, runtime_api::FUNCTION_NAME};
 
 pub(super) const TABLE: &str = "idempotency";
 
@@ -67,6 +67,11 @@ async fn answer(
             gossip.take_over("lost").await;
             StatusCode::CREATED
         }
+        hangs if hangs.starts_with("hangs") => std::future::pending().await,
+        "unrecorded" => {
+            gossip.dynamo.fail_all("UpdateItem", Fault::CutBefore);
+            StatusCode::CREATED
+        }
         _ => StatusCode::CREATED,
     };
     (
@@ -75,6 +80,10 @@ async fn answer(
         json!({"quoted": quoted}).to_string(),
     )
         .into_response()
+}
+
+fn text(text: &str) -> AttributeValue {
+    AttributeValue::S(text.to_owned())
 }
 
 impl Gossip {
@@ -92,13 +101,24 @@ impl Gossip {
 
     /// Another worker completes what this one is at.
     async fn take_over(&self, message_id: &str) {
-        let text = |text: &str| AttributeValue::S(text.to_owned());
+        let result = text(&json!(ANSWER).to_string());
+        self.put(message_id, "COMPLETED", ("result", result)).await;
+    }
+
+    /// Another worker is at it, and will be for a long time.
+    pub(super) async fn claim(&self, message_id: &str) {
+        let lease_until = ("lease_until", AttributeValue::N("4000000000000".into()));
+        self.put(message_id, "IN_PROGRESS", lease_until).await;
+    }
+
+    /// Another worker's record.
+    async fn put(&self, message_id: &str, status: &str, more: (&str, AttributeValue)) {
         let item = [
             ("id", text(&format!("{FUNCTION_NAME}#{message_id}"))),
-            ("status", text("COMPLETED")),
+            ("status", text(status)),
             ("owner", text("another")),
             ("expires_at", AttributeValue::N("4000000000".into())),
-            ("result", text(&json!(ANSWER).to_string())),
+            more,
         ];
         let item = item.map(|(name, value)| (name.to_owned(), value));
         self.dynamo.put(TABLE, item.into()).await;

@@ -1,0 +1,201 @@
+//! What the library logs where the shipped consumer does not come: panics, what is cut off, and
+//! effects in DynamoDB. Each test runs in a process of its own: logs are set up once, and a panic is
+//! logged by a hook.
+
+use std::{
+    future::Future,
+    process::{Command, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use aws_sdk_dynamodb::{Client, types::Update};
+use serde_json::{Value, json};
+use sqs_once::{
+    Attempt, Change, Consumer, Done, Failure, Handler, Mode, OnItem, Once, Write,
+    store::{DynamoStore, MemoryStore},
+    telemetry,
+};
+
+use crate::{
+    secrets::{BODY, outcomes, telling},
+    support::{
+        PATIENCE,
+        consumer::{namespace, process, within},
+        dynamo::Dynamo,
+        event::{batch, record},
+        faults::Fault,
+    },
+};
+
+const RECORDS: &str = "idempotency";
+const THINGS: &str = "things";
+
+/// Runs `role` in a process that is told to run nothing but the test `name`, and answers what it
+/// writes. In that process it runs `role`, and answers nothing.
+fn logged_by<F>(name: &str, level: &str, role: impl FnOnce() -> F) -> Option<Vec<String>>
+where
+    F: Future<Output = ()>,
+{
+    const ROLE: &str = "SQS_ONCE_TEST_LOGS";
+    if std::env::var_os(ROLE).is_some() {
+        telemetry::init();
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(role());
+        return None;
+    }
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "--nocapture", &format!("library_logs::{name}")])
+        .env_clear()
+        .env(ROLE, "1")
+        .env("AWS_LAMBDA_LOG_LEVEL", level)
+        .env("RUST_BACKTRACE", "1")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let output = [child.stdout, child.stderr].concat();
+    let output = String::from_utf8(output).unwrap();
+    assert!(child.status.success(), "{output}");
+    Some(output.lines().map(str::to_owned).collect())
+}
+
+/// Does as the body says, and quotes it.
+async fn obey(body: Value, _: Attempt) -> Result<(), Failure> {
+    match body["told"].as_str() {
+        Some("hang") => std::future::pending().await,
+        _ => panic!("did not expect {body}"),
+    }
+}
+
+async fn panic_and_hang() {
+    let once = Once::new(MemoryStore::default());
+    let consumer = Arc::new(Consumer::new(once, namespace(), obey));
+    let told = |told| json!({"told": told, "secret": BODY});
+    let event = batch([
+        record("m-1", &told("panic")),
+        record("m-2", &json!(BODY)),
+        record("m-3", &told("hang")),
+    ]);
+    let failed = process(&consumer, event, within(Duration::from_secs(1))).await;
+    assert_eq!(failed, ["m-1", "m-2", "m-3"]);
+}
+
+#[test]
+fn a_panic_is_logged_by_its_place_and_without_its_words() {
+    let name = "a_panic_is_logged_by_its_place_and_without_its_words";
+    let Some(output) = logged_by(name, "DEBUG", panic_and_hang) else {
+        return;
+    };
+    let panics = output
+        .iter()
+        .filter(|line| line.contains(r#""message":"panicked""#));
+    let places: Vec<_> = panics
+        .filter(|line| line.contains("library_logs.rs"))
+        .collect();
+    assert_eq!(places.len(), 2, "{output:#?}");
+    assert_eq!(
+        outcomes(&output),
+        ["out_of_time", "panicked"].map(str::to_owned).into()
+    );
+    assert_eq!(telling(&output), [""; 0]);
+}
+
+/// So that what is not found above was searched for.
+#[test]
+fn the_words_of_a_panic_are_logged_and_found_when_tracing() {
+    let name = "the_words_of_a_panic_are_logged_and_found_when_tracing";
+    if let Some(output) = logged_by(name, "TRACE", panic_and_hang) {
+        assert!(telling(&output).len() >= 2, "{output:#?}");
+    }
+}
+
+/// Tables, what is in one of them already, which is a secret too, and a worker.
+async fn world() -> (Dynamo, Client) {
+    let dynamo = Dynamo::start().await;
+    dynamo.create_table(RECORDS).await;
+    dynamo.create_table(THINGS).await;
+    let item = json!({"id": "thing", "n": 1, "secret": BODY});
+    dynamo
+        .put(THINGS, serde_dynamo::to_item(item).unwrap())
+        .await;
+    let client = dynamo.worker(Some(Duration::from_millis(300)));
+    (dynamo, client)
+}
+
+fn once(client: Client) -> Once<DynamoStore> {
+    Once::new(DynamoStore::new(client, RECORDS))
+}
+
+/// Writes that are refused, by a condition and by DynamoDB's validation, and some that are made.
+fn write(told: &str) -> Write<Update> {
+    let write = Write::update(THINGS, "SET secret = :secret, n = n + :n").key("id", "thing");
+    let write = write.value(":secret", BODY).label("thing");
+    match told {
+        "refused" => write.value(":n", 1).when("n < :n").return_item(),
+        "invalid" => write.value(":n", BODY),
+        _ => write.value(":n", 1),
+    }
+}
+
+async fn plan(body: Value, _: Attempt) -> Result<Done<Value>, Failure> {
+    let told = body["told"].as_str().unwrap();
+    Ok(Done::new(json!(BODY)).with(write(told)))
+}
+
+async fn change(body: Value, _: Attempt) -> Result<Change<Value>, Failure> {
+    let told = body["told"].as_str().unwrap();
+    Ok(Change::update(json!(BODY), write(told)))
+}
+
+/// A message that is refused, one that is invalid, and one to which DynamoDB does not answer.
+async fn run<M: Mode<H::Output>, H: Handler>(dynamo: &Dynamo, consumer: Consumer<M, H>) {
+    let consumer = Arc::new(consumer);
+    let event = |told: &str| batch([record(told, &json!({"told": told, "secret": BODY}))]);
+    for (told, failed) in [
+        ("refused", true),
+        ("invalid", true),
+        ("made", false),
+        ("made", false),
+    ] {
+        let reported = process(&consumer, event(told), within(PATIENCE)).await;
+        assert_eq!(reported.len(), usize::from(failed), "{told}");
+    }
+    for operation in ["TransactWriteItems", "UpdateItem"] {
+        dynamo.fail_all(operation, Fault::CutAfter);
+    }
+    let reported = process(
+        &consumer,
+        event("unanswered"),
+        within(Duration::from_secs(2)),
+    )
+    .await;
+    assert_eq!(reported, ["unanswered"]);
+}
+
+async fn write_in_every_mode() {
+    let (dynamo, client) = world().await;
+    run(&dynamo, Consumer::new(once(client), namespace(), plan)).await;
+    let (dynamo, client) = world().await;
+    run(
+        &dynamo,
+        Consumer::new(once(client).inbox().first_look(), namespace(), plan),
+    )
+    .await;
+    let (dynamo, client) = world().await;
+    run(
+        &dynamo,
+        Consumer::new(OnItem::new(client), namespace(), change),
+    )
+    .await;
+}
+
+#[test]
+fn what_writes_hold_and_what_they_meet_is_not_logged() {
+    let name = "what_writes_hold_and_what_they_meet_is_not_logged";
+    let Some(output) = logged_by(name, "DEBUG", write_in_every_mode) else {
+        return;
+    };
+    let expected = ["commit_unknown", "done", "duplicate", "permanent_failure"];
+    assert_eq!(outcomes(&output), expected.map(str::to_owned).into());
+    assert_eq!(telling(&output), [""; 0]);
+}

@@ -1,0 +1,28 @@
+//! Secrets to plant, and the search for them in what was logged.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+/// All secrets begin so, whatever they are.
+pub(super) const SECRET: &str = "s3cr3t";
+/// A payload, or a part of it.
+pub(super) const BODY: &str = "s3cr3t-body-4242424242424242";
+/// `s3cr3t-attribute`, as SQS writes bytes.
+pub(super) const ATTRIBUTE_BYTES: &str = "czNjcjN0LWF0dHJpYnV0ZQ==";
+
+/// The lines that hold a secret.
+pub(super) fn telling(lines: &[String]) -> Vec<&str> {
+    let lines = lines.iter().map(String::as_str);
+    lines
+        .filter(|line| line.contains(SECRET) || line.contains(ATTRIBUTE_BYTES))
+        .collect()
+}
+
+/// The outcomes that were logged, each once.
+pub(super) fn outcomes(lines: &[String]) -> BTreeSet<String> {
+    let lines = lines.iter().flat_map(|line| serde_json::from_str(line));
+    lines
+        .filter_map(|line: Value| Some(line["outcome"].as_str()?.to_owned()))
+        .collect()
+}
