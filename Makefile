@@ -102,7 +102,7 @@ CARGO_MUTANTS := target/tools/bin/cargo-mutants
 mutants: export PATH := $(CURDIR)/target/tools/bin:$(PATH)
 mutants: export CARGO_TARGET_DIR := $(CURDIR)/target/mutants
 mutants: export CARGO_PROFILE_DEV_DEBUG := false
-mutants: $(CARGO_MUTANTS) ## Break the source at each place in turn, and see a test fail (hours): make mutants [FILES="src/once/**"]
+mutants: $(VENV) $(CARGO_MUTANTS) ## Break the source at each place in turn, and see a test fail (hours): make mutants [FILES="src/once/**"]
 	cargo mutants --output target --timeout 120 $(foreach glob,$(FILES),--file '$(glob)')
 
 .PHONY: lint

@@ -18,6 +18,8 @@ mod world;
 mod batches;
 #[path = "modes/crashes.rs"]
 mod crashes;
+#[path = "modes/failures.rs"]
+mod failures;
 #[path = "modes/on_item.rs"]
 mod on_item;
 #[path = "modes/refusals.rs"]

@@ -8,11 +8,11 @@ use super::{
 };
 
 /// Longer than any lease here.
-const LEASE: Duration = Duration::from_secs(120);
+pub const LEASE: Duration = Duration::from_secs(120);
 
 /// What a worker meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Meets {
+pub enum Meets {
     Once(Fault),
     Always(Fault),
     /// It dies when its request has met the fault.
@@ -22,7 +22,7 @@ use Meets::{Always, Dies, Once};
 
 /// Each with the outcome where the request that makes the effect meets it: of a transaction, which
 /// knows its own token, and of a write to an item, which knows its own key.
-const STORIES: [(Meets, &str, &str); 25] = [
+pub const STORIES: [(Meets, &str, &str); 25] = [
     (Once(Fault::CutBefore), "done", "done"),
     (Always(Fault::CutBefore), "commit_unknown", "commit_unknown"),
     (Once(Fault::CutAfter), "done", "duplicate"),

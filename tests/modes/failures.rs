@@ -1,0 +1,119 @@
+//! A message that fails for good, and faults where that is recorded: no effect, never acknowledged.
+
+use futures_util::future::join_all;
+use sqs_once::{Deadline, Done, Failure, Outcome, Write};
+
+use super::{
+    crashes::{LEASE, Meets, STORIES},
+    support::{dynamo::text, faults::Fault},
+    world::{RECORDS, THINGS, World, ample, operation, pass, short},
+};
+
+const ID: &str = "m-1";
+
+/// The modes that record a failure, by what fails, and the requests of that.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fails {
+    ClaimByHandler,
+    ClaimByCondition,
+    InboxByPlan,
+    InboxByCondition,
+}
+use Fails::{ClaimByCondition, ClaimByHandler, InboxByCondition, InboxByPlan};
+
+impl Fails {
+    const fn requests(self) -> &'static [&'static str] {
+        match self {
+            ClaimByHandler => &["PutItem", "UpdateItem"],
+            ClaimByCondition => &["PutItem", "TransactWriteItems", "UpdateItem"],
+            InboxByPlan => &["TransactWriteItems"],
+            InboxByCondition => &["TransactWriteItems", "TransactWriteItems"],
+        }
+    }
+
+    async fn attempt(self, world: &World, deadline: Deadline) -> Outcome {
+        let handler = async |_| {
+            if matches!(self, ClaimByHandler | InboxByPlan) {
+                return Err(Failure::permanent("declined"));
+            }
+            let one_more = Write::update(THINGS, "ADD n :one").key("id", ID);
+            let never = "attribute_exists(id)";
+            Ok(Done::new(()).with(one_more.value(":one", 1).when(never)))
+        };
+        let client = &world.hurried();
+        let operation = operation(ID, deadline);
+        match self {
+            ClaimByHandler | ClaimByCondition => world.once(client).run(operation, handler).await,
+            InboxByPlan | InboxByCondition => world.inbox(client).run(operation, handler).await,
+        }
+    }
+
+    /// A world whose first attempt met a fault at the `nth` of its requests, and is over.
+    async fn met_by(self, nth: usize, meets: Meets) -> World {
+        let world = World::start().await;
+        let request = self.requests()[nth];
+        if self == InboxByCondition && nth == 1 {
+            let unmet = Fault::Canceled(&["None", "ConditionalCheckFailed"]);
+            world.dynamo.fail(request, unmet);
+        }
+        match meets {
+            Meets::Once(fault) => world.dynamo.fail(request, fault),
+            Meets::Always(fault) => world.dynamo.fail_all(request, fault),
+            Meets::Dies(_) => unreachable!("tests/modes/crashes.rs has these"),
+        }
+        let outcome = self.attempt(&world, short()).await;
+        assert!(!outcome.is_success(), "{self:?} {nth} {meets:?}: {outcome}");
+        let met = world.dynamo.heal().await;
+        assert!(
+            met.contains_key(request),
+            "{self:?} {nth} {meets:?}: {met:?}"
+        );
+        world
+    }
+}
+
+/// Every story at once: most of each is waiting for a deadline.
+async fn whatever_happens(fails: Fails) {
+    let stories = STORIES.iter().filter(|(meets, _, on_item)| {
+        // The rest is for the effects of transactions.
+        !matches!(meets, Meets::Dies(_)) && !on_item.is_empty()
+    });
+    let stories = stories.flat_map(|&(meets, ..)| {
+        let requests = 0..fails.requests().len();
+        requests.map(move |nth| async move { (nth, meets, fails.met_by(nth, meets).await) })
+    });
+    let met = join_all(stories).await;
+    pass(LEASE);
+    for (nth, meets, world) in met {
+        let story = format!("{fails:?} {nth} {meets:?}");
+        let again = fails.attempt(&world, ample()).await;
+        let recorded = ["permanent_failure", "failed_before"];
+        assert!(recorded.contains(&again.name()), "{story}: {again}");
+        let known = fails.attempt(&world, ample()).await;
+        assert_eq!(known.name(), "failed_before", "{story}: {known}");
+        let key = operation(ID, ample()).key;
+        let record = world.dynamo.record(RECORDS, key.as_str()).await.unwrap();
+        assert_eq!(text(&record, "status"), "FAILED", "{story}");
+        assert_eq!(world.dynamo.record(THINGS, ID).await, None, "{story}");
+    }
+}
+
+#[tokio::test]
+async fn what_its_handler_fails_after_a_claim_stays_failed_whatever_happens() {
+    whatever_happens(ClaimByHandler).await;
+}
+
+#[tokio::test]
+async fn what_a_condition_refuses_after_a_claim_stays_failed_whatever_happens() {
+    whatever_happens(ClaimByCondition).await;
+}
+
+#[tokio::test]
+async fn what_its_plan_fails_in_an_inbox_stays_failed_whatever_happens() {
+    whatever_happens(InboxByPlan).await;
+}
+
+#[tokio::test]
+async fn what_a_condition_refuses_in_an_inbox_stays_failed_whatever_happens() {
+    whatever_happens(InboxByCondition).await;
+}
