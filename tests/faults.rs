@@ -11,11 +11,22 @@
 mod story;
 mod support;
 
-use std::{io, sync::OnceLock};
+use std::{
+    io,
+    num::NonZeroUsize,
+    sync::{Arc, OnceLock},
+};
 
-use futures_util::{StreamExt as _, stream};
-use story::{Act, BUDGET, Before, Lasting, Left, Step, Story, When};
-use support::{dynamo::Dynamo, faults::Fault};
+use futures_util::{StreamExt as _, future::join_all, stream};
+use sqs_once::{Attempt, Consumer, Once, store::DynamoStore};
+use story::{Act, BUDGET, Before, Lasting, Left, Step, Story, TABLE, When};
+use support::{
+    PATIENCE,
+    consumer::{namespace, process, within},
+    dynamo::Dynamo,
+    event::{batch, record},
+    faults::Fault,
+};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
@@ -248,6 +259,30 @@ fn an_empty_answer_is_no_answer() {
         acknowledged_only_if_completed(&story);
         told_of_effects(&story);
     }
+}
+
+/// One message at a time, so that all tries of the first one's request meet the fault, and no other.
+#[tokio::test]
+async fn a_fault_that_fails_one_message_leaves_the_others_done() {
+    use Fault::{HoldAnswer, HoldRequest, Refuse};
+    let counted = FAULTS.iter().filter(|(fault, ..)| {
+        // These end by a timeout or last for all.
+        ![HoldRequest, HoldAnswer, Refuse].contains(fault)
+    });
+    let stories = counted.flat_map(|row| [("PutItem", row), ("UpdateItem", row)]);
+    let stories = stories.map(|(request, &(fault, _, retried))| async move {
+        let dynamo = Dynamo::start().await;
+        dynamo.create_table(TABLE).await;
+        let tries = if retried { Dynamo::ATTEMPTS } else { 1 };
+        (0..tries).for_each(|_| dynamo.fail(request, fault));
+        let once = Once::new(DynamoStore::new(dynamo.worker(None), TABLE));
+        let handler = |(): (), _: Attempt| async { Ok(()) };
+        let consumer = Consumer::new(once, namespace(), handler).concurrency(NonZeroUsize::MIN);
+        let event = batch((1..=3).map(|n| record(&format!("m-{n}"), "null")));
+        let failed = process(&Arc::new(consumer), event, within(PATIENCE)).await;
+        assert_eq!(failed, ["m-1"], "{fault:?} at {request}");
+    });
+    join_all(stories).await;
 }
 
 /// Asks on a connection of its own to count the table's items, and reads until the server

@@ -22,7 +22,7 @@ use crate::support::{
     faults::Fault,
 };
 
-const TABLE: &str = "idempotency";
+pub(crate) const TABLE: &str = "idempotency";
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// An invocation's time. Handlers are cut off at half of it.
