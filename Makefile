@@ -103,7 +103,7 @@ mutants: export PATH := $(CURDIR)/target/tools/bin:$(PATH)
 mutants: export CARGO_TARGET_DIR := $(CURDIR)/target/mutants
 mutants: export CARGO_PROFILE_DEV_DEBUG := false
 mutants: $(VENV) $(CARGO_MUTANTS) ## Break the source at each place in turn, and see a test fail (hours): make mutants [FILES="src/once/**"]
-	cargo mutants --output target --timeout 120 $(foreach glob,$(FILES),--file '$(glob)')
+	cargo mutants --output target --timeout 240 $(foreach glob,$(FILES),--file '$(glob)')
 
 .PHONY: lint
 lint: export RUSTDOCFLAGS := -D warnings
