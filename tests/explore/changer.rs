@@ -11,10 +11,9 @@ use sqs_once::{Attempt, Change, Delivery, Failure, OnItem, Outcome, Write};
 
 use crate::{
     clock,
-    handler::{Inside, Word, obey},
+    handler::{Inside, Word, obey, operation},
     items::{ITEM, ItemRequest, TABLE},
     line::{Line, pause},
-    planner::operation,
     request::{Answer, Request},
     wire,
     world::{Shared, World, lock},

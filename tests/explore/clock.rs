@@ -27,8 +27,8 @@ pub fn since_start(at: Timestamp) -> String {
     format!("+{}.{:03}", millis / 1000, millis % 1000)
 }
 
-/// Milliseconds until `at`, less than none if it is over. Zero is how a lease is abandoned, and
-/// no time at all.
+/// Milliseconds until `at`, less than none if it is over. The epoch is no time at all: the lease
+/// of a worker that has not claimed.
 pub fn from_now(at: Timestamp) -> Option<i128> {
     let millis = |at: Timestamp| i128::from(at.as_millis());
     (at != Timestamp::default()).then(|| millis(at) - millis(wall()))

@@ -18,21 +18,26 @@ pub const RESERVE: Duration = Duration::from_secs(1);
 /// By how much clocks may differ.
 pub const MARGIN: Duration = Duration::from_secs(1);
 
-/// How a worker handles a message whose effect is outside DynamoDB: `Once::run`.
-pub async fn claim_run_complete(world: Shared, worker: usize, delivery: Delivery) -> Outcome {
-    let line = Line {
-        world: world.clone(),
-        worker,
-    };
-    let operation = Operation::new(
+pub fn once(world: &Shared, worker: usize) -> Once<Line> {
+    let world = world.clone();
+    let once = Once::new(Line { world, worker });
+    once.clock(clock::wall).lease_margin(MARGIN)
+}
+
+pub fn operation(delivery: Delivery) -> Operation {
+    Operation::new(
         KEY.clone(),
         Some(FINGERPRINT.clone()),
         delivery,
         Deadline::after(clock::wall(), BUDGET, RESERVE),
-    );
-    let once = Once::new(line).clock(clock::wall).lease_margin(MARGIN);
-    once.run(operation, |attempt| charge(world, worker, attempt))
-        .await
+    )
+}
+
+/// How a worker handles a message whose effect is outside DynamoDB: `Once::run`.
+pub async fn claim_run_complete(world: Shared, worker: usize, delivery: Delivery) -> Outcome {
+    let once = once(&world, worker);
+    let charge = |attempt| charge(world, worker, attempt);
+    once.run(operation(delivery), charge).await
 }
 
 /// Charges a card, and before it does, looks whether it was charged if it is told to.

@@ -1,30 +1,14 @@
 //! The handlers whose effect is a write: they plan it, and it commits with the record.
 
 use serde_json::{Value, json};
-use sqs_once::{Attempt, Deadline, Delivery, Done, Failure, Once, Operation, Outcome, Write};
+use sqs_once::{Attempt, Delivery, Done, Failure, Outcome, Write};
 
 use crate::{
-    clock,
-    handler::{BUDGET, Inside, MARGIN, RESERVE, Word, obey},
-    line::{Line, pause},
+    handler::{Inside, Word, obey, once, operation},
+    line::pause,
     promises::DECLINED,
-    world::{FINGERPRINT, KEY, Shared, World, lock},
+    world::{Shared, World, lock},
 };
-
-fn once(world: &Shared, worker: usize) -> Once<Line> {
-    let world = world.clone();
-    let once = Once::new(Line { world, worker });
-    once.clock(clock::wall).lease_margin(MARGIN)
-}
-
-pub fn operation(delivery: Delivery) -> Operation {
-    Operation::new(
-        KEY.clone(),
-        Some(FINGERPRINT.clone()),
-        delivery,
-        Deadline::after(clock::wall(), BUDGET, RESERVE),
-    )
-}
 
 /// Claim, then commit together: `Once` with `Done`.
 pub async fn claim_plan_commit(world: Shared, worker: usize, delivery: Delivery) -> Outcome {

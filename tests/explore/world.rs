@@ -51,7 +51,7 @@ pub struct World {
     flaw: Option<Flaw>,
     effect: Effect,
     looks: bool,
-    /// What was there before that, if anybody looks.
+    /// What was in the table before its last write, if anybody looks.
     before: Option<Record>,
     pub in_flight: Vec<InFlight>,
     pub workers: Vec<Worker>,
@@ -282,7 +282,8 @@ impl World {
         let worker = self.worker_of(record.owner.as_ref());
         let owner = worker.map_or("nobody".into(), |worker| format!("w{worker}"));
         match &record.state {
-            State::InProgress { lease_until } if lease_until.as_millis() == 0 => {
+            // A claim's lease is longer than nothing.
+            State::InProgress { lease_until } if Some(*lease_until) == record.updated_at => {
                 format!("IN_PROGRESS {owner}, abandoned")
             }
             State::InProgress { lease_until } => {
