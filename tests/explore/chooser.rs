@@ -7,8 +7,10 @@
 //!
 //! What goes wrong is counted. The first options of a choice are free; each of the others is a
 //! **deviation** from a day on which nothing happens. A search has a bound on deviations, and
-//! goes through the executions without any, then those with one, with two ... So the first
-//! broken promise it finds has the fewest deviations that break one.
+//! goes through the executions without any, then those with one, with two ... The first round
+//! that breaks a promise is the last. Its first hit may have come late, so what is left of the
+//! round is searched for one after fewer steps. So what is found is the **shortest**: with the
+//! fewest deviations that break a promise, and of these with the fewest steps.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -125,6 +127,8 @@ pub struct Seen {
     states: HashMap<u64, u32>,
     outcomes: BTreeSet<&'static str>,
     every_path: bool,
+    /// After how many steps a promise was broken, at the least.
+    broken_after: Option<usize>,
 }
 
 impl Seen {
@@ -146,6 +150,17 @@ impl Seen {
         false
     }
 
+    /// Whether so many steps are no fewer than broke a promise before.
+    pub fn no_shorter(&self, steps: usize) -> bool {
+        self.broken_after.is_some_and(|broken| broken <= steps)
+    }
+
+    /// How many steps led to a state, once that matters: what was tried after more of them may
+    /// have been cut short.
+    pub fn way_there(&self, steps: usize) -> Option<usize> {
+        self.broken_after.map(|_| steps)
+    }
+
     pub fn outcome(&mut self, name: &'static str) {
         self.outcomes.insert(name);
     }
@@ -164,19 +179,19 @@ impl Seen {
 /// What a search came to.
 #[derive(Debug)]
 pub struct Found {
-    /// The schedule that breaks a promise, with the fewest deviations, if any does.
+    /// The shortest schedule that breaks a promise, if any does.
     pub broken: Option<Schedule>,
     pub executions: u64,
     /// By the last round, which goes through all the rounds before it again.
     pub seen: Seen,
 }
 
-/// Runs `execute` for every schedule with at most `bound` deviations, until it says that a
-/// promise is broken. `new` makes the memory of each round.
+/// Runs `execute` for every schedule with at most `bound` deviations, up to the round in which it
+/// says after how many steps a promise was broken. `new` makes the memory of each round.
 pub fn search(
     bound: u32,
     new: fn() -> Seen,
-    mut execute: impl FnMut(&mut Seen, Chooser) -> (Chooser, bool),
+    mut execute: impl FnMut(&mut Seen, Chooser) -> (Chooser, Option<usize>),
 ) -> Found {
     let mut found = Found {
         broken: None,
@@ -188,13 +203,27 @@ pub fn search(
         let mut next = Some(Schedule::default());
         while let Some(schedule) = next {
             found.executions += 1;
-            let (chooser, kept) = execute(&mut found.seen, Chooser::new(&schedule));
-            if !kept {
+            let (chooser, broken_after) = execute(&mut found.seen, Chooser::new(&schedule));
+            if broken_after.is_some_and(|steps| !found.seen.no_shorter(steps)) {
                 found.broken = Some(chooser.schedule());
-                return found;
+                found.seen.broken_after = broken_after;
             }
             next = chooser.next(bound);
         }
+        if found.broken.is_some() {
+            break;
+        }
     }
     found
+}
+
+#[test]
+fn what_is_found_has_the_fewest_deviations_and_then_the_fewest_steps() {
+    // The first deviation breaks the promise after so many steps.
+    let broken_after = [3, 2, 4, 5];
+    let found = search(2, Seen::default, |_, mut chooser| {
+        let broken = broken_after.into_iter().find(|_| chooser.choose(1, 2) == 1);
+        (chooser, broken)
+    });
+    assert_eq!(found.broken, Some(Schedule(vec![0, 1])));
 }

@@ -109,7 +109,7 @@ fn the_explorer_finds_a_completion_without_its_owner() {
 
 #[test]
 fn the_explorer_finds_a_completion_without_its_condition() {
-    finds(&flawed(Flaw::CompletionWithoutCondition), "P5");
+    finds(&flawed(Flaw::CompletionWithoutCondition), "P2");
 }
 
 #[test]

@@ -199,13 +199,17 @@ impl Scenario {
         Some(base.with(flaw))
     }
 
-    /// Tries every schedule with at most `bound` deviations, up to the first that breaks a
+    /// Tries every schedule with at most `bound` deviations, for the shortest that breaks a
     /// promise.
     pub fn explore(&self, bound: u32, seen: fn() -> Seen) -> Found {
         let clocks = Clocks::new();
         let found = search(bound, seen, |seen, chooser| {
             let (ended, chooser, _) = execute(self, &clocks, seen, chooser, Timeline::default());
-            (chooser, !matches!(ended, Ended::Broken(_)))
+            let broken_after = match ended {
+                Ended::Broken(_, steps) => Some(steps),
+                Ended::Well | Ended::Seen => None,
+            };
+            (chooser, broken_after)
         });
         // Past libtest, which shows only what failed.
         let _told = writeln!(

@@ -56,10 +56,10 @@ enum Step {
 pub enum Ended {
     /// All promises kept, all messages settled.
     Well,
-    /// In a state from which everything was tried before.
+    /// In a state from which everything was tried before, or when nothing shorter was to be found.
     Seen,
-    /// With a promise broken.
-    Broken(String),
+    /// With a promise broken, after so many steps.
+    Broken(String, usize),
 }
 
 type Work = Pin<Box<dyn Future<Output = Outcome>>>;
@@ -107,8 +107,8 @@ pub fn execute(
 
 impl Execution<'_> {
     fn run(&mut self, seen: &mut Seen) -> Ended {
-        for _ in 0..TOO_MANY_STEPS {
-            if self.seen_before(seen) {
+        for steps in 1..=TOO_MANY_STEPS {
+            if seen.no_shorter(steps) || self.seen_before(seen, steps) {
                 return Ended::Seen;
             }
             let (free, deviations) = self.options();
@@ -122,12 +122,11 @@ impl Execution<'_> {
                 seen.outcome(outcome);
             }
             if let Some(promise) = lock(&self.world).promises.broken() {
-                return Ended::Broken(promise.into());
+                return Ended::Broken(promise.into(), steps);
             }
         }
-        Ended::Broken(format!(
-            "ends: not all is settled after {TOO_MANY_STEPS} steps"
-        ))
+        let how = format!("ends: not all is settled after {TOO_MANY_STEPS} steps");
+        Ended::Broken(how, TOO_MANY_STEPS)
     }
 
     /// What may happen next: in the course of things, and as deviations.
@@ -299,7 +298,7 @@ impl Execution<'_> {
     /// left out (`expires_at`: a day away), and when it was written, which decides nothing. The
     /// number of deliveries is part of it, so a world that goes in circles is not taken for one
     /// that was seen to end.
-    fn seen_before(&self, seen: &mut Seen) -> bool {
+    fn seen_before(&self, seen: &mut Seen, steps: usize) -> bool {
         let world = lock(&self.world);
         if !world.chooser.on_new_ground() {
             return false;
@@ -316,6 +315,7 @@ impl Execution<'_> {
         world.hash_table(&mut state);
         world.promises.hash(&mut state);
         (self.current, &self.settled, world.workers.len()).hash(&mut state);
+        seen.way_there(steps).hash(&mut state);
         seen.before(state.finish(), world.chooser.spent())
     }
 }

@@ -69,7 +69,7 @@ fn the_explorer_finds_a_commit_without_its_owner() {
 #[test]
 fn the_explorer_finds_a_commit_without_its_condition() {
     let flawed = Scenario::commit().with(Flaw::CompletionWithoutCondition);
-    finds(&flawed, "P4");
+    finds(&flawed, "P5");
 }
 
 #[test]
