@@ -19,7 +19,7 @@ use crate::{
 
 #[test]
 fn up_to_three_workers_keep_every_promise() {
-    let found = keeps_every_promise(&Scenario::three_workers());
+    let found = keeps_every_promise(&Scenario::claim());
     // All that can come of one key with one payload was met on the way.
     let outcomes = [
         "completion_unrecorded",

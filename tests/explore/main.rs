@@ -23,9 +23,11 @@
 //! SCHEDULE=claim:0.0.4.2 cargo test --test explore replay -- --nocapture
 //! ```
 //!
+//! In each scenario up to three workers are at work at a time, and any number follows:
+//!
 //! | mode | scenarios | its table |
 //! | --- | --- | --- |
-//! | `Once` (`claim.rs`) | `three_workers`, `untimed` | the `MemoryStore` that ships |
+//! | `Once` (`claim.rs`) | `claim`, `untimed` | the `MemoryStore` that ships |
 //! | `Once` with `Done`, `Inbox` (`transactions.rs`) | `commit`, `commit_untimed`, `inbox`, `first_look` | the same, and the item that the writes change |
 //! | `OnItem` (`on_item.rs`) | `create`, `update`, `modify` | the real SDK over a wire of ours, and dynoxide in this process |
 //!
@@ -124,7 +126,7 @@ fn keeps_every_promise(scenario: &Scenario) -> Found {
 #[test]
 fn leaving_out_what_was_seen_before_loses_no_state() {
     let mut scenarios = vec![
-        Scenario::three_workers(),
+        Scenario::claim(),
         Scenario::untimed(),
         Scenario::commit_untimed(),
         Scenario::inbox(),

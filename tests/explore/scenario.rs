@@ -1,4 +1,4 @@
-//! What is explored: how a worker handles a message, how many there are, on which table.
+//! What is explored: how a worker handles a message, and on which table.
 
 use std::{
     io::{Write as _, stderr},
@@ -29,8 +29,6 @@ pub struct Scenario {
     pub effect: Effect,
     /// Whether workers read before they write.
     pub looks: bool,
-    /// At most so many at work at a time; any number may follow.
-    pub workers: usize,
     /// Messages with the same key. Each may be delivered at any time, and again.
     pub messages: usize,
     pub freeze: Freeze,
@@ -69,7 +67,6 @@ impl Scenario {
             },
             effect: Effect::Outside,
             looks: false,
-            workers: 2,
             messages: 2,
             freeze: Freeze::Timed,
             fewer: 0,
@@ -125,15 +122,6 @@ impl Scenario {
         }
     }
 
-    /// The same with up to three workers at a time: every schedule of two, and more.
-    pub fn three_workers() -> Self {
-        Self {
-            name: "three_workers".into(),
-            workers: 3,
-            ..Self::claim()
-        }
-    }
-
     /// The same with workers whose timers do not tell them how long they were frozen.
     pub fn untimed() -> Self {
         Self {
@@ -182,7 +170,6 @@ impl Scenario {
         };
         let all = [
             Self::claim(),
-            Self::three_workers(),
             Self::untimed(),
             Self::commit(),
             Self::commit_untimed(),

@@ -27,6 +27,10 @@ use crate::{
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
+/// At most so many workers at a time; any number may follow. Each that comes while another is at
+/// work is a deviation.
+const AT_WORK: usize = 3;
+
 /// Many times what any schedule within the bounds takes.
 const TOO_MANY_STEPS: usize = 100;
 
@@ -161,7 +165,7 @@ impl Execution<'_> {
         // A crash of anybody else is the same as one right after that worker's own last step.
         let last = self.current.filter(|last| live().any(|w| w == *last));
         deviations.extend(last.map(Step::Crash));
-        if live().count() < self.scenario.workers {
+        if live().count() < AT_WORK {
             deviations.extend((0..self.scenario.messages).map(Step::Deliver));
         }
         if world.live_lease().is_some() {
