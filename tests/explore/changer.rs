@@ -1,6 +1,6 @@
 //! The handlers whose effect is one change of one item, through the real SDK: `OnItem`.
 
-use std::cell::RefCell;
+use std::{cell::RefCell, time::Duration};
 
 use aws_sdk_dynamodb::config::http::{HttpRequest, HttpResponse};
 use aws_smithy_runtime_api::client::{http::HttpConnectorFuture, result::ConnectorError};
@@ -24,8 +24,13 @@ use crate::{
 pub enum Way {
     Create,
     Update,
+    /// The same, and the item remembers it for a time: it is read first.
+    Retain,
     Modify,
 }
+
+/// Longer than any schedule takes.
+const RETENTION: Duration = Duration::from_secs(24 * 3600);
 
 thread_local! {
     /// The line of whoever is polled.
@@ -62,7 +67,10 @@ async fn answered(line: Line, request: HttpRequest) -> Result<HttpResponse, Conn
 }
 
 pub async fn change(world: Shared, worker: usize, delivery: Delivery, way: Way) -> Outcome {
-    let on_item = ON_ITEM.with(Clone::clone);
+    let on_item = match way {
+        Way::Retain => ON_ITEM.with(Clone::clone).retention(RETENTION),
+        _ => ON_ITEM.with(Clone::clone),
+    };
     let line = Line {
         world: world.clone(),
         worker,
@@ -101,7 +109,7 @@ fn sale(world: &Shared, worker: usize, way: Way) -> Change<usize> {
     };
     let change = match way {
         Way::Create => Change::create(worker, "id", Write::put(TABLE, stock(1))),
-        Way::Update => {
+        Way::Update | Way::Retain => {
             let update = Write::update(TABLE, "ADD sold :one").key("id", ITEM);
             let update = update.when("attribute_not_exists(sold_out)");
             Change::update(worker, update.value(":one", 1))

@@ -12,7 +12,7 @@ use dynoxide::{
         put_item::PutItemRequest, update_item::UpdateItemRequest,
     },
 };
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::{flaw::Flaw, world::KEY};
 
@@ -87,6 +87,11 @@ impl ItemRequest {
         self.operation == "GetItem"
     }
 
+    /// Whether it makes the map of the operations with their ends, as none was there.
+    fn makes_map(&self) -> bool {
+        self.parsed()["ExpressionAttributeValues"][":sqs_once_ends"].is_object()
+    }
+
     /// Whether it puts what was read before, if that is what is there.
     pub fn is_versioned(&self) -> bool {
         self.parsed()["Item"]["version"].is_object()
@@ -131,9 +136,13 @@ pub fn tells(item: &Item) -> Tells {
         serde_json::from_str(item).expect("an item is JSON")
     });
     let sold = count(&item, "sold");
-    let others = count(&item, "others");
     let keys = item["processed_events"]["SS"].as_array();
-    let known = keys.is_some_and(|keys| keys.iter().any(|key| key == KEY.as_str()));
+    let kept = keys.is_some_and(|keys| keys.iter().any(|key| key == KEY.as_str()));
+    let empty = Map::new();
+    let ends = item["processed_until"]["M"].as_object().unwrap_or(&empty);
+    let until = ends.contains_key(KEY.as_str());
+    let others = count(&item, "others") + ends.len() - usize::from(until);
+    let known = kept || until;
     Tells {
         sold,
         known,
@@ -144,14 +153,18 @@ pub fn tells(item: &Item) -> Tells {
 /// The item as somebody else has changed it, who does not sell; and whether that is to stay.
 ///
 /// An update or a create is refused by the mark, which is gone the next moment. A put that counts
-/// versions is refused by the version, as of any other change.
+/// versions is refused by the version, as of any other change, and an update that makes the map by
+/// the map, which another operation has made meanwhile.
 pub fn meddle(item: &Item, request: &ItemRequest) -> (Item, bool) {
     let mut item: Value = item.as_ref().map_or_else(
         || json!({ "id": { "S": ITEM } }),
         |item| serde_json::from_str(item).expect("an item is JSON"),
     );
-    let versioned = request.is_versioned();
-    if versioned {
+    let stays = request.is_versioned() || request.makes_map();
+    if request.makes_map() {
+        let another = format!("another-{}", tells(&Some(item.to_string())).others);
+        item["processed_until"]["M"][another] = json!({ "N": "9999999999" });
+    } else if stays {
         for counted in ["version", "others"] {
             let next = count(&item, counted) + 1;
             item[counted] = json!({ "N": next.to_string() });
@@ -159,7 +172,7 @@ pub fn meddle(item: &Item, request: &ItemRequest) -> (Item, bool) {
     } else {
         item["sold_out"] = json!({ "BOOL": true });
     }
-    (Some(item.to_string()), versioned)
+    (Some(item.to_string()), stays)
 }
 
 fn count(item: &Value, name: &str) -> usize {

@@ -29,7 +29,7 @@
 //! | --- | --- | --- |
 //! | `Once` (`claim.rs`) | `claim`, `untimed` | the `MemoryStore` that ships |
 //! | `Once` with `Done`, `Inbox` (`transactions.rs`) | `commit`, `commit_untimed`, `inbox`, `first_look` | the same, and the item that the writes change |
-//! | `OnItem` (`on_item.rs`) | `create`, `update`, `modify` | the real SDK over a wire of ours, and dynoxide in this process |
+//! | `OnItem` (`on_item.rs`) | `create`, `update`, `retain`, `modify` | the real SDK over a wire of ours, and dynoxide in this process |
 //!
 //! That the explorer can fail is tested too: on a table with one flaw (`flaw.rs`) it must find
 //! the promise which that flaw breaks.
@@ -134,7 +134,8 @@ fn leaving_out_what_was_seen_before_loses_no_state() {
     ];
     // They take longer, and with one deviation nothing would be left out.
     if bound() > 3 {
-        scenarios.extend([Way::Create, Way::Update, Way::Modify].map(Scenario::on_item));
+        scenarios
+            .extend([Way::Create, Way::Update, Way::Retain, Way::Modify].map(Scenario::on_item));
     }
     for scenario in scenarios {
         let once_each = scenario.explore(2, Seen::default);

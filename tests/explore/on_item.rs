@@ -43,6 +43,22 @@ fn an_item_that_is_updated_keeps_every_promise() {
 }
 
 #[test]
+fn an_item_that_remembers_an_update_for_a_time_keeps_every_promise() {
+    keeps(
+        Way::Retain,
+        &[
+            "commit_unknown",
+            "done",
+            "duplicate",
+            "panicked",
+            "permanent_failure",
+            "store_unavailable",
+            "transient_failure",
+        ],
+    );
+}
+
+#[test]
 fn an_item_that_is_modified_keeps_every_promise() {
     keeps(
         Way::Modify,

@@ -140,6 +140,9 @@ impl Scenario {
             Way::Update => ("update", |world, worker, delivery| {
                 Box::pin(changer::change(world, worker, delivery, Way::Update))
             }),
+            Way::Retain => ("retain", |world, worker, delivery| {
+                Box::pin(changer::change(world, worker, delivery, Way::Retain))
+            }),
             Way::Modify => ("modify", |world, worker, delivery| {
                 Box::pin(changer::change(world, worker, delivery, Way::Modify))
             }),
@@ -177,6 +180,7 @@ impl Scenario {
             Self::first_look(),
             Self::on_item(Way::Create),
             Self::on_item(Way::Update),
+            Self::on_item(Way::Retain),
             Self::on_item(Way::Modify),
         ];
         let base = all.into_iter().find(|scenario| scenario.name == base)?;
