@@ -23,7 +23,9 @@
 //! SCHEDULE=claim:0.0.4.2 cargo test --test explore replay -- --nocapture
 //! ```
 //!
-//! In each scenario up to three workers are at work at a time, and any number follows:
+//! In each scenario up to three workers are at work at a time, and any number follows. Each that
+//! comes while another is at work is a deviation: with a bound of two, three of them meet each
+//! other and nothing else.
 //!
 //! | mode | scenarios | its table |
 //! | --- | --- | --- |

@@ -27,8 +27,7 @@ use crate::{
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
-/// At most so many workers at a time; any number may follow. Each that comes while another is at
-/// work is a deviation.
+/// At most so many workers at a time; any number may follow.
 const AT_WORK: usize = 3;
 
 /// Many times what any schedule within the bounds takes.
