@@ -76,7 +76,7 @@ fn an_item_that_is_modified_keeps_every_promise() {
 
 #[test]
 fn the_explorer_finds_a_change_without_its_condition() {
-    for way in [Way::Create, Way::Update, Way::Modify] {
+    for way in [Way::Create, Way::Update, Way::Retain, Way::Modify] {
         let flawed = Scenario::on_item(way).with(Flaw::ChangeWithoutCondition);
         finds(&flawed, "P4");
     }
@@ -84,7 +84,7 @@ fn the_explorer_finds_a_change_without_its_condition() {
 
 #[test]
 fn the_explorer_finds_a_refused_change_that_does_not_return_the_item() {
-    for way in [Way::Create, Way::Update] {
+    for way in [Way::Create, Way::Update, Way::Retain] {
         let flawed = Scenario::on_item(way).with(Flaw::RefusalWithoutItem);
         finds(&flawed, "P4");
     }
