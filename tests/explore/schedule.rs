@@ -316,6 +316,10 @@ impl Execution<'_> {
             }
         }
         world.hash_table(&mut state);
+        if self.scenario.effect == Effect::OnItem {
+            // With a retention, an item holds the time of day.
+            wall().hash(&mut state);
+        }
         world.promises.hash(&mut state);
         (self.current, &self.settled, world.workers.len()).hash(&mut state);
         seen.way_there(steps).hash(&mut state);
