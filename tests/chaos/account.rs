@@ -59,7 +59,7 @@ pub(crate) fn accounts(events: &[Event]) -> Vec<Account> {
                     dead_lettered: false,
                 });
             }
-            Event::Returned { message, end, .. } => accounts[places[message]].ends.push(*end),
+            Event::Returned { delivery, end, .. } => accounts[places[&delivery.0]].ends.push(*end),
             Event::Said {
                 delivery, outcome, ..
             } => {

@@ -51,16 +51,20 @@ pub(crate) fn audit(events: &[Event], statuses: &HashMap<String, String>) -> Fin
     let mut audit = Audit::default();
     audit.charged_again.insert(NOTHING.to_owned(), 0);
     for event in events {
-        // Promise 3: a handler runs again after a transient failure, or after it was cut off.
-        if let Event::Said {
-            delivery,
-            outcome,
-            detail,
-        } = event
-            && ["transient_failure", "out_of_time", "completion_unrecorded"].contains(&&**outcome)
-        {
-            let said = format!("{outcome} ({detail})");
-            audit.unfinished.insert(delivery.clone(), said);
+        match event {
+            Event::Said {
+                delivery,
+                outcome,
+                detail,
+            } => {
+                let (outcome, detail) = (outcome.clone(), detail.clone());
+                let said = Said { outcome, detail };
+                audit.said.insert(delivery.clone(), said);
+            }
+            Event::Late { message, worker } => {
+                audit.late.insert((*worker, message.clone()));
+            }
+            _ => {}
         }
     }
     for (at, event) in events.iter().enumerate() {
@@ -74,6 +78,19 @@ pub(crate) fn audit(events: &[Event], statuses: &HashMap<String, String>) -> Fin
     }
 }
 
+/// A worker's word on a delivery.
+struct Said {
+    outcome: String,
+    detail: String,
+}
+
+impl Said {
+    /// Whether it left something to do again.
+    fn is_unfinished(&self) -> bool {
+        ["transient_failure", "out_of_time", "completion_unrecorded"].contains(&&*self.outcome)
+    }
+}
+
 #[derive(Default)]
 struct Audit {
     orders: HashMap<String, Order>,
@@ -82,8 +99,10 @@ struct Audit {
     order_of_message: HashMap<String, String>,
     /// The delivery by which each worker was last asked for an order.
     delivered: HashMap<(Worker, String), Delivery>,
-    /// What the workers said of deliveries that left something to do again.
-    unfinished: HashMap<Delivery, String>,
+    /// What the workers said of their deliveries.
+    said: HashMap<Delivery, Said>,
+    /// The messages that a worker answered without.
+    late: HashSet<(Worker, String)>,
     /// The orders each worker is at.
     at_work: HashMap<Worker, Vec<String>>,
     /// The orders of each FIFO group that are neither charged nor given up, as sent.
@@ -113,10 +132,10 @@ impl Audit {
                 self.at_work.entry(*worker).or_default().push(order);
             }
             Event::Returned {
-                message,
+                delivery,
                 worker,
                 end,
-            } => self.returned(message, *worker, *end),
+            } => self.returned(delivery, *worker, *end),
             Event::DeadLettered { message } => {
                 let order = self.order_of_message[message].clone();
                 self.leaves_group(&order);
@@ -171,7 +190,7 @@ impl Audit {
                     self.found.push(format!("worker {worker} ended by itself"));
                 }
             }
-            Event::Said { .. } => {}
+            Event::Said { .. } | Event::Late { .. } => {}
         }
     }
 
@@ -184,10 +203,13 @@ impl Audit {
         }
         let excuse = order.excuse.take();
         if let Some((_, before, delivery)) = order.last_charge.take() {
-            let after = match (excuse, self.unfinished.get(&delivery)) {
+            // Promise 3: a handler runs again after a transient failure, or after it was cut off.
+            let said = self.said.get(&delivery);
+            let after = match (excuse, said.filter(|said| said.is_unfinished())) {
                 (Some(excuse), _) => excuse,
                 (None, Some(said)) => {
-                    self.uninjected.push(format!("{name}: {said}"));
+                    let Said { outcome, detail } = said;
+                    (self.uninjected).push(format!("{name}: {outcome} ({detail})"));
                     "what nobody injected".to_owned()
                 }
                 (None, None) => {
@@ -235,7 +257,8 @@ impl Audit {
         }
     }
 
-    fn returned(&mut self, message: &str, worker: Worker, end: End) {
+    fn returned(&mut self, delivery: &Delivery, worker: Worker, end: End) {
+        let message = &delivery.0;
         let name = &self.order_of_message[message];
         let at_work = self.at_work.entry(worker).or_default();
         if let Some(at) = at_work.iter().position(|order| order == name) {
@@ -245,6 +268,16 @@ impl Audit {
         if end == End::Acknowledged && sealed != Some(Settled::Completed) {
             self.found.push(format!(
                 "{message} was acknowledged when its order was {sealed:?}"
+            ));
+        }
+        // Promise 6: reported as failed is what failed, not what was in one batch with it.
+        let said = self.said.get(delivery).map(|said| &*said.outcome);
+        let late = || self.late.contains(&(worker, message.clone()));
+        if let (End::ReportedFailed, Some(well @ ("done" | "duplicate"))) = (end, said)
+            && !late()
+        {
+            self.found.push(format!(
+                "{message} was reported as failed, and its worker says: {well}"
             ));
         }
         if end == End::BatchFailed {

@@ -27,6 +27,9 @@ use crate::{
 /// After which Lambda kills the function.
 const FUNCTION_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// What a worker says of a message that it could not wait for.
+const BLOCKED: &str = "the handler blocks its thread and could not be cut off";
+
 /// Who processes the batches: the environment variables of worker n.
 pub(crate) type Settings = Arc<dyn Fn(Worker) -> Env + Send + Sync>;
 
@@ -100,7 +103,7 @@ impl Mapping {
         environment.invocations += 1;
         let worker = environment.worker;
         for received in &messages {
-            let delivery = (received.message.id.clone(), received.receive_count);
+            let delivery = received.delivery();
             self.ledger.note(Event::Delivered { delivery, worker });
         }
         let fate = self.fate(&environment);
@@ -114,24 +117,24 @@ impl Mapping {
         };
         if let Some(death) = death {
             self.bury(environment, death).await;
-            self.settle(worker, &ids, &failed);
+            self.settle(worker, &messages, &failed);
             return None;
         }
-        self.settle(worker, &ids, &failed);
+        self.settle(worker, &messages, &failed);
         Some(environment)
     }
 
     /// Deletes what was not reported as failed, if the response tells what that is.
-    fn settle(&self, worker: Worker, ids: &[&str], failed: &Result<HashSet<&str>, End>) {
-        for &id in ids {
+    fn settle(&self, worker: Worker, batch: &[Received], failed: &Result<HashSet<&str>, End>) {
+        for received in batch {
+            let id = &*received.message.id;
             let end = match failed {
                 Err(end) => *end,
                 Ok(failed) if failed.contains(id) => End::ReportedFailed,
                 Ok(_) => End::Acknowledged,
             };
-            let message = id.to_owned();
             self.ledger.note(Event::Returned {
-                message,
+                delivery: received.delivery(),
                 worker,
                 end,
             });
@@ -172,8 +175,12 @@ impl Mapping {
         self.ledger.note(Event::Died { worker, death });
         let lines = exit.output.iter();
         for line in lines.filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
+            let text = |name: &str| line[name].as_str().unwrap_or_default().to_owned();
+            if line["message"] == BLOCKED {
+                let message = text("message_id");
+                self.ledger.note(Event::Late { message, worker });
+            }
             if line["message"] == "message processed" {
-                let text = |name: &str| line[name].as_str().unwrap_or_default().to_owned();
                 let receive_count = line["receive_count"].as_u64().unwrap();
                 self.ledger.note(Event::Said {
                     delivery: (text("message_id"), receive_count.try_into().unwrap()),

@@ -23,7 +23,7 @@ pub(crate) enum Event {
     },
     /// What the event source mapping made of a delivery.
     Returned {
-        message: String,
+        delivery: Delivery,
         worker: Worker,
         end: End,
     },
@@ -69,6 +69,12 @@ pub(crate) enum Event {
         delivery: Delivery,
         outcome: String,
         detail: String,
+    },
+    /// A worker's log line: it had to answer before the message was done, as the machine stood
+    /// still.
+    Late {
+        message: String,
+        worker: Worker,
     },
 }
 

@@ -25,9 +25,9 @@ fn delivered(n: usize, worker: u32) -> Event {
 }
 
 fn returned(n: usize, worker: u32, end: End) -> Event {
-    let message = format!("m-{n}");
+    let delivery = (format!("m-{n}"), worker);
     Event::Returned {
-        message,
+        delivery,
         worker,
         end,
     }
@@ -273,6 +273,29 @@ fn a_crash_or_an_unreadable_response_is_found() {
     events = good();
     events.insert(6, returned(1, 7, End::BatchFailed));
     caught(&events, "failed with its whole batch");
+}
+
+#[test]
+fn what_went_well_and_is_reported_as_failed_is_found() {
+    let reported = |end, outcome| {
+        let mut events = good();
+        events.insert(6, returned(1, 7, end));
+        events.push(said(1, 7, outcome));
+        events
+    };
+    for outcome in ["done", "duplicate"] {
+        let mut events = reported(End::ReportedFailed, outcome);
+        let wanted = format!("reported as failed, and its worker says: {outcome}");
+        caught(&events, &wanted);
+        // The worker could not wait for it.
+        let message = "m-1".to_owned();
+        events.push(Event::Late { message, worker: 7 });
+        clean(&events);
+        clean(&reported(End::WorkerDied, outcome));
+    }
+    for outcome in ["lease_lost", "not_started"] {
+        clean(&reported(End::ReportedFailed, outcome));
+    }
 }
 
 #[test]

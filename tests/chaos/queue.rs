@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use crate::{
-    ledger::{Event, Ledger},
+    ledger::{Delivery, Event, Ledger},
     plan::{Message, Seed},
     support,
 };
@@ -39,6 +39,12 @@ pub(crate) struct Rules {
 pub(crate) struct Received {
     pub(crate) message: Message,
     pub(crate) receive_count: u32,
+}
+
+impl Received {
+    pub(crate) fn delivery(&self) -> Delivery {
+        (self.message.id.clone(), self.receive_count)
+    }
 }
 
 pub(crate) struct Queue {
