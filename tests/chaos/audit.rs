@@ -6,10 +6,14 @@ use crate::{
     account::{Account, USED_UP, accounts},
     ledger::{ChargeEnd, Death, Delivery, End, Event, Settled, Worker},
     plan::{Kind, Message},
+    receives::{Cause, causes},
 };
 
 /// What must never stand between two charges of one order.
 const NOTHING: &str = "nothing";
+
+/// Good messages that may use up their receives whatever the size of a run; and one of a hundred.
+const FEW: usize = 2;
 
 /// What is known of one order, and so of one key.
 #[derive(Default)]
@@ -42,6 +46,8 @@ pub(crate) struct Findings {
     /// Attempts that their workers say were cut off or failed transiently, and were charged again,
     /// though nothing was injected: a machine too busy is a fault too.
     pub(crate) uninjected: Vec<String>,
+    /// Deliveries of good messages that failed, though nothing was injected.
+    pub(crate) unexplained: Vec<String>,
     /// How often an order was charged again, by what cut off the attempt before.
     pub(crate) charged_again: BTreeMap<String, usize>,
 }
@@ -70,10 +76,12 @@ pub(crate) fn audit(events: &[Event], statuses: &HashMap<String, String>) -> Fin
     for (at, event) in events.iter().enumerate() {
         audit.event(at, event);
     }
+    audit.receives(&causes(events), &accounts(events));
     audit.ends(&accounts(events), statuses);
     Findings {
         violations: audit.found,
         uninjected: audit.uninjected,
+        unexplained: audit.unexplained,
         charged_again: audit.charged_again,
     }
 }
@@ -110,6 +118,7 @@ struct Audit {
     group_of_order: HashMap<String, String>,
     found: Vec<String>,
     uninjected: Vec<String>,
+    unexplained: Vec<String>,
     charged_again: BTreeMap<String, usize>,
 }
 
@@ -159,6 +168,7 @@ impl Audit {
                 owner,
                 at_ms,
                 lease_until_ms,
+                ..
             } => {
                 let claim = &mut self.of_key(key).claim;
                 let live = claim.as_ref();
@@ -297,6 +307,38 @@ impl Audit {
     fn of_key(&mut self, key: &str) -> &mut Order {
         let (_, order) = key.split_once('#').unwrap();
         self.orders.entry(order.to_owned()).or_default()
+    }
+
+    /// Promise 5: a message that may be processed is, unless something keeps coming between.
+    fn receives(&mut self, causes: &[(Delivery, Cause)], accounts: &[Account]) {
+        let mut injected: HashSet<&str> = HashSet::new();
+        for ((message, receive), cause) in causes {
+            match cause {
+                Cause::Injected(_) => {
+                    injected.insert(message);
+                }
+                Cause::Uninjected(said) => {
+                    let told = format!("{message}, receive {receive}: {said}");
+                    self.unexplained.push(told);
+                }
+                Cause::False(said) => {
+                    self.found
+                        .push(format!("{message}, receive {receive}: {said}"));
+                }
+            }
+        }
+        let good = |account: &&Account| !account.message.kind.is_permanent();
+        let given_up = |account: &&Account| account.dead_lettered && !account.acknowledged();
+        let given_up = accounts.iter().filter(good).filter(given_up);
+        let ids: Vec<_> = given_up.map(|account| &*account.message.id).collect();
+        for id in ids.iter().filter(|id| !injected.contains(**id)) {
+            self.found
+                .push(format!("{id} was given up, and nothing ever came between"));
+        }
+        if ids.len() > accounts.len() / 100 + FEW {
+            self.found
+                .push(format!("good messages were given up, too many: {ids:?}"));
+        }
     }
 
     fn ends(&mut self, accounts: &[Account], statuses: &HashMap<String, String>) {

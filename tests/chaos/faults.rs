@@ -59,6 +59,7 @@ struct Row {
 
 /// A request to write, as far as it is read here.
 struct Write {
+    worker: Worker,
     key: String,
     operation: String,
     body: Value,
@@ -90,7 +91,7 @@ async fn relay(
     body: Bytes,
 ) -> Response<Body> {
     let worker = uri.path().split('/').nth(1).unwrap().parse().unwrap();
-    let Some(write) = Write::of(&headers, &body) else {
+    let Some(write) = Write::of(worker, &headers, &body) else {
         return wire.forward(headers, body, None).await;
     };
     let fault = wire.roll(&write.key);
@@ -130,7 +131,7 @@ fn refusal(status: StatusCode, name: &str) -> Response<Body> {
 }
 
 impl Write {
-    fn of(headers: &HeaderMap, body: &[u8]) -> Option<Self> {
+    fn of(worker: Worker, headers: &HeaderMap, body: &[u8]) -> Option<Self> {
         let operation = operation(headers);
         let body: Value = serde_json::from_slice(body).unwrap();
         let place = match &*operation {
@@ -140,6 +141,7 @@ impl Write {
         };
         let key = body[place]["id"]["S"].as_str()?.to_owned();
         Some(Self {
+            worker,
             key,
             operation,
             body,
@@ -162,6 +164,7 @@ impl Write {
                 return Event::Claimed {
                     key,
                     owner,
+                    worker: self.worker,
                     at_ms,
                     lease_until_ms,
                 };

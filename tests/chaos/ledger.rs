@@ -46,6 +46,7 @@ pub(crate) enum Event {
     Claimed {
         key: String,
         owner: String,
+        worker: Worker,
         at_ms: u64,
         lease_until_ms: u64,
     },

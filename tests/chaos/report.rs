@@ -10,6 +10,7 @@ use crate::{
     account::accounts,
     ledger::{ChargeEnd, End, Event},
     plan::Seed,
+    receives::{Cause, causes},
 };
 
 pub(crate) struct Report {
@@ -55,6 +56,12 @@ impl Report {
                 report.count("charges, effective (one a key)");
             }
             report.count(format!("orders with {requests} requests at the gateway"));
+        }
+        for (_, cause) in causes(events) {
+            report.count(match cause {
+                Cause::Injected(what) => format!("receives used up, {what}"),
+                Cause::Uninjected(_) | Cause::False(_) => "receives used up, why?".into(),
+            });
         }
         for account in accounts(events) {
             match (account.acknowledged(), account.dead_lettered) {

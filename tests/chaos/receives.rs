@@ -1,0 +1,258 @@
+//! Why a receive of a good message came to nothing. Each has its cause in the logs: what was
+//! injected, somebody else at the same order, or a failure ahead of it in its FIFO group.
+
+use std::collections::HashMap;
+
+use crate::{
+    faults::Fault,
+    ledger::{ChargeEnd, Death, Delivery, End, Event, Worker},
+    plan::{Kind, Message},
+};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    Injected(String),
+    /// A failure that nobody injected, in the worker's words: a machine too busy is a fault too.
+    Uninjected(String),
+    /// The worker says what is not so.
+    False(String),
+}
+
+/// One delivery, and what was done to it.
+struct Receive<'a> {
+    message: &'a Message,
+    worker: Worker,
+    from: usize,
+    to: Option<(usize, End)>,
+    /// The delivery before it in its batch and FIFO group.
+    ahead: Option<usize>,
+    injected: Option<String>,
+    said: Option<(&'a str, &'a str)>,
+}
+
+/// The time from one owner's claim to its end, or to the next owner's.
+struct Held<'a> {
+    owner: &'a str,
+    worker: Worker,
+    from: usize,
+    to: Option<usize>,
+}
+
+#[derive(Default)]
+struct Receives<'a> {
+    messages: HashMap<&'a str, &'a Message>,
+    messages_of_order: HashMap<&'a str, &'a Message>,
+    receives: Vec<Receive<'a>>,
+    places: HashMap<&'a Delivery, usize>,
+    /// What each worker is at of a FIFO group, or of an order.
+    open: HashMap<(Worker, &'a str), Vec<usize>>,
+    /// The deliveries that a charge was made for.
+    charged: HashMap<usize, Vec<usize>>,
+    held: HashMap<&'a str, Vec<Held<'a>>>,
+    slow: Vec<(Worker, &'a str, usize)>,
+    deaths: HashMap<Worker, Death>,
+}
+
+/// The cause of each delivery of a good message that was not acknowledged.
+pub(crate) fn causes(events: &[Event]) -> Vec<(Delivery, Cause)> {
+    let mut all = Receives::default();
+    for (at, event) in events.iter().enumerate() {
+        all.event(at, event);
+    }
+    let mut causes: Vec<Option<Cause>> = Vec::with_capacity(all.receives.len());
+    for receive in &all.receives {
+        let ahead = receive.ahead.and_then(|ahead| causes[ahead].clone());
+        causes.push(all.cause(receive, ahead));
+    }
+    let mut of_delivery = Vec::new();
+    for (delivery, at) in &all.places {
+        let good = !all.receives[*at].message.kind.is_permanent();
+        if let Some(cause) = causes[*at].take().filter(|_| good) {
+            of_delivery.push(((*delivery).clone(), cause));
+        }
+    }
+    of_delivery.sort_by(|(one, _), (other, _)| one.cmp(other));
+    of_delivery
+}
+
+impl<'a> Receives<'a> {
+    fn event(&mut self, at: usize, event: &'a Event) {
+        match event {
+            Event::Sent(message) => {
+                self.messages.insert(&message.id, message);
+                self.messages_of_order.insert(&message.order, message);
+            }
+            Event::Delivered { delivery, worker } => {
+                let message = self.messages[&*delivery.0];
+                let place = self.receives.len();
+                let open = self.open.entry((*worker, lane(message))).or_default();
+                self.receives.push(Receive {
+                    message,
+                    worker: *worker,
+                    from: at,
+                    to: None,
+                    ahead: open.last().copied(),
+                    injected: None,
+                    said: None,
+                });
+                open.push(place);
+                self.places.insert(delivery, place);
+            }
+            Event::Returned {
+                delivery,
+                worker,
+                end,
+            } => {
+                let lane = lane(self.messages[&*delivery.0]);
+                if let Some(&place) = self.places.get(delivery) {
+                    self.receives[place].to = Some((at, *end));
+                    let open = self.open.entry((*worker, lane)).or_default();
+                    open.retain(|open| *open != place);
+                }
+            }
+            Event::Faulted { key, worker, fault } => {
+                if *fault == Fault::Slow {
+                    self.slow.push((*worker, key, at));
+                }
+                for place in self.at_work(*worker, order(key)) {
+                    self.receives[place].injected = Some(format!("{fault:?}"));
+                }
+            }
+            Event::Charge { order, worker, .. } => {
+                let deliveries = self.at_work(*worker, order);
+                self.charged.insert(at, deliveries);
+            }
+            Event::ChargeEnded { charge, how } => {
+                for &place in self.charged.get(charge).into_iter().flatten() {
+                    let receive = &mut self.receives[place];
+                    // Who hangs up on a gateway that would answer had its own reason.
+                    let injected = match how {
+                        ChargeEnd::Answered => false,
+                        ChargeEnd::Busy => true,
+                        ChargeEnd::Unanswered => {
+                            matches!(receive.message.kind, Kind::Slow | Kind::Cut)
+                        }
+                    };
+                    if injected {
+                        receive.injected = Some(format!("{how:?}"));
+                    }
+                }
+            }
+            Event::Claimed {
+                key, owner, worker, ..
+            } => {
+                let held = self.held.entry(key).or_default();
+                // A claim made again by its owner's second request is the same one.
+                if held
+                    .last()
+                    .is_none_or(|last| last.to.is_some() || last.owner != owner)
+                {
+                    end(held, at);
+                    held.push(Held {
+                        owner,
+                        worker: *worker,
+                        from: at,
+                        to: None,
+                    });
+                }
+            }
+            Event::Settled { key, .. } => end(self.held.entry(key).or_default(), at),
+            Event::Died { worker, death } => {
+                self.deaths.insert(*worker, *death);
+            }
+            Event::Said {
+                delivery,
+                outcome,
+                detail,
+            } => {
+                if let Some(&place) = self.places.get(delivery) {
+                    self.receives[place].said = Some((outcome, detail));
+                }
+            }
+            Event::DeadLettered { .. } | Event::Late { .. } => {}
+        }
+    }
+
+    /// The deliveries that a worker is at, of an order or of its whole group: what holds up one
+    /// holds up those behind it.
+    fn at_work(&self, worker: Worker, order: &str) -> Vec<usize> {
+        let message = self.messages_of_order.get(order);
+        let open = message.and_then(|message| self.open.get(&(worker, lane(message))));
+        open.cloned().unwrap_or_default()
+    }
+
+    /// `None` for a delivery that needs no cause.
+    fn cause(&self, receive: &Receive<'_>, ahead: Option<Cause>) -> Option<Cause> {
+        let (to, end) = receive.to?;
+        if end == End::WorkerDied {
+            return Some(match self.deaths.get(&receive.worker) {
+                Some(death @ (Death::Killed | Death::FrozenUntilTimeout)) => {
+                    Cause::Injected(format!("{death:?}"))
+                }
+                other => Cause::Uninjected(format!("its worker: {other:?}")),
+            });
+        }
+        if end != End::ReportedFailed {
+            return None;
+        }
+        let Some((outcome, detail)) = receive.said else {
+            return Some(Cause::Uninjected("its worker says nothing".into()));
+        };
+        Some(match outcome {
+            // Promise 6 has its own rule.
+            "done" | "duplicate" => return None,
+            "conflict" => self.conflict(receive, to, detail),
+            "not_started" if detail.starts_with("behind a failure") => ahead.unwrap_or_else(|| {
+                Cause::False("behind a failure, and nothing ahead failed".into())
+            }),
+            _ => match &receive.injected {
+                Some(injected) => Cause::Injected(injected.clone()),
+                None => Cause::Uninjected(format!("{outcome} ({detail})")),
+            },
+        })
+    }
+
+    /// Somebody else held a claim during the delivery: the one that the worker names.
+    fn conflict(&self, receive: &Receive<'_>, to: usize, detail: &str) -> Cause {
+        let named = detail.strip_prefix("owner ").unwrap_or_default();
+        let named = named.split(' ').next().unwrap_or_default();
+        let mut of_order = self.held.iter();
+        let of_order = of_order.find(|(key, _)| order(key) == receive.message.order);
+        let held = of_order
+            .into_iter()
+            .flat_map(|(key, held)| held.iter().map(move |held| (key, held)));
+        let somebody = held
+            .filter(|(_, held)| held.owner == named)
+            .any(|(key, held)| {
+                let during = held.from < to && held.to.is_none_or(|to| to > receive.from);
+                // Its own, late from a delivery before.
+                let late = || {
+                    let mut slow = self.slow.iter();
+                    slow.any(|(worker, slow, at)| {
+                        (worker, slow) == (&receive.worker, key) && *at < receive.from
+                    })
+                };
+                during && (held.worker != receive.worker || held.from < receive.from || late())
+            });
+        if somebody {
+            Cause::Injected("conflict".into())
+        } else {
+            Cause::False(format!("conflict ({detail}), and nobody else held a claim"))
+        }
+    }
+}
+
+fn lane(message: &Message) -> &str {
+    message.group.as_deref().unwrap_or(&message.order)
+}
+
+/// A key's name ends with the order's.
+fn order(key: &str) -> &str {
+    key.split_once('#').unwrap().1
+}
+
+fn end(held: &mut [Held<'_>], at: usize) {
+    if let Some(held) = held.last_mut().filter(|held| held.to.is_none()) {
+        held.to = Some(at);
+    }
+}
