@@ -18,6 +18,8 @@ mod account;
 mod audit;
 #[path = "chaos/esm.rs"]
 mod esm;
+#[path = "chaos/fate.rs"]
+mod fate;
 #[path = "chaos/faults.rs"]
 mod faults;
 #[path = "chaos/gateway.rs"]
@@ -38,7 +40,7 @@ mod support;
 
 use std::{
     collections::HashMap,
-    sync::{Arc, atomic::AtomicU32},
+    sync::{Arc, Mutex, atomic::AtomicU32},
     time::{Duration, Instant},
 };
 
@@ -87,6 +89,7 @@ async fn whatever_is_killed_lost_or_doubled_every_order_is_charged_or_accounted_
     for wanted in [
         "workers, Killed",
         "workers, FrozenUntilTimeout",
+        "workers, thawed",
         "DynamoDB fault, CutBefore",
         "DynamoDB fault, CutAfter",
         "DynamoDB fault, Slow",
@@ -114,7 +117,7 @@ async fn a_fifo_group_is_charged_in_its_order_whoever_is_killed() {
             max_receive_count: 30,
             duplicates: 0,
         },
-        lifetime: 6,
+        lifetime: 5,
         concurrency: 3,
         fifo: true,
     };
@@ -124,6 +127,7 @@ async fn a_fifo_group_is_charged_in_its_order_whoever_is_killed() {
     for wanted in [
         "workers, Killed",
         "workers, FrozenUntilTimeout",
+        "workers, thawed",
         "gateway fault, Busy",
     ] {
         assert!(report.number(wanted) > 0, "{wanted}: none\n{report}");
@@ -153,6 +157,7 @@ impl Run {
             lifetime: self.lifetime,
             fifo: self.fifo,
             hired: AtomicU32::new(0),
+            zombies: Mutex::default(),
         });
 
         let started = Instant::now();

@@ -22,7 +22,7 @@ struct Order {
     last_charge: Option<(usize, Worker, Delivery)>,
     /// What cut the last attempt off, so that another may charge again.
     excuse: Option<String>,
-    open_charges: HashSet<usize>,
+    open_charges: HashMap<usize, Worker>,
     taken: usize,
     /// COMPLETED or FAILED: nothing may run any more.
     sealed: Option<Settled>,
@@ -109,6 +109,10 @@ struct Audit {
     delivered: HashMap<(Worker, String), Delivery>,
     /// What the workers said of their deliveries.
     said: HashMap<Delivery, Said>,
+    /// When each worker last claimed a key, and when it was frozen.
+    claimed: HashMap<(Worker, String), usize>,
+    frozen: HashMap<Worker, usize>,
+    thawed: HashSet<Worker>,
     /// The messages that a worker answered without.
     late: HashSet<(Worker, String)>,
     /// The orders each worker is at.
@@ -166,10 +170,11 @@ impl Audit {
             Event::Claimed {
                 key,
                 owner,
+                worker,
                 at_ms,
                 lease_until_ms,
-                ..
             } => {
+                self.claimed.insert((*worker, key.clone()), at);
                 let claim = &mut self.of_key(key).claim;
                 let live = claim.as_ref();
                 let live = live.is_some_and(|(other, until)| other != owner && at_ms < until);
@@ -179,11 +184,25 @@ impl Audit {
                         .push(format!("{key} was claimed while another's claim was live"));
                 }
             }
-            Event::Settled { key, as_what } => {
+            Event::Settled {
+                key,
+                owner,
+                as_what,
+            } => {
                 let order = self.of_key(key);
-                order.claim = None;
+                let (claim, sealed) = (order.claim.take(), order.sealed);
                 if matches!(as_what, Settled::Completed | Settled::Failed) {
                     order.sealed = Some(*as_what);
+                }
+                // Promise 5: late is refused.
+                if let Some((other, _)) = claim.filter(|(holder, _)| holder != owner) {
+                    self.found.push(format!(
+                        "{key} was {as_what:?} by {owner} when {other} held its claim"
+                    ));
+                }
+                if let Some(sealed) = sealed {
+                    self.found
+                        .push(format!("{key} was {as_what:?} when it was {sealed:?}"));
                 }
             }
             Event::Faulted { key, worker, fault } => {
@@ -194,18 +213,39 @@ impl Audit {
                 for order in self.at_work.get(worker).into_iter().flatten() {
                     if let Some(order) = self.orders.get_mut(order) {
                         order.cut_off(|_, last| last == *worker, &format!("{death:?}"));
+                        // A frozen one does not hang up.
+                        order.open_charges.retain(|_, by| by != worker);
                     }
                 }
                 if *death == Death::Crashed {
                     self.found.push(format!("worker {worker} ended by itself"));
                 }
             }
+            Event::Frozen { worker } => {
+                self.frozen.insert(*worker, at);
+            }
+            Event::Thawed { worker } => {
+                self.thawed.insert(*worker);
+            }
             Event::Said { .. } | Event::Late { .. } => {}
         }
     }
 
     fn charge(&mut self, at: usize, name: &str, key: &str, worker: Worker, taken: bool) {
+        self.order_of_charge.insert(at, name.to_owned());
         let order = self.orders.entry(name.to_owned()).or_default();
+        if self.thawed.contains(&worker) {
+            // Of a lease that is over, only what was begun before may come late: nobody can call
+            // it back.
+            let claimed = self.claimed.get(&(worker, key.to_owned()));
+            if claimed.is_none_or(|claimed| *claimed > self.frozen[&worker]) {
+                self.found.push(format!(
+                    "{name} was charged by worker {worker}, which began when it was thawed"
+                ));
+            }
+            order.taken += usize::from(taken);
+            return;
+        }
         if let Some(sealed) = order.sealed {
             self.found.push(format!(
                 "{name} was charged by worker {worker} when it was {sealed:?}"
@@ -247,8 +287,7 @@ impl Audit {
         let delivery = self.delivered.get(&(worker, name.to_owned()));
         let delivery = delivery.cloned().unwrap_or_default();
         order.last_charge = Some((at, worker, delivery));
-        order.open_charges.insert(at);
-        self.order_of_charge.insert(at, name.to_owned());
+        order.open_charges.insert(at, worker);
         if !taken {
             return;
         }

@@ -1,11 +1,11 @@
 //! An event source mapping: polls the queue, invokes execution environments of the release
-//! binary, and deletes what was not reported as failed. It also kills and freezes them.
+//! binary, and deletes what was not reported as failed. It also sees to it that they die.
 
 use std::{
     collections::HashSet,
-    process::Command,
+    mem,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU32, Ordering},
     },
     time::Duration,
@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use tokio::{task::JoinSet, time::sleep};
 
 use crate::{
+    fate::{Fate, signal, survive},
     ledger::{Death, End, Event, Ledger, Worker},
     plan::Seed,
     queue::{Queue, Received},
@@ -23,9 +24,6 @@ use crate::{
         runtime_api::{Answer, Env, Lambda},
     },
 };
-
-/// After which Lambda kills the function.
-const FUNCTION_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a worker says of a message that it could not wait for.
 const BLOCKED: &str = "the handler blocks its thread and could not be cut off";
@@ -42,14 +40,8 @@ pub(crate) struct Mapping {
     pub(crate) lifetime: u32,
     pub(crate) fifo: bool,
     pub(crate) hired: AtomicU32,
-}
-
-/// What is done to a worker in the middle of an invocation.
-#[derive(Clone, Copy)]
-enum Fate {
-    Spared,
-    Killed(Duration),
-    Frozen(Duration),
+    /// Workers that were given up, and are not dead.
+    pub(crate) zombies: Mutex<JoinSet<()>>,
 }
 
 struct Environment {
@@ -69,9 +61,11 @@ impl Mapping {
         while let Some(ended) = pollers.join_next().await {
             ended.unwrap();
         }
+        let zombies = mem::take(&mut *self.zombies.lock().unwrap());
+        zombies.join_all().await;
     }
 
-    async fn poll(&self) {
+    async fn poll(self: &Arc<Self>) {
         let mut warm = None;
         while let Some(batch) = self.queue.receive().await {
             let environment = match warm.take() {
@@ -96,7 +90,7 @@ impl Mapping {
 
     /// One invocation; the environment if it is still alive.
     async fn invoke(
-        &self,
+        self: &Arc<Self>,
         mut environment: Environment,
         messages: Vec<Received>,
     ) -> Option<Environment> {
@@ -108,7 +102,8 @@ impl Mapping {
         }
         let fate = self.fate(&environment);
         let event = batch(messages.iter().map(|received| self.record(received)));
-        let (answer, death) = survive(&environment.lambda, event, fate).await;
+        let (answer, death) =
+            survive(&environment.lambda, event, fate, (worker, &self.ledger)).await;
         let ids: Vec<_> = messages.iter().map(|r| &*r.message.id).collect();
         let failed = match &answer {
             Some(Answer::Response(response)) => failures(response, &ids).ok_or(End::BatchFailed),
@@ -116,7 +111,13 @@ impl Mapping {
             Some(Answer::Exited | Answer::TimedOut) | None => Err(End::WorkerDied),
         };
         if let Some(death) = death {
-            self.bury(environment, death).await;
+            if let (Fate::Thawed(_), Death::FrozenUntilTimeout) = (fate, death) {
+                self.ledger.note(Event::Died { worker, death });
+                let haunt = Arc::clone(self).haunt(environment);
+                self.zombies.lock().unwrap().spawn(haunt);
+            } else {
+                self.bury(environment, death).await;
+            }
             self.settle(worker, &messages, &failed);
             return None;
         }
@@ -144,17 +145,15 @@ impl Mapping {
         }
     }
 
-    /// Every worker dies in one of its first invocations, a third of them frozen.
+    /// Every worker meets its fate in one of its first invocations, or the next one that takes as
+    /// long.
     fn fate(&self, environment: &Environment) -> Fate {
         let worker = environment.worker;
-        let mut dice = self.seed.dice(("fate", worker));
-        let when = Duration::from_micros(dice.u64(..40_000));
+        let mut dice = self.seed.dice(("lifetime", worker));
         if environment.invocations < dice.u32(1..=self.lifetime) {
             Fate::Spared
-        } else if worker % 3 == 2 {
-            Fate::Frozen(when)
         } else {
-            Fate::Killed(when)
+            Fate::of(self.seed, worker)
         }
     }
 
@@ -168,12 +167,33 @@ impl Mapping {
         record
     }
 
-    /// Sees the process end, and reads what it logged of its deliveries.
+    /// Lets a frozen worker go on after its lease, before or after its messages are delivered to
+    /// another, until it asks for more.
+    async fn haunt(self: Arc<Self>, environment: Environment) {
+        let Environment {
+            worker,
+            lambda,
+            invocations,
+        } = environment;
+        let pause = self.seed.dice(("thaw", worker)).u64(200..2500);
+        sleep(Duration::from_millis(pause)).await;
+        self.ledger.note(Event::Thawed { worker });
+        signal(lambda.pid(), "-CONT");
+        lambda.polls(invocations as usize + 1).await;
+        let exit = lambda.kill().await;
+        self.read(worker, &exit.output);
+    }
+
     async fn bury(&self, environment: Environment, death: Death) {
         let worker = environment.worker;
         let exit = environment.lambda.kill().await;
         self.ledger.note(Event::Died { worker, death });
-        let lines = exit.output.iter();
+        self.read(worker, &exit.output);
+    }
+
+    /// Notes what a worker logged of its deliveries.
+    fn read(&self, worker: Worker, output: &[String]) {
+        let lines = output.iter();
         for line in lines.filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
             let text = |name: &str| line[name].as_str().unwrap_or_default().to_owned();
             if line["message"] == BLOCKED {
@@ -190,52 +210,6 @@ impl Mapping {
             }
         }
     }
-}
-
-/// Invokes, and does to the process what its fate is, unless it answers before that. `None` for
-/// the answer of a process that was killed.
-async fn survive(lambda: &Lambda, event: Value, fate: Fate) -> (Option<Answer>, Option<Death>) {
-    let invocation = lambda.invoke(event, FUNCTION_TIMEOUT);
-    tokio::pin!(invocation);
-    let early = match fate {
-        Fate::Spared => None,
-        Fate::Killed(when) | Fate::Frozen(when) => tokio::select! {
-            answer = &mut invocation => Some(answer),
-            () = sleep(when) => None,
-        },
-    };
-    let answer = match (early, fate) {
-        (Some(answer), _) => answer,
-        (None, Fate::Killed(_)) => return (None, Some(Death::Killed)),
-        (None, Fate::Frozen(_)) => {
-            freeze(lambda.pid());
-            let answer = invocation.await;
-            let death = match answer {
-                Answer::TimedOut => Death::FrozenUntilTimeout,
-                // A moment before.
-                _ => Death::Killed,
-            };
-            return (Some(answer), Some(death));
-        }
-        (None, Fate::Spared) => invocation.await,
-    };
-    let death = match answer {
-        Answer::TimedOut => Some(Death::TimedOut),
-        Answer::Exited => Some(Death::Crashed),
-        Answer::Response(_) | Answer::Error(_) => None,
-    };
-    (Some(answer), death)
-}
-
-/// As if the machine had stood still.
-fn freeze(pid: u32) {
-    let mut stop = Command::new("kill");
-    assert!(
-        stop.args(["-STOP", &pid.to_string()])
-            .status()
-            .unwrap()
-            .success()
-    );
 }
 
 /// The messages that a response reports as failed; `None` if Lambda can't tell and takes the whole

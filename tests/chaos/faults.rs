@@ -174,7 +174,13 @@ impl Write {
             (_, Some("COMPLETED")) => Settled::Completed,
             (_, Some(_)) => Settled::Failed,
         };
-        Event::Settled { key, as_what }
+        let owner = self.body["ExpressionAttributeValues"][":me"]["S"].as_str();
+        let owner = owner.unwrap().to_owned();
+        Event::Settled {
+            key,
+            owner,
+            as_what,
+        }
     }
 }
 

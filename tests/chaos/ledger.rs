@@ -53,6 +53,7 @@ pub(crate) enum Event {
     /// The table took the end of a claim.
     Settled {
         key: String,
+        owner: String,
         as_what: Settled,
     },
     /// Something came between a worker and the table, in a write about this key.
@@ -61,9 +62,18 @@ pub(crate) enum Event {
         worker: Worker,
         fault: Fault,
     },
+    /// It was made to stand still; what it had seen by then was noted before.
+    Frozen {
+        worker: Worker,
+    },
+    /// For the event source mapping; a worker that is thawed later goes on.
     Died {
         worker: Worker,
         death: Death,
+    },
+    /// It is about to go on.
+    Thawed {
+        worker: Worker,
     },
     /// A worker's log line about a delivery, read when the worker is gone.
     Said {

@@ -57,8 +57,15 @@ fn claimed(n: usize, owner: &str, at_ms: u64) -> Event {
 }
 
 fn settled(n: usize, as_what: Settled) -> Event {
-    let key = format!("chaos#o-{n}");
-    Event::Settled { key, as_what }
+    settled_by(n, "a", as_what)
+}
+
+fn settled_by(n: usize, owner: &str, as_what: Settled) -> Event {
+    Event::Settled {
+        key: format!("chaos#o-{n}"),
+        owner: owner.into(),
+        as_what,
+    }
 }
 
 fn dead_lettered(n: usize) -> Event {
@@ -102,7 +109,7 @@ fn again(cut: Vec<Event>) -> Vec<Event> {
         claimed(1, "b", 9000),
         charge(1, 8),
         ended(second + 2, ChargeEnd::Answered),
-        settled(1, Settled::Completed),
+        settled_by(1, "b", Settled::Completed),
         returned(1, 8, End::Acknowledged),
     ]);
     events
@@ -217,12 +224,51 @@ fn two_live_claims_are_found() {
         events.insert(3 + usize::from(place), claimed(1, "b", at_ms));
         // The charge has moved.
         events.retain(|event| !matches!(event, Event::ChargeEnded { .. }));
+        for event in events.iter_mut().skip(4) {
+            if let Event::Settled { owner, .. } = event {
+                "b".clone_into(owner);
+            }
+        }
         events
     };
     caught(&two(None, 2999), "while another's claim was live");
     clean(&two(None, 3000));
     clean(&two(Some(settled(1, Settled::Released)), 1500));
     clean(&two(Some(settled(1, Settled::Abandoned)), 1500));
+}
+
+/// Frozen in its charge, given up, taken over from by worker 8, and thawed; then `late` happens.
+fn thawed(frozen: usize, late: Vec<Event>) -> Vec<Event> {
+    let died = died(7, Death::FrozenUntilTimeout);
+    let mut events = again(vec![died, returned(1, 7, End::WorkerDied)]);
+    events.insert(frozen, Event::Frozen { worker: 7 });
+    events.push(Event::Thawed { worker: 7 });
+    events.extend(late);
+    for event in &mut events {
+        if let Event::ChargeEnded { charge, .. } = event {
+            // Moved by the freeze.
+            *charge += 1;
+        }
+    }
+    events
+}
+
+#[test]
+fn a_thawed_worker_that_begins_again_or_ends_what_is_not_its_own_is_found() {
+    clean(&thawed(4, vec![]));
+    // It was on its way, and comes when the other is done.
+    clean(&thawed(4, vec![charge(1, 7)]));
+    caught(&thawed(2, vec![charge(1, 7)]), "began when it was thawed");
+    caught(
+        &thawed(4, vec![settled(1, Settled::Completed)]),
+        "was Completed when it was Completed",
+    );
+    let mut early = thawed(4, vec![]);
+    early.retain(|event| !matches!(event, Event::ChargeEnded { .. }));
+    let mut claims = early.iter();
+    let second = claims.rposition(|event| matches!(event, Event::Claimed { .. }));
+    early.insert(second.unwrap() + 1, settled(1, Settled::Completed));
+    caught(&early, "was Completed by a when b held its claim");
 }
 
 #[test]

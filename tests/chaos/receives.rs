@@ -169,7 +169,10 @@ impl<'a> Receives<'a> {
                     self.receives[place].said = Some((outcome, detail));
                 }
             }
-            Event::DeadLettered { .. } | Event::Late { .. } => {}
+            Event::DeadLettered { .. }
+            | Event::Frozen { .. }
+            | Event::Thawed { .. }
+            | Event::Late { .. } => {}
         }
     }
 

@@ -1,7 +1,7 @@
 //! The run in numbers.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     fmt,
     time::Duration,
 };
@@ -29,6 +29,7 @@ impl Report {
             numbers: BTreeMap::new(),
         };
         report.add("messages lost or left", 0);
+        let mut thawed = HashSet::new();
         let mut charges: HashMap<&str, (usize, bool)> = HashMap::new();
         for event in events {
             match event {
@@ -36,7 +37,15 @@ impl Report {
                 Event::Delivered { .. } => report.count("deliveries"),
                 Event::Returned { end, .. } => report.count(format!("deliveries, {end:?}")),
                 Event::DeadLettered { .. } => report.count("in the dead-letter queue"),
-                Event::Charge { order, taken, .. } => {
+                Event::Charge {
+                    order,
+                    taken,
+                    worker,
+                    ..
+                } => {
+                    if thawed.contains(worker) {
+                        report.count("charges by thawed workers");
+                    }
                     let (requests, charged) = charges.entry(order).or_default();
                     *requests += 1;
                     *charged |= taken;
@@ -47,6 +56,10 @@ impl Report {
                 }
                 Event::Faulted { fault, .. } => report.count(format!("DynamoDB fault, {fault:?}")),
                 Event::Died { death, .. } => report.count(format!("workers, {death:?}")),
+                Event::Thawed { worker } => {
+                    thawed.insert(*worker);
+                    report.count("workers, thawed");
+                }
                 Event::Said { outcome, .. } => report.count(format!("outcome, {outcome}")),
                 _ => {}
             }
