@@ -180,8 +180,9 @@ impl Run {
         println!("charged again, and nobody injected why: {uninjected:#?}");
         println!("failed deliveries that nobody injected: {unexplained:#?}");
         assert!(violations.is_empty(), "{report}\n{violations:#?}");
-        // A busy machine has its own faults, though not many: one that stands still fails a batch.
-        assert!(uninjected.len() * 50 <= sent, "{uninjected:#?}");
+        // A busy machine has its own faults: an answer of the gateway that came too late there is
+        // no cause that was injected, and rare. One that stands still fails a whole batch.
+        assert!(uninjected.len() <= 5, "{uninjected:#?}");
         assert!(unexplained.len() <= 10 + sent / 100, "{unexplained:#?}");
         assert!(
             emptied.is_ok(),
