@@ -6,7 +6,7 @@ use crate::{
     account::{Account, USED_UP, accounts},
     ledger::{ChargeEnd, Death, Delivery, End, Event, Settled, Worker},
     plan::{Kind, Message},
-    receives::{Cause, causes},
+    receives::{Cause, causes, order_of},
 };
 
 /// What must never stand between two charges of one order.
@@ -117,7 +117,7 @@ struct Audit {
     late: HashSet<(Worker, String)>,
     /// The orders each worker is at.
     at_work: HashMap<Worker, Vec<String>>,
-    /// The orders of each FIFO group that are neither charged nor given up, as sent.
+    /// The orders of each FIFO group that are neither settled nor given up, as sent.
     groups: BTreeMap<String, Vec<String>>,
     group_of_order: HashMap<String, String>,
     found: Vec<String>,
@@ -191,7 +191,8 @@ impl Audit {
             } => {
                 let order = self.of_key(key);
                 let (claim, sealed) = (order.claim.take(), order.sealed);
-                if matches!(as_what, Settled::Completed | Settled::Failed) {
+                let ends = matches!(as_what, Settled::Completed | Settled::Failed);
+                if ends {
                     order.sealed = Some(*as_what);
                 }
                 // Promise 5: late is refused.
@@ -203,6 +204,9 @@ impl Audit {
                 if let Some(sealed) = sealed {
                     self.found
                         .push(format!("{key} was {as_what:?} when it was {sealed:?}"));
+                }
+                if ends {
+                    self.leaves_group(order_of(key));
                 }
             }
             Event::Faulted { key, worker, fault } => {
@@ -288,21 +292,21 @@ impl Audit {
         let delivery = delivery.cloned().unwrap_or_default();
         order.last_charge = Some((at, worker, delivery));
         order.open_charges.insert(at, worker);
-        if !taken {
+        order.taken += usize::from(taken);
+        self.turn_of(name);
+    }
+
+    /// Promise 6: a FIFO group goes on when what is ahead is settled, or given up.
+    fn turn_of(&mut self, name: &str) {
+        let Some(group) = self.group_of_order.get(name) else {
             return;
-        }
-        order.taken += 1;
-        if order.taken == 1 {
-            let ahead = self
-                .group_of_order
-                .get(name)
-                .and_then(|group| self.groups[group].first());
-            if let Some(ahead) = ahead.filter(|ahead| *ahead != name) {
-                self.found.push(format!(
-                    "{name} was charged before {ahead}, sent before it in its group"
-                ));
-            }
-            self.leaves_group(name);
+        };
+        let waiting = &self.groups[group];
+        let ahead = waiting.first().filter(|ahead| *ahead != name);
+        if let Some(ahead) = ahead.filter(|_| waiting.iter().any(|waiting| waiting == name)) {
+            self.found.push(format!(
+                "{name} was charged when {ahead}, sent before it in its group, was not settled"
+            ));
         }
     }
 
@@ -342,10 +346,8 @@ impl Audit {
         }
     }
 
-    /// A key's name ends with the order's: `namespace#order`.
     fn of_key(&mut self, key: &str) -> &mut Order {
-        let (_, order) = key.split_once('#').unwrap();
-        self.orders.entry(order.to_owned()).or_default()
+        self.orders.entry(order_of(key).to_owned()).or_default()
     }
 
     /// Promise 5: a message that may be processed is, unless something keeps coming between.

@@ -478,6 +478,15 @@ fn a_fifo_group_out_of_order_is_found() {
         events
     };
     clean(&group(1, 2, None));
-    caught(&group(2, 1, None), "o-2 was charged before o-1");
+    let wanted = "o-2 was charged when o-1, sent before it in its group, was not settled";
+    caught(&group(2, 1, None), wanted);
     clean(&group(2, 1, Some(dead_lettered(1))));
+    // Its worker was killed when it had charged, and its turn is not over.
+    let mut unsettled = group(1, 2, None);
+    let first = unsettled
+        .iter()
+        .position(|event| matches!(event, Event::Settled { .. }));
+    let first = unsettled.remove(first.unwrap());
+    unsettled.insert(4, first);
+    caught(&unsettled, wanted);
 }

@@ -114,7 +114,7 @@ impl<'a> Receives<'a> {
                 if *fault == Fault::Slow {
                     self.slow.push((*worker, key, at));
                 }
-                for place in self.at_work(*worker, order(key)) {
+                for place in self.at_work(*worker, order_of(key)) {
                     self.receives[place].injected = Some(format!("{fault:?}"));
                 }
             }
@@ -220,7 +220,7 @@ impl<'a> Receives<'a> {
         let named = detail.strip_prefix("owner ").unwrap_or_default();
         let named = named.split(' ').next().unwrap_or_default();
         let mut of_order = self.held.iter();
-        let of_order = of_order.find(|(key, _)| order(key) == receive.message.order);
+        let of_order = of_order.find(|(key, _)| order_of(key) == receive.message.order);
         let held = of_order
             .into_iter()
             .flat_map(|(key, held)| held.iter().map(move |held| (key, held)));
@@ -249,8 +249,8 @@ fn lane(message: &Message) -> &str {
     message.group.as_deref().unwrap_or(&message.order)
 }
 
-/// A key's name ends with the order's.
-fn order(key: &str) -> &str {
+/// A key's name ends with the order's: `namespace#order`.
+pub(crate) fn order_of(key: &str) -> &str {
     key.split_once('#').unwrap().1
 }
 
