@@ -201,6 +201,8 @@ fn settings(dynamo: &str, gateway: &str, sqs: &str) -> Env {
         ("IDEMPOTENCY_NAMESPACE", "chaos"),
         ("IDEMPOTENCY_KEY", "body:/orderId"),
         ("IDEMPOTENCY_LEASE_MARGIN", "100ms"),
+        // For an invocation that a frozen worker reads when its deadline is past.
+        ("IDEMPOTENCY_LEASE_FALLBACK", "2s"),
         ("PAYMENT_GATEWAY_URL", gateway),
         ("PAYMENT_GATEWAY_TIMEOUT", "500ms"),
         // An eighth of it is left to answer, on a machine that may be busy.

@@ -109,10 +109,10 @@ struct Audit {
     delivered: HashMap<(Worker, String), Delivery>,
     /// What the workers said of their deliveries.
     said: HashMap<Delivery, Said>,
-    /// When each worker last claimed a key, and when it was frozen.
+    /// When each worker last claimed a key, and when it was frozen and thawed.
     claimed: HashMap<(Worker, String), usize>,
     frozen: HashMap<Worker, usize>,
-    thawed: HashSet<Worker>,
+    thawed: HashMap<Worker, usize>,
     /// The messages that a worker answered without.
     late: HashSet<(Worker, String)>,
     /// The orders each worker is at.
@@ -229,7 +229,7 @@ impl Audit {
                 self.frozen.insert(*worker, at);
             }
             Event::Thawed { worker } => {
-                self.thawed.insert(*worker);
+                self.thawed.insert(*worker, at);
             }
             Event::Said { .. } | Event::Late { .. } => {}
         }
@@ -238,17 +238,20 @@ impl Audit {
     fn charge(&mut self, at: usize, name: &str, key: &str, worker: Worker, taken: bool) {
         self.order_of_charge.insert(at, name.to_owned());
         let order = self.orders.entry(name.to_owned()).or_default();
-        if self.thawed.contains(&worker) {
-            // Of a lease that is over, only what was begun before may come late: nobody can call
-            // it back.
-            let claimed = self.claimed.get(&(worker, key.to_owned()));
-            if claimed.is_none_or(|claimed| *claimed > self.frozen[&worker]) {
-                self.found.push(format!(
-                    "{name} was charged by worker {worker}, which began when it was thawed"
-                ));
+        if let Some(thawed) = self.thawed.get(&worker) {
+            let claimed = self.claimed.get(&(worker, key.to_owned())).copied();
+            // A claim of its own since then makes it a worker like any other. Without one, only
+            // what was begun before it was frozen may come late: nobody can call that back.
+            if claimed.is_none_or(|claimed| claimed < *thawed) {
+                if claimed.is_none_or(|claimed| claimed > self.frozen[&worker]) {
+                    self.found.push(format!(
+                        "{name} was charged by worker {worker}, which began when it was thawed"
+                    ));
+                }
+                order.key = Some(key.to_owned());
+                order.taken += usize::from(taken);
+                return;
             }
-            order.taken += usize::from(taken);
-            return;
         }
         if let Some(sealed) = order.sealed {
             self.found.push(format!(

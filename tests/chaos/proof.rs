@@ -259,6 +259,11 @@ fn a_thawed_worker_that_begins_again_or_ends_what_is_not_its_own_is_found() {
     // It was on its way, and comes when the other is done.
     clean(&thawed(4, vec![charge(1, 7)]));
     caught(&thawed(2, vec![charge(1, 7)]), "began when it was thawed");
+    // With a claim of its own it is a worker as any other.
+    caught(
+        &thawed(2, vec![claimed(1, "a", 99_000), charge(1, 7)]),
+        "was charged by worker 7 when it was Completed",
+    );
     caught(
         &thawed(4, vec![settled(1, Settled::Completed)]),
         "was Completed when it was Completed",
