@@ -30,6 +30,8 @@ mod ledger;
 mod plan;
 #[path = "chaos/proof.rs"]
 mod proof;
+#[path = "chaos/proof_ends.rs"]
+mod proof_ends;
 #[path = "chaos/queue.rs"]
 mod queue;
 #[path = "chaos/receives.rs"]

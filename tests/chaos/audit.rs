@@ -1,19 +1,18 @@
 //! What the ledger must not say: every promise as a rule over its events, in their order.
 
+#[path = "ends.rs"]
+mod ends;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::{
-    account::{Account, USED_UP, accounts},
+    account::accounts,
     ledger::{ChargeEnd, Death, Delivery, End, Event, Settled, Worker},
-    plan::{Kind, Message},
-    receives::{Cause, causes, order_of},
+    receives::{causes, order_of},
 };
 
 /// What must never stand between two charges of one order.
 const NOTHING: &str = "nothing";
-
-/// Good messages that may use up their receives whatever the size of a run; and one of a hundred.
-const FEW: usize = 2;
 
 /// What is known of one order, and so of one key.
 #[derive(Default)]
@@ -351,74 +350,5 @@ impl Audit {
 
     fn of_key(&mut self, key: &str) -> &mut Order {
         self.orders.entry(order_of(key).to_owned()).or_default()
-    }
-
-    /// Promise 5: a message that may be processed is, unless something keeps coming between.
-    fn receives(&mut self, causes: &[(Delivery, Cause)], accounts: &[Account]) {
-        let mut injected: HashSet<&str> = HashSet::new();
-        for ((message, receive), cause) in causes {
-            match cause {
-                Cause::Injected(_) => {
-                    injected.insert(message);
-                }
-                Cause::Uninjected(said) => {
-                    let told = format!("{message}, receive {receive}: {said}");
-                    self.unexplained.push(told);
-                }
-                Cause::False(said) => {
-                    self.found
-                        .push(format!("{message}, receive {receive}: {said}"));
-                }
-            }
-        }
-        let good = |account: &&Account| !account.message.kind.is_permanent();
-        let given_up = |account: &&Account| account.dead_lettered && !account.acknowledged();
-        let given_up = accounts.iter().filter(good).filter(given_up);
-        let ids: Vec<_> = given_up.map(|account| &*account.message.id).collect();
-        for id in ids.iter().filter(|id| !injected.contains(**id)) {
-            self.found
-                .push(format!("{id} was given up, and nothing ever came between"));
-        }
-        if ids.len() > accounts.len() / 100 + FEW {
-            self.found
-                .push(format!("good messages were given up, too many: {ids:?}"));
-        }
-    }
-
-    fn ends(&mut self, accounts: &[Account], statuses: &HashMap<String, String>) {
-        for account in accounts {
-            let Message { id, kind, .. } = &account.message;
-            let told = account.reason();
-            if account.acknowledged() {
-                let order = self.orders.get(&account.message.order);
-                let key = order.and_then(|order| order.key.as_ref());
-                let status = key.and_then(|key| statuses.get(key));
-                if status.is_none_or(|status| status != "COMPLETED") {
-                    self.found.push(format!(
-                        "{id} was acknowledged, and its record is {status:?}"
-                    ));
-                }
-                if order.is_none_or(|order| order.taken == 0) {
-                    self.found
-                        .push(format!("{id} was acknowledged, and never charged"));
-                }
-            } else if !account.dead_lettered {
-                self.found
-                    .push(format!("{id} is lost, or left in the queue"));
-            } else if told.is_none() {
-                self.found
-                    .push(format!("nobody knows why {id} is in the dead-letter queue"));
-            }
-            let told = told.filter(|told| !told.contains(USED_UP));
-            if let Some(told) = told.filter(|_| !kind.is_permanent()) {
-                self.found.push(format!(
-                    "{id} was given up though nothing is wrong with it, {told}"
-                ));
-            }
-            if *kind == Kind::Undecodable && self.orders.contains_key(&account.message.order) {
-                self.found
-                    .push(format!("{id} is no order, and got as far as the table"));
-            }
-        }
     }
 }

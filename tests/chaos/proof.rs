@@ -9,7 +9,7 @@ use crate::{
     plan::{Kind, Message},
 };
 
-fn sent(n: usize, kind: Kind, group: Option<&str>) -> Event {
+pub(crate) fn sent(n: usize, kind: Kind, group: Option<&str>) -> Event {
     Event::Sent(Message::new(
         n,
         format!("o-{n}"),
@@ -19,12 +19,12 @@ fn sent(n: usize, kind: Kind, group: Option<&str>) -> Event {
 }
 
 /// Worker n gets a message at its nth receive.
-fn delivered(n: usize, worker: u32) -> Event {
+pub(crate) fn delivered(n: usize, worker: u32) -> Event {
     let delivery = (format!("m-{n}"), worker);
     Event::Delivered { delivery, worker }
 }
 
-fn returned(n: usize, worker: u32, end: End) -> Event {
+pub(crate) fn returned(n: usize, worker: u32, end: End) -> Event {
     let delivery = (format!("m-{n}"), worker);
     Event::Returned {
         delivery,
@@ -46,7 +46,7 @@ fn ended(charge: usize, how: ChargeEnd) -> Event {
     Event::ChargeEnded { charge, how }
 }
 
-fn claimed(n: usize, owner: &str, at_ms: u64) -> Event {
+pub(crate) fn claimed(n: usize, owner: &str, at_ms: u64) -> Event {
     Event::Claimed {
         key: format!("chaos#o-{n}"),
         owner: owner.into(),
@@ -56,7 +56,7 @@ fn claimed(n: usize, owner: &str, at_ms: u64) -> Event {
     }
 }
 
-fn settled(n: usize, as_what: Settled) -> Event {
+pub(crate) fn settled(n: usize, as_what: Settled) -> Event {
     settled_by(n, "a", as_what)
 }
 
@@ -68,12 +68,12 @@ fn settled_by(n: usize, owner: &str, as_what: Settled) -> Event {
     }
 }
 
-fn dead_lettered(n: usize) -> Event {
+pub(crate) fn dead_lettered(n: usize) -> Event {
     let message = format!("m-{n}");
     Event::DeadLettered { message }
 }
 
-fn said(n: usize, worker: u32, outcome: &str) -> Event {
+pub(crate) fn said(n: usize, worker: u32, outcome: &str) -> Event {
     Event::Said {
         delivery: (format!("m-{n}"), worker),
         outcome: outcome.into(),
@@ -81,7 +81,7 @@ fn said(n: usize, worker: u32, outcome: &str) -> Event {
     }
 }
 
-fn died(worker: u32, death: Death) -> Event {
+pub(crate) fn died(worker: u32, death: Death) -> Event {
     Event::Died { worker, death }
 }
 
@@ -115,18 +115,18 @@ fn again(cut: Vec<Event>) -> Vec<Event> {
     events
 }
 
-fn audited(events: &[Event]) -> Findings {
+pub(crate) fn audited(events: &[Event]) -> Findings {
     let statuses = [1, 2].map(|n| (format!("chaos#o-{n}"), "COMPLETED".to_owned()));
     audit(events, &HashMap::from(statuses))
 }
 
 #[track_caller]
-fn clean(events: &[Event]) {
+pub(crate) fn clean(events: &[Event]) {
     assert_eq!(audited(events).violations, [""; 0], "{events:#?}");
 }
 
 #[track_caller]
-fn caught(events: &[Event], wanted: &str) {
+pub(crate) fn caught(events: &[Event], wanted: &str) {
     let found = audited(events).violations;
     assert!(
         found.iter().any(|found| found.contains(wanted)),
@@ -289,151 +289,6 @@ fn a_key_that_changes_or_is_shared_is_found() {
     };
     caught(&with_key(7, "chaos#other"), "with two keys");
     caught(&with_key(12, "chaos#o-1"), "shares its key");
-}
-
-#[test]
-fn a_message_that_ends_in_the_dead_letter_queue_has_a_reason() {
-    let ends = |kind, told: &[&str]| {
-        let mut events = vec![sent(1, kind, None)];
-        events.extend([delivered(1, 7), returned(1, 7, End::ReportedFailed)]);
-        events.extend(told.iter().map(|told| said(1, 7, told)));
-        events.push(dead_lettered(1));
-        events
-    };
-    clean(&ends(
-        Kind::Declined,
-        &["permanent_failure", "failed_before"],
-    ));
-    clean(&ends(Kind::Undecodable, &["invalid"]));
-    caught(
-        &ends(Kind::Good, &["invalid"]),
-        "though nothing is wrong with it",
-    );
-    let unread = [sent(1, Kind::Good, None), dead_lettered(1)];
-    caught(&unread, "nobody knows why m-1");
-    let mut table = ends(Kind::Undecodable, &["invalid"]);
-    table.push(claimed(1, "a", 1000));
-    caught(&table, "got as far as the table");
-}
-
-/// The nth delivery of m-1, to a worker of its own, with `during` between its coming and going.
-fn received(nth: u32, during: Vec<Event>, end: End) -> Vec<Event> {
-    let mut events = vec![delivered(1, nth)];
-    events.extend(during);
-    events.push(returned(1, nth, end));
-    events
-}
-
-/// A good message that used up its receives.
-fn given_up(receives: Vec<Vec<Event>>) -> Vec<Event> {
-    let mut events = vec![sent(1, Kind::Good, None)];
-    events.extend(receives.into_iter().flatten());
-    events.push(dead_lettered(1));
-    events
-}
-
-fn conflict(receive: u32, owner: &str) -> Event {
-    Event::Said {
-        delivery: ("m-1".into(), receive),
-        outcome: "conflict".into(),
-        detail: format!("owner {owner} is at it until"),
-    }
-}
-
-#[test]
-fn a_good_message_that_is_given_up_had_something_come_between() {
-    let killed = || {
-        let mut events = received(7, vec![died(7, Death::Killed)], End::WorkerDied);
-        events.insert(1, claimed(1, "a", 1000));
-        events
-    };
-    let fault = |worker| Event::Faulted {
-        key: "chaos#o-1".into(),
-        worker,
-        fault: Fault::Throttled,
-    };
-    let failed = |during| {
-        let mut events = received(8, during, End::ReportedFailed);
-        events.push(said(1, 8, "store_unavailable"));
-        events
-    };
-    clean(&given_up(vec![killed(), failed(vec![fault(8)])]));
-    clean(&given_up(vec![killed(), failed(vec![])]));
-    let unexplained = audited(&given_up(vec![killed(), failed(vec![])])).unexplained;
-    assert_eq!(unexplained, ["m-1, receive 8: store_unavailable ()"]);
-    for receives in [
-        vec![failed(vec![])],
-        vec![failed(vec![fault(7)])],
-        vec![received(7, vec![died(7, Death::TimedOut)], End::WorkerDied)],
-    ] {
-        caught(&given_up(receives), "nothing ever came between");
-    }
-}
-
-#[test]
-fn a_conflict_with_nobody_is_found() {
-    let with = |before: Vec<Event>, during: Vec<Event>, owner| {
-        let mut events = given_up(vec![before, received(8, during, End::ReportedFailed)]);
-        events.push(conflict(8, owner));
-        events
-    };
-    let claim = |owner| vec![claimed(1, owner, 1000)];
-    clean(&with(claim("a"), vec![], "a"));
-    clean(&with(vec![], claim("a"), "a"));
-    let over = vec![claimed(1, "a", 1000), settled(1, Settled::Abandoned)];
-    for wrong in [
-        with(vec![], vec![], "a"),
-        with(claim("a"), vec![], "c"),
-        with(over, vec![], "a"),
-        // With itself: an answer was lost.
-        with(vec![], claim("b"), "b"),
-    ] {
-        caught(&wrong, "nobody else held a claim");
-    }
-}
-
-#[test]
-fn a_failure_ahead_in_the_group_that_was_none_is_found() {
-    let group = |group: Option<&str>, ahead| {
-        let mut events = vec![sent(1, Kind::Good, group), sent(2, Kind::Good, group)];
-        events.extend([1, 2].map(|n| delivered(n, 7)));
-        events.push(Event::Faulted {
-            key: "chaos#o-1".into(),
-            worker: 7,
-            fault: Fault::Throttled,
-        });
-        events.extend([1, 2].map(|n| returned(n, 7, End::ReportedFailed)));
-        events.push(said(1, 7, ahead));
-        let mut behind = said(2, 7, "not_started");
-        if let Event::Said { detail, .. } = &mut behind {
-            "behind a failure in its FIFO group".clone_into(detail);
-        }
-        events.push(behind);
-        events.extend([1, 2].map(dead_lettered));
-        events
-    };
-    clean(&group(Some("g"), "store_unavailable"));
-    caught(&group(Some("g"), "done"), "nothing ahead failed");
-    caught(&group(None, "store_unavailable"), "nothing ahead failed");
-}
-
-#[test]
-fn too_many_good_messages_given_up_are_found() {
-    let killed = |n| {
-        let gone = returned(n, 7, End::WorkerDied);
-        let death = died(7, Death::Killed);
-        [
-            sent(n, Kind::Good, None),
-            delivered(n, 7),
-            death,
-            gone,
-            dead_lettered(n),
-        ]
-    };
-    let events: Vec<_> = (1..=2).flat_map(killed).collect();
-    clean(&events);
-    let events: Vec<_> = (1..=3).flat_map(killed).collect();
-    caught(&events, "given up, too many");
 }
 
 #[test]

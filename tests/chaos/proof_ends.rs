@@ -1,0 +1,156 @@
+//! Each rule for what becomes of a message is able to fail, as in `proof.rs`.
+
+use crate::{
+    faults::Fault,
+    ledger::{Death, End, Event, Settled},
+    plan::Kind,
+    proof::{
+        audited, caught, claimed, clean, dead_lettered, delivered, died, returned, said, sent,
+        settled,
+    },
+};
+
+#[test]
+fn a_message_that_ends_in_the_dead_letter_queue_has_a_reason() {
+    let ends = |kind, told: &[&str]| {
+        let mut events = vec![sent(1, kind, None)];
+        events.extend([delivered(1, 7), returned(1, 7, End::ReportedFailed)]);
+        events.extend(told.iter().map(|told| said(1, 7, told)));
+        events.push(dead_lettered(1));
+        events
+    };
+    clean(&ends(
+        Kind::Declined,
+        &["permanent_failure", "failed_before"],
+    ));
+    clean(&ends(Kind::Undecodable, &["invalid"]));
+    caught(
+        &ends(Kind::Good, &["invalid"]),
+        "though nothing is wrong with it",
+    );
+    let unread = [sent(1, Kind::Good, None), dead_lettered(1)];
+    caught(&unread, "nobody knows why m-1");
+    let mut table = ends(Kind::Undecodable, &["invalid"]);
+    table.push(claimed(1, "a", 1000));
+    caught(&table, "got as far as the table");
+}
+
+/// The nth delivery of m-1, to a worker of its own, with `during` between its coming and going.
+fn received(nth: u32, during: Vec<Event>, end: End) -> Vec<Event> {
+    let mut events = vec![delivered(1, nth)];
+    events.extend(during);
+    events.push(returned(1, nth, end));
+    events
+}
+
+/// A good message that used up its receives.
+fn given_up(receives: Vec<Vec<Event>>) -> Vec<Event> {
+    let mut events = vec![sent(1, Kind::Good, None)];
+    events.extend(receives.into_iter().flatten());
+    events.push(dead_lettered(1));
+    events
+}
+
+fn conflict(receive: u32, owner: &str) -> Event {
+    Event::Said {
+        delivery: ("m-1".into(), receive),
+        outcome: "conflict".into(),
+        detail: format!("owner {owner} is at it until"),
+    }
+}
+
+#[test]
+fn a_good_message_that_is_given_up_had_something_come_between() {
+    let killed = || {
+        let mut events = received(7, vec![died(7, Death::Killed)], End::WorkerDied);
+        events.insert(1, claimed(1, "a", 1000));
+        events
+    };
+    let fault = |worker| Event::Faulted {
+        key: "chaos#o-1".into(),
+        worker,
+        fault: Fault::Throttled,
+    };
+    let failed = |during| {
+        let mut events = received(8, during, End::ReportedFailed);
+        events.push(said(1, 8, "store_unavailable"));
+        events
+    };
+    clean(&given_up(vec![killed(), failed(vec![fault(8)])]));
+    clean(&given_up(vec![killed(), failed(vec![])]));
+    let unexplained = audited(&given_up(vec![killed(), failed(vec![])])).unexplained;
+    assert_eq!(unexplained, ["m-1, receive 8: store_unavailable ()"]);
+    for receives in [
+        vec![failed(vec![])],
+        vec![failed(vec![fault(7)])],
+        vec![received(7, vec![died(7, Death::TimedOut)], End::WorkerDied)],
+    ] {
+        caught(&given_up(receives), "nothing ever came between");
+    }
+}
+
+#[test]
+fn a_conflict_with_nobody_is_found() {
+    let with = |before: Vec<Event>, during: Vec<Event>, owner| {
+        let mut events = given_up(vec![before, received(8, during, End::ReportedFailed)]);
+        events.push(conflict(8, owner));
+        events
+    };
+    let claim = |owner| vec![claimed(1, owner, 1000)];
+    clean(&with(claim("a"), vec![], "a"));
+    clean(&with(vec![], claim("a"), "a"));
+    let over = vec![claimed(1, "a", 1000), settled(1, Settled::Abandoned)];
+    for wrong in [
+        with(vec![], vec![], "a"),
+        with(claim("a"), vec![], "c"),
+        with(over, vec![], "a"),
+        // With itself: an answer was lost.
+        with(vec![], claim("b"), "b"),
+    ] {
+        caught(&wrong, "nobody else held a claim");
+    }
+}
+
+#[test]
+fn a_failure_ahead_in_the_group_that_was_none_is_found() {
+    let group = |group: Option<&str>, ahead| {
+        let mut events = vec![sent(1, Kind::Good, group), sent(2, Kind::Good, group)];
+        events.extend([1, 2].map(|n| delivered(n, 7)));
+        events.push(Event::Faulted {
+            key: "chaos#o-1".into(),
+            worker: 7,
+            fault: Fault::Throttled,
+        });
+        events.extend([1, 2].map(|n| returned(n, 7, End::ReportedFailed)));
+        events.push(said(1, 7, ahead));
+        let mut behind = said(2, 7, "not_started");
+        if let Event::Said { detail, .. } = &mut behind {
+            "behind a failure in its FIFO group".clone_into(detail);
+        }
+        events.push(behind);
+        events.extend([1, 2].map(dead_lettered));
+        events
+    };
+    clean(&group(Some("g"), "store_unavailable"));
+    caught(&group(Some("g"), "done"), "nothing ahead failed");
+    caught(&group(None, "store_unavailable"), "nothing ahead failed");
+}
+
+#[test]
+fn too_many_good_messages_given_up_are_found() {
+    let killed = |n| {
+        let gone = returned(n, 7, End::WorkerDied);
+        let death = died(7, Death::Killed);
+        [
+            sent(n, Kind::Good, None),
+            delivered(n, 7),
+            death,
+            gone,
+            dead_lettered(n),
+        ]
+    };
+    let events: Vec<_> = (1..=2).flat_map(killed).collect();
+    clean(&events);
+    let events: Vec<_> = (1..=3).flat_map(killed).collect();
+    caught(&events, "given up, too many");
+}
