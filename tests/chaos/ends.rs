@@ -22,6 +22,8 @@ impl Audit {
                 Cause::Injected(_) => {
                     injected.insert(message);
                 }
+                // Not a fault, so no reason to be given up.
+                Cause::NoTime => {}
                 Cause::Uninjected(said) => {
                     let told = format!("{message}, receive {receive}: {said}");
                     self.unexplained.push(told);

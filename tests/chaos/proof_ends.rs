@@ -80,7 +80,14 @@ fn a_good_message_that_is_given_up_had_something_come_between() {
     clean(&given_up(vec![killed(), failed(vec![])]));
     let unexplained = audited(&given_up(vec![killed(), failed(vec![])])).unexplained;
     assert_eq!(unexplained, ["m-1, receive 8: store_unavailable ()"]);
+    let mut no_time = received(8, vec![], End::ReportedFailed);
+    no_time.push(said(1, 8, "not_started"));
+    assert_eq!(
+        audited(&given_up(vec![killed(), no_time.clone()])).unexplained,
+        [""; 0]
+    );
     for receives in [
+        vec![no_time],
         vec![failed(vec![])],
         vec![failed(vec![fault(7)])],
         vec![received(7, vec![died(7, Death::TimedOut)], End::WorkerDied)],

@@ -14,6 +14,8 @@ pub(crate) enum Cause {
     Injected(String),
     /// A failure that nobody injected, in the worker's words: a machine too busy is a fault too.
     Uninjected(String),
+    /// Not started, as what was ahead took too long: on a busy machine a batch may.
+    NoTime,
     /// The worker says what is not so.
     False(String),
 }
@@ -210,6 +212,7 @@ impl<'a> Receives<'a> {
             }),
             _ => match &receive.injected {
                 Some(injected) => Cause::Injected(injected.clone()),
+                None if outcome == "not_started" => Cause::NoTime,
                 None => Cause::Uninjected(format!("{outcome} ({detail})")),
             },
         })

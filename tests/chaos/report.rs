@@ -73,6 +73,7 @@ impl Report {
         for (_, cause) in causes(events) {
             report.count(match cause {
                 Cause::Injected(what) => format!("receives used up, {what}"),
+                Cause::NoTime => "receives used up, no time left".into(),
                 Cause::Uninjected(_) | Cause::False(_) => "receives used up, why?".into(),
             });
         }
