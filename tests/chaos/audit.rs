@@ -173,7 +173,10 @@ impl Audit {
                 at_ms,
                 lease_until_ms,
             } => {
-                self.claimed.insert((*worker, key.clone()), at);
+                // One whose lease is over gives no right to begin.
+                if at_ms < lease_until_ms {
+                    self.claimed.insert((*worker, key.clone()), at);
+                }
                 let claim = &mut self.of_key(key).claim;
                 let live = claim.as_ref();
                 let live = live.is_some_and(|(other, until)| other != owner && at_ms < until);

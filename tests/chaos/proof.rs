@@ -264,6 +264,14 @@ fn a_thawed_worker_that_begins_again_or_ends_what_is_not_its_own_is_found() {
         &thawed(2, vec![claimed(1, "a", 99_000), charge(1, 7)]),
         "was charged by worker 7 when it was Completed",
     );
+    let mut over = claimed(1, "a", 99_000);
+    if let Event::Claimed { lease_until_ms, .. } = &mut over {
+        *lease_until_ms = 98_000;
+    }
+    caught(
+        &thawed(2, vec![over, charge(1, 7)]),
+        "began when it was thawed",
+    );
     caught(
         &thawed(4, vec![settled(1, Settled::Completed)]),
         "was Completed when it was Completed",
