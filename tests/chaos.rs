@@ -203,7 +203,8 @@ fn settings(dynamo: &str, gateway: &str, sqs: &str) -> Env {
         ("IDEMPOTENCY_NAMESPACE", "chaos"),
         ("IDEMPOTENCY_KEY", "body:/orderId"),
         ("IDEMPOTENCY_LEASE_MARGIN", "100ms"),
-        // For an invocation that a frozen worker reads when its deadline is past.
+        // A worker that was frozen before it read its invocation finds the deadline past, which
+        // counts as none: its claim lasts for this long, and the key is locked if it dies.
         ("IDEMPOTENCY_LEASE_FALLBACK", "2s"),
         ("PAYMENT_GATEWAY_URL", gateway),
         ("PAYMENT_GATEWAY_TIMEOUT", "500ms"),
