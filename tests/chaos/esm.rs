@@ -145,15 +145,14 @@ impl Mapping {
         }
     }
 
-    /// Every worker meets its fate in one of its first invocations, or the next one that takes as
-    /// long.
+    /// Every worker meets its fate in one of its first invocations, or soon after these.
     fn fate(&self, environment: &Environment) -> Fate {
         let worker = environment.worker;
         let mut dice = self.seed.dice(("lifetime", worker));
         if environment.invocations < dice.u32(1..=self.lifetime) {
             Fate::Spared
         } else {
-            Fate::of(self.seed, worker)
+            Fate::of(self.seed, worker, environment.invocations)
         }
     }
 
