@@ -33,6 +33,8 @@ const TIME: Duration = Duration::from_secs(10);
 mod log {
     use serde_json::Value;
 
+    pub(super) use crate::support::runtime_api::of_message;
+
     pub(super) const DONE: &str = "done";
     pub(super) const DUPLICATE: &str = "duplicate";
     pub(super) const CONFLICT: &str = "conflict";
@@ -45,11 +47,6 @@ mod log {
     pub(super) const NOT_STARTED: &str = "not_started";
     pub(super) const PANICKED: &str = "panicked";
     pub(super) const STORE_UNAVAILABLE: &str = "store_unavailable";
-
-    /// The one line there is for each message.
-    pub(super) fn of_message(line: &Value) -> bool {
-        line["message"] == "message processed"
-    }
 
     /// The line that says that an attempt before this one was cut off.
     pub(super) fn of_takeover(line: &Value) -> bool {

@@ -10,7 +10,8 @@
 mod conformance;
 mod support;
 
-use sqs_once::store::{DynamoStore, Field, Layout, MemoryStore};
+use conformance::{key, request};
+use sqs_once::store::{DynamoStore, Field, Layout, MemoryStore, Store as _};
 use support::dynamo::Dynamo;
 
 conformance!(memory, async { MemoryStore::default() });
@@ -25,6 +26,19 @@ conformance!(
 );
 conformance!(sort_key, dynamo_store(&["PK", "SK"], single_table()));
 conformance!(renamed, dynamo_store(&["size"], renamed()));
+
+#[tokio::test]
+async fn a_memory_store_says_what_it_holds() {
+    let store = MemoryStore::default();
+    assert_eq!((store.len(), store.is_empty()), (0, true));
+    for part in ["1", "2"] {
+        assert_eq!(store.get(&key(part)), None);
+        let request = request(part, "m-1");
+        store.clone().claim(&request).await.unwrap();
+        assert_eq!(store.get(&key(part)), Some(request.record()));
+    }
+    assert_eq!((store.len(), store.is_empty()), (2, false));
+}
 
 fn single_table() -> Layout {
     let names = Layout::native().rename([(Field::Id, "PK")]).unwrap();

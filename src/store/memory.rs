@@ -80,34 +80,3 @@ impl Store for MemoryStore {
         Ok(SettleAnswer::Applied)
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::protocol::{AfterFailure, Namespace, Owner};
-
-    #[tokio::test]
-    async fn a_store_says_what_it_holds() {
-        let store = MemoryStore::default();
-        assert_eq!((store.len(), store.is_empty()), (0, true));
-        let namespace = Namespace::new("orders").unwrap();
-        let keys = ["1", "2"].map(|order| Key::new(&namespace, [order]).unwrap());
-        for key in &keys {
-            assert_eq!(store.get(key), None);
-            let now = Timestamp::from_millis(1);
-            let request = ClaimRequest {
-                key: key.clone(),
-                owner: Owner::fresh(),
-                fingerprint: None,
-                message_id: "m".to_owned(),
-                now,
-                lease_until: now,
-                expires_at: 1,
-                after_failure: AfterFailure::Retry,
-            };
-            store.clone().claim(&request).await.unwrap();
-            assert_eq!(store.get(key), Some(request.record()));
-        }
-        assert_eq!((store.len(), store.is_empty()), (2, false));
-    }
-}

@@ -75,8 +75,9 @@ pub(crate) fn audit(events: &[Event], statuses: &HashMap<String, String>) -> Fin
     for (at, event) in events.iter().enumerate() {
         audit.event(at, event);
     }
-    audit.receives(&causes(events), &accounts(events));
-    audit.ends(&accounts(events), statuses);
+    let accounts = accounts(events);
+    audit.receives(&causes(events), &accounts);
+    audit.ends(&accounts, statuses);
     Findings {
         violations: audit.found,
         uninjected: audit.uninjected,

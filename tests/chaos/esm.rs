@@ -21,7 +21,7 @@ use crate::{
     queue::{Queue, Received},
     support::{
         event::{QUEUE_ARN, batch, received},
-        runtime_api::{Answer, Env, Lambda},
+        runtime_api::{Answer, Env, Lambda, of_message},
     },
 };
 
@@ -199,7 +199,7 @@ impl Mapping {
                 let message = text("message_id");
                 self.ledger.note(Event::Late { message, worker });
             }
-            if line["message"] == "message processed" {
+            if of_message(&line) {
                 let receive_count = line["receive_count"].as_u64().unwrap();
                 self.ledger.note(Event::Said {
                     delivery: (text("message_id"), receive_count.try_into().unwrap()),

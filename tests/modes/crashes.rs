@@ -100,6 +100,14 @@ pub const STORIES: [(Meets, &str, &str); 25] = [
 ];
 
 impl World {
+    /// The next request of these meets it, or all do.
+    pub fn fail(&self, request: &str, meets: Meets) {
+        match meets {
+            Once(fault) | Dies(fault) => self.dynamo.fail(request, fault),
+            Always(fault) => self.dynamo.fail_all(request, fault),
+        }
+    }
+
     /// The effect is made once though one request of the first worker meets a fault; and though
     /// what was held back of it comes after the second worker's, where `late`.
     async fn story(
@@ -119,10 +127,7 @@ impl World {
             deadline: short(),
         };
         self.dynamo.reset_counts();
-        match meets {
-            Once(fault) | Dies(fault) => self.dynamo.fail(request, fault),
-            Always(fault) => self.dynamo.fail_all(request, fault),
-        }
+        self.fail(request, meets);
         if let Dies(_) = meets {
             tokio::select! {
                 outcome = self.run(&first) => panic!("{id}: it ended: {outcome}"),

@@ -1,12 +1,12 @@
 //! A message that fails for good, and faults where that is recorded: no effect, never acknowledged.
 
 use futures_util::future::join_all;
-use sqs_once::{Deadline, Done, Failure, Outcome, Write};
+use sqs_once::{Deadline, Done, Failure, Outcome};
 
 use super::{
     crashes::{LEASE, Meets, STORIES},
-    support::{dynamo::text, faults::Fault},
-    world::{RECORDS, THINGS, World, ample, operation, pass, short},
+    support::faults::Fault,
+    world::{THINGS, World, ample, one_more, operation, pass, short},
 };
 
 const ID: &str = "m-1";
@@ -36,9 +36,7 @@ impl Fails {
             if matches!(self, ClaimByHandler | InboxByPlan) {
                 return Err(Failure::permanent("declined"));
             }
-            let one_more = Write::update(THINGS, "ADD n :one").key("id", ID);
-            let never = "attribute_exists(id)";
-            Ok(Done::new(()).with(one_more.value(":one", 1).when(never)))
+            Ok(Done::new(()).with(one_more(ID).when("attribute_exists(id)")))
         };
         let client = &world.hurried();
         let operation = operation(ID, deadline);
@@ -56,11 +54,7 @@ impl Fails {
             let unmet = Fault::Canceled(&["None", "ConditionalCheckFailed"]);
             world.dynamo.fail(request, unmet);
         }
-        match meets {
-            Meets::Once(fault) => world.dynamo.fail(request, fault),
-            Meets::Always(fault) => world.dynamo.fail_all(request, fault),
-            Meets::Dies(_) => unreachable!("tests/modes/crashes.rs has these"),
-        }
+        world.fail(request, meets);
         let outcome = self.attempt(&world, short()).await;
         assert!(!outcome.is_success(), "{self:?} {nth} {meets:?}: {outcome}");
         let met = world.dynamo.heal().await;
@@ -74,9 +68,9 @@ impl Fails {
 
 /// Every story at once: most of each is waiting for a deadline.
 async fn whatever_happens(fails: Fails) {
-    let stories = STORIES.iter().filter(|(meets, _, on_item)| {
-        // The rest is for the effects of transactions.
-        !matches!(meets, Meets::Dies(_)) && !on_item.is_empty()
+    let stories = STORIES.iter().filter(|(.., on_item)| {
+        // Who dies has no outcome, and the rest is for the effects of transactions.
+        !on_item.is_empty()
     });
     let stories = stories.flat_map(|&(meets, ..)| {
         let requests = 0..fails.requests().len();
@@ -91,9 +85,8 @@ async fn whatever_happens(fails: Fails) {
         assert!(recorded.contains(&again.name()), "{story}: {again}");
         let known = fails.attempt(&world, ample()).await;
         assert_eq!(known.name(), "failed_before", "{story}: {known}");
-        let key = operation(ID, ample()).key;
-        let record = world.dynamo.record(RECORDS, key.as_str()).await.unwrap();
-        assert_eq!(text(&record, "status"), "FAILED", "{story}");
+        let (status, _) = world.ended(ID).await.unwrap();
+        assert_eq!(status, "FAILED", "{story}");
         assert_eq!(world.dynamo.record(THINGS, ID).await, None, "{story}");
     }
 }

@@ -63,7 +63,7 @@ impl World {
     }
 
     /// How a record ended, and with which error.
-    async fn ended(&self, key: &str) -> Option<(String, Option<String>)> {
+    pub async fn ended(&self, key: &str) -> Option<(String, Option<String>)> {
         let key = Key::new(&namespace(), [key]).unwrap();
         let record = self.dynamo.record(RECORDS, key.as_str()).await?;
         let error = record.contains_key("error");

@@ -234,7 +234,7 @@ impl World {
     }
 }
 
-fn one_more(id: &str) -> Write<aws_sdk_dynamodb::types::Update> {
+pub fn one_more(id: &str) -> Write<aws_sdk_dynamodb::types::Update> {
     Write::update(THINGS, "ADD n :one")
         .key("id", id)
         .value(":one", 1)

@@ -5,7 +5,6 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use aws_sdk_dynamodb::types::AttributeValue;
 use axum::{
     Router,
     body::Bytes,
@@ -82,10 +81,6 @@ async fn answer(
         .into_response()
 }
 
-fn text(text: &str) -> AttributeValue {
-    AttributeValue::S(text.to_owned())
-}
-
 impl Gossip {
     /// With a table, and the URL at which it is both.
     pub(super) async fn start() -> (Arc<Self>, String) {
@@ -101,26 +96,24 @@ impl Gossip {
 
     /// Another worker completes what this one is at.
     async fn take_over(&self, message_id: &str) {
-        let result = text(&json!(ANSWER).to_string());
-        self.put(message_id, "COMPLETED", ("result", result)).await;
+        let result = json!(ANSWER).to_string();
+        let record = json!({"status": "COMPLETED", "result": result});
+        self.put(message_id, record).await;
     }
 
     /// Another worker is at it, and will be for a long time.
     pub(super) async fn claim(&self, message_id: &str) {
-        let lease_until = ("lease_until", AttributeValue::N("4000000000000".into()));
-        self.put(message_id, "IN_PROGRESS", lease_until).await;
+        let lease_until = 4_000_000_000_000_u64;
+        let record = json!({"status": "IN_PROGRESS", "lease_until": lease_until});
+        self.put(message_id, record).await;
     }
 
     /// Another worker's record.
-    async fn put(&self, message_id: &str, status: &str, more: (&str, AttributeValue)) {
-        let item = [
-            ("id", text(&format!("{FUNCTION_NAME}#{message_id}"))),
-            ("status", text(status)),
-            ("owner", text("another")),
-            ("expires_at", AttributeValue::N("4000000000".into())),
-            more,
-        ];
-        let item = item.map(|(name, value)| (name.to_owned(), value));
-        self.dynamo.put(TABLE, item.into()).await;
+    async fn put(&self, message_id: &str, mut record: Value) {
+        record["id"] = json!(format!("{FUNCTION_NAME}#{message_id}"));
+        record["owner"] = json!("another");
+        record["expires_at"] = json!(4_000_000_000_u64);
+        let item = serde_dynamo::to_item(record).unwrap();
+        self.dynamo.put(TABLE, item).await;
     }
 }

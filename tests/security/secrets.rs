@@ -19,10 +19,9 @@ pub(super) fn telling(lines: &[String]) -> Vec<&str> {
         .collect()
 }
 
-/// The outcomes that were logged, each once.
-pub(super) fn outcomes(lines: &[String]) -> BTreeSet<String> {
+/// The outcomes that were logged, each once and by their names.
+pub(super) fn outcomes(lines: &[String]) -> Vec<String> {
     let lines = lines.iter().flat_map(|line| serde_json::from_str(line));
-    lines
-        .filter_map(|line: Value| Some(line["outcome"].as_str()?.to_owned()))
-        .collect()
+    let outcomes = lines.filter_map(|line: Value| Some(line["outcome"].as_str()?.to_owned()));
+    Vec::from_iter(BTreeSet::from_iter(outcomes))
 }

@@ -64,11 +64,11 @@ fn before(at: Timestamp, millis: u64) -> Timestamp {
     Timestamp::from_millis(at.as_millis() - millis)
 }
 
-fn key(part: &str) -> Key {
+pub fn key(part: &str) -> Key {
     Key::new(&Namespace::new("conformance").unwrap(), [part]).unwrap()
 }
 
-fn request(part: &str, message_id: &str) -> ClaimRequest {
+pub fn request(part: &str, message_id: &str) -> ClaimRequest {
     ClaimRequest {
         key: key(part),
         owner: Owner::fresh(),

@@ -407,6 +407,11 @@ pub fn consumer() -> PathBuf {
     }
 }
 
+/// Whether a log line is the one that there is for each message.
+pub fn of_message(line: &Value) -> bool {
+    line["message"] == "message processed"
+}
+
 /// An example in the release profile.
 pub fn example(name: &str) -> PathBuf {
     let command = format!("cargo build --release --example {name}");
