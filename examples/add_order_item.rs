@@ -75,7 +75,7 @@ impl Handler for AddToOrder {
             Err(match order {
                 Some(_) => Failure::permanent("the order is not open any more"),
                 // Messages may overtake each other: the one that makes it may be on its way.
-                None => Failure::transient("the order is not there, or not there yet"),
+                None => Failure::retryable("the order is not there, or not there yet"),
             })
         }))
     }

@@ -35,7 +35,7 @@ impl Handler for Taker {
 
     async fn handle(&self, body: Value, attempt: Attempt) -> Result<Value, Failure> {
         match body {
-            Value::Null => Err(Failure::transient("told to")),
+            Value::Null => Err(Failure::retryable("told to")),
             Value::Bool(false) => Err(Failure::permanent("told to")),
             other => {
                 self.done.lock().unwrap().push(attempt.key().clone());

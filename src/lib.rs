@@ -7,7 +7,7 @@
 //!
 //! ```no_run
 //! use serde::{Deserialize, Serialize};
-//! use sqs_once::{Attempt, Consumer, Failure, Once, OrPermanent as _, aws, telemetry};
+//! use sqs_once::{Attempt, Consumer, Failure, Once, ResultExt as _, aws, telemetry};
 //! use sqs_once::{protocol::Namespace, store::DynamoStore};
 //!
 //! #[derive(Deserialize)]
@@ -55,7 +55,7 @@
 //! 2. A handler whose attempt ran to its recorded end never runs again for that key while the
 //!    record is [kept](Once::retention); after a permanent failure, not for that message (another
 //!    one with the key may try again, unless [`AfterFailure::Replay`](protocol::AfterFailure::Replay)).
-//! 3. Otherwise it runs again only after it reported a transient failure itself, or after an
+//! 3. Otherwise it runs again only after it reported a retryable failure itself, or after an
 //!    attempt that was cut off (crash, panic, deadline, DynamoDB out of reach, lease lost); then
 //!    it is told: [`Attempt::may_have_run_before`].
 //! 4. An effect that is DynamoDB writes, in one of the modes for it ([`once`]), happens exactly
@@ -81,7 +81,7 @@ pub mod telemetry;
 pub use deadline::Deadline;
 pub use handler::{
     Answer, Attempt, Attribute, Delivery, Done, Failure, FnHandler, Handler, History, IntoHandler,
-    OrPermanent, Stored, ViaFn, ViaHandler,
+    ResultExt, Stored, ViaFn, ViaHandler,
 };
 pub use once::{Change, Inbox, Mode, OnItem, Once, Operation, Outcome};
 pub use sqs::{BatchError, Consumer, run};

@@ -75,7 +75,7 @@ impl Handler for Obedient {
         self.running.fetch_sub(1, Ordering::SeqCst);
         match order {
             Order::Succeed => Ok(attempt.receive_count()),
-            Order::Fail => Err(Failure::transient("told to")),
+            Order::Fail => Err(Failure::retryable("told to")),
             Order::Decline => Err(Failure::permanent("told to")),
             Order::Panic => panic!("told to"),
             Order::Hang => std::future::pending().await,
@@ -412,7 +412,7 @@ async fn a_handler_may_look_at_duplicates_and_send_them_back() {
             let output = stored.output()?;
             self.0.lock().unwrap().push(output);
             match output {
-                3 => Err(Failure::transient("no reply")),
+                3 => Err(Failure::retryable("no reply")),
                 4 => panic!("told to"),
                 _ => Ok(()),
             }

@@ -239,7 +239,7 @@ mod adding_an_item_to_an_order {
     async fn an_item_that_came_before_its_order_is_added_when_the_order_is_there() {
         let (dynamo, consumer) = start().await;
         let (outcome, _) = refusal(&consumer, &item(1)).await;
-        assert_eq!(outcome, "transient_failure");
+        assert_eq!(outcome, "retryable_failure");
         assert!(dynamo.records("orders").await.is_empty());
         put(
             &dynamo,

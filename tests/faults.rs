@@ -165,7 +165,7 @@ fn no_effect_is_repeated_without_the_handler_being_told() {
     }
 }
 
-/// Only what reported a transient failure is sure to have had no effect.
+/// Only what reported a retryable failure is sure to have had no effect.
 fn told_of_effects(story: &Story) {
     let mut effects = std::collections::BTreeMap::<_, usize>::new();
     for run in &story.runs {

@@ -87,7 +87,7 @@ async fn a_late_completion_does_not_overwrite_a_newer_result() {
 #[tokio::test]
 async fn a_late_failure_does_not_undo_a_newer_completion() {
     let ends: [fn() -> _; 3] = [
-        || Err(Failure::transient("too late")),
+        || Err(Failure::retryable("too late")),
         || Err(Failure::permanent("too late")),
         || panic!("too late"),
     ];

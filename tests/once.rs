@@ -19,7 +19,7 @@ use std::{
 
 use lossy::{Fate, Lossy};
 use sqs_once::{
-    Attempt, Deadline, Delivery, Failure, History, Once, Operation, OrPermanent, Outcome,
+    Attempt, Deadline, Delivery, Failure, History, Once, Operation, Outcome, ResultExt,
     protocol::{
         AfterFailure, Fingerprint, Key, Namespace, Owner, Record, State, StoredResult, Timestamp,
     },
@@ -96,7 +96,7 @@ fn declined() -> Result<(), Failure> {
 }
 
 fn busy() -> Result<(), Failure> {
-    Err(Failure::transient("busy"))
+    Err(Failure::retryable("busy"))
 }
 
 /// Leaves a claim behind as a crash does: nothing is written after it.
@@ -172,10 +172,10 @@ async fn a_permanent_failure_is_replayed_to_every_message_where_that_is_asked_fo
 }
 
 #[tokio::test]
-async fn a_transient_failure_leaves_nothing_behind() {
+async fn a_retryable_failure_leaves_nothing_behind() {
     let (store, runs) = (Lossy::default(), Runs::default());
     let outcome = run(&store, operation("m-1", "p"), &runs, busy()).await;
-    assert!(matches!(outcome, Outcome::TransientFailure(error) if error == "busy"));
+    assert!(matches!(outcome, Outcome::RetryableFailure(error) if error == "busy"));
     assert!(store.store.is_empty());
     assert_eq!(store.sent(), ["claim", "release"]);
 }
@@ -348,7 +348,7 @@ async fn lost_answers_to_what_ends_a_claim_change_nothing() {
         assert!(
             matches!(
                 outcome,
-                Outcome::Done(_) | Outcome::PermanentFailure(_) | Outcome::TransientFailure(_)
+                Outcome::Done(_) | Outcome::PermanentFailure(_) | Outcome::RetryableFailure(_)
             ),
             "{outcome:?}"
         );
@@ -386,7 +386,7 @@ async fn an_unanswered_takeover_does_not_hide_the_attempt_before_it() {
 }
 
 #[tokio::test]
-async fn a_takeover_that_fails_transiently_does_not_hide_the_attempt_before_it() {
+async fn a_takeover_that_fails_retryably_does_not_hide_the_attempt_before_it() {
     let (store, runs) = (Lossy::default(), Runs::default());
     crash(&store, "m-1").await;
     pass(12 * SECOND);
@@ -434,7 +434,7 @@ async fn a_late_completion_overwrites_nothing_and_acknowledges_nothing() {
     for answer in [
         Ok("slow"),
         Err(Failure::permanent("slow")),
-        Err(Failure::transient("slow")),
+        Err(Failure::retryable("slow")),
     ] {
         let (store, runs) = (Lossy::default(), Runs::default());
         let (go, wait) = tokio::sync::oneshot::channel();

@@ -41,7 +41,7 @@ mod log {
     pub(super) const FAILED_BEFORE: &str = "failed_before";
     pub(super) const KEY_REUSED: &str = "key_reused";
     pub(super) const PERMANENT: &str = "permanent_failure";
-    pub(super) const TRANSIENT: &str = "transient_failure";
+    pub(super) const RETRYABLE: &str = "retryable_failure";
     pub(super) const INVALID: &str = "invalid";
     pub(super) const OUT_OF_TIME: &str = "out_of_time";
     pub(super) const NOT_STARTED: &str = "not_started";
@@ -330,7 +330,7 @@ async fn only_what_failed_goes_back_and_what_failed_for_good_is_not_tried_again(
         log::PERMANENT,
         log::PERMANENT,
     ];
-    assert_eq!(logged, [&expected[..], &[log::TRANSIENT]].concat());
+    assert_eq!(logged, [&expected[..], &[log::RETRYABLE]].concat());
     assert_eq!(stage.status("m-declined").await, "FAILED");
     assert!(stage.record("m-busy").await.is_none(), "not released");
 
@@ -398,7 +398,7 @@ async fn nothing_is_started_that_cannot_finish() {
     assert_eq!(failed(&answer.response()), ["m-1", "m-2"]);
     assert_eq!(
         outcomes(&lambda, 2).await,
-        [log::TRANSIENT, log::NOT_STARTED]
+        [log::RETRYABLE, log::NOT_STARTED]
     );
     assert_eq!(stage.charges("o-2"), 0);
     assert!(stage.record("m-2").await.is_none());

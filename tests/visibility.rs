@@ -31,7 +31,7 @@ const SECOND: Duration = Duration::from_secs(1);
 async fn obey(order: String, _: Attempt) -> Result<(), Failure> {
     match order.as_str() {
         "succeed" => Ok(()),
-        "fail" => Err(Failure::transient("told to")),
+        "fail" => Err(Failure::retryable("told to")),
         "decline" => Err(Failure::permanent("told to")),
         "hang" => std::future::pending().await,
         _ => panic!("told to"),

@@ -1,52 +1,78 @@
-//! Why a handler could not do it: [`Failure`].
+//! [`Failure`]: the reason why a handler could not process a message, and what follows from it.
 
 use std::{error::Error, fmt};
 
-/// Why a handler could not do it.
+type BoxError = Box<dyn Error + Send + Sync>;
+
+/// The reason why a handler could not process a message, and what follows from it.
 ///
-/// `?` makes any error a transient failure; [`OrPermanent::permanent`] makes it a permanent
-/// one. The error's text, with its causes, is logged, and of a permanent failure stored: keep
+/// | failure | written as | the record | the next attempt |
+/// | --- | --- | --- | --- |
+/// | [`Retryable`](Self::Retryable) | `?` | the lease ends, the record stays | runs after a back-off, and [is informed](crate::Attempt::may_have_run_before) that this attempt may have had its effect |
+/// | [`NoEffect`](Self::NoEffect) | [`.no_effect()?`](ResultExt::no_effect) | as it was before this attempt | runs after a back-off, and is not informed of this attempt |
+/// | [`Permanent`](Self::Permanent) | [`.permanent()?`](ResultExt::permanent) | `FAILED`, with the error | does not run for this message |
+///
+/// `?` accepts every error type, `anyhow::Error`, `Box<dyn Error + Send + Sync>` and strings. It
+/// makes a *retryable* failure, because a request that timed out may have been carried out.
+///
+/// The text of the error and of its causes is logged, and stored for a permanent failure. Keep
 /// payload out of it.
 ///
 /// ```
-/// use sqs_once::{Failure, OrPermanent};
+/// use std::net::{SocketAddr, TcpStream};
+/// use sqs_once::{Failure, ResultExt};
 ///
-/// fn cents(amount: &str) -> Result<u64, Failure> {
-///     let amount: f64 = amount.parse().permanent()?; // it will never be a number
-///     let _rates = std::fs::read("/rates/eur")?;      // it may be there the next time
-///     Ok((amount * 100.0) as u64)
+/// fn charge(amount: &str, gateway: SocketAddr) -> Result<u64, Failure> {
+///     let cents: u64 = amount.parse().permanent()?; // it will never be a number
+///     let connection = TcpStream::connect(gateway).no_effect()?; // nothing was sent
+///     connection.set_nodelay(true)?; // from here on: retryable
+///     Ok(cents)
 /// }
-/// assert!(matches!(cents("1.5"), Err(Failure::Transient(_))));
-/// assert!(matches!(cents("one"), Err(Failure::Permanent(_))));
+/// let nobody_listens = SocketAddr::from(([127, 0, 0, 1], 1));
+/// assert!(matches!(charge("one", nobody_listens), Err(Failure::Permanent(_))));
+/// assert!(matches!(charge("150", nobody_listens), Err(Failure::NoEffect(_))));
 /// ```
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum Failure {
-    /// It may pass if tried again: a timeout, a 5xx, a throttle, a deadlock. Say so only if
-    /// nothing has happened, or what was called knows the key: the next attempt is told of
-    /// nothing.
-    Transient(Box<dyn Error + Send + Sync>),
-    /// It will fail again with the same input: not valid, declined.
-    Permanent(Box<dyn Error + Send + Sync>),
+    /// A later attempt may succeed (timeout, 5xx, throttling, deadlock), and this one may have had
+    /// its effect.
+    Retryable(BoxError),
+    /// A later attempt may succeed, and this one certainly had no effect: the request was never
+    /// sent, or the system that was called rejected it before doing anything.
+    NoEffect(BoxError),
+    /// Every attempt with this input will fail: validation error, declined card.
+    Permanent(BoxError),
 }
 
 impl Failure {
-    /// A transient failure of an error or a text.
+    /// A retryable failure from an error or a text: the same as `?`.
     ///
     /// ```
-    /// let failure = sqs_once::Failure::transient("the gateway answered 503");
+    /// let failure = sqs_once::Failure::retryable("the gateway answered 503");
     /// assert_eq!(failure.to_string(), "the gateway answered 503");
     /// ```
-    pub fn transient(why: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self::Transient(why.into())
+    pub fn retryable(why: impl Into<BoxError>) -> Self {
+        Self::Retryable(why.into())
     }
 
-    /// A permanent failure of an error or a text.
+    /// A failure that certainly had no effect, from an error or a text.
+    ///
+    /// ```
+    /// let failure = sqs_once::Failure::no_effect("the gateway refused the connection");
+    /// assert_eq!(failure.to_string(), "the gateway refused the connection");
+    /// ```
+    pub fn no_effect(why: impl Into<BoxError>) -> Self {
+        Self::NoEffect(why.into())
+    }
+
+    /// A permanent failure from an error or a text.
     ///
     /// ```
     /// let failure = sqs_once::Failure::permanent("the card was declined");
     /// assert_eq!(failure.to_string(), "the card was declined");
     /// ```
-    pub fn permanent(why: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+    pub fn permanent(why: impl Into<BoxError>) -> Self {
         Self::Permanent(why.into())
     }
 }
@@ -54,7 +80,7 @@ impl Failure {
 /// The error and its causes, in one line.
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Self::Transient(error) | Self::Permanent(error)) = self;
+        let (Self::Retryable(error) | Self::NoEffect(error) | Self::Permanent(error)) = self;
         write!(f, "{error}")?;
         let mut cause = error.source();
         while let Some(error) = cause {
@@ -65,32 +91,70 @@ impl fmt::Display for Failure {
     }
 }
 
-// Not an `Error` itself: that is what lets `?` take every error.
-impl<E: Error + Send + Sync + 'static> From<E> for Failure {
+// `Failure` is not an `Error` itself: that is what lets `?` accept every error.
+impl<E: Into<BoxError>> From<E> for Failure {
     fn from(error: E) -> Self {
-        Self::Transient(Box::new(error))
+        Self::Retryable(error.into())
     }
 }
 
-/// Makes a [`Failure`] of a `Result`'s error, in one word.
+/// Says in one word what an error means, where it is not simply retryable.
 ///
 /// ```
-/// use sqs_once::{Failure, OrPermanent};
+/// use sqs_once::{Failure, ResultExt};
 ///
 /// let failed = "12x".parse::<u32>().permanent();
 /// assert!(matches!(failed, Err(Failure::Permanent(_))));
 /// ```
-pub trait OrPermanent<T> {
-    /// The error as a permanent failure.
+pub trait ResultExt<T> {
+    /// The error as a [`Failure::Permanent`].
     ///
     /// # Errors
     ///
-    /// Wherever `self` is one.
+    /// If `self` is an error.
     fn permanent(self) -> Result<T, Failure>;
+
+    /// The error as a [`Failure::NoEffect`]. Use it only where no side effect can have occurred.
+    ///
+    /// # Errors
+    ///
+    /// If `self` is an error.
+    fn no_effect(self) -> Result<T, Failure>;
 }
 
-impl<T, E: Into<Box<dyn Error + Send + Sync>>> OrPermanent<T> for Result<T, E> {
+impl<T, E: Into<BoxError>> ResultExt<T> for Result<T, E> {
     fn permanent(self) -> Result<T, Failure> {
         self.map_err(Failure::permanent)
+    }
+
+    fn no_effect(self) -> Result<T, Failure> {
+        self.map_err(Failure::no_effect)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn question_mark<E: Into<Failure>>(error: E) -> Failure {
+        error.into()
+    }
+
+    #[test]
+    fn question_mark_accepts_every_error_as_retryable() {
+        let boxed: BoxError = "boxed".into();
+        for (failure, text) in [
+            (question_mark(std::fmt::Error), std::fmt::Error.to_string()),
+            (question_mark(boxed), "boxed".to_owned()),
+            (
+                question_mark(anyhow::anyhow!("cause").context("any")),
+                "any: cause".to_owned(),
+            ),
+            (question_mark("text"), "text".to_owned()),
+            (question_mark(String::from("text")), "text".to_owned()),
+        ] {
+            assert!(matches!(failure, Failure::Retryable(_)), "{failure:?}");
+            assert_eq!(failure.to_string(), text);
+        }
     }
 }

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 pub use answer::{Answer, Done};
 pub(crate) use answer::{OnRefused, Plan, to_result};
 pub use attempt::{Attempt, Attribute, Delivery, History};
-pub use failure::{Failure, OrPermanent};
+pub use failure::{Failure, ResultExt};
 
 use crate::protocol::StoredResult;
 
@@ -63,7 +63,7 @@ pub trait Handler: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`Failure::Transient`] if it may pass when tried again, [`Failure::Permanent`] if it
+    /// [`Failure::Retryable`] if it may pass when tried again, [`Failure::Permanent`] if it
     /// won't.
     fn handle(
         &self,

@@ -285,10 +285,7 @@ impl<S: Store> Claim<'_, S> {
     async fn end_badly<T>(self, ended: Ended<T>) -> Outcome {
         match ended {
             Ended::Failed(failure @ Failure::Permanent(_)) => self.fail(failure.to_string()).await,
-            Ended::Failed(failure @ Failure::Transient(_)) => {
-                self.release(Outcome::TransientFailure(failure.to_string()))
-                    .await
-            }
+            Ended::Failed(failure) => self.release(failure.into()).await,
             Ended::Panicked => self.abandon(Outcome::Panicked).await,
             Ended::Well(_) | Ended::OutOfTime => self.abandon(Outcome::OutOfTime).await,
         }

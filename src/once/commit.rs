@@ -67,7 +67,7 @@ pub(super) async fn commit<S: TransactionalStore>(
             }
             Ok(Ok(CommitAnswer::Contended(why))) => {
                 if !backoff.pause().await {
-                    return Committed::Unknown(Outcome::TransientFailure(why));
+                    return Committed::Unknown(Outcome::RetryableFailure(why));
                 }
             }
             Ok(Err(error)) => {

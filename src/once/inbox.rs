@@ -118,7 +118,7 @@ impl<S: TransactionalStore> Inbox<S> {
                 Ended::Failed(failure @ Failure::Permanent(_)) => {
                     return insert.fail(round, failure.to_string()).await;
                 }
-                Ended::Failed(failure @ Failure::Transient(_)) => return failure.into(),
+                Ended::Failed(failure) => return failure.into(),
                 Ended::Panicked => return Outcome::Panicked,
                 Ended::OutOfTime => return Outcome::OutOfTime,
             };
@@ -175,10 +175,10 @@ impl<S: TransactionalStore> Insert<'_, S> {
             Ok(outcome) => outcome,
             // There are no writes, so it is the record that can't be written: a table of another
             // make. That is not the message's fault.
-            Err(Declined::Invalid(why)) => Outcome::TransientFailure(why),
-            Err(Declined::Conditions(refused)) => Outcome::TransientFailure(refused.to_string()),
+            Err(Declined::Invalid(why)) => Outcome::RetryableFailure(why),
+            Err(Declined::Conditions(refused)) => Outcome::RetryableFailure(refused.to_string()),
         };
-        if let Outcome::TransientFailure(_) | Outcome::CommitUnknown(_) = outcome {
+        if let Outcome::RetryableFailure(_) | Outcome::CommitUnknown(_) = outcome {
             tracing::warn!(%key, error, "failed for good, and that could not be recorded");
         }
         outcome
@@ -211,7 +211,7 @@ impl<S: TransactionalStore> Insert<'_, S> {
                     ClaimRefused::NotMine(refusal) => refusal.into(),
                 })
             }
-            Committed::Refused(None) => Ok(Outcome::TransientFailure(
+            Committed::Refused(None) => Ok(Outcome::RetryableFailure(
                 "a record refused the commit, and the answer does not hold it".into(),
             )),
             Committed::Declined(declined) => Err(declined),

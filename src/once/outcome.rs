@@ -32,8 +32,10 @@ pub enum Outcome {
         /// Until when, at the latest, it is theirs alone.
         lease_until: Timestamp,
     },
-    /// The handler said: it may pass if tried again.
-    TransientFailure(String),
+    /// The handler failed, a later attempt may succeed, and this one may have had its effect.
+    RetryableFailure(String),
+    /// The handler failed without an effect, and a later attempt may succeed.
+    NoEffect(String),
     /// The handler said: it will fail again.
     PermanentFailure(String),
     /// It failed for good before; this is the recorded error. Nothing ran.
@@ -73,7 +75,8 @@ impl Outcome {
             Self::Done(_) => "done",
             Self::Duplicate(_) => "duplicate",
             Self::Conflict { .. } => "conflict",
-            Self::TransientFailure(_) => "transient_failure",
+            Self::RetryableFailure(_) => "retryable_failure",
+            Self::NoEffect(_) => "no_effect",
             Self::PermanentFailure(_) => "permanent_failure",
             Self::FailedBefore(_) => "failed_before",
             Self::KeyReused => "key_reused",
@@ -92,7 +95,8 @@ impl Outcome {
 impl From<Failure> for Outcome {
     fn from(failure: Failure) -> Self {
         match failure {
-            Failure::Transient(_) => Self::TransientFailure(failure.to_string()),
+            Failure::Retryable(_) => Self::RetryableFailure(failure.to_string()),
+            Failure::NoEffect(_) => Self::NoEffect(failure.to_string()),
             Failure::Permanent(_) => Self::PermanentFailure(failure.to_string()),
         }
     }
@@ -121,7 +125,8 @@ impl fmt::Display for Outcome {
                 owner.as_ref().map_or("unknown", Owner::as_str),
                 lease_until.as_millis()
             ),
-            Self::TransientFailure(error) => write!(f, "may pass if tried again: {error}"),
+            Self::RetryableFailure(error) => write!(f, "failed, to be retried: {error}"),
+            Self::NoEffect(error) => write!(f, "failed without effect, to be retried: {error}"),
             Self::PermanentFailure(error) => write!(f, "will fail again: {error}"),
             Self::FailedBefore(error) => write!(f, "failed for good before: {error}"),
             Self::KeyReused => f.write_str(

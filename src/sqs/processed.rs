@@ -63,7 +63,7 @@ impl Processed {
                 | Outcome::NotStarted,
             )
             | Self::BehindFailure => line!(info),
-            Self::Ran(Outcome::TransientFailure(_)) => line!(warn),
+            Self::Ran(Outcome::RetryableFailure(_) | Outcome::NoEffect(_)) => line!(warn),
             _ => line!(error),
         }
     }

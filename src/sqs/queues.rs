@@ -36,7 +36,7 @@ const BUDGET: Duration = Duration::from_secs(2);
 /// | what became of it | it is seen again |
 /// | --- | --- |
 /// | conflict | when the other's lease is over, and one to three seconds later |
-/// | transient failure, panic, out of time, lease lost, completion unrecorded, commit unknown, store unavailable | after a back-off, see [`backoff`](Self::backoff) |
+/// | retryable failure, panic, out of time, lease lost, completion unrecorded, commit unknown, store unavailable | after a back-off, see [`backoff`](Self::backoff) |
 /// | permanent failure, now or before; no key, key reused; not started | at once |
 /// | behind a failure in its FIFO group | with what failed |
 ///

@@ -66,7 +66,8 @@ pub(super) fn seconds(
             | Outcome::FailedBefore(_)
             | Outcome::KeyReused
             | Outcome::NotStarted => 0,
-            Outcome::TransientFailure(_)
+            Outcome::RetryableFailure(_)
+            | Outcome::NoEffect(_)
             | Outcome::Panicked
             | Outcome::OutOfTime
             | Outcome::LeaseLost
@@ -164,8 +165,8 @@ mod tests {
         })
     }
 
-    fn transient() -> Processed {
-        ran(Outcome::TransientFailure("busy".into()))
+    fn retryable() -> Processed {
+        ran(Outcome::RetryableFailure("busy".into()))
     }
 
     #[test]
@@ -203,7 +204,7 @@ mod tests {
             })
         };
         for processed in [
-            transient(),
+            retryable(),
             ran(Outcome::Panicked),
             ran(Outcome::OutOfTime),
             ran(Outcome::LeaseLost),
@@ -252,7 +253,7 @@ mod tests {
             base: Duration::MAX,
             cap: Duration::MAX,
         };
-        let wait = seconds(&transient(), u32::MAX, NOW, None, backoff, most);
+        let wait = seconds(&retryable(), u32::MAX, NOW, None, backoff, most);
         assert_eq!(wait, Some(LONGEST));
     }
 
@@ -263,7 +264,7 @@ mod tests {
             ..BACKOFF
         };
         assert_eq!(
-            seconds(&transient(), 1, NOW, None, backoff, most),
+            seconds(&retryable(), 1, NOW, None, backoff, most),
             Some(1),
             "SQS counts in seconds"
         );

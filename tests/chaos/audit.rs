@@ -42,7 +42,7 @@ impl Order {
 pub(crate) struct Findings {
     /// Everything the events say that must not be.
     pub(crate) violations: Vec<String>,
-    /// Attempts that their workers say were cut off or failed transiently, and were charged again,
+    /// Attempts that their workers say were cut off or failed retryably, and were charged again,
     /// though nothing was injected: a machine too busy is a fault too.
     pub(crate) uninjected: Vec<String>,
     /// Deliveries of good messages that failed, though nothing was injected.
@@ -95,7 +95,7 @@ struct Said {
 impl Said {
     /// Whether it left something to do again.
     fn is_unfinished(&self) -> bool {
-        ["transient_failure", "out_of_time", "completion_unrecorded"].contains(&&*self.outcome)
+        ["retryable_failure", "out_of_time", "completion_unrecorded"].contains(&&*self.outcome)
     }
 }
 
@@ -263,7 +263,7 @@ impl Audit {
         }
         let excuse = order.excuse.take();
         if let Some((_, before, delivery)) = order.last_charge.take() {
-            // Promise 3: a handler runs again after a transient failure, or after it was cut off.
+            // Promise 3: a handler runs again after a retryable failure, or after it was cut off.
             let said = self.said.get(&delivery);
             let after = match (excuse, said.filter(|said| said.is_unfinished())) {
                 (Some(excuse), _) => excuse,

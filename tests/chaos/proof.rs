@@ -193,7 +193,7 @@ fn a_second_charge_is_found_unless_the_first_attempt_was_cut_off() {
         assert_eq!(audited(&events).charged_again["nothing"], 1);
     }
     caught(&again(vec![failed()]), "charged by two at once");
-    for outcome in ["transient_failure", "out_of_time", "completion_unrecorded"] {
+    for outcome in ["retryable_failure", "out_of_time", "completion_unrecorded"] {
         let mut events = again(vec![answered(), failed()]);
         events.push(said(1, 7, outcome));
         clean(&events);

@@ -138,7 +138,7 @@ impl World {
                 "P4: w{worker} is asked what a refusal means, and it is the effect that refuses"
             )
         });
-        let words = [Word::Permanent, Word::Transient, Word::Panic, Word::Done];
+        let words = [Word::Permanent, Word::Retryable, Word::Panic, Word::Done];
         let word = words[self.choose(worker, words.len())];
         self.says(worker, word);
         word

@@ -33,7 +33,7 @@ fn up_to_three_workers_keep_every_promise() {
         "panicked",
         "permanent_failure",
         "store_unavailable",
-        "transient_failure",
+        "retryable_failure",
     ];
     assert_eq!(*found.seen.outcomes(), BTreeSet::from(outcomes));
 }

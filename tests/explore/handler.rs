@@ -56,7 +56,7 @@ async fn charge(world: Shared, worker: usize, attempt: Attempt) -> Result<usize,
 pub fn obey(word: Word) -> Result<(), Failure> {
     match word {
         Word::Done | Word::Declined => Ok(()),
-        Word::Transient => Err(Failure::transient("the gateway is busy")),
+        Word::Retryable => Err(Failure::retryable("the gateway is busy")),
         Word::Permanent => Err(Failure::permanent("the card is declined")),
         // As a panic, without its lines on stderr.
         Word::Panic => resume_unwind(Box::new("told to")),
@@ -76,7 +76,7 @@ impl Drop for Inside<'_> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Word {
     Done,
-    Transient,
+    Retryable,
     Permanent,
     Panic,
     /// Done, without the effect: its writes were refused.
@@ -105,7 +105,7 @@ impl World {
             self.log(worker, || "looks: the card was charged before".into());
             return Word::Done;
         }
-        let words = [Word::Done, Word::Transient, Word::Permanent, Word::Panic];
+        let words = [Word::Done, Word::Retryable, Word::Permanent, Word::Panic];
         let word = words[self.choose(worker, words.len())];
         if word == Word::Done {
             self.log(worker, || "charges the card".into());

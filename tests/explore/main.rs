@@ -7,7 +7,7 @@
 //! | --- | --- |
 //! | the network | answers; loses the request, or the answer; says nothing; sends it twice; delivers it late, when its worker may have given up or crashed; throttles (`network.rs`) |
 //! | the table | refuses a transaction or a change, because of a condition of the user's; has forgotten a token; shows a reader what was there before (`table.rs`, `items.rs`) |
-//! | the handler | succeeds, fails transiently or permanently, panics before or after its effect; decides what refused writes mean (`handler.rs`, `planner.rs`, `changer.rs`) |
+//! | the handler | succeeds, fails retryably or permanently, panics before or after its effect; decides what refused writes mean (`handler.rs`, `planner.rs`, `changer.rs`) |
 //! | a worker | goes on, crashes, or is left standing while another goes first (`schedule.rs`) |
 //! | the clocks | stand; pass the lease; pass a worker's deadline (`clock.rs`) |
 //! | the queue | delivers either of two messages with one key, again too, while others are at work (`schedule.rs`) |

@@ -12,7 +12,7 @@ fn keeps(way: Way, others: &[&'static str]) {
         "duplicate",
         "panicked",
         "permanent_failure",
-        "transient_failure",
+        "retryable_failure",
     ]);
     outcomes.extend(others);
     let found = keeps_every_promise(&Scenario::on_item(way));

@@ -73,7 +73,7 @@ fn sale(world: &Shared, worker: usize) -> Done<Value> {
 
 impl World {
     pub fn plans(&mut self, worker: usize) -> Word {
-        let words = [Word::Done, Word::Transient, Word::Permanent, Word::Panic];
+        let words = [Word::Done, Word::Retryable, Word::Permanent, Word::Panic];
         let word = words[self.choose(worker, words.len())];
         self.says(worker, word);
         word
@@ -84,7 +84,7 @@ impl World {
         let words = [
             Word::Declined,
             Word::Permanent,
-            Word::Transient,
+            Word::Retryable,
             Word::Panic,
             // Something else, under another token.
             Word::Done,

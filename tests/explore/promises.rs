@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | P1 | no two workers are in the handler under live leases; nobody enters it when its lease is over |
 //! | P2 | once COMPLETED, nobody enters the handler, and nobody whose lease lives has an effect; a message whose failure is stored does not run again |
-//! | P3 | a run follows only on a transient failure or an attempt that was cut off; of the latter it is told |
+//! | P3 | a run follows only on a retryable failure or an attempt that was cut off; of the latter it is told |
 //! | P3, in money | the effect is had twice only if a worker had it when its lease was over |
 //! | P4 | an effect in the table is there once at most, and exactly if the record is COMPLETED with the result of the same transaction; nobody makes it under another's live claim. On an item it is there once at most, and exactly if the item remembers the operation; nobody is asked what a refusal means that is its own duplicate's |
 //! | P5 | success is said only of what is COMPLETED, with the recorded result; a COMPLETED record does not change, and its result is that of a handler which said so |
@@ -123,7 +123,7 @@ impl Promises {
         });
         for run in before.iter().filter(|run| !run.settled) {
             let other = run.worker;
-            if run.said.last() == Some(&Word::Transient) {
+            if run.said.last() == Some(&Word::Retryable) {
                 continue;
             }
             let cut_off = run.gone

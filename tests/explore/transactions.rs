@@ -19,7 +19,7 @@ fn what_commits_with_its_claim_keeps_every_promise() {
         "panicked",
         "permanent_failure",
         "store_unavailable",
-        "transient_failure",
+        "retryable_failure",
     ];
     assert_eq!(*found.seen.outcomes(), BTreeSet::from(outcomes));
 }
@@ -39,7 +39,7 @@ fn an_inbox_keeps_every_promise() {
         "failed_before",
         "panicked",
         "permanent_failure",
-        "transient_failure",
+        "retryable_failure",
     ];
     assert_eq!(*found.seen.outcomes(), BTreeSet::from(outcomes));
 }
@@ -56,7 +56,7 @@ fn an_inbox_that_looks_first_keeps_every_promise() {
         "panicked",
         "permanent_failure",
         "store_unavailable",
-        "transient_failure",
+        "retryable_failure",
     ];
     assert_eq!(*found.seen.outcomes(), BTreeSet::from(outcomes));
 }

@@ -128,7 +128,7 @@ impl Handler for Worker {
         };
         match act {
             Act::Succeed => Ok(n),
-            Act::Fail => Err(Failure::transient("told to")),
+            Act::Fail => Err(Failure::retryable("told to")),
             Act::Decline => Err(Failure::permanent("told to")),
             // A panic that is not printed.
             Act::Panic => resume_unwind(Box::new("told to")),

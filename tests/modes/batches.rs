@@ -41,7 +41,7 @@ impl Entry {
                 .key("id", &self.list)
                 .value(":none", Vec::<String>::new())
                 .value(":entry", [&self.id])),
-            "fail" => Err(Failure::transient("told to")),
+            "fail" => Err(Failure::retryable("told to")),
             "decline" => Err(Failure::permanent("told to")),
             "conflict" => Ok(Write::update(THINGS, "ADD n :n")
                 .key("id", &self.list)

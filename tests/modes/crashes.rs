@@ -60,13 +60,13 @@ pub const STORIES: [(Meets, &str, &str); 25] = [
     (Once(Fault::Throttle), "done", "done"),
     (
         Always(Fault::Throttle),
-        "transient_failure",
-        "transient_failure",
+        "retryable_failure",
+        "retryable_failure",
     ),
     (
         Always(Fault::ThroughputExceeded),
-        "transient_failure",
-        "transient_failure",
+        "retryable_failure",
+        "retryable_failure",
     ),
     (
         Always(Fault::HoldRequest),
@@ -88,13 +88,13 @@ pub const STORIES: [(Meets, &str, &str); 25] = [
     ),
     (
         Always(Fault::Canceled(&["None", "TransactionConflict"])),
-        "transient_failure",
+        "retryable_failure",
         "",
     ),
     (Once(Fault::TransactionInProgress), "done", ""),
     (
         Always(Fault::TransactionInProgress),
-        "transient_failure",
+        "retryable_failure",
         "",
     ),
 ];

@@ -85,7 +85,7 @@ async fn operations_on_one_item_from_many_workers_add_up() {
         });
         for (n, outcome) in futures_util::future::join_all(runs).await {
             assert!(
-                outcome.is_success() || outcome.name() == "transient_failure",
+                outcome.is_success() || outcome.name() == "retryable_failure",
                 "{outcome}"
             );
             open.retain(|open| *open != n || !outcome.is_success());

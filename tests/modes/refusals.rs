@@ -169,9 +169,9 @@ async fn a_handler_decides_what_an_unmet_condition_means() {
         );
         assert_eq!(said, expected, "{mode:?}");
 
-        let said = refused("transient", || Err(Failure::transient("restocked soon"))).await;
+        let said = refused("retryable", || Err(Failure::retryable("restocked soon"))).await;
         // The claim is released.
-        let expected = ("may pass if tried again: restocked soon".into(), None);
+        let expected = ("failed, to be retried: restocked soon".into(), None);
         assert_eq!(said, expected, "{mode:?}");
 
         let said = refused("panic", || panic!("told to")).await;
@@ -311,7 +311,7 @@ async fn a_failure_that_the_table_does_not_take_is_not_final() {
         inbox.run(operation("a", ample()), denied).await,
         inbox.run(operation("b", ample()), placed).await,
     ] {
-        assert_eq!(outcome.name(), "transient_failure", "{outcome}");
+        assert_eq!(outcome.name(), "retryable_failure", "{outcome}");
     }
 }
 

@@ -225,7 +225,7 @@ impl Handler for Obedient {
                 *done.entry(attempt.key().to_string()).or_default() += 1;
                 Ok(())
             }
-            Told::Fail => Err(Failure::transient("told to")),
+            Told::Fail => Err(Failure::retryable("told to")),
             Told::Decline => Err(Failure::permanent("told to")),
             Told::Panic => panic!("told to"),
         }

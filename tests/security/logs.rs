@@ -199,7 +199,7 @@ async fn run_through_every_outcome(level: &str) -> Vec<String> {
         "out_of_time",
         "permanent_failure",
         "store_unavailable",
-        "transient_failure",
+        "retryable_failure",
     ];
     assert_eq!(outcomes(&output), expected);
     assert_eq!(telling(&output), [""; 0]);

@@ -82,7 +82,7 @@ impl Gateway {
                 let answer = request.send().await.map_err(reqwest::Error::without_url)?;
                 match verdict(answer.status()) {
                     Verdict::Charged => Ok(read(answer).await),
-                    Verdict::Transient(why) => Err(Failure::transient(why)),
+                    Verdict::Retryable(why) => Err(Failure::retryable(why)),
                     Verdict::Permanent(why) => Err(Failure::permanent(why)),
                 }
             }
@@ -102,7 +102,7 @@ fn header_value(key: &str) -> String {
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
     Charged,
-    Transient(String),
+    Retryable(String),
     Permanent(String),
 }
 
@@ -110,9 +110,9 @@ fn verdict(status: StatusCode) -> Verdict {
     let answered = format!("the payment gateway answered {status}");
     match status.as_u16() {
         200..=299 => Verdict::Charged,
-        408 | 409 | 425 | 429 | 500..=599 => Verdict::Transient(answered),
+        408 | 409 | 425 | 429 | 500..=599 => Verdict::Retryable(answered),
         400..=499 => Verdict::Permanent(answered),
-        _ => Verdict::Transient(format!(
+        _ => Verdict::Retryable(format!(
             "{answered}, which is no answer to a charge; check PAYMENT_GATEWAY_URL (redirects are not followed)"
         )),
     }
@@ -167,7 +167,7 @@ mod tests {
             assert_eq!(of(status), Verdict::Charged);
         }
         for status in [301, 307, 408, 409, 425, 429, 500, 503] {
-            assert!(matches!(of(status), Verdict::Transient(_)), "{status}");
+            assert!(matches!(of(status), Verdict::Retryable(_)), "{status}");
         }
         for status in [400, 401, 402, 404, 422] {
             assert!(matches!(of(status), Verdict::Permanent(_)), "{status}");

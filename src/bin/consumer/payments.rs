@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::value::RawValue;
-use sqs_once::{Attempt, Failure, Handler, OrPermanent as _};
+use sqs_once::{Attempt, Failure, Handler, ResultExt as _};
 
 use crate::gateway::Gateway;
 

@@ -327,7 +327,7 @@ impl Changing<'_> {
                 }])))
             }
             Sent::Invalid(why) => Err(Declined::Invalid(why)),
-            Sent::Contended(why) => Ok(Outcome::TransientFailure(why)),
+            Sent::Contended(why) => Ok(Outcome::RetryableFailure(why)),
             Sent::Unknown(error) => Ok(Outcome::CommitUnknown(Arc::new(error))),
         }
     }
@@ -356,7 +356,7 @@ fn seen_before() -> Outcome {
 }
 
 fn contended(table: &str) -> Outcome {
-    Outcome::TransientFailure(format!(
+    Outcome::RetryableFailure(format!(
         "others changed the item of table `{table}` each time before this change was written"
     ))
 }
