@@ -81,7 +81,7 @@ pub mod telemetry;
 pub use deadline::Deadline;
 pub use handler::{
     Answer, Attempt, Attribute, Delivery, Done, Failure, FnHandler, Handler, History, IntoHandler,
-    ResultExt, Stored, ViaFn, ViaHandler,
+    OpenAttempts, ResultExt, Stored, ViaFn, ViaHandler,
 };
 pub use once::{Change, Inbox, Mode, OnItem, Once, Operation, Outcome};
 pub use sqs::{BatchError, Consumer, run};

@@ -120,21 +120,21 @@ async fn requests_per_message_are_two_for_new_ones_and_one_for_known_ones() {
             .collect::<Vec<_>>()
     };
 
-    assert_eq!(send("new", "succeed").await, ["1 PutItem", "1 UpdateItem"]);
-    assert_eq!(send("new", "succeed").await, ["1 PutItem"], "duplicate");
+    assert_eq!(send("new", "succeed").await, ["1 Claim", "1 UpdateItem"]);
+    assert_eq!(send("new", "succeed").await, ["1 Claim"], "duplicate");
     assert_eq!(
         send("declined", "decline").await,
-        ["1 PutItem", "1 UpdateItem"]
+        ["1 Claim", "1 UpdateItem"]
     );
     assert_eq!(
         send("declined", "decline").await,
-        ["1 PutItem"],
+        ["1 Claim"],
         "stored failure"
     );
-    assert_eq!(send("busy", "fail").await, ["1 DeleteItem", "1 PutItem"]);
+    assert_eq!(send("busy", "fail").await, ["1 Claim", "1 UpdateItem"]);
     assert_eq!(
         send("panicking", "panic").await,
-        ["1 PutItem", "1 UpdateItem"]
+        ["1 Claim", "1 UpdateItem"]
     );
     assert_eq!(send("malformed", "no such order").await, [""; 0]);
 
@@ -145,7 +145,7 @@ async fn requests_per_message_are_two_for_new_ones_and_one_for_known_ones() {
         _ = dying => unreachable!("the handler hangs"),
         () = async { while handler.ran().last().unwrap() != "crashed" { tokio::task::yield_now().await } } => {}
     }
-    assert_eq!(send("crashed", "hang").await, ["1 PutItem"], "conflict");
+    assert_eq!(send("crashed", "hang").await, ["1 Claim"], "conflict");
 }
 
 #[tokio::test]

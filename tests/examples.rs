@@ -91,7 +91,7 @@ impl std::io::Write for Log {
 
 fn permanent(why: &str) -> (String, String) {
     let outcome = "permanent_failure".to_owned();
-    (outcome, format!("will fail again: {why}"))
+    (outcome, format!("failed permanently: {why}"))
 }
 
 /// A table's items as JSON, by their primary key.

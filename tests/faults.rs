@@ -15,10 +15,15 @@ use std::{
     io,
     num::NonZeroUsize,
     sync::{Arc, OnceLock},
+    time::Duration,
 };
 
 use futures_util::{StreamExt as _, future::join_all, stream};
-use sqs_once::{Attempt, Consumer, Once, store::DynamoStore};
+use sqs_once::{
+    Attempt, Consumer, Deadline, Delivery, Once, Operation,
+    protocol::{Key, Timestamp},
+    store::DynamoStore,
+};
 use story::{Act, BUDGET, Before, Lasting, Left, Step, Story, TABLE, When};
 use support::{
     PATIENCE,
@@ -32,10 +37,11 @@ use tokio::{
     net::TcpStream,
 };
 
-/// A fault; whether the request is applied all the same; whether the SDK tries again.
+/// A fault; whether the request is applied all the same; whether a claim is tried again, by the
+/// SDK or by the worker.
 type Row = (Fault, bool, bool);
 
-const FAULTS: [Row; 12] = [
+const FAULTS: [Row; 14] = [
     (Fault::CutBefore, false, true),
     (Fault::CutAfter, true, true),
     (Fault::HalfAnswer, true, true),
@@ -48,22 +54,25 @@ const FAULTS: [Row; 12] = [
     (Fault::InternalError, false, true),
     (Fault::Unavailable, false, true),
     (Fault::Refuse, false, true),
+    (Fault::TransactionConflict, false, true),
+    (Fault::Denied, false, false),
 ];
 
 #[rustfmt::skip]
-const STEPS: [Step; 10] = {
+const STEPS: [Step; 11] = {
     use {Act::*, Before::{Delivery, UnansweredClaim}, Left::{Completed, Dead, Failed, Live}};
     [
-        step("claim", "PutItem", Before::Nothing, &[Succeed], [Completed, Dead, Left::Nothing]),
-        step("takeover's claim", "PutItem", Delivery, &[Panic, Succeed], [Completed, Dead, Dead]),
-        step("duplicate's claim", "PutItem", Delivery, &[Succeed], [Completed, Completed, Completed]),
+        step("claim", "Claim", Before::Nothing, &[Succeed], [Completed, Dead, Left::Nothing]),
+        step("takeover's claim", "Claim", Delivery, &[Panic, Succeed], [Completed, Dead, Dead]),
+        step("duplicate's claim", "Claim", Delivery, &[Succeed], [Completed, Completed, Completed]),
         step("complete", "UpdateItem", Before::Nothing, &[Succeed], [Completed, Completed, Live]),
         step("fail", "UpdateItem", Before::Nothing, &[Decline], [Failed, Failed, Live]),
-        step("release", "DeleteItem", Before::Nothing, &[Fail], [Left::Nothing, Left::Nothing, Live]),
-        step("takeover's release", "UpdateItem", Delivery, &[Panic, Fail], [Dead, Dead, Live]),
-        step("abandon after a panic", "UpdateItem", Before::Nothing, &[Panic], [Dead, Dead, Live]),
-        step("abandon at the deadline", "UpdateItem", Before::Nothing, &[Hang], [Dead, Dead, Live]),
-        step("abandon of an unanswered claim", "UpdateItem", UnansweredClaim, &[Succeed], [Dead, Dead, Live]),
+        step("end of the lease", "UpdateItem", Before::Nothing, &[Fail], [Dead, Dead, Live]),
+        step("restore", "DeleteItem", Before::Nothing, &[NoEffect], [Left::Nothing, Left::Nothing, Live]),
+        step("takeover's restore", "UpdateItem", Delivery, &[Panic, NoEffect], [Dead, Dead, Live]),
+        step("end of the lease after a panic", "UpdateItem", Before::Nothing, &[Panic], [Dead, Dead, Live]),
+        step("end of the lease at the deadline", "UpdateItem", Before::Nothing, &[Hang], [Dead, Dead, Live]),
+        step("end of an unanswered claim's lease", "UpdateItem", UnansweredClaim, &[Succeed], [Dead, Dead, Live]),
     ]
 };
 
@@ -116,8 +125,14 @@ fn live(faults: &[Row]) -> Vec<(Story, Row)> {
 }
 
 /// Whether the request that met the fault was answered in the end.
-fn answered(story: &Story, (_, _, retried): Row) -> bool {
-    story.lasting == Lasting::Once && retried
+fn answered(story: &Story, (fault, _, retried): Row) -> bool {
+    let step = &story.step;
+    let repeated = match step.request {
+        "Claim" => retried,
+        // A worker repeats a settlement whatever happens, unless it is rejected.
+        _ => fault != Fault::Denied && step.before != Before::UnansweredClaim,
+    };
+    story.lasting == Lasting::Once && repeated
 }
 
 #[test]
@@ -165,13 +180,13 @@ fn no_effect_is_repeated_without_the_handler_being_told() {
     }
 }
 
-/// Only what reported a retryable failure is sure to have had no effect.
+/// Only a run that says so is sure to have had no effect.
 fn told_of_effects(story: &Story) {
     let mut effects = std::collections::BTreeMap::<_, usize>::new();
     for run in &story.runs {
         let effects = effects.entry(&run.key).or_default();
         assert!(*effects == 0 || run.told, "{story}");
-        *effects += usize::from(run.act != Act::Fail);
+        *effects += usize::from(run.act != Act::NoEffect);
     }
 }
 
@@ -207,7 +222,7 @@ fn a_request_that_is_never_answered_fails_its_message_and_leaves_what_was_applie
             step.not_applied
         };
         // An unanswered claim runs nothing.
-        let claimed = step.request != "PutItem" && step.before != Before::UnansweredClaim;
+        let claimed = step.request != "Claim" && step.before != Before::UnansweredClaim;
         let seen = (first.acknowledged, first.runs.len(), first.left);
         assert_eq!(seen, (false, usize::from(claimed), left), "{row:?} {story}");
     }
@@ -264,25 +279,102 @@ fn an_empty_answer_is_no_answer() {
 /// One message at a time, so that all tries of the first one's request meet the fault, and no other.
 #[tokio::test]
 async fn a_fault_that_fails_one_message_leaves_the_others_done() {
-    use Fault::{HoldAnswer, HoldRequest, Refuse};
+    use Fault::{
+        Denied, HoldAnswer, HoldRequest, Refuse, Throttle, ThroughputExceeded, TransactionConflict,
+    };
     let counted = FAULTS.iter().filter(|(fault, ..)| {
         // These end by a timeout or last for all.
         ![HoldRequest, HoldAnswer, Refuse].contains(fault)
     });
-    let stories = counted.flat_map(|row| [("PutItem", row), ("UpdateItem", row)]);
+    let stories = counted.flat_map(|row| [("Claim", row), ("UpdateItem", row)]);
     let stories = stories.map(|(request, &(fault, _, retried))| async move {
         let dynamo = Dynamo::start().await;
         dynamo.create_table(TABLE).await;
         let tries = if retried { Dynamo::ATTEMPTS } else { 1 };
+        // Contention, and what happens to a settlement, is outlasted by the worker.
+        let outlasted = [Throttle, ThroughputExceeded, TransactionConflict].contains(&fault)
+            || request == "UpdateItem" && fault != Denied;
         (0..tries).for_each(|_| dynamo.fail(request, fault));
         let once = Once::new(DynamoStore::new(dynamo.worker(None), TABLE));
         let handler = |(): (), _: Attempt| async { Ok(()) };
         let consumer = Consumer::new(once, namespace(), handler).concurrency(NonZeroUsize::MIN);
         let event = batch((1..=3).map(|n| record(&format!("m-{n}"), "null")));
         let failed = process(&Arc::new(consumer), event, within(PATIENCE)).await;
-        assert_eq!(failed, ["m-1"], "{fault:?} at {request}");
+        let expected: &[&str] = if outlasted { &[] } else { &["m-1"] };
+        assert_eq!(failed, expected, "{fault:?} at {request}");
     });
     join_all(stories).await;
+}
+
+/// A claim that is rejected was not applied, so there is no lease to end.
+#[tokio::test]
+async fn rejected_claim_sends_no_second_write() {
+    let dynamo = Dynamo::start().await;
+    // There is no table.
+    for (fault, code) in [
+        (Some(Fault::Denied), "AccessDeniedException"),
+        (None, "ResourceNotFoundException"),
+    ] {
+        fault
+            .into_iter()
+            .for_each(|fault| dynamo.fail("Claim", fault));
+        let once = Once::new(DynamoStore::new(dynamo.worker(None), TABLE));
+        let outcome = once.run(operation("m-1", PATIENCE), async |_| Ok(())).await;
+        assert_eq!(outcome.name(), "store_unavailable");
+        assert!(outcome.to_string().contains(code), "{outcome}");
+        let sent: Vec<_> = dynamo.reset_counts().into_iter().collect();
+        assert_eq!(sent, [("Claim".to_owned(), 1)]);
+    }
+}
+
+/// One client for all, as a process has. Its claims are throttled until the SDK's retry quota is
+/// used up, and then a completion is, until shortly before its deadline.
+#[tokio::test]
+async fn throttled_completion_is_recorded_before_its_deadline() {
+    let dynamo = Dynamo::start().await;
+    dynamo.create_table(TABLE).await;
+    let once = Once::new(DynamoStore::new(dynamo.worker(None), TABLE));
+    dynamo.fail_all("Claim", Fault::Throttle);
+    let claims = (0..60).map(|n| {
+        let operation = operation(&format!("throttled-{n}"), 4 * SECOND);
+        once.run(operation, async |_| Ok(()))
+    });
+    for outcome in join_all(claims).await {
+        assert_eq!(outcome.name(), "store_unavailable");
+        assert!(outcome.to_string().contains("throttled"), "{outcome}");
+    }
+    dynamo.heal().await;
+
+    for fault in [
+        Fault::Throttle,
+        Fault::TransactionConflict,
+        Fault::InternalError,
+    ] {
+        let id = format!("{fault:?}");
+        let operation = operation(&id, 4 * SECOND);
+        // The last outcome can be written an eighth of the time before the end.
+        let throttled = Duration::from_millis(3500 - 100);
+        dynamo.fail_all("UpdateItem", fault);
+        let (outcome, ()) = tokio::join!(once.run(operation, async |_| Ok(())), async {
+            tokio::time::sleep(throttled).await;
+            dynamo.heal().await;
+        });
+        assert_eq!(outcome.name(), "done", "{fault:?}: {outcome}");
+        let sent = dynamo.reset_counts()["UpdateItem"];
+        assert!(sent < 40, "{fault:?}: {sent} requests");
+    }
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Half of its time is its reserve.
+fn operation(id: &str, budget: Duration) -> Operation {
+    Operation::new(
+        Key::new(&namespace(), [id]).unwrap(),
+        None,
+        Delivery::new(id),
+        Deadline::after(Timestamp::now(), budget, budget / 2),
+    )
 }
 
 /// Asks on a connection of its own to count the table's items, and reads until the server
@@ -343,6 +435,12 @@ async fn a_fault_is_on_the_wire_what_it_is_called() {
             "HTTP/1.1 400",
             "#TransactionInProgressException\",",
         ),
+        (
+            Fault::TransactionConflict,
+            "HTTP/1.1 400",
+            "#TransactionConflictException\",",
+        ),
+        (Fault::Denied, "HTTP/1.1 400", "#AccessDeniedException\","),
         (Fault::Refuse, "", ""),
     ] {
         dynamo.fail("Scan", fault);
@@ -357,7 +455,7 @@ async fn a_fault_is_on_the_wire_what_it_is_called() {
     let refused = ask(&dynamo).await.unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
 
-    assert_eq!(dynamo.heal().await["Scan"], 14);
+    assert_eq!(dynamo.heal().await["Scan"], 16);
     let answer = ask(&dynamo).await.unwrap();
     assert!(answer.ends_with(counted), "{answer}");
 }

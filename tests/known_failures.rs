@@ -150,14 +150,14 @@ async fn a_crash_without_a_deadline_does_not_lock_the_key_for_the_retention() {
 #[tokio::test]
 async fn a_claim_whose_answer_was_lost_does_not_block_its_own_worker() {
     let world = World::new().await;
-    world.0.fail("PutItem", Fault::CutAfter);
+    world.0.fail("Claim", Fault::CutAfter);
     let done = async |_: Value, _: Attempt| -> Result<(), Failure> { Ok(()) };
     let worker = world.worker(done);
     assert_eq!(
         process(&Arc::new(worker), event(&order()), within(TIME)).await,
         [""; 0]
     );
-    assert_eq!(world.0.counts()["PutItem"], 2, "the SDK asked again");
+    assert_eq!(world.0.counts()["Claim"], 2, "the SDK asked again");
     assert_eq!(text(&world.the_record().await, "status"), "COMPLETED");
 }
 

@@ -18,8 +18,8 @@ use std::time::Duration;
 use both::{Both, ours, theirs};
 use serde_json::{Value, json};
 use sqs_once::{
-    History,
-    protocol::{Settlement, State, StoredResult, Timestamp},
+    History, OpenAttempts,
+    protocol::{Claimed, Settlement, State, StoredResult, Timestamp},
     store::{Field, Layout, SettleAnswer, Store},
 };
 use support::event::order;
@@ -44,7 +44,7 @@ async fn each_knows_what_the_other_completed(both: &Both) {
     let first = both.here(&order("ours")).await;
     assert_eq!(
         (first.ran, first.acknowledged),
-        (Some(History::Fresh), true)
+        (Some(History::fresh()), true)
     );
     let second = both.there(&order("ours")).await;
     assert_eq!(
@@ -93,7 +93,8 @@ async fn what_one_is_at_is_a_conflict_to_the_other() {
         };
         assert!(expected.contains(&lease), "{id}: {lease} s");
         // Nobody here owns it, so nobody settles it.
-        for wanted in [Settlement::Release, Settlement::Abandon] {
+        let restore = Settlement::Restore(Claimed::over(None));
+        for wanted in [restore, Settlement::EndLease { last_end: None }] {
             let answer = both.settle(&both.claim(id), wanted).await;
             assert!(
                 matches!(answer, SettleAnswer::Refused(Some(record)) if record.owner.is_none())
@@ -114,17 +115,19 @@ async fn what_one_left_undone_the_other_takes_over() {
     tokio::time::sleep(Duration::from_millis(10)).await;
     let second = both.here(&order("theirs")).await;
     assert!(second.acknowledged);
-    // It is told, though not by whom: Powertools does not say.
-    let nameless = History::Takeover {
-        owner: None,
-        claimed_at: None,
+    // It is informed, without a time: Powertools records none.
+    let without_time = OpenAttempts {
+        first_claimed_at: None,
+        last_end: None,
     };
-    assert_eq!(second.ran, Some(nameless));
+    assert_eq!(second.ran, Some(History::with_open(0, without_time)));
     assert_eq!(both.there(&order("theirs")).await["answer"], ours());
 
     let mine = both.claim("ours");
     both.store().claim(&mine).await.unwrap();
-    let abandoned = both.settle(&mine, Settlement::Abandon).await;
+    let abandoned = both
+        .settle(&mine, Settlement::EndLease { last_end: None })
+        .await;
     assert_eq!(abandoned, SettleAnswer::Applied);
     assert_eq!(both.there(&order("ours")).await["answer"], theirs());
     // Late, and fenced off from what Powertools recorded.
@@ -143,7 +146,10 @@ async fn what_is_expired_is_forgotten_by_the_other() {
     // Powertools writes EXPIRED when a function ends after its record expired, as it does here.
     both.config = json!({"expires_after_seconds": -10});
     assert_eq!(both.there(&order("theirs")).await["ran"], true);
-    assert_eq!(both.here(&order("theirs")).await.ran, Some(History::Fresh));
+    assert_eq!(
+        both.here(&order("theirs")).await.ran,
+        Some(History::fresh())
+    );
 
     both.config = json!({});
     let mine = both.claim("ours");
@@ -163,12 +169,9 @@ async fn what_failed_here_for_good_powertools_runs_again_when_asked_to() {
         let declined = both.declined_here(&order("o-1")).await;
         assert!(!declined.acknowledged);
     }
-    assert_eq!(
-        both.kept("o-1").await.state,
-        State::Failed {
-            error: "declined".into()
-        }
-    );
+    let kept = both.kept("o-1").await;
+    assert_eq!(kept.state, State::Failed);
+    assert_eq!(kept.error.as_deref(), Some("declined"));
     assert!(
         both.here(&order("o-1")).await.ran.is_none(),
         "the same message"
@@ -179,7 +182,7 @@ async fn what_failed_here_for_good_powertools_runs_again_when_asked_to() {
         again,
         json!({"ran": true, "answer": null, "error": "ValueError"})
     );
-    assert_eq!(both.here(&order("o-1")).await.ran, Some(History::Fresh));
+    assert_eq!(both.here(&order("o-1")).await.ran, Some(History::fresh()));
 
     both.declined_here(&order("o-2")).await;
     assert_eq!(both.there(&order("o-2")).await["answer"], theirs());

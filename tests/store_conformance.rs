@@ -35,7 +35,7 @@ async fn a_memory_store_says_what_it_holds() {
         assert_eq!(store.get(&key(part)), None);
         let request = request(part, "m-1");
         store.clone().claim(&request).await.unwrap();
-        assert_eq!(store.get(&key(part)), Some(request.record()));
+        assert_eq!(store.get(&key(part)), Some(request.record(None)));
     }
     assert_eq!((store.len(), store.is_empty()), (2, false));
 }
@@ -55,6 +55,10 @@ fn renamed() -> Layout {
         (Field::ExpiresAt, "ttl"),
         (Field::Fingerprint, "hash"),
         (Field::MessageId, "message-id"),
+        (Field::Attempts, "number of claims"),
+        (Field::FirstClaimedAt, "since"),
+        (Field::LastEnd, "end"),
+        (Field::FailedMessageIds, "failed"),
         (Field::Result, "value"),
         (Field::ResultOmitted, "no.value"),
         (Field::Error, "status"),

@@ -4,7 +4,7 @@ use std::{collections::HashMap, time::Duration};
 
 use crate::{
     Deadline,
-    protocol::{Key, Owner, Timestamp},
+    protocol::{AttemptEnd, Claimed, Key, Timestamp},
 };
 
 /// What a handler is told about the attempt it makes.
@@ -26,7 +26,7 @@ impl Attempt {
     ///
     /// let key = Key::new(&Namespace::new("payments")?, ["order-1"])?;
     /// let deadline = Deadline::after(Timestamp::now(), Duration::from_secs(30), Duration::ZERO);
-    /// let attempt = Attempt::new(key, Delivery::new("m-1"), History::Fresh, deadline);
+    /// let attempt = Attempt::new(key, Delivery::new("m-1"), History::fresh(), deadline);
     /// assert_eq!(attempt.key().as_str(), "payments#order-1");
     /// assert!(attempt.time_left() > Duration::from_secs(29));
     /// # Ok::<(), sqs_once::protocol::KeyError>(())
@@ -73,17 +73,28 @@ impl Attempt {
         &self.delivery.attributes
     }
 
-    /// Whether an attempt before this one was cut off, and whose.
+    /// The attempts before this one, as far as the record tells.
     #[must_use]
     pub fn history(&self) -> &History {
         &self.history
     }
 
-    /// Whether an attempt before this one may have had its effect without that being
-    /// recorded: look whether it did before doing it again.
+    /// Whether an earlier attempt may have had its effect without that being recorded. Look whether
+    /// it did before you do it again.
+    ///
+    /// Look before you return a permanent failure too: it is stored, and says that the operation
+    /// failed, though the effect of the earlier attempt may be there.
     #[must_use]
     pub fn may_have_run_before(&self) -> bool {
-        self.history != History::Fresh
+        self.history.open.is_some()
+    }
+
+    /// When the earliest attempt was claimed that may have had its effect without that being
+    /// recorded: look for effects from then on. `None` if there is no such attempt, or if the time
+    /// of its claim is not known (another program made it).
+    #[must_use]
+    pub fn first_claimed_at(&self) -> Option<Timestamp> {
+        self.history.open.and_then(|open| open.first_claimed_at)
     }
 
     /// The invocation's deadline.
@@ -99,38 +110,84 @@ impl Attempt {
     }
 }
 
-/// What was tried before.
+/// The attempts before this one, as far as the record tells. A handler in an
+/// [`Inbox`](crate::Inbox) or [`OnItem`](crate::OnItem) makes no claims, and its history is empty.
 ///
 /// ```
-/// use sqs_once::{Attempt, History};
+/// use sqs_once::{Attempt, protocol::AttemptEnd};
 ///
 /// fn reconcile(attempt: &Attempt) -> String {
-///     match attempt.history() {
-///         History::Fresh => "nothing to look for".into(),
-///         History::Takeover { claimed_at: Some(at), .. } => {
-///             format!("look from {} ms on", at.as_millis())
-///         }
-///         _ => "look whether it happened".into(),
+///     match attempt.history().open {
+///         None => "nothing to look for".into(),
+///         Some(open) => match open.first_claimed_at {
+///             Some(at) => format!("look for charges from {} ms on", at.as_millis()),
+///             None => "look for charges at any time".into(),
+///         },
 ///     }
 /// }
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum History {
-    /// Nothing, or attempts that ended in their handler's own words.
-    Fresh,
-    /// An attempt that nobody saw the end of: it crashed, panicked or ran out of time.
+pub struct History {
+    /// Claims made before this one since the record was created.
+    pub attempts: u64,
+    /// The open attempts: those that may have had their effect without that being recorded.
+    pub open: Option<OpenAttempts>,
+}
+
+/// Attempts that may have had their effect without that being recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenAttempts {
+    /// When the earliest of them was claimed; `None` if that is not known.
+    pub first_claimed_at: Option<Timestamp>,
+    /// How the attempt before this one ended; `None` if that is not known (crash).
+    pub last_end: Option<AttemptEnd>,
+}
+
+impl History {
+    /// The history of a first attempt.
     ///
-    /// Look before you answer with a permanent failure too: it is stored, and says that the
-    /// operation failed, though the effect of the attempt before may be there.
-    Takeover {
-        /// Whose attempt it was; not known of one that another program made.
-        owner: Option<Owner>,
-        /// When it was made; not known of one that another program made.
-        claimed_at: Option<Timestamp>,
-    },
-    /// There may have been one: the answer that would have told was lost.
-    Unknown,
+    /// ```
+    /// use sqs_once::History;
+    ///
+    /// assert_eq!(History::fresh(), History::default());
+    /// ```
+    #[must_use]
+    pub fn fresh() -> Self {
+        Self::default()
+    }
+
+    /// A history with open attempts, to test a handler by itself.
+    ///
+    /// ```
+    /// use sqs_once::{History, OpenAttempts, protocol::{AttemptEnd, Timestamp}};
+    ///
+    /// let crashed = OpenAttempts {
+    ///     first_claimed_at: Some(Timestamp::from_millis(1_800_000_000_000)),
+    ///     last_end: None,
+    /// };
+    /// assert_eq!(History::with_open(1, crashed).open, Some(crashed));
+    /// ```
+    #[must_use]
+    pub fn with_open(attempts: u64, open: OpenAttempts) -> Self {
+        Self {
+            attempts,
+            open: Some(open),
+        }
+    }
+}
+
+impl From<&Claimed> for History {
+    fn from(claimed: &Claimed) -> Self {
+        let open = claimed.open_since.map(|since| OpenAttempts {
+            first_claimed_at: Some(since).filter(|at| *at != Timestamp::default()),
+            last_end: claimed.last_end,
+        });
+        Self {
+            attempts: claimed.attempts,
+            open,
+        }
+    }
 }
 
 /// What is known of the message's delivery.

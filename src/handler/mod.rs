@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 
 pub use answer::{Answer, Done};
 pub(crate) use answer::{OnRefused, Plan, to_result};
-pub use attempt::{Attempt, Attribute, Delivery, History};
+pub use attempt::{Attempt, Attribute, Delivery, History, OpenAttempts};
 pub use failure::{Failure, ResultExt};
 
 use crate::protocol::StoredResult;

@@ -1,22 +1,22 @@
-//! Claim -> handler -> complete | fail | release | abandon: for effects outside DynamoDB, and for
-//! those that commit together with the completion.
+//! Claim -> handler -> complete | fail | end the lease | restore: for effects outside DynamoDB, and
+//! for those that commit together with the completion.
 
 use std::{sync::Arc, time::Duration};
 
 use serde::Serialize;
-use tokio::time::timeout_at;
+use tokio::time::{Instant, timeout_at};
 
 use super::{
     Inbox, Mode, Operation, Outcome,
-    commit::{Committed, commit, decide, note_omitted},
+    commit::{Backoff, Committed, commit, decide, note_omitted},
     mode::{Ended, guard},
 };
 use crate::{
     Attempt, Deadline, Done, Failure, History,
     handler::{Answer, Plan, to_result},
     protocol::{
-        AfterFailure, ClaimRefused, ClaimRequest, Fence, Fingerprint, Key, Owner, Record,
-        Settlement, SettlementRefused, State, StoredResult, Timestamp,
+        AfterFailure, AttemptEnd, ClaimRefused, ClaimRequest, Claimed, Fence, Fingerprint, Key,
+        Owner, Settlement, SettlementRefused, StoredResult, Timestamp,
         decision::{claim_refused, settlement_refused},
     },
     store::{ClaimAnswer, RecordWrite, SettleAnswer, Store, StoreError, TransactionalStore},
@@ -51,20 +51,22 @@ pub struct Once<S> {
 }
 
 impl<S: Store> Once<S> {
-    /// Remembers outcomes in `store` for 24 hours, with a lease margin of one second.
+    /// Keeps records in `store` for 20 days ([`retention`](Self::retention)), with a lease margin of
+    /// one second.
     #[must_use]
     pub fn new(store: S) -> Self {
         Self {
             store,
-            retention: Duration::from_secs(24 * 60 * 60),
+            retention: Duration::from_secs(20 * 24 * 60 * 60),
             lease_margin: Duration::from_secs(1),
             after_failure: AfterFailure::default(),
             clock: Timestamp::now,
         }
     }
 
-    /// How long an outcome is remembered: longer than the queue keeps a message and somebody
-    /// might redrive it.
+    /// How long a record is kept. Messages must not come back after it, or they run again: choose
+    /// longer than the retention of the queue and of its dead-letter queue together. The default
+    /// is 4 days of the queue, 14 days of the dead-letter queue, and 2 days more.
     #[must_use]
     pub fn retention(self, retention: Duration) -> Self {
         Self { retention, ..self }
@@ -144,12 +146,19 @@ impl<S: Store> Once<S> {
             .await?;
         // A claim takes its time too, and a process that was frozen has outlived its lease.
         if !deadline.may_start() || self.now() > self.lease(deadline) {
-            return Err(claim.release(Outcome::NotStarted).await);
+            return Err(claim.restore(Outcome::NotStarted).await);
         }
-        if claim.history != History::Fresh {
-            tracing::warn!(%key, history = ?claim.history, "an attempt before this one was cut off, or may have been; the handler is told");
+        let history = History::from(&claim.claimed);
+        match history.open {
+            Some(open) if open.last_end == Some(AttemptEnd::Retryable) => {
+                tracing::info!(%key, ?history, "retry: an earlier attempt may have had its effect");
+            }
+            Some(_) => {
+                tracing::warn!(%key, ?history, "takeover: an earlier attempt may have had its effect");
+            }
+            None => {}
         }
-        let attempt = Attempt::new(key, delivery, claim.history.clone(), deadline);
+        let attempt = Attempt::new(key, delivery, history, deadline);
         match guard(deadline, work(attempt)).await {
             Ended::Well(answer) => Ok((claim, answer)),
             ended => Err(claim.end_badly(ended).await),
@@ -195,67 +204,65 @@ impl<S: Store> Once<S> {
         deadline: Deadline,
     ) -> Result<Claim<'_, S>, Outcome> {
         let request = self.request(key, fingerprint, message_id, self.lease(deadline));
-        let held = |history| Claim {
+        let held = |claimed| Claim {
             once: self,
             fence: request.fence(),
-            history,
+            message_id: message_id.to_owned(),
+            claimed,
             deadline,
         };
-        match timeout_at(deadline.stop(), self.store.claim(&request)).await {
-            Ok(Ok(ClaimAnswer::Applied { replaced })) => Ok(held(history(replaced))),
-            Ok(Ok(ClaimAnswer::Refused(record))) => match claim_refused(record, &request) {
-                ClaimRefused::Mine => Ok(held(History::Unknown)),
-                ClaimRefused::NotMine(refusal) => Err(refusal.into()),
-            },
-            Ok(Err(error)) => Err(self.unanswered(held(History::Unknown), error).await),
-            Err(_elapsed) => {
-                let error = StoreError::OutOfTime {
+        let patience = MOST_CLAIMING.min(deadline.time_left() / 10);
+        let mut backoff = Backoff::until(Instant::now() + patience);
+        loop {
+            let answer = timeout_at(deadline.stop(), self.store.claim(&request)).await;
+            let error = match answer {
+                Ok(Ok(ClaimAnswer::Applied { replaced })) => {
+                    return Ok(held(Claimed::over(replaced)));
+                }
+                Ok(Ok(ClaimAnswer::Refused(record))) => {
+                    return match claim_refused(record, &request) {
+                        ClaimRefused::Mine(claimed) => Ok(held(claimed)),
+                        ClaimRefused::NotMine(refusal) => Err(refusal.into()),
+                    };
+                }
+                Ok(Err(error)) if error.is_throttled() && backoff.pause().await => continue,
+                Ok(Err(error)) => error,
+                Err(_elapsed) => StoreError::OutOfTime {
                     action: "claim",
                     key: key.to_string(),
-                };
-                Err(self.unanswered(held(History::Unknown), error).await)
+                },
+            };
+            if error.may_have_been_applied() {
+                self.abandon(&request.fence(), deadline).await;
             }
+            return Err(Outcome::StoreUnavailable(Arc::new(error)));
         }
     }
 
-    /// A claim that was sent may have been applied, and is abandoned. Not deleted: it may have
-    /// taken over from an attempt that the next one must still be told of.
-    async fn unanswered(&self, claim: Claim<'_, S>, error: StoreError) -> Outcome {
-        let sent = !matches!(error, StoreError::ItemTooLarge { .. });
-        let outcome = Outcome::StoreUnavailable(Arc::new(error));
-        if sent {
-            claim.abandon(outcome).await
-        } else {
-            outcome
-        }
+    /// Ends the lease of a claim that got no answer and may have been applied, in one attempt.
+    /// The record is not deleted: the claim may have been a takeover, and the next attempt must
+    /// still be informed of the attempt before.
+    async fn abandon(&self, fence: &Fence, deadline: Deadline) {
+        let settlement = Settlement::EndLease { last_end: None };
+        let settled = self.store.settle(fence, &settlement, self.now());
+        // Refused or not: either there is no such claim, or it ends with its lease.
+        let _best_effort = timeout_at(deadline.end(), settled).await;
     }
 }
 
-/// What the record that a claim replaced tells of the attempts before it.
-fn history(replaced: Option<Record>) -> History {
-    match replaced {
-        Some(Record {
-            state: State::InProgress { .. },
-            owner,
-            created_at,
-            ..
-        }) => History::Takeover {
-            owner,
-            claimed_at: created_at,
-        },
-        _ => History::Fresh,
-    }
-}
+/// The longest time in which a throttled claim is repeated.
+const MOST_CLAIMING: Duration = Duration::from_secs(2);
 
 /// A claim that is held. Only a successful claim makes one, and each way to end it consumes it.
 struct Claim<'a, S> {
     once: &'a Once<S>,
     fence: Fence,
-    history: History,
+    message_id: String,
+    claimed: Claimed,
     deadline: Deadline,
 }
 
-/// How far a settlement got.
+/// The result of a settlement.
 enum Settled {
     AsWanted,
     LeaseLost,
@@ -269,7 +276,7 @@ impl<S: Store> Claim<'_, S> {
         match self.settle(&settlement).await {
             Settled::AsWanted => Outcome::Done(result),
             Settled::LeaseLost => Outcome::LeaseLost,
-            // The effect happened: letting go of the claim would invite a second one.
+            // The effect has occurred. Without the claim, it would be repeated at once.
             Settled::Unknown(error) => Outcome::CompletionUnrecorded(Arc::new(error)),
         }
     }
@@ -281,66 +288,81 @@ impl<S: Store> Claim<'_, S> {
         }
     }
 
-    /// The handler did not come to an answer.
+    /// Settles the claim of a handler that did not return an answer.
     async fn end_badly<T>(self, ended: Ended<T>) -> Outcome {
         match ended {
             Ended::Failed(failure @ Failure::Permanent(_)) => self.fail(failure.to_string()).await,
-            Ended::Failed(failure) => self.release(failure.into()).await,
-            Ended::Panicked => self.abandon(Outcome::Panicked).await,
-            Ended::Well(_) | Ended::OutOfTime => self.abandon(Outcome::OutOfTime).await,
+            Ended::Failed(failure @ Failure::NoEffect(_)) => self.restore(failure.into()).await,
+            Ended::Failed(failure @ Failure::Retryable(_)) => {
+                self.end_lease(AttemptEnd::Retryable, failure.into()).await
+            }
+            Ended::Panicked => self.end_lease(AttemptEnd::Panic, Outcome::Panicked).await,
+            Ended::Well(_) | Ended::OutOfTime => {
+                self.end_lease(AttemptEnd::Deadline, Outcome::OutOfTime)
+                    .await
+            }
         }
     }
 
     async fn fail(self, error: String) -> Outcome {
-        let settlement = Settlement::fail(error.clone(), self.once.remembered_until());
-        self.end(&settlement, Outcome::PermanentFailure(error))
-            .await
+        let (first_open, until) = (self.claimed.is_first_open(), self.once.remembered_until());
+        let settlement = Settlement::fail(error.clone(), &self.message_id, first_open, until);
+        match self.settle(&settlement).await {
+            Settled::AsWanted => Outcome::PermanentFailure(error),
+            Settled::LeaseLost => Outcome::LeaseLost,
+            Settled::Unknown(cause) => Outcome::FailureUnrecorded {
+                error,
+                cause: Arc::new(cause),
+            },
+        }
     }
 
-    /// This attempt left nothing behind. Where one before it was cut off, the record stays, so
-    /// that the next attempt is told of it as well.
-    async fn release(self, outcome: Outcome) -> Outcome {
-        let settlement = match self.history {
-            History::Fresh => Settlement::Release,
-            History::Takeover { .. } | History::Unknown => Settlement::Abandon,
-        };
+    /// Undoes the claim of an attempt that had no effect.
+    async fn restore(self, outcome: Outcome) -> Outcome {
+        let settlement = Settlement::Restore(self.claimed.clone());
         self.end(&settlement, outcome).await
     }
 
-    /// Nobody knows how far it got. If this is refused, somebody else went on already.
-    async fn abandon(self, outcome: Outcome) -> Outcome {
-        let _refused_or_not = self.end(&Settlement::Abandon, outcome.clone()).await;
-        outcome
+    /// Ends the lease of an attempt that may have had its effect.
+    async fn end_lease(self, last_end: AttemptEnd, outcome: Outcome) -> Outcome {
+        let last_end = Some(last_end);
+        self.end(&Settlement::EndLease { last_end }, outcome).await
     }
 
-    /// Ends a claim whose message goes back to the queue, whether this is recorded or not.
+    /// Ends a claim whose message goes back to the queue, whether that is recorded or not.
     async fn end(&self, settlement: &Settlement, outcome: Outcome) -> Outcome {
         match self.settle(settlement).await {
             Settled::AsWanted => outcome,
             Settled::LeaseLost => Outcome::LeaseLost,
             Settled::Unknown(error) => {
-                tracing::warn!(key = %self.fence.key, %error, "the claim stays until its lease ends");
+                tracing::warn!(key = %self.fence.key, %error, "the claim is kept until its lease ends");
                 outcome
             }
         }
     }
 
+    /// Repeats the settlement until it is answered, or no time is left. It is fenced, so a
+    /// repetition is harmless.
     async fn settle(&self, settlement: &Settlement) -> Settled {
         let (store, fence) = (&self.once.store, &self.fence);
-        let write = store.settle(fence, settlement, self.once.now());
-        match timeout_at(self.deadline.end(), write).await {
-            Ok(Ok(SettleAnswer::Applied)) => Settled::AsWanted,
-            Ok(Ok(SettleAnswer::Refused(record))) => {
-                match settlement_refused(record.as_ref(), fence, settlement) {
-                    SettlementRefused::AlreadySettled => Settled::AsWanted,
-                    SettlementRefused::LeaseLost => Settled::LeaseLost,
+        let (now, end) = (self.once.now(), self.deadline.end());
+        let mut backoff = Backoff::until(end);
+        loop {
+            return match timeout_at(end, store.settle(fence, settlement, now)).await {
+                Ok(Ok(SettleAnswer::Applied)) => Settled::AsWanted,
+                Ok(Ok(SettleAnswer::Refused(record))) => {
+                    match settlement_refused(record.as_ref(), fence, settlement) {
+                        SettlementRefused::AlreadySettled => Settled::AsWanted,
+                        SettlementRefused::LeaseLost => Settled::LeaseLost,
+                    }
                 }
-            }
-            Ok(Err(error)) => Settled::Unknown(error),
-            Err(_elapsed) => Settled::Unknown(StoreError::OutOfTime {
-                action: settlement.name(),
-                key: fence.key.to_string(),
-            }),
+                Ok(Err(error)) if error.may_pass() && backoff.pause().await => continue,
+                Ok(Err(error)) => Settled::Unknown(error),
+                Err(_elapsed) => Settled::Unknown(StoreError::OutOfTime {
+                    action: settlement.name(),
+                    key: fence.key.to_string(),
+                }),
+            };
         }
     }
 }
@@ -370,9 +392,14 @@ impl<S: TransactionalStore> Claim<'_, S> {
                         SettlementRefused::LeaseLost => Outcome::LeaseLost,
                     };
                 }
-                // The handler may have had effects elsewhere too, so the next attempt is told.
+                // The handler may have had effects elsewhere too, so the next attempt is informed.
                 // If the writes were made after all, the record is COMPLETED, and stays so.
-                Committed::Unknown(outcome) => return self.abandon(outcome).await,
+                Committed::Unknown(outcome) => {
+                    let last_end = Some(AttemptEnd::Retryable);
+                    let end_lease = Settlement::EndLease { last_end };
+                    let _best_effort = self.end(&end_lease, outcome.clone()).await;
+                    return outcome;
+                }
                 Committed::Declined(declined) => declined,
             };
             plan = match decide(declined, plan.on_refused) {

@@ -47,11 +47,12 @@ pub(super) async fn commit<S: TransactionalStore>(
     let commit = Commit {
         record,
         writes,
-        // 32 characters and the round: 36 at most.
+        // 32 characters and the round: 35 at most.
         token: format!("{owner}{round:x}"),
         sent: OnceLock::new(),
+        sent_over: OnceLock::new(),
     };
-    let mut backoff = Backoff::new(deadline);
+    let mut backoff = Backoff::until(deadline.end());
     loop {
         match timeout_at(deadline.end(), store.commit(&commit)).await {
             Ok(Ok(CommitAnswer::Applied)) => return Committed::Applied,
@@ -70,6 +71,8 @@ pub(super) async fn commit<S: TransactionalStore>(
                     return Committed::Unknown(Outcome::RetryableFailure(why));
                 }
             }
+            // The same transaction again: if this one was applied, it is not applied twice.
+            Ok(Err(error)) if error.may_pass() && backoff.pause().await => {}
             Ok(Err(error)) => {
                 return Committed::Unknown(Outcome::CommitUnknown(Arc::new(error)));
             }
@@ -100,28 +103,34 @@ pub(super) fn decide<T>(declined: Declined, on_refused: Option<OnRefused<T>>) ->
     }
 }
 
-/// Pauses between tries: up to 20 ms at first, doubled each time, up to a second; each a random
-/// part of that, so that those who collided don't collide again.
+/// Pauses between attempts at one request: a random time up to 20 ms at first, doubled each time,
+/// up to a second.
+///
+/// No pause is longer than half of the time left. So when the contention ends 100 ms before the
+/// time does, an attempt follows in which the request can succeed.
 pub(super) struct Backoff {
     longest: Duration,
     until: Instant,
 }
 
+/// With less time left, no further attempt can succeed.
+const TOO_LATE: Duration = Duration::from_millis(10);
+
 impl Backoff {
-    /// While handlers may run.
-    pub(super) fn new(deadline: Deadline) -> Self {
+    pub(super) fn until(until: Instant) -> Self {
         Self {
             longest: Duration::from_millis(20),
-            until: deadline.stop(),
+            until,
         }
     }
 
-    /// Pauses; or says that there is no time left for another try.
+    /// Pauses. Returns false where no time is left for another attempt.
     pub(super) async fn pause(&mut self) -> bool {
-        let pause = self.longest.mul_f64(fastrand::f64());
-        if Instant::now() + pause >= self.until {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left <= TOO_LATE {
             return false;
         }
+        let pause = self.longest.mul_f64(fastrand::f64()).min(left / 2);
         sleep(pause).await;
         self.longest = (self.longest * 2).min(Duration::from_secs(1));
         true

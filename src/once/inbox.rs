@@ -15,7 +15,7 @@ use crate::{
     Attempt, Deadline, Done, Failure, History,
     handler::Plan,
     protocol::{
-        ClaimRefused, ClaimRequest, Record, State, Timestamp,
+        ClaimRefused, ClaimRequest, Settlement, Timestamp,
         decision::{insert_refused, may_claim, refusal},
     },
     store::{RecordWrite, StoreError, TransactionalStore, Write},
@@ -109,7 +109,7 @@ impl<S: TransactionalStore> Inbox<S> {
             request,
             deadline,
         };
-        let attempt = Attempt::new(key, delivery, History::Fresh, deadline);
+        let attempt = Attempt::new(key, delivery, History::fresh(), deadline);
         let mut planned = guard(deadline, async { work(attempt).await?.try_into() }).await;
         let mut round = 0;
         loop {
@@ -158,56 +158,56 @@ impl<S: TransactionalStore> Insert<'_, S> {
         let result = plan.result.clone();
         note_omitted(&self.request.key, &result);
         let writes = std::mem::take(&mut plan.writes);
-        let state = State::Completed {
+        let settlement = Settlement::Complete {
             result: result.clone(),
+            expires_at: self.once.remembered_until(),
         };
-        self.insert(round, state, writes, Outcome::Done(result))
+        self.insert(round, settlement, writes, Outcome::Done(result))
             .await
     }
 
-    /// A failure of an operation that is done already is a duplicate's: its plan met the
-    /// effect of the first. The record tells.
+    /// Records a permanent failure. If the operation is done already, the failed plan is the
+    /// duplicate's, which found the effect of the first: the record tells.
     async fn fail(&self, round: usize, error: String) -> Outcome {
         let failed = Outcome::PermanentFailure(error.clone());
-        let state = State::failed(error.clone());
-        let key = &self.request.key;
-        let outcome = match self.insert(round, state, Vec::new(), failed).await {
-            Ok(outcome) => outcome,
-            // There are no writes, so it is the record that can't be written: a table of another
-            // make. That is not the message's fault.
-            Err(Declined::Invalid(why)) => Outcome::RetryableFailure(why),
-            Err(Declined::Conditions(refused)) => Outcome::RetryableFailure(refused.to_string()),
+        let until = self.once.remembered_until();
+        let settlement = Settlement::fail(error.clone(), &self.request.message_id, true, until);
+        let unrecorded = |why: String| Outcome::FailureUnrecorded {
+            error: error.clone(),
+            cause: Arc::new(StoreError::Rejected {
+                action: "fail",
+                key: self.request.key.to_string(),
+                reason: why,
+            }),
         };
-        if let Outcome::RetryableFailure(_) | Outcome::CommitUnknown(_) = outcome {
-            tracing::warn!(%key, error, "failed for good, and that could not be recorded");
+        match self.insert(round, settlement, Vec::new(), failed).await {
+            // There are no writes, so it is the record that can't be written: a table with another
+            // key schema. That is no fault of the message.
+            Err(Declined::Invalid(why)) | Ok(Outcome::RetryableFailure(why)) => unrecorded(why),
+            Err(Declined::Conditions(refused)) => unrecorded(refused.to_string()),
+            Ok(Outcome::CommitUnknown(cause)) => Outcome::FailureUnrecorded { error, cause },
+            Ok(outcome) => outcome,
         }
-        outcome
     }
 
     async fn insert(
         &self,
         round: usize,
-        state: State,
+        settlement: Settlement,
         writes: Vec<Write<TransactWriteItem>>,
         inserted: Outcome,
     ) -> Result<Outcome, Declined> {
         let (once, request) = (self.once, &self.request);
-        let record = Record {
-            state,
-            expires_at: once.remembered_until(),
-            updated_at: Some(once.now()),
-            ..request.record()
-        };
         let write = RecordWrite::Insert {
             request: request.clone(),
-            record: record.clone(),
+            settlement: settlement.clone(),
         };
         let owner = &request.owner;
         match commit(&once.store, owner, round, write, writes, self.deadline).await {
             Committed::Applied => Ok(inserted),
             Committed::Refused(Some(refused_by)) => {
-                Ok(match insert_refused(refused_by, request, &record) {
-                    ClaimRefused::Mine => inserted,
+                Ok(match insert_refused(refused_by, request, &settlement) {
+                    ClaimRefused::Mine(_) => inserted,
                     ClaimRefused::NotMine(refusal) => refusal.into(),
                 })
             }

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use crate::{
     Failure,
-    protocol::{Owner, Refusal, StoredResult, Timestamp},
+    protocol::{Owner, Refusal, StoredResult, Timestamp, record::MAX_FAILED_MESSAGES},
     store::StoreError,
 };
 
@@ -25,12 +25,19 @@ pub enum Outcome {
     Done(StoredResult),
     /// It was done before; this is the recorded result. Nothing ran.
     Duplicate(StoredResult),
-    /// Somebody else is at it. Nothing ran.
+    /// Another worker holds the claim. Nothing ran.
     Conflict {
-        /// Who, if the record says so.
+        /// Its token, if the record has one.
         owner: Option<Owner>,
-        /// Until when, at the latest, it is theirs alone.
+        /// The end of its lease.
         lease_until: Timestamp,
+    },
+    /// An attempt with the same key and another payload is open, and its lease has ended. Nothing
+    /// ran, and nothing will under this key until an attempt with that payload is recorded, the
+    /// record expires or it is deleted.
+    PayloadConflict {
+        /// When the earliest open attempt was claimed, if the record tells.
+        open_since: Option<Timestamp>,
     },
     /// The handler failed, a later attempt may succeed, and this one may have had its effect.
     RetryableFailure(String),
@@ -38,8 +45,11 @@ pub enum Outcome {
     NoEffect(String),
     /// The handler said: it will fail again.
     PermanentFailure(String),
-    /// It failed for good before; this is the recorded error. Nothing ran.
+    /// The message failed permanently before; this is the stored error. Nothing ran.
     FailedBefore(String),
+    /// So many messages failed permanently under this key that no other runs; this is the last
+    /// error. Nothing ran.
+    TooManyFailures(String),
     /// The key was used before for another payload. Nothing ran, and the record is as it was.
     KeyReused,
     /// There was not enough time left. Nothing ran.
@@ -54,6 +64,13 @@ pub enum Outcome {
     /// The handler ran and succeeded, but that could not be recorded. The claim is kept; when
     /// its lease is over, the next attempt is told.
     CompletionUnrecorded(Arc<StoreError>),
+    /// The handler failed permanently, but that could not be recorded, so the message runs again.
+    FailureUnrecorded {
+        /// The text of the failure.
+        error: String,
+        /// The reason why it is not recorded.
+        cause: Arc<StoreError>,
+    },
     /// The handler's writes were sent, and no answer came: they may have been made, all of them,
     /// or none. The next attempt finds out, and makes them only if they were not.
     CommitUnknown(Arc<StoreError>),
@@ -74,17 +91,18 @@ impl Outcome {
         match self {
             Self::Done(_) => "done",
             Self::Duplicate(_) => "duplicate",
-            Self::Conflict { .. } => "conflict",
+            Self::Conflict { .. } | Self::PayloadConflict { .. } => "conflict",
             Self::RetryableFailure(_) => "retryable_failure",
             Self::NoEffect(_) => "no_effect",
             Self::PermanentFailure(_) => "permanent_failure",
-            Self::FailedBefore(_) => "failed_before",
+            Self::FailedBefore(_) | Self::TooManyFailures(_) => "failed_before",
             Self::KeyReused => "key_reused",
             Self::NotStarted => "not_started",
             Self::Panicked => "panicked",
             Self::OutOfTime => "out_of_time",
             Self::LeaseLost => "lease_lost",
             Self::CompletionUnrecorded(_) => "completion_unrecorded",
+            Self::FailureUnrecorded { .. } => "failure_unrecorded",
             Self::CommitUnknown(_) => "commit_unknown",
             Self::StoreUnavailable(_) => "store_unavailable",
         }
@@ -108,7 +126,9 @@ impl From<Refusal> for Outcome {
             Refusal::KeyReused => Self::KeyReused,
             Refusal::Duplicate(result) => Self::Duplicate(result),
             Refusal::FailedBefore(error) => Self::FailedBefore(error),
+            Refusal::TooManyFailures(error) => Self::TooManyFailures(error),
             Refusal::Conflict { owner, lease_until } => Self::Conflict { owner, lease_until },
+            Refusal::PayloadConflict { open_since } => Self::PayloadConflict { open_since },
         }
     }
 }
@@ -121,14 +141,27 @@ impl fmt::Display for Outcome {
             Self::Duplicate(_) => f.write_str("done before; nothing ran"),
             Self::Conflict { owner, lease_until } => write!(
                 f,
-                "owner {} is at it until epoch millisecond {} at the latest",
-                owner.as_ref().map_or("unknown", Owner::as_str),
-                lease_until.as_millis()
+                "lease held by {} until {lease_until}",
+                owner.as_ref().map_or("another program", Owner::as_str),
             ),
+            Self::PayloadConflict { open_since } => {
+                f.write_str("an attempt with another payload under this key is open")?;
+                if let Some(since) = open_since {
+                    write!(f, " since {since}")?;
+                }
+                f.write_str(
+                    ": find out whether it had its effect, then delete the record (`record forget KEY`)",
+                )
+            }
             Self::RetryableFailure(error) => write!(f, "failed, to be retried: {error}"),
             Self::NoEffect(error) => write!(f, "failed without effect, to be retried: {error}"),
-            Self::PermanentFailure(error) => write!(f, "will fail again: {error}"),
-            Self::FailedBefore(error) => write!(f, "failed for good before: {error}"),
+            Self::PermanentFailure(error) => write!(f, "failed permanently: {error}"),
+            Self::FailedBefore(error) => write!(f, "failed permanently before: {error}"),
+            Self::TooManyFailures(error) => write!(
+                f,
+                "{MAX_FAILED_MESSAGES} messages failed permanently under this key, so no other runs until the \
+                 record is deleted (`record forget KEY`); the last error: {error}"
+            ),
             Self::KeyReused => f.write_str(
                 "the idempotency key was used before for another payload: choose a key that \
                  differs where the operation does",
@@ -145,6 +178,10 @@ impl fmt::Display for Outcome {
                     "done, but that is not recorded, so it will run again: {error}"
                 )
             }
+            Self::FailureUnrecorded { error, cause } => write!(
+                f,
+                "failed permanently, and that is not recorded, so it will run again: {error}; {cause}"
+            ),
             Self::CommitUnknown(error) => {
                 write!(f, "written or not, the next attempt finds out: {error}")
             }

@@ -1,41 +1,42 @@
-//! Who may claim, and what a refused write means.
+//! The rules of claims and settlements, and the meaning of a refused write.
 //!
-//! DynamoDB answers a refused conditional write with the item that refused it. From that
-//! record and what was asked, everything follows, without a second read.
+//! DynamoDB answers a refused conditional write with the item that refused it. That record and
+//! the request decide everything that follows, without a second read.
 
 use super::record::{
-    AfterFailure, ClaimRequest, Fence, MAX_ERROR_BYTES, Owner, Record, State, StoredResult,
-    Timestamp,
+    AfterFailure, AttemptEnd, ClaimRequest, Fence, MAX_ERROR_BYTES, MAX_FAILED_MESSAGES, Owner,
+    Record, State, StoredResult, Timestamp,
 };
 
-/// Whether a claim may be made over `record` (`None`: there is none).
+/// Whether `record` (`None`: there is no record) admits the claim.
 ///
-/// This is the claim's condition. [`crate::store::DynamoStore`] writes the same rule as a
-/// condition expression, [`crate::store::MemoryStore`] calls this function, and one
-/// conformance suite holds both to it.
+/// This is the claim's condition. [`crate::store::DynamoStore`] writes the same rule as condition
+/// expressions, [`crate::store::MemoryStore`] calls this function, and one conformance suite
+/// compares both with it.
 #[must_use]
 pub fn may_claim(record: Option<&Record>, request: &ClaimRequest) -> bool {
-    let Some(record) = record else { return true };
-    if record.expires_at < request.now.as_secs() {
+    let Some(record) = record.filter(|record| !record.is_expired(request.now)) else {
         return true;
+    };
+    let failed = &record.failed_message_ids;
+    if failed.contains(&request.message_id) {
+        return false;
     }
     match &record.state {
-        // Its worker died or gave up, and it is the same operation.
+        // The lease of another worker has ended, and the operation is the same.
         State::InProgress { lease_until } => {
             *lease_until < request.now && same_payload(record, request)
         }
         State::Completed { .. } => false,
-        // A new send, or a redrive from the dead-letter queue, may try again, with a
-        // mended payload too.
-        State::Failed { .. } => {
-            request.after_failure == AfterFailure::Retry
-                && record.message_id.as_deref() != Some(&request.message_id)
+        // A new send, or a redrive from the dead-letter queue, with a corrected payload too.
+        State::Failed => {
+            request.after_failure == AfterFailure::Retry && failed.len() < MAX_FAILED_MESSAGES
         }
     }
 }
 
-/// A fingerprint that one side does not have (switched off, or a record of before it was
-/// switched on) says nothing.
+/// A fingerprint that one side does not have (switched off, or a record from before it was
+/// switched on) differs from none.
 fn same_payload(record: &Record, request: &ClaimRequest) -> bool {
     match (&record.fingerprint, &request.fingerprint) {
         (Some(theirs), Some(mine)) => theirs == mine,
@@ -43,134 +44,294 @@ fn same_payload(record: &Record, request: &ClaimRequest) -> bool {
     }
 }
 
-/// What a refused claim or insert means.
+/// Facts that a worker has from its claim about the time before it. They decide how the claim can
+/// be undone, and what the handler is informed of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claimed {
+    /// The record before the claim.
+    pub before: Before,
+    /// The time of the claim of the earliest attempt that is open since before this claim: 0 if
+    /// it is not known, `None` if no attempt is open.
+    pub open_since: Option<Timestamp>,
+    /// How the attempt before ended. `None` if that is not known.
+    pub last_end: Option<AttemptEnd>,
+    /// Claims made before this one since the record was created.
+    pub attempts: u64,
+}
+
+/// The record before a claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Before {
+    /// There was no record, or only an expired one.
+    Nothing,
+    /// This record was there.
+    Record(Box<Record>),
+    /// Not known: the answer that held the record was lost.
+    Unknown,
+}
+
+impl Claimed {
+    /// From the answer to a claim that replaced this record, which is not expired.
+    #[must_use]
+    pub fn over(replaced: Option<Record>) -> Self {
+        let Some(record) = replaced else {
+            return Self {
+                before: Before::Nothing,
+                open_since: None,
+                last_end: None,
+                attempts: 0,
+            };
+        };
+        Self {
+            open_since: if record.is_foreign_claim() {
+                Some(Timestamp::default())
+            } else {
+                record.first_claimed_at
+            },
+            last_end: record.last_end,
+            attempts: record.attempts,
+            before: Before::Record(Box::new(record)),
+        }
+    }
+
+    /// From the record that a claim of this worker wrote, the answer to which was lost.
+    fn recovered(record: &Record, request: &ClaimRequest) -> Self {
+        let first = record.attempts == 1;
+        Self {
+            before: if first {
+                Before::Nothing
+            } else {
+                Before::Unknown
+            },
+            open_since: record.first_claimed_at.filter(|at| *at != request.now),
+            last_end: None,
+            attempts: record.attempts.saturating_sub(1),
+        }
+    }
+
+    /// Whether `first_claimed_at` is the time of this claim, and goes when its attempt is closed.
+    #[must_use]
+    pub const fn is_first_open(&self) -> bool {
+        self.open_since.is_none()
+    }
+}
+
+/// The meaning of a refused claim or insert.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClaimRefused {
-    /// The record is what was asked for: a first try was applied and its answer was lost. Of a
-    /// claim, it is held; whether it took over from somebody was in the lost answer.
-    Mine,
-    /// It is not.
+    /// The record is the one that was to be written: the request was applied and its answer was
+    /// lost. The worker holds the claim.
+    Mine(Claimed),
+    /// It is the record of another.
     NotMine(Refusal),
 }
 
-/// Why nothing may run.
+/// The reason why nothing may run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The key was used before for another payload. The record is left alone.
+    /// The key was used before for another payload. The record is not touched.
     KeyReused,
     /// The operation is done; this is its result.
     Duplicate(StoredResult),
-    /// It failed for good before; this is why.
+    /// This message failed permanently before; this is the stored error. Or another message did,
+    /// and [`AfterFailure::Replay`] is set.
     FailedBefore(String),
-    /// Somebody else is at it.
+    /// [`MAX_FAILED_MESSAGES`] messages failed permanently under this key; this is the last error.
+    TooManyFailures(String),
+    /// Another worker holds the claim.
     Conflict {
-        /// Who, if the record says so.
+        /// Its token, if the record has one.
         owner: Option<Owner>,
-        /// Until when, at the latest, it is theirs alone.
+        /// The end of its lease.
         lease_until: Timestamp,
+    },
+    /// An attempt with another payload did not settle its claim, and its lease has ended.
+    PayloadConflict {
+        /// When the earliest open attempt was claimed, if the record tells.
+        open_since: Option<Timestamp>,
     },
 }
 
-/// Reads the record that refused a claim.
+/// Interprets the record that refused a claim.
 #[must_use]
 pub fn claim_refused(record: Record, request: &ClaimRequest) -> ClaimRefused {
     let in_progress = matches!(record.state, State::InProgress { .. });
     if in_progress && record.owner.as_ref() == Some(&request.owner) {
-        return ClaimRefused::Mine;
+        return ClaimRefused::Mine(Claimed::recovered(&record, request));
     }
     ClaimRefused::NotMine(refusal(record, request))
 }
 
-/// Reads the record that refused an insert of `inserted`: a record that is written as it is to
-/// stay, on the claim's condition.
+/// Interprets the record that refused an insert: a claim and its `settlement` in one write.
 #[must_use]
-pub fn insert_refused(record: Record, request: &ClaimRequest, inserted: &Record) -> ClaimRefused {
-    if record.owner.as_ref() == Some(&request.owner) && record.state == inserted.state {
-        return ClaimRefused::Mine;
+pub fn insert_refused(
+    record: Record,
+    request: &ClaimRequest,
+    settlement: &Settlement,
+) -> ClaimRefused {
+    let fence = request.fence();
+    match settlement_refused(Some(&record), &fence, settlement) {
+        SettlementRefused::AlreadySettled => {
+            ClaimRefused::Mine(Claimed::recovered(&record, request))
+        }
+        SettlementRefused::LeaseLost => ClaimRefused::NotMine(refusal(record, request)),
     }
-    ClaimRefused::NotMine(refusal(record, request))
 }
 
-/// Reads a record that [may not](may_claim) be claimed and is not the asker's.
+/// Interprets a record of another that refused a claim.
 #[must_use]
 pub fn refusal(record: Record, request: &ClaimRequest) -> Refusal {
-    if !same_payload(&record, request) {
-        return Refusal::KeyReused;
-    }
+    let same_payload = same_payload(&record, request);
+    let error = (record.error).unwrap_or_else(|| "no error was stored".into());
     match record.state {
-        State::Completed { result } => Refusal::Duplicate(result),
-        State::Failed { error } => Refusal::FailedBefore(error),
+        State::Completed { result } if same_payload => Refusal::Duplicate(result),
+        _ if record.failed_message_ids.contains(&request.message_id) => {
+            Refusal::FailedBefore(error)
+        }
+        State::Completed { .. } | State::Failed if !same_payload => Refusal::KeyReused,
+        State::InProgress { lease_until } if !same_payload && lease_until < request.now => {
+            Refusal::PayloadConflict {
+                open_since: record
+                    .first_claimed_at
+                    .filter(|at| *at != Timestamp::default()),
+            }
+        }
         State::InProgress { lease_until } => Refusal::Conflict {
             owner: record.owner,
             lease_until,
         },
+        State::Failed if record.failed_message_ids.len() >= MAX_FAILED_MESSAGES => {
+            Refusal::TooManyFailures(error)
+        }
+        State::Failed | State::Completed { .. } => Refusal::FailedBefore(error),
     }
 }
 
-/// How a claim is ended. Each is one write, fenced by [`Fence`].
+/// The end of a claim. Each is one write, fenced by [`Fence`].
 ///
 /// ```
 /// use sqs_once::protocol::Settlement;
 ///
-/// assert_eq!(Settlement::fail("declined".into(), 1_800_000_000).name(), "fail");
+/// assert_eq!(Settlement::EndLease { last_end: None }.name(), "end_lease");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Settlement {
-    /// The handler is done.
+    /// The handler succeeded.
     Complete {
-        /// What it returned.
+        /// Its output.
         result: StoredResult,
-        /// Until when the outcome is remembered, in seconds since the epoch.
+        /// The end of the record's retention, in seconds since the epoch.
         expires_at: u64,
     },
-    /// The handler said: permanent failure.
+    /// The handler failed permanently.
     Fail {
-        /// Why.
+        /// The text of the failure.
         error: String,
-        /// Until when the outcome is remembered, in seconds since the epoch.
+        /// The message that failed: it never runs again.
+        message_id: String,
+        /// Whether this claim set `first_claimed_at` ([`Claimed::is_first_open`]), which then goes.
+        first_open: bool,
+        /// The end of the record's retention, in seconds since the epoch.
         expires_at: u64,
     },
-    /// Nothing has happened: the record goes, and the next attempt is a fresh one.
-    Release,
-    /// Nobody knows how far it got: the lease ends now, and the next attempt is told. Not
-    /// earlier than now: a claim of before, late on its way, must not pass over it.
-    Abandon,
+    /// The attempt may have had its effect. The lease ends now, and the next attempt is informed.
+    ///
+    /// Now, not at 0: a claim that was sent before, and arrives late, must not pass the condition.
+    EndLease {
+        /// How the attempt ended; `None` if that is not known.
+        last_end: Option<AttemptEnd>,
+    },
+    /// The attempt had no effect: the record becomes as it was before the claim. It is deleted if
+    /// there was none, `FAILED` if it was `FAILED`; else its lease ends now.
+    Restore(Claimed),
 }
 
 impl Settlement {
-    /// [`Settlement::Fail`], its text cut to [`MAX_ERROR_BYTES`] at a character's edge.
+    /// [`Settlement::Fail`] of a claim that `request` made, its text cut to [`MAX_ERROR_BYTES`] at
+    /// the edge of a character.
     #[must_use]
-    pub fn fail(mut error: String, expires_at: u64) -> Self {
+    pub fn fail(
+        mut error: String,
+        message_id: impl Into<String>,
+        first_open: bool,
+        expires_at: u64,
+    ) -> Self {
         error.truncate(error.floor_char_boundary(MAX_ERROR_BYTES));
-        Self::Fail { error, expires_at }
+        Self::Fail {
+            error,
+            message_id: message_id.into(),
+            first_open,
+            expires_at,
+        }
     }
 
-    /// The word for it in logs and errors.
+    /// Its word in logs and errors.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Complete { .. } => "complete",
             Self::Fail { .. } => "fail",
-            Self::Release => "release",
-            Self::Abandon => "abandon",
+            Self::EndLease { .. } => "end_lease",
+            Self::Restore(_) => "restore",
         }
     }
 
-    /// What this makes of a record; `None` deletes it.
+    /// The record that this makes of the claim's; `None` deletes it.
     #[must_use]
     pub fn apply(&self, record: &Record, now: Timestamp) -> Option<Record> {
-        let (state, expires_at) = match self.clone() {
-            Self::Release => return None,
-            Self::Abandon => (State::InProgress { lease_until: now }, record.expires_at),
-            Self::Complete { result, expires_at } => (State::Completed { result }, expires_at),
-            Self::Fail { error, expires_at } => (State::Failed { error }, expires_at),
-        };
-        Some(Record {
-            state,
-            expires_at,
+        let mut record = Record {
             updated_at: Some(now),
             ..record.clone()
-        })
+        };
+        match self {
+            Self::Complete { result, expires_at } => {
+                record.state = State::Completed {
+                    result: result.clone(),
+                };
+                record.expires_at = *expires_at;
+                record.first_claimed_at = None;
+                record.last_end = None;
+                record.error = None;
+                record.failed_message_ids.clear();
+            }
+            Self::Fail {
+                error,
+                message_id,
+                first_open,
+                expires_at,
+            } => {
+                record.state = State::Failed;
+                record.expires_at = *expires_at;
+                record.error = Some(error.clone());
+                record.failed_message_ids.insert(message_id.clone());
+                if *first_open {
+                    record.first_claimed_at = None;
+                }
+            }
+            Self::EndLease { last_end } => {
+                record.state = State::InProgress { lease_until: now };
+                record.last_end = *last_end;
+            }
+            Self::Restore(claimed) => {
+                if claimed.is_first_open() {
+                    record.first_claimed_at = None;
+                }
+                record.last_end = claimed.last_end;
+                record.state = State::InProgress { lease_until: now };
+                match &claimed.before {
+                    Before::Nothing => return None,
+                    Before::Record(before) if before.state == State::Failed => {
+                        record.state = State::Failed;
+                        record.expires_at = before.expires_at;
+                        record.fingerprint = before.fingerprint.clone();
+                        record.message_id = before.message_id.clone();
+                    }
+                    Before::Record(_) | Before::Unknown => {}
+                }
+            }
+        }
+        Some(record)
     }
 }
 
@@ -183,17 +344,16 @@ pub fn may_settle(record: Option<&Record>, fence: &Fence) -> bool {
     })
 }
 
-/// What a refused settlement means.
+/// The meaning of a refused settlement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SettlementRefused {
-    /// A first try was applied and its answer was lost: all is as wanted.
+    /// The settlement was applied before, and its answer was lost.
     AlreadySettled,
-    /// The lease ran out and somebody else went on, or the record is gone. Nothing of
-    /// theirs was touched.
+    /// The lease ended and another worker took over, or the record is gone. Nothing was written.
     LeaseLost,
 }
 
-/// Reads the record (`None`: there is none) that refused a settlement.
+/// Interprets the record (`None`: there is no record) that refused a settlement.
 #[must_use]
 pub fn settlement_refused(
     record: Option<&Record>,
@@ -201,7 +361,8 @@ pub fn settlement_refused(
     wanted: &Settlement,
 ) -> SettlementRefused {
     let as_wanted = match (wanted, record) {
-        (wanted, None) => *wanted == Settlement::Release,
+        (Settlement::Restore(claimed), None) => claimed.before == Before::Nothing,
+        (_, None) => false,
         (wanted, Some(record)) => {
             record.owner.as_ref() == Some(&fence.owner)
                 && match (wanted, &record.state) {
@@ -209,7 +370,10 @@ pub fn settlement_refused(
                     (Settlement::Complete { result, .. }, State::Completed { result: kept }) => {
                         result == kept
                     }
-                    (Settlement::Fail { .. }, State::Failed { .. }) => true,
+                    (Settlement::Fail { message_id, .. }, State::Failed) => {
+                        record.failed_message_ids.contains(message_id)
+                    }
+                    (Settlement::Restore(_), State::Failed) => true,
                     _ => false,
                 }
         }
@@ -229,6 +393,7 @@ mod tests {
     use crate::protocol::key::{Fingerprint, Key, Namespace};
 
     const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
+    const EARLIER: Timestamp = Timestamp::from_millis(1_799_999_000_000);
 
     fn request(message_id: &str, payload: &str) -> ClaimRequest {
         ClaimRequest {
@@ -243,19 +408,38 @@ mod tests {
         }
     }
 
-    /// A record as `theirs` left it in this state.
+    /// The record that `theirs` left in this state.
     fn record(theirs: &ClaimRequest, state: State) -> Record {
-        Record {
-            state,
-            ..theirs.record()
+        let mut record = Record {
+            first_claimed_at: Some(EARLIER),
+            ..theirs.record(None)
+        };
+        if state == State::Failed {
+            record = failed_record(theirs, [theirs.message_id.clone()]);
         }
+        Record { state, ..record }
+    }
+
+    fn failed_record<const N: usize>(theirs: &ClaimRequest, ids: [String; N]) -> Record {
+        Record {
+            state: State::Failed,
+            error: Some("declined".into()),
+            failed_message_ids: ids.into(),
+            first_claimed_at: None,
+            ..theirs.record(None)
+        }
+    }
+
+    fn full_record(theirs: &ClaimRequest) -> Record {
+        let ids: [String; MAX_FAILED_MESSAGES] = std::array::from_fn(|n| format!("failed-{n}"));
+        failed_record(theirs, ids)
     }
 
     fn live() -> State {
         State::InProgress { lease_until: NOW }
     }
 
-    fn dead() -> State {
+    fn ended() -> State {
         State::InProgress {
             lease_until: Timestamp::from_millis(NOW.as_millis() - 1),
         }
@@ -267,39 +451,23 @@ mod tests {
         }
     }
 
-    fn failed() -> State {
-        State::Failed {
-            error: "declined".into(),
+    fn not_mine(record: Record, request: &ClaimRequest) -> Refusal {
+        match claim_refused(record, request) {
+            ClaimRefused::NotMine(refusal) => refusal,
+            ClaimRefused::Mine(claimed) => panic!("mine: {claimed:?}"),
         }
     }
 
     #[test]
-    fn an_insert_that_is_refused_by_itself_was_applied_before() {
-        let (mine, theirs) = (request("m-1", "payload"), request("m-1", "payload"));
-        let inserted = record(&mine, completed());
-        let refused = |by| insert_refused(by, &mine, &inserted);
-        let itself = refused(record(&mine, completed()));
-        assert!(matches!(itself, ClaimRefused::Mine));
-        for other in [
-            record(&theirs, completed()),
-            // An answer of before, to another round.
-            record(&mine, failed()),
-            record(&theirs, failed()),
-        ] {
-            assert!(matches!(refused(other), ClaimRefused::NotMine(_)));
-        }
-    }
-
-    #[test]
-    fn a_claim_is_admitted_by_the_rows_of_the_condition_and_no_other() {
+    fn claim_is_admitted_by_the_rows_of_the_rule() {
         let theirs = request("m-1", "payload");
         let again = request("m-1", "payload");
         let resent = request("m-2", "payload");
         let changed = request("m-1", "another payload");
-        let mended = request("m-2", "mended payload");
+        let corrected = request("m-2", "corrected payload");
         let strict = ClaimRequest {
             after_failure: AfterFailure::Replay,
-            ..request("m-2", "mended payload")
+            ..request("m-2", "corrected payload")
         };
         let unchecked = ClaimRequest {
             fingerprint: None,
@@ -309,17 +477,17 @@ mod tests {
             (live(), &again, false),
             (live(), &resent, false),
             (live(), &changed, false),
-            (dead(), &again, true),
-            (dead(), &resent, true),
-            (dead(), &changed, false),
-            (dead(), &unchecked, true),
+            (ended(), &again, true),
+            (ended(), &resent, true),
+            (ended(), &changed, false),
+            (ended(), &unchecked, true),
             (completed(), &again, false),
             (completed(), &resent, false),
-            (failed(), &again, false),
-            (failed(), &changed, false),
-            (failed(), &resent, true),
-            (failed(), &mended, true),
-            (failed(), &strict, false),
+            (State::Failed, &again, false),
+            (State::Failed, &changed, false),
+            (State::Failed, &resent, true),
+            (State::Failed, &corrected, true),
+            (State::Failed, &strict, false),
         ] {
             let kept = record(&theirs, state);
             assert_eq!(
@@ -327,8 +495,6 @@ mod tests {
                 admitted,
                 "{kept:?} {request:?}"
             );
-
-            // Kept past its retention, it counts as gone, whatever it says.
             let expired = Record {
                 expires_at: NOW.as_secs() - 1,
                 ..kept.clone()
@@ -341,71 +507,168 @@ mod tests {
             assert_eq!(may_claim(Some(&on_the_second), request), admitted);
         }
         assert!(may_claim(None, &again));
-
-        let unprinted = Record {
+        let without_fingerprint = Record {
             fingerprint: None,
-            ..record(&theirs, dead())
+            ..record(&theirs, ended())
         };
-        assert!(may_claim(Some(&unprinted), &changed));
+        assert!(may_claim(Some(&without_fingerprint), &changed));
     }
 
     #[test]
-    fn my_own_record_means_that_the_answer_was_lost() {
-        let mine = request("m-1", "payload");
+    fn claim_never_runs_a_failed_message_again() {
+        let other = request("m-2", "payload");
+        let mut kept = record(&other, ended());
+        kept.failed_message_ids.insert("m-1".into());
+        assert!(!may_claim(Some(&kept), &request("m-1", "payload")));
+        assert!(may_claim(Some(&kept), &other));
+        kept.error = Some("declined".into());
+        let refusal = not_mine(kept, &request("m-1", "payload"));
+        assert_eq!(refusal, Refusal::FailedBefore("declined".into()));
+    }
+
+    #[test]
+    fn claim_is_refused_after_twenty_failed_messages() {
+        let mut full = full_record(&request("m-1", "p"));
+        let next = request("m-2", "p");
+        assert!(!may_claim(Some(&full), &next));
         assert_eq!(
-            claim_refused(record(&mine, live()), &mine),
-            ClaimRefused::Mine
+            not_mine(full.clone(), &next),
+            Refusal::TooManyFailures("declined".into())
         );
+        full.failed_message_ids.pop_first();
+        assert!(may_claim(Some(&full), &next));
     }
 
     #[test]
-    fn another_fingerprint_means_key_reused_whatever_the_status() {
+    fn claim_keeps_what_must_outlive_an_attempt() {
+        let mut before = record(&request("m-1", "p"), ended());
+        before.error = Some("declined".into());
+        before.failed_message_ids.insert("m-0".into());
+        before.last_end = Some(AttemptEnd::Panic);
+        let claimed = request("m-2", "p").record(Some(&before));
+        assert_eq!(claimed.error, before.error);
+        assert_eq!(claimed.failed_message_ids, before.failed_message_ids);
+        assert_eq!(claimed.first_claimed_at, Some(EARLIER));
+        assert_eq!(claimed.created_at, before.created_at);
+        assert_eq!((claimed.attempts, claimed.last_end), (2, None));
+    }
+
+    #[test]
+    fn claim_over_another_program_has_no_first_time() {
+        let foreign = Record {
+            owner: None,
+            attempts: 0,
+            first_claimed_at: None,
+            ..record(&request("m-1", "p"), ended())
+        };
+        let claimed = request("m-1", "p").record(Some(&foreign));
+        assert_eq!(claimed.first_claimed_at, Some(Timestamp::default()));
+        let known = Claimed::over(Some(foreign));
+        assert_eq!(known.open_since, Some(Timestamp::default()));
+    }
+
+    #[test]
+    fn own_record_means_that_the_answer_was_lost() {
+        let mine = request("m-1", "payload");
+        let recovered = |record: Record| match claim_refused(record, &mine) {
+            ClaimRefused::Mine(claimed) => claimed,
+            refused @ ClaimRefused::NotMine(_) => panic!("{refused:?}"),
+        };
+        let first = recovered(mine.record(None));
+        assert_eq!(first, Claimed::over(None));
+        // Over a record whose earlier attempt is open.
+        let second = recovered(mine.record(Some(&record(&request("m-1", "payload"), ended()))));
+        assert_eq!(second.before, Before::Unknown);
+        assert_eq!((second.open_since, second.attempts), (Some(EARLIER), 1));
+        // Over a record without an open attempt.
+        let third = recovered(mine.record(Some(&failed_record(&mine, ["m-0".into()]))));
+        assert_eq!(third.before, Before::Unknown);
+        assert!(third.is_first_open());
+    }
+
+    #[test]
+    fn own_insert_means_that_the_answer_was_lost() {
+        let (mine, theirs) = (request("m-1", "payload"), request("m-1", "payload"));
+        let [complete, fail, ..] = settlements();
+        for settlement in [complete.clone(), fail.clone()] {
+            let inserted = settlement.apply(&mine.record(None), NOW).unwrap();
+            let refused = insert_refused(inserted, &mine, &settlement);
+            assert!(matches!(refused, ClaimRefused::Mine(_)), "{settlement:?}");
+        }
+        for other in [
+            complete.apply(&theirs.record(None), NOW).unwrap(),
+            // The answer of an earlier round.
+            fail.apply(&mine.record(None), NOW).unwrap(),
+            record(&mine, completed()),
+        ] {
+            let refused = insert_refused(other, &mine, &complete);
+            assert!(matches!(refused, ClaimRefused::NotMine(_)), "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn other_payload_is_reused_key_or_conflict() {
         let theirs = request("m-1", "payload");
-        let mine = request("m-1", "another payload");
-        for state in [live(), dead(), completed(), failed()] {
+        let mine = request("m-2", "another payload");
+        assert_eq!(
+            not_mine(record(&theirs, completed()), &mine),
+            Refusal::KeyReused
+        );
+        assert_eq!(not_mine(full_record(&theirs), &mine), Refusal::KeyReused);
+        let conflict = Refusal::Conflict {
+            owner: Some(theirs.owner.clone()),
+            lease_until: NOW,
+        };
+        assert_eq!(not_mine(record(&theirs, live()), &mine), conflict);
+        for (first_claimed_at, open_since) in [
+            (Some(EARLIER), Some(EARLIER)),
+            (Some(Timestamp::default()), None),
+            (None, None),
+        ] {
+            let left = Record {
+                first_claimed_at,
+                ..record(&theirs, ended())
+            };
             assert_eq!(
-                claim_refused(record(&theirs, state), &mine),
-                ClaimRefused::NotMine(Refusal::KeyReused)
+                not_mine(left, &mine),
+                Refusal::PayloadConflict { open_since }
             );
         }
     }
 
     #[test]
-    fn a_completed_record_is_a_duplicate_and_its_result_the_answer() {
-        let refused = claim_refused(
-            record(&request("m-1", "p"), completed()),
-            &request("m-2", "p"),
-        );
-        assert_eq!(
-            refused,
-            ClaimRefused::NotMine(Refusal::Duplicate(StoredResult::Json("1".into())))
-        );
+    fn completed_record_answers_with_its_result() {
+        let kept = record(&request("m-1", "p"), completed());
+        let refused = not_mine(kept, &request("m-2", "p"));
+        assert_eq!(refused, Refusal::Duplicate(StoredResult::Json("1".into())));
     }
 
     #[test]
-    fn a_failed_record_answers_the_same_message_with_its_error() {
-        let refused = claim_refused(record(&request("m-1", "p"), failed()), &request("m-1", "p"));
-        assert_eq!(
-            refused,
-            ClaimRefused::NotMine(Refusal::FailedBefore("declined".into()))
-        );
+    fn failed_record_answers_with_its_error() {
+        let kept = record(&request("m-1", "p"), State::Failed);
+        let strict = ClaimRequest {
+            after_failure: AfterFailure::Replay,
+            ..request("m-2", "p")
+        };
+        for asker in [request("m-1", "p"), request("m-1", "other"), strict] {
+            let refused = not_mine(kept.clone(), &asker);
+            assert_eq!(refused, Refusal::FailedBefore("declined".into()));
+        }
     }
 
     #[test]
-    fn a_live_lease_is_a_conflict_and_tells_whose_and_until_when() {
+    fn live_lease_is_a_conflict() {
         let theirs = request("m-1", "p");
-        let refused = claim_refused(record(&theirs, live()), &request("m-1", "p"));
-        assert_eq!(
-            refused,
-            ClaimRefused::NotMine(Refusal::Conflict {
-                owner: Some(theirs.owner),
-                lease_until: NOW
-            })
-        );
+        let refused = not_mine(record(&theirs, live()), &request("m-1", "p"));
+        let conflict = Refusal::Conflict {
+            owner: Some(theirs.owner),
+            lease_until: NOW,
+        };
+        assert_eq!(refused, conflict);
     }
 
     #[test]
-    fn a_record_without_an_owner_is_nobodys() {
+    fn record_without_owner_cannot_be_settled() {
         let mine = request("m-1", "p");
         let foreign = |state| Record {
             owner: None,
@@ -414,15 +677,8 @@ mod tests {
             updated_at: None,
             ..record(&mine, state)
         };
-        assert_eq!(
-            claim_refused(foreign(live()), &mine),
-            ClaimRefused::NotMine(Refusal::Conflict {
-                owner: None,
-                lease_until: NOW
-            })
-        );
-        assert!(may_claim(Some(&foreign(dead())), &mine));
-        for state in [live(), dead(), completed(), failed()] {
+        assert!(may_claim(Some(&foreign(ended())), &mine));
+        for state in [live(), ended(), completed(), State::Failed] {
             assert!(!may_settle(Some(&foreign(state.clone())), &mine.fence()));
             for wanted in settlements() {
                 assert_eq!(
@@ -433,43 +689,52 @@ mod tests {
         }
     }
 
-    fn settlements() -> [Settlement; 4] {
+    /// Complete, fail, end the lease; restore nothing, a failed record, a takeover, an unknown one.
+    fn settlements() -> [Settlement; 7] {
         let expires_at = NOW.as_secs() + 3600;
+        let theirs = request("m-0", "p");
+        let over = |record| Settlement::Restore(Claimed::over(record));
         [
             Settlement::Complete {
                 result: StoredResult::Json("2".into()),
                 expires_at,
             },
-            Settlement::fail("declined".into(), expires_at),
-            Settlement::Release,
-            Settlement::Abandon,
+            Settlement::fail("declined".into(), "m-1", true, expires_at),
+            Settlement::EndLease {
+                last_end: Some(AttemptEnd::Panic),
+            },
+            over(None),
+            over(Some(failed_record(&theirs, ["m-0".into()]))),
+            over(Some(record(&theirs, ended()))),
+            Settlement::Restore(Claimed {
+                before: Before::Unknown,
+                ..Claimed::over(None)
+            }),
         ]
     }
 
     #[test]
-    fn only_the_owner_of_a_record_in_progress_settles_it() {
+    fn only_the_owner_settles_a_record_in_progress() {
         let (mine, theirs) = (request("m-1", "p"), request("m-1", "p"));
         let fence = mine.fence();
         assert!(may_settle(Some(&record(&mine, live())), &fence));
-        assert!(
-            may_settle(Some(&record(&mine, dead())), &fence),
-            "late, but nobody took over"
-        );
+        let late = record(&mine, ended());
+        assert!(may_settle(Some(&late), &fence), "nobody took over");
         assert!(!may_settle(Some(&record(&mine, completed())), &fence));
-        assert!(!may_settle(Some(&record(&mine, failed())), &fence));
+        assert!(!may_settle(Some(&record(&mine, State::Failed)), &fence));
         assert!(!may_settle(Some(&record(&theirs, live())), &fence));
         assert!(!may_settle(None, &fence));
     }
 
     #[test]
-    fn a_refused_settlement_found_as_wanted_means_that_the_answer_was_lost() {
+    fn refused_settlement_found_as_wanted_was_applied() {
         let mine = request("m-1", "p");
         for wanted in settlements() {
-            // Abandon leaves the record as the condition wants it: it is never refused.
-            if wanted == Settlement::Abandon {
+            let left = wanted.apply(&mine.record(None), NOW);
+            if may_settle(left.as_ref(), &mine.fence()) {
+                // A lease that ended leaves the condition met: its settlement is never refused.
                 continue;
             }
-            let left = wanted.apply(&mine.record(), NOW);
             assert_eq!(
                 settlement_refused(left.as_ref(), &mine.fence(), &wanted),
                 SettlementRefused::AlreadySettled,
@@ -479,7 +744,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_that_is_not_mine_is_not_my_completion() {
+    fn result_of_another_is_not_my_completion() {
         let mine = request("m-1", "p");
         let [complete, ..] = settlements();
         assert_eq!(
@@ -489,29 +754,80 @@ mod tests {
     }
 
     #[test]
-    fn any_other_refused_settlement_means_that_the_lease_was_lost() {
+    fn other_refused_settlement_means_lease_lost() {
         let (mine, theirs) = (request("m-1", "p"), request("m-1", "p"));
         for wanted in settlements() {
-            for state in [live(), dead(), completed(), failed()] {
+            for state in [live(), ended(), completed(), State::Failed] {
                 assert_eq!(
                     settlement_refused(Some(&record(&theirs, state)), &mine.fence(), &wanted),
                     SettlementRefused::LeaseLost,
                     "{wanted:?}"
                 );
             }
-            if wanted != Settlement::Release {
-                assert_eq!(
-                    settlement_refused(None, &mine.fence(), &wanted),
-                    SettlementRefused::LeaseLost
-                );
-            }
+            let deletes = wanted.apply(&mine.record(None), NOW).is_none();
+            let gone = settlement_refused(None, &mine.fence(), &wanted);
+            assert_eq!(gone == SettlementRefused::AlreadySettled, deletes);
         }
     }
 
     #[test]
-    fn a_failure_text_is_cut_at_a_characters_edge() {
-        let Settlement::Fail { error, .. } = Settlement::fail("é".repeat(MAX_ERROR_BYTES), 0)
-        else {
+    fn completion_removes_the_past() {
+        let [complete, ..] = settlements();
+        let mut before = record(&request("m-1", "p"), State::Failed);
+        before.first_claimed_at = Some(EARLIER);
+        let done = complete.apply(&request("m-2", "p").record(Some(&before)), NOW);
+        let done = done.unwrap();
+        assert_eq!((done.error, done.first_claimed_at), (None, None));
+        assert!(done.failed_message_ids.is_empty());
+    }
+
+    #[test]
+    fn failure_closes_only_its_own_attempt() {
+        for (open, kept) in [(None, None), (Some(EARLIER), Some(EARLIER))] {
+            let before = Record {
+                first_claimed_at: open,
+                ..failed_record(&request("m-1", "p"), ["m-1".into()])
+            };
+            let mine = request("m-2", "p");
+            let claimed = Claimed::over(Some(before.clone()));
+            let fail = Settlement::fail("no".into(), "m-2", claimed.is_first_open(), 1);
+            let failed = fail.apply(&mine.record(Some(&before)), NOW).unwrap();
+            assert_eq!(failed.first_claimed_at, kept);
+            assert_eq!(failed.failed_message_ids.len(), 2);
+            assert_eq!(failed.error.as_deref(), Some("no"));
+        }
+    }
+
+    #[test]
+    fn restored_record_is_as_it_was() {
+        let mine = request("m-2", "corrected payload");
+        let fresh = Settlement::Restore(Claimed::over(None));
+        assert_eq!(fresh.apply(&mine.record(None), NOW), None);
+
+        let failed = failed_record(&request("m-1", "p"), ["m-1".into()]);
+        let restore = Settlement::Restore(Claimed::over(Some(failed.clone())));
+        let restored = restore.apply(&mine.record(Some(&failed)), NOW).unwrap();
+        let expected = Record {
+            owner: Some(mine.owner.clone()),
+            updated_at: Some(NOW),
+            attempts: 2,
+            ..failed
+        };
+        assert_eq!(restored, expected);
+
+        let mut open = record(&request("m-1", "p"), ended());
+        open.last_end = Some(AttemptEnd::Deadline);
+        let restore = Settlement::Restore(Claimed::over(Some(open.clone())));
+        let restored = restore.apply(&mine.record(Some(&open)), NOW).unwrap();
+        assert_eq!(restored.state, State::InProgress { lease_until: NOW });
+        assert_eq!(restored.first_claimed_at, Some(EARLIER));
+        assert_eq!(restored.last_end, Some(AttemptEnd::Deadline));
+    }
+
+    #[test]
+    fn failure_text_is_cut_at_the_edge_of_a_character() {
+        let fail = Settlement::fail("é".repeat(MAX_ERROR_BYTES), "m-1", true, 0);
+        let Settlement::Fail { error, .. } = fail else {
             unreachable!("Settlement::fail makes a Fail")
         };
         assert_eq!(error.len(), MAX_ERROR_BYTES);

@@ -15,8 +15,8 @@ pub mod key;
 pub mod powertools;
 pub mod record;
 
-pub use decision::{ClaimRefused, Refusal, Settlement, SettlementRefused};
+pub use decision::{Before, ClaimRefused, Claimed, Refusal, Settlement, SettlementRefused};
 pub use key::{Fingerprint, Key, KeyError, Namespace};
 pub use record::{
-    AfterFailure, ClaimRequest, Fence, Owner, Record, State, StoredResult, Timestamp,
+    AfterFailure, AttemptEnd, ClaimRequest, Fence, Owner, Record, State, StoredResult, Timestamp,
 };

@@ -1,6 +1,7 @@
 //! What is remembered of an operation ([`Record`]), and who may change it ([`Fence`]).
 
 use std::{
+    collections::BTreeSet,
     fmt,
     time::{Duration, SystemTime},
 };
@@ -19,6 +20,10 @@ pub const MAX_RESULT_BYTES: usize = MAX_ITEM_BYTES - 8 * 1024;
 
 /// The most bytes of a failure's text that are stored: it is for people to read.
 pub const MAX_ERROR_BYTES: usize = 4 * 1024;
+
+/// The most messages that may fail permanently under one key while its record is kept. After
+/// that, no further message with the key runs.
+pub const MAX_FAILED_MESSAGES: usize = 20;
 
 /// A point in time: milliseconds since the Unix epoch.
 ///
@@ -69,6 +74,16 @@ impl Timestamp {
     #[must_use]
     pub fn until(self, later: Self) -> Duration {
         Duration::from_millis(later.0.saturating_sub(self.0))
+    }
+}
+
+/// In RFC 3339, to the second: `2026-11-21T10:50:00Z`.
+impl fmt::Display for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        /// The end of the year 9999, the last that RFC 3339 can write.
+        const LAST: u64 = 253_402_300_799;
+        let since = Duration::from_secs(self.as_secs().min(LAST));
+        humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + since).fmt(f)
     }
 }
 
@@ -154,7 +169,7 @@ impl StoredResult {
     }
 }
 
-/// How far an operation is.
+/// The status of an operation.
 ///
 /// ```
 /// use sqs_once::protocol::{State, Timestamp};
@@ -163,66 +178,121 @@ impl StoredResult {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Somebody holds a claim on it, or held one and was cut off.
+    /// A worker holds a claim, or held one that it did not settle.
     InProgress {
-        /// The claim is dead after this.
+        /// The claim is exclusive until then. After it, another worker can take it over.
         lease_until: Timestamp,
     },
-    /// It is done, for as long as the record is kept.
+    /// The operation is done, for as long as the record is kept.
     Completed {
-        /// What the handler returned.
+        /// The output of the handler.
         result: StoredResult,
     },
-    /// It failed for good.
-    Failed {
-        /// Why, in the handler's words.
-        error: String,
-    },
+    /// The last attempt failed permanently: see [`Record::error`].
+    Failed,
 }
 
 impl State {
-    /// [`State::Failed`], its text cut to [`MAX_ERROR_BYTES`] at a character's edge.
-    #[must_use]
-    pub fn failed(mut error: String) -> Self {
-        error.truncate(error.floor_char_boundary(MAX_ERROR_BYTES));
-        Self::Failed { error }
-    }
-
-    /// The word that stands in the record's `status`.
+    /// The word in the record's `status`.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
             Self::InProgress { .. } => "IN_PROGRESS",
             Self::Completed { .. } => "COMPLETED",
-            Self::Failed { .. } => "FAILED",
+            Self::Failed => "FAILED",
         }
     }
 }
 
-/// The row for one key in the idempotency table.
+/// The end of an attempt that left its operation open, as far as its worker could record it.
 ///
-/// What another program wrote (see [`Layout::powertools`](crate::store::Layout::powertools))
-/// may have no owner, no message and no times. Without an owner it is nobody's to settle.
+/// ```
+/// use sqs_once::protocol::AttemptEnd;
+///
+/// assert_eq!(AttemptEnd::Panic.name(), "panic");
+/// assert_eq!(AttemptEnd::from_name("deadline"), Some(AttemptEnd::Deadline));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum AttemptEnd {
+    /// The handler returned a retryable failure.
+    Retryable,
+    /// The handler panicked.
+    Panic,
+    /// The handler was cut off at the deadline.
+    Deadline,
+}
+
+impl AttemptEnd {
+    /// The word in the record's `last_end`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Retryable => "retryable",
+            Self::Panic => "panic",
+            Self::Deadline => "deadline",
+        }
+    }
+
+    /// Reads the word back.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        let all = [Self::Retryable, Self::Panic, Self::Deadline];
+        all.into_iter().find(|end| end.name() == name)
+    }
+}
+
+/// The item for one key in the idempotency table.
+///
+/// A record that another program wrote (see
+/// [`Layout::powertools`](crate::store::Layout::powertools)) may have no owner, no message and no
+/// times. Without an owner, no worker can settle it.
+///
+/// An attempt is *open* if it may have had its effect without that being recorded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// How far the operation is.
+    /// The status.
     pub state: State,
-    /// Who holds, or held, the claim.
+    /// The token of the current or last claim.
     pub owner: Option<Owner>,
-    /// Seconds since the epoch: after it, the record counts as gone, deleted or not
-    /// (DynamoDB's TTL deletes "within a few days").
+    /// Seconds since the epoch. After it, the record counts as absent, deleted or not: DynamoDB's
+    /// TTL deletes expired items "within a few days".
     pub expires_at: u64,
-    /// What the payload must be for this key.
+    /// The fingerprint that the payload must have.
     pub fingerprint: Option<Fingerprint>,
-    /// The message that made this record.
+    /// The message of the current or last claim.
     pub message_id: Option<String>,
-    /// When this claim was made.
+    /// Claims made since the record was created; 0 if another program wrote it.
+    pub attempts: u64,
+    /// The time of the claim of the earliest open attempt: 0 if it is not known, `None` if no
+    /// attempt is open.
+    pub first_claimed_at: Option<Timestamp>,
+    /// How the last attempt ended. `None` if that is not known (crash).
+    pub last_end: Option<AttemptEnd>,
+    /// The last permanent failure. A record in progress keeps the one of a message before.
+    pub error: Option<String>,
+    /// The messages that failed permanently under this key, at most [`MAX_FAILED_MESSAGES`].
+    pub failed_message_ids: BTreeSet<String>,
+    /// When the record was created.
     pub created_at: Option<Timestamp>,
-    /// When this record last changed.
+    /// When the record last changed.
     pub updated_at: Option<Timestamp>,
 }
 
-/// What one claim asks for.
+impl Record {
+    /// Whether the record is past its `expires_at`, and counts as absent.
+    #[must_use]
+    pub const fn is_expired(&self, now: Timestamp) -> bool {
+        self.expires_at < now.as_secs()
+    }
+
+    /// Whether it is a claim that another program made: no owner of ours can be its fence.
+    pub(super) const fn is_foreign_claim(&self) -> bool {
+        matches!(self.state, State::InProgress { .. }) && self.owner.is_none()
+    }
+}
+
+/// The contents of one claim.
 ///
 /// All its times were taken before the request is sent, so a slow answer shortens the
 /// lease and never lengthens it.
@@ -248,21 +318,32 @@ pub struct ClaimRequest {
     pub after_failure: AfterFailure,
 }
 
-/// What a FAILED record does to another message with its key. To its own message, redelivered,
-/// it always answers with the stored error.
+/// The effect of a FAILED record on another message with its key. A message that failed itself
+/// gets the stored error again, whatever is chosen here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AfterFailure {
-    /// A new send, or a redrive from the dead-letter queue, may try again.
+    /// Another message runs (a new send, or a redrive from the dead-letter queue), until
+    /// [`MAX_FAILED_MESSAGES`] have failed.
     #[default]
     Retry,
-    /// The failure is replayed for as long as the record is kept.
+    /// Another message gets the stored error too, for as long as the record is kept.
     Replay,
 }
 
 impl ClaimRequest {
-    /// The record that this claim writes.
+    /// The record that this claim makes of the one that it `replaces`, which is not expired.
+    ///
+    /// It keeps what must outlive an attempt: the messages that failed, the last permanent failure
+    /// and the time of the earliest open attempt.
     #[must_use]
-    pub fn record(&self) -> Record {
+    pub fn record(&self, replaces: Option<&Record>) -> Record {
+        let first_claimed_at = match replaces {
+            // Another program made it, so the time of its attempt is not known.
+            Some(record) if record.is_foreign_claim() => Timestamp::default(),
+            _ => replaces
+                .and_then(|r| r.first_claimed_at)
+                .unwrap_or(self.now),
+        };
         Record {
             state: State::InProgress {
                 lease_until: self.lease_until,
@@ -271,7 +352,13 @@ impl ClaimRequest {
             expires_at: self.expires_at,
             fingerprint: self.fingerprint.clone(),
             message_id: Some(self.message_id.clone()),
-            created_at: Some(self.now),
+            attempts: replaces.map_or(0, |r| r.attempts) + 1,
+            first_claimed_at: Some(first_claimed_at),
+            last_end: None,
+            error: replaces.and_then(|r| r.error.clone()),
+            failed_message_ids: replaces
+                .map_or_else(BTreeSet::new, |r| r.failed_message_ids.clone()),
+            created_at: replaces.and_then(|r| r.created_at).or(Some(self.now)),
             updated_at: Some(self.now),
         }
     }
@@ -310,7 +397,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stored_has_its_limits() {
+    fn timestamp_is_shown_in_rfc_3339() {
+        let shown = |millis| Timestamp::from_millis(millis).to_string();
+        assert_eq!(shown(1_795_258_200_999), "2026-11-21T10:50:00Z");
+        assert_eq!(shown(u64::MAX), "9999-12-31T23:59:59Z");
+    }
+
+    #[test]
+    fn stored_texts_have_their_limits() {
         assert_eq!((MAX_RESULT_BYTES, MAX_ERROR_BYTES), (392 * 1024, 4096));
     }
 }

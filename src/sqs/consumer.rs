@@ -378,7 +378,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             return before;
         };
         let stored = Stored::new(result.clone());
-        let attempt = Attempt::new(key.clone(), message.delivery(), History::Fresh, deadline);
+        let attempt = Attempt::new(key.clone(), message.delivery(), History::fresh(), deadline);
         let shown = AssertUnwindSafe(async { self.handler.on_duplicate(stored, attempt).await });
         Processed::Ran(
             match timeout_at(deadline.stop(), shown.catch_unwind()).await {

@@ -64,6 +64,7 @@ pub(super) fn seconds(
             }
             Outcome::PermanentFailure(_)
             | Outcome::FailedBefore(_)
+            | Outcome::TooManyFailures(_)
             | Outcome::KeyReused
             | Outcome::NotStarted => 0,
             Outcome::RetryableFailure(_)
@@ -71,7 +72,9 @@ pub(super) fn seconds(
             | Outcome::Panicked
             | Outcome::OutOfTime
             | Outcome::LeaseLost
+            | Outcome::PayloadConflict { .. }
             | Outcome::CompletionUnrecorded(_)
+            | Outcome::FailureUnrecorded { .. }
             | Outcome::CommitUnknown(_)
             | Outcome::StoreUnavailable(_) => backoff.seconds(receive_count, jitter),
         },

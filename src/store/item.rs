@@ -1,11 +1,13 @@
 //! A [`Record`] as an item of the table, by its [`Layout`].
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use aws_sdk_dynamodb::types::AttributeValue;
 
 use super::layout::{Field, Layout, Words};
-use crate::protocol::{Fingerprint, Key, Owner, Record, State, StoredResult, Timestamp};
+use crate::protocol::{
+    AttemptEnd, Fingerprint, Key, Owner, Record, State, StoredResult, Timestamp,
+};
 
 pub(crate) type Item = HashMap<String, AttributeValue>;
 
@@ -27,11 +29,9 @@ impl Layout {
                     StoredResult::Omitted(why) => set(Field::ResultOmitted, string(why)),
                 };
             }
-            State::Failed { error } => {
+            State::Failed => {
                 set(Field::Status, string(&*words.failed));
-                set(Field::Error, string(error));
-                // Who takes a failed record for one in progress must not wait for it.
-                if words.failed == words.in_progress {
+                if words.failed_is_in_progress() {
                     set(Field::LeaseUntil, number(0));
                 }
             }
@@ -44,6 +44,8 @@ impl Layout {
                 record.fingerprint.as_ref().map(Fingerprint::as_str),
             ),
             (Field::MessageId, record.message_id.as_deref()),
+            (Field::LastEnd, record.last_end.map(AttemptEnd::name)),
+            (Field::Error, record.error.as_deref()),
         ];
         for (field, text) in texts {
             if let Some(text) = text {
@@ -51,6 +53,7 @@ impl Layout {
             }
         }
         let times = [
+            (Field::FirstClaimedAt, record.first_claimed_at),
             (Field::CreatedAt, record.created_at),
             (Field::UpdatedAt, record.updated_at),
         ];
@@ -58,6 +61,14 @@ impl Layout {
             if let Some(at) = at {
                 set(field, millis(at));
             }
+        }
+        if record.attempts > 0 {
+            set(Field::Attempts, number(record.attempts));
+        }
+        // DynamoDB has no empty sets.
+        if !record.failed_message_ids.is_empty() {
+            let ids = record.failed_message_ids.iter().cloned().collect();
+            set(Field::FailedMessageIds, AttributeValue::Ss(ids));
         }
         item
     }
@@ -71,47 +82,61 @@ impl Layout {
         let status = status.ok_or_else(|| required(Field::Status))?;
         let expires_at = self.number(item, Field::ExpiresAt)?;
         let expires_at = expires_at.ok_or_else(|| required(Field::ExpiresAt))?;
-        let error = self.string(item, Field::Error)?;
         let Words {
             in_progress,
             completed,
             failed,
             expired,
         } = &self.words;
-        let state = match error {
-            // An error may be left over in a record that was completed by another program.
-            _ if status == *completed || Some(status.as_str()) == *expired => State::Completed {
+        let lease_until = self.millis(item, Field::LeaseUntil)?;
+        let state = if status == *completed || Some(status.as_str()) == *expired {
+            State::Completed {
                 result: self.result(item)?,
-            },
-            Some(error) if status == *failed => State::Failed { error },
-            None if status == *in_progress => State::InProgress {
+            }
+        } else if status == *failed
+            && (!self.words.failed_is_in_progress() || lease_until == Some(Timestamp::default()))
+        {
+            State::Failed
+        } else if status == *in_progress {
+            State::InProgress {
                 // Without an end, it lasts as long as the record.
-                lease_until: self.millis(item, Field::LeaseUntil)?.unwrap_or_else(|| {
+                lease_until: lease_until.unwrap_or_else(|| {
                     Timestamp::from_millis(expires_at.saturating_mul(1000).saturating_add(999))
                 }),
-            },
-            None if status == *failed => return Err(required(Field::Error)),
-            // A claim's condition would not take it for one in progress, however old.
-            Some(_) if status == *in_progress => {
-                let error = self.name(Field::Error);
-                return Err(format!("it is {in_progress} and has an `{error}`"));
             }
-            _ => {
-                return Err(format!(
-                    "`{}` is none of {in_progress}, {completed}, {failed}",
-                    self.name(Field::Status)
-                ));
+        } else {
+            return Err(format!(
+                "`{}` is none of {in_progress}, {completed}, {failed}",
+                self.name(Field::Status)
+            ));
+        };
+        let failed_message_ids = match item.get(self.name(Field::FailedMessageIds)) {
+            None => BTreeSet::new(),
+            Some(AttributeValue::Ss(ids)) => ids.iter().cloned().collect(),
+            Some(_) => {
+                let name = self.name(Field::FailedMessageIds);
+                return Err(format!("`{name}` is not a string set"));
             }
         };
+        let last_end = self.string(item, Field::LastEnd)?;
         let fingerprint = self.string(item, Field::Fingerprint)?;
         Ok(Record {
-            state,
             owner: self.string(item, Field::Owner)?.map(Owner::from_stored),
             expires_at,
             fingerprint: fingerprint.map(Fingerprint::from_stored),
             message_id: self.string(item, Field::MessageId)?,
+            attempts: self.number(item, Field::Attempts)?.unwrap_or(0),
+            first_claimed_at: self.millis(item, Field::FirstClaimedAt)?,
+            last_end: last_end.as_deref().and_then(AttemptEnd::from_name),
+            // A completed record that another program wrote may have one left over.
+            error: match state {
+                State::Completed { .. } => None,
+                State::InProgress { .. } | State::Failed => self.string(item, Field::Error)?,
+            },
+            failed_message_ids,
             created_at: self.millis(item, Field::CreatedAt)?,
             updated_at: self.millis(item, Field::UpdatedAt)?,
+            state,
         })
     }
 
@@ -214,7 +239,7 @@ mod tests {
                 result: StoredResult::Json("null".into()),
             },
             State::Completed { result: omitted },
-            State::Failed { error: "no".into() },
+            State::Failed,
         ]
     }
 
@@ -225,8 +250,20 @@ mod tests {
             expires_at: 1_800_086_400,
             fingerprint: Some(Fingerprint::from_stored("f".into())),
             message_id: Some("m".into()),
+            attempts: 3,
+            first_claimed_at: Some(Timestamp::default()),
+            last_end: Some(AttemptEnd::Deadline),
+            error: None,
+            failed_message_ids: BTreeSet::from(["m-1".to_owned(), "m-2".to_owned()]),
             created_at: Some(Timestamp::from_millis(1)),
             updated_at: Some(Timestamp::from_millis(2)),
+        }
+    }
+
+    fn failed() -> Record {
+        Record {
+            error: Some("no".into()),
+            ..in_state(State::Failed)
         }
     }
 
@@ -234,7 +271,13 @@ mod tests {
     fn a_record_is_read_back_as_it_was_written() {
         let words = Layout::native().status_words("running", "done", "dead");
         for layout in [Layout::native(), Layout::powertools(), words.unwrap()] {
-            for record in states().into_iter().map(in_state) {
+            let lease_until = Timestamp::from_millis(1);
+            let after_failure = Record {
+                error: Some("no".into()),
+                ..in_state(State::InProgress { lease_until })
+            };
+            let records = states().into_iter().map(in_state);
+            for record in records.chain([failed(), after_failure]) {
                 let item = layout.item(&key(), &record);
                 assert_eq!(layout.record(&item), Ok(record), "{item:?}");
             }
@@ -243,11 +286,10 @@ mod tests {
 
     /// Powertools waits for a record in progress until its end, and knows no FAILED.
     #[test]
-    fn only_to_who_takes_a_failed_record_for_one_in_progress_its_lease_is_over() {
-        let failed = in_state(State::Failed { error: "no".into() });
-        let native = Layout::native().item(&key(), &failed);
+    fn powertools_layout_expires_lease_of_failed_records() {
+        let native = Layout::native().item(&key(), &failed());
         assert_eq!(native.get("lease_until"), None);
-        let shared = Layout::powertools().item(&key(), &failed);
+        let shared = Layout::powertools().item(&key(), &failed());
         assert_eq!(shared["in_progress_expiration"], number(0));
     }
 
@@ -283,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_record_is_told_by_the_attribute() {
+    fn unknown_status_is_an_error() {
         let read = |status: &str, error: Option<&str>| {
             let mut item = Item::from([
                 ("status".to_owned(), string(status)),
@@ -295,9 +337,7 @@ mod tests {
         let unknown = "`status` is none of IN_PROGRESS, COMPLETED, FAILED";
         assert_eq!(read("DONE", None).unwrap_err(), unknown);
         assert_eq!(read("DONE", Some("no")).unwrap_err(), unknown);
-        assert_eq!(read("FAILED", None).unwrap_err(), "it has no `error`");
-        let both = "it is IN_PROGRESS and has an `error`";
-        assert_eq!(read("IN_PROGRESS", Some("no")).unwrap_err(), both);
+        assert_eq!(read("FAILED", None), Ok(State::Failed));
     }
 
     /// By hand from the Developer Guide's rules.

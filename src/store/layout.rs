@@ -40,23 +40,31 @@ macro_rules! fields {
 fields! {
     /// The partition key: the [`Key`](crate::protocol::Key), or a fixed text where there is a sort key.
     Id "id"
-    /// How far the operation is.
+    /// The status word.
     Status "status"
-    /// Who holds, or held, the claim.
+    /// The token of the current or last claim.
     Owner "owner"
-    /// Epoch milliseconds; the claim is dead after it.
+    /// Epoch milliseconds; after it the claim can be taken over.
     LeaseUntil "lease_until"
     /// Epoch seconds; the table's TTL attribute.
     ExpiresAt "expires_at"
-    /// What the payload must be.
+    /// The fingerprint of the payload.
     Fingerprint "fingerprint"
-    /// The message that made the record.
+    /// The message of the current or last claim.
     MessageId "message_id"
-    /// The handler's output as JSON, or
+    /// Claims made since the record was created.
+    Attempts "attempts"
+    /// Epoch milliseconds of the earliest open attempt; 0 if its time is not known.
+    FirstClaimedAt "first_claimed_at"
+    /// How the last attempt ended: `retryable`, `panic` or `deadline`.
+    LastEnd "last_end"
+    /// The messages that failed permanently under this key.
+    FailedMessageIds "failed_message_ids"
+    /// The handler's output as JSON.
     Result "result"
-    /// why it is not here.
+    /// The reason why the output was not stored.
     ResultOmitted "result_omitted"
-    /// Why it failed for good.
+    /// The last permanent failure.
     Error "error"
     /// Epoch milliseconds.
     CreatedAt "created_at"
@@ -106,15 +114,22 @@ struct SortKey {
     partition: String,
 }
 
-/// What stands in the status attribute. `failed` may be the same as `in_progress`: a failed
-/// record is told by its error.
+/// The values of the status attribute. `failed` may be the same as `in_progress`: a failed record
+/// then has `lease_until = 0`, and one in progress has a later lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Words {
     pub(super) in_progress: Cow<'static, str>,
     pub(super) completed: Cow<'static, str>,
     pub(super) failed: Cow<'static, str>,
-    /// What else stands for completed, when it is read.
+    /// Another word that is read as completed.
     pub(super) expired: Option<&'static str>,
+}
+
+impl Words {
+    /// Whether only `lease_until` separates a failed record from one in progress.
+    pub(super) fn failed_is_in_progress(&self) -> bool {
+        self.failed == self.in_progress
+    }
 }
 
 impl Default for Layout {

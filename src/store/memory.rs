@@ -31,6 +31,11 @@ impl MemoryStore {
         self.records().get(key).cloned()
     }
 
+    /// Deletes the record of a key, as DynamoDB's TTL or an operator does.
+    pub fn remove(&self, key: &Key) -> Option<Record> {
+        self.records().remove(key)
+    }
+
     /// How many records there are, expired ones included: nothing deletes them.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -58,7 +63,10 @@ impl Store for MemoryStore {
         {
             return Ok(ClaimAnswer::Refused(record.clone()));
         }
-        let replaced = records.insert(request.key.clone(), request.record());
+        let replaced = records
+            .remove(&request.key)
+            .filter(|record| !record.is_expired(request.now));
+        records.insert(request.key.clone(), request.record(replaced.as_ref()));
         Ok(ClaimAnswer::Applied { replaced })
     }
 

@@ -15,7 +15,7 @@ mod write;
 use std::error::Error;
 
 pub use dynamodb::{DynamoStore, PrimeError};
-pub(crate) use dynamodb::{explain, with_answers};
+pub(crate) use dynamodb::{explain, kind, with_answers, without_retries};
 pub(crate) use item::{Item, number, sizes, string};
 pub use layout::{Field, Layout, LayoutError};
 pub use memory::MemoryStore;
@@ -50,32 +50,33 @@ use crate::protocol::{ClaimRequest, Fence, Record, Settlement, Timestamp};
 ///     after_failure: AfterFailure::Retry,
 /// };
 /// assert_eq!(store.claim(&request).await?, ClaimAnswer::Applied { replaced: None });
-/// assert_eq!(store.claim(&request).await?, ClaimAnswer::Refused(request.record()));
-/// let released = store.settle(&request.fence(), &Settlement::Release, now).await?;
-/// assert_eq!(released, SettleAnswer::Applied);
+/// assert_eq!(store.claim(&request).await?, ClaimAnswer::Refused(request.record(None)));
+/// let ended = store.settle(&request.fence(), &Settlement::EndLease { last_end: None }, now).await?;
+/// assert_eq!(ended, SettleAnswer::Applied);
 /// # Ok(()) }
 /// ```
 pub trait Store: Send + Sync + 'static {
     /// Writes [`ClaimRequest::record`] if [`may_claim`](crate::protocol::decision::may_claim)
-    /// says so.
+    /// admits it.
     ///
     /// # Errors
     ///
-    /// [`StoreError`], after this store's own retries. The claim may have been applied all
-    /// the same, unless it is [`StoreError::ItemTooLarge`].
+    /// [`StoreError`], after this store's own retries.
+    /// [`may_have_been_applied`](StoreError::may_have_been_applied) tells whether the claim can
+    /// have been made all the same.
     fn claim(
         &self,
         request: &ClaimRequest,
     ) -> impl Future<Output = Result<ClaimAnswer, StoreError>> + Send;
 
-    /// Applies `settlement` if [`may_settle`](crate::protocol::decision::may_settle) says so.
+    /// Applies `settlement` if [`may_settle`](crate::protocol::decision::may_settle) admits it.
     ///
-    /// `now` becomes the record's `updated_at`.
+    /// `now` becomes the record's `updated_at`. The caller repeats a settlement that got no answer,
+    /// or was throttled, until its deadline: a store does not retry it.
     ///
     /// # Errors
     ///
-    /// [`StoreError`], after this store's own retries. The settlement may have been applied
-    /// all the same.
+    /// [`StoreError`]. The settlement may have been applied all the same.
     fn settle(
         &self,
         fence: &Fence,
@@ -84,28 +85,42 @@ pub trait Store: Send + Sync + 'static {
     ) -> impl Future<Output = Result<SettleAnswer, StoreError>> + Send;
 }
 
-/// What became of a claim.
+/// The answer to a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClaimAnswer {
-    /// It was written, over this record if there was one.
+    /// The claim was made.
     Applied {
-        /// The record that was replaced.
+        /// The record that it replaced; `None` if there was no record, or only an expired one.
         replaced: Option<Record>,
     },
-    /// It was refused by this record.
+    /// This record refused the claim.
     Refused(Record),
 }
 
-/// What became of a settlement.
+/// The answer to a settlement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SettleAnswer {
-    /// It was written.
+    /// The settlement was made.
     Applied,
-    /// It was refused by this record, or because there is none.
+    /// This record refused the settlement, or there is no record.
     Refused(Option<Record>),
 }
 
-/// Why a store gave no answer.
+/// The effect of a failed request on the table, and the use of repeating it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Unavailability {
+    /// No answer, or one that cannot be read: the request may have been applied.
+    Unanswered,
+    /// Throttled, or in conflict with a transaction on the same item: the request was not applied,
+    /// and may succeed when it is repeated.
+    Contended,
+    /// Access denied, no such table, not valid: the request was not applied, and a repetition
+    /// would fail again.
+    Rejected,
+}
+
+/// The reason why a store gave no answer.
 ///
 /// ```
 /// use sqs_once::store::StoreError;
@@ -128,9 +143,11 @@ pub enum StoreError {
         /// The most there may be.
         limit: usize,
     },
-    /// The store is out of reach, throttled or refuses us.
+    /// The store cannot be reached, throttles or rejects the request.
     #[error("could not {action} key `{key}` in {store}: {reason}")]
     Unavailable {
+        /// Whether the request may have been applied, and may be repeated.
+        kind: Unavailability,
         /// What was tried.
         action: &'static str,
         /// On which key.
@@ -142,6 +159,16 @@ pub enum StoreError {
         /// The cause.
         #[source]
         source: Box<dyn Error + Send + Sync>,
+    },
+    /// The table rejects the write, or it met contention until no time was left.
+    #[error("could not {action} key `{key}`: {reason}")]
+    Rejected {
+        /// What was tried.
+        action: &'static str,
+        /// On which key.
+        key: String,
+        /// The reason.
+        reason: String,
     },
     /// There was no answer before the deadline.
     #[error("could not {action} key `{key}`: no answer before the deadline")]
@@ -163,4 +190,39 @@ pub enum StoreError {
         /// What is wrong with it.
         reason: String,
     },
+}
+
+impl StoreError {
+    /// Whether the request can have been applied although it failed.
+    #[must_use]
+    pub const fn may_have_been_applied(&self) -> bool {
+        match self {
+            Self::ItemTooLarge { .. } | Self::Rejected { .. } => false,
+            Self::Unavailable { kind, .. } => matches!(kind, Unavailability::Unanswered),
+            Self::OutOfTime { .. } | Self::Unreadable { .. } => true,
+        }
+    }
+
+    /// Whether the request was throttled, or in conflict with a transaction on the same item.
+    #[must_use]
+    pub const fn is_throttled(&self) -> bool {
+        let kind = self.kind();
+        matches!(kind, Some(Unavailability::Contended))
+    }
+
+    /// Whether a repetition may succeed.
+    pub(crate) const fn may_pass(&self) -> bool {
+        let kind = self.kind();
+        matches!(
+            kind,
+            Some(Unavailability::Contended | Unavailability::Unanswered)
+        )
+    }
+
+    const fn kind(&self) -> Option<Unavailability> {
+        match self {
+            Self::Unavailable { kind, .. } => Some(*kind),
+            _ => None,
+        }
+    }
 }

@@ -46,10 +46,12 @@ pub struct Commit {
     pub record: RecordWrite,
     /// The others, [`MAX_WRITES`] at most.
     pub writes: Vec<Write<TransactWriteItem>>,
-    /// Tells this commit from every other: at most 36 characters.
+    /// Separates this commit from every other: at most 35 characters.
     pub token: String,
-    /// What was sent for the record. A commit that is sent again is the same to the byte.
+    /// The record's write as it was sent. A commit that is sent again is the same to the byte.
     pub(crate) sent: OnceLock<TransactWriteItem>,
+    /// The record's write in place of `sent`, over a record that only a put can replace.
+    pub(crate) sent_over: OnceLock<TransactWriteItem>,
 }
 
 /// What becomes of the record in a [`Commit`].
@@ -64,12 +66,13 @@ pub enum RecordWrite {
         /// The asker's clock.
         now: Timestamp,
     },
-    /// There was no claim: the record is written as it is to stay, if `request` may claim.
+    /// There was no claim: the record is written as a claim and its settlement would leave it, if
+    /// `request` may claim. `first_claimed_at` stays as it is.
     Insert {
-        /// Who asks. Its lease is not looked at.
+        /// The claim. Its lease is not used.
         request: ClaimRequest,
-        /// What is written.
-        record: Record,
+        /// [`Settlement::Complete`] or [`Settlement::Fail`].
+        settlement: Settlement,
     },
 }
 

@@ -36,7 +36,7 @@ thread_local! {
     /// The line of whoever is polled.
     static LINE: RefCell<Option<Line>> = const { RefCell::new(None) };
     /// One client for all: to make one takes longer than an execution.
-    static ON_ITEM: OnItem = OnItem::new(wire::client(send)).clock(clock::wall);
+    static ON_ITEM: OnItem = OnItem::new(wire::client(send)).clock(clock::of_worker);
 }
 
 /// One worker's request, on its line.

@@ -27,7 +27,9 @@ fn up_to_three_workers_keep_every_promise() {
         "done",
         "duplicate",
         "failed_before",
+        "failure_unrecorded",
         "lease_lost",
+        "no_effect",
         "not_started",
         "out_of_time",
         "panicked",
@@ -41,6 +43,26 @@ fn up_to_three_workers_keep_every_promise() {
 #[test]
 fn workers_that_do_not_notice_being_frozen_keep_every_promise() {
     keeps_every_promise(&Scenario::untimed());
+}
+
+#[test]
+fn workers_with_different_clocks_keep_every_promise() {
+    keeps_every_promise(&Scenario::skewed());
+}
+
+#[test]
+fn workers_after_a_crash_keep_every_promise() {
+    keeps_every_promise(&Scenario::reopened());
+}
+
+#[test]
+fn the_explorer_finds_a_claim_that_forgets_failures() {
+    finds(&flawed(Flaw::ClaimForgetsFailures), "P2");
+}
+
+#[test]
+fn the_explorer_finds_a_claim_that_forgets_attempts() {
+    finds(&flawed(Flaw::ClaimForgetsOpenAttempts), "P3");
 }
 
 /// Found with four deviations, when an abandoned lease ended at zero instead of now: an attempt
@@ -57,8 +79,9 @@ fn a_claim_that_arrives_late_does_not_replace_a_later_one() {
     assert!(matches!(claim(&early), ClaimAnswer::Applied { .. }));
     assert!(matches!(claim(&later), ClaimAnswer::Applied { .. }));
     let fence = later.fence();
-    let abandoned = store.settle(&fence, &Settlement::Abandon, later.now);
-    abandoned.now_or_never().unwrap().unwrap();
+    let end_lease = Settlement::EndLease { last_end: None };
+    let ended = store.settle(&fence, &end_lease, later.now);
+    ended.now_or_never().unwrap().unwrap();
     assert!(matches!(claim(&early), ClaimAnswer::Refused(_)));
 }
 
@@ -113,11 +136,11 @@ fn the_explorer_finds_a_completion_without_its_condition() {
 }
 
 #[test]
-fn the_explorer_finds_a_release_without_its_owner() {
-    finds(&flawed(Flaw::ReleaseWithoutOwner), "P3");
+fn the_explorer_finds_a_restore_without_its_owner() {
+    finds(&flawed(Flaw::RestoreWithoutOwner), "P3");
 }
 
 #[test]
-fn the_explorer_finds_an_abandoned_claim_that_is_deleted() {
-    finds(&flawed(Flaw::AbandonDeletes), "P3");
+fn the_explorer_finds_an_ended_lease_that_deletes() {
+    finds(&flawed(Flaw::EndLeaseDeletes), "P3");
 }

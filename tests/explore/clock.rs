@@ -9,11 +9,23 @@ use std::{cell::Cell, time::Duration};
 use sqs_once::protocol::Timestamp;
 use tokio::runtime::{Builder, EnterGuard, Runtime};
 
-const START: Timestamp = Timestamp::from_millis(1_800_000_000_000);
+pub const START: Timestamp = Timestamp::from_millis(1_800_000_000_000);
 
 thread_local! {
     /// A function pointer is all that `Once::clock` takes.
     static WALL: Cell<Timestamp> = const { Cell::new(START) };
+    /// By how much the clock of the worker that is polled is ahead of it.
+    static AHEAD: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+/// The wall clock of the worker that is polled.
+pub fn of_worker() -> Timestamp {
+    wall() + AHEAD.get()
+}
+
+/// A worker with this clock is polled from now on.
+pub fn set_ahead(ahead: Duration) {
+    AHEAD.set(ahead);
 }
 
 /// The wall clock of this thread.
@@ -23,8 +35,11 @@ pub fn wall() -> Timestamp {
 
 /// Since the execution began, in words.
 pub fn since_start(at: Timestamp) -> String {
-    let millis = START.until(at).as_millis();
-    format!("+{}.{:03}", millis / 1000, millis % 1000)
+    let (sign, millis) = match at.until(START).as_millis() {
+        0 => ('+', START.until(at).as_millis()),
+        before => ('-', before),
+    };
+    format!("{sign}{}.{:03}", millis / 1000, millis % 1000)
 }
 
 /// Milliseconds until `at`, less than none if it is over. The epoch is no time at all: the lease

@@ -16,12 +16,16 @@ pub enum Flaw {
     CompletionWithoutOwner,
     /// A completion asks for nothing.
     CompletionWithoutCondition,
-    /// A release asks for `status = IN_PROGRESS` alone.
-    ReleaseWithoutOwner,
-    /// An abandoned claim is deleted, as a released one is.
-    AbandonDeletes,
-    /// An abandonment asks for nothing.
-    AbandonWithoutCondition,
+    /// A restoration asks for `status = IN_PROGRESS` alone.
+    RestoreWithoutOwner,
+    /// A record whose lease is to end is deleted.
+    EndLeaseDeletes,
+    /// The end of a lease asks for nothing.
+    EndLeaseWithoutCondition,
+    /// A claim does not keep the messages that failed.
+    ClaimForgetsFailures,
+    /// A claim does not keep the time of the earliest open attempt.
+    ClaimForgetsOpenAttempts,
     /// The writes are made, and then the record's: two requests, no transaction.
     WritesGoFirst,
     /// The token of a transaction is made of the key alone.
@@ -33,16 +37,18 @@ pub enum Flaw {
 }
 
 impl Flaw {
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 15] = [
         Self::ClaimIgnoresLease,
         Self::ClaimIgnoresCompleted,
         Self::TakeoverNotReturned,
         Self::RefusedClaimWithoutRecord,
         Self::CompletionWithoutOwner,
         Self::CompletionWithoutCondition,
-        Self::ReleaseWithoutOwner,
-        Self::AbandonDeletes,
-        Self::AbandonWithoutCondition,
+        Self::RestoreWithoutOwner,
+        Self::EndLeaseDeletes,
+        Self::EndLeaseWithoutCondition,
+        Self::ClaimForgetsFailures,
+        Self::ClaimForgetsOpenAttempts,
         Self::WritesGoFirst,
         Self::TokenOfTheKey,
         Self::ChangeWithoutCondition,

@@ -5,7 +5,7 @@ use std::{panic::resume_unwind, time::Duration};
 use sqs_once::{Attempt, Deadline, Delivery, Failure, Once, Operation, Outcome};
 
 use crate::{
-    clock,
+    clock::{self, since_start},
     line::{Line, pause},
     world::{FINGERPRINT, KEY, Shared, World, lock},
 };
@@ -21,7 +21,7 @@ pub const MARGIN: Duration = Duration::from_secs(1);
 pub fn once(world: &Shared, worker: usize) -> Once<Line> {
     let world = world.clone();
     let once = Once::new(Line { world, worker });
-    once.clock(clock::wall).lease_margin(MARGIN)
+    once.clock(clock::of_worker).lease_margin(MARGIN)
 }
 
 pub fn operation(delivery: Delivery) -> Operation {
@@ -29,7 +29,7 @@ pub fn operation(delivery: Delivery) -> Operation {
         KEY.clone(),
         Some(FINGERPRINT.clone()),
         delivery,
-        Deadline::after(clock::wall(), BUDGET, RESERVE),
+        Deadline::after(clock::of_worker(), BUDGET, RESERVE),
     )
 }
 
@@ -57,6 +57,7 @@ pub fn obey(word: Word) -> Result<(), Failure> {
     match word {
         Word::Done | Word::Declined => Ok(()),
         Word::Retryable => Err(Failure::retryable("the gateway is busy")),
+        Word::NoEffect => Err(Failure::no_effect("the gateway cannot be reached")),
         Word::Permanent => Err(Failure::permanent("the card is declined")),
         // As a panic, without its lines on stderr.
         Word::Panic => resume_unwind(Box::new("told to")),
@@ -77,6 +78,7 @@ impl Drop for Inside<'_> {
 pub enum Word {
     Done,
     Retryable,
+    NoEffect,
     Permanent,
     Panic,
     /// Done, without the effect: its writes were refused.
@@ -86,15 +88,15 @@ pub enum Word {
 impl World {
     fn enters(&mut self, worker: usize, attempt: &Attempt) {
         self.log(worker, || {
-            let told = match attempt.history() {
-                sqs_once::History::Fresh => "a fresh attempt",
-                sqs_once::History::Takeover { .. } => "told of a takeover",
-                _ => "told that there may have been an attempt before",
+            let informed = match attempt.history().open.map(|open| open.first_claimed_at) {
+                None => "no attempt is open".into(),
+                Some(None) => "an attempt is open".into(),
+                Some(Some(at)) => format!("an attempt is open since {}", since_start(at)),
             };
-            format!("enters the handler, {told}")
+            format!("enters the handler, {informed}")
         });
-        let told = attempt.may_have_run_before();
-        self.promises.enters(worker, told);
+        let (message, history) = (attempt.message_id(), attempt.history());
+        self.promises.enters(worker, message, history);
     }
 
     /// The effect, unless it was had before or something else comes first.
@@ -105,7 +107,13 @@ impl World {
             self.log(worker, || "looks: the card was charged before".into());
             return Word::Done;
         }
-        let words = [Word::Done, Word::Retryable, Word::Permanent, Word::Panic];
+        let words = [
+            Word::Done,
+            Word::NoEffect,
+            Word::Retryable,
+            Word::Permanent,
+            Word::Panic,
+        ];
         let word = words[self.choose(worker, words.len())];
         if word == Word::Done {
             self.log(worker, || "charges the card".into());
@@ -117,7 +125,7 @@ impl World {
     }
 
     fn returns(&mut self, worker: usize) -> Word {
-        let words = [Word::Done, Word::Panic];
+        let words = [Word::Done, Word::Retryable, Word::Panic];
         let word = words[self.choose(worker, words.len())];
         self.says(worker, word);
         word

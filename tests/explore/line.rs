@@ -6,6 +6,7 @@ use sqs_once::{
     protocol::{ClaimRequest, Fence, Key, Record, Settlement, Timestamp},
     store::{
         ClaimAnswer, Commit, CommitAnswer, SettleAnswer, Store, StoreError, TransactionalStore,
+        Unavailability,
     },
 };
 
@@ -37,12 +38,16 @@ impl Line {
             }
             Fate::RequestLost | Fate::AnswerLost | Fate::GivenUpArrivesLater => {
                 pause().await;
-                Err(request.unavailable("the line is bad"))
+                // A claim is not repeated, nor a read: the first is abandoned.
+                if !matches!(request, Request::Claim(_)) && !request.reads() {
+                    lock(world).contended(worker);
+                }
+                Err(request.unavailable(Unavailability::Unanswered))
             }
             Fate::Contended => {
                 pause().await;
                 lock(world).contended(worker);
-                Ok(request.contended())
+                request.contended()
             }
             Fate::Answered
             | Fate::SentTwice

@@ -9,7 +9,7 @@
 //! | the table | refuses a transaction or a change, because of a condition of the user's; has forgotten a token; shows a reader what was there before (`table.rs`, `items.rs`) |
 //! | the handler | succeeds, fails retryably or permanently, panics before or after its effect; decides what refused writes mean (`handler.rs`, `planner.rs`, `changer.rs`) |
 //! | a worker | goes on, crashes, or is left standing while another goes first (`schedule.rs`) |
-//! | the clocks | stand; pass the lease; pass a worker's deadline (`clock.rs`) |
+//! | the clocks | stand; pass the lease; pass a worker's deadline; differ by the lease margin (`clock.rs`) |
 //! | the queue | delivers either of two messages with one key, again too, while others are at work (`schedule.rs`) |
 //!
 //! What is not the ordinary course of a day is a deviation, and all schedules with up to three
@@ -29,7 +29,7 @@
 //!
 //! | mode | scenarios | its table |
 //! | --- | --- | --- |
-//! | `Once` (`claim.rs`) | `claim`, `untimed` | the `MemoryStore` that ships |
+//! | `Once` (`claim.rs`) | `claim`, `untimed`, `skewed`, `reopened` | the `MemoryStore` that ships |
 //! | `Once` with `Done`, `Inbox` (`transactions.rs`) | `commit`, `commit_untimed`, `inbox`, `first_look` | the same, and the item that the writes change |
 //! | `OnItem` (`on_item.rs`) | `create`, `update`, `retain`, `modify` | the real SDK over a wire of ours, and dynoxide in this process |
 //!
@@ -38,8 +38,8 @@
 //!
 //! # What it does not try
 //!
-//! More deviations than the bound. Wall clocks that differ between workers: leases have a
-//! margin for that. The end of the retention. Other payloads under the key. The SDK's own retries
+//! More deviations than the bound. Wall clocks that differ by more than the lease margin. The end
+//! of the retention. Other payloads under the key. The SDK's own retries
 //! and timeouts: they are fates of a call. DynamoDB itself: `tests/store_conformance.rs` holds its
 //! condition expressions to the same rules, `tests/modes` its transactions.
 //!
@@ -130,6 +130,8 @@ fn leaving_out_what_was_seen_before_loses_no_state() {
     let mut scenarios = vec![
         Scenario::claim(),
         Scenario::untimed(),
+        Scenario::skewed(),
+        Scenario::reopened(),
         Scenario::commit_untimed(),
         Scenario::inbox(),
         Scenario::first_look(),
@@ -154,9 +156,9 @@ fn leaving_out_what_was_seen_before_loses_no_state() {
 #[test]
 fn leaving_out_what_was_seen_before_finds_the_shortest_schedule() {
     for scenario in [
-        Scenario::claim().with(Flaw::ReleaseWithoutOwner),
+        Scenario::claim().with(Flaw::RestoreWithoutOwner),
         Scenario::claim().with(Flaw::CompletionWithoutOwner),
-        Scenario::commit().with(Flaw::AbandonWithoutCondition),
+        Scenario::commit().with(Flaw::EndLeaseWithoutCondition),
     ] {
         let steps = |seen| {
             let schedule = scenario.explore(3, seen).broken.expect("a flaw");
@@ -195,7 +197,7 @@ fn replay() {
         println!("{text}");
         assert_eq!(ended, Ended::Well);
     } else {
-        let scenario = Scenario::claim().with(Flaw::ReleaseWithoutOwner);
+        let scenario = Scenario::claim().with(Flaw::RestoreWithoutOwner);
         let found = scenario.explore(3, Seen::default);
         let line = scenario.line(&found.broken.expect("a flaw that breaks nothing"));
         assert!(matches!(repeat(&line).0, Ended::Broken(..)));

@@ -30,7 +30,7 @@ pub enum Fate {
     GivenUpArrivesLater,
     /// Applied and answered; the first try, taken for lost, is applied at a later step.
     CopyArrivesLater,
-    /// It collides with another, or is throttled: a transaction, or a change of the item.
+    /// It is in conflict with a transaction, or throttled.
     Contended,
     /// The user's own condition is not met just now.
     Cancelled,
@@ -52,7 +52,6 @@ const OF_A_WRITE: [Fate; 12] = [
     SilentAnswer,
     GivenUpArrivesLater,
     CopyArrivesLater,
-    // Not of a claim's own writes.
     Contended,
     // Where there is a condition beside the library's.
     Cancelled,
@@ -88,11 +87,11 @@ impl World {
         if let Some(owner) = request.owner() {
             self.workers[worker].owner = Some(owner.clone());
         }
-        if matches!(request, Request::Claim(_)) {
-            self.promises.claims(worker);
+        if let Request::Claim(claim) = request {
+            self.promises.claims(worker, claim.now, self.clocks_differ);
         }
         let fates = match request {
-            Request::Claim(_) | Request::Settle(..) => &OF_A_WRITE[..9],
+            Request::Claim(_) | Request::Settle(..) => &OF_A_WRITE[..10],
             Request::Commit(commit) if commit.writes.is_empty() => &OF_A_WRITE[..10],
             Request::Commit(_) => &OF_A_WRITE,
             Request::Look(_) => &OF_A_READ,

@@ -10,6 +10,7 @@ fn keeps(way: Way, others: &[&'static str]) {
         "commit_unknown",
         "done",
         "duplicate",
+        "no_effect",
         "panicked",
         "permanent_failure",
         "retryable_failure",

@@ -14,8 +14,10 @@ use crate::{
 pub async fn claim_plan_commit(world: Shared, worker: usize, delivery: Delivery) -> Outcome {
     let once = once(&world, worker);
     let work = async |attempt: Attempt| {
-        let told = attempt.may_have_run_before();
-        let enters = move |world: &mut World| world.promises.enters(worker, told);
+        let enters = move |world: &mut World| {
+            let (message, history) = (attempt.message_id(), attempt.history());
+            world.promises.enters(worker, message, history);
+        };
         plan(world, worker, enters).await
     };
     once.run(operation(delivery), work).await
@@ -73,7 +75,13 @@ fn sale(world: &Shared, worker: usize) -> Done<Value> {
 
 impl World {
     pub fn plans(&mut self, worker: usize) -> Word {
-        let words = [Word::Done, Word::Retryable, Word::Permanent, Word::Panic];
+        let words = [
+            Word::Done,
+            Word::Retryable,
+            Word::NoEffect,
+            Word::Permanent,
+            Word::Panic,
+        ];
         let word = words[self.choose(worker, words.len())];
         self.says(worker, word);
         word

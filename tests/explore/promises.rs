@@ -3,8 +3,8 @@
 //! | | |
 //! | --- | --- |
 //! | P1 | no two workers are in the handler under live leases; nobody enters it when its lease is over |
-//! | P2 | once COMPLETED, nobody enters the handler, and nobody whose lease lives has an effect; a message whose failure is stored does not run again |
-//! | P3 | a run follows only on a retryable failure or an attempt that was cut off; of the latter it is told |
+//! | P2 | once COMPLETED, nobody enters the handler, and nobody whose lease lives has an effect; a message whose failure was recorded never enters the handler again, and the table never admits it again |
+//! | P3 | a run follows only on a retryable failure, a failure without effect, or an attempt whose end was not recorded; it is informed of each but the second, with a time no later than the claim of the earliest |
 //! | P3, in money | the effect is had twice only if a worker had it when its lease was over |
 //! | P4 | an effect in the table is there once at most, and exactly if the record is COMPLETED with the result of the same transaction; nobody makes it under another's live claim. On an item it is there once at most, and exactly if the item remembers the operation; nobody is asked what a refusal means that is its own duplicate's |
 //! | P5 | success is said only of what is COMPLETED, with the recorded result; a COMPLETED record does not change, and its result is that of a handler which said so |
@@ -17,10 +17,11 @@
 use std::{
     collections::BTreeSet,
     hash::{Hash, Hasher},
+    time::Duration,
 };
 
 use sqs_once::{
-    Outcome,
+    History, Outcome,
     protocol::{Record, State, StoredResult, Timestamp},
 };
 
@@ -34,6 +35,8 @@ use crate::{
 #[derive(Clone, Debug)]
 struct Run {
     worker: usize,
+    /// The time that its claim bears, by its worker's clock.
+    claimed_at: Timestamp,
     lease_until: Timestamp,
     /// What the handler said at its end, and what it said then of writes that were refused.
     said: Vec<Word>,
@@ -41,7 +44,7 @@ struct Run {
     gone: bool,
     /// Its commit was not answered at once.
     unanswered: bool,
-    /// A failure was stored since: what went before is dealt with.
+    /// Its failure was recorded.
     settled: bool,
 }
 
@@ -62,8 +65,8 @@ pub fn lives(lease_until: Timestamp) -> bool {
 
 #[derive(Clone, Debug, Default)]
 pub struct Promises {
-    /// Until when each worker's claim should be exclusive, by worker.
-    leases: Vec<Timestamp>,
+    /// Each worker's claim: the time that it bears, and until when it should be exclusive.
+    claims: Vec<(Timestamp, Timestamp)>,
     runs: Vec<Run>,
     /// Per effect: whether its worker's lease was alive.
     effects: Vec<bool>,
@@ -88,23 +91,53 @@ impl Promises {
     }
 
     /// A worker sends its claim. What lease it asks for is its own affair: to be alone, it needs
-    /// one that lasts as long as its invocation and the margin.
-    pub fn claims(&mut self, worker: usize) {
-        let known = self.leases.len().max(worker + 1);
-        self.leases.resize(known, Timestamp::default());
-        self.leases[worker] = wall() + BUDGET + MARGIN;
+    /// one that lasts as long as its invocation and the margin. Clocks that differ use up the
+    /// margin.
+    pub fn claims(&mut self, worker: usize, at: Timestamp, clocks_differ: bool) {
+        let known = self.claims.len().max(worker + 1);
+        self.claims.resize(known, Default::default());
+        let margin = if clocks_differ {
+            Duration::ZERO
+        } else {
+            MARGIN
+        };
+        // The same claim is sent again after contention.
+        if self.claims[worker].0 != at {
+            self.claims[worker] = (at, wall() + BUDGET + margin);
+        }
+    }
+
+    fn claim(&self, worker: usize) -> (Timestamp, Timestamp) {
+        self.claims.get(worker).copied().unwrap_or_default()
     }
 
     pub fn lease(&self, worker: usize) -> Timestamp {
-        self.leases.get(worker).copied().unwrap_or_default()
+        self.claim(worker).1
+    }
+
+    /// Before the schedule begins, a worker claimed at this time, had its effect and crashed.
+    pub fn crashed(&mut self, claimed_at: Timestamp) {
+        self.runs.push(Run {
+            worker: usize::MAX,
+            claimed_at,
+            lease_until: Timestamp::default(),
+            said: Vec::new(),
+            gone: true,
+            unanswered: false,
+            settled: false,
+        });
+        self.effects.push(true);
     }
 
     pub fn effects(&self) -> usize {
         self.effects.len()
     }
 
-    pub fn enters(&mut self, worker: usize, told: bool) {
+    pub fn enters(&mut self, worker: usize, message: &str, history: &History) {
         let lease_until = self.lease(worker);
+        self.break_if(self.failed.contains(message), || {
+            format!("P2: w{worker} runs {message} again, whose failure was recorded")
+        });
         let before = self.runs.clone();
         self.begins(worker);
         self.break_if(!lives(lease_until), || {
@@ -123,27 +156,35 @@ impl Promises {
         });
         for run in before.iter().filter(|run| !run.settled) {
             let other = run.worker;
-            if run.said.last() == Some(&Word::Retryable) {
-                continue;
-            }
+            let said = run.said.last();
             let cut_off = run.gone
                 || run.unanswered
-                || run.said.last() == Some(&Word::Panic)
+                || matches!(said, Some(Word::Panic | Word::Retryable | Word::NoEffect))
                 || !run.lease_lives();
             self.break_if(!cut_off, || {
                 format!("P3: w{worker} runs again, and nothing has happened to w{other}")
             });
-            self.break_if(!told, || {
-                format!("P3: w{worker} is told nothing of w{other}, whose end nobody recorded")
+            if said == Some(&Word::NoEffect) {
+                continue;
+            }
+            self.break_if(history.open.is_none(), || {
+                format!("P3: w{worker} is not informed of w{other}, whose effect is not recorded")
+            });
+            let since = history.open.map(|open| open.first_claimed_at);
+            let from_then_on = since.flatten().is_some_and(|since| since <= run.claimed_at);
+            self.break_if(!from_then_on, || {
+                format!("P3: w{worker} is informed of w{other} with a later time: {since:?}")
             });
         }
     }
 
     /// A worker's handler runs, as any number may where it only plans.
     pub fn begins(&mut self, worker: usize) {
+        let (claimed_at, lease_until) = self.claim(worker);
         self.runs.push(Run {
             worker,
-            lease_until: self.lease(worker),
+            claimed_at,
+            lease_until,
             said: Vec::new(),
             gone: false,
             unanswered: false,
@@ -250,19 +291,19 @@ impl Promises {
         });
     }
 
-    /// The table was written to.
-    pub fn wrote(&mut self, before: Option<&Record>, after: Option<&Record>) {
+    /// The table was written to; the record's owner is this worker.
+    pub fn wrote(&mut self, before: Option<&Record>, after: Option<&Record>, owner: Option<usize>) {
         if before == after {
             return;
         }
         if let Some(State::Completed { .. }) = before.map(|record| &record.state) {
             self.break_if(true, || "P5: a COMPLETED record was changed".into());
         }
-        if let (Some(before), Some(after)) = (before, after)
-            && let State::Failed { .. } = before.state
+        if let Some(after) = after.filter(|after| after.state != State::Failed)
+            && let Some(message) = &after.message_id
         {
-            self.break_if(before.message_id == after.message_id, || {
-                "P2: the stored failure of a message gave way to the same message".into()
+            self.break_if(self.failed.contains(message), || {
+                format!("P2: the table admits {message} again, whose failure was recorded")
             });
         }
         match after.map(|record| &record.state) {
@@ -281,11 +322,15 @@ impl Promises {
                 });
                 self.completed = Some(result.clone());
             }
-            Some(State::Failed { .. }) => {
-                self.failed
-                    .extend(after.and_then(|record| record.message_id.clone()));
+            Some(State::Failed) => {
+                let kept = after.map(|record| record.failed_message_ids.clone());
+                let kept = kept.unwrap_or_default();
+                self.break_if(!self.failed.is_subset(&kept), || {
+                    "P2: the record forgot a message whose failure was recorded".into()
+                });
+                self.failed.extend(kept);
                 for run in &mut self.runs {
-                    run.settled = true;
+                    run.settled |= Some(run.worker) == owner;
                 }
             }
             _ => {}
@@ -312,9 +357,12 @@ impl Promises {
         self.break_if(outcome.is_success() && recorded.is_none(), || {
             format!("P5: w{worker} says success of what is not COMPLETED")
         });
-        let before = matches!(outcome, Outcome::FailedBefore(_));
-        self.break_if(before && !self.failed.contains(message), || {
-            format!("P5: w{worker} passes on a failure of another message")
+        let failed = matches!(
+            outcome,
+            Outcome::FailedBefore(_) | Outcome::PermanentFailure(_)
+        );
+        self.break_if(failed && !self.failed.contains(message), || {
+            format!("P5: w{worker} reports a failure of {message} that was not recorded")
         });
         self.break_if(said.is_some() && said != recorded, || {
             format!("P5: w{worker} passes on another result than the recorded one")
@@ -340,6 +388,8 @@ impl Hash for Promises {
         for run in &self.runs {
             let lease = run.lease_lives().then(|| from_now(run.lease_until));
             (run.worker, &run.said, run.gone, run.settled, lease).hash(state);
+            let open = !run.settled && run.said.last() != Some(&Word::NoEffect);
+            open.then(|| from_now(run.claimed_at)).hash(state);
             run.unanswered.hash(state);
         }
         self.effects.hash(state);

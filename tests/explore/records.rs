@@ -41,10 +41,16 @@ impl Records {
         let overlooked = record.as_ref().is_some_and(|record| match record.state {
             State::InProgress { .. } => flaw == Flaw::ClaimIgnoresLease,
             State::Completed { .. } => flaw == Flaw::ClaimIgnoresCompleted,
-            State::Failed { .. } => false,
+            State::Failed => false,
         });
         if overlooked || may_claim(record.as_ref(), request) {
-            let replaced = record.replace(request.record());
+            let mut claimed = request.record(record.as_ref());
+            match flaw {
+                Flaw::ClaimForgetsFailures => claimed.failed_message_ids.clear(),
+                Flaw::ClaimForgetsOpenAttempts => claimed.first_claimed_at = Some(request.now),
+                _ => {}
+            }
+            let replaced = record.replace(claimed);
             return Ok(ClaimAnswer::Applied {
                 replaced: replaced.filter(|_| flaw != Flaw::TakeoverNotReturned),
             });
@@ -76,19 +82,18 @@ impl Records {
             .is_some_and(|record| matches!(record.state, State::InProgress { .. }));
         let overlooked = match (flaw, settlement) {
             (Flaw::CompletionWithoutOwner, Settlement::Complete { .. })
-            | (Flaw::ReleaseWithoutOwner, Settlement::Release) => in_progress,
+            | (Flaw::RestoreWithoutOwner, Settlement::Restore(_)) => in_progress,
             (Flaw::CompletionWithoutCondition, Settlement::Complete { .. })
-            | (Flaw::AbandonWithoutCondition, Settlement::Abandon) => record.is_some(),
+            | (Flaw::EndLeaseWithoutCondition, Settlement::EndLease { .. }) => record.is_some(),
             _ => false,
         };
         if !overlooked && !may_settle(record.as_ref(), fence) {
             return Ok(SettleAnswer::Refused(record.clone()));
         }
-        let applied = match (flaw, settlement) {
-            (Flaw::AbandonDeletes, Settlement::Abandon) => &Settlement::Release,
-            _ => settlement,
-        };
-        *record = record.take().and_then(|record| applied.apply(&record, now));
+        let deletes =
+            flaw == Flaw::EndLeaseDeletes && matches!(settlement, Settlement::EndLease { .. });
+        let ended = record.take().filter(|_| !deletes);
+        *record = ended.and_then(|record| settlement.apply(&record, now));
         Ok(SettleAnswer::Applied)
     }
 }

@@ -6,8 +6,8 @@ use std::{
 };
 
 use sqs_once::{
-    protocol::{ClaimRequest, Fence, Key, Owner, Record, Settlement, Timestamp},
-    store::{ClaimAnswer, Commit, CommitAnswer, SettleAnswer, StoreError},
+    protocol::{Before, ClaimRequest, Fence, Key, Owner, Record, Settlement, State, Timestamp},
+    store::{ClaimAnswer, Commit, CommitAnswer, SettleAnswer, StoreError, Unavailability},
 };
 
 use crate::{
@@ -66,12 +66,13 @@ impl Request {
         }
     }
 
-    pub fn unavailable(&self, reason: &str) -> StoreError {
+    pub fn unavailable(&self, kind: Unavailability) -> StoreError {
         StoreError::Unavailable {
+            kind,
             action: self.name(),
             key: self.key().to_string(),
             store: "the table".into(),
-            reason: reason.into(),
+            reason: "the line is bad".into(),
             source: Box::new(io::Error::from(io::ErrorKind::TimedOut)),
         }
     }
@@ -86,8 +87,25 @@ impl Request {
                 let round = commit.token.strip_prefix(owner(commit).as_str());
                 (round, left_as(commit), commit.writes.len()).hash(hasher);
             }
-            // Its time is where an abandoned lease ends.
-            Self::Settle(_, _, now) => from_now(*now).hash(hasher),
+            // Its time is where a lease ends.
+            Self::Settle(_, settlement, now) => {
+                from_now(*now).hash(hasher);
+                match settlement {
+                    Settlement::Fail { first_open, .. } => first_open.hash(hasher),
+                    Settlement::EndLease { last_end } => last_end.hash(hasher),
+                    Settlement::Restore(claimed) => {
+                        let before = match &claimed.before {
+                            Before::Nothing => 0,
+                            Before::Unknown => 1,
+                            Before::Record(record) if record.state == State::Failed => 2,
+                            Before::Record(_) => 3,
+                        };
+                        let since = claimed.open_since.map(from_now);
+                        (before, since, claimed.last_end).hash(hasher);
+                    }
+                    _ => {}
+                }
+            }
             Self::Item(request) => (&request.operation, &request.timeless).hash(hasher),
             Self::Look(_) => {}
         }
@@ -102,10 +120,13 @@ impl Request {
     }
 
     /// That it collided, or was throttled.
-    pub fn contended(&self) -> Answer {
+    pub fn contended(&self) -> Result<Answer, StoreError> {
         match self {
-            Self::Item(_) => Answer::Item(ItemAnswer::throttled()),
-            _ => Answer::Commit(CommitAnswer::Contended("a collision".into())),
+            Self::Item(_) => Ok(Answer::Item(ItemAnswer::throttled())),
+            Self::Commit(_) => Ok(Answer::Commit(CommitAnswer::Contended(
+                "a collision".into(),
+            ))),
+            _ => Err(self.unavailable(Unavailability::Contended)),
         }
     }
 }

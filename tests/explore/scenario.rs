@@ -32,6 +32,10 @@ pub struct Scenario {
     /// Messages with the same key. Each may be delivered at any time, and again.
     pub messages: usize,
     pub freeze: Freeze,
+    /// Every second worker's clock is ahead by the lease margin.
+    pub clocks_differ: bool,
+    /// A worker crashed after its effect before the schedule begins.
+    pub begins_after_a_crash: bool,
     /// By how many deviations it is explored less far than the others.
     pub fewer: u32,
     pub flaw: Option<Flaw>,
@@ -69,8 +73,31 @@ impl Scenario {
             looks: false,
             messages: 2,
             freeze: Freeze::Timed,
+            clocks_differ: false,
+            begins_after_a_crash: false,
             fewer: 0,
             flaw: None,
+        }
+    }
+
+    /// The same with workers whose clocks differ by the lease margin.
+    pub fn skewed() -> Self {
+        Self {
+            name: "skewed".into(),
+            clocks_differ: true,
+            fewer: 1,
+            ..Self::claim()
+        }
+    }
+
+    /// The same after a crash: every run is a takeover, and whatever comes of it, the next is
+    /// informed of the crashed attempt too.
+    pub fn reopened() -> Self {
+        Self {
+            name: "reopened".into(),
+            begins_after_a_crash: true,
+            fewer: 1,
+            ..Self::claim()
         }
     }
 
@@ -174,6 +201,8 @@ impl Scenario {
         let all = [
             Self::claim(),
             Self::untimed(),
+            Self::skewed(),
+            Self::reopened(),
             Self::commit(),
             Self::commit_untimed(),
             Self::inbox(),

@@ -14,18 +14,22 @@ use std::{
     time::Duration,
 };
 
-use sqs_once::{Delivery, Outcome, protocol::State};
+use sqs_once::{Delivery, Outcome, protocol::Timestamp};
 
 use crate::{
     chooser::{Chooser, Seen},
-    clock::{Clocks, from_now, wall},
-    handler::{BUDGET, RESERVE},
+    clock::{self, Clocks, from_now, wall},
+    handler::{BUDGET, MARGIN, RESERVE},
     scenario::{Effect, Freeze, Scenario},
     timeline::Timeline,
     world::{Shared, Worker, World, lock},
 };
 
 const MILLISECOND: Duration = Duration::from_millis(1);
+
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).expect("a short span")
+}
 
 /// At most so many workers at a time; any number may follow.
 const AT_WORK: usize = 3;
@@ -221,6 +225,8 @@ impl Execution<'_> {
 
     fn poll(&mut self, worker: usize) -> Option<&'static str> {
         self.current = Some(worker);
+        let ahead = self.scenario.clocks_differ && worker % 2 == 1;
+        clock::set_ahead(if ahead { MARGIN } else { Duration::ZERO });
         let pause = lock(&self.world).workers[worker].pause();
         if let Some(pause) = pause {
             self.pass(pause);
@@ -250,16 +256,14 @@ impl Execution<'_> {
                 .ended(worker, &message, &outcome, record.as_ref());
         }
         world.log(worker, || format!("ends: {}", outcome.name()));
-        // A failure that is not stored comes back, as every other message does.
-        // An item keeps none, so there it comes back until the queue has enough of it.
-        let stored = matches!(record.map(|r| r.state), Some(State::Failed { .. }))
-            || self.scenario.effect == Effect::OnItem;
+        // A failure that is not recorded comes back, as every other message does. An item keeps
+        // none, so there it comes back until it is in the dead-letter queue.
         let failed = matches!(
             outcome,
             Outcome::PermanentFailure(_) | Outcome::FailedBefore(_)
         );
         let message = world.workers[worker].message;
-        self.settled[message] |= outcome.is_success() || (failed && stored);
+        self.settled[message] |= outcome.is_success() || failed;
         Some(outcome.name())
     }
 
@@ -267,7 +271,12 @@ impl Execution<'_> {
         let Some(lease_until) = lock(&self.world).live_lease() else {
             return;
         };
-        let over = lease_until + MILLISECOND;
+        let mut over = lease_until + MILLISECOND;
+        // First for the workers whose clock is ahead.
+        let early = Timestamp::from_millis(over.as_millis() - millis(MARGIN));
+        if self.scenario.clocks_differ && wall() < early {
+            over = early;
+        }
         match self.scenario.freeze {
             Freeze::Timed => self.pass(wall().until(over)),
             Freeze::Untimed => self.clocks.freeze_until(over),

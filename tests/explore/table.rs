@@ -5,10 +5,12 @@
 
 use sqs_once::{
     protocol::{
-        Key, Owner, Record, Settlement, State,
+        Key, Owner, Record,
         decision::{may_claim, may_settle},
     },
-    store::{ClaimAnswer, Commit, CommitAnswer, RecordWrite, SettleAnswer, StoreError},
+    store::{
+        ClaimAnswer, Commit, CommitAnswer, RecordWrite, SettleAnswer, StoreError, Unavailability,
+    },
 };
 
 use crate::{flaw::Flaw, records::Records, refusal::refused};
@@ -111,12 +113,14 @@ impl Table {
                 settlement,
                 now,
             } => self.records.settle(fence, settlement, *now),
-            RecordWrite::Insert { request, record } => match self.records.claim(request) {
+            RecordWrite::Insert {
+                request,
+                settlement,
+            } => match self.records.claim(request) {
                 Ok(ClaimAnswer::Refused(record)) => Ok(SettleAnswer::Refused(Some(record))),
-                // In one step, a claim and its end make the record that was to be inserted.
                 Ok(ClaimAnswer::Applied { .. }) => {
-                    let end = end_as(record);
-                    self.records.settle(&request.fence(), &end, request.now)
+                    let fence = request.fence();
+                    self.records.settle(&fence, settlement, request.now)
                 }
                 Err(error) => Err(error),
             },
@@ -141,8 +145,9 @@ pub fn owner(commit: &Commit) -> &Owner {
 /// How a transaction leaves the record.
 pub fn left_as(commit: &Commit) -> &'static str {
     match &commit.record {
-        RecordWrite::Settle { settlement, .. } => settlement.name(),
-        RecordWrite::Insert { record, .. } => record.state.name(),
+        RecordWrite::Settle { settlement, .. } | RecordWrite::Insert { settlement, .. } => {
+            settlement.name()
+        }
     }
 }
 
@@ -153,17 +158,9 @@ fn admits(record: Option<&Record>, write: &RecordWrite) -> bool {
     }
 }
 
-fn end_as(record: &Record) -> Settlement {
-    let expires_at = record.expires_at;
-    match record.state.clone() {
-        State::Completed { result } => Settlement::Complete { result, expires_at },
-        State::Failed { error } => Settlement::Fail { error, expires_at },
-        State::InProgress { .. } => unreachable!("an inserted record is as it is to stay"),
-    }
-}
-
 fn mismatch(key: &Key) -> StoreError {
     StoreError::Unavailable {
+        kind: Unavailability::Rejected,
         action: "commit",
         key: key.to_string(),
         store: "the table".into(),

@@ -14,7 +14,9 @@ fn what_commits_with_its_claim_keeps_every_promise() {
         "done",
         "duplicate",
         "failed_before",
+        "failure_unrecorded",
         "lease_lost",
+        "no_effect",
         "not_started",
         "panicked",
         "permanent_failure",
@@ -37,6 +39,8 @@ fn an_inbox_keeps_every_promise() {
         "done",
         "duplicate",
         "failed_before",
+        "failure_unrecorded",
+        "no_effect",
         "panicked",
         "permanent_failure",
         "retryable_failure",
@@ -52,6 +56,8 @@ fn an_inbox_that_looks_first_keeps_every_promise() {
         "done",
         "duplicate",
         "failed_before",
+        "failure_unrecorded",
+        "no_effect",
         "not_started",
         "panicked",
         "permanent_failure",
@@ -73,8 +79,8 @@ fn the_explorer_finds_a_commit_without_its_condition() {
 }
 
 #[test]
-fn the_explorer_finds_an_abandonment_without_its_condition() {
-    let flawed = Scenario::commit().with(Flaw::AbandonWithoutCondition);
+fn the_explorer_finds_an_ended_lease_without_condition() {
+    let flawed = Scenario::commit().with(Flaw::EndLeaseWithoutCondition);
     finds(&flawed, "P4");
 }
 

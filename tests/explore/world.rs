@@ -8,13 +8,15 @@ use std::{
 };
 
 use sqs_once::{
-    protocol::{Fingerprint, Key, Namespace, Owner, Record, State, Timestamp},
+    protocol::{
+        AfterFailure, ClaimRequest, Fingerprint, Key, Namespace, Owner, Record, State, Timestamp,
+    },
     store::StoreError,
 };
 
 use crate::{
     chooser::Chooser,
-    clock::{from_now, since_start},
+    clock::{START, from_now, since_start},
     flaw::Flaw,
     items::{self, Item, ItemAnswer, ItemRequest},
     network::InFlight,
@@ -51,6 +53,7 @@ pub struct World {
     flaw: Option<Flaw>,
     effect: Effect,
     looks: bool,
+    pub clocks_differ: bool,
     /// What was in the table before its last write, if anybody looks.
     before: Option<Record>,
     pub in_flight: Vec<InFlight>,
@@ -98,7 +101,7 @@ impl Worker {
 
 impl World {
     pub fn new(chooser: Chooser, scenario: &Scenario, timeline: Timeline) -> Self {
-        Self {
+        let mut world = Self {
             chooser,
             table: Table::new(scenario.flaw),
             item: None,
@@ -106,13 +109,37 @@ impl World {
             flaw: scenario.flaw,
             effect: scenario.effect,
             looks: scenario.looks,
+            clocks_differ: scenario.clocks_differ,
             record: None,
             before: None,
             in_flight: Vec::new(),
             workers: Vec::new(),
             promises: Promises::default(),
             timeline,
+        };
+        if scenario.begins_after_a_crash {
+            world.begin_after_a_crash();
         }
+        world
+    }
+
+    /// The first message was claimed, had its effect, and its worker crashed.
+    fn begin_after_a_crash(&mut self) {
+        let lease_until = Timestamp::from_millis(START.as_millis() - 1);
+        let now = Timestamp::from_millis(START.as_millis() - 12_000);
+        let request = ClaimRequest {
+            key: KEY.clone(),
+            owner: Owner::fresh(),
+            fingerprint: Some(FINGERPRINT.clone()),
+            message_id: "m-0".into(),
+            now,
+            lease_until,
+            expires_at: START.as_secs() + 3600,
+            after_failure: AfterFailure::Retry,
+        };
+        self.table.records.claim(&request).unwrap();
+        self.record = self.table.records.record(&KEY);
+        self.promises.crashed(now);
     }
 
     /// Whose requests have made the effect that lives in DynamoDB.
@@ -189,7 +216,13 @@ impl World {
             self.promises.made(made, holder, after.as_ref());
         }
         let before = std::mem::replace(&mut self.record, after);
-        self.promises.wrote(before.as_ref(), self.record.as_ref());
+        let owner = self
+            .record
+            .as_ref()
+            .and_then(|record| record.owner.as_ref());
+        let owner = owner.and_then(|owner| self.worker_of(Some(owner)));
+        self.promises
+            .wrote(before.as_ref(), self.record.as_ref(), owner);
         if self.looks && before != self.record {
             self.before = before;
         }
@@ -266,8 +299,11 @@ impl World {
                 (1, from_now(*lease_until)).hash(hasher);
             }
             State::Completed { result } => format!("{result:?}").hash(hasher),
-            State::Failed { error } => (3, error).hash(hasher),
+            State::Failed => 3.hash(hasher),
         }
+        (record.attempts == 1, record.last_end).hash(hasher);
+        record.first_claimed_at.map(from_now).hash(hasher);
+        (&record.error, &record.failed_message_ids).hash(hasher);
     }
 
     fn worker_of(&self, owner: Option<&Owner>) -> Option<usize> {
@@ -284,14 +320,15 @@ impl World {
         match &record.state {
             // A claim's lease is longer than nothing.
             State::InProgress { lease_until } if Some(*lease_until) == record.updated_at => {
-                format!("IN_PROGRESS {owner}, abandoned")
+                format!("IN_PROGRESS {owner}, lease ended")
             }
             State::InProgress { lease_until } => {
                 format!("IN_PROGRESS {owner} until {}", since_start(*lease_until))
             }
             State::Completed { result } => format!("COMPLETED {owner}, {result:?}"),
-            State::Failed { .. } => {
-                format!("FAILED {}", record.message_id.as_deref().unwrap_or("-"))
+            State::Failed => {
+                let ids: Vec<_> = record.failed_message_ids.iter().cloned().collect();
+                format!("FAILED {}", ids.join(", "))
             }
         }
     }

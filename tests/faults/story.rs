@@ -54,11 +54,14 @@ pub(crate) enum Before {
     UnansweredClaim,
 }
 
-/// What a handler does. All but the failures have their effect first.
+/// What a handler does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Act {
     Succeed,
+    /// Fails, and may have had its effect.
     Fail,
+    /// Fails, and had no effect.
+    NoEffect,
     Decline,
     Panic,
     Hang,
@@ -129,6 +132,7 @@ impl Handler for Worker {
         match act {
             Act::Succeed => Ok(n),
             Act::Fail => Err(Failure::retryable("told to")),
+            Act::NoEffect => Err(Failure::no_effect("told to")),
             Act::Decline => Err(Failure::permanent("told to")),
             // A panic that is not printed.
             Act::Panic => resume_unwind(Box::new("told to")),
@@ -198,7 +202,7 @@ impl Story {
             Before::Nothing => {}
             Before::Delivery => drop(stage.deliver(When::Now, stage.dynamo.worker(None)).await),
             Before::UnansweredClaim => {
-                (0..Dynamo::ATTEMPTS).for_each(|_| stage.dynamo.fail("PutItem", Fault::CutAfter));
+                (0..Dynamo::ATTEMPTS).for_each(|_| stage.dynamo.fail("Claim", Fault::CutAfter));
             }
         }
         match lasting {

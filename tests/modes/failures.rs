@@ -24,8 +24,8 @@ use Fails::{ClaimByCondition, ClaimByHandler, InboxByCondition, InboxByPlan};
 impl Fails {
     const fn requests(self) -> &'static [&'static str] {
         match self {
-            ClaimByHandler => &["PutItem", "UpdateItem"],
-            ClaimByCondition => &["PutItem", "TransactWriteItems", "UpdateItem"],
+            ClaimByHandler => &["Claim", "UpdateItem"],
+            ClaimByCondition => &["Claim", "TransactWriteItems", "UpdateItem"],
             InboxByPlan => &["TransactWriteItems"],
             InboxByCondition => &["TransactWriteItems", "TransactWriteItems"],
         }

@@ -170,7 +170,7 @@ async fn a_modification_keeps_what_its_type_does_not_know() {
     let outcome = run(&on_item, "1", add(1, &calls)).await;
     assert_eq!(
         outcome.to_string(),
-        "will fail again: there is no such thing"
+        "failed permanently: there is no such thing"
     );
     assert!(world.dynamo.record(THINGS, "a").await.is_none());
 
@@ -312,7 +312,8 @@ async fn an_update_composes_with_the_users_own() {
         assert_eq!(item["tags"].as_ss().unwrap(), &["y".to_owned()], "{name}");
 
         let outcome = run(on_item, "2", Change::update((), whole())).await;
-        let why = "will fail again: the condition of write 0, `room`, to table `things` is not met";
+        let why =
+            "failed permanently: the condition of write 0, `room`, to table `things` is not met";
         assert_eq!(outcome.to_string(), why, "{name}");
         assert_eq!(
             world.a().await,

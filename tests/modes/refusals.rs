@@ -8,18 +8,19 @@ use std::{
 use aws_sdk_dynamodb::types::{AttributeValue, Put, ReturnValuesOnConditionCheckFailure, Update};
 use serde_json::json;
 use sqs_once::{
-    Attempt, Change, Done, Failure, Once, Outcome, Write,
+    Attempt, Change, Deadline, Done, Failure, Once, Outcome, Write,
     protocol::{Key, StoredResult},
     store::{DynamoStore, Field, Layout},
 };
 
 use super::{
+    crashes::LEASE,
     support::{
         consumer::namespace,
         dynamo::{number, text},
         faults::Fault,
     },
-    world::{RECORDS, THINGS, World, ample, operation},
+    world::{RECORDS, THINGS, World, ample, operation, pass, short},
 };
 
 /// The modes whose writes commit with a record.
@@ -106,7 +107,7 @@ async fn an_unmet_condition_fails_for_good_and_the_record_says_so() {
         let why = "the condition of write 1, `stock`, to table `things` is not met";
         assert_eq!(
             outcome.to_string(),
-            format!("will fail again: {why}"),
+            format!("failed permanently: {why}"),
             "{key}"
         );
         let ended = Some(("FAILED".to_owned(), Some(why.to_owned())));
@@ -120,7 +121,7 @@ async fn an_unmet_condition_fails_for_good_and_the_record_says_so() {
         let again = world.answer(mode, key, &ran, || Ok(order(key))).await;
         assert_eq!(
             again.to_string(),
-            format!("failed for good before: {why}"),
+            format!("failed permanently before: {why}"),
             "{key}"
         );
         // An inbox plans before it knows.
@@ -164,14 +165,14 @@ async fn a_handler_decides_what_an_unmet_condition_means() {
 
         let said = refused("own words", || Err(Failure::permanent("sold out"))).await;
         let expected = (
-            "will fail again: sold out".into(),
+            "failed permanently: sold out".into(),
             ended("FAILED", Some("sold out")),
         );
         assert_eq!(said, expected, "{mode:?}");
 
         let said = refused("retryable", || Err(Failure::retryable("restocked soon"))).await;
-        // The claim is released.
-        let expected = ("failed, to be retried: restocked soon".into(), None);
+        let left = in_progress.clone().filter(|_| mode == Mode::Claim);
+        let expected = ("failed, to be retried: restocked soon".into(), left);
         assert_eq!(said, expected, "{mode:?}");
 
         let said = refused("panic", || panic!("told to")).await;
@@ -205,7 +206,7 @@ async fn a_handler_decides_what_an_unmet_condition_means() {
         });
         let (said, _) = too_many.await;
         assert!(
-            said.starts_with("will fail again: 100 writes"),
+            said.starts_with("failed permanently: 100 writes"),
             "{mode:?}: {said}"
         );
     }
@@ -248,7 +249,7 @@ async fn the_refused_answer_holds_the_item_where_the_write_asked_for_it() {
             });
             let key = &format!("{mode:?} {name}");
             let outcome = world.once_answered(mode, key, || Ok(done)).await;
-            assert_eq!(outcome.to_string(), "will fail again: 0 are left");
+            assert_eq!(outcome.to_string(), "failed permanently: 0 are left");
         }
     }
 }
@@ -287,10 +288,15 @@ async fn a_duplicate_whose_own_effect_fails_its_plan_is_a_duplicate() {
 async fn a_failure_that_cannot_be_recorded_is_not_final() {
     let world = World::start().await;
     let denied = || Err(Failure::permanent("declined"));
-    world.dynamo.fail("TransactWriteItems", Fault::CutBefore);
-    let outcome = world.once_answered(Mode::Inbox, "a", denied).await;
-    assert_eq!(outcome.name(), "commit_unknown", "{outcome}");
-    assert_eq!(world.ended("a").await, None);
+    let handler = async |_| Err::<Done<()>, _>(Failure::permanent("declined"));
+    let inbox = world.inbox(&world.patient());
+    for fault in [Fault::CutBefore, Fault::Throttle] {
+        world.dynamo.fail_all("TransactWriteItems", fault);
+        let outcome = inbox.run(operation("a", short()), handler).await;
+        assert_eq!(outcome.name(), "failure_unrecorded", "{outcome}");
+        world.dynamo.heal().await;
+        assert_eq!(world.ended("a").await, None);
+    }
     let outcome = world.once_answered(Mode::Inbox, "a", denied).await;
     assert_eq!(outcome.name(), "permanent_failure", "{outcome}");
     let ended = Some(("FAILED".to_owned(), Some("declined".to_owned())));
@@ -307,12 +313,10 @@ async fn a_failure_that_the_table_does_not_take_is_not_final() {
     let inbox = Once::new(store).inbox();
     let denied = async |_| Err::<Done<()>, _>(Failure::permanent("declined"));
     let placed = async |_| Ok(order("b"));
-    for outcome in [
-        inbox.run(operation("a", ample()), denied).await,
-        inbox.run(operation("b", ample()), placed).await,
-    ] {
-        assert_eq!(outcome.name(), "retryable_failure", "{outcome}");
-    }
+    let denied = inbox.run(operation("a", ample()), denied).await;
+    assert_eq!(denied.name(), "failure_unrecorded", "{denied}");
+    let placed = inbox.run(operation("b", ample()), placed).await;
+    assert_eq!(placed.name(), "failure_unrecorded", "{placed}");
 }
 
 /// Its handler may have had effects elsewhere too.
@@ -322,8 +326,10 @@ async fn after_a_commit_that_nobody_answered_the_next_attempt_is_told() {
     let client = &world.patient();
     for fault in [Fault::CutBefore, Fault::InternalError] {
         let key = &format!("{fault:?}");
-        world.dynamo.fail("TransactWriteItems", fault);
-        for (name, told) in [("commit_unknown", false), ("done", true)] {
+        world.dynamo.fail_all("TransactWriteItems", fault);
+        let tries: [(_, _, fn() -> Deadline); 2] =
+            [("commit_unknown", false, short), ("done", true, ample)];
+        for (name, told, deadline) in tries {
             let handler = async |attempt: Attempt| {
                 assert_eq!(attempt.may_have_run_before(), told, "{key}");
                 Ok(order(key).on_refused(|_| panic!("there is stock")))
@@ -331,9 +337,11 @@ async fn after_a_commit_that_nobody_answered_the_next_attempt_is_told() {
             world.stock(1).await;
             let outcome = world
                 .once(client)
-                .run(operation(key, ample()), handler)
+                .run(operation(key, deadline()), handler)
                 .await;
             assert_eq!(outcome.name(), name, "{key}: {outcome}");
+            world.dynamo.heal().await;
+            pass(LEASE);
         }
     }
 }
@@ -374,7 +382,7 @@ async fn what_can_never_be_written_is_not_sent() {
             let outcome = world.once_answered(mode, key, || Ok(done)).await;
             let said = outcome.to_string();
             assert!(
-                said.starts_with(&format!("will fail again: {words}")),
+                said.starts_with(&format!("failed permanently: {words}")),
                 "{key}: {said}"
             );
             assert!(!said.contains("s3cret"), "{key}: {said}");
@@ -382,7 +390,7 @@ async fn what_can_never_be_written_is_not_sent() {
             // The record's own writes, and no other.
             let sent: Vec<_> = world.dynamo.reset_counts().into_iter().collect();
             let expected = match mode {
-                Mode::Claim => vec![("PutItem".to_owned(), 1), ("UpdateItem".to_owned(), 1)],
+                Mode::Claim => vec![("Claim".to_owned(), 1), ("UpdateItem".to_owned(), 1)],
                 Mode::Inbox => vec![("TransactWriteItems".to_owned(), 1)],
             };
             assert_eq!(sent, expected, "{key}");

@@ -33,11 +33,7 @@ async fn requests_per_message_are_as_documented() {
     let world = World::start().await;
     let transaction = "1 TransactWriteItems";
     for (way, new, known) in [
-        (
-            Way::Claim,
-            &["1 PutItem", transaction][..],
-            &["1 PutItem"][..],
-        ),
+        (Way::Claim, &["1 Claim", transaction][..], &["1 Claim"][..]),
         (Way::Inbox, &[transaction], &[transaction]),
         (
             Way::InboxWithLook,

@@ -64,7 +64,7 @@ impl Way {
     /// The requests of one operation. The last makes the effect.
     pub const fn requests(self) -> &'static [&'static str] {
         match self {
-            Self::Claim => &["PutItem", "TransactWriteItems"],
+            Self::Claim => &["Claim", "TransactWriteItems"],
             Self::Inbox => &["TransactWriteItems"],
             Self::InboxWithLook => &["GetItem", "TransactWriteItems"],
             Self::Create => &["PutItem"],

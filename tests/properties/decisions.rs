@@ -1,13 +1,14 @@
 //! The decision tables over random records, those of other programs included.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use proptest::prelude::*;
 use sqs_once::{
     protocol::{
-        AfterFailure, ClaimRefused, ClaimRequest, Fingerprint, Key, Namespace, Owner, Record,
-        Refusal, Settlement, SettlementRefused, State, StoredResult, Timestamp,
+        AfterFailure, AttemptEnd, Before, ClaimRefused, ClaimRequest, Claimed, Fingerprint, Key,
+        Namespace, Owner, Record, Refusal, Settlement, SettlementRefused, State, StoredResult,
+        Timestamp,
         decision::{claim_refused, may_claim, may_settle, settlement_refused},
     },
     store::{ClaimAnswer, DynamoStore, SettleAnswer, Store},
@@ -49,8 +50,32 @@ fn state() -> impl Strategy<Value = State> {
     prop_oneof![
         3 => time().prop_map(|lease_until| State::InProgress { lease_until }),
         1 => result().prop_map(|result| State::Completed { result }),
-        1 => (0..2_u8).prop_map(|n| State::Failed { error: n.to_string() }),
+        1 => Just(State::Failed),
     ]
+}
+
+fn last_end() -> impl Strategy<Value = Option<AttemptEnd>> {
+    let ends = [
+        AttemptEnd::Retryable,
+        AttemptEnd::Panic,
+        AttemptEnd::Deadline,
+    ];
+    prop::option::of(prop::sample::select(ends.to_vec()))
+}
+
+/// Now and then one below the limit, or at it.
+fn failed_message_ids() -> impl Strategy<Value = BTreeSet<String>> {
+    let crowd = |n: usize| (0..n).map(|n| format!("another-{n}"));
+    prop_oneof![
+        6 => prop::collection::btree_set(message_id(), 0..3),
+        1 => Just(crowd(20).collect()),
+        1 => message_id().prop_map(move |id| crowd(18).chain([id]).collect()),
+    ]
+}
+
+/// The latter two, on records that are not COMPLETED.
+fn error() -> impl Strategy<Value = Option<String>> {
+    prop::option::of((0..2_u8).prop_map(|n| n.to_string()))
 }
 
 prop_compose! {
@@ -60,9 +85,26 @@ prop_compose! {
         expires_at in expiry(),
         fingerprint in fingerprint(),
         message_id in prop::option::weighted(0.9, message_id()),
+        (attempts, first_claimed_at) in (0..3_u64, prop::option::of(time())),
+        (last_end, error) in (last_end(), error()),
+        failed_message_ids in failed_message_ids(),
         (created_at, updated_at) in (prop::option::of(time()), prop::option::of(time())),
     ) -> Record {
-        Record { state, owner, expires_at, fingerprint, message_id, created_at, updated_at }
+        let error = error.filter(|_| !matches!(state, State::Completed { .. }));
+        Record {
+            state,
+            owner,
+            expires_at,
+            fingerprint,
+            message_id,
+            attempts,
+            first_claimed_at,
+            last_end,
+            error,
+            failed_message_ids,
+            created_at,
+            updated_at,
+        }
     }
 }
 
@@ -82,12 +124,26 @@ prop_compose! {
 }
 
 fn settlement() -> impl Strategy<Value = Settlement> {
+    let before = prop_oneof![
+        Just(Before::Nothing),
+        Just(Before::Unknown),
+        record().prop_map(|record| Before::Record(Box::new(record))),
+    ];
     prop_oneof![
         (result(), expiry())
             .prop_map(|(result, expires_at)| Settlement::Complete { result, expires_at }),
-        ((0..2_u8), expiry()).prop_map(|(n, at)| Settlement::fail(n.to_string(), at)),
-        Just(Settlement::Release),
-        Just(Settlement::Abandon),
+        ((0..2_u8), message_id(), any::<bool>(), expiry()).prop_map(|(n, message, first, at)| {
+            Settlement::fail(n.to_string(), message, first, at)
+        }),
+        last_end().prop_map(|last_end| Settlement::EndLease { last_end }),
+        (before, prop::option::of(time()), last_end()).prop_map(
+            |(before, open_since, last_end)| Settlement::Restore(Claimed {
+                before,
+                open_since,
+                last_end,
+                attempts: 0,
+            })
+        ),
     ]
 }
 
@@ -104,27 +160,47 @@ proptest! {
             return Ok(());
         }
         prop_assert!(record.expires_at >= mine.now.as_secs(), "it is kept no longer");
+        let error = record.error.clone().unwrap_or("no error was stored".into());
+        let failed = record.failed_message_ids.contains(&mine.message_id);
+        let payloads = (record.fingerprint.as_ref(), mine.fingerprint.as_ref());
+        let other_payload = matches!(payloads, (Some(theirs), Some(mine)) if theirs != mine);
         match claim_refused(record.clone(), &mine) {
-            ClaimRefused::Mine => {
+            ClaimRefused::Mine(claimed) => {
                 prop_assert_eq!(record.owner.as_ref(), Some(&mine.owner));
-                // What is held can be ended.
+                // A claim that is held can be settled.
                 prop_assert!(may_settle(Some(&record), &mine.fence()));
+                let open = record.first_claimed_at.filter(|at| *at != mine.now);
+                prop_assert_eq!(claimed.open_since, open);
             }
             ClaimRefused::NotMine(Refusal::KeyReused) => {
-                prop_assert!(record.fingerprint.is_some() && mine.fingerprint.is_some());
-                prop_assert_ne!(record.fingerprint, mine.fingerprint);
+                prop_assert!(other_payload && !failed || record.state.name() == "COMPLETED");
+                let in_progress = matches!(record.state, State::InProgress { .. });
+                prop_assert!(other_payload && !in_progress);
             }
             ClaimRefused::NotMine(Refusal::Duplicate(result)) => {
+                prop_assert!(!other_payload);
                 prop_assert_eq!(record.state, State::Completed { result });
             }
-            ClaimRefused::NotMine(Refusal::FailedBefore(error)) => {
-                prop_assert_eq!(record.state, State::Failed { error });
+            ClaimRefused::NotMine(Refusal::FailedBefore(told)) => {
+                let replayed = mine.after_failure == AfterFailure::Replay;
+                prop_assert!(failed || replayed && record.state == State::Failed);
+                prop_assert_eq!(told, error);
+            }
+            ClaimRefused::NotMine(Refusal::TooManyFailures(told)) => {
+                prop_assert_eq!(record.failed_message_ids.len(), 20);
+                prop_assert_eq!((record.state, told), (State::Failed, error));
             }
             ClaimRefused::NotMine(Refusal::Conflict { owner, lease_until }) => {
                 prop_assert_eq!(record.state, State::InProgress { lease_until });
-                prop_assert!(lease_until >= mine.now, "the lease that is waited for is over");
+                prop_assert!(lease_until >= mine.now, "the lease to wait for has ended");
                 prop_assert_ne!(record.owner.as_ref(), Some(&mine.owner));
-                prop_assert_eq!(record.owner, owner);
+                prop_assert_eq!(record.owner.as_ref(), owner.as_ref());
+            }
+            ClaimRefused::NotMine(Refusal::PayloadConflict { .. }) => {
+                let State::InProgress { lease_until } = record.state else {
+                    return Err(TestCaseError::fail("not in progress"));
+                };
+                prop_assert!(other_payload && lease_until < mine.now);
             }
         }
     }
@@ -135,7 +211,7 @@ proptest! {
         other in request(),
     ) {
         let live = other.now <= holder.lease_until && other.now.as_secs() <= holder.expires_at;
-        prop_assert!(!live || !may_claim(Some(&holder.record()), &other));
+        prop_assert!(!live || !may_claim(Some(&holder.record(None)), &other));
     }
 
     #[test]
@@ -153,9 +229,10 @@ proptest! {
         let in_progress = matches!(record.state, State::InProgress { .. });
         prop_assert!(in_progress, "an outcome would be overwritten");
         let left = wanted.apply(&record, now);
-        // An abandoned record stays its owner's, until somebody takes over.
-        let ended = wanted != Settlement::Abandon;
-        prop_assert_eq!(!may_settle(left.as_ref(), &fence), ended);
+        // A record whose lease ended stays its owner's until another worker takes over.
+        let ended = !may_settle(left.as_ref(), &fence);
+        let leases = left.as_ref().map(|left| left.state.clone());
+        prop_assert_eq!(ended, leases != Some(State::InProgress { lease_until: now }));
         if ended {
             let again = settlement_refused(left.as_ref(), &fence, &wanted);
             prop_assert_eq!(again, SettlementRefused::AlreadySettled);
@@ -176,7 +253,8 @@ proptest! {
             return Ok(());
         }
         let Some(record) = record else {
-            prop_assert_eq!(wanted, Settlement::Release);
+            let deletes = wanted.apply(&asker.record(None), asker.now).is_none();
+            prop_assert!(deletes);
             return Ok(());
         };
         prop_assert_eq!(record.owner, Some(asker.owner));
@@ -184,7 +262,7 @@ proptest! {
             (Settlement::Complete { result, .. }, State::Completed { result: kept }) => {
                 prop_assert_eq!(result, kept);
             }
-            (Settlement::Fail { .. }, State::Failed { .. }) => {}
+            (Settlement::Fail { .. } | Settlement::Restore(_), State::Failed) => {}
             (wanted, kept) => prop_assert!(false, "{wanted:?} taken for made in {kept:?}"),
         }
     }
@@ -228,11 +306,22 @@ fn item(id: &Key, record: &Record) -> Item {
         } => {
             item.insert("result_omitted", text(why));
         }
-        State::Failed { error } => {
-            item.insert("error", text(error));
-        }
+        State::Failed => {}
+    }
+    if record.attempts > 0 {
+        item.insert("attempts", number(record.attempts));
+    }
+    if !record.failed_message_ids.is_empty() {
+        let ids = record.failed_message_ids.iter().cloned().collect();
+        item.insert("failed_message_ids", AttributeValue::Ss(ids));
     }
     let optional = [
+        (
+            "first_claimed_at",
+            record.first_claimed_at.map(|at| number(at.as_millis())),
+        ),
+        ("last_end", record.last_end.map(|end| text(end.name()))),
+        ("error", record.error.as_deref().map(text)),
         (
             "owner",
             record.owner.as_ref().map(|owner| text(owner.as_str())),
@@ -316,8 +405,10 @@ async fn same_answer(
             };
             let answer = table.claim(&request).await.unwrap();
             if may_claim(known.as_ref(), &request) {
-                prop_assert_eq!(answer, ClaimAnswer::Applied { replaced: known });
-                Ok(Some(request.record()))
+                let replaced = known.filter(|record| !record.is_expired(request.now));
+                let left = request.record(replaced.as_ref());
+                prop_assert_eq!(answer, ClaimAnswer::Applied { replaced });
+                Ok(Some(left))
             } else {
                 let record = known.unwrap();
                 prop_assert_eq!(answer, ClaimAnswer::Refused(record.clone()));

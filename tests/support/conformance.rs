@@ -13,10 +13,10 @@ use std::time::Duration;
 
 use sqs_once::{
     protocol::{
-        AfterFailure, ClaimRequest, Fingerprint, Key, Namespace, Owner, Record, Settlement,
-        SettlementRefused, State, StoredResult, Timestamp,
+        AfterFailure, AttemptEnd, Before, ClaimRequest, Claimed, Fingerprint, Key, Namespace,
+        Owner, Record, Settlement, SettlementRefused, State, StoredResult, Timestamp,
         decision::{may_claim, may_settle, settlement_refused},
-        record::{MAX_ERROR_BYTES, MAX_RESULT_BYTES},
+        record::{MAX_ERROR_BYTES, MAX_FAILED_MESSAGES, MAX_RESULT_BYTES},
     },
     store::{ClaimAnswer, SettleAnswer, Store},
 };
@@ -32,8 +32,9 @@ macro_rules! conformance {
             a_takeover_is_told_from_whom
             a_completed_record_keeps_its_result
             a_failed_record_keeps_its_error
-            a_released_key_is_as_if_never_claimed
-            an_abandoned_claim_is_taken_over_at_once
+            a_restored_key_is_as_before_the_claim
+            an_ended_lease_is_taken_over_at_once
+            failed_messages_are_never_admitted_again
             settlements_are_admitted_as_the_rules_say
             a_late_settlement_changes_nothing
             a_settlement_sent_twice_is_found_as_wanted
@@ -105,6 +106,7 @@ fn refused(answer: ClaimAnswer) -> Record {
 async fn kept(store: &impl Store, part: &str, message_id: &str) -> Record {
     let probe = ClaimRequest {
         now: Timestamp::default(),
+        after_failure: AfterFailure::Replay,
         ..request(part, message_id)
     };
     refused(claim(store, &probe).await)
@@ -118,7 +120,25 @@ fn complete(json: &str) -> Settlement {
 }
 
 fn fail(error: &str) -> Settlement {
-    Settlement::fail(error.into(), (NOW + 7200 * SECOND).as_secs())
+    fail_message(error, "m-1")
+}
+
+fn fail_message(error: &str, message_id: &str) -> Settlement {
+    Settlement::fail(
+        error.into(),
+        message_id,
+        true,
+        (NOW + 7200 * SECOND).as_secs(),
+    )
+}
+
+fn end_lease() -> Settlement {
+    let last_end = Some(AttemptEnd::Panic);
+    Settlement::EndLease { last_end }
+}
+
+fn restore(replaced: Option<Record>) -> Settlement {
+    Settlement::Restore(Claimed::over(replaced))
 }
 
 async fn settle(store: &impl Store, request: &ClaimRequest, wanted: &Settlement) -> SettleAnswer {
@@ -131,29 +151,41 @@ async fn settle(store: &impl Store, request: &ClaimRequest, wanted: &Settlement)
 pub async fn a_new_key_is_claimed_and_the_record_says_so(store: &impl Store) {
     let mine = request("key", "m-1");
     assert_eq!(applied(claim(store, &mine).await), None);
-    assert_eq!(kept(store, "key", "m-1").await, mine.record());
+    assert_eq!(kept(store, "key", "m-1").await, mine.record(None));
 
     let unprinted = ClaimRequest {
         fingerprint: None,
         ..request("unprinted", "m-2")
     };
     assert_eq!(applied(claim(store, &unprinted).await), None);
-    assert_eq!(kept(store, "unprinted", "m-2").await, unprinted.record());
+    assert_eq!(
+        kept(store, "unprinted", "m-2").await,
+        unprinted.record(None)
+    );
 }
 
 pub async fn a_refused_claim_is_answered_with_the_record(store: &impl Store) {
     let (first, second) = (request("key", "m-1"), request("key", "m-1"));
     claim(store, &first).await;
-    assert_eq!(refused(claim(store, &second).await), first.record());
+    assert_eq!(refused(claim(store, &second).await), first.record(None));
     // As the SDK's second try after a lost answer sees it.
-    assert_eq!(refused(claim(store, &first).await), first.record());
+    assert_eq!(refused(claim(store, &first).await), first.record(None));
+}
+
+/// A lease that ends without a trace of its attempt.
+fn restore_unknown() -> Settlement {
+    Settlement::Restore(Claimed {
+        before: Before::Unknown,
+        ..Claimed::over(None)
+    })
 }
 
 /// Every state a record can be in, at every side of every bound.
 fn states() -> Vec<(Option<Settlement>, Timestamp)> {
     let settlements = [
         None,
-        Some(Settlement::Abandon),
+        Some(end_lease()),
+        Some(restore_unknown()),
         Some(complete("1")),
         Some(fail("no")),
     ];
@@ -195,7 +227,7 @@ pub async fn claims_are_admitted_as_the_rules_say(store: &impl Store) {
                         ..request(&tried.to_string(), "m-1")
                     };
                     claim(store, &theirs).await;
-                    let mut record = theirs.record();
+                    let mut record = theirs.record(None);
                     if let Some(settlement) = settlement.clone().map(|s| expiring(s, expires_at)) {
                         settle(store, &theirs, &settlement).await;
                         record = settlement.apply(&record, NOW + SECOND).unwrap();
@@ -204,18 +236,21 @@ pub async fn claims_are_admitted_as_the_rules_say(store: &impl Store) {
                         key: theirs.key,
                         ..asker
                     };
-                    let wanted = if may_claim(Some(&record), &mine) {
-                        let replaced = Some(record);
-                        ClaimAnswer::Applied { replaced }
+                    let (wanted, left) = if may_claim(Some(&record), &mine) {
+                        let replaced = Some(record).filter(|record| !record.is_expired(NOW));
+                        let left = mine.record(replaced.as_ref());
+                        (ClaimAnswer::Applied { replaced }, left)
                     } else {
-                        ClaimAnswer::Refused(record)
+                        (ClaimAnswer::Refused(record.clone()), record)
                     };
                     assert_eq!(claim(store, &mine).await, wanted, "for {mine:?}");
+                    let part = tried.to_string();
+                    assert_eq!(kept(store, &part, "m-1").await, left, "after {mine:?}");
                 }
             }
         }
     }
-    assert_eq!(tried, 12 * 3 * 2 * 12);
+    assert_eq!(tried, 15 * 3 * 2 * 12);
 }
 
 fn expiring(settlement: Settlement, at: u64) -> Settlement {
@@ -224,10 +259,7 @@ fn expiring(settlement: Settlement, at: u64) -> Settlement {
             result,
             expires_at: at,
         },
-        Settlement::Fail { error, .. } => Settlement::Fail {
-            error,
-            expires_at: at,
-        },
+        Settlement::Fail { error, .. } => Settlement::fail(error, "m-1", true, at),
         other => other,
     }
 }
@@ -239,8 +271,9 @@ pub async fn a_takeover_is_told_from_whom(store: &impl Store) {
     };
     claim(store, &dead).await;
     let mine = request("key", "m-1");
-    assert_eq!(applied(claim(store, &mine).await), Some(dead.record()));
-    assert_eq!(kept(store, "key", "m-1").await, mine.record());
+    assert_eq!(applied(claim(store, &mine).await), Some(dead.record(None)));
+    let record = mine.record(Some(&dead.record(None)));
+    assert_eq!(kept(store, "key", "m-1").await, record);
 }
 
 pub async fn a_completed_record_keeps_its_result(store: &impl Store) {
@@ -260,7 +293,7 @@ pub async fn a_completed_record_keeps_its_result(store: &impl Store) {
         };
         assert_eq!(settle(store, &mine, &wanted).await, SettleAnswer::Applied);
         let record = kept(store, part, "m-1").await;
-        assert_eq!(Some(record), wanted.apply(&mine.record(), NOW + SECOND));
+        assert_eq!(Some(record), wanted.apply(&mine.record(None), NOW + SECOND));
     }
 }
 
@@ -275,28 +308,55 @@ pub async fn a_failed_record_keeps_its_error(store: &impl Store) {
         let wanted = fail(&error);
         assert_eq!(settle(store, &mine, &wanted).await, SettleAnswer::Applied);
         let record = kept(store, part, "m-1").await;
-        assert_eq!(Some(record), wanted.apply(&mine.record(), NOW + SECOND));
+        assert_eq!(Some(record), wanted.apply(&mine.record(None), NOW + SECOND));
     }
 }
 
-pub async fn a_released_key_is_as_if_never_claimed(store: &impl Store) {
-    let mine = request("key", "m-1");
-    claim(store, &mine).await;
+pub async fn a_restored_key_is_as_before_the_claim(store: &impl Store) {
+    let first = request("key", "m-1");
+    claim(store, &first).await;
     assert_eq!(
-        settle(store, &mine, &Settlement::Release).await,
+        settle(store, &first, &restore(None)).await,
         SettleAnswer::Applied
     );
-    assert_eq!(applied(claim(store, &request("key", "m-1")).await), None);
+    let mine = request("key", "m-1");
+    assert_eq!(applied(claim(store, &mine).await), None);
+    settle(store, &mine, &fail("declined")).await;
+
+    let failed = kept(store, "key", "m-1").await;
+    let other = ClaimRequest {
+        fingerprint: Some(Fingerprint::of(b"corrected")),
+        ..request("key", "m-2")
+    };
+    let replaced = applied(claim(store, &other).await);
+    assert_eq!(replaced.as_ref(), Some(&failed));
+    let undone = restore(replaced);
+    settle(store, &other, &undone).await;
+    let expected = undone.apply(&other.record(Some(&failed)), NOW + SECOND);
+    assert_eq!(Some(kept(store, "key", "m-1").await), expected);
+
+    // A takeover, the attempt before which stays open.
+    let crashed = ClaimRequest {
+        lease_until: before(NOW, 1),
+        ..request("open", "m-1")
+    };
+    claim(store, &crashed).await;
+    let mine = request("open", "m-1");
+    let undone = restore(applied(claim(store, &mine).await));
+    settle(store, &mine, &undone).await;
+    let record = mine.record(Some(&crashed.record(None)));
+    let expected = undone.apply(&record, NOW + SECOND);
+    assert_eq!(Some(kept(store, "open", "m-1").await), expected);
 }
 
-pub async fn an_abandoned_claim_is_taken_over_at_once(store: &impl Store) {
+pub async fn an_ended_lease_is_taken_over_at_once(store: &impl Store) {
     let mine = request("key", "m-1");
     claim(store, &mine).await;
     assert_eq!(
-        settle(store, &mine, &Settlement::Abandon).await,
+        settle(store, &mine, &end_lease()).await,
         SettleAnswer::Applied
     );
-    // It was abandoned a second after `NOW`.
+    // It ended a second after `NOW`.
     let at = |now| ClaimRequest {
         now,
         ..request("key", "m-1")
@@ -308,15 +368,47 @@ pub async fn an_abandoned_claim_is_taken_over_at_once(store: &impl Store) {
     assert_eq!(replaced.owner, Some(mine.owner));
     let lease_until = NOW + SECOND;
     assert_eq!(replaced.state, State::InProgress { lease_until });
+    assert_eq!(replaced.last_end, Some(AttemptEnd::Panic));
+    let record = kept(store, "key", "m-1").await;
+    assert_eq!((record.attempts, record.last_end), (2, None));
+    assert_eq!(record.first_claimed_at, Some(NOW));
+}
+
+/// A record remembers each message that failed under its key, up to the limit, and none of them
+/// is admitted again.
+pub async fn failed_messages_are_never_admitted_again(store: &impl Store) {
+    for n in 0..MAX_FAILED_MESSAGES {
+        let message_id = format!("m-{n}");
+        let mine = request("key", &message_id);
+        applied(claim(store, &mine).await);
+        let wanted = fail_message(&format!("error {n}"), &message_id);
+        settle(store, &mine, &wanted).await;
+        for m in 0..=n {
+            let again = claim(store, &request("key", &format!("m-{m}"))).await;
+            assert_eq!(refused(again).failed_message_ids.len(), n + 1);
+        }
+    }
+    let record = refused(claim(store, &request("key", "another")).await);
+    assert_eq!(record.error.as_deref(), Some("error 19"));
+
+    // And not while another message is at work, nor after its lease.
+    let first = request("two", "m-1");
+    claim(store, &first).await;
+    settle(store, &first, &fail("declined")).await;
+    let second = request("two", "m-2");
+    let replaced = applied(claim(store, &second).await);
+    assert_eq!(replaced.unwrap().failed_message_ids.len(), 1);
+    settle(store, &second, &end_lease()).await;
+    let later = ClaimRequest {
+        now: NOW + 2 * SECOND,
+        ..request("two", "m-1")
+    };
+    let record = refused(claim(store, &later).await);
+    assert_eq!(record.error.as_deref(), Some("declined"));
 }
 
 pub async fn settlements_are_admitted_as_the_rules_say(store: &impl Store) {
-    let wanted = [
-        complete("2"),
-        fail("mine"),
-        Settlement::Release,
-        Settlement::Abandon,
-    ];
+    let wanted = [complete("2"), fail("mine"), restore(None), end_lease()];
     for (n, (settlement, lease_until)) in states().into_iter().enumerate() {
         for (m, wanted) in wanted.iter().enumerate() {
             for by_its_owner in [true, false] {
@@ -326,7 +418,7 @@ pub async fn settlements_are_admitted_as_the_rules_say(store: &impl Store) {
                     ..request(&part, "m-1")
                 };
                 claim(store, &theirs).await;
-                let mut record = theirs.record();
+                let mut record = theirs.record(None);
                 if let Some(settlement) = &settlement {
                     settle(store, &theirs, settlement).await;
                     record = settlement.apply(&record, NOW + SECOND).unwrap();
@@ -367,11 +459,15 @@ pub async fn a_late_settlement_changes_nothing(store: &impl Store) {
     for wanted in [
         complete("late"),
         fail("late"),
-        Settlement::Release,
-        Settlement::Abandon,
+        restore(None),
+        restore_unknown(),
+        end_lease(),
     ] {
         let answer = settle(store, &slow, &wanted).await;
-        assert_eq!(answer, SettleAnswer::Refused(Some(quick.record())));
+        assert_eq!(
+            answer,
+            SettleAnswer::Refused(Some(quick.record(Some(&slow.record(None)))))
+        );
     }
     assert_eq!(
         settle(store, &quick, &complete("mine")).await,
@@ -380,8 +476,9 @@ pub async fn a_late_settlement_changes_nothing(store: &impl Store) {
     for wanted in [
         complete("late"),
         fail("late"),
-        Settlement::Release,
-        Settlement::Abandon,
+        restore(None),
+        restore_unknown(),
+        end_lease(),
     ] {
         settle(store, &slow, &wanted).await;
     }
@@ -392,7 +489,7 @@ pub async fn a_late_settlement_changes_nothing(store: &impl Store) {
 }
 
 pub async fn a_settlement_sent_twice_is_found_as_wanted(store: &impl Store) {
-    for wanted in [complete("1"), fail("no"), Settlement::Release] {
+    for wanted in [complete("1"), fail("no"), restore(None)] {
         let mine = request(wanted.name(), "m-1");
         claim(store, &mine).await;
         settle(store, &mine, &wanted).await;
@@ -404,12 +501,12 @@ pub async fn a_settlement_sent_twice_is_found_as_wanted(store: &impl Store) {
             SettlementRefused::AlreadySettled
         );
     }
-    // Abandoning leaves the record in progress and its owner's, so the second time passes too.
-    let mine = request("abandoned", "m-1");
+    // An ended lease leaves the record in progress, with its owner: the second one is applied too.
+    let mine = request("ended", "m-1");
     claim(store, &mine).await;
     for _ in 0..2 {
         assert_eq!(
-            settle(store, &mine, &Settlement::Abandon).await,
+            settle(store, &mine, &end_lease()).await,
             SettleAnswer::Applied
         );
     }

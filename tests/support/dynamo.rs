@@ -31,8 +31,8 @@ use dynoxide::Database;
 
 use super::faults::{Fault, Faults, Port};
 
-/// Requests per operation (`PutItem`, `UpdateItem`, ...), as they crossed the wire: an SDK
-/// retry counts again.
+/// Requests per operation (`Claim`, `PutItem`, `UpdateItem`, ...; see [`request_name`]), as they
+/// crossed the wire: an SDK retry counts again.
 pub type Counts = BTreeMap<String, usize>;
 
 /// The attributes of one item.
@@ -245,7 +245,7 @@ fn proxy(wire: &Arc<Wire>) -> Router {
 
 /// Every request passes here: the place to count, and to lose or refuse one on purpose.
 async fn relay(State(wire): State<Arc<Wire>>, headers: HeaderMap, body: Bytes) -> Response<Body> {
-    let operation = operation(&headers);
+    let operation = request_name(&headers, &body);
     *wire
         .counts
         .lock()
@@ -256,6 +256,17 @@ async fn relay(State(wire): State<Arc<Wire>>, headers: HeaderMap, body: Bytes) -
     let forward =
         async move { forward(&sending.forwarder, &sending.upstream, headers, body).await };
     wire.faults.pass(&operation, &wire.port, forward).await
+}
+
+/// The operation, or `Claim`: a claim is an `UpdateItem` as a settlement is, and only a claim counts
+/// attempts.
+pub fn request_name(headers: &HeaderMap, body: &[u8]) -> String {
+    let operation = operation(headers);
+    let counts = || String::from_utf8_lossy(body).contains("#attempts :attempts");
+    if operation == "UpdateItem" && counts() {
+        return "Claim".to_owned();
+    }
+    operation
 }
 
 /// `x-amz-target: DynamoDB_20120810.PutItem` names the operation.

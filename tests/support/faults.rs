@@ -51,6 +51,10 @@ pub enum Fault {
     Throttle,
     /// Not applied: 400 `ProvisionedThroughputExceededException`.
     ThroughputExceeded,
+    /// Not applied: 400 `TransactionConflictException`.
+    TransactionConflict,
+    /// Not applied: 400 `AccessDeniedException`.
+    Denied,
     /// Not applied: 500 `InternalServerError`.
     InternalError,
     /// Not applied: a load balancer's 503, which is no JSON.
@@ -143,6 +147,14 @@ impl Faults {
             Fault::ThroughputExceeded => refusal(
                 "com.amazonaws.dynamodb.v20120810#ProvisionedThroughputExceededException",
                 "The level of configured provisioned throughput for the table was exceeded.",
+            ),
+            Fault::TransactionConflict => refusal(
+                "com.amazonaws.dynamodb.v20120810#TransactionConflictException",
+                "Transaction is ongoing for the item",
+            ),
+            Fault::Denied => refusal(
+                "com.amazon.coral.service#AccessDeniedException",
+                "User is not authorized to perform this operation",
             ),
             Fault::InternalError => error(
                 StatusCode::INTERNAL_SERVER_ERROR,

@@ -7,9 +7,11 @@ use std::{
     time::Duration,
 };
 
+use tokio::time::Instant;
+
 use sqs_once::{
     protocol::{ClaimRequest, Fence, Settlement, Timestamp},
-    store::{ClaimAnswer, MemoryStore, SettleAnswer, Store, StoreError},
+    store::{ClaimAnswer, MemoryStore, SettleAnswer, Store, StoreError, Unavailability},
 };
 
 /// What happens to one request.
@@ -23,6 +25,10 @@ pub enum Fate {
     /// It is applied, its answer is lost, and the SDK sends it again: the caller gets the
     /// answer to that.
     SentTwice,
+    /// It never arrives: throttled, or in conflict with a transaction.
+    Contended,
+    /// It never arrives: the table rejects it, as it does without permission.
+    Rejected,
     /// It is answered after so long.
     Late(Duration),
     /// It never arrives, and no answer comes.
@@ -34,6 +40,8 @@ pub enum Fate {
 #[derive(Clone, Debug, Default)]
 pub struct Lossy {
     pub store: MemoryStore,
+    /// Until then, requests of this name are throttled.
+    throttled: Arc<Mutex<Option<(&'static str, Instant)>>>,
     fates: Arc<Mutex<VecDeque<Fate>>>,
     sent: Arc<Mutex<Vec<&'static str>>>,
 }
@@ -46,6 +54,16 @@ impl Lossy {
         }
     }
 
+    /// Ends all faults.
+    pub fn answer(&self) {
+        self.fates.lock().unwrap().clear();
+    }
+
+    /// Throttles these requests until then.
+    pub fn throttle(&self, request: &'static str, until: Instant) {
+        *self.throttled.lock().unwrap() = Some((request, until));
+    }
+
     /// The requests so far, by name.
     pub fn sent(&self) -> Vec<&'static str> {
         self.sent.lock().unwrap().clone()
@@ -53,6 +71,12 @@ impl Lossy {
 
     fn fate(&self, request: &'static str) -> Fate {
         self.sent.lock().unwrap().push(request);
+        if let Some((throttled, until)) = *self.throttled.lock().unwrap()
+            && throttled == request
+            && Instant::now() < until
+        {
+            return Fate::Contended;
+        }
         self.fates
             .lock()
             .unwrap()
@@ -69,17 +93,21 @@ impl Lossy {
     where
         F: Future<Output = Result<T, StoreError>>,
     {
-        let lost = || StoreError::Unavailable {
+        let failed = |kind| StoreError::Unavailable {
+            kind,
             action,
             key: key.into(),
             store: "a bad line".into(),
             reason: "lost".into(),
             source: Box::new(io::Error::from(io::ErrorKind::TimedOut)),
         };
+        let lost = || failed(Unavailability::Unanswered);
         match self.fate(action) {
             Fate::Answered => send().await,
             Fate::RequestLost => Err(lost()),
             Fate::AnswerLost => send().await.and(Err(lost())),
+            Fate::Contended => Err(failed(Unavailability::Contended)),
+            Fate::Rejected => Err(failed(Unavailability::Rejected)),
             Fate::SentTwice => {
                 send().await?;
                 send().await

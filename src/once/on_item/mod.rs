@@ -31,7 +31,7 @@ use super::{
 use crate::{
     Attempt, Deadline, Failure, History,
     protocol::{Key, StoredResult, Timestamp},
-    store::{Action, Item, Refused, RefusedWrite, Write, with_answers},
+    store::{Action, Item, Refused, RefusedWrite, Write, with_answers, without_retries},
 };
 
 /// Runs operations whose whole effect is one change of one item. There is no record: the item
@@ -92,7 +92,10 @@ use crate::{
 /// ```
 #[derive(Clone, Debug)]
 pub struct OnItem {
+    /// For reads: the SDK retries them.
     client: Client,
+    /// For changes, which are repeated until the deadline: the SDK does not retry them.
+    changing: Client,
     retention: Option<Duration>,
     clock: fn() -> Timestamp,
 }
@@ -105,8 +108,10 @@ impl OnItem {
     /// Lambda), and lets them remember for ever.
     #[must_use]
     pub fn new(client: Client) -> Self {
+        let client = with_answers(client);
         Self {
-            client: with_answers(client),
+            changing: without_retries(&client),
+            client,
             retention: None,
             clock: Timestamp::now,
         }
@@ -146,7 +151,7 @@ impl OnItem {
         if !deadline.may_start() {
             return Outcome::NotStarted;
         }
-        let attempt = Attempt::new(key.clone(), delivery, History::Fresh, deadline);
+        let attempt = Attempt::new(key.clone(), delivery, History::fresh(), deadline);
         let mut answer = guard(deadline, async { work(attempt).await }).await;
         let changing = Changing {
             on_item: self,
@@ -269,7 +274,7 @@ impl Changing<'_> {
         let Some(key_name) = key.keys().next() else {
             return Err(Declined::Invalid("a change without a key".into()));
         };
-        let mut backoff = Backoff::new(self.deadline);
+        let mut backoff = Backoff::until(self.deadline.stop());
         let mut found = match self.read(table, key, None).await {
             Ok(found) => found,
             Err(outcome) => return Ok(outcome),

@@ -11,7 +11,7 @@ use super::Changing;
 use crate::{
     Outcome,
     once::commit::Backoff,
-    store::{Item, StoreError, explain, put_item, sizes, update_item},
+    store::{Item, StoreError, Unavailability, explain, kind, put_item, sizes, update_item},
 };
 
 /// What became of a change.
@@ -32,7 +32,7 @@ struct TooLarge;
 
 impl Changing<'_> {
     pub(super) async fn put(&self, put: &Put) -> Sent {
-        let request = || put_item(&self.on_item.client, put.clone()).send();
+        let request = || put_item(&self.on_item.changing, put.clone()).send();
         let sent = self
             .send(&put.table_name, "dynamodb:PutItem", request)
             .await;
@@ -41,7 +41,7 @@ impl Changing<'_> {
 
     pub(super) async fn update_item(&self, update: &Update) -> Sent {
         let (table, key) = (&update.table_name, &update.key);
-        let request = || update_item(&self.on_item.client, update.clone()).send();
+        let request = || update_item(&self.on_item.changing, update.clone()).send();
         match self.send(table, "dynamodb:UpdateItem", request).await {
             Ok(sent) => sent,
             Err(TooLarge) => {
@@ -62,7 +62,7 @@ impl Changing<'_> {
         F: Future<Output = Result<T, SdkError<E>>>,
         E: Refusal + ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
     {
-        let mut backoff = Backoff::new(self.deadline);
+        let mut backoff = Backoff::until(self.deadline.end());
         loop {
             let error = match timeout_at(self.deadline.end(), request()).await {
                 Ok(Ok(_)) => return Ok(Sent::Applied),
@@ -80,22 +80,21 @@ impl Changing<'_> {
                 return Ok(Sent::Refused(item.cloned()));
             }
             match service.and_then(ProvideErrorMetadata::code) {
-                Some(
-                    "TransactionConflictException"
-                    | "ProvisionedThroughputExceededException"
-                    | "RequestLimitExceeded"
-                    | "ThrottlingException",
-                ) => {
-                    if !backoff.pause().await {
-                        return Ok(Sent::Contended(why));
-                    }
-                }
                 // "Item size has exceeded ...", "Item size to update has exceeded ...".
                 Some("ValidationException") if why.contains("Item size") => return Err(TooLarge),
                 Some("ValidationException" | "ItemCollectionSizeLimitExceededException") => {
                     return Ok(Sent::Invalid(why));
                 }
-                _ => return Ok(Sent::Unknown(self.unavailable("change", table, why, error))),
+                _ => {}
+            }
+            match kind(&error) {
+                // A change that was made is known to its item, so a repetition is harmless.
+                Unavailability::Contended | Unavailability::Unanswered if backoff.pause().await => {
+                }
+                Unavailability::Contended => return Ok(Sent::Contended(why)),
+                Unavailability::Unanswered | Unavailability::Rejected => {
+                    return Ok(Sent::Unknown(self.unavailable("change", table, why, error)));
+                }
             }
         }
     }
@@ -132,9 +131,10 @@ impl Changing<'_> {
         error: SdkError<E>,
     ) -> StoreError
     where
-        E: std::error::Error + Send + Sync + 'static,
+        E: ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
     {
         StoreError::Unavailable {
+            kind: kind(&error),
             action,
             key: self.key.to_string(),
             store: format!("DynamoDB table `{table}`"),

@@ -7,6 +7,8 @@ use aws_sdk_dynamodb::{
     operation::RequestId,
 };
 
+use crate::store::Unavailability;
+
 /// What went wrong and what to do, without the request or the response: they hold payload.
 pub(crate) fn explain<E>(error: &SdkError<E>, permission: &str) -> String
 where
@@ -43,10 +45,32 @@ where
         | "RequestLimitExceeded" => {
             "throttled; raise the table's capacity or lower the concurrency".into()
         }
+        "TransactionConflictException" => {
+            "a transaction on the same item is in progress; repeat the request".into()
+        }
         _ => without_quotes(service.message().unwrap_or("no further word")).to_owned(),
     };
     let request_id = error.request_id().unwrap_or("none");
     format!("{code}: {advice} (request id {request_id})")
+}
+
+/// Whether a failed request may have been applied, and may be repeated.
+pub(crate) fn kind<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Unavailability {
+    match error {
+        SdkError::ConstructionFailure(_) => Unavailability::Rejected,
+        SdkError::ServiceError(context) => match context.err().code() {
+            Some(
+                "ProvisionedThroughputExceededException"
+                | "RequestLimitExceeded"
+                | "ThrottlingException"
+                | "TransactionConflictException"
+                | "TransactionInProgressException",
+            ) => Unavailability::Contended,
+            _ if context.raw().status().is_client_error() => Unavailability::Rejected,
+            _ => Unavailability::Unanswered,
+        },
+        _ => Unavailability::Unanswered,
+    }
 }
 
 /// An error and its causes, in one line.

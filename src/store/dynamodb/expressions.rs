@@ -1,4 +1,4 @@
-//! A record's writes, as DynamoDB takes them. The only file with condition expressions on
+//! The writes of a record as DynamoDB requests. The only file with condition expressions on
 //! records.
 
 #![expect(
@@ -9,181 +9,391 @@
 use std::collections::HashMap;
 
 use aws_sdk_dynamodb::types::{
-    AttributeValue, Delete, Put, ReturnValuesOnConditionCheckFailure, Update,
+    AttributeValue, Delete, Put, ReturnValuesOnConditionCheckFailure::AllOld, Update,
 };
 
 use crate::{
-    protocol::{AfterFailure, ClaimRequest, Fence, Record, Settlement, StoredResult, Timestamp},
+    protocol::{
+        AfterFailure, Before, ClaimRequest, Fence, Fingerprint, Record, Settlement, State,
+        StoredResult, Timestamp, decision::Claimed, record::MAX_FAILED_MESSAGES,
+    },
     store::{
-        item::{millis, number, string},
+        item::{Item, millis, number, string},
         layout::{Field, Layout},
     },
 };
 
-/// The claim's condition, by its parts. The rule they write down is
-/// [`may_claim`](crate::protocol::decision::may_claim).
+/// An expression in the making: its clauses, and the names and values they stand for.
 ///
-/// A layout may have one word for in progress and failed; then the error tells them apart.
-mod claimable {
-    pub(super) const NEW: &str = "attribute_not_exists(#id)";
-    pub(super) const EXPIRED: &str = "#expires_at < :now_s";
-    pub(super) const DEAD: &str =
-        "#status = :in_progress AND attribute_not_exists(#error) AND #lease_until < :now_ms";
-    pub(super) const SAME_PAYLOAD: &str =
-        "(attribute_not_exists(#fingerprint) OR #fingerprint = :fingerprint)";
-    pub(super) const FAILED_FOR_ANOTHER: &str =
-        "#status = :failed AND attribute_exists(#error) AND #message_id <> :message_id";
-}
-
-/// The fence. The rule it writes down is
-/// [`may_settle`](crate::protocol::decision::may_settle).
-const MINE: &str = "#owner = :me AND #status = :in_progress AND attribute_not_exists(#error)";
-
-/// What completing and failing have in common.
-const SETTLE: &str =
-    "SET #status = :status, #outcome = :outcome, #expires_at = :expires_at, #updated_at = :now";
-
-/// What stands for the names and values in an expression.
-struct Placeholders<'a> {
+/// Each attribute's placeholder is its native name: `#owner`, and `:owner` for its new value.
+struct Expression<'a> {
     layout: &'a Layout,
     names: HashMap<String, String>,
     values: HashMap<String, AttributeValue>,
+    set: Vec<String>,
+    remove: Vec<String>,
+    add: Vec<String>,
 }
 
-impl<'a> Placeholders<'a> {
+impl<'a> Expression<'a> {
     fn new(layout: &'a Layout) -> Self {
-        let (names, values) = (HashMap::new(), HashMap::new());
         Self {
             layout,
-            names,
-            values,
+            names: HashMap::new(),
+            values: HashMap::new(),
+            set: Vec::new(),
+            remove: Vec::new(),
+            add: Vec::new(),
         }
     }
 
-    fn name(&mut self, placeholder: &str, field: Field) -> &mut Self {
+    fn name(&mut self, field: Field) -> String {
+        let placeholder = format!("#{}", field.native_name());
         let name = self.layout.name(field).to_owned();
-        self.names.insert(placeholder.to_owned(), name);
-        self
+        self.names.insert(placeholder.clone(), name);
+        placeholder
     }
 
-    fn value(&mut self, placeholder: &str, value: AttributeValue) -> &mut Self {
+    fn names<const N: usize>(&mut self, fields: [Field; N]) {
+        for field in fields {
+            self.name(field);
+        }
+    }
+
+    fn value(&mut self, placeholder: &str, value: AttributeValue) {
         self.values.insert(placeholder.to_owned(), value);
-        self
     }
 
-    /// What [`MINE`] speaks of.
-    fn mine(&mut self, fence: &Fence) -> &mut Self {
-        let in_progress = string(&*self.layout.words.in_progress);
-        self.name("#owner", Field::Owner)
-            .name("#status", Field::Status)
-            .name("#error", Field::Error)
-            .value(":me", string(fence.owner.as_str()))
-            .value(":in_progress", in_progress)
+    fn new_value(&mut self, field: Field, value: AttributeValue) -> String {
+        let placeholder = format!(":{}", field.native_name());
+        self.values.insert(placeholder.clone(), value);
+        placeholder
+    }
+
+    fn set(&mut self, field: Field, value: AttributeValue) {
+        let (name, value) = (self.name(field), self.new_value(field, value));
+        self.set.push(format!("{name} = {value}"));
+    }
+
+    fn set_if_absent(&mut self, field: Field, value: AttributeValue) {
+        let (name, value) = (self.name(field), self.new_value(field, value));
+        self.set
+            .push(format!("{name} = if_not_exists({name}, {value})"));
+    }
+
+    fn remove(&mut self, field: Field) {
+        let name = self.name(field);
+        self.remove.push(name);
+    }
+
+    fn set_or_remove(&mut self, field: Field, value: Option<AttributeValue>) {
+        match value {
+            Some(value) => self.set(field, value),
+            None => self.remove(field),
+        }
+    }
+
+    fn add(&mut self, field: Field, value: AttributeValue) {
+        let (name, value) = (self.name(field), self.new_value(field, value));
+        self.add.push(format!("{name} {value}"));
+    }
+
+    /// Sets the status FAILED, without a lease. Where that is the word for in progress too, the
+    /// lease is 0.
+    fn set_failed(&mut self) {
+        let words = &self.layout.words;
+        self.set(Field::Status, string(&*words.failed));
+        let shared = words.failed_is_in_progress();
+        self.set_or_remove(Field::LeaseUntil, shared.then(|| number(0)));
+    }
+
+    fn update_expression(&self) -> String {
+        let clauses = [
+            ("SET ", &self.set),
+            ("REMOVE ", &self.remove),
+            ("ADD ", &self.add),
+        ];
+        let clauses = clauses.into_iter().filter(|(_, of)| !of.is_empty());
+        let clauses = clauses.map(|(keyword, of)| format!("{keyword}{}", of.join(", ")));
+        clauses.collect::<Vec<_>>().join(" ")
+    }
+
+    /// In progress. Where the status has the same word for FAILED, that is lease 0.
+    fn in_progress(&mut self) -> String {
+        self.name(Field::Status);
+        let word = string(&*self.layout.words.in_progress);
+        self.value(":in_progress", word);
+        let mut condition = "#status = :in_progress".to_owned();
+        if self.layout.words.failed_is_in_progress() {
+            self.name(Field::LeaseUntil);
+            self.value(":zero", number(0));
+            condition.push_str(" AND #lease_until > :zero");
+        }
+        condition
+    }
+
+    fn failed(&mut self) -> String {
+        self.name(Field::Status);
+        self.value(":failed", string(&*self.layout.words.failed));
+        let mut condition = "#status = :failed".to_owned();
+        if self.layout.words.failed_is_in_progress() {
+            self.name(Field::LeaseUntil);
+            self.value(":zero", number(0));
+            condition.push_str(" AND #lease_until = :zero");
+        }
+        condition
+    }
+
+    /// The fence. The rule that it writes down is
+    /// [`may_settle`](crate::protocol::decision::may_settle).
+    fn mine(&mut self, fence: &Fence) -> String {
+        self.name(Field::Owner);
+        self.value(":me", string(fence.owner.as_str()));
+        format!("#owner = :me AND {}", self.in_progress())
+    }
+
+    /// The part of the claim's condition on a record that is not expired. `owned`: one that this
+    /// library wrote.
+    fn claimable(&mut self, request: &ClaimRequest, owned: bool) -> String {
+        self.names([Field::FailedMessageIds, Field::LeaseUntil]);
+        self.value(":message", string(&request.message_id));
+        self.value(":now", millis(request.now));
+        let mut taken_over = format!("{} AND #lease_until < :now", self.in_progress());
+        if owned {
+            self.name(Field::Owner);
+            taken_over.push_str(" AND attribute_exists(#owner)");
+        }
+        if let Some(fingerprint) = &request.fingerprint {
+            self.name(Field::Fingerprint);
+            self.value(":same", string(fingerprint.as_str()));
+            taken_over
+                .push_str(" AND (attribute_not_exists(#fingerprint) OR #fingerprint = :same)");
+        }
+        let state = match request.after_failure {
+            AfterFailure::Replay => taken_over,
+            AfterFailure::Retry => {
+                let failed = self.failed();
+                self.value(":max", number(MAX_FAILED_MESSAGES as u64));
+                format!(
+                    "(({taken_over}) OR ({failed} AND (attribute_not_exists(#failed_message_ids) \
+                     OR size(#failed_message_ids) < :max)))"
+                )
+            }
+        };
+        format!("NOT contains(#failed_message_ids, :message) AND {state}")
+    }
+
+    /// The condition of a claim that is an update: it keeps what the record has, so the record
+    /// must not be expired. The rule is [`may_claim`](crate::protocol::decision::may_claim); the
+    /// records that only the rule admits are replaced by [`put_over`].
+    fn claim_by_update(&mut self, request: &ClaimRequest) -> String {
+        self.names([Field::Id, Field::ExpiresAt]);
+        self.value(":now_s", number(request.now.as_secs()));
+        let claimable = self.claimable(request, true);
+        format!("attribute_not_exists(#id) OR (#expires_at >= :now_s AND {claimable})")
+    }
+
+    /// The whole rule of a claim, for a write that keeps nothing of the record.
+    fn claim_by_put(&mut self, request: &ClaimRequest) -> String {
+        self.names([Field::Id, Field::ExpiresAt]);
+        self.value(":now_s", number(request.now.as_secs()));
+        let claimable = self.claimable(request, false);
+        format!("attribute_not_exists(#id) OR #expires_at < :now_s OR ({claimable})")
+    }
+
+    /// What every claim, and every insert of a failure, sets.
+    fn set_claim(&mut self, request: &ClaimRequest, expires_at: u64) {
+        self.set(Field::Owner, string(request.owner.as_str()));
+        self.set(Field::ExpiresAt, number(expires_at));
+        self.set(Field::MessageId, string(&request.message_id));
+        let fingerprint = request.fingerprint.as_ref().map(Fingerprint::as_str);
+        self.set_or_remove(Field::Fingerprint, fingerprint.map(string));
+        self.set_if_absent(Field::CreatedAt, millis(request.now));
+        self.set(Field::UpdatedAt, millis(request.now));
+        self.remove(Field::LastEnd);
+        self.add(Field::Attempts, number(1));
+    }
+
+    fn into_update(self, table: &str, key: Item, condition: String) -> Update {
+        Update::builder()
+            .table_name(table)
+            .set_key(Some(key))
+            .update_expression(self.update_expression())
+            .condition_expression(condition)
+            .set_expression_attribute_names(Some(self.names))
+            .set_expression_attribute_values(Some(self.values))
+            .return_values_on_condition_check_failure(AllOld)
+            .build()
+            .expect("every required field is set")
+    }
+
+    fn into_put(self, table: &str, item: Item, condition: String) -> Put {
+        Put::builder()
+            .table_name(table)
+            .set_item(Some(item))
+            .condition_expression(condition)
+            .set_expression_attribute_names(Some(self.names))
+            .set_expression_attribute_values(Some(self.values).filter(|values| !values.is_empty()))
+            .return_values_on_condition_check_failure(AllOld)
+            .build()
+            .expect("every required field is set")
     }
 }
 
-/// Puts `record` where `request` may claim.
-pub(super) fn put(layout: &Layout, table: &str, request: &ClaimRequest, record: &Record) -> Put {
-    let mut with = Placeholders::new(layout);
-    with.name("#id", Field::Id)
-        .name("#expires_at", Field::ExpiresAt)
-        .name("#status", Field::Status)
-        .name("#error", Field::Error)
-        .name("#lease_until", Field::LeaseUntil)
-        .value(":now_s", number(request.now.as_secs()))
-        .value(":now_ms", millis(request.now))
-        .value(":in_progress", string(&*layout.words.in_progress));
-    let mut dead = claimable::DEAD.to_owned();
-    if let Some(fingerprint) = &request.fingerprint {
-        dead = format!("{dead} AND {}", claimable::SAME_PAYLOAD);
-        with.name("#fingerprint", Field::Fingerprint)
-            .value(":fingerprint", string(fingerprint.as_str()));
-    }
-    let mut condition = format!("{} OR {} OR ({dead})", claimable::NEW, claimable::EXPIRED);
-    if request.after_failure == AfterFailure::Retry {
-        condition = format!("{condition} OR ({})", claimable::FAILED_FOR_ANOTHER);
-        with.name("#message_id", Field::MessageId)
-            .value(":failed", string(&*layout.words.failed))
-            .value(":message_id", string(&request.message_id));
-    }
-    Put::builder()
-        .table_name(table)
-        .set_item(Some(layout.item(&request.key, record)))
-        .condition_expression(condition)
-        .set_expression_attribute_names(Some(with.names))
-        .set_expression_attribute_values(Some(with.values))
-        .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld)
-        .build()
-        .expect("every required field is set")
+/// A claim.
+pub(super) fn claim(layout: &Layout, table: &str, request: &ClaimRequest) -> Update {
+    let mut with = Expression::new(layout);
+    let in_progress = string(&*layout.words.in_progress);
+    with.set(Field::Status, in_progress);
+    with.set(Field::LeaseUntil, millis(request.lease_until));
+    with.set_claim(request, request.expires_at);
+    with.set_if_absent(Field::FirstClaimedAt, millis(request.now));
+    let condition = with.claim_by_update(request);
+    with.into_update(table, layout.primary_key(request.key.as_str()), condition)
 }
 
-/// Ends a claim and keeps its record.
-pub(super) fn update(
+/// A record that an inbox writes as COMPLETED, in place of any that the rule of a claim admits.
+pub(super) fn insert_completed(
+    layout: &Layout,
+    table: &str,
+    request: &ClaimRequest,
+    record: &Record,
+) -> Put {
+    let mut with = Expression::new(layout);
+    let condition = with.claim_by_put(request);
+    with.into_put(table, layout.item(&request.key, record), condition)
+}
+
+/// A permanent failure that an inbox adds to a record, on the condition of a claim.
+pub(super) fn insert_failed(
+    layout: &Layout,
+    table: &str,
+    request: &ClaimRequest,
+    error: &str,
+    expires_at: u64,
+) -> Update {
+    let mut with = Expression::new(layout);
+    with.set_failed();
+    with.set_claim(request, expires_at);
+    with.set(Field::Error, string(error));
+    let failed = AttributeValue::Ss(vec![request.message_id.clone()]);
+    with.add(Field::FailedMessageIds, failed);
+    let condition = with.claim_by_update(request);
+    with.into_update(table, layout.primary_key(request.key.as_str()), condition)
+}
+
+/// Puts a record over one that an update cannot replace: it is expired, or another program's.
+/// `found` is that item; the condition is that it is still there unchanged, or gone.
+pub(super) fn put_over(layout: &Layout, table: &str, found: &Item, item: Item) -> Put {
+    let mut with = Expression::new(layout);
+    let fields = [
+        Field::Status,
+        Field::Owner,
+        Field::LeaseUntil,
+        Field::ExpiresAt,
+    ];
+    // As they were returned: another program's number may have a fraction.
+    let unchanged = fields.map(|field| {
+        let name = with.name(field);
+        match found.get(layout.name(field)) {
+            Some(value) => format!("{name} = {}", with.new_value(field, value.clone())),
+            None => format!("attribute_not_exists({name})"),
+        }
+    });
+    let id = with.name(Field::Id);
+    let condition = format!(
+        "attribute_not_exists({id}) OR ({})",
+        unchanged.join(" AND ")
+    );
+    with.into_put(table, item, condition)
+}
+
+/// Ends a claim and keeps its record; `None` where the settlement deletes it.
+pub(super) fn settle(
     layout: &Layout,
     table: &str,
     fence: &Fence,
     settlement: &Settlement,
     now: Timestamp,
-) -> Update {
-    let mut with = Placeholders::new(layout);
-    with.mine(fence)
-        .name("#lease_until", Field::LeaseUntil)
-        .name("#updated_at", Field::UpdatedAt)
-        .value(":now", millis(now));
-    let words = &layout.words;
-    let outcome = match settlement {
+) -> Option<Update> {
+    let mut with = Expression::new(layout);
+    with.set(Field::UpdatedAt, millis(now));
+    match settlement {
         Settlement::Complete { result, expires_at } => {
-            let (field, text) = match result {
-                StoredResult::Json(json) => (Field::Result, json),
-                StoredResult::Omitted(why) => (Field::ResultOmitted, why),
-            };
-            Some((&words.completed, field, text, *expires_at))
-        }
-        Settlement::Fail { error, expires_at } => {
-            Some((&words.failed, Field::Error, error, *expires_at))
-        }
-        Settlement::Abandon | Settlement::Release => None,
-    };
-    let expression = match outcome {
-        None => "SET #lease_until = :now, #updated_at = :now".to_owned(),
-        Some((status, field, text, expires_at)) => {
-            with.name("#outcome", field)
-                .name("#expires_at", Field::ExpiresAt)
-                .value(":status", string(&**status))
-                .value(":outcome", string(text))
-                .value(":expires_at", number(expires_at));
-            // Who takes a failed record for one in progress must not wait for it.
-            if *status == words.in_progress {
-                with.value(":zero", number(0));
-                format!("{SETTLE}, #lease_until = :zero")
-            } else {
-                format!("{SETTLE} REMOVE #lease_until")
+            with.set(Field::Status, string(&*layout.words.completed));
+            match result {
+                StoredResult::Json(json) => with.set(Field::Result, string(json)),
+                StoredResult::Omitted(why) => with.set(Field::ResultOmitted, string(why)),
+            }
+            with.set(Field::ExpiresAt, number(*expires_at));
+            for gone in [
+                Field::LeaseUntil,
+                Field::FirstClaimedAt,
+                Field::LastEnd,
+                Field::Error,
+                Field::FailedMessageIds,
+            ] {
+                with.remove(gone);
             }
         }
-    };
-    Update::builder()
-        .table_name(table)
-        .set_key(Some(layout.primary_key(fence.key.as_str())))
-        .update_expression(expression)
-        .condition_expression(MINE)
-        .set_expression_attribute_names(Some(with.names))
-        .set_expression_attribute_values(Some(with.values))
-        .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld)
-        .build()
-        .expect("every required field is set")
+        Settlement::Fail {
+            error,
+            message_id,
+            first_open,
+            expires_at,
+        } => {
+            with.set_failed();
+            with.set(Field::Error, string(error));
+            with.set(Field::ExpiresAt, number(*expires_at));
+            let failed = AttributeValue::Ss(vec![message_id.clone()]);
+            with.add(Field::FailedMessageIds, failed);
+            if *first_open {
+                with.remove(Field::FirstClaimedAt);
+            }
+        }
+        Settlement::EndLease { last_end } => {
+            with.set(Field::LeaseUntil, millis(now));
+            with.set_or_remove(Field::LastEnd, last_end.map(|end| string(end.name())));
+        }
+        Settlement::Restore(claimed) => restore(&mut with, claimed, now)?,
+    }
+    let condition = with.mine(fence);
+    let key = layout.primary_key(fence.key.as_str());
+    Some(with.into_update(table, key, condition))
 }
 
-/// Ends a claim as if it had not been.
+fn restore(with: &mut Expression<'_>, claimed: &Claimed, now: Timestamp) -> Option<()> {
+    match &claimed.before {
+        Before::Nothing => return None,
+        Before::Record(before) if before.state == State::Failed => {
+            with.set_failed();
+            with.set(Field::ExpiresAt, number(before.expires_at));
+            let fingerprint = before.fingerprint.as_ref().map(Fingerprint::as_str);
+            with.set_or_remove(Field::Fingerprint, fingerprint.map(string));
+            let message_id = before.message_id.as_deref();
+            with.set_or_remove(Field::MessageId, message_id.map(string));
+        }
+        Before::Record(_) | Before::Unknown => with.set(Field::LeaseUntil, millis(now)),
+    }
+    let last_end = claimed.last_end.map(|end| string(end.name()));
+    with.set_or_remove(Field::LastEnd, last_end);
+    if claimed.is_first_open() {
+        with.remove(Field::FirstClaimedAt);
+    }
+    Some(())
+}
+
+/// Deletes the record of a claim that had no effect and replaced no record.
 pub(super) fn delete(layout: &Layout, table: &str, fence: &Fence) -> Delete {
-    let mut with = Placeholders::new(layout);
-    with.mine(fence);
+    let mut with = Expression::new(layout);
+    let condition = with.mine(fence);
     Delete::builder()
         .table_name(table)
         .set_key(Some(layout.primary_key(fence.key.as_str())))
-        .condition_expression(MINE)
+        .condition_expression(condition)
         .set_expression_attribute_names(Some(with.names))
         .set_expression_attribute_values(Some(with.values))
-        .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld)
+        .return_values_on_condition_check_failure(AllOld)
         .build()
         .expect("every required field is set")
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::{
     Client,
+    config::retry::RetryConfig,
     error::{ProvideErrorMetadata, SdkError},
     operation::{
         delete_item::DeleteItemError, put_item::PutItemError, update_item::UpdateItemError,
@@ -17,7 +18,7 @@ use aws_sdk_dynamodb::{
 };
 
 pub(crate) use answered::with_answers;
-pub(crate) use explain::explain;
+pub(crate) use explain::{explain, kind};
 
 use super::{
     ClaimAnswer, SettleAnswer, Store, StoreError,
@@ -27,6 +28,7 @@ use super::{
 };
 use crate::protocol::{
     ClaimRequest, Fence, Key, Record, Settlement, StoredResult, Timestamp,
+    decision::may_claim,
     record::{MAX_ITEM_BYTES, MAX_RESULT_BYTES},
 };
 
@@ -48,25 +50,29 @@ use crate::protocol::{
 /// | --- | --- | --- |
 /// | `id` | S | the [`Key`] |
 /// | `status` | S | `IN_PROGRESS`, `COMPLETED` or `FAILED` |
-/// | `owner` | S | who holds (or held) the claim |
-/// | `lease_until` | N | epoch milliseconds; the claim is dead after it |
+/// | `owner` | S | random token of the current or last claim |
+/// | `lease_until` | N | epoch milliseconds; after it the claim can be taken over |
 /// | `expires_at` | N | epoch seconds; TTL |
 /// | `fingerprint` | S | SHA-256 of the payload, lower-case hex |
-/// | `message_id` | S | the message that made this record |
-/// | `result` | S | the handler's output as JSON, or |
-/// | `result_omitted` | S | why it is not here |
-/// | `error` | S | why it FAILED |
+/// | `message_id` | S | message of the current or last claim |
+/// | `attempts` | N | claims made since the record was created |
+/// | `first_claimed_at` | N | epoch milliseconds of the earliest open attempt; 0 if its time is not known |
+/// | `last_end` | S | how the last attempt ended: `retryable`, `panic`, `deadline`; absent after a crash |
+/// | `failed_message_ids` | SS | messages that failed permanently, at most 20 |
+/// | `result` | S | the handler's output as JSON |
+/// | `result_omitted` | S | the reason why the output was not stored |
+/// | `error` | S | the last permanent failure |
 /// | `created_at`, `updated_at` | N | epoch milliseconds |
 ///
 /// Other names, a sort key, or the record of Powertools for AWS Lambda: [`layout`](Self::layout).
 ///
 /// # The protocol
 ///
-/// 1. A claim is one `PutItem`, on condition that there is no record, or it is past its
-///    `expires_at`, or its lease is over and its payload the same, or it FAILED for another
-///    message.
-/// 2. Every write after it is one `UpdateItem` or `DeleteItem`, on condition that the record
-///    is still this owner's and `IN_PROGRESS`.
+/// 1. A claim is one `UpdateItem`, on condition that there is no record; or its lease has ended and
+///    its payload is the same; or it FAILED for other messages. Over a record past its
+///    `expires_at`, or one of another program, a `PutItem` follows.
+/// 2. Every write after the claim is one `UpdateItem` or `DeleteItem`, on condition that the record
+///    still has this owner and is `IN_PROGRESS`.
 /// 3. A refused write is answered with the record (`ReturnValuesOnConditionCheckFailure`), so
 ///    no decision reads by a request of its own.
 ///
@@ -82,7 +88,11 @@ use crate::protocol::{
 /// # Guarantee
 ///
 /// DynamoDB serialises the writes to one item, so of two claims one is refused, whatever
-/// their clocks say. The clocks matter only for when a lease is over.
+/// their clocks say. The clocks matter only for when a lease has ended.
+///
+/// That holds within one Region. A global table with eventual consistency checks conditions in
+/// each Region by itself: let consumers of **one Region** write to a table, and move all of them
+/// at once. A global table with strong consistency has no transactions and no TTL.
 ///
 /// ```no_run
 /// # async fn run() {
@@ -94,7 +104,11 @@ use crate::protocol::{
 /// ```
 #[derive(Clone, Debug)]
 pub struct DynamoStore {
+    /// For claims and reads: the SDK retries them.
     client: Client,
+    /// For settlements and commits, which the caller repeats until its deadline. The SDK does not
+    /// retry them, so a storm of throttled claims cannot use up their retry quota.
+    settling: Client,
     table: String,
     layout: Layout,
 }
@@ -104,8 +118,10 @@ impl DynamoStore {
     /// timeouts suit a Lambda).
     #[must_use]
     pub fn new(client: Client, table: impl Into<String>) -> Self {
+        let client = with_answers(client);
         Self {
-            client: with_answers(client),
+            settling: without_retries(&client),
+            client,
             table: table.into(),
             layout: Layout::native(),
         }
@@ -178,6 +194,7 @@ impl DynamoStore {
         E: ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
     {
         StoreError::Unavailable {
+            kind: kind(&error),
             action,
             key: key.to_string(),
             store: self.place(),
@@ -204,26 +221,98 @@ impl DynamoStore {
 
     async fn delete(&self, fence: &Fence) -> Result<SettleAnswer, StoreError> {
         let delete = expressions::delete(&self.layout, &self.table, fence);
-        match delete_item(&self.client, delete).send().await {
+        match delete_item(&self.settling, delete).send().await {
             Ok(_) => Ok(SettleAnswer::Applied),
             Err(error) => match error.as_service_error() {
                 Some(DeleteItemError::ConditionalCheckFailedException(refusal)) => {
                     self.refused(fence, refusal.item())
                 }
-                _ => Err(self.unavailable("release", "dynamodb:DeleteItem", &fence.key, error)),
+                _ => Err(self.unavailable("restore", "dynamodb:DeleteItem", &fence.key, error)),
             },
         }
     }
 
-    async fn update(
+    async fn claim_by_update(&self, request: &ClaimRequest) -> Result<Claim, StoreError> {
+        let update = expressions::claim(&self.layout, &self.table, request);
+        let update = update_item(&self.client, update).return_values(ReturnValue::AllOld);
+        match update.send().await {
+            Ok(answer) => {
+                // Without a status there was no record: an emulator answers the bare key then.
+                let status = self.layout.name(Field::Status);
+                let replaced = answer.attributes().filter(|old| old.contains_key(status));
+                let replaced = replaced.map(|old| self.read(&request.key, old));
+                Ok(Claim::Applied(replaced.transpose()?))
+            }
+            Err(error) => match error.as_service_error() {
+                Some(UpdateItemError::ConditionalCheckFailedException(refusal)) => {
+                    // No item: an emulator that ignores ReturnValuesOnConditionCheckFailure.
+                    let item = refusal.item().cloned().unwrap_or_default();
+                    let record = self.read(&request.key, &item)?;
+                    Ok(Claim::Refused(record, item))
+                }
+                _ => Err(self.unavailable("claim", "dynamodb:UpdateItem", &request.key, error)),
+            },
+        }
+    }
+
+    /// Claims over a record that only a put can replace.
+    async fn claim_by_put(
+        &self,
+        request: &ClaimRequest,
+        found: Record,
+        item: &Item,
+    ) -> Result<ClaimAnswer, StoreError> {
+        let replaced = Some(found).filter(|found| !found.is_expired(request.now));
+        let record = self
+            .layout
+            .item(&request.key, &request.record(replaced.as_ref()));
+        let put = expressions::put_over(&self.layout, &self.table, item, record);
+        match put_item(&self.client, put).send().await {
+            Ok(_) => Ok(ClaimAnswer::Applied { replaced }),
+            Err(error) => match error.as_service_error() {
+                Some(PutItemError::ConditionalCheckFailedException(refusal)) => {
+                    let record = self.read(&request.key, refusal.item().unwrap_or(&Item::new()))?;
+                    Ok(ClaimAnswer::Refused(record))
+                }
+                _ => Err(self.unavailable("claim", "dynamodb:PutItem", &request.key, error)),
+            },
+        }
+    }
+}
+
+/// The answer to a claim that is an update.
+enum Claim {
+    Applied(Option<Record>),
+    Refused(Record, Item),
+}
+
+impl Store for DynamoStore {
+    async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
+        // The rest of the item is for the outcome: that must fit when the effect has happened.
+        let room = MAX_ITEM_BYTES - MAX_RESULT_BYTES;
+        let largest = self.layout.item(&request.key, &request.record(None));
+        check_size(&request.key, item::size(&largest), room)?;
+        match self.claim_by_update(request).await? {
+            Claim::Applied(replaced) => Ok(ClaimAnswer::Applied { replaced }),
+            Claim::Refused(record, item) if may_claim(Some(&record), request) => {
+                self.claim_by_put(request, record, &item).await
+            }
+            Claim::Refused(record, _) => Ok(ClaimAnswer::Refused(record)),
+        }
+    }
+
+    async fn settle(
         &self,
         fence: &Fence,
         settlement: &Settlement,
         now: Timestamp,
     ) -> Result<SettleAnswer, StoreError> {
         check_result(&fence.key, settlement)?;
-        let update = expressions::update(&self.layout, &self.table, fence, settlement, now);
-        match update_item(&self.client, update).send().await {
+        let update = expressions::settle(&self.layout, &self.table, fence, settlement, now);
+        let Some(update) = update else {
+            return self.delete(fence).await;
+        };
+        match update_item(&self.settling, update).send().await {
             Ok(_) => Ok(SettleAnswer::Applied),
             Err(error) => match error.as_service_error() {
                 Some(UpdateItemError::ConditionalCheckFailedException(refusal)) => {
@@ -238,42 +327,11 @@ impl DynamoStore {
     }
 }
 
-impl Store for DynamoStore {
-    async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
-        let put = expressions::put(&self.layout, &self.table, request, &request.record());
-        // The rest of the item is for the outcome: that must fit when the effect has happened.
-        let room = MAX_ITEM_BYTES - MAX_RESULT_BYTES;
-        check_size(&request.key, item::size(&put.item), room)?;
-        let put = put_item(&self.client, put).return_values(ReturnValue::AllOld);
-        match put.send().await {
-            Ok(answer) => {
-                let replaced = answer.attributes().map(|old| self.read(&request.key, old));
-                Ok(ClaimAnswer::Applied {
-                    replaced: replaced.transpose()?,
-                })
-            }
-            Err(error) => match error.as_service_error() {
-                Some(PutItemError::ConditionalCheckFailedException(refusal)) => {
-                    // No item: an emulator that ignores ReturnValuesOnConditionCheckFailure.
-                    let record = self.read(&request.key, refusal.item().unwrap_or(&Item::new()))?;
-                    Ok(ClaimAnswer::Refused(record))
-                }
-                _ => Err(self.unavailable("claim", "dynamodb:PutItem", &request.key, error)),
-            },
-        }
-    }
-
-    async fn settle(
-        &self,
-        fence: &Fence,
-        settlement: &Settlement,
-        now: Timestamp,
-    ) -> Result<SettleAnswer, StoreError> {
-        match settlement {
-            Settlement::Release => self.delete(fence).await,
-            _ => self.update(fence, settlement, now).await,
-        }
-    }
+/// The same client for requests that the caller repeats until its deadline. The SDK does not retry
+/// them, and so they need nothing of the retry quota that all other requests share.
+pub(crate) fn without_retries(client: &Client) -> Client {
+    let config = client.config().to_builder();
+    Client::from_conf(config.retry_config(RetryConfig::disabled()).build())
 }
 
 /// A result that was not cut to size ([`StoredResult::fit`]) is refused before it is sent.
@@ -284,7 +342,7 @@ fn check_result(key: &Key, settlement: &Settlement) -> Result<(), StoreError> {
             ..
         }
         | Settlement::Fail { error: text, .. } => text.len(),
-        Settlement::Abandon | Settlement::Release => 0,
+        Settlement::EndLease { .. } | Settlement::Restore(_) => 0,
     };
     check_size(key, bytes, MAX_RESULT_BYTES)
 }

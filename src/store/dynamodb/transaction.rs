@@ -10,11 +10,14 @@ use aws_sdk_dynamodb::{
 
 use super::{
     DynamoStore, check_result, check_size,
-    explain::{explain, without_quotes},
-    expressions, item,
+    explain::{explain, kind, without_quotes},
+    expressions,
+    item::{self, Item},
 };
 use crate::{
-    protocol::{Key, Record, record::MAX_ITEM_BYTES},
+    protocol::{
+        ClaimRequest, Key, Record, Settlement, decision::may_claim, record::MAX_ITEM_BYTES,
+    },
     store::{
         Commit, CommitAnswer, RecordWrite, Refused, RefusedWrite, StoreError, TransactionalStore,
         write::{Place, table},
@@ -35,30 +38,71 @@ impl TransactionalStore for DynamoStore {
     }
 
     async fn commit(&self, commit: &Commit) -> Result<CommitAnswer, StoreError> {
-        let record = match commit.sent.get() {
-            Some(sent) => sent.clone(),
-            None => {
-                let built = self.record_write(&commit.record)?;
-                commit.sent.get_or_init(|| built).clone()
-            }
+        if commit.sent_over.get().is_none() {
+            let record = match commit.sent.get() {
+                Some(sent) => sent.clone(),
+                None => {
+                    let built = self.record_write(&commit.record)?;
+                    commit.sent.get_or_init(|| built).clone()
+                }
+            };
+            match self.send(commit, record, commit.token.clone()).await? {
+                Sent::Refused(Some((found, item))) => {
+                    match self.over(&commit.record, &found, &item)? {
+                        Some(over) => commit.sent_over.get_or_init(|| over),
+                        None => return Ok(CommitAnswer::Refused(Some(found))),
+                    }
+                }
+                sent => return Ok(sent.into()),
+            };
+        }
+        let Some(over) = commit.sent_over.get() else {
+            return Ok(CommitAnswer::Refused(None));
         };
-        let writes = commit.writes.iter().map(|write| write.action.clone());
-        let sent = self
-            .client
-            .transact_write_items()
-            .set_transact_items(Some([record].into_iter().chain(writes).collect()))
-            .client_request_token(&commit.token)
-            .send()
-            .await;
+        // Another transaction, so another token.
+        let token = format!("{}o", commit.token);
+        Ok(self.send(commit, over.clone(), token).await?.into())
+    }
+}
+
+/// An answer, with the item that refused the record's write as it was returned.
+enum Sent {
+    Refused(Option<(Record, Item)>),
+    Other(CommitAnswer),
+}
+
+impl From<Sent> for CommitAnswer {
+    fn from(sent: Sent) -> Self {
         match sent {
-            Ok(_) => Ok(CommitAnswer::Applied),
-            Err(error) => self.not_committed(commit, error),
+            Sent::Refused(found) => Self::Refused(found.map(|(record, _)| record)),
+            Sent::Other(answer) => answer,
         }
     }
 }
 
 impl DynamoStore {
+    async fn send(
+        &self,
+        commit: &Commit,
+        record: TransactWriteItem,
+        token: String,
+    ) -> Result<Sent, StoreError> {
+        let writes = commit.writes.iter().map(|write| write.action.clone());
+        let sent = self
+            .settling
+            .transact_write_items()
+            .set_transact_items(Some([record].into_iter().chain(writes).collect()))
+            .client_request_token(token)
+            .send()
+            .await;
+        match sent {
+            Ok(_) => Ok(Sent::Other(CommitAnswer::Applied)),
+            Err(error) => self.not_committed(commit, error),
+        }
+    }
+
     fn record_write(&self, record: &RecordWrite) -> Result<TransactWriteItem, StoreError> {
+        let (layout, table) = (&self.layout, &self.table);
         let write = TransactWriteItem::builder();
         Ok(match record {
             RecordWrite::Settle {
@@ -67,16 +111,35 @@ impl DynamoStore {
                 now,
             } => {
                 check_result(&fence.key, settlement)?;
-                write.update(expressions::update(
-                    &self.layout,
-                    &self.table,
-                    fence,
-                    settlement,
-                    *now,
+                let update = expressions::settle(layout, table, fence, settlement, *now);
+                match update {
+                    Some(update) => write.update(update),
+                    None => write.delete(expressions::delete(layout, table, fence)),
+                }
+            }
+            RecordWrite::Insert {
+                request,
+                settlement:
+                    Settlement::Fail {
+                        error, expires_at, ..
+                    },
+            } => {
+                let error = error.as_str();
+                write.update(expressions::insert_failed(
+                    layout,
+                    table,
+                    request,
+                    error,
+                    *expires_at,
                 ))
             }
-            RecordWrite::Insert { request, record } => {
-                let put = expressions::put(&self.layout, &self.table, request, record);
+            RecordWrite::Insert {
+                request,
+                settlement,
+            } => {
+                check_result(&request.key, settlement)?;
+                let record = inserted(request, settlement, None);
+                let put = expressions::insert_completed(layout, table, request, &record);
                 check_size(&request.key, item::size(&put.item), MAX_ITEM_BYTES)?;
                 write.put(put)
             }
@@ -84,17 +147,43 @@ impl DynamoStore {
         .build())
     }
 
+    /// The put in place of a refused update of the record, where the rule admits the write.
+    fn over(
+        &self,
+        record: &RecordWrite,
+        found: &Record,
+        item: &Item,
+    ) -> Result<Option<TransactWriteItem>, StoreError> {
+        let RecordWrite::Insert {
+            request,
+            settlement,
+        } = record
+        else {
+            return Ok(None);
+        };
+        if !may_claim(Some(found), request) {
+            return Ok(None);
+        }
+        let live = Some(found).filter(|found| !found.is_expired(request.now));
+        let record = inserted(request, settlement, live);
+        let record = self.layout.item(&request.key, &record);
+        check_size(&request.key, item::size(&record), MAX_ITEM_BYTES)?;
+        let put = expressions::put_over(&self.layout, &self.table, item, record);
+        Ok(Some(TransactWriteItem::builder().put(put).build()))
+    }
+
     fn not_committed(
         &self,
         commit: &Commit,
         error: SdkError<TransactWriteItemsError>,
-    ) -> Result<CommitAnswer, StoreError> {
+    ) -> Result<Sent, StoreError> {
         let explained = || explain(&error, NEEDS);
+        let other = |answer| Ok(Sent::Other(answer));
         match error.as_service_error() {
             Some(TransactWriteItemsError::TransactionCanceledException(cancelled)) => {
                 let answer = self.cancelled(commit, cancelled.cancellation_reasons())?;
                 // Without reasons, nothing is known but that nothing was written.
-                Ok(answer.unwrap_or_else(|| CommitAnswer::Contended(explained())))
+                Ok(answer.unwrap_or_else(|| Sent::Other(CommitAnswer::Contended(explained()))))
             }
             // Sent again it is the same transaction, so the answer to that will tell.
             Some(
@@ -102,9 +191,9 @@ impl DynamoStore {
                 | TransactWriteItemsError::ProvisionedThroughputExceededException(_)
                 | TransactWriteItemsError::RequestLimitExceeded(_)
                 | TransactWriteItemsError::ThrottlingException(_),
-            ) => Ok(CommitAnswer::Contended(explained())),
+            ) => other(CommitAnswer::Contended(explained())),
             Some(service) if service.code() == Some("ValidationException") => {
-                Ok(CommitAnswer::Invalid(explained()))
+                other(CommitAnswer::Invalid(explained()))
             }
             _ => {
                 let writes = commit.writes.iter();
@@ -114,6 +203,7 @@ impl DynamoStore {
                     .collect();
                 let tables = tables.into_iter().collect::<Vec<_>>().join("`, `");
                 Err(StoreError::Unavailable {
+                    kind: kind(&error),
                     action: "commit",
                     key: commit.record.key().to_string(),
                     store: format!("DynamoDB, tables `{tables}`"),
@@ -129,14 +219,16 @@ impl DynamoStore {
         &self,
         commit: &Commit,
         reasons: &[CancellationReason],
-    ) -> Result<Option<CommitAnswer>, StoreError> {
+    ) -> Result<Option<Sent>, StoreError> {
         let Some((record, others)) = reasons.split_first() else {
             return Ok(None);
         };
         if Verdict::of(record) == Verdict::ConditionNotMet {
-            let item = record.item().filter(|item| !item.is_empty());
-            let item = item.map(|item| self.read(commit.record.key(), item));
-            return Ok(Some(CommitAnswer::Refused(item.transpose()?)));
+            let found = match record.item().filter(|item| !item.is_empty()) {
+                None => None,
+                Some(item) => Some((self.read(commit.record.key(), item)?, item.clone())),
+            };
+            return Ok(Some(Sent::Refused(found)));
         }
         let first = |verdict| {
             let mut reasons = reasons.iter().enumerate();
@@ -150,10 +242,10 @@ impl DynamoStore {
         // A collision may be with the very write that an unmet condition asks about, so it goes
         // first: tried again, the answer will be clear.
         if let Some(why) = first(Verdict::Contended) {
-            return Ok(Some(CommitAnswer::Contended(why)));
+            return Ok(Some(Sent::Other(CommitAnswer::Contended(why))));
         }
         if let Some(why) = first(Verdict::Invalid) {
-            return Ok(Some(CommitAnswer::Invalid(why)));
+            return Ok(Some(Sent::Other(CommitAnswer::Invalid(why))));
         }
         let refused = commit.writes.iter().zip(others).enumerate();
         let refused = refused.filter(|(_, (_, why))| Verdict::of(why) == Verdict::ConditionNotMet);
@@ -164,7 +256,22 @@ impl DynamoStore {
             item: reason.item().cloned().filter(|item| !item.is_empty()),
         });
         let refused: Vec<_> = refused.collect();
-        Ok((!refused.is_empty()).then(|| CommitAnswer::Cancelled(Refused::new(refused))))
+        let cancelled = || Sent::Other(CommitAnswer::Cancelled(Refused::new(refused.clone())));
+        Ok((!refused.is_empty()).then(cancelled))
+    }
+}
+
+/// The record that an insert leaves over a record that is not expired.
+fn inserted(request: &ClaimRequest, settlement: &Settlement, over: Option<&Record>) -> Record {
+    let claimed = request.record(over);
+    let settled = settlement.apply(&claimed, request.now);
+    Record {
+        // An insert has no attempt of its own that could be open.
+        first_claimed_at: match settlement {
+            Settlement::Fail { .. } => over.and_then(|record| record.first_claimed_at),
+            _ => None,
+        },
+        ..settled.unwrap_or(claimed)
     }
 }
 
