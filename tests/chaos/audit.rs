@@ -23,9 +23,17 @@ struct Order {
     excuse: Option<String>,
     open_charges: HashMap<usize, Worker>,
     taken: usize,
-    /// COMPLETED or FAILED: nothing may run any more.
-    sealed: Option<Settled>,
-    claim: Option<(String, u64)>,
+    /// COMPLETED: nothing may run any more.
+    completed: bool,
+    /// The messages whose permanent failure was recorded: none of them may run any more.
+    failed: HashSet<String>,
+    claim: Option<Claim>,
+}
+
+struct Claim {
+    owner: String,
+    message: String,
+    lease_until_ms: u64,
 }
 
 impl Order {
@@ -95,7 +103,13 @@ struct Said {
 impl Said {
     /// Whether it left something to do again.
     fn is_unfinished(&self) -> bool {
-        ["retryable_failure", "out_of_time", "completion_unrecorded"].contains(&&*self.outcome)
+        [
+            "retryable_failure",
+            "out_of_time",
+            "completion_unrecorded",
+            "failure_unrecorded",
+        ]
+        .contains(&&*self.outcome)
     }
 }
 
@@ -170,6 +184,7 @@ impl Audit {
             Event::Claimed {
                 key,
                 owner,
+                message,
                 worker,
                 at_ms,
                 lease_until_ms,
@@ -180,8 +195,18 @@ impl Audit {
                 }
                 let claim = &mut self.of_key(key).claim;
                 let live = claim.as_ref();
-                let live = live.is_some_and(|(other, until)| other != owner && at_ms < until);
-                *claim = Some((owner.clone(), *lease_until_ms));
+                let live = live
+                    .is_some_and(|other| other.owner != *owner && *at_ms < other.lease_until_ms);
+                *claim = Some(Claim {
+                    owner: owner.clone(),
+                    message: message.clone(),
+                    lease_until_ms: *lease_until_ms,
+                });
+                if self.of_key(key).failed.contains(message) {
+                    self.found.push(format!(
+                        "{key} was claimed for {message}, whose failure was recorded"
+                    ));
+                }
                 if live {
                     self.found
                         .push(format!("{key} was claimed while another's claim was live"));
@@ -193,22 +218,24 @@ impl Audit {
                 as_what,
             } => {
                 let order = self.of_key(key);
-                let (claim, sealed) = (order.claim.take(), order.sealed);
-                let ends = matches!(as_what, Settled::Completed | Settled::Failed);
-                if ends {
-                    order.sealed = Some(*as_what);
+                let (claim, completed) = (order.claim.take(), order.completed);
+                order.completed |= *as_what == Settled::Completed;
+                if let Some(claim) = claim.as_ref().filter(|_| *as_what == Settled::Failed) {
+                    order.failed.insert(claim.message.clone());
                 }
                 // Promise 5: late is refused.
-                if let Some((other, _)) = claim.filter(|(holder, _)| holder != owner) {
+                if let Some(Claim { owner: other, .. }) =
+                    claim.filter(|claim| claim.owner != *owner)
+                {
                     self.found.push(format!(
                         "{key} was {as_what:?} by {owner} when {other} held its claim"
                     ));
                 }
-                if let Some(sealed) = sealed {
+                if completed {
                     self.found
-                        .push(format!("{key} was {as_what:?} when it was {sealed:?}"));
+                        .push(format!("{key} was {as_what:?} when it was Completed"));
                 }
-                if ends {
+                if matches!(as_what, Settled::Completed | Settled::Failed) {
                     self.leaves_group(order_of(key));
                 }
             }
@@ -256,13 +283,27 @@ impl Audit {
                 return;
             }
         }
-        if let Some(sealed) = order.sealed {
+        if order.completed {
             self.found.push(format!(
-                "{name} was charged by worker {worker} when it was {sealed:?}"
+                "{name} was charged by worker {worker} when it was Completed"
+            ));
+        }
+        let of_worker = self.delivered.get(&(worker, name.to_owned()));
+        let this = of_worker.cloned().unwrap_or_default();
+        if order.failed.contains(&this.0) {
+            self.found.push(format!(
+                "{name} was charged for {} by worker {worker} when its failure was recorded",
+                this.0
             ));
         }
         let excuse = order.excuse.take();
-        if let Some((_, before, delivery)) = order.last_charge.take() {
+        let of_another = |(_, _, delivery): &(usize, Worker, Delivery)| {
+            delivery.0 != this.0 && order.failed.contains(&delivery.0)
+        };
+        if order.last_charge.as_ref().is_some_and(of_another) {
+            let after = "the recorded failure of another message".to_owned();
+            *self.charged_again.entry(after).or_default() += 1;
+        } else if let Some((_, before, delivery)) = order.last_charge.take() {
             // Promise 3: a handler runs again after a retryable failure, or after it was cut off.
             let said = self.said.get(&delivery);
             let after = match (excuse, said.filter(|said| said.is_unfinished())) {
@@ -294,9 +335,7 @@ impl Audit {
                 .push(format!("{name} shares its key with another order"));
         }
         order.key = Some(key.to_owned());
-        let delivery = self.delivered.get(&(worker, name.to_owned()));
-        let delivery = delivery.cloned().unwrap_or_default();
-        order.last_charge = Some((at, worker, delivery));
+        order.last_charge = Some((at, worker, this));
         order.open_charges.insert(at, worker);
         order.taken += usize::from(taken);
         self.turn_of(name);
@@ -323,10 +362,10 @@ impl Audit {
         if let Some(at) = at_work.iter().position(|order| order == name) {
             at_work.swap_remove(at);
         }
-        let sealed = self.orders.get(name).and_then(|order| order.sealed);
-        if end == End::Acknowledged && sealed != Some(Settled::Completed) {
+        let completed = self.orders.get(name).is_some_and(|order| order.completed);
+        if end == End::Acknowledged && !completed {
             self.found.push(format!(
-                "{message} was acknowledged when its order was {sealed:?}"
+                "{message} was acknowledged when its order was not completed"
             ));
         }
         // Promise 6: reported as failed is what failed, not what was in one batch with it.

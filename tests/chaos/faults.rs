@@ -21,7 +21,7 @@ use crate::{
     plan::Seed,
     support::{
         self,
-        dynamo::{forward, forwarder, operation},
+        dynamo::{forward, forwarder, request_name},
         faults::{cut, error},
     },
 };
@@ -132,11 +132,11 @@ fn refusal(status: StatusCode, name: &str) -> Response<Body> {
 
 impl Write {
     fn of(worker: Worker, headers: &HeaderMap, body: &[u8]) -> Option<Self> {
-        let operation = operation(headers);
+        let operation = request_name(headers, body);
         let body: Value = serde_json::from_slice(body).unwrap();
         let place = match &*operation {
             "PutItem" => "Item",
-            "UpdateItem" | "DeleteItem" => "Key",
+            "Claim" | "UpdateItem" | "DeleteItem" => "Key",
             _ => return None,
         };
         let key = body[place]["id"]["S"].as_str()?.to_owned();
@@ -148,37 +148,45 @@ impl Write {
         })
     }
 
-    /// What it means that the table took it.
+    /// The event that the table's success makes of it.
     fn taken(&self) -> Event {
         let key = self.key.clone();
-        let as_what = match (
-            &*self.operation,
-            self.body["ExpressionAttributeValues"][":status"]["S"].as_str(),
-        ) {
-            ("PutItem", _) => {
-                let item = &self.body["Item"];
-                let owner = item["owner"]["S"].as_str().unwrap().to_owned();
-                let lease_until_ms = item["lease_until"]["N"].as_str().unwrap().parse().unwrap();
-                let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-                let at_ms = at.as_millis().try_into().unwrap();
-                return Event::Claimed {
-                    key,
-                    owner,
-                    worker: self.worker,
-                    at_ms,
-                    lease_until_ms,
-                };
+        let values = &self.body["ExpressionAttributeValues"];
+        let text = |of: &Value| of["S"].as_str().map(ToOwned::to_owned);
+        let number = |of: &Value| of["N"].as_str().map(|n| n.parse().unwrap());
+        // A claim over an expired record is a put, a claim over any other an update.
+        let claim = match &*self.operation {
+            "PutItem" => {
+                Some(["owner", "lease_until", "message_id"].map(|n| &self.body["Item"][n]))
             }
-            ("DeleteItem", _) => Settled::Released,
-            (_, None) => Settled::Abandoned,
-            (_, Some("COMPLETED")) => Settled::Completed,
-            (_, Some(_)) => Settled::Failed,
+            "Claim" => Some([":owner", ":lease_until", ":message_id"].map(|n| &values[n])),
+            _ => None,
         };
-        let owner = self.body["ExpressionAttributeValues"][":me"]["S"].as_str();
-        let owner = owner.unwrap().to_owned();
+        if let Some([owner, lease_until, message]) = claim {
+            let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+            return Event::Claimed {
+                key,
+                owner: text(owner).unwrap(),
+                message: text(message).unwrap(),
+                worker: self.worker,
+                at_ms: at.as_millis().try_into().unwrap(),
+                lease_until_ms: number(lease_until).unwrap(),
+            };
+        }
+        let as_what = if values[":failed_message_ids"].is_object() {
+            Settled::Failed
+        } else if self.operation == "DeleteItem"
+            || text(&values[":status"]).is_some_and(|s| s == "FAILED")
+        {
+            Settled::Restored
+        } else if values[":status"].is_object() {
+            Settled::Completed
+        } else {
+            Settled::LeaseEnded
+        };
         Event::Settled {
             key,
-            owner,
+            owner: text(&values[":me"]).unwrap(),
             as_what,
         }
     }

@@ -46,6 +46,7 @@ pub(crate) enum Event {
     Claimed {
         key: String,
         owner: String,
+        message: String,
         worker: Worker,
         at_ms: u64,
         lease_until_ms: u64,
@@ -113,8 +114,8 @@ pub(crate) enum ChargeEnd {
 pub(crate) enum Settled {
     Completed,
     Failed,
-    Abandoned,
-    Released,
+    LeaseEnded,
+    Restored,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

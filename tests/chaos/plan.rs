@@ -107,7 +107,7 @@ pub(crate) fn orders(seed: Seed, size: usize) -> Vec<Message> {
         let mut dice = seed.dice(("order", n));
         let resent = dice.u32(..100) < 3;
         let first = resent.then(|| dice.choice(&messages)).flatten();
-        let (order, kind) = match first.filter(|first| !first.kind.is_permanent()) {
+        let (order, kind) = match first.filter(|first| first.kind != Kind::Undecodable) {
             Some(first) => (first.order.clone(), first.kind),
             None => (format!("o-{n}"), kind(&mut dice)),
         };

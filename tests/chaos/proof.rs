@@ -50,6 +50,7 @@ pub(crate) fn claimed(n: usize, owner: &str, at_ms: u64) -> Event {
     Event::Claimed {
         key: format!("chaos#o-{n}"),
         owner: owner.into(),
+        message: format!("m-{n}"),
         worker: u32::from(owner != "a") + 7,
         at_ms,
         lease_until_ms: at_ms + 2000,
@@ -145,9 +146,9 @@ fn a_lost_message_is_found() {
 fn an_acknowledgement_before_the_completion_is_found() {
     let mut events = good();
     events.swap(5, 6);
-    caught(&events, "was acknowledged when its order was None");
+    caught(&events, "was acknowledged when its order was not completed");
     events.pop();
-    caught(&events, "was acknowledged when its order was None");
+    caught(&events, "was acknowledged when its order was not completed");
     let never_charged = [
         sent(1, Kind::Good, None),
         settled(1, Settled::Completed),
@@ -211,8 +212,61 @@ fn a_charge_after_the_recorded_end_is_found_whatever_cut_off_the_worker() {
             died(7, Death::Killed),
             returned(1, 7, End::WorkerDied),
         ]);
-        caught(&events, &format!("when it was {sealed:?}"));
+        caught(
+            &events,
+            match sealed {
+                Settled::Completed => "when it was Completed",
+                _ => "was claimed for m-1, whose failure was recorded",
+            },
+        );
     }
+    // Of a failed message no charge is right, whatever its claim.
+    let mut events = again(vec![
+        ended(3, ChargeEnd::Answered),
+        settled(1, Settled::Failed),
+        returned(1, 7, End::ReportedFailed),
+    ]);
+    events.retain(|event| !matches!(event, Event::Claimed { owner, .. } if owner == "b"));
+    caught(&events, "was charged for m-1 by worker 8");
+}
+
+/// A declined order that was sent twice, in two messages: each is charged once.
+#[test]
+fn second_message_of_a_failed_order_is_charged_once() {
+    let of_order_1 = |n| Event::Sent(Message::new(n, "o-1".into(), Kind::Declined, None));
+    let attempt = |n, worker, at| {
+        let declined = Event::Charge {
+            order: "o-1".into(),
+            key: "chaos#o-1".into(),
+            worker,
+            taken: false,
+        };
+        let claimed = Event::Claimed {
+            key: "chaos#o-1".into(),
+            owner: "a".into(),
+            message: format!("m-{n}"),
+            worker,
+            at_ms: u64::from(worker) * 10_000,
+            lease_until_ms: u64::from(worker) * 10_000 + 2000,
+        };
+        [
+            delivered(n, worker),
+            claimed,
+            declined,
+            ended(at + 2, ChargeEnd::Answered),
+            settled(1, Settled::Failed),
+            returned(n, worker, End::ReportedFailed),
+        ]
+    };
+    let mut events = vec![of_order_1(1), of_order_1(2)];
+    events.extend(attempt(1, 7, 2));
+    events.extend(attempt(2, 8, 8));
+    events.extend([dead_lettered(1), dead_lettered(2)]);
+    events.extend([1, 2].map(|n| said(n, n as u32 + 6, "permanent_failure")));
+    clean(&events);
+    let again = events.len();
+    events.extend(attempt(1, 9, again));
+    caught(&events, "was claimed for m-1, whose failure was recorded");
 }
 
 #[test]
@@ -233,8 +287,8 @@ fn two_live_claims_are_found() {
     };
     caught(&two(None, 2999), "while another's claim was live");
     clean(&two(None, 3000));
-    clean(&two(Some(settled(1, Settled::Released)), 1500));
-    clean(&two(Some(settled(1, Settled::Abandoned)), 1500));
+    clean(&two(Some(settled(1, Settled::Restored)), 1500));
+    clean(&two(Some(settled(1, Settled::LeaseEnded)), 1500));
 }
 
 /// Frozen in its charge, given up, taken over from by worker 8, and thawed; then `late` happens.

@@ -106,7 +106,7 @@ fn a_conflict_with_nobody_is_found() {
     let claim = |owner| vec![claimed(1, owner, 1000)];
     clean(&with(claim("a"), vec![], "a"));
     clean(&with(vec![], claim("a"), "a"));
-    let over = vec![claimed(1, "a", 1000), settled(1, Settled::Abandoned)];
+    let over = vec![claimed(1, "a", 1000), settled(1, Settled::LeaseEnded)];
     for wrong in [
         with(vec![], vec![], "a"),
         with(claim("a"), vec![], "c"),

@@ -220,7 +220,7 @@ impl<'a> Receives<'a> {
 
     /// Somebody else held a claim during the delivery: the one that the worker names.
     fn conflict(&self, receive: &Receive<'_>, to: usize, detail: &str) -> Cause {
-        let named = detail.strip_prefix("owner ").unwrap_or_default();
+        let named = detail.strip_prefix("lease held by ").unwrap_or_default();
         let named = named.split(' ').next().unwrap_or_default();
         let mut of_order = self.held.iter();
         let of_order = of_order.find(|(key, _)| order_of(key) == receive.message.order);
