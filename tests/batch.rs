@@ -219,15 +219,15 @@ async fn one_key_with_two_payloads_in_a_batch_runs_the_first_and_refuses_the_sec
     let consumer = Consumer::new(Once::new(store.clone()), namespace(), take);
     let consumer = Arc::new(consumer.key(KeySource::Body(Pointers::new("/id").unwrap())));
     let event = batch([
-        record("m-1", &json!({"id": 7, "amount": 1})),
-        record("m-2", &json!({"id": 7, "amount": 2})),
-        record("m-3", &json!({"id": 7, "amount": 1})),
+        record("m-1", &json!({"id": "o-7", "amount": 1})),
+        record("m-2", &json!({"id": "o-7", "amount": 2})),
+        record("m-3", &json!({"id": "o-7", "amount": 1})),
     ]);
     assert_eq!(
         process(&consumer, event, within(10 * SECOND)).await,
         ["m-2"]
     );
-    assert!(matches!(state(&store, "7"), State::Completed { .. }));
+    assert!(matches!(state(&store, "o-7"), State::Completed { .. }));
 }
 
 #[tokio::test]

@@ -16,6 +16,7 @@ pub mod powertools;
 pub mod record;
 
 pub use decision::{ClaimRefused, Refusal, Settlement, SettlementRefused};
+pub(crate) use key::KeyPart;
 pub use key::{Fingerprint, Key, KeyError, Namespace};
 pub use record::{
     AfterFailure, ClaimRequest, Fence, Owner, Record, State, StoredResult, Timestamp,

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{
     message::InvalidMessage,
-    pointer::{Pointers, canonical, find, text},
+    pointer::{Pointers, canonical, find, is_distinct, key_part},
 };
 use crate::protocol::{Fingerprint, Key, Namespace, powertools};
 
@@ -28,9 +28,9 @@ impl Identity {
     ) -> Result<Self, InvalidMessage> {
         let body = record.body.as_deref().ok_or_else(InvalidMessage::no_body)?;
         let json = serde_json::from_str::<Value>(body);
-        let parts = key.parts(record, json.as_ref())?;
-        let key = Key::new(namespace, parts.iter().map(AsRef::as_ref))
-            .map_err(|_| key.not_found("it is empty there"))?;
+        let values = key.values(record, json.as_ref())?;
+        let key = Key::of_parts(namespace, values.iter().map(key_part))
+            .map_err(|error| key.not_found(&error.to_string()))?;
         Ok(Self {
             key,
             fingerprint: fingerprint.of(body, json.ok()),
@@ -53,11 +53,12 @@ impl Identity {
 /// that other services wrap around a message: `body:/Message/orderId` for one that came through
 /// SNS, `body:/detail/orderId` for an EventBridge event.
 ///
-/// Text stands for itself, and every other JSON value for its canonical form (RFC 8785): `0`,
-/// `false`, `{}` are keys. There is no key, and the message is a permanent failure, where there is
-/// nothing, `null` or an empty text, or a number that a double could take for another (a fraction,
-/// or in a list or object one beyond 2^53): a key must never make two messages equal that are
-/// not. A member whose name ends with a comma can't be named.
+/// Text stands for itself. Every other JSON value stands for its canonical form (RFC 8785) behind
+/// the marker `\json:`, so the number 7 and the text `"7"` are two keys, and `0`, `false` and `{}`
+/// are keys. There is no key, and the message is a permanent failure, where there is nothing,
+/// `null` or an empty text, or a number that a double could take for another (a fraction, or in a
+/// list or object one beyond 2^53): a key must never make two messages equal that are not. A member
+/// whose name ends with a comma can't be named.
 ///
 /// ```
 /// use sqs_once::sqs::KeySource;
@@ -83,11 +84,12 @@ pub enum KeySource {
 }
 
 impl KeySource {
-    fn parts<'a>(
+    /// The values that make the key, each of them fit for one.
+    fn values(
         &self,
-        record: &'a SqsMessage,
-        json: Result<&'a Value, &serde_json::Error>,
-    ) -> Result<Vec<Cow<'a, str>>, InvalidMessage> {
+        record: &SqsMessage,
+        json: Result<&Value, &serde_json::Error>,
+    ) -> Result<Vec<Value>, InvalidMessage> {
         let found = match self {
             Self::MessageId => record.message_id.as_deref(),
             Self::DeduplicationId => record
@@ -100,34 +102,35 @@ impl KeySource {
                 .and_then(|attribute| attribute.string_value.as_deref()),
             Self::Body(pointers) => {
                 let json = json.map_err(InvalidMessage::json)?;
-                let text = |pointer| match find(json, pointer) {
-                    None | Some(Cow::Borrowed(Value::Null) | Cow::Owned(Value::Null)) => {
-                        Err(self.not_found(&format!("there is nothing at `{pointer}`")))
-                    }
-                    Some(value) => text(value).ok_or_else(|| {
-                        self.not_found(&format!(
-                            "a number at `{pointer}` is not told apart from others near it; send \
-                             it as text"
-                        ))
-                    }),
-                };
-                return pointers.iter().map(text).collect();
+                let value = |pointer| self.value(json, pointer);
+                return pointers.iter().map(value).collect();
             }
             Self::Powertools(source) => {
-                // What is no key by itself is none as a hash.
-                let parts = source.parts(record, json)?;
-                if parts.iter().any(|part| part.is_empty()) {
-                    return Err(self.not_found("it is empty there"));
-                }
-                let value = match (source.as_ref(), json) {
-                    (Self::Body(pointers), Ok(json)) => pointers.values(json),
-                    _ => parts.into_iter().map(Value::from).collect(),
-                };
-                return Ok(vec![powertools::hash(&one_or_list(value)).into()]);
+                let hash = powertools::hash(&one_or_list(source.values(record, json)?));
+                return Ok(vec![hash.into()]);
             }
         };
-        let part = found.ok_or_else(|| self.not_found("there is none"))?;
-        Ok(vec![Cow::Borrowed(part)])
+        match found {
+            None => Err(self.not_found("there is none")),
+            Some("") => Err(self.not_found("it is empty there")),
+            Some(text) => Ok(vec![text.into()]),
+        }
+    }
+
+    /// The value that a pointer finds in the body.
+    fn value(&self, json: &Value, pointer: &str) -> Result<Value, InvalidMessage> {
+        match find(json, pointer).map(Cow::into_owned) {
+            None | Some(Value::Null) => {
+                Err(self.not_found(&format!("there is nothing at `{pointer}`")))
+            }
+            Some(Value::String(text)) if text.is_empty() => {
+                Err(self.not_found("it is empty there"))
+            }
+            Some(value) if !is_distinct(&value) => Err(self.not_found(&format!(
+                "a number at `{pointer}` is not told apart from others near it; send it as text"
+            ))),
+            Some(value) => Ok(value),
+        }
     }
 
     fn not_found(&self, why: &str) -> InvalidMessage {
@@ -292,16 +295,22 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_the_text_that_the_pointer_finds_or_the_canonical_form_of_what_is_no_text() {
+    fn text_stands_for_itself_and_other_json_is_marked() {
         for (value, text) in [
             (r#""o-1""#, "o-1"),
             (r#"" ""#, " "),
-            ("0", "0"),
-            ("-7", "-7"),
-            ("18446744073709551615", "18446744073709551615"),
-            ("false", "false"),
-            ("{}", "{}"),
-            (r#"{"b": 1, "a": [2, null]}"#, r#"{"a":[2,null],"b":1}"#),
+            ("0", r"\json:0"),
+            ("-7", r"\json:-7"),
+            ("18446744073709551615", r"\json:18446744073709551615"),
+            ("false", r"\json:false"),
+            ("{}", r"\json:{}"),
+            (r#""7""#, "7"),
+            ("7", r"\json:7"),
+            (r#""\\json:7""#, r"\\json:7"),
+            (
+                r##"{"b": "#", "a": [2, null]}"##,
+                r##"\json:{"a":[2,null],"b":"\#"}"##,
+            ),
         ] {
             let body = format!(r#"{{"order": {{"id": {value}}}}}"#);
             assert_eq!(
