@@ -11,7 +11,10 @@ use std::{
 use aws_sdk_dynamodb::types::{AttributeValue, Update};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use sqs_once::{Change, Failure, OnItem, Outcome, Write, protocol::Timestamp};
+use sqs_once::{
+    Change, Done, Failure, OnItem, Outcome, Write,
+    protocol::{StoredResult, Timestamp},
+};
 
 use super::{
     support::{
@@ -335,6 +338,118 @@ async fn an_update_composes_with_the_users_own() {
                 assert_eq!(outcome.name(), expected, "{id}: {outcome}");
             }
         }
+    }
+}
+
+#[tokio::test]
+async fn conditions_in_parentheses_hold() {
+    let world = World::start().await;
+    let client = world.patient();
+    let set = world.on_item(&client);
+    let map = world.on_item(&client).retention(RETENTION);
+    for (n, condition) in [
+        "(n = :seven OR vip = :yes)",
+        " ( (n = :seven) OR (vip = :yes) ) ",
+        "((n = :seven OR vip = :yes))",
+        "(n = :seven) OR (vip = :yes)",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let values = |write: Write<Update>| write.value(":seven", 7).value(":yes", true);
+        let once_more = || values(one_more().when(condition));
+        for (item, expected) in [
+            (json!({"id": "a", "n": 7}), "done"),
+            (json!({"id": "a", "n": 1, "vip": true}), "done"),
+            (json!({"id": "a", "n": 1}), "permanent_failure"),
+        ] {
+            for (name, on_item) in [("set", &set), ("map", &map)] {
+                world.has(item.clone()).await;
+                let change = Change::update((), once_more());
+                let outcome = run(on_item, "1", change).await;
+                assert_eq!(outcome.name(), expected, "{condition} {name}: {outcome}");
+                assert!(
+                    outcome.is_success() || outcome.to_string().contains("is not met"),
+                    "{condition} {name}: {outcome}"
+                );
+            }
+            // The same among the writes of a transaction, alone and with another condition.
+            for (name, write) in [
+                ("alone", once_more()),
+                ("first", once_more().when("(attribute_exists(id))")),
+                (
+                    "second",
+                    values(one_more().when("(attribute_exists(id))").when(condition)),
+                ),
+            ] {
+                world.has(item.clone()).await;
+                let key = format!("{n} {name} {item}");
+                let done = async |_| Ok(Done::new(()).with(write));
+                let outcome = world
+                    .inbox(&client)
+                    .run(operation(&key, ample()), done)
+                    .await;
+                assert_eq!(outcome.name(), expected, "{condition} {name}: {outcome}");
+            }
+        }
+    }
+}
+
+#[derive(Deserialize, Serialize)]
+struct Sets {
+    id: String,
+    #[serde(with = "serde_dynamo::string_set", default)]
+    texts: Vec<String>,
+    #[serde(with = "serde_dynamo::number_set", default)]
+    numbers: Vec<u64>,
+    #[serde(default)]
+    nested: Vec<Nested>,
+}
+
+#[derive(Deserialize, Serialize)]
+struct Nested {
+    name: String,
+    #[serde(with = "serde_dynamo::string_set", default)]
+    texts: Vec<String>,
+}
+
+#[tokio::test]
+async fn sets_that_become_empty_are_removed() {
+    let world = World::start().await;
+    let on_item = world.on_item(&world.patient());
+    let set_to = |n: u64| {
+        Change::of(THINGS)
+            .key("id", "a")
+            .modify(move |sets: Option<Sets>| {
+                let had = sets.map_or(0, |sets| {
+                    let nested = sets.nested.iter().map(|nested| nested.texts.len());
+                    sets.texts.len() + sets.numbers.len() + nested.sum::<usize>()
+                });
+                let texts: Vec<_> = (0..n).map(|n| n.to_string()).collect();
+                let sets = Sets {
+                    id: "a".into(),
+                    texts: texts.clone(),
+                    numbers: (0..n).collect(),
+                    nested: vec![Nested {
+                        name: "in a list".into(),
+                        texts,
+                    }],
+                };
+                Ok((sets, had))
+            })
+    };
+    for (key, n, had) in [("1", 2, 0), ("2", 0, 6), ("3", 0, 0), ("4", 1, 0)] {
+        let outcome = run(&on_item, key, set_to(n)).await;
+        let Outcome::Done(StoredResult::Json(result)) = &outcome else {
+            panic!("{key}: {outcome}")
+        };
+        assert_eq!(result, &had.to_string(), "{key}");
+        let item = world.a().await;
+        let nested = item["nested"].as_l().unwrap()[0].as_m().unwrap();
+        assert_eq!(text(nested, "name"), "in a list");
+        let kept = ["texts", "numbers"].map(|name| item.contains_key(name));
+        assert_eq!(kept, [n > 0; 2], "{key}");
+        assert_eq!(nested.contains_key("texts"), n > 0, "{key}");
     }
 }
 
