@@ -82,7 +82,7 @@ pub(super) fn key_part(value: &Value) -> KeyPart<'_> {
     }
 }
 
-/// Whether no other value makes the same part of a key.
+/// Tells the values that share their part of a key with no other value.
 pub(super) fn is_distinct(value: &Value) -> bool {
     match value {
         // By its digits.

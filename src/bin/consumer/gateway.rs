@@ -210,7 +210,7 @@ mod tests {
         }
     }
 
-    /// What a connection meets at its other end.
+    /// The other end of a connection.
     #[derive(Clone, Copy, Debug)]
     enum End {
         /// Closed before anything was sent.

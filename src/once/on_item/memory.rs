@@ -36,7 +36,7 @@ pub(super) struct Memory<'a> {
     pub(super) fingerprint: Option<&'a Fingerprint>,
 }
 
-/// What an item remembers of an operation.
+/// The memory that an item has of an operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Recall {
     Nothing,
@@ -99,7 +99,7 @@ impl Memory<'_> {
         }
     }
 
-    /// What the map is to hold for the key; `None` where the set is to hold the key.
+    /// The value of the key in the map; `None` where the key goes into the set.
     fn end(&self) -> Option<AttributeValue> {
         let end = match (self.retention, self.fingerprint) {
             (None, None) => return None,
