@@ -1,11 +1,18 @@
-//! A Lambda behind an HTTP API that honours an `Idempotency-Key` header (IETF draft "The
-//! Idempotency-Key HTTP Header Field"): the same answer to the same request, 409 while the first
-//! is being processed, 422 where the key comes back with another payload.
+//! A Lambda behind an HTTP or REST API of API Gateway that honours an `Idempotency-Key` header
+//! (IETF draft "The Idempotency-Key HTTP Header Field"): the same answer to the same request, 409
+//! while the first is being processed, 422 where the key comes back with another payload.
+//!
+//! A key belongs to its caller, method and path, so no caller is answered with another's result.
+//! The caller is the principal that the API's authorizer established. A request without one is
+//! answered with 500, unless `ANONYMOUS=on` says that all callers may share results.
 
 use std::time::Duration;
 
-use lambda_http::{Body, Error, Request, RequestExt, Response, http::StatusCode, run, service_fn};
-use serde::Deserialize;
+use lambda_http::{
+    Body, Error, Request, RequestExt, Response, http::StatusCode, request::RequestContext, run,
+    service_fn,
+};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sqs_once::{
     Attempt, Deadline, Delivery, Failure, Once, Operation, Outcome, aws,
@@ -19,19 +26,47 @@ struct Payment {
     amount: f64,
 }
 
+/// The result that is stored, and replayed as a whole.
+#[derive(Deserialize, Serialize)]
+struct Reply {
+    status: u16,
+    body: Value,
+}
+
 /// The business. Hand `attempt.key()` on to whoever charges.
-async fn pay(payment: Payment, attempt: Attempt) -> Result<Value, Failure> {
+async fn pay(payment: Payment, attempt: Attempt) -> Result<Reply, Failure> {
     if payment.amount <= 0.0 {
         return Err(Failure::permanent("the amount is not more than 0"));
     }
-    Ok(json!({ "payment": attempt.message_id() }))
+    Ok(Reply {
+        status: 201,
+        body: json!({ "payment": attempt.message_id() }),
+    })
 }
 
-/// Answers one request.
-pub async fn answer<S: Store>(once: &Once<S>, request: Request) -> Result<Response<Body>, Error> {
+/// Answers one request. `anonymous` serves callers without a principal, as one caller.
+pub async fn answer<S: Store>(
+    once: &Once<S>,
+    anonymous: bool,
+    request: Request,
+) -> Result<Response<Body>, Error> {
+    let caller = match principal(&request) {
+        Some(caller) => caller,
+        None if anonymous => ("anonymous", "anonymous"),
+        None => {
+            tracing::error!(
+                "the request has no principal, so callers could read each other's results: attach \
+                 an authorizer to the API, or set ANONYMOUS=on"
+            );
+            return problem(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "this API has no authorizer",
+            );
+        }
+    };
     let header = request.headers().get("Idempotency-Key");
     // A structured header: a string in double quotes. Without them it is taken as it is.
-    let Some(key) = header
+    let Some(header) = header
         .and_then(|key| key.to_str().ok())
         .map(|key| key.trim_matches('"'))
     else {
@@ -40,10 +75,12 @@ pub async fn answer<S: Store>(once: &Once<S>, request: Request) -> Result<Respon
             "this operation wants an Idempotency-Key header",
         );
     };
-    let Ok(key) = Key::new(&Namespace::new("payments-api")?, [key]) else {
+    let (method, path) = (request.method().as_str(), request.uri().path());
+    let parts = [caller.0, caller.1, method, path, header];
+    let Ok(key) = Key::new(&Namespace::new("payments-api")?, parts) else {
         return problem(StatusCode::BAD_REQUEST, "the Idempotency-Key is empty");
     };
-    let Ok(payment) = serde_json::from_slice::<Payment>(request.body()) else {
+    let Some((payment, fingerprint)) = read(request.body()) else {
         return problem(StatusCode::BAD_REQUEST, "the body is no payment");
     };
     let context = request.lambda_context_ref().cloned().unwrap_or_default();
@@ -51,7 +88,7 @@ pub async fn answer<S: Store>(once: &Once<S>, request: Request) -> Result<Respon
     let (budget, reserve) = (Duration::from_secs(29), Duration::from_millis(500));
     let operation = Operation::new(
         key,
-        Some(Fingerprint::of(request.body())),
+        Some(fingerprint),
         Delivery::new(context.request_id),
         Deadline::of_invocation(Timestamp::now(), ends, budget, reserve),
     );
@@ -78,20 +115,69 @@ pub async fn answer<S: Store>(once: &Once<S>, request: Request) -> Result<Respon
     }
 }
 
+/// The caller that API Gateway authenticated: how, and its id.
+///
+/// The ARN of an assumed role ends with the name of its session. A caller that tries again under
+/// another session name is another caller. The Lambda authorizer of an HTTP API must put a
+/// `principalId` into its context; that of a REST API always does.
+fn principal(request: &Request) -> Option<(&'static str, &str)> {
+    let context = request.request_context_ref()?;
+    let authorizer = context.authorizer();
+    let jwt = authorizer.and_then(|it| it.jwt.as_ref());
+    let iam = authorizer.and_then(|it| it.iam.as_ref());
+    // Of a Lambda authorizer, or of the Cognito authorizer of a REST API.
+    let fields = authorizer.map(|it| &it.fields);
+    let identity = match context {
+        RequestContext::ApiGatewayV1(rest) => Some(&rest.identity),
+        _ => None,
+    };
+    let sub = jwt.and_then(|it| it.claims.get("sub"));
+    let known = [
+        ("jwt", sub.map(String::as_str)),
+        (
+            "jwt",
+            fields.and_then(|it| it.get("claims")?.get("sub")?.as_str()),
+        ),
+        ("iam", iam.and_then(|it| it.user_arn.as_deref())),
+        ("iam", identity.and_then(|it| it.user_arn.as_deref())),
+        (
+            "lambda",
+            fields.and_then(|it| it.get("principalId")?.as_str()),
+        ),
+        ("api-key", identity.and_then(|it| it.api_key_id.as_deref())),
+    ];
+    let mut known = known.into_iter();
+    known.find_map(|(how, id)| Some((how, id.filter(|id| !id.is_empty())?)))
+}
+
+/// The payment, and the fingerprint of its canonical JSON (RFC 8785): the order of members and
+/// white space do not count.
+fn read(body: &[u8]) -> Option<(Payment, Fingerprint)> {
+    let json: Value = serde_json::from_slice(body).ok()?;
+    let canonical = serde_json_canonicalizer::to_vec(&json).ok()?;
+    let payment = serde_json::from_value(json).ok()?;
+    Some((payment, Fingerprint::of(&canonical)))
+}
+
 fn done(result: StoredResult) -> Result<Response<Body>, Error> {
     let StoredResult::Json(json) = result else {
         return problem(StatusCode::OK, "done, but the answer was too large to keep");
     };
-    reply(StatusCode::OK, "application/json", json)
+    let Reply { status, body } = serde_json::from_str(&json)?;
+    respond(
+        StatusCode::from_u16(status)?,
+        "application/json",
+        body.to_string(),
+    )
 }
 
 /// RFC 9457, "Problem Details for HTTP APIs".
 fn problem(status: StatusCode, detail: &str) -> Result<Response<Body>, Error> {
     let problem = json!({ "status": status.as_u16(), "detail": detail });
-    reply(status, "application/problem+json", problem.to_string())
+    respond(status, "application/problem+json", problem.to_string())
 }
 
-fn reply(status: StatusCode, content_type: &str, body: String) -> Result<Response<Body>, Error> {
+fn respond(status: StatusCode, content_type: &str, body: String) -> Result<Response<Body>, Error> {
     let response = Response::builder()
         .status(status)
         .header("Content-Type", content_type);
@@ -103,9 +189,13 @@ async fn main() -> Result<(), Error> {
     telemetry::init();
     let client = aws_sdk_dynamodb::Client::new(&aws::config().await);
     let store = DynamoStore::new(client, std::env::var("IDEMPOTENCY_TABLE_NAME")?);
+    let anonymous = std::env::var("ANONYMOUS").is_ok_and(|value| value == "on");
+    if anonymous {
+        tracing::warn!("ANONYMOUS=on: callers without a principal share their results");
+    }
     // An HTTP client that was told of a failure tries again with the same key, and with a request
     // id of its own: let it have the same answer.
     let once = Once::new(store).after_failure(sqs_once::protocol::AfterFailure::Replay);
     let once = &once;
-    run(service_fn(async move |request| answer(once, request).await)).await
+    run(service_fn(|request| answer(once, anonymous, request))).await
 }

@@ -219,15 +219,15 @@ async fn one_key_with_two_payloads_in_a_batch_runs_the_first_and_refuses_the_sec
     let consumer = Consumer::new(Once::new(store.clone()), namespace(), take);
     let consumer = Arc::new(consumer.key(KeySource::Body(Pointers::new("/id").unwrap())));
     let event = batch([
-        record("m-1", &json!({"id": 7, "amount": 1})),
-        record("m-2", &json!({"id": 7, "amount": 2})),
-        record("m-3", &json!({"id": 7, "amount": 1})),
+        record("m-1", &json!({"id": "o-7", "amount": 1})),
+        record("m-2", &json!({"id": "o-7", "amount": 2})),
+        record("m-3", &json!({"id": "o-7", "amount": 1})),
     ]);
     assert_eq!(
         process(&consumer, event, within(10 * SECOND)).await,
         ["m-2"]
     );
-    assert!(matches!(state(&store, "7"), State::Completed { .. }));
+    assert!(matches!(state(&store, "o-7"), State::Completed { .. }));
 }
 
 #[tokio::test]
@@ -399,6 +399,35 @@ async fn a_handler_is_told_of_its_delivery() {
 }
 
 #[tokio::test]
+async fn duplicate_without_stored_output_is_acknowledged() {
+    /// Answers with more than a record holds.
+    #[derive(Clone, Default)]
+    struct Verbose(Arc<AtomicUsize>);
+    impl Handler for Verbose {
+        type Message = Value;
+        type Output = String;
+        async fn handle(&self, _: Value, _: Attempt) -> Result<String, Failure> {
+            Ok("x".repeat(500_000))
+        }
+        async fn on_duplicate(&self, stored: Stored<String>, _: Attempt) -> Result<(), Failure> {
+            assert_eq!(stored.json(), None);
+            assert_eq!(stored.output()?, None);
+            self.0.fetch_add(1, Ordering::SeqCst);
+            Ok(())
+        }
+    }
+    let verbose = Verbose::default();
+    let once = Once::new(MemoryStore::default());
+    let consumer = Arc::new(Consumer::new(once, namespace(), verbose.clone()));
+    for duplicates in 0..2 {
+        let event = batch([record("m-1", "{}")]);
+        let failed = process(&consumer, event, within(10 * SECOND)).await;
+        assert_eq!(failed, [""; 0]);
+        assert_eq!(verbose.0.load(Ordering::SeqCst), duplicates);
+    }
+}
+
+#[tokio::test]
 async fn a_handler_may_look_at_duplicates_and_send_them_back() {
     #[derive(Clone, Default)]
     struct Replying(Arc<Mutex<Vec<u32>>>);
@@ -409,7 +438,7 @@ async fn a_handler_may_look_at_duplicates_and_send_them_back() {
             Ok(n + 1)
         }
         async fn on_duplicate(&self, stored: Stored<u32>, _: Attempt) -> Result<(), Failure> {
-            let output = stored.output()?;
+            let output = stored.output()?.unwrap();
             self.0.lock().unwrap().push(output);
             match output {
                 3 => Err(Failure::retryable("no reply")),

@@ -14,51 +14,250 @@
 )]
 mod http_api;
 
-use lambda_http::{Body, Request, http::StatusCode};
+use lambda_http::{Body, http::StatusCode, request};
+use serde_json::{Value, json};
 use sqs_once::{
     Failure, Once,
-    protocol::{AfterFailure, Fingerprint, Key, Namespace},
+    protocol::{AfterFailure, Key, Namespace},
     store::MemoryStore,
 };
+
+/// A request as API Gateway sends it: to an HTTP API, or to a REST API.
+#[derive(Clone)]
+struct Call {
+    rest: bool,
+    /// `requestContext.authorizer`.
+    authorizer: Value,
+    /// `requestContext.identity` of a REST API.
+    identity: Value,
+    method: &'static str,
+    path: &'static str,
+    key: Option<&'static str>,
+    body: String,
+}
+
+impl Call {
+    fn of_user(sub: &str) -> Self {
+        Self {
+            rest: false,
+            authorizer: json!({ "jwt": { "claims": { "sub": sub }, "scopes": null } }),
+            identity: json!({}),
+            method: "POST",
+            path: "/payments",
+            key: Some("k-1"),
+            body: r#"{"amount": 1}"#.into(),
+        }
+    }
+
+    fn rest(authorizer: Value, identity: Value) -> Self {
+        Self {
+            rest: true,
+            authorizer,
+            identity,
+            ..Self::of_user("")
+        }
+    }
+
+    fn body(self, body: &str) -> Self {
+        Self {
+            body: body.into(),
+            ..self
+        }
+    }
+
+    fn event(&self) -> Value {
+        let headers = self
+            .key
+            .map_or_else(|| json!({}), |key| json!({ "idempotency-key": key }));
+        if self.rest {
+            return json!({
+                "resource": self.path,
+                "path": self.path,
+                "httpMethod": self.method,
+                "headers": headers,
+                "multiValueHeaders": {},
+                "requestContext": {
+                    "httpMethod": self.method,
+                    "stage": "$default",
+                    "authorizer": self.authorizer,
+                    "identity": self.identity,
+                },
+                "body": self.body,
+                "isBase64Encoded": false,
+            });
+        }
+        json!({
+            "version": "2.0",
+            "routeKey": "$default",
+            "rawPath": self.path,
+            "rawQueryString": "",
+            "headers": headers,
+            "requestContext": {
+                "stage": "$default",
+                "authorizer": self.authorizer,
+                "http": {
+                    "method": self.method,
+                    "path": self.path,
+                    "protocol": "HTTP/1.1",
+                    "sourceIp": "127.0.0.1",
+                    "userAgent": "test",
+                },
+            },
+            "body": self.body,
+            "isBase64Encoded": false,
+        })
+    }
+
+    async fn answer(&self, store: &MemoryStore, anonymous: bool) -> (StatusCode, Value) {
+        let request = request::from_str(&self.event().to_string()).unwrap();
+        let response = http_api::answer(&once(store), anonymous, request).await;
+        let response = response.unwrap();
+        let Body::Text(text) = response.body() else {
+            panic!("no text: {response:?}")
+        };
+        (response.status(), serde_json::from_str(text).unwrap())
+    }
+
+    async fn send(&self, store: &MemoryStore) -> (StatusCode, Value) {
+        self.answer(store, false).await
+    }
+}
 
 fn once(store: &MemoryStore) -> Once<MemoryStore> {
     Once::new(store.clone()).after_failure(AfterFailure::Replay)
 }
 
-async fn post(store: &MemoryStore, key: Option<&str>, body: &str) -> (StatusCode, String) {
-    let mut request = Request::new(Body::Text(body.into()));
-    if let Some(key) = key {
-        request
-            .headers_mut()
-            .insert("Idempotency-Key", key.parse().unwrap());
-    }
-    let response = http_api::answer(&once(store), request).await.unwrap();
-    let Body::Text(text) = response.body() else {
-        panic!("no text: {response:?}")
-    };
-    (response.status(), text.clone())
+fn user() -> Call {
+    Call::of_user("u-1")
 }
 
 #[tokio::test]
-async fn the_same_request_gets_the_same_answer_and_another_payload_is_refused() {
+async fn same_request_gets_the_same_status_and_body() {
     let store = MemoryStore::default();
-    let first = post(&store, Some("\"k-1\""), r#"{"amount": 1}"#).await;
-    assert_eq!(first.0, StatusCode::OK);
-    assert_eq!(post(&store, Some("k-1"), r#"{"amount": 1}"#).await, first);
-    assert_eq!(
-        post(&store, Some("k-1"), r#"{"amount": 2}"#).await.0,
-        StatusCode::UNPROCESSABLE_ENTITY
-    );
+    let first = user().send(&store).await;
+    assert_eq!(first.0, StatusCode::CREATED);
+    assert!(first.1["payment"].is_string(), "{}", first.1);
+    let quoted = Call {
+        key: Some("\"k-1\""),
+        ..user()
+    };
+    for again in [user(), quoted] {
+        assert_eq!(again.send(&store).await, first);
+    }
     assert_eq!(store.len(), 1);
 }
 
 #[tokio::test]
-async fn while_the_first_is_being_processed_the_second_is_a_conflict() {
+async fn payload_counts_by_its_canonical_json() {
     let store = MemoryStore::default();
-    let body = r#"{"amount": 1}"#;
+    let body = |body: &str| user().body(body);
+    let first = body(r#"{"amount": 1, "note": "é"}"#).send(&store).await;
+    assert_eq!(first.0, StatusCode::CREATED);
+    for same in [
+        r#"{"note":"é","amount":1}"#,
+        "{\n  \"note\": \"\\u00e9\",\n  \"amount\": 1.0\n}",
+    ] {
+        assert_eq!(body(same).send(&store).await, first, "{same}");
+    }
+    for other in [r#"{"amount": 1}"#, r#"{"amount": 2, "note": "é"}"#] {
+        let answer = body(other).send(&store).await;
+        assert_eq!(answer.0, StatusCode::UNPROCESSABLE_ENTITY, "{other}");
+    }
+}
+
+#[tokio::test]
+async fn callers_with_one_key_have_results_of_their_own() {
+    let jwt = |sub: &str| Call::of_user(sub);
+    let iam = |arn: &str| Call {
+        authorizer: json!({ "iam": { "userArn": arn, "userId": "AIDA", "accessKey": "ASIA" } }),
+        ..user()
+    };
+    let lambda = |id: &str| Call {
+        authorizer: json!({ "lambda": { "principalId": id } }),
+        ..user()
+    };
+    let no = || json!(null);
+    let callers = [
+        jwt("u-1"),
+        jwt("u-2"),
+        iam("arn:aws:iam::123456789012:user/ada"),
+        iam("u-1"),
+        lambda("u-3"),
+        lambda("u-4"),
+        Call::rest(json!({ "principalId": "u-5" }), json!({})),
+        Call::rest(json!({ "claims": { "sub": "u-6" } }), json!({})),
+        Call::rest(
+            no(),
+            json!({ "userArn": "arn:aws:iam::123456789012:user/bob" }),
+        ),
+        Call::rest(no(), json!({ "apiKeyId": "key-1", "apiKey": "not the id" })),
+        Call::rest(no(), json!({ "apiKeyId": "key-2", "apiKey": "not the id" })),
+    ];
+    let store = MemoryStore::default();
+    for (n, caller) in callers.iter().enumerate() {
+        // Another payload under a known key would be refused.
+        let caller = caller.clone().body(&json!({ "amount": n + 1 }).to_string());
+        let first = caller.send(&store).await;
+        assert_eq!(first.0, StatusCode::CREATED, "{n}");
+        assert_eq!(store.len(), n + 1, "{n}");
+        assert_eq!(caller.send(&store).await, first, "{n}");
+    }
+    assert_eq!(store.len(), callers.len());
+}
+
+#[tokio::test]
+async fn method_and_path_are_part_of_the_key() {
+    let store = MemoryStore::default();
+    let to = |method, path| Call {
+        method,
+        path,
+        ..user()
+    };
+    for (n, call) in [
+        to("POST", "/payments"),
+        to("POST", "/refunds"),
+        to("PUT", "/payments"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let call = call.body(&json!({ "amount": n + 1 }).to_string());
+        assert_eq!(call.send(&store).await.0, StatusCode::CREATED, "{n}");
+    }
+    assert_eq!(store.len(), 3);
+}
+
+#[tokio::test]
+async fn request_without_a_caller_is_refused_unless_anonymous() {
+    let without = [
+        Call {
+            authorizer: json!(null),
+            ..user()
+        },
+        Call::of_user(""),
+        Call::rest(json!(null), json!({ "userArn": null, "apiKeyId": null })),
+    ];
+    for (n, call) in without.iter().enumerate() {
+        let store = MemoryStore::default();
+        let refused = call.send(&store).await;
+        assert_eq!(refused.0, StatusCode::INTERNAL_SERVER_ERROR, "{n}");
+        assert!(store.is_empty(), "{n}");
+        let allowed = call.answer(&store, true).await;
+        assert_eq!(allowed.0, StatusCode::CREATED, "{n}");
+        assert_eq!(call.answer(&store, true).await, allowed, "{n}");
+        // A caller that is known still has results of its own.
+        let known = user().body(r#"{"amount": 2}"#).answer(&store, true).await;
+        assert_eq!(known.0, StatusCode::CREATED, "{n}");
+    }
+}
+
+#[tokio::test]
+async fn second_request_conflicts_while_the_first_runs() {
+    let store = MemoryStore::default();
+    let parts = ["jwt", "u-1", "POST", "/payments", "k-1"];
     let operation = sqs_once::Operation::new(
-        Key::new(&Namespace::new("payments-api").unwrap(), ["k-1"]).unwrap(),
-        Some(Fingerprint::of(body.as_bytes())),
+        Key::new(&Namespace::new("payments-api").unwrap(), parts).unwrap(),
+        None,
         sqs_once::Delivery::new("first"),
         sqs_once::Deadline::after(
             sqs_once::protocol::Timestamp::now(),
@@ -70,30 +269,31 @@ async fn while_the_first_is_being_processed_the_second_is_a_conflict() {
     let mut first =
         Box::pin(once.run(operation, |_| std::future::pending::<Result<(), Failure>>()));
     assert!(futures_util::poll!(&mut first).is_pending());
-    assert_eq!(
-        post(&store, Some("k-1"), body).await.0,
-        StatusCode::CONFLICT
-    );
+    assert_eq!(user().send(&store).await.0, StatusCode::CONFLICT);
 }
 
 #[tokio::test]
-async fn a_failure_for_good_is_answered_alike_the_second_time() {
+async fn permanent_failure_is_answered_alike_the_second_time() {
     let store = MemoryStore::default();
-    let first = post(&store, Some("k-1"), r#"{"amount": 0}"#).await;
+    let call = user().body(r#"{"amount": 0}"#);
+    let first = call.send(&store).await;
     assert_eq!(first.0, StatusCode::UNPROCESSABLE_ENTITY);
-    assert!(first.1.contains("not more than 0"), "{}", first.1);
-    assert_eq!(post(&store, Some("k-1"), r#"{"amount": 0}"#).await, first);
+    let detail = first.1["detail"].as_str().unwrap();
+    assert!(detail.contains("not more than 0"), "{detail}");
+    assert_eq!(call.send(&store).await, first);
 }
 
 #[tokio::test]
-async fn what_cannot_be_processed_once_is_refused_and_leaves_nothing() {
+async fn request_without_key_or_payment_is_refused() {
     let store = MemoryStore::default();
     for (key, body) in [
         (None, r#"{"amount": 1}"#),
         (Some("\"\""), r#"{"amount": 1}"#),
         (Some("k-1"), "{}"),
+        (Some("k-1"), "not JSON"),
     ] {
-        assert_eq!(post(&store, key, body).await.0, StatusCode::BAD_REQUEST);
+        let call = Call { key, ..user() }.body(body);
+        assert_eq!(call.send(&store).await.0, StatusCode::BAD_REQUEST);
     }
     assert!(store.is_empty());
 }

@@ -180,7 +180,7 @@ async fn an_output_of_zero_false_null_or_nothing_is_replayed_as_such() {
             Ok(order["output"].clone())
         }
         async fn on_duplicate(&self, stored: Stored<Value>, _: Attempt) -> Result<(), Failure> {
-            self.0.lock().unwrap().push(stored.output()?);
+            self.0.lock().unwrap().extend(stored.output()?);
             Ok(())
         }
     }

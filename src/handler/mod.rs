@@ -89,7 +89,10 @@ pub trait Handler: Send + Sync + 'static {
     ///     }
     ///
     ///     async fn on_duplicate(&self, ticket: Stored<u64>, attempt: Attempt) -> Result<(), Failure> {
-    ///         println!("{} had ticket {}", attempt.key(), ticket.output()?);
+    ///         match ticket.output()? {
+    ///             Some(ticket) => println!("{} had ticket {ticket}", attempt.key()),
+    ///             None => println!("{} had a ticket that was not kept", attempt.key()),
+    ///         }
     ///         Ok(())
     ///     }
     /// }
@@ -115,7 +118,9 @@ pub trait Handler: Send + Sync + 'static {
 ///
 /// let stored = Stored::<u64>::new(StoredResult::Json("17".into()));
 /// assert_eq!(stored.json(), Some("17"));
-/// assert!(matches!(stored.output(), Ok(17)));
+/// assert!(matches!(stored.output(), Ok(Some(17))));
+/// let too_large = Stored::<u64>::new(StoredResult::Omitted("over 392 KB".into()));
+/// assert!(matches!(too_large.output(), Ok(None)));
 /// ```
 #[derive(Clone, Debug)]
 pub struct Stored<O> {
@@ -133,7 +138,7 @@ impl<O> Stored<O> {
         }
     }
 
-    /// The JSON text; `None` where the output was too large to keep.
+    /// The JSON text; `None` where the output was not kept.
     #[must_use]
     pub fn json(&self) -> Option<&str> {
         match &self.result {
@@ -142,23 +147,21 @@ impl<O> Stored<O> {
         }
     }
 
-    /// The output.
+    /// The output; `None` where it was not kept. An [`OnItem`](crate::OnItem) keeps no output, and
+    /// the other modes keep none that is larger than 392 KB or is not JSON.
     ///
     /// # Errors
     ///
-    /// A permanent failure if it was not kept, or is not of this type (any more). Returned by
-    /// `on_duplicate`, it sends a message that is done to the dead-letter queue; an
-    /// [`OnItem`](crate::OnItem) keeps no output, and there [`json`](Self::json) is `None`.
-    pub fn output(&self) -> Result<O, Failure>
+    /// A permanent failure if the stored output is not of this type (any more). Returned by
+    /// [`on_duplicate`](Handler::on_duplicate), it sends a message whose operation is done to the
+    /// dead-letter queue. [`json`](Self::json) never fails.
+    pub fn output(&self) -> Result<Option<O>, Failure>
     where
         O: DeserializeOwned,
     {
-        match &self.result {
-            StoredResult::Omitted(why) => Err(Failure::permanent(why.as_str())),
-            // Not serde's own words: they may quote the output.
-            StoredResult::Json(json) => serde_json::from_str(json)
-                .map_err(|_| Failure::permanent("the stored output is not of the handler's type")),
-        }
+        let output = self.json().map(serde_json::from_str).transpose();
+        // Not serde's own words: they may quote the output.
+        output.map_err(|_| Failure::permanent("the stored output is not of the handler's type"))
     }
 }
 

@@ -1,7 +1,7 @@
 //! [`Key`]: what makes two deliveries the same operation. [`Fingerprint`]: what must
 //! not change under one key.
 
-use std::fmt;
+use std::{borrow::Cow, fmt};
 
 use sha2::{Digest, Sha256};
 
@@ -52,9 +52,12 @@ impl Namespace {
 ///
 /// The string is unambiguous: two keys are equal only if their namespaces and all
 /// their parts are. `#` joins, and `#` and `\` inside a part are escaped with `\`.
-/// Parts that would make it longer than [`MAX_KEY_BYTES`] are replaced by their SHA-256;
-/// the marker `\sha256:` cannot come out of the escaping, so no short key equals a hashed
-/// one.
+/// Two markers cannot come out of the escaping:
+///
+/// - `\json:` precedes a JSON value that is not text, in its canonical form. The number 7 of a
+///   message body is `\json:7`, and the text `"7"` is `7`.
+/// - `\sha256:` precedes the SHA-256 of parts that would make the key longer than
+///   [`MAX_KEY_BYTES`].
 ///
 /// ```
 /// use sqs_once::protocol::{Key, Namespace};
@@ -78,16 +81,30 @@ impl Key {
         namespace: &Namespace,
         parts: impl IntoIterator<Item = &'a str>,
     ) -> Result<Self, KeyError> {
+        Self::of_parts(namespace, parts.into_iter().map(KeyPart::from))
+    }
+
+    pub(crate) fn of_parts<'a>(
+        namespace: &Namespace,
+        parts: impl IntoIterator<Item = KeyPart<'a>>,
+    ) -> Result<Self, KeyError> {
         let mut id = String::with_capacity(namespace.0.len() + 64);
         escape_into(&mut id, &namespace.0);
         let namespace_end = id.len();
         let mut count = 0;
         for part in parts {
-            if part.is_empty() {
-                return Err(KeyError::EmptyPart { index: count });
-            }
             id.push(SEPARATOR);
-            escape_into(&mut id, part);
+            match part {
+                KeyPart::Text(text) if text.is_empty() => {
+                    return Err(KeyError::EmptyPart { index: count });
+                }
+                KeyPart::Text(text) => escape_into(&mut id, &text),
+                KeyPart::Json(canonical) => {
+                    id.push(ESCAPE);
+                    id.push_str("json:");
+                    escape_into(&mut id, &canonical);
+                }
+            }
             count += 1;
         }
         if count == 0 {
@@ -114,6 +131,20 @@ impl Key {
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
+    }
+}
+
+/// One part of a [`Key`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum KeyPart<'a> {
+    Text(Cow<'a, str>),
+    /// The canonical form of a JSON value that is not text.
+    Json(String),
+}
+
+impl<'a> From<&'a str> for KeyPart<'a> {
+    fn from(text: &'a str) -> Self {
+        Self::Text(Cow::Borrowed(text))
     }
 }
 
@@ -266,19 +297,24 @@ mod tests {
         );
     }
 
-    // Short words over the separator and the escape, so that a wrong encoding collides.
-    fn words() -> impl Strategy<Value = (String, Vec<String>)> {
-        (
-            "[a#\\\\]{1,3}",
-            prop::collection::vec("[a#\\\\]{1,3}|[é\0]|x{700}", 1..5),
-        )
+    fn part() -> impl Strategy<Value = KeyPart<'static>> {
+        // Short words over the separator and the escape, so that a wrong encoding collides.
+        let word = "[a#\\\\]{1,3}|[é\0]|x{700}|\\\\json:7|json:7|7";
+        (word, any::<bool>()).prop_map(|(word, is_text)| match is_text {
+            true => KeyPart::Text(word.into()),
+            false => KeyPart::Json(word),
+        })
+    }
+
+    fn words() -> impl Strategy<Value = (String, Vec<KeyPart<'static>>)> {
+        ("[a#\\\\]{1,3}", prop::collection::vec(part(), 1..5))
     }
 
     proptest! {
         #[test]
         fn different_parts_never_give_one_key(a in words(), b in words()) {
-            let key = |(name, parts): &(String, Vec<String>)| {
-                Key::new(&ns(name), parts.iter().map(String::as_str)).unwrap()
+            let key = |(name, parts): &(String, Vec<KeyPart<'static>>)| {
+                Key::of_parts(&ns(name), parts.iter().cloned()).unwrap()
             };
             prop_assert_eq!(a == b, key(&a) == key(&b));
             prop_assert!((1..=MAX_KEY_BYTES).contains(&key(&a).as_str().len()));

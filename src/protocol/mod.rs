@@ -16,6 +16,7 @@ pub mod powertools;
 pub mod record;
 
 pub use decision::{Before, ClaimRefused, Claimed, Refusal, Settlement, SettlementRefused};
+pub(crate) use key::KeyPart;
 pub use key::{Fingerprint, Key, KeyError, Namespace};
 pub use record::{
     AfterFailure, AttemptEnd, ClaimRequest, Fence, Owner, Record, State, StoredResult, Timestamp,

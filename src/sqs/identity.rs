@@ -8,9 +8,13 @@ use serde_json::Value;
 
 use super::{
     message::InvalidMessage,
-    pointer::{Pointers, canonical, find, text},
+    pointer::{Pointers, canonical, find, is_distinct, key_part},
 };
 use crate::protocol::{Fingerprint, Key, Namespace, powertools};
+
+/// The message attribute in which a copy in a dead-letter queue keeps the deduplication id of the
+/// message that was copied.
+pub(crate) const ORIGINAL_DEDUPLICATION_ID: &str = "SqsOnceDeduplicationId";
 
 /// What makes a message the same operation as another.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,9 +32,9 @@ impl Identity {
     ) -> Result<Self, InvalidMessage> {
         let body = record.body.as_deref().ok_or_else(InvalidMessage::no_body)?;
         let json = serde_json::from_str::<Value>(body);
-        let parts = key.parts(record, json.as_ref())?;
-        let key = Key::new(namespace, parts.iter().map(AsRef::as_ref))
-            .map_err(|_| key.not_found("it is empty there"))?;
+        let values = key.values(record, json.as_ref())?;
+        let key = Key::of_parts(namespace, values.iter().map(key_part))
+            .map_err(|error| key.not_found(&error.to_string()))?;
         Ok(Self {
             key,
             fingerprint: fingerprint.of(body, json.ok()),
@@ -43,21 +47,41 @@ impl Identity {
 /// | written | the key is |
 /// | --- | --- |
 /// | `message-id` | the message's id: what SQS delivers twice is the same, what a producer sends twice is not |
-/// | `deduplication-id` | the `MessageDeduplicationId` of a FIFO queue |
+/// | `deduplication-id` | on a FIFO queue, the `MessageGroupId` and the `MessageDeduplicationId` |
 /// | `attribute:NAME` | the message attribute `NAME` |
 /// | `body:/orderId` | what a JSON pointer (RFC 6901) finds in the body |
 /// | `body:/tenant,/orderId` | what several find, in that order |
 /// | `powertools:` and one of these | the hash that Powertools for AWS Lambda makes of it ([`powertools::hash`]); of several, of the list of them |
 ///
+/// # Deduplication ids
+///
+/// A deduplication id is the same operation only within its message group, so the key holds both:
+/// the queue's deduplication scope can be the group (`DeduplicationScope`). A standard queue has no
+/// deduplication ids, and there such a key is an error.
+///
+/// - SQS itself drops a message whose deduplication id it has accepted within the last five
+///   minutes. A key made of that id is as good as the id: a producer that sends an operation again
+///   after those five minutes must give it the same id, and another operation another id. With
+///   content-based deduplication the id is the SHA-256 of the body, so two orders of the same text
+///   are one operation for as long as the record is kept.
+/// - When SQS moves a message to a dead-letter queue, it replaces the deduplication id by the
+///   message id. A message that comes back from there is therefore another operation. A copy that
+///   the consumer itself sent to the dead-letter queue has the first id in the message attribute
+///   `SqsOnceDeduplicationId`, which is read before the id of the message. A key from the body or
+///   from a message attribute of the producer's survives both ways.
+///
+/// # Pointers
+///
 /// A pointer goes on into JSON that is held in a string, so that it reaches into the envelopes
 /// that other services wrap around a message: `body:/Message/orderId` for one that came through
 /// SNS, `body:/detail/orderId` for an EventBridge event.
 ///
-/// Text stands for itself, and every other JSON value for its canonical form (RFC 8785): `0`,
-/// `false`, `{}` are keys. There is no key, and the message is a permanent failure, where there is
-/// nothing, `null` or an empty text, or a number that a double could take for another (a fraction,
-/// or in a list or object one beyond 2^53): a key must never make two messages equal that are
-/// not. A member whose name ends with a comma can't be named.
+/// Text stands for itself. Every other JSON value stands for its canonical form (RFC 8785) behind
+/// the marker `\json:`, so the number 7 and the text `"7"` are two keys, and `0`, `false` and `{}`
+/// are keys. There is no key, and the message is a permanent failure, where there is nothing,
+/// `null` or an empty text, or a number that a double could take for another (a fraction, or in a
+/// list or object one beyond 2^53): a key must never make two messages equal that are not. A member
+/// whose name ends with a comma can't be named.
 ///
 /// ```
 /// use sqs_once::sqs::KeySource;
@@ -72,7 +96,7 @@ pub enum KeySource {
     /// The message's id.
     #[default]
     MessageId,
-    /// The message's `MessageDeduplicationId`.
+    /// The message's `MessageGroupId` and `MessageDeduplicationId`.
     DeduplicationId,
     /// A message attribute of type String or Number.
     Attribute(String),
@@ -83,58 +107,58 @@ pub enum KeySource {
 }
 
 impl KeySource {
-    fn parts<'a>(
+    /// The values that make the key, each of them fit for one.
+    fn values(
         &self,
-        record: &'a SqsMessage,
-        json: Result<&'a Value, &serde_json::Error>,
-    ) -> Result<Vec<Cow<'a, str>>, InvalidMessage> {
+        record: &SqsMessage,
+        json: Result<&Value, &serde_json::Error>,
+    ) -> Result<Vec<Value>, InvalidMessage> {
         let found = match self {
-            Self::MessageId => record.message_id.as_deref(),
-            Self::DeduplicationId => record
-                .attributes
-                .get("MessageDeduplicationId")
-                .map(String::as_str),
-            Self::Attribute(name) => record
-                .message_attributes
-                .get(name)
-                .and_then(|attribute| attribute.string_value.as_deref()),
+            Self::MessageId => vec![record.message_id.as_deref()],
+            Self::DeduplicationId => {
+                let group = record.attributes.get("MessageGroupId");
+                vec![group.map(String::as_str), deduplication_id(record)]
+            }
+            Self::Attribute(name) => vec![attribute(record, name)],
             Self::Body(pointers) => {
                 let json = json.map_err(InvalidMessage::json)?;
-                let text = |pointer| match find(json, pointer) {
-                    None | Some(Cow::Borrowed(Value::Null) | Cow::Owned(Value::Null)) => {
-                        Err(self.not_found(&format!("there is nothing at `{pointer}`")))
-                    }
-                    Some(value) => text(value).ok_or_else(|| {
-                        self.not_found(&format!(
-                            "a number at `{pointer}` is not told apart from others near it; send \
-                             it as text"
-                        ))
-                    }),
-                };
-                return pointers.iter().map(text).collect();
+                let value = |pointer| self.value(json, pointer);
+                return pointers.iter().map(value).collect();
             }
             Self::Powertools(source) => {
-                // What is no key by itself is none as a hash.
-                let parts = source.parts(record, json)?;
-                if parts.iter().any(|part| part.is_empty()) {
-                    return Err(self.not_found("it is empty there"));
-                }
-                let value = match (source.as_ref(), json) {
-                    (Self::Body(pointers), Ok(json)) => pointers.values(json),
-                    _ => parts.into_iter().map(Value::from).collect(),
-                };
-                return Ok(vec![powertools::hash(&one_or_list(value)).into()]);
+                let hash = powertools::hash(&one_or_list(source.values(record, json)?));
+                return Ok(vec![hash.into()]);
             }
         };
-        let part = found.ok_or_else(|| self.not_found("there is none"))?;
-        Ok(vec![Cow::Borrowed(part)])
+        let value = |text: Option<&str>| match text {
+            None => Err(self.not_found("there is none")),
+            Some("") => Err(self.not_found("it is empty there")),
+            Some(text) => Ok(text.into()),
+        };
+        found.into_iter().map(value).collect()
+    }
+
+    /// The value that a pointer finds in the body.
+    fn value(&self, json: &Value, pointer: &str) -> Result<Value, InvalidMessage> {
+        match find(json, pointer).map(Cow::into_owned) {
+            None | Some(Value::Null) => {
+                Err(self.not_found(&format!("there is nothing at `{pointer}`")))
+            }
+            Some(Value::String(text)) if text.is_empty() => {
+                Err(self.not_found("it is empty there"))
+            }
+            Some(value) if !is_distinct(&value) => Err(self.not_found(&format!(
+                "a number at `{pointer}` is not told apart from others near it; send it as text"
+            ))),
+            Some(value) => Ok(value),
+        }
     }
 
     fn not_found(&self, why: &str) -> InvalidMessage {
         let place = match self {
             Self::MessageId => "the message id".to_owned(),
             Self::DeduplicationId => {
-                "MessageDeduplicationId, which only FIFO queues have".to_owned()
+                "MessageGroupId and MessageDeduplicationId, which only FIFO queues have".to_owned()
             }
             Self::Attribute(name) => format!("the message attribute `{name}`"),
             Self::Body(pointers) => format!("`{pointers}` of the body"),
@@ -142,6 +166,20 @@ impl KeySource {
         };
         InvalidMessage(format!("no idempotency key at {place}: {why}"))
     }
+}
+
+/// The deduplication id that the producer's message had; `None` off a FIFO queue.
+///
+/// SQS gives a message another one when it moves it to a dead-letter queue, and so does whoever
+/// sends a copy there.
+pub(crate) fn deduplication_id(record: &SqsMessage) -> Option<&str> {
+    let current = record.attributes.get("MessageDeduplicationId")?;
+    Some(attribute(record, ORIGINAL_DEDUPLICATION_ID).unwrap_or(current))
+}
+
+fn attribute<'a>(record: &'a SqsMessage, name: &str) -> Option<&'a str> {
+    let attribute = record.message_attributes.get(name)?;
+    attribute.string_value.as_deref()
 }
 
 impl FromStr for KeySource {
@@ -292,16 +330,22 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_the_text_that_the_pointer_finds_or_the_canonical_form_of_what_is_no_text() {
+    fn text_stands_for_itself_and_other_json_is_marked() {
         for (value, text) in [
             (r#""o-1""#, "o-1"),
             (r#"" ""#, " "),
-            ("0", "0"),
-            ("-7", "-7"),
-            ("18446744073709551615", "18446744073709551615"),
-            ("false", "false"),
-            ("{}", "{}"),
-            (r#"{"b": 1, "a": [2, null]}"#, r#"{"a":[2,null],"b":1}"#),
+            ("0", r"\json:0"),
+            ("-7", r"\json:-7"),
+            ("18446744073709551615", r"\json:18446744073709551615"),
+            ("false", r"\json:false"),
+            ("{}", r"\json:{}"),
+            (r#""7""#, "7"),
+            ("7", r"\json:7"),
+            (r#""\\json:7""#, r"\\json:7"),
+            (
+                r##"{"b": "#", "a": [2, null]}"##,
+                r##"\json:{"a":[2,null],"b":"\#"}"##,
+            ),
         ] {
             let body = format!(r#"{{"order": {{"id": {value}}}}}"#);
             assert_eq!(
@@ -419,20 +463,72 @@ mod tests {
         assert_eq!(key(body, "body:/a~1b/~01").unwrap(), "ns#also");
     }
 
-    #[test]
-    fn attributes_and_deduplication_ids_are_keys() {
-        let mut record = record("{}");
+    fn text(value: &str) -> SqsMessageAttribute {
         let mut attribute = SqsMessageAttribute::default();
-        attribute.string_value = Some("o-1".into());
-        record.message_attributes = HashMap::from([("order".into(), attribute)]);
-        record.attributes = HashMap::from([("MessageDeduplicationId".into(), "d-1".into())]);
-        for (source, id) in [
-            ("attribute:order", "ns#o-1"),
-            ("deduplication-id", "ns#d-1"),
-            ("message-id", "ns#m-1"),
-        ] {
+        attribute.string_value = Some(value.into());
+        attribute
+    }
+
+    /// A message of a FIFO queue.
+    fn fifo(group: &str, deduplication_id: &str) -> SqsMessage {
+        let mut record = record("{}");
+        let attributes = [
+            ("MessageGroupId", group),
+            ("MessageDeduplicationId", deduplication_id),
+        ];
+        record.attributes =
+            HashMap::from(attributes.map(|(name, value)| (name.into(), value.into())));
+        record
+    }
+
+    #[test]
+    fn attributes_and_message_ids_are_keys() {
+        let mut record = record("{}");
+        record.message_attributes = HashMap::from([("order".into(), text("o-1"))]);
+        for (source, id) in [("attribute:order", "ns#o-1"), ("message-id", "ns#m-1")] {
             assert_eq!(identity(&record, source, "off").unwrap().key.as_str(), id);
         }
+    }
+
+    #[test]
+    fn deduplication_id_keys_contain_the_group() {
+        let key =
+            |record| identity(&record, "deduplication-id", "off").map(|it| it.key.to_string());
+        assert_eq!(key(fifo("g-1", "d-1")).unwrap(), "ns#g-1#d-1");
+        assert_eq!(key(fifo("g-2", "d-1")).unwrap(), "ns#g-2#d-1");
+        assert_eq!(key(fifo("g#1", "d")).unwrap(), r"ns#g\#1#d");
+        let mut ungrouped = fifo("", "d-1");
+        assert!(
+            key(ungrouped.clone())
+                .unwrap_err()
+                .contains("MessageGroupId")
+        );
+        ungrouped.attributes.remove("MessageGroupId");
+        assert!(key(ungrouped).unwrap_err().contains("MessageGroupId"));
+
+        let source = "powertools:deduplication-id";
+        let hash = powertools::hash(&json!(["g-1", "d-1"]));
+        let hashed = identity(&fifo("g-1", "d-1"), source, "off").unwrap();
+        assert_eq!(hashed.key.as_str(), format!("ns#{hash}"));
+    }
+
+    #[test]
+    fn deduplication_id_of_a_dead_lettered_copy_is_the_first() {
+        let key = |record: &SqsMessage| {
+            identity(record, "deduplication-id", "off").map(|it| it.key.to_string())
+        };
+        // A copy has the id of the message for its deduplication id, as SQS itself does it.
+        let mut copy = fifo("g-1", "m-1");
+        let original = (ORIGINAL_DEDUPLICATION_ID.to_owned(), text("d-1"));
+        copy.message_attributes.extend([original.clone()]);
+        assert_eq!(key(&copy), key(&fifo("g-1", "d-1")));
+        copy.message_attributes.insert(original.0.clone(), text(""));
+        assert!(key(&copy).is_err(), "an empty id is no key");
+
+        let mut standard = record("{}");
+        standard.message_attributes.extend([original]);
+        let why = key(&standard).unwrap_err();
+        assert!(why.contains("which only FIFO queues have"), "{why}");
     }
 
     #[test]

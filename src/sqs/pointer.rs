@@ -1,8 +1,10 @@
-//! What JSON pointers find in a body, and the text that it makes.
+//! The values that JSON pointers find in a body, and the parts of keys that they make.
 
 use std::{borrow::Cow, fmt};
 
 use serde_json::Value;
+
+use crate::protocol::KeyPart;
 
 /// One or more JSON pointers, valid by RFC 6901, section 3.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,16 +73,21 @@ pub(super) fn find<'a>(json: &'a Value, pointer: &str) -> Option<Cow<'a, Value>>
     Some(found)
 }
 
-/// The key's part that a value makes; `None` where two different numbers would make the same.
-pub(super) fn text(value: Cow<'_, Value>) -> Option<Cow<'_, str>> {
+/// The part of a key that a value makes.
+pub(super) fn key_part(value: &Value) -> KeyPart<'_> {
     match value {
-        Cow::Borrowed(Value::String(text)) => Some(Cow::Borrowed(text)),
-        Cow::Owned(Value::String(text)) => Some(Cow::Owned(text)),
-        other => match other.as_ref() {
-            Value::Number(n) if n.is_i64() || n.is_u64() => Some(Cow::Owned(n.to_string())),
-            other if is_exact(other) => Some(Cow::Owned(canonical(other))),
-            _ => None,
-        },
+        Value::String(text) => KeyPart::Text(text.into()),
+        Value::Number(n) => KeyPart::Json(n.to_string()),
+        other => KeyPart::Json(canonical(other)),
+    }
+}
+
+/// Tells the values that share their part of a key with no other value.
+pub(super) fn is_distinct(value: &Value) -> bool {
+    match value {
+        // By its digits.
+        Value::Number(n) => n.is_i64() || n.is_u64(),
+        other => is_exact(other),
     }
 }
 

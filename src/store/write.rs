@@ -148,17 +148,20 @@ impl<A: Action> Write<A> {
     reason = "a builder fails only where a required field is missing, and all are set"
 )]
 impl Write<Put> {
-    /// Puts an item, in place of the one under its key if there is one.
+    /// Puts an item, in place of the one under its key if there is one. An empty set of the item is
+    /// left out, as DynamoDB stores no empty sets: mark it `#[serde(default)]` to read the item back.
     #[must_use]
     pub fn put(table: impl Into<String>, item: impl Serialize) -> Self {
         let mut write = Self::put_item(table, Item::new());
-        if let Some(item) = write.keep("the item", serde_dynamo::to_item(item)) {
+        if let Some(mut item) = write.keep("the item", serde_dynamo::to_item(item)) {
+            remove_empty_sets(&mut item);
             write.action.item = item;
         }
         write
     }
 
-    pub(crate) fn put_item(table: impl Into<String>, item: Item) -> Self {
+    pub(crate) fn put_item(table: impl Into<String>, mut item: Item) -> Self {
+        remove_empty_sets(&mut item);
         let put = Put::builder().table_name(table).set_item(Some(item));
         Self::new(put.build().expect("table and item are set"))
     }
@@ -274,9 +277,54 @@ mod sealed {
 
 /// Both conditions.
 fn and(first: Option<&str>, second: &str) -> String {
-    match first {
+    let second = bare(second);
+    match first.map(bare) {
         None => second.to_owned(),
         Some(first) => format!("({first}) AND ({second})"),
+    }
+}
+
+/// The condition without parentheses around all of it: DynamoDB rejects two pairs around the same
+/// condition as redundant.
+fn bare(condition: &str) -> &str {
+    let condition = condition.trim();
+    parenthesised(condition).map_or(condition, bare)
+}
+
+/// The text between a first `(` and a last `)` that belong together.
+fn parenthesised(text: &str) -> Option<&str> {
+    let inner = text.strip_prefix('(')?.strip_suffix(')')?;
+    let mut depth = 0_usize;
+    for c in inner.chars() {
+        match c {
+            '(' => depth += 1,
+            ')' => depth = depth.checked_sub(1)?,
+            _ => {}
+        }
+    }
+    (depth == 0).then_some(inner)
+}
+
+/// Removes empty sets, which DynamoDB rejects, from an item and the maps and lists in it. An empty
+/// set that is itself an element of a list stays: the others would move up.
+fn remove_empty_sets(item: &mut Item) {
+    item.retain(|_, value| !is_empty_set(value));
+    item.values_mut().for_each(remove_nested_empty_sets);
+}
+
+fn remove_nested_empty_sets(value: &mut AttributeValue) {
+    match value {
+        AttributeValue::M(map) => remove_empty_sets(map),
+        AttributeValue::L(list) => list.iter_mut().for_each(remove_nested_empty_sets),
+        _ => {}
+    }
+}
+
+const fn is_empty_set(value: &AttributeValue) -> bool {
+    match value {
+        AttributeValue::Ss(set) | AttributeValue::Ns(set) => set.is_empty(),
+        AttributeValue::Bs(set) => set.is_empty(),
+        _ => false,
     }
 }
 
@@ -440,6 +488,50 @@ mod tests {
         assert_eq!(condition, "(a = :a OR b = :b) AND (c = :c)");
         let check = Write::check("t", "a = :a").when("b = :b");
         assert_eq!(check.action.condition_expression, "(a = :a) AND (b = :b)");
+    }
+
+    #[test]
+    fn parentheses_around_a_whole_condition_are_not_doubled() {
+        for (first, second, both) in [
+            ("(a OR b)", "(c)", "(a OR b) AND (c)"),
+            (" ( a OR b ) ", "((c))", "(a OR b) AND (c)"),
+            (
+                "(a) OR (b)",
+                "((a) OR (b))",
+                "((a) OR (b)) AND ((a) OR (b))",
+            ),
+            ("((a)) OR b", "f(a)", "(((a)) OR b) AND (f(a))"),
+        ] {
+            assert_eq!(and(Some(first), second), both);
+        }
+        for (alone, bare) in [("(a)", "a"), ("((a))", "a"), ("(a) OR (b)", "(a) OR (b)")] {
+            assert_eq!(and(None, alone), bare);
+        }
+    }
+
+    #[test]
+    fn empty_sets_are_left_out_of_items() {
+        let sets = |texts: &[&str]| {
+            let texts: Vec<String> = texts.iter().map(|&text| text.into()).collect();
+            let bytes = texts.iter().map(|text| text.as_bytes().into());
+            Item::from([
+                ("bytes".to_owned(), AttributeValue::Bs(bytes.collect())),
+                ("numbers".to_owned(), AttributeValue::Ns(texts.clone())),
+                ("texts".to_owned(), AttributeValue::Ss(texts)),
+                ("list".to_owned(), AttributeValue::L(Vec::new())),
+            ])
+        };
+        let nested = |sets: &dyn Fn() -> Item| {
+            let mut item = sets();
+            item.insert("map".into(), AttributeValue::M(sets()));
+            let list = vec![AttributeValue::M(sets()), AttributeValue::Ss(Vec::new())];
+            item.insert("maps".into(), AttributeValue::L(list));
+            item
+        };
+        let put = |item| Write::put_item("t", item).action.item;
+        let without = || Item::from([("list".to_owned(), AttributeValue::L(Vec::new()))]);
+        assert_eq!(put(nested(&|| sets(&[]))), nested(&without));
+        assert_eq!(put(nested(&|| sets(&["1"]))), nested(&|| sets(&["1"])));
     }
 
     #[test]

@@ -11,7 +11,10 @@ use std::{
 use aws_sdk_dynamodb::types::{AttributeValue, Update};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use sqs_once::{Change, Failure, OnItem, Outcome, Write, protocol::Timestamp};
+use sqs_once::{
+    Change, Done, Failure, OnItem, Outcome, Write,
+    protocol::{Fingerprint, StoredResult, Timestamp},
+};
 
 use super::{
     support::{
@@ -52,6 +55,12 @@ impl World {
         self.dynamo
             .put(THINGS, serde_dynamo::to_item(item).unwrap())
             .await;
+    }
+
+    async fn without_a(&self) {
+        let delete = self.patient().delete_item().table_name(THINGS);
+        let delete = delete.key("id", AttributeValue::S("a".into()));
+        delete.send().await.unwrap();
     }
 
     async fn a(&self) -> Item {
@@ -340,6 +349,118 @@ async fn an_update_composes_with_the_users_own() {
 }
 
 #[tokio::test]
+async fn conditions_in_parentheses_hold() {
+    let world = World::start().await;
+    let client = world.patient();
+    let set = world.on_item(&client);
+    let map = world.on_item(&client).retention(RETENTION);
+    for (n, condition) in [
+        "(n = :seven OR vip = :yes)",
+        " ( (n = :seven) OR (vip = :yes) ) ",
+        "((n = :seven OR vip = :yes))",
+        "(n = :seven) OR (vip = :yes)",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let values = |write: Write<Update>| write.value(":seven", 7).value(":yes", true);
+        let once_more = || values(one_more().when(condition));
+        for (item, expected) in [
+            (json!({"id": "a", "n": 7}), "done"),
+            (json!({"id": "a", "n": 1, "vip": true}), "done"),
+            (json!({"id": "a", "n": 1}), "permanent_failure"),
+        ] {
+            for (name, on_item) in [("set", &set), ("map", &map)] {
+                world.has(item.clone()).await;
+                let change = Change::update((), once_more());
+                let outcome = run(on_item, "1", change).await;
+                assert_eq!(outcome.name(), expected, "{condition} {name}: {outcome}");
+                assert!(
+                    outcome.is_success() || outcome.to_string().contains("is not met"),
+                    "{condition} {name}: {outcome}"
+                );
+            }
+            // The same among the writes of a transaction, alone and with another condition.
+            for (name, write) in [
+                ("alone", once_more()),
+                ("first", once_more().when("(attribute_exists(id))")),
+                (
+                    "second",
+                    values(one_more().when("(attribute_exists(id))").when(condition)),
+                ),
+            ] {
+                world.has(item.clone()).await;
+                let key = format!("{n} {name} {item}");
+                let done = async |_| Ok(Done::new(()).with(write));
+                let outcome = world
+                    .inbox(&client)
+                    .run(operation(&key, ample()), done)
+                    .await;
+                assert_eq!(outcome.name(), expected, "{condition} {name}: {outcome}");
+            }
+        }
+    }
+}
+
+#[derive(Deserialize, Serialize)]
+struct Sets {
+    id: String,
+    #[serde(with = "serde_dynamo::string_set", default)]
+    texts: Vec<String>,
+    #[serde(with = "serde_dynamo::number_set", default)]
+    numbers: Vec<u64>,
+    #[serde(default)]
+    nested: Vec<Nested>,
+}
+
+#[derive(Deserialize, Serialize)]
+struct Nested {
+    name: String,
+    #[serde(with = "serde_dynamo::string_set", default)]
+    texts: Vec<String>,
+}
+
+#[tokio::test]
+async fn sets_that_become_empty_are_removed() {
+    let world = World::start().await;
+    let on_item = world.on_item(&world.patient());
+    let set_to = |n: u64| {
+        Change::of(THINGS)
+            .key("id", "a")
+            .modify(move |sets: Option<Sets>| {
+                let had = sets.map_or(0, |sets| {
+                    let nested = sets.nested.iter().map(|nested| nested.texts.len());
+                    sets.texts.len() + sets.numbers.len() + nested.sum::<usize>()
+                });
+                let texts: Vec<_> = (0..n).map(|n| n.to_string()).collect();
+                let sets = Sets {
+                    id: "a".into(),
+                    texts: texts.clone(),
+                    numbers: (0..n).collect(),
+                    nested: vec![Nested {
+                        name: "in a list".into(),
+                        texts,
+                    }],
+                };
+                Ok((sets, had))
+            })
+    };
+    for (key, n, had) in [("1", 2, 0), ("2", 0, 6), ("3", 0, 0), ("4", 1, 0)] {
+        let outcome = run(&on_item, key, set_to(n)).await;
+        let Outcome::Done(StoredResult::Json(result)) = &outcome else {
+            panic!("{key}: {outcome}")
+        };
+        assert_eq!(result, &had.to_string(), "{key}");
+        let item = world.a().await;
+        let nested = item["nested"].as_l().unwrap()[0].as_m().unwrap();
+        assert_eq!(text(nested, "name"), "in a list");
+        let kept = ["texts", "numbers"].map(|name| item.contains_key(name));
+        assert_eq!(kept, [n > 0; 2], "{key}");
+        assert_eq!(nested.contains_key("texts"), n > 0, "{key}");
+    }
+}
+
+#[tokio::test]
 async fn a_refused_change_may_become_another() {
     let world = World::start().await;
     let on_item = world.on_item(&world.patient());
@@ -467,6 +588,165 @@ async fn what_an_item_has_seen_counts_with_and_without_a_retention() {
         }
         assert_eq!(number(&world.a().await, "n"), 11, "{name}");
     }
+}
+
+/// Runs the operation `key` for a message with this payload.
+async fn run_payload<'a, O: Serialize>(
+    on_item: &OnItem,
+    key: &str,
+    payload: impl Into<Option<&'a Fingerprint>>,
+    change: Change<O>,
+) -> Outcome {
+    let mut operation = operation(key, ample());
+    operation.fingerprint = payload.into().cloned();
+    on_item.run(operation, async |_| Ok(change)).await
+}
+
+/// Each change of `a`, by its name. A creation needs that there is none.
+fn each_change() -> [(&'static str, Change<i64>); 3] {
+    let put = Write::put(THINGS, json!({"id": "a", "n": 1}));
+    [
+        ("create", Change::create(1, "id", put)),
+        ("update", Change::update(1, one_more())),
+        ("modify", add(1, &Arc::default())),
+    ]
+}
+
+#[tokio::test]
+async fn checked_payload_that_differs_is_key_reused() {
+    let world = World::start().await;
+    let checked = world.on_item(&world.patient()).check_payload();
+    // As decimal digits, the last two differ in zeros alone.
+    let payloads = ["1796af01bc", "", "000000000000000a", "0000000000000064"]
+        .map(|print| Fingerprint::from_stored(format!("{print:0<64}")));
+    for on_item in [checked.clone(), checked.retention(RETENTION)] {
+        for (n, payload) in payloads.iter().enumerate() {
+            for way in 0..3 {
+                let change = || each_change().into_iter().nth(way).unwrap();
+                let (name, first) = change();
+                world.without_a().await;
+                if name != "create" {
+                    world.has(json!({"id": "a", "n": 0})).await;
+                }
+                let outcome = run_payload(&on_item, "1", payload, first).await;
+                assert_eq!(outcome.name(), "done", "{name}: {outcome}");
+                let before = world.a().await;
+                for (other, again) in payloads.iter().enumerate() {
+                    let outcome = run_payload(&on_item, "1", again, change().1).await;
+                    let expected = if n == other {
+                        "duplicate"
+                    } else {
+                        "key_reused"
+                    };
+                    assert_eq!(outcome.name(), expected, "{name} {n} {other}: {outcome}");
+                }
+                assert_eq!(world.a().await, before, "{name}: the item is left alone");
+                assert_eq!(number(&before, "n"), 1, "{name}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn checked_payload_costs_16_hex_digits_a_key() {
+    let world = World::start().await;
+    let plain = world.on_item(&world.patient());
+    let checked = plain.clone().check_payload();
+    let digits = async |on_item: &OnItem| {
+        world.has(json!({"id": "a", "n": 0})).await;
+        let update = Change::update((), one_more());
+        assert_eq!(run(on_item, "1", update).await.name(), "done");
+        let item = world.a().await;
+        assert!(!item.contains_key("processed_events"));
+        ends(&item)["test#1"].as_n().unwrap().len()
+    };
+    let without = digits(&plain.retention(RETENTION)).await;
+    for checked in [checked.clone(), checked.retention(RETENTION)] {
+        // DynamoDB keeps two digits in a byte, and 38 at most.
+        let more = digits(&checked).await - without;
+        assert!(more.div_ceil(2) <= 16 && without + more <= 38, "{more}");
+    }
+}
+
+#[tokio::test]
+async fn checked_payload_counts_what_was_unchecked_as_duplicate() {
+    let world = World::start().await;
+    let plain = world.on_item(&world.patient());
+    let [one, other] = [b"1", b"2"].map(|body| Fingerprint::of(body));
+    for unchecked in [plain.clone(), plain.retention(RETENTION)] {
+        let checked = unchecked.clone().check_payload();
+        for (first, then) in [(&unchecked, &checked), (&checked, &unchecked)] {
+            world.has(json!({"id": "a", "n": 0})).await;
+            for (key, way) in [("update", 1), ("modify", 2)] {
+                for (on_item, payload, expected) in [
+                    (first, &one, "done"),
+                    (then, &one, "duplicate"),
+                    (then, &other, "duplicate"),
+                ] {
+                    let (name, change) = each_change().into_iter().nth(way).unwrap();
+                    let outcome = run_payload(on_item, key, payload, change).await;
+                    assert_eq!(outcome.name(), expected, "{name}: {outcome}");
+                }
+            }
+            assert_eq!(number(&world.a().await, "n"), 2);
+        }
+    }
+    // Without a fingerprint there is nothing to compare.
+    world.has(json!({"id": "a", "n": 0})).await;
+    let checked = world.on_item(&world.patient()).check_payload();
+    for expected in ["done", "duplicate"] {
+        let change = Change::update((), one_more());
+        let outcome = run_payload(&checked, "1", None, change).await;
+        assert_eq!(outcome.name(), expected, "{outcome}");
+    }
+    assert_eq!(events(&world.a().await), ["test#1"]);
+}
+
+#[tokio::test]
+async fn checked_payload_sees_a_rival_with_another_payload() {
+    let world = World::start().await;
+    let on_item = world.on_item(&world.patient()).check_payload();
+    let [one, other] = [b"1", b"2"].map(|body| Fingerprint::of(body));
+    for (way, request) in [(0, "PutItem"), (1, "UpdateItem"), (2, "PutItem")] {
+        world.without_a().await;
+        if way != 0 {
+            world.has(json!({"id": "a", "n": 0})).await;
+        }
+        let change = || each_change().into_iter().nth(way).unwrap();
+        let (name, late) = change();
+        world.dynamo.reset_counts();
+        world.dynamo.fail(request, Fault::HoldRequest);
+        let mut held = Box::pin(run_payload(&on_item, "1", &one, late));
+        tokio::select! {
+            outcome = &mut held => panic!("{name}: it ended: {outcome}"),
+            () = world.met(request) => {}
+        }
+        let outcome = run_payload(&on_item, "1", &other, change().1).await;
+        assert_eq!(outcome.name(), "done", "{name}: {outcome}");
+        let (outcome, _met) = tokio::join!(held, world.dynamo.heal());
+        assert_eq!(outcome.name(), "key_reused", "{name}: {outcome}");
+        assert_eq!(number(&world.a().await, "n"), 1, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn checked_payload_is_forgotten_with_its_key() {
+    let world = World::start().await;
+    let on_item = world.on_item(&world.patient()).check_payload();
+    let on_item = on_item.retention(RETENTION);
+    world.has(json!({"id": "a", "n": 0})).await;
+    let again = async |key: &str, payload: &[u8]| {
+        let payload = Fingerprint::of(payload);
+        run_payload(&on_item, key, &payload, Change::update((), one_more())).await
+    };
+    assert_eq!(again("1", b"1").await.name(), "done");
+    assert_eq!(again("2", b"1").await.name(), "done");
+    assert_eq!(again("1", b"2").await.name(), "key_reused");
+    pass(RETENTION + 2 * SECOND);
+    assert_eq!(again("1", b"2").await.name(), "done");
+    assert_eq!(ends(&world.a().await).len(), 1, "the other is cleared away");
+    assert_eq!(again("1", b"1").await.name(), "key_reused");
+    assert_eq!(number(&world.a().await, "n"), 3);
 }
 
 #[tokio::test]

@@ -160,23 +160,42 @@ impl Pen<'_> {
     }
 }
 
-/// What a consumer makes of a body: the fingerprint that it keeps.
-fn fingerprint(body: &str) -> Fingerprint {
+/// The records of a consumer that has processed these bodies.
+fn records(key: &str, bodies: &[String]) -> MemoryStore {
     async fn take(_: Value, _: Attempt) -> Result<(), Failure> {
         Ok(())
     }
     let store = MemoryStore::default();
-    let consumer = Arc::new(Consumer::new(Once::new(store.clone()), namespace(), take));
+    let consumer = Consumer::new(Once::new(store.clone()), namespace(), take);
+    let consumer = Arc::new(consumer.key(key.parse().unwrap()));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build()
         .unwrap();
-    let failed = runtime.block_on(async {
-        process(&consumer, batch([record("m-1", body)]), within(PATIENCE)).await
-    });
-    assert_eq!(failed, [""; 0], "{body}");
+    let messages = bodies.iter().enumerate();
+    let messages = messages.map(|(n, body)| record(&format!("m-{}", n + 1), body));
+    let event = batch(messages);
+    let failed = runtime.block_on(async { process(&consumer, event, within(PATIENCE)).await });
+    assert_eq!(failed, [""; 0], "{bodies:?}");
+    store
+}
+
+/// The fingerprint that a consumer keeps of a body.
+fn fingerprint(body: &str) -> Fingerprint {
+    let store = records("message-id", &[body.to_owned()]);
     let key = Key::new(&namespace(), ["m-1"]).unwrap();
     store.get(&key).unwrap().fingerprint.unwrap()
+}
+
+/// JSON that can be a key: not null, not the empty text, and without numbers that a double could
+/// take for others.
+fn id() -> impl Strategy<Value = Value> {
+    payload().prop_filter("a key", |value| {
+        let text = value.to_string();
+        !["null", "\"\""].contains(&text.as_str())
+            && !text.contains('.')
+            && !text.contains("9007199254740992")
+    })
 }
 
 /// The value, changed in one place or wrapped.
@@ -223,5 +242,15 @@ proptest! {
         prop_assert_eq!(a == b, print(&a) == print(&b));
         let changed = changed(&a, how);
         prop_assert_ne!(print(&a), print(&changed), "{} and {}", a, changed);
+    }
+
+    #[test]
+    fn json_ids_share_a_key_only_if_equal(a in id(), b in id(), how: u8) {
+        let text = json!(a.to_string());
+        for other in [&a, &b, &changed(&a, how), &text] {
+            let bodies = [&a, other].map(|id| json!({ "id": id }).to_string());
+            let keys = records("body:/id", &bodies).len();
+            prop_assert_eq!(keys == 1, a == *other, "{} and {}", a, other);
+        }
     }
 }

@@ -195,11 +195,12 @@ async fn run_through_every_outcome(level: &str) -> Vec<String> {
         "invalid",
         "key_reused",
         "lease_lost",
+        "no_effect",
         "not_started",
         "out_of_time",
         "permanent_failure",
-        "store_unavailable",
         "retryable_failure",
+        "store_unavailable",
     ];
     assert_eq!(outcomes(&output), expected);
     assert_eq!(telling(&output), [""; 0]);

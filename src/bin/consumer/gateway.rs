@@ -50,6 +50,9 @@ impl Gateway {
         let _already_set = rustls::crypto::ring::default_provider().install_default();
         let client = Client::builder()
             .user_agent(concat!("sqs-once/", env!("CARGO_PKG_VERSION")))
+            // Shorter than a charge may take: a connection that takes too long must end as such,
+            // since it had no effect.
+            .connect_timeout(timeout / 2)
             // A redirected POST could charge somewhere else.
             .redirect(Policy::none())
             .build()?;
@@ -78,13 +81,9 @@ impl Gateway {
                     // off, so that the next attempt is told, not as failed.
                     .timeout(*timeout)
                     .body(order.json.get().to_owned());
-                // The URL may hold credentials, and errors are logged.
-                let answer = request.send().await.map_err(reqwest::Error::without_url)?;
-                match verdict(answer.status()) {
-                    Verdict::Charged => Ok(read(answer).await),
-                    Verdict::Retryable(why) => Err(Failure::retryable(why)),
-                    Verdict::Permanent(why) => Err(Failure::permanent(why)),
-                }
+                let answer = request.send().await.map_err(unanswered)?;
+                verdict(answer.status())?;
+                Ok(read(answer).await)
             }
         }
     }
@@ -99,23 +98,31 @@ fn header_value(key: &str) -> String {
     }
 }
 
-#[derive(Debug, PartialEq, Eq)]
-enum Verdict {
-    Charged,
-    Retryable(String),
-    Permanent(String),
+/// A request without an answer. Without a connection nothing was sent, so nothing was charged.
+fn unanswered(error: reqwest::Error) -> Failure {
+    // The URL may hold credentials, and errors are logged.
+    let error = error.without_url();
+    if error.is_connect() {
+        Failure::no_effect(error)
+    } else {
+        Failure::retryable(error)
+    }
 }
 
-fn verdict(status: StatusCode) -> Verdict {
+/// Judges an answer by its status: 2xx is a charge. A permanent failure is a verdict on the order,
+/// and neither a wrong credential nor a wrong path is one.
+fn verdict(status: StatusCode) -> Result<(), Failure> {
     let answered = format!("the payment gateway answered {status}");
-    match status.as_u16() {
-        200..=299 => Verdict::Charged,
-        408 | 409 | 425 | 429 | 500..=599 => Verdict::Retryable(answered),
-        400..=499 => Verdict::Permanent(answered),
-        _ => Verdict::Retryable(format!(
-            "{answered}, which is no answer to a charge; check PAYMENT_GATEWAY_URL (redirects are not followed)"
-        )),
-    }
+    let check = match status.as_u16() {
+        200..=299 => return Ok(()),
+        401 | 403 => "check the credential that the gateway expects",
+        404 | 405 => "check PAYMENT_GATEWAY_URL, which `/charges` is added to",
+        407 => "check the credential of the proxy",
+        408 | 409 | 425 | 429 | 500..=599 => return Err(Failure::retryable(answered)),
+        400..=499 => return Err(Failure::permanent(answered)),
+        _ => "no answer to a charge; check PAYMENT_GATEWAY_URL (redirects are not followed)",
+    };
+    Err(Failure::retryable(format!("{answered}: {check}")))
 }
 
 /// The body of an answer that says: charged. Whatever it is, that stands.
@@ -158,20 +165,156 @@ fn sandbox(key: &str, order: &Order) -> Result<Box<RawValue>, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::{TcpListener, TcpStream},
+    };
+
     use super::*;
 
+    fn of_status(status: u16) -> Result<(), Failure> {
+        verdict(StatusCode::from_u16(status).unwrap())
+    }
+
     #[test]
-    fn statuses_are_read_as_the_readme_says() {
-        let of = |status: u16| verdict(StatusCode::from_u16(status).unwrap());
-        for status in [200, 201, 204] {
-            assert_eq!(of(status), Verdict::Charged);
+    fn status_2xx_is_done_and_what_the_order_caused_is_permanent() {
+        for status in [200, 201, 202, 204, 299] {
+            assert!(of_status(status).is_ok(), "{status}");
         }
-        for status in [301, 307, 408, 409, 425, 429, 500, 503] {
-            assert!(matches!(of(status), Verdict::Retryable(_)), "{status}");
+        for status in [400, 402, 406, 410, 411, 413, 415, 418, 422, 451, 499] {
+            let failure = of_status(status);
+            assert!(matches!(failure, Err(Failure::Permanent(_))), "{status}");
         }
-        for status in [400, 401, 402, 404, 422] {
-            assert!(matches!(of(status), Verdict::Permanent(_)), "{status}");
+    }
+
+    #[test]
+    fn status_that_is_no_verdict_on_the_order_is_retryable() {
+        let retryable = |status| match of_status(status) {
+            Err(Failure::Retryable(why)) => why.to_string(),
+            other => panic!("{status}: {other:?}"),
+        };
+        for status in [
+            408, 409, 425, 429, 500, 502, 503, 504, 599, 199, 301, 307, 600,
+        ] {
+            assert!(retryable(status).contains(&status.to_string()), "{status}");
         }
+        for (status, advice) in [
+            (401, "check the credential"),
+            (403, "check the credential"),
+            (404, "check PAYMENT_GATEWAY_URL"),
+            (405, "check PAYMENT_GATEWAY_URL"),
+            (407, "check the credential of the proxy"),
+            (308, "check PAYMENT_GATEWAY_URL"),
+        ] {
+            assert!(retryable(status).contains(advice), "{status}");
+        }
+    }
+
+    /// The other end of a connection.
+    #[derive(Clone, Copy, Debug)]
+    enum End {
+        /// Closed before anything was sent.
+        Closed,
+        /// Open, and silent.
+        Silent,
+        /// Closed when the request had arrived.
+        Unanswered,
+        /// Closed when the second request had arrived; the first is answered.
+        SecondUnanswered,
+    }
+
+    /// The base URL of a gateway that treats every connection alike.
+    async fn serve(scheme: &str, end: End) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move {
+            let mut open = Vec::new();
+            loop {
+                let (mut connection, _) = listener.accept().await.unwrap();
+                match end {
+                    End::Closed => {}
+                    End::Silent => open.push(connection),
+                    End::Unanswered => read_request(&mut connection).await,
+                    End::SecondUnanswered => {
+                        read_request(&mut connection).await;
+                        let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
+                        connection.write_all(answer).await.unwrap();
+                        read_request(&mut connection).await;
+                    }
+                }
+            }
+        });
+        format!("{scheme}://{address}")
+    }
+
+    /// The URL of a port at which nothing listens.
+    async fn refusing() -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        format!("http://{}", listener.local_addr().unwrap())
+    }
+
+    const BODY: &str = r#"{"orderId":"o-1","amount":1,"currency":"EUR"}"#;
+
+    /// Reads until the body has arrived, which comes last.
+    async fn read_request(connection: &mut TcpStream) {
+        let (mut request, mut buffer) = (Vec::new(), [0; 1024]);
+        while !request.ends_with(BODY.as_bytes()) {
+            let n = connection.read(&mut buffer).await.unwrap();
+            assert!(n > 0, "the request broke off");
+            request.extend_from_slice(&buffer[..n]);
+        }
+    }
+
+    fn gateway(url: &str, timeout: Duration) -> Gateway {
+        Gateway::new(GatewayUrl::Http(url.parse().unwrap()), timeout).unwrap()
+    }
+
+    async fn charge(gateway: &Gateway) -> Result<Box<RawValue>, Failure> {
+        let order = serde_json::from_str(BODY).unwrap();
+        gateway.charge("payments#o-1", &order).await
+    }
+
+    const LONG: Duration = Duration::from_secs(30);
+    const SHORT: Duration = Duration::from_millis(500);
+
+    #[tokio::test]
+    async fn failure_to_connect_has_no_effect() {
+        for (url, timeout) in [
+            (refusing().await, LONG),
+            // RFC 2606 reserves the name, so there is no address.
+            ("https://gateway.invalid".to_owned(), LONG),
+            // No TLS handshake, and none in time.
+            (serve("https", End::Closed).await, LONG),
+            (serve("https", End::Silent).await, 4 * SHORT),
+        ] {
+            let failure = charge(&gateway(&url, timeout)).await;
+            assert!(
+                matches!(failure, Err(Failure::NoEffect(_))),
+                "{url}: {failure:?}"
+            );
+            // The URL may hold credentials.
+            let text = failure.unwrap_err().to_string();
+            assert!(text.contains("onnect") && !text.contains(&url), "{text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn failure_after_the_request_was_sent_is_retryable() {
+        for (url, timeout) in [
+            (serve("http", End::Unanswered).await, LONG),
+            (serve("http", End::Silent).await, SHORT),
+        ] {
+            let failure = charge(&gateway(&url, timeout)).await;
+            assert!(
+                matches!(failure, Err(Failure::Retryable(_))),
+                "{url}: {failure:?}"
+            );
+        }
+        // Over a connection that was in use before.
+        let gateway = gateway(&serve("http", End::SecondUnanswered).await, LONG);
+        assert!(charge(&gateway).await.is_ok());
+        let failure = charge(&gateway).await;
+        assert!(matches!(failure, Err(Failure::Retryable(_))), "{failure:?}");
     }
 
     #[test]

@@ -176,7 +176,8 @@ impl Target {
     /// item has seen. It may be called several times, so it must have no effect of its own.
     /// Attributes that `T` does not know stay as they are. There will be some, so `T` must let
     /// them pass: no `serde(deny_unknown_fields)`. A set that `T` knows is written as a list, unless
-    /// `T` says otherwise (`serde_dynamo::string_set` and its like).
+    /// `T` says otherwise (`serde_dynamo::string_set` and its like). DynamoDB stores no empty set, so
+    /// an attribute whose set became empty is removed: mark the field `#[serde(default)]`.
     ///
     /// An attribute `version` counts the changes; what writes to the item without an
     /// [`OnItem`](crate::OnItem) must count too.

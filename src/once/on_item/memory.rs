@@ -5,14 +5,19 @@ use std::time::Duration;
 use aws_sdk_dynamodb::types::{AttributeValue, Put, Update};
 
 use crate::{
-    protocol::{Key, Timestamp},
+    protocol::{Fingerprint, Key, Timestamp},
     store::{Item, Write, number, string},
 };
 
 /// Every key, in a string set.
 const EVENTS: &str = "processed_events";
-/// Or, where they are kept for a time: each key with its end, in seconds since the epoch.
+/// Or, where they are kept for a time or payloads are compared: each key with its end, in seconds
+/// since the epoch. Behind the end's point are the digits of the payload's [`print`]. They are less
+/// than a second, and the ends are compared with whole seconds, so they move no end.
 const UNTIL: &str = "processed_until";
+
+/// The end of what is kept for ever: in the year 2286.
+const NEVER: u64 = 9_999_999_999;
 
 /// An expression has at most 4 KB, and 300 operators (*Amazon DynamoDB Developer Guide*,
 /// "Constraints in Amazon DynamoDB").
@@ -27,6 +32,18 @@ pub(super) struct Memory<'a> {
     pub(super) now: Timestamp,
     /// For how long; `None` is for ever.
     pub(super) retention: Option<Duration>,
+    /// The payload's, if payloads are compared.
+    pub(super) fingerprint: Option<&'a Fingerprint>,
+}
+
+/// The memory that an item has of an operation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Recall {
+    Nothing,
+    /// The operation, as far as its payload is known.
+    Operation,
+    /// The key, for another payload.
+    OtherPayload,
 }
 
 /// What has to be known of an item before it is updated.
@@ -39,15 +56,18 @@ pub(super) struct Seen {
 }
 
 impl Memory<'_> {
-    /// Whether the item, if there is one, has seen the operation.
-    pub(super) fn knows(&self, item: Option<&Item>) -> bool {
-        let Some(item) = item else { return false };
+    pub(super) fn recall(&self, item: &Item) -> Recall {
         let in_set = item.get(EVENTS).and_then(|keys| keys.as_ss().ok());
-        let in_map = item.get(UNTIL).and_then(|ends| ends.as_m().ok());
-        in_set.is_some_and(|keys| keys.iter().any(|key| key == self.key.as_str()))
-            || in_map
-                .and_then(|ends| ends.get(self.key.as_str()))
-                .is_some_and(|end| !self.is_over(end))
+        let end = item.get(UNTIL).and_then(|ends| ends.as_m().ok());
+        let end = end.and_then(|ends| ends.get(self.key.as_str()));
+        match end.filter(|end| !self.is_over(end)) {
+            Some(end) if self.is_of_other_payload(end) => Recall::OtherPayload,
+            Some(_) => Recall::Operation,
+            None if in_set.is_some_and(|keys| keys.iter().any(|key| key == self.key.as_str())) => {
+                Recall::Operation
+            }
+            None => Recall::Nothing,
+        }
     }
 
     /// Why the item's memory is none, if so: another program's attribute has its name.
@@ -65,12 +85,31 @@ impl Memory<'_> {
     }
 
     fn is_over(&self, end: &AttributeValue) -> bool {
-        let end = end.as_n().ok().and_then(|end| end.parse::<u64>().ok());
+        let whole = end.as_n().ok().and_then(|end| end.split('.').next());
+        let end = whole.and_then(|seconds| seconds.parse::<u64>().ok());
         end.is_some_and(|end| end < self.now.as_secs())
     }
 
-    fn end(&self, retention: Duration) -> AttributeValue {
-        number((self.now + retention).as_secs_ceil())
+    fn is_of_other_payload(&self, end: &AttributeValue) -> bool {
+        let kept = end.as_n().ok().and_then(|end| end.split_once('.'));
+        match (self.fingerprint, kept) {
+            (Some(fingerprint), Some((_, kept))) => print(fingerprint) != kept,
+            // One side has none.
+            _ => false,
+        }
+    }
+
+    /// The value of the key in the map; `None` where the key goes into the set.
+    fn end(&self) -> Option<AttributeValue> {
+        let end = match (self.retention, self.fingerprint) {
+            (None, None) => return None,
+            (None, Some(_)) => NEVER,
+            (Some(retention), _) => (self.now + retention).as_secs_ceil(),
+        };
+        Some(match self.fingerprint {
+            None => number(end),
+            Some(fingerprint) => AttributeValue::N(format!("{end}.{}", print(fingerprint))),
+        })
     }
 
     /// What an item that a handler made of `found` remembers is what `found` does, whatever the
@@ -101,7 +140,7 @@ impl Memory<'_> {
     /// Notes the operation in an item that is about to be put, and forgets what is over.
     pub(super) fn note(&self, item: &mut Item) {
         let key = self.key.as_str().to_owned();
-        let Some(retention) = self.retention else {
+        let Some(end) = self.end() else {
             let keys = item.entry(EVENTS.to_owned());
             let keys = keys.or_insert_with(|| AttributeValue::Ss(Vec::new()));
             match keys {
@@ -114,15 +153,15 @@ impl Memory<'_> {
         let ends = ends.or_insert_with(|| AttributeValue::M(Item::new()));
         if let AttributeValue::M(ends) = ends {
             ends.retain(|_, end| !self.is_over(end));
-            ends.insert(key, self.end(retention));
+            ends.insert(key, end);
         } else {
-            *ends = AttributeValue::M(Item::from([(key, self.end(retention))]));
+            *ends = AttributeValue::M(Item::from([(key, end)]));
         }
     }
 
     /// Whether an update has to know the item first.
     pub(super) const fn looks_first(&self) -> bool {
-        self.retention.is_some()
+        self.retention.is_some() || self.fingerprint.is_some()
     }
 
     /// What an update has to know of the item.
@@ -150,7 +189,7 @@ impl Memory<'_> {
         ends.is_some() == seen.has_map && seen.over.iter().all(is_over)
     }
 
-    /// The projection of what [`see`](Self::see) and [`knows`](Self::knows) look at.
+    /// The projection of what [`see`](Self::see) and [`recall`](Self::recall) look at.
     pub(super) const PROJECTION: &'static str = "processed_events, processed_until";
 
     /// Adds to an update that it notes the operation, and is made only if the item has not seen
@@ -169,12 +208,12 @@ impl Memory<'_> {
             .name("#sqs_once_key", key)
             .raw_value(":sqs_once_key", string(key))
             .raw_value(":sqs_once_now", number(self.now.as_secs()));
-        let Some(retention) = self.retention else {
+        let Some(end) = self.end() else {
             return extend(update, "ADD", "#sqs_once_events :sqs_once_keys")
                 .raw_value(":sqs_once_keys", AttributeValue::Ss(vec![key.to_owned()]));
         };
         if !seen.has_map {
-            let ends = Item::from([(key.to_owned(), self.end(retention))]);
+            let ends = Item::from([(key.to_owned(), end)]);
             return extend(update, "SET", "#sqs_once_until = :sqs_once_ends")
                 .when("attribute_not_exists(#sqs_once_until)")
                 .raw_value(":sqs_once_ends", AttributeValue::M(ends));
@@ -185,7 +224,7 @@ impl Memory<'_> {
             "#sqs_once_until.#sqs_once_key = :sqs_once_end",
         )
         .when("attribute_exists(#sqs_once_until)")
-        .raw_value(":sqs_once_end", self.end(retention));
+        .raw_value(":sqs_once_end", end);
         prune(update, &seen.over)
     }
 
@@ -197,6 +236,16 @@ impl Memory<'_> {
         self.note(&mut put.action.item);
         put
     }
+}
+
+/// The first 16 hex digits of a fingerprint, as decimal digits to stand behind a point: always 21,
+/// the last of them not 0, as DynamoDB drops zeros from the end of a number.
+fn print(fingerprint: &Fingerprint) -> String {
+    let digits = fingerprint.as_str().chars().filter_map(|c| c.to_digit(16));
+    let print = digits
+        .take(16)
+        .fold(0_u64, |n, digit| n << 4 | u64::from(digit));
+    format!("{print:020}1")
 }
 
 /// Clears away these keys, as many as there is room for: on condition that they are still over, as

@@ -19,7 +19,7 @@ use serde::Serialize;
 
 pub use change::{Change, Target};
 use change::{Kind, Modify};
-use memory::Memory;
+use memory::{Memory, Recall};
 use send::Sent;
 use version::Unchanged;
 
@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     Attempt, Deadline, Failure, History,
-    protocol::{Key, StoredResult, Timestamp},
+    protocol::{Fingerprint, Key, StoredResult, Timestamp},
     store::{Action, Item, Refused, RefusedWrite, Write, with_answers, without_retries},
 };
 
@@ -48,8 +48,9 @@ use crate::{
 /// | [`Change::update`] | 1 | the key added to it |
 /// | [`Target::modify`] | 2, and 1 more for each collision | that, and `version` |
 ///
-/// With [`retention`](Self::retention), `processed_until` takes its place, a map of each key to
-/// its end in epoch seconds, and an update takes 2 round trips.
+/// With [`retention`](Self::retention) or [`check_payload`](Self::check_payload), `processed_until`
+/// takes its place, a map of each key to its end in epoch seconds, and an update takes 2 round
+/// trips.
 ///
 /// # What it asks of a handler
 ///
@@ -66,9 +67,9 @@ use crate::{
 /// No result is kept: a duplicate's is [omitted](StoredResult::Omitted), so
 /// [`Handler::on_duplicate`](crate::Handler::on_duplicate) finds no output. No failure is kept: a
 /// message that fails for good runs again with each delivery, until it is in the dead-letter
-/// queue. No fingerprint is kept: a key that comes back with another payload is taken for a
-/// duplicate. What else writes to the item must leave its memory alone, and an item that is
-/// deleted forgets.
+/// queue. No fingerprint is kept, unless [`check_payload`](Self::check_payload) says so: a key that
+/// comes back with another payload is taken for a duplicate. Other programs that write to the item
+/// must leave its memory alone, and an item that is deleted forgets.
 ///
 /// # Limits
 ///
@@ -97,6 +98,7 @@ pub struct OnItem {
     /// For changes, which are repeated until the deadline: the SDK does not retry them.
     changing: Client,
     retention: Option<Duration>,
+    checks_payload: bool,
     clock: fn() -> Timestamp,
 }
 
@@ -113,6 +115,7 @@ impl OnItem {
             changing: without_retries(&client),
             client,
             retention: None,
+            checks_payload: false,
             clock: Timestamp::now,
         }
     }
@@ -126,6 +129,32 @@ impl OnItem {
     pub fn retention(self, retention: Duration) -> Self {
         Self {
             retention: Some(retention),
+            ..self
+        }
+    }
+
+    /// Compares payloads: an operation whose key an item remembers from another payload is
+    /// [`Outcome::KeyReused`]. Without this option it is a duplicate.
+    ///
+    /// Off by default, for what it costs:
+    ///
+    /// - An item holds 16 hex digits of the [fingerprint](Operation::fingerprint) more for each
+    ///   key, as decimals of the key's end in `processed_until`.
+    /// - An update takes 2 round trips, as with a [`retention`](Self::retention). Without one the
+    ///   end is 9999999999, in the year 2286.
+    ///
+    /// The option can be set and taken back at any time. A message whose key was remembered without
+    /// the option is a duplicate, whatever its payload.
+    ///
+    /// ```
+    /// # fn on_item(client: aws_sdk_dynamodb::Client) {
+    /// let on_item = sqs_once::OnItem::new(client).check_payload();
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn check_payload(self) -> Self {
+        Self {
+            checks_payload: true,
             ..self
         }
     }
@@ -144,9 +173,9 @@ impl OnItem {
     {
         let Operation {
             key,
+            fingerprint,
             delivery,
             deadline,
-            ..
         } = operation;
         if !deadline.may_start() {
             return Outcome::NotStarted;
@@ -156,6 +185,7 @@ impl OnItem {
         let changing = Changing {
             on_item: self,
             key: &key,
+            fingerprint: fingerprint.filter(|_| self.checks_payload),
             deadline,
         };
         loop {
@@ -206,6 +236,8 @@ impl<O: Serialize + Send + 'static> Mode<Change<O>> for OnItem {
 struct Changing<'a> {
     on_item: &'a OnItem,
     key: &'a Key,
+    /// If payloads are compared.
+    fingerprint: Option<Fingerprint>,
     deadline: Deadline,
 }
 
@@ -218,6 +250,7 @@ impl Changing<'_> {
             key: self.key,
             now: (self.on_item.clock)(),
             retention: self.on_item.retention,
+            fingerprint: self.fingerprint.as_ref(),
         }
     }
 
@@ -247,8 +280,8 @@ impl Changing<'_> {
                     Err(outcome) => return Ok(outcome),
                 };
                 remembers(found.as_ref())?;
-                if memory.knows(found.as_ref()) {
-                    return Ok(seen_before());
+                if let Some(known) = known(&memory, found.as_ref()) {
+                    return Ok(known);
                 }
             }
             let seen = memory.see(found.as_ref());
@@ -258,7 +291,7 @@ impl Changing<'_> {
             if let Sent::Refused(item) = &sent
                 && memory.looks_first()
                 && !memory.holds(&seen, item.as_ref())
-                && !memory.knows(item.as_ref())
+                && known(&memory, item.as_ref()).is_none()
             {
                 // Another attempt changed the item's memory meanwhile.
                 continue;
@@ -282,8 +315,8 @@ impl Changing<'_> {
         for _ in 0..=MOST_COLLISIONS {
             let memory = self.memory();
             remembers(found.as_ref())?;
-            if memory.knows(found.as_ref()) {
-                return Ok(seen_before());
+            if let Some(known) = known(&memory, found.as_ref()) {
+                return Ok(known);
             }
             let modified = catch_unwind(AssertUnwindSafe(|| modify(found.as_ref())));
             let (mut item, result) = match modified {
@@ -301,7 +334,7 @@ impl Changing<'_> {
             }
             put = put.return_item();
             match self.put(&put.action).await {
-                Sent::Refused(item) if !memory.knows(item.as_ref()) => found = item,
+                Sent::Refused(item) if known(&memory, item.as_ref()).is_none() => found = item,
                 sent => return self.changed(&memory, sent, &put, result),
             }
             if !backoff.pause().await {
@@ -321,8 +354,10 @@ impl Changing<'_> {
     ) -> Changed {
         match sent {
             Sent::Applied => Ok(Outcome::Done(result)),
-            Sent::Refused(item) if memory.knows(item.as_ref()) => Ok(seen_before()),
             Sent::Refused(item) => {
+                if let Some(known) = known(memory, item.as_ref()) {
+                    return Ok(known);
+                }
                 remembers(item.as_ref())?;
                 Err(Declined::Conditions(Refused::new(vec![RefusedWrite {
                     index: 0,
@@ -354,10 +389,15 @@ fn remembers(item: Option<&Item>) -> Result<(), Declined> {
     }
 }
 
-fn seen_before() -> Outcome {
-    Outcome::Duplicate(StoredResult::Omitted(
-        "the item keeps the key and no result".into(),
-    ))
+/// The outcome of an operation that the item, if there is one, remembers.
+fn known(memory: &Memory<'_>, item: Option<&Item>) -> Option<Outcome> {
+    match memory.recall(item?) {
+        Recall::Nothing => None,
+        Recall::Operation => Some(Outcome::Duplicate(StoredResult::Omitted(
+            "the item keeps the key and no result".into(),
+        ))),
+        Recall::OtherPayload => Some(Outcome::KeyReused),
+    }
 }
 
 fn contended(table: &str) -> Outcome {

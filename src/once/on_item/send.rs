@@ -182,6 +182,6 @@ fn too_large(table: &str, item: Option<&Item>) -> String {
     format!(
         "the item of table `{table}` would have more than 400 KB, the most that DynamoDB holds{largest}: if that is \
          `processed_events`, set OnItem::retention, and remove the attribute once none of its keys can come back; \
-         if `processed_until`, shorten the retention; else split the item"
+         if `processed_until`, set or shorten the retention; else split the item"
     )
 }
