@@ -50,8 +50,8 @@ mod log {
 
     /// The line that says that an attempt before this one was cut off.
     pub(super) fn of_takeover(line: &Value) -> bool {
-        let history = line["history"].as_str();
-        history.is_some_and(|history| history.starts_with("Takeover"))
+        let message = line["message"].as_str();
+        message.is_some_and(|message| message.starts_with("takeover"))
     }
 }
 
@@ -332,7 +332,8 @@ async fn only_what_failed_goes_back_and_what_failed_for_good_is_not_tried_again(
     ];
     assert_eq!(logged, [&expected[..], &[log::RETRYABLE]].concat());
     assert_eq!(stage.status("m-declined").await, "FAILED");
-    assert!(stage.record("m-busy").await.is_none(), "not released");
+    let busy = stage.record("m-busy").await.unwrap();
+    assert_eq!(text(&busy, "last_end"), "retryable");
 
     let response = lambda.invoke(mixed(), TIME).await.response();
     assert_eq!(failed(&response), for_good);

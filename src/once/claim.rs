@@ -149,15 +149,7 @@ impl<S: Store> Once<S> {
             return Err(claim.restore(Outcome::NotStarted).await);
         }
         let history = History::from(&claim.claimed);
-        match history.open {
-            Some(open) if open.last_end == Some(AttemptEnd::Retryable) => {
-                tracing::info!(%key, ?history, "retry: an earlier attempt may have had its effect");
-            }
-            Some(_) => {
-                tracing::warn!(%key, ?history, "takeover: an earlier attempt may have had its effect");
-            }
-            None => {}
-        }
+        log_history(&key, &history);
         let attempt = Attempt::new(key, delivery, history, deadline);
         match guard(deadline, work(attempt)).await {
             Ended::Well(answer) => Ok((claim, answer)),
@@ -247,6 +239,26 @@ impl<S: Store> Once<S> {
         let settled = self.store.settle(fence, &settlement, self.now());
         // Refused or not: either there is no such claim, or it ends with its lease.
         let _best_effort = timeout_at(deadline.end(), settled).await;
+    }
+}
+
+/// A retry after a failure that the handler returned is ordinary; any other is a takeover.
+fn log_history(key: &Key, history: &History) {
+    let Some(open) = history.open else { return };
+    macro_rules! line {
+        ($level:ident, $what:literal) => {
+            tracing::$level!(
+                %key,
+                attempts = history.attempts,
+                first_claimed_at = open.first_claimed_at.map(tracing::field::display),
+                last_end = open.last_end.map(AttemptEnd::name),
+                concat!($what, ": an earlier attempt may have had its effect")
+            )
+        };
+    }
+    match open.last_end {
+        Some(AttemptEnd::Retryable) => line!(info, "retry"),
+        _ => line!(warn, "takeover"),
     }
 }
 

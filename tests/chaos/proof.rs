@@ -226,7 +226,13 @@ fn a_charge_after_the_recorded_end_is_found_whatever_cut_off_the_worker() {
         settled(1, Settled::Failed),
         returned(1, 7, End::ReportedFailed),
     ]);
-    events.retain(|event| !matches!(event, Event::Claimed { owner, .. } if owner == "b"));
+    for event in &mut events {
+        if let Event::Claimed { owner, message, .. } = event
+            && owner == "b"
+        {
+            "another".clone_into(message);
+        }
+    }
     caught(&events, "was charged for m-1 by worker 8");
 }
 

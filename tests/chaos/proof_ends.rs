@@ -55,7 +55,7 @@ fn conflict(receive: u32, owner: &str) -> Event {
     Event::Said {
         delivery: ("m-1".into(), receive),
         outcome: "conflict".into(),
-        detail: format!("owner {owner} is at it until"),
+        detail: format!("lease held by {owner} until"),
     }
 }
 

@@ -108,11 +108,19 @@ impl Gossip {
         self.put(message_id, record).await;
     }
 
+    /// A record that DynamoDB's TTL has not deleted yet.
+    pub(super) async fn expire(&self, message_id: &str) {
+        let record = json!({"status": "COMPLETED", "result": "1", "expires_at": 1});
+        self.put(message_id, record).await;
+    }
+
     /// Another worker's record.
     async fn put(&self, message_id: &str, mut record: Value) {
         record["id"] = json!(format!("{FUNCTION_NAME}#{message_id}"));
         record["owner"] = json!("another");
-        record["expires_at"] = json!(4_000_000_000_u64);
+        if record["expires_at"].is_null() {
+            record["expires_at"] = json!(4_000_000_000_u64);
+        }
         let item = serde_dynamo::to_item(record).unwrap();
         self.dynamo.put(TABLE, item).await;
     }
