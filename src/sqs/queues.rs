@@ -35,7 +35,7 @@ const BUDGET: Duration = Duration::from_secs(2);
 ///
 /// | what became of it | it is seen again |
 /// | --- | --- |
-/// | conflict | when the other's lease is over, and one to three seconds later |
+/// | conflict | when the other's lease is over, and one to three seconds later; after a back-off if it is over already |
 /// | retryable failure, panic, out of time, lease lost, completion unrecorded, commit unknown, store unavailable | after a back-off, see [`backoff`](Self::backoff) |
 /// | permanent failure, now or before; no key, key reused; not started | at once |
 /// | behind a failure in its FIFO group | with what failed |
@@ -86,12 +86,12 @@ impl Visibility {
         }
     }
 
-    /// How long what may pass waits: any time up to `base` after the first receive, up to twice
-    /// that after the second, and so on up to `cap`
-    /// ([`LONGEST_BACKOFF`](Self::LONGEST_BACKOFF) at most). SQS counts whole seconds.
+    /// Waits after a retryable failure: `base` after the first receive, twice that after the
+    /// second, and so on up to `cap` ([`LONGEST_BACKOFF`](Self::LONGEST_BACKOFF) at most). Half
+    /// of each wait is fixed, and the other half is jitter. SQS counts whole seconds.
     ///
-    /// The sum over the queue's `maxReceiveCount`, less one, is the outage that a message
-    /// survives, half of it on the average.
+    /// Half the sum of the waits between the receives (the queue's `maxReceiveCount`, less one)
+    /// is an outage that every message survives.
     #[must_use]
     pub fn backoff(self, base: Duration, cap: Duration) -> Self {
         Self {

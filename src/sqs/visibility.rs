@@ -1,4 +1,4 @@
-//! When a message that goes back to the queue is seen again: the rule, without the calls.
+//! Visibility timeouts of failed messages: the rule, without the calls.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -14,7 +14,7 @@ const CLOCKS: u64 = 1;
 /// And at most this much by chance, so that all who wait for one lease do not come at once.
 const SPREAD: u64 = 2;
 
-/// How long to wait between tries of what may pass.
+/// Waits between the receives of a message whose failure is retryable.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Backoff {
     pub(super) base: Duration,
@@ -31,13 +31,16 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// Full jitter: anything up to `base` after the first receive, doubled with each one after
-    /// it, up to `cap`. In seconds, as SQS counts.
+    /// `base` after the first receive, doubled with each one after it, up to `cap`; half of that
+    /// is fixed, and the rest jitter. The fixed half is the outage that every message survives.
+    /// In seconds, as SQS counts.
     fn seconds(self, receive_count: u32, jitter: impl FnOnce(u64) -> u64) -> u64 {
         let doubled = 1_u32
             .checked_shl(receive_count.saturating_sub(1))
             .unwrap_or(u32::MAX);
-        jitter(ceil(self.base.saturating_mul(doubled).min(self.cap)))
+        let whole = ceil(self.base.saturating_mul(doubled).min(self.cap));
+        let spread = whole / 2;
+        whole - spread + jitter(spread)
     }
 }
 
@@ -59,14 +62,16 @@ pub(super) fn seconds(
         Processed::Invalid(_) => 0,
         Processed::Ran(outcome) => match outcome {
             Outcome::Done(_) | Outcome::Duplicate(_) => return None,
-            Outcome::Conflict { lease_until, .. } => {
+            Outcome::Conflict { lease_until, .. } if *lease_until > now => {
                 ceil(now.until(*lease_until)).saturating_add(CLOCKS + jitter(SPREAD))
             }
             Outcome::PermanentFailure(_)
             | Outcome::FailedBefore(_)
             | Outcome::KeyReused
             | Outcome::NotStarted => 0,
-            Outcome::RetryableFailure(_)
+            // The record stays as it is until another attempt or a person changes it.
+            Outcome::Conflict { .. }
+            | Outcome::RetryableFailure(_)
             | Outcome::NoEffect(_)
             | Outcome::Panicked
             | Outcome::OutOfTime
@@ -175,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_succeeded_is_left_alone() {
+    fn success_leaves_the_visibility_alone() {
         let result = || StoredResult::Json("1".into());
         for outcome in [Outcome::Done(result()), Outcome::Duplicate(result())] {
             assert_eq!(range(&ran(outcome), 1), None);
@@ -183,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_again_or_was_not_started_is_back_at_once() {
+    fn permanent_failure_or_no_start_is_visible_at_once() {
         for processed in [
             ran(Outcome::PermanentFailure("declined".into())),
             ran(Outcome::FailedBefore("declined".into())),
@@ -196,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_pass_is_back_after_a_wait_that_doubles_up_to_the_cap() {
+    fn retryable_failure_waits_half_to_all_of_a_doubling_backoff() {
         let error = || {
             Arc::new(StoreError::OutOfTime {
                 action: "claim",
@@ -210,20 +215,22 @@ mod tests {
             ran(Outcome::LeaseLost),
             ran(Outcome::CompletionUnrecorded(error())),
             ran(Outcome::StoreUnavailable(error())),
+            ran(Outcome::CommitUnknown(error())),
+            ran(Outcome::NoEffect("refused".into())),
         ] {
-            for (receive_count, ceiling) in [
-                (0, 4),
-                (1, 4),
-                (2, 8),
-                (3, 16),
-                (4, 32),
-                (5, 60),
-                (33, 60),
-                (u32::MAX, 60),
+            for (receive_count, least, most) in [
+                (0, 2, 4),
+                (1, 2, 4),
+                (2, 4, 8),
+                (3, 8, 16),
+                (4, 16, 32),
+                (5, 30, 60),
+                (33, 30, 60),
+                (u32::MAX, 30, 60),
             ] {
                 assert_eq!(
                     range(&processed, receive_count),
-                    Some((0, ceiling)),
+                    Some((least, most)),
                     "{processed:?} {receive_count}"
                 );
             }
@@ -231,23 +238,28 @@ mod tests {
     }
 
     #[test]
-    fn a_conflict_is_back_when_the_lease_is_over_and_never_before() {
-        for (lease_until, least, most) in [
-            (1_030_000, 31, 33),
-            (1_030_001, 32, 34),
-            (1_000_000, 1, 3),
-            (0, 1, 3),
-        ] {
+    fn conflict_waits_until_the_lease_ends_and_never_less() {
+        for (lease_until, least, most) in
+            [(1_000_001, 2, 4), (1_030_000, 31, 33), (1_030_001, 32, 34)]
+        {
             assert_eq!(range(&conflict(lease_until), 5), Some((least, most)));
         }
     }
 
     #[test]
-    fn nothing_is_hidden_for_longer_than_sqs_takes() {
+    fn conflict_with_an_ended_lease_backs_off() {
+        for lease_until in [1_000_000, 0] {
+            assert_eq!(range(&conflict(lease_until), 1), Some((2, 4)));
+            assert_eq!(range(&conflict(lease_until), 5), Some((30, 60)));
+        }
+    }
+
+    #[test]
+    fn wait_never_exceeds_the_limit_of_sqs() {
         assert_eq!(
             range(&conflict(u64::MAX), 1),
             Some((LONGEST, LONGEST)),
-            "a lease of somebody else's making"
+            "a lease that another program wrote"
         );
         let backoff = Backoff {
             base: Duration::MAX,
@@ -258,20 +270,19 @@ mod tests {
     }
 
     #[test]
-    fn a_backoff_below_a_second_still_jitters() {
+    fn backoff_below_a_second_waits_one_second() {
         let backoff = Backoff {
             base: Duration::from_millis(1),
             ..BACKOFF
         };
-        assert_eq!(
-            seconds(&retryable(), 1, NOW, None, backoff, most),
-            Some(1),
-            "SQS counts in seconds"
-        );
+        for jitter in [least, most] {
+            let wait = seconds(&retryable(), 1, NOW, None, backoff, jitter);
+            assert_eq!(wait, Some(1), "SQS counts in seconds");
+        }
     }
 
     #[test]
-    fn what_is_behind_a_failure_waits_as_long_as_that() {
+    fn message_behind_a_failure_waits_as_long_as_it() {
         let behind = |ahead| seconds(&Processed::BehindFailure, 9, NOW, ahead, BACKOFF, least);
         assert_eq!(behind(Some(7)), Some(7));
         assert_eq!(behind(None), None);
