@@ -1,4 +1,4 @@
-//! When what failed is seen again: what a batch makes the consumer tell SQS.
+//! Visibility timeouts of failed messages: the calls that a batch makes the consumer send to SQS.
 
 #![allow(
     clippy::unwrap_used,
@@ -22,7 +22,8 @@ use sqs_once::{
 use support::{
     consumer::{namespace, process, within},
     event::{QUEUE_ARN, batch, received, record},
-    sqs::{Mood, Sqs},
+    log,
+    sqs::{self, Mood, Sqs},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -233,6 +234,98 @@ async fn an_sqs_that_hangs_costs_two_seconds_and_never_the_answer() {
         assert_eq!(process(&consumer, event, within(budget)).await, ["m-1"]);
         assert!(started.elapsed() < at_most, "{:?}", started.elapsed());
     }
+}
+
+#[tokio::test]
+async fn unanswering_sqs_is_not_asked_again_for_five_minutes() {
+    let sqs = Sqs::start(Mood::Hanging).await;
+    let consumer = consumer(MemoryStore::default(), visibility(&sqs));
+    let asked = || sqs.calls("GetQueueUrl").len();
+    let fails = async || {
+        let started = Instant::now();
+        let event = batch([order("m-1", "fail", 1)]);
+        assert_eq!(
+            process(&consumer, event, within(60 * SECOND)).await,
+            ["m-1"]
+        );
+        started.elapsed()
+    };
+    log::start();
+    fails().await;
+    assert_eq!(asked(), 1);
+    let logged = not_changed();
+    assert_eq!(logged.len(), 1, "{logged:#?}");
+    assert!(logged[0].contains("no answer within 2"), "{logged:#?}");
+
+    assert!(fails().await < SECOND);
+    later(290 * SECOND).await;
+    assert!(fails().await < SECOND);
+    assert_eq!(asked(), 1);
+    assert_eq!(not_changed(), [""; 0], "logged once");
+    later(11 * SECOND).await;
+    sqs.turn(Mood::Willing);
+    fails().await;
+    assert_eq!(asked(), 2);
+    assert_eq!(sqs.changes().len(), 1);
+}
+
+#[tokio::test]
+async fn unreachable_sqs_is_logged_with_its_cause() {
+    // Nothing listens there any more.
+    let port = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}", port.local_addr().unwrap());
+    drop(port);
+    let visibility = Visibility::new(sqs::client(&endpoint));
+    let consumer = consumer(MemoryStore::default(), visibility);
+    log::start();
+    for _ in 0..2 {
+        let event = batch([order("m-1", "fail", 1)]);
+        assert_eq!(
+            process(&consumer, event, within(60 * SECOND)).await,
+            ["m-1"]
+        );
+    }
+    let logged = not_changed();
+    assert_eq!(logged.len(), 1, "{logged:#?}");
+    assert!(logged[0].contains("Connection refused"), "{logged:#?}");
+}
+
+#[tokio::test]
+async fn batch_does_not_wait_for_the_sqs_call_of_another() {
+    let sqs = Sqs::start(Mood::Hanging).await;
+    let consumer = consumer(MemoryStore::default(), visibility(&sqs));
+    let fails = |id| {
+        let event = batch([order(id, "fail", 1)]);
+        process(&consumer, event, within(60 * SECOND))
+    };
+    let overtakes = async {
+        sqs.called("GetQueueUrl", 1).await;
+        sqs.turn(Mood::Willing);
+        let started = Instant::now();
+        fails("m-2").await;
+        assert!(started.elapsed() < SECOND, "{:?}", started.elapsed());
+    };
+    tokio::join!(fails("m-1"), overtakes);
+    assert_eq!(sqs.changes(), [change("m-2", 1, 4)]);
+}
+
+/// Moves the clock that the consumer measures by.
+async fn later(by: Duration) {
+    tokio::time::pause();
+    tokio::time::advance(by).await;
+    tokio::time::resume();
+}
+
+/// The errors of calls that changed nothing, since the last look.
+fn not_changed() -> Vec<String> {
+    let mut errors = Vec::new();
+    for line in log::lines() {
+        let message = line["fields"]["message"].as_str().unwrap();
+        if message.contains("visibility could not be changed") {
+            errors.push(line["fields"]["error"].as_str().unwrap().to_owned());
+        }
+    }
+    errors
 }
 
 #[tokio::test]

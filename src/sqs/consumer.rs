@@ -19,11 +19,11 @@ use tokio::{
 use tracing::Instrument as _;
 
 use super::{
+    changes::Visibility,
     identity::{FingerprintSource, Identity, KeySource},
     lanes::{self, Lane, LaneKind, Traits},
     message::{InvalidMessage, Message},
     processed::{Processed, millis},
-    queues::Visibility,
 };
 use crate::{
     Attempt, Deadline, Handler, History, IntoHandler, Mode, Operation, Outcome, Stored,
@@ -187,8 +187,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
-    /// Lets SQS know when each message that failed is to be seen again. Without it, that is
-    /// when the queue's visibility timeout is over.
+    /// Sets the visibility timeouts of failed messages. Without it, they come back when the
+    /// queue's own visibility timeout is over.
     #[must_use]
     pub fn visibility(self, visibility: impl Into<Option<Visibility>>) -> Self {
         Self {

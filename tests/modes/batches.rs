@@ -1,11 +1,6 @@
 //! Each mode behind a [`Consumer`]: the batch's response, the log, and what SQS is told.
 
-use std::{
-    cell::RefCell,
-    io,
-    sync::{Arc, Once},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use aws_sdk_dynamodb::types::Update;
 use serde::Deserialize;
@@ -20,6 +15,7 @@ use super::{
         consumer::{namespace, process, within},
         event::{QUEUE_ARN, batch, received, record},
         faults::Fault,
+        log,
         sqs::{Mood, Sqs},
     },
     world::{SECOND, THINGS, World, now},
@@ -174,10 +170,10 @@ impl World {
             "TransactWriteItems"
         };
         self.dynamo.fail_all(commit, Fault::CutAfter);
-        start_logging();
+        log::start();
         let failed = process(&consumer, event(2), within(20 * SECOND)).await;
         assert_eq!(failed, names, "{mode}");
-        let lines = logged("message processed");
+        let lines = log::lines_of("message processed");
         assert_eq!(lines.len(), 2, "{mode}");
         for line in lines {
             assert_eq!(
@@ -199,47 +195,6 @@ impl World {
         let mut entries = self.entries(list).await;
         entries.sort_unstable();
         assert_eq!(entries, names, "{mode}: each once");
-    }
-}
-
-thread_local! {
-    /// What was logged on this thread, by the one test that runs on it.
-    static LOG: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Logs everything of every test. A subscriber of one thread's own would race with the others for
-/// what is enabled.
-fn start_logging() {
-    static STARTED: Once = Once::new();
-    STARTED.call_once(|| {
-        let lines = tracing_subscriber::fmt().json().with_writer(|| Log);
-        tracing::subscriber::set_global_default(lines.finish()).unwrap();
-    });
-    LOG.take();
-}
-
-fn logged(message: &str) -> Vec<Value> {
-    let bytes = LOG.take();
-    let lines = bytes
-        .split(|byte| *byte == b'\n')
-        .filter(|line| !line.is_empty());
-    let mut lines: Vec<Value> = lines
-        .map(|line| serde_json::from_slice(line).unwrap())
-        .collect();
-    lines.retain(|line| line["fields"]["message"] == message);
-    lines
-}
-
-struct Log;
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        LOG.with_borrow_mut(|log| log.extend_from_slice(bytes));
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 

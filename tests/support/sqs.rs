@@ -1,10 +1,11 @@
-//! An SQS that hides nothing: it answers the two calls that change visibility, and remembers them.
+//! An SQS without messages: it answers the consumer's calls, and remembers them.
 
 use std::{
     sync::{Arc, Mutex},
     time::Duration,
 };
 
+use aws_config::retry::RetryConfig;
 use axum::{
     Json, Router,
     body::Bytes,
@@ -13,6 +14,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
+use tokio::{sync::watch, time::timeout};
 
 /// One request: `GetQueueUrl` or `ChangeMessageVisibilityBatch`, the region it was signed for,
 /// and its body.
@@ -42,27 +44,42 @@ pub struct Sqs {
 }
 
 struct Desk {
-    mood: Mood,
-    calls: Mutex<Vec<Call>>,
+    mood: Mutex<Mood>,
+    calls: watch::Sender<Vec<Call>>,
 }
 
 impl Sqs {
     pub async fn start(mood: Mood) -> Self {
-        let calls = Mutex::default();
-        let desk = Arc::new(Desk { mood, calls });
+        let desk = Arc::new(Desk {
+            mood: Mutex::new(mood),
+            calls: watch::Sender::default(),
+        });
         let app = Router::new().fallback(answer).with_state(desk.clone());
         let endpoint = format!("http://{}", super::serve(app).await);
         Self { desk, endpoint }
     }
 
+    /// From the next call on.
+    pub fn turn(&self, mood: Mood) {
+        *self.desk.mood.lock().unwrap() = mood;
+    }
+
     pub fn client(&self) -> aws_sdk_sqs::Client {
-        aws_sdk_sqs::Client::new(&super::sdk_config(&self.endpoint))
+        client(&self.endpoint)
     }
 
     pub fn calls(&self, operation: &str) -> Vec<Call> {
-        let mut calls = self.desk.calls.lock().unwrap().clone();
+        let mut calls = self.desk.calls.borrow().clone();
         calls.retain(|call| call.operation == operation);
         calls
+    }
+
+    /// Waits until `operation` was called `n` times.
+    pub async fn called(&self, operation: &str, n: usize) {
+        let mut calls = self.desk.calls.subscribe();
+        let of = |calls: &Vec<Call>| calls.iter().filter(|c| c.operation == operation).count();
+        let enough = timeout(super::PATIENCE, calls.wait_for(|calls| of(calls) >= n)).await;
+        assert!(enough.is_ok(), "no call number {n} of {operation}");
     }
 
     /// Receipt handles and seconds, over all calls.
@@ -79,19 +96,31 @@ impl Sqs {
     }
 }
 
+/// A client as the consumer has it: with the retries of [`sqs_once::aws::config`].
+pub fn client(endpoint: &str) -> aws_sdk_sqs::Client {
+    let retries = RetryConfig::standard()
+        .with_max_attempts(4)
+        .with_initial_backoff(Duration::from_millis(50))
+        .with_max_backoff(Duration::from_millis(500));
+    let config = super::sdk_config(endpoint).to_builder();
+    aws_sdk_sqs::Client::new(&config.retry_config(retries).build())
+}
+
 async fn answer(State(desk): State<Arc<Desk>>, headers: HeaderMap, body: Bytes) -> Response {
     let header = |name| headers.get(name).unwrap().to_str().unwrap();
     let operation = header("x-amz-target").replace("AmazonSQS.", "");
     let body: Value = serde_json::from_slice(&body).unwrap();
     // "... Credential=test/20261121/eu-central-1/sqs/aws4_request, ..."
     let region = header("authorization").split('/').nth(2).unwrap();
-    desk.calls.lock().unwrap().push(Call {
+    let call = Call {
         operation: operation.clone(),
         region: region.to_owned(),
         body: body.clone(),
-    });
+    };
+    desk.calls.send_modify(|calls| calls.push(call));
     let mut failed = Vec::new();
-    match desk.mood {
+    let mood = *desk.mood.lock().unwrap();
+    match mood {
         Mood::Willing => {}
         Mood::Denying => {
             let error =
