@@ -1,16 +1,21 @@
 //! [`Visibility`]: sets the visibility timeouts of failed messages.
 
-use std::{collections::BTreeMap, sync::Mutex, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use aws_sdk_sqs::{Client, types::ChangeMessageVisibilityBatchRequestEntry as Entry};
 use futures_util::{FutureExt as _, StreamExt as _, stream};
 use tokio::time::Instant;
 
 use super::{
+    attributes::Attributes,
     message::Message,
     processed::Processed,
-    queues::{CallError, Queue, Queues, lock},
-    visibility::{Backoff, Change, LONGEST, plan},
+    queues::{Bound, CallError, Queue, Queues, lock},
+    visibility::{Backoff, Change, LONGEST, Rule},
 };
 use crate::protocol::Timestamp;
 
@@ -29,7 +34,8 @@ const BUDGET: Duration = Duration::from_secs(2);
 /// | --- | --- |
 /// | conflict | until the other lease ends, and one to three seconds more; a back-off if it has ended |
 /// | retryable failure, panic, out of time, lease lost, completion unrecorded, commit unknown, store unavailable | a back-off, see [`backoff`](Self::backoff) |
-/// | permanent failure, now or before; no key, key reused; not started | 0 |
+/// | permanent failure, now or before; no key, key reused | 0 where the queue has a dead-letter queue; otherwise, or where that is not known, 0 for three receives and then a back-off, on FIFO queues of 30 seconds at most |
+/// | not started | 0 |
 /// | behind a failure in its FIFO group | that of the failed message |
 ///
 /// This is best effort: after the outcomes are recorded, within two seconds and before the
@@ -37,8 +43,13 @@ const BUDGET: Duration = Duration::from_secs(2);
 /// after the queue's own visibility timeout. An endpoint that can't be reached, or gives no answer
 /// within a second and a half, is not asked again for five minutes.
 ///
-/// The role needs `sqs:GetQueueUrl`, used once per queue, and `sqs:ChangeMessageVisibility`.
-/// A queue of another account must allow both; one of another region is called there.
+/// The first permanent failure makes the consumer read the queue's redrive policy and retention, and
+/// again after an hour; no response to Lambda waits for them. A queue without a dead-letter queue is
+/// warned of once.
+///
+/// The role needs `sqs:GetQueueUrl` and `sqs:GetQueueAttributes`, used once or twice per queue, and
+/// `sqs:ChangeMessageVisibility`. A queue of another account must allow these; one of another region
+/// is called there.
 ///
 /// ```no_run
 /// use sqs_once::{Consumer, Handler, Mode, sqs::Visibility};
@@ -50,7 +61,8 @@ const BUDGET: Duration = Duration::from_secs(2);
 /// ```
 #[derive(Debug)]
 pub struct Visibility {
-    queues: Queues,
+    queues: Arc<Queues>,
+    attributes: Arc<Attributes>,
     backoff: Backoff,
     jitter: fn(u64) -> u64,
 }
@@ -63,8 +75,10 @@ impl Visibility {
     /// With a back-off from 10 seconds to 15 minutes.
     #[must_use]
     pub fn new(client: Client) -> Self {
+        let queues = Arc::new(Queues::new(client));
         Self {
-            queues: Queues::new(client),
+            attributes: Arc::new(Attributes::new(Arc::clone(&queues))),
+            queues,
             backoff: Backoff::default(),
             jitter: |most| fastrand::u64(..=most),
         }
@@ -84,10 +98,36 @@ impl Visibility {
         }
     }
 
+    /// How long records are kept (see [`Once::retention`](crate::Once::retention)): a queue that
+    /// keeps its messages longer is warned of once.
+    ///
+    /// ```no_run
+    /// # use sqs_once::sqs::Visibility;
+    /// # fn visibility(client: aws_sdk_sqs::Client) -> Visibility {
+    /// let days = |days| std::time::Duration::from_secs(days * 24 * 3600);
+    /// Visibility::new(client).record_retention(days(20))
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn record_retention(self, record_retention: Duration) -> Self {
+        let attributes = Attributes::new(Arc::clone(&self.queues));
+        Self {
+            attributes: Arc::new(attributes.record_retention(record_retention)),
+            ..self
+        }
+    }
+
     /// Another source of chance, for tests: a number up to the one given.
     #[must_use]
     pub fn jitter(self, jitter: fn(u64) -> u64) -> Self {
         Self { jitter, ..self }
+    }
+
+    /// A message failed permanently: its queue's attributes will be needed.
+    pub(super) fn expect(&self, message: &Message) {
+        if let Some(receipt) = message.receipt() {
+            self.attributes.look(&receipt.queue_arn);
+        }
     }
 
     /// Changes the visibility timeouts of a batch, as far as there is time until `answer`.
@@ -97,30 +137,39 @@ impl Visibility {
         now: Timestamp,
         answer: Instant,
     ) {
-        let changes = plan(batch, now, self.backoff, self.jitter);
+        let rule = Rule {
+            now,
+            backoff: self.backoff,
+            jitter: self.jitter,
+        };
+        let has_dead_letter_queue = |arn: &str| {
+            let facts = self.attributes.known(arn);
+            facts.is_some_and(|facts| facts.dead_letter_queue.is_some())
+        };
+        let changes = rule.plan(batch, has_dead_letter_queue);
         if changes.is_empty() {
             return;
         }
-        let until = answer.min(Instant::now() + BUDGET);
+        let bound = Bound::Until(answer.min(Instant::now() + BUDGET));
         // An event source mapping sends the messages of one queue; nothing here relies on it.
         let mut of_queue: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for change in changes {
             of_queue.entry(change.queue_arn).or_default().push(change);
         }
         for (arn, changes) in of_queue {
-            self.change_all(arn, &changes, until).await;
+            self.change_all(arn, &changes, bound).await;
         }
     }
 
-    async fn change_all(&self, arn: &str, changes: &[Change<'_>], until: Instant) {
-        let queue = match self.queues.queue(arn, until).await {
+    async fn change_all(&self, arn: &str, changes: &[Change<'_>], bound: Bound) {
+        let queue = match self.queues.queue(arn, bound).await {
             Ok(queue) => queue,
             Err(error) => return not_changed(arn, changes.len(), &error),
         };
         let unchanged = Mutex::new((0, None));
         stream::iter(changes.chunks(PER_CALL))
             .for_each_concurrent(CALLS, |changes| {
-                let change = self.change(&queue, changes, until);
+                let change = self.change(&queue, changes, bound);
                 change.map(|changed| {
                     if let Err(error) = changed {
                         let mut unchanged = lock(&unchanged);
@@ -139,7 +188,7 @@ impl Visibility {
         &self,
         queue: &Queue,
         changes: &[Change<'_>],
-        until: Instant,
+        bound: Bound,
     ) -> Result<(), CallError> {
         let entries = changes.iter().enumerate().map(|(index, change)| {
             Entry::builder()
@@ -156,7 +205,7 @@ impl Visibility {
             .set_entries(Some(entries.map_err(CallError::not_made)?));
         let permission = "sqs:ChangeMessageVisibility";
         let answer = (self.queues)
-            .ask(queue, permission, until, call.send())
+            .ask(queue, permission, bound, call.send())
             .await?;
         for failed in answer.failed() {
             let change = failed.id().parse::<usize>().ok();

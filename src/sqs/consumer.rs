@@ -326,6 +326,13 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             };
             let processed = self.replay(processed, message, batch.deadline).await;
             processed.log(message, started.elapsed());
+            if let Some(visibility) = self
+                .visibility
+                .as_ref()
+                .filter(|_| processed.is_permanent())
+            {
+                visibility.expect(message);
+            }
             if lane.messages.len() > 1 {
                 before = Some((identity, processed.clone()));
             }

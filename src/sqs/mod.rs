@@ -10,9 +10,11 @@
 //! | `processed` | what became of a message, and its line in the log |
 //! | `visibility` | visibility timeouts of failed messages: the rule |
 //! | `changes` | and the calls that set them |
+//! | `attributes` | a queue's redrive policy and retention |
 //! | `queues` | calls to SQS, each bounded, none under a lock |
 //! | `lambda` | the loop that asks Lambda for batches |
 
+mod attributes;
 mod changes;
 mod consumer;
 mod identity;

@@ -21,6 +21,17 @@ impl Processed {
         matches!(self, Self::Ran(outcome) if outcome.is_success())
     }
 
+    /// Every attempt with this input fails.
+    pub(super) fn is_permanent(&self) -> bool {
+        matches!(
+            self,
+            Self::Invalid(_)
+                | Self::Ran(
+                    Outcome::PermanentFailure(_) | Outcome::FailedBefore(_) | Outcome::KeyReused
+                )
+        )
+    }
+
     /// The outcome for a second delivery in the same batch.
     pub(super) fn again(&self) -> Self {
         match self {

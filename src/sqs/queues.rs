@@ -22,6 +22,9 @@ const NO_ANSWER: Duration = Duration::from_millis(1500);
 /// SQS endpoint costs every batch its whole budget.
 const PAUSE: Duration = Duration::from_secs(5 * 60);
 
+/// For an SDK client without timeouts of its own.
+const BACKGROUND: Duration = Duration::from_secs(30);
+
 /// The queues that a process has called, by ARN.
 #[derive(Debug)]
 pub(super) struct Queues {
@@ -42,6 +45,16 @@ pub(super) struct Queue {
     pub(super) client: Client,
     pub(super) url: String,
     region: String,
+}
+
+/// How long a call may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Bound {
+    /// Until then, on the response path of a batch.
+    Until(Instant),
+    /// [`BACKGROUND`], off the response path. Lambda may freeze the process meanwhile, so an answer
+    /// that is missing proves nothing about the endpoint.
+    Background,
 }
 
 /// Why a call brought no answer.
@@ -85,7 +98,7 @@ impl Queues {
     }
 
     /// The queue of an ARN. Its URL is looked up once, or by each that asks meanwhile.
-    pub(super) async fn queue(&self, arn: &str, until: Instant) -> Result<Queue, CallError> {
+    pub(super) async fn queue(&self, arn: &str, bound: Bound) -> Result<Queue, CallError> {
         if let Some(queue) = self.known().queues.get(arn) {
             return Ok(queue.clone());
         }
@@ -104,7 +117,7 @@ impl Queues {
             .queue_name(name)
             .queue_owner_aws_account_id(account)
             .send();
-        let found = self.call(region, "sqs:GetQueueUrl", until, look_up).await?;
+        let found = self.call(region, "sqs:GetQueueUrl", bound, look_up).await?;
         let url = found
             .queue_url
             .ok_or_else(|| CallError::Refused("SQS named no URL".into()))?;
@@ -122,17 +135,17 @@ impl Queues {
         &self,
         queue: &Queue,
         permission: &str,
-        until: Instant,
+        bound: Bound,
         call: impl Future<Output = Result<T, SdkError<E>>>,
     ) -> Result<T, CallError> {
-        self.call(&queue.region, permission, until, call).await
+        self.call(&queue.region, permission, bound, call).await
     }
 
     async fn call<T, E: ProvideErrorMetadata>(
         &self,
         region: &str,
         permission: &str,
-        until: Instant,
+        bound: Bound,
         call: impl Future<Output = Result<T, SdkError<E>>>,
     ) -> Result<T, CallError> {
         let sent = Instant::now();
@@ -144,6 +157,10 @@ impl Queues {
         {
             return Err(CallError::Paused);
         }
+        let until = match bound {
+            Bound::Until(until) => until,
+            Bound::Background => sent + BACKGROUND,
+        };
         if sent >= until {
             return Err(CallError::OutOfTime);
         }
@@ -159,8 +176,10 @@ impl Queues {
             Err(_elapsed) => format!("no answer within {:?}", sent.elapsed()),
         };
         let region = region.to_owned();
-        let end = Instant::now() + PAUSE;
-        self.known().paused.insert(region.clone(), end);
+        if let Bound::Until(_) = bound {
+            let end = Instant::now() + PAUSE;
+            self.known().paused.insert(region.clone(), end);
+        }
         Err(CallError::Unreachable { region, cause })
     }
 }

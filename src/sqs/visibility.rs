@@ -44,44 +44,89 @@ impl Backoff {
     }
 }
 
-/// Seconds until a message is to be seen again; `None` leaves that to the queue.
-///
-/// `ahead` is what the failed one before it in its FIFO group got, `jitter` a number up to the
-/// one given.
-pub(super) fn seconds(
-    processed: &Processed,
-    receive_count: u32,
-    now: Timestamp,
+/// A permanent failure is visible again at once for so many receives, where no dead-letter queue
+/// is known to take the message.
+const QUICK_RECEIVES: u32 = 3;
+/// After them, the longest wait on a FIFO queue, in seconds: the message's group waits too.
+const FIFO_LONGEST: u64 = 30;
+
+/// One receive of a message, and its queue.
+#[derive(Clone, Copy, Debug)]
+struct Receive {
+    count: u32,
+    fifo: bool,
+    has_dead_letter_queue: bool,
+    /// The wait of the failed message before it in its FIFO group.
     ahead: Option<u16>,
-    backoff: Backoff,
-    jitter: impl FnOnce(u64) -> u64,
-) -> Option<u16> {
-    let seconds = match processed {
-        Processed::BehindFailure => return ahead,
-        // It fails again without running: on to the dead-letter queue.
-        Processed::Invalid(_) => 0,
-        Processed::Ran(outcome) => match outcome {
-            Outcome::Done(_) | Outcome::Duplicate(_) => return None,
-            Outcome::Conflict { lease_until, .. } if *lease_until > now => {
-                ceil(now.until(*lease_until)).saturating_add(CLOCKS + jitter(SPREAD))
+}
+
+/// How long failed messages wait.
+pub(super) struct Rule {
+    pub(super) now: Timestamp,
+    pub(super) backoff: Backoff,
+    /// A number up to the one given.
+    pub(super) jitter: fn(u64) -> u64,
+}
+
+impl Rule {
+    /// The visibility timeout in seconds; `None` leaves it to the queue.
+    fn seconds(&self, processed: &Processed, receive: Receive) -> Option<u16> {
+        let backoff = || self.backoff.seconds(receive.count, self.jitter);
+        let seconds = match processed {
+            Processed::BehindFailure => return receive.ahead,
+            permanent if permanent.is_permanent() => {
+                if receive.has_dead_letter_queue || receive.count <= QUICK_RECEIVES {
+                    0
+                } else if receive.fifo {
+                    backoff().min(FIFO_LONGEST)
+                } else {
+                    backoff()
+                }
             }
-            Outcome::PermanentFailure(_)
-            | Outcome::FailedBefore(_)
-            | Outcome::KeyReused
-            | Outcome::NotStarted => 0,
-            // The record stays as it is until another attempt or a person changes it.
-            Outcome::Conflict { .. }
-            | Outcome::RetryableFailure(_)
-            | Outcome::NoEffect(_)
-            | Outcome::Panicked
-            | Outcome::OutOfTime
-            | Outcome::LeaseLost
-            | Outcome::CompletionUnrecorded(_)
-            | Outcome::CommitUnknown(_)
-            | Outcome::StoreUnavailable(_) => backoff.seconds(receive_count, jitter),
-        },
-    };
-    Some(u16::try_from(seconds).map_or(LONGEST, |seconds| seconds.min(LONGEST)))
+            Processed::Ran(Outcome::Done(_) | Outcome::Duplicate(_)) => return None,
+            Processed::Ran(Outcome::NotStarted) => 0,
+            Processed::Ran(Outcome::Conflict { lease_until, .. }) if *lease_until > self.now => {
+                ceil(self.now.until(*lease_until)).saturating_add(CLOCKS + (self.jitter)(SPREAD))
+            }
+            // A conflict with an ended lease too: the record stays as it is until another attempt
+            // or a person changes it.
+            Processed::Ran(_) | Processed::Invalid(_) => backoff(),
+        };
+        Some(u16::try_from(seconds).map_or(LONGEST, |seconds| seconds.min(LONGEST)))
+    }
+
+    /// The changes for a batch.
+    pub(super) fn plan<'a>(
+        &self,
+        batch: impl IntoIterator<Item = (&'a Message, Option<&'a Processed>)>,
+        has_dead_letter_queue: impl Fn(&str) -> bool,
+    ) -> Vec<Change<'a>> {
+        let mut changes = Vec::new();
+        let mut of_group = HashMap::new();
+        for (message, processed) in batch {
+            let (group, receipt) = (message.fifo_group(), message.receipt());
+            let receive = Receive {
+                count: message.receive_count(),
+                fifo: group.is_some(),
+                has_dead_letter_queue: receipt
+                    .is_some_and(|receipt| has_dead_letter_queue(&receipt.queue_arn)),
+                ahead: group.and_then(|group| of_group.get(group)).copied(),
+            };
+            let wait = processed.and_then(|processed| self.seconds(processed, receive));
+            if let (Some(group), Some(wait)) = (group, wait) {
+                of_group.insert(group, wait);
+            }
+            if let (Some(seconds), Some(receipt)) = (wait, receipt) {
+                changes.push(Change {
+                    message_id: message.id().as_str(),
+                    queue_arn: &receipt.queue_arn,
+                    receipt_handle: &receipt.handle,
+                    seconds,
+                });
+            }
+        }
+        changes
+    }
 }
 
 /// A message whose visibility is to be changed.
@@ -91,36 +136,6 @@ pub(super) struct Change<'a> {
     pub(super) queue_arn: &'a str,
     pub(super) receipt_handle: &'a str,
     pub(super) seconds: u16,
-}
-
-/// What is to be changed for a batch.
-pub(super) fn plan<'a>(
-    batch: impl IntoIterator<Item = (&'a Message, Option<&'a Processed>)>,
-    now: Timestamp,
-    backoff: Backoff,
-    jitter: fn(u64) -> u64,
-) -> Vec<Change<'a>> {
-    let mut changes = Vec::new();
-    let mut of_group = HashMap::new();
-    for (message, processed) in batch {
-        let group = message.fifo_group();
-        let ahead = group.and_then(|group| of_group.get(group)).copied();
-        let receive_count = message.receive_count();
-        let wait = processed
-            .and_then(|processed| seconds(processed, receive_count, now, ahead, backoff, jitter));
-        if let (Some(group), Some(wait)) = (group, wait) {
-            of_group.insert(group, wait);
-        }
-        if let (Some(seconds), Some(receipt)) = (wait, message.receipt()) {
-            changes.push(Change {
-                message_id: message.id().as_str(),
-                queue_arn: &receipt.queue_arn,
-                receipt_handle: &receipt.handle,
-                seconds,
-            });
-        }
-    }
-    changes
 }
 
 fn ceil(duration: Duration) -> u64 {
@@ -153,10 +168,28 @@ mod tests {
         most
     }
 
-    fn range(processed: &Processed, receive_count: u32) -> Option<(u16, u16)> {
-        let with =
-            |jitter: fn(u64) -> u64| seconds(processed, receive_count, NOW, None, BACKOFF, jitter);
+    const STANDARD: Receive = Receive {
+        count: 1,
+        fifo: false,
+        has_dead_letter_queue: false,
+        ahead: None,
+    };
+
+    fn rule(backoff: Backoff, jitter: fn(u64) -> u64) -> Rule {
+        Rule {
+            now: NOW,
+            backoff,
+            jitter,
+        }
+    }
+
+    fn range_of(processed: &Processed, receive: Receive) -> Option<(u16, u16)> {
+        let with = |jitter| rule(BACKOFF, jitter).seconds(processed, receive);
         with(least).zip(with(most))
+    }
+
+    fn range(processed: &Processed, count: u32) -> Option<(u16, u16)> {
+        range_of(processed, Receive { count, ..STANDARD })
     }
 
     fn ran(outcome: Outcome) -> Processed {
@@ -187,16 +220,49 @@ mod tests {
         }
     }
 
-    #[test]
-    fn permanent_failure_or_no_start_is_visible_at_once() {
-        for processed in [
+    fn permanent() -> [Processed; 4] {
+        [
             ran(Outcome::PermanentFailure("declined".into())),
             ran(Outcome::FailedBefore("declined".into())),
             ran(Outcome::KeyReused),
-            ran(Outcome::NotStarted),
             Processed::Invalid("not JSON".into()),
-        ] {
-            assert_eq!(range(&processed, 4), Some((0, 0)), "{processed:?}");
+        ]
+    }
+
+    #[test]
+    fn message_that_was_not_started_is_visible_at_once() {
+        assert_eq!(range(&ran(Outcome::NotStarted), 40), Some((0, 0)));
+    }
+
+    #[test]
+    fn permanent_failure_with_dead_letter_queue_is_visible_at_once() {
+        for processed in permanent() {
+            for (count, fifo) in [(1, false), (40, false), (40, true)] {
+                let receive = Receive {
+                    count,
+                    fifo,
+                    has_dead_letter_queue: true,
+                    ..STANDARD
+                };
+                assert_eq!(range_of(&processed, receive), Some((0, 0)), "{processed:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn permanent_failure_without_it_backs_off_from_the_4th_receive() {
+        for processed in permanent() {
+            for (count, least, most) in [(1, 0, 0), (3, 0, 0), (4, 16, 32), (40, 30, 60)] {
+                assert_eq!(range(&processed, count), Some((least, most)), "{count}");
+            }
+            for (count, least, most) in [(3, 0, 0), (4, 16, 30), (40, 30, 30)] {
+                let fifo = Receive {
+                    count,
+                    fifo: true,
+                    ..STANDARD
+                };
+                assert_eq!(range_of(&processed, fifo), Some((least, most)), "{count}");
+            }
         }
     }
 
@@ -265,7 +331,11 @@ mod tests {
             base: Duration::MAX,
             cap: Duration::MAX,
         };
-        let wait = seconds(&retryable(), u32::MAX, NOW, None, backoff, most);
+        let receive = Receive {
+            count: u32::MAX,
+            ..STANDARD
+        };
+        let wait = rule(backoff, most).seconds(&retryable(), receive);
         assert_eq!(wait, Some(LONGEST));
     }
 
@@ -275,16 +345,18 @@ mod tests {
             base: Duration::from_millis(1),
             ..BACKOFF
         };
-        for jitter in [least, most] {
-            let wait = seconds(&retryable(), 1, NOW, None, backoff, jitter);
+        for jitter in [least as fn(u64) -> u64, most] {
+            let wait = rule(backoff, jitter).seconds(&retryable(), STANDARD);
             assert_eq!(wait, Some(1), "SQS counts in seconds");
         }
     }
 
     #[test]
     fn message_behind_a_failure_waits_as_long_as_it() {
-        let behind = |ahead| seconds(&Processed::BehindFailure, 9, NOW, ahead, BACKOFF, least);
-        assert_eq!(behind(Some(7)), Some(7));
-        assert_eq!(behind(None), None);
+        for ahead in [Some(7), None] {
+            let receive = Receive { ahead, ..STANDARD };
+            let wait = rule(BACKOFF, least).seconds(&Processed::BehindFailure, receive);
+            assert_eq!(wait, ahead);
+        }
     }
 }

@@ -43,6 +43,7 @@ async fn answer(
         gossip.asked.lock().unwrap().insert(operation.to_owned());
         return match operation {
             "GetQueueUrl" => json!({"QueueUrl": "http://sqs.example/1/orders"}).to_string(),
+            "GetQueueAttributes" => json!({"Attributes": {"RedrivePolicy": quoted}}).to_string(),
             // SQS quotes a handle that it doesn't take.
             _ if body.contains("no-such-receipt") => {
                 let error = json!({"__type": "com.amazonaws.sqs#ReceiptHandleIsInvalid", "message": quoted});

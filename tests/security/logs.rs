@@ -198,12 +198,18 @@ async fn run_through_every_outcome(level: &str) -> Vec<String> {
         "not_started",
         "out_of_time",
         "permanent_failure",
-        "store_unavailable",
         "retryable_failure",
+        "store_unavailable",
     ];
     assert_eq!(outcomes(&output), expected);
     assert_eq!(telling(&output), [""; 0]);
 
+    // The event source mapping's; the consumer reads the attributes too.
+    let polled = [
+        "sqs:ReceiveMessage",
+        "sqs:DeleteMessage",
+        "sqs:GetQueueAttributes",
+    ];
     let spoken: BTreeSet<String> = [
         gossip
             .dynamo
@@ -223,12 +229,8 @@ async fn run_through_every_outcome(level: &str) -> Vec<String> {
     .into_iter()
     // One permission for one change and for ten.
     .map(|name| name.trim_end_matches("Batch").to_owned())
+    .filter(|name| !polled.contains(&name.as_str()))
     .collect();
-    let polled = [
-        "sqs:ReceiveMessage",
-        "sqs:DeleteMessage",
-        "sqs:GetQueueAttributes",
-    ];
     let granted: BTreeSet<String> = template::consumer_may()
         .into_iter()
         .map(|(action, _)| action)

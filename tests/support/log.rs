@@ -38,6 +38,16 @@ pub fn lines_of(message: &str) -> Vec<Value> {
     lines
 }
 
+/// Lines since the last call whose message contains `words`.
+pub fn lines_containing(words: &str) -> Vec<Value> {
+    let mut lines = lines();
+    lines.retain(|line| {
+        let message = line["fields"]["message"].as_str();
+        message.is_some_and(|message| message.contains(words))
+    });
+    lines
+}
+
 struct Log;
 
 impl io::Write for Log {

@@ -1,6 +1,7 @@
 //! An SQS without messages: it answers the consumer's calls, and remembers them.
 
 use std::{
+    collections::HashMap,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -16,8 +17,9 @@ use axum::{
 use serde_json::{Value, json};
 use tokio::{sync::watch, time::timeout};
 
-/// One request: `GetQueueUrl` or `ChangeMessageVisibilityBatch`, the region it was signed for,
-/// and its body.
+pub const DEAD_LETTER_QUEUE_ARN: &str = "arn:aws:sqs:eu-central-1:123456789012:orders-dead";
+
+/// One request: its operation, the region it was signed for, and its body.
 #[derive(Clone, Debug)]
 pub struct Call {
     pub operation: String,
@@ -45,6 +47,10 @@ pub struct Sqs {
 
 struct Desk {
     mood: Mutex<Mood>,
+    /// Of single operations.
+    moods: Mutex<HashMap<&'static str, Mood>>,
+    /// The answer to `GetQueueAttributes`.
+    attributes: Mutex<Value>,
     calls: watch::Sender<Vec<Call>>,
 }
 
@@ -52,6 +58,8 @@ impl Sqs {
     pub async fn start(mood: Mood) -> Self {
         let desk = Arc::new(Desk {
             mood: Mutex::new(mood),
+            moods: Mutex::default(),
+            attributes: Mutex::new(attributes(Some(DEAD_LETTER_QUEUE_ARN), 4 * 24 * 3600)),
             calls: watch::Sender::default(),
         });
         let app = Router::new().fallback(answer).with_state(desk.clone());
@@ -62,6 +70,16 @@ impl Sqs {
     /// From the next call on.
     pub fn turn(&self, mood: Mood) {
         *self.desk.mood.lock().unwrap() = mood;
+    }
+
+    /// From the next call of `operation` on.
+    pub fn turn_for(&self, operation: &'static str, mood: Mood) {
+        self.desk.moods.lock().unwrap().insert(operation, mood);
+    }
+
+    /// Every queue has this dead-letter queue, or none, and keeps messages for so many seconds.
+    pub fn has(&self, dead_letter_queue: Option<&str>, retention: u64) {
+        *self.desk.attributes.lock().unwrap() = attributes(dead_letter_queue, retention);
     }
 
     pub fn client(&self) -> aws_sdk_sqs::Client {
@@ -96,6 +114,15 @@ impl Sqs {
     }
 }
 
+fn attributes(dead_letter_queue: Option<&str>, retention: u64) -> Value {
+    let mut attributes = json!({"MessageRetentionPeriod": retention.to_string()});
+    if let Some(arn) = dead_letter_queue {
+        let policy = json!({"deadLetterTargetArn": arn, "maxReceiveCount": 8});
+        attributes["RedrivePolicy"] = json!(policy.to_string());
+    }
+    json!({ "Attributes": attributes })
+}
+
 /// A client as the consumer has it: with the retries of [`sqs_once::aws::config`].
 pub fn client(endpoint: &str) -> aws_sdk_sqs::Client {
     let retries = RetryConfig::standard()
@@ -119,7 +146,8 @@ async fn answer(State(desk): State<Arc<Desk>>, headers: HeaderMap, body: Bytes) 
     };
     desk.calls.send_modify(|calls| calls.push(call));
     let mut failed = Vec::new();
-    let mood = *desk.mood.lock().unwrap();
+    let of_operation = desk.moods.lock().unwrap().get(&*operation).copied();
+    let mood = of_operation.unwrap_or(*desk.mood.lock().unwrap());
     match mood {
         Mood::Willing => {}
         Mood::Denying => {
@@ -138,6 +166,7 @@ async fn answer(State(desk): State<Arc<Desk>>, headers: HeaderMap, body: Bytes) 
             let (account, name) = (text("QueueOwnerAWSAccountId"), text("QueueName"));
             json!({"QueueUrl": format!("https://sqs.example/{account}/{name}")})
         }
+        "GetQueueAttributes" => desk.attributes.lock().unwrap().clone(),
         _ => json!({"Successful": [], "Failed": failed}),
     };
     Json(answer).into_response()

@@ -45,6 +45,7 @@ async fn run() -> Result<(), lambda_runtime::Error> {
     let visibility = settings.visibility.then(|| {
         Visibility::new(aws_sdk_sqs::Client::new(&config))
             .backoff(settings.backoff_base, settings.backoff_cap)
+            .record_retention(settings.retention)
     });
     let consumer = Consumer::new(once, settings.namespace, Payments::new(gateway))
         .key(settings.key)
