@@ -174,7 +174,8 @@ async fn fifo_group_never_overtakes_its_failed_message() {
         fifo("b-1", "b", "decline", 1),
         fifo("a-2", "a", "fail", 3),
         fifo("a-3", "a", "succeed", 1),
-        fifo("b-2", "b", "succeed", 6),
+        fifo("b-2", "b", "panic", 1),
+        fifo("b-3", "b", "succeed", 6),
         fifo("a-4", "a", "succeed", 9),
     ]);
     process(&consumer, event, within(10 * SECOND)).await;
@@ -182,7 +183,8 @@ async fn fifo_group_never_overtakes_its_failed_message() {
         change("b-1", 1, 0),
         change("a-2", 3, 16),
         change("a-3", 1, 16),
-        change("b-2", 6, 0),
+        change("b-2", 1, 4),
+        change("b-3", 6, 4),
         change("a-4", 9, 16),
     ];
     assert_eq!(sqs.changes(), expected);

@@ -27,7 +27,7 @@ mod queues;
 mod visibility;
 
 pub use changes::Visibility;
-pub use consumer::{BatchError, Consumer};
+pub use consumer::{BatchError, Consumer, FifoAfterPermanent, FifoAfterPermanentError};
 pub use identity::{FingerprintSource, KeySource, SourceError};
 pub use lambda::run;
 pub use pointer::Pointers;

@@ -72,25 +72,29 @@ impl Rule {
     /// The visibility timeout in seconds; `None` leaves it to the queue.
     fn seconds(&self, processed: &Processed, receive: Receive) -> Option<u16> {
         let backoff = || self.backoff.seconds(receive.count, self.jitter);
-        let seconds = match processed {
-            Processed::BehindFailure => return receive.ahead,
-            permanent if permanent.is_permanent() => {
-                if receive.has_dead_letter_queue || receive.count <= QUICK_RECEIVES {
-                    0
-                } else if receive.fifo {
-                    backoff().min(FIFO_LONGEST)
-                } else {
-                    backoff()
+        if let Processed::BehindFailure = processed {
+            return receive.ahead;
+        }
+        let seconds = if processed.is_permanent() {
+            if receive.has_dead_letter_queue || receive.count <= QUICK_RECEIVES {
+                0
+            } else if receive.fifo {
+                backoff().min(FIFO_LONGEST)
+            } else {
+                backoff()
+            }
+        } else {
+            match processed.outcome() {
+                Some(Outcome::Done(_) | Outcome::Duplicate(_)) => return None,
+                Some(Outcome::NotStarted) => 0,
+                Some(Outcome::Conflict { lease_until, .. }) if *lease_until > self.now => {
+                    let lease = ceil(self.now.until(*lease_until));
+                    lease.saturating_add(CLOCKS + (self.jitter)(SPREAD))
                 }
+                // A conflict with an ended lease too: the record stays as it is until another
+                // attempt or a person changes it.
+                _ => backoff(),
             }
-            Processed::Ran(Outcome::Done(_) | Outcome::Duplicate(_)) => return None,
-            Processed::Ran(Outcome::NotStarted) => 0,
-            Processed::Ran(Outcome::Conflict { lease_until, .. }) if *lease_until > self.now => {
-                ceil(self.now.until(*lease_until)).saturating_add(CLOCKS + (self.jitter)(SPREAD))
-            }
-            // A conflict with an ended lease too: the record stays as it is until another attempt
-            // or a person changes it.
-            Processed::Ran(_) | Processed::Invalid(_) => backoff(),
         };
         Some(u16::try_from(seconds).map_or(LONGEST, |seconds| seconds.min(LONGEST)))
     }

@@ -67,6 +67,14 @@ fn body(id: &str, list: &str, told: &str) -> Value {
     json!({"id": id, "list": list, "told": told})
 }
 
+/// An [`entry`] of a FIFO queue.
+fn fifo(list: &str, name: &str, told: &str) -> Value {
+    let mut message = entry(&format!("{list} {name}"), list, told);
+    message["eventSourceARN"] = json!(format!("{QUEUE_ARN}.fifo"));
+    message["attributes"]["MessageGroupId"] = json!("group");
+    message
+}
+
 impl World {
     async fn entries(&self, list: &str) -> Vec<String> {
         let item = self.dynamo.record(THINGS, list).await.unwrap();
@@ -84,6 +92,8 @@ impl World {
         let consumer_of_ids = || consumer().key("body:/id".parse::<KeySource>().unwrap());
         self.one_fails(&list("mixed"), consumer_of_ids()).await;
         self.in_order(&list("fifo"), consumer()).await;
+        self.behind_a_decline(mode, &list("decline"), consumer())
+            .await;
         self.unknown(mode, &list("unknown"), consumer).await;
     }
 
@@ -124,14 +134,40 @@ impl World {
         }
     }
 
+    /// A FIFO group goes on behind a permanent failure, unless nothing records that.
+    async fn behind_a_decline<M, H>(&self, mode: &str, list: &str, consumer: Consumer<M, H>)
+    where
+        M: Mode<H::Output>,
+        H: Handler,
+    {
+        let event = || {
+            batch([
+                fifo(list, "1", "succeed"),
+                fifo(list, "2", "decline"),
+                fifo(list, "3", "succeed"),
+            ])
+        };
+        let id = |n: u32| format!("{list} {n}");
+        let (failed, done) = if mode == "on item" {
+            (vec![id(2), id(3)], vec![id(1)])
+        } else {
+            (vec![id(2)], vec![id(1), id(3)])
+        };
+        let consumer = Arc::new(consumer);
+        for delivery in ["first", "second"] {
+            let reported = process(&consumer, event(), within(20 * SECOND)).await;
+            assert_eq!(reported, failed, "{list}: {delivery} delivery");
+            assert_eq!(
+                self.entries(list).await,
+                done,
+                "{list}: {delivery} delivery"
+            );
+        }
+    }
+
     async fn in_order<M: Mode<H::Output>, H: Handler>(&self, list: &str, consumer: Consumer<M, H>) {
         let consumer = Arc::new(consumer);
-        let fifo = |name: &str, told| {
-            let mut message = entry(&format!("{list} {name}"), list, told);
-            message["eventSourceARN"] = json!(format!("{QUEUE_ARN}.fifo"));
-            message["attributes"]["MessageGroupId"] = json!("group");
-            message
-        };
+        let fifo = |name: &str, told| fifo(list, name, told);
         let names = |ids: &[&str]| {
             ids.iter()
                 .map(|id| format!("{list} {id}"))

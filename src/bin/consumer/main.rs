@@ -55,6 +55,7 @@ async fn run() -> Result<(), lambda_runtime::Error> {
         .reserve(settings.reserve)
         .fallback(settings.lease_fallback)
         .time_needed(settings.gateway_timeout)
+        .fifo_after_permanent(settings.fifo_after_permanent)
         .visibility(visibility);
     sqs_once::run(consumer).await
 }

@@ -5,7 +5,7 @@ use std::{env, fmt, num::NonZeroUsize, time::Duration};
 use reqwest::Url;
 use sqs_once::{
     protocol::{AfterFailure, Namespace},
-    sqs::{FingerprintSource, KeySource, Visibility},
+    sqs::{FifoAfterPermanent, FingerprintSource, KeySource, Visibility},
     store::{Field, Layout},
 };
 
@@ -28,6 +28,7 @@ pub(crate) struct Settings {
     pub(crate) reserve: Duration,
     pub(crate) prime: bool,
     pub(crate) visibility: bool,
+    pub(crate) fifo_after_permanent: FifoAfterPermanent,
     pub(crate) backoff_base: Duration,
     pub(crate) backoff_cap: Duration,
     pub(crate) gateway: GatewayUrl,
@@ -111,6 +112,11 @@ impl Settings {
         let reserve = reader.optional("CONSUMER_DEADLINE_RESERVE", "500ms", positive);
         let prime = reader.optional("CONSUMER_PRIME", "on", on_or_off);
         let visibility = reader.optional("CONSUMER_VISIBILITY", "on", on_or_off);
+        let fifo_after_permanent =
+            reader.optional("CONSUMER_FIFO_AFTER_PERMANENT", "continue", |text| {
+                let parsed = text.parse::<FifoAfterPermanent>();
+                parsed.map_err(|error| error.to_string())
+            });
         let backoff_base = reader.optional("CONSUMER_BACKOFF_BASE", "10s", backoff);
         let backoff_cap = reader.optional("CONSUMER_BACKOFF_CAP", "15m", backoff);
         let gateway = reader.required(
@@ -136,6 +142,7 @@ impl Settings {
                 reserve: reserve?,
                 prime: prime?,
                 visibility: visibility?,
+                fifo_after_permanent: fifo_after_permanent?,
                 backoff_base: backoff_base?,
                 backoff_cap: backoff_cap?,
                 gateway: gateway?,
@@ -323,6 +330,7 @@ mod tests {
         assert_eq!(settings.reserve, Duration::from_millis(500));
         assert!(settings.prime);
         assert!(settings.visibility);
+        assert_eq!(settings.fifo_after_permanent, FifoAfterPermanent::Continue);
         assert_eq!(settings.backoff_base, Duration::from_secs(10));
         assert_eq!(settings.backoff_cap, Duration::from_secs(15 * 60));
         assert_eq!(settings.gateway, GatewayUrl::Sandbox);
@@ -341,6 +349,7 @@ mod tests {
             ("CONSUMER_DEADLINE_RESERVE", "0s"),
             ("CONSUMER_PRIME", "yes"),
             ("CONSUMER_VISIBILITY", "yes"),
+            ("CONSUMER_FIFO_AFTER_PERMANENT", "on"),
             ("CONSUMER_BACKOFF_BASE", "0s"),
             ("CONSUMER_BACKOFF_CAP", "12h"),
             ("PAYMENT_GATEWAY_URL", "http://gateway.example"),
@@ -356,7 +365,19 @@ mod tests {
         ] {
             assert!(told.contains(name), "{name} is missing in: {told}");
         }
-        assert!(told.contains("(15 found)"), "{told}");
+        assert!(told.contains("(16 found)"), "{told}");
+    }
+
+    #[test]
+    fn fifo_after_permanent_is_continue_or_stop() {
+        for (text, parsed) in [
+            ("continue", FifoAfterPermanent::Continue),
+            ("stop", FifoAfterPermanent::Stop),
+        ] {
+            let variables = [&[("CONSUMER_FIFO_AFTER_PERMANENT", text)], &REQUIRED[..]];
+            let settings = read(&variables.concat()).unwrap();
+            assert_eq!(settings.fifo_after_permanent, parsed);
+        }
     }
 
     #[test]
