@@ -11,7 +11,10 @@ use std::{
 
 use aws_sdk_sqs::types::QueueAttributeName;
 use serde_json::Value;
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout_at},
+};
 
 use super::queues::{Bound, CallError, Queues, lock};
 
@@ -92,6 +95,19 @@ impl Attributes {
                 this.note(&arn, read);
             });
         }
+    }
+
+    /// What is known of a queue once it was read, waiting for that until `until`.
+    pub(super) async fn wait(self: &Arc<Self>, arn: &str, until: Instant) -> Option<Arc<Facts>> {
+        self.look(arn);
+        let look = lock(&self.of_queue).get(arn).map(watch::Sender::subscribe);
+        if let Some(mut look) = look
+            && !self.queues.is_paused(arn)
+        {
+            let read = look.wait_for(|look| !look.reading);
+            let _in_time = timeout_at(until, read).await;
+        }
+        self.known(arn)
     }
 
     async fn read(&self, arn: &str) -> Result<Facts, CallError> {

@@ -1,7 +1,7 @@
 //! [`Visibility`]: sets the visibility timeouts of failed messages.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -12,7 +12,8 @@ use tokio::time::Instant;
 
 use super::{
     attributes::Attributes,
-    message::Message,
+    dead_letter::DeadLetters,
+    message::{Message, MessageId},
     processed::Processed,
     queues::{Bound, CallError, Queue, Queues, lock},
     visibility::{Backoff, Change, LONGEST, Rule},
@@ -63,6 +64,7 @@ const BUDGET: Duration = Duration::from_secs(2);
 pub struct Visibility {
     queues: Arc<Queues>,
     attributes: Arc<Attributes>,
+    dead_letter: bool,
     backoff: Backoff,
     jitter: fn(u64) -> u64,
 }
@@ -79,6 +81,7 @@ impl Visibility {
         Self {
             attributes: Arc::new(Attributes::new(Arc::clone(&queues))),
             queues,
+            dead_letter: false,
             backoff: Backoff::default(),
             jitter: |most| fastrand::u64(..=most),
         }
@@ -117,6 +120,43 @@ impl Visibility {
         }
     }
 
+    /// Sends a copy of each message that failed permanently to its queue's dead-letter queue, and
+    /// acknowledges the message once SQS confirmed the copy. Off by default: the message is then
+    /// received up to the queue's `maxReceiveCount`, at the cost of a write unit each time.
+    ///
+    /// The copy has the body and the message attributes unchanged, and these attributes more:
+    ///
+    /// | attribute | value |
+    /// | --- | --- |
+    /// | `SqsOnceReason` | the outcome: `permanent_failure`, `failed_before`, `key_reused` or `invalid` |
+    /// | `SqsOnceError` | the first 1,024 bytes of the error |
+    /// | `SqsOnceKey` | the idempotency key, where there is one; its SHA-256 where it has characters that SQS rejects |
+    /// | `SqsOnceDeduplicationId` | on FIFO queues, the message's own deduplication id; the copy's is the id of the message, as where SQS moves it |
+    ///
+    /// A message is reported as failed as before where no copy can be made: the queue has no
+    /// dead-letter queue, or that is not known; the role may not send to it; the copy would have
+    /// more than ten attributes or 1 MiB; there was no time. So is a message that took its outcome
+    /// from another of its batch. A crash between copy and acknowledgement leaves two copies in the
+    /// dead-letter queue, never none.
+    ///
+    /// The role needs `sqs:GetQueueUrl` and `sqs:SendMessage` on the dead-letter queue. To move
+    /// copies back, `StartMessageMoveTask` and the console need the source queue named as
+    /// destination.
+    ///
+    /// ```no_run
+    /// # use sqs_once::sqs::Visibility;
+    /// # fn visibility(client: aws_sdk_sqs::Client) -> Visibility {
+    /// Visibility::new(client).dead_letter(true)
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn dead_letter(self, dead_letter: bool) -> Self {
+        Self {
+            dead_letter,
+            ..self
+        }
+    }
+
     /// Another source of chance, for tests: a number up to the one given.
     #[must_use]
     pub fn jitter(self, jitter: fn(u64) -> u64) -> Self {
@@ -130,10 +170,35 @@ impl Visibility {
         }
     }
 
-    /// Changes the visibility timeouts of a batch, as far as there is time until `answer`.
-    pub(super) async fn apply<'a>(
+    /// Sends messages that failed permanently to their dead-letter queue, if that is switched on.
+    /// Answers those whose copies are confirmed. Leaves half the time until `answer`.
+    pub(super) async fn dead_letter_all<'a>(
         &self,
-        batch: impl IntoIterator<Item = (&'a Message, Option<&'a Processed>)>,
+        batch: &[(&'a Message, Option<&'a Processed>)],
+        answer: Instant,
+    ) -> HashSet<&'a MessageId> {
+        if !self.dead_letter {
+            return HashSet::new();
+        }
+        let now = Instant::now();
+        let dead_letters = DeadLetters {
+            queues: &self.queues,
+            attributes: &self.attributes,
+            until: now + BUDGET.min(answer.saturating_duration_since(now) / 2),
+        };
+        // Where the mode records no failures, there is nothing to record first.
+        let failed = batch.iter().filter_map(|(message, processed)| {
+            Some((*message, processed.filter(|p| p.is_recorded_failure(true))?))
+        });
+        dead_letters.send(failed.collect()).await
+    }
+
+    /// Changes the visibility timeouts of a batch, but for those that are `gone`, as far as there
+    /// is time until `answer`.
+    pub(super) async fn apply(
+        &self,
+        batch: &[(&Message, Option<&Processed>)],
+        gone: &HashSet<&MessageId>,
         now: Timestamp,
         answer: Instant,
     ) {
@@ -146,7 +211,8 @@ impl Visibility {
             let facts = self.attributes.known(arn);
             facts.is_some_and(|facts| facts.dead_letter_queue.is_some())
         };
-        let changes = rule.plan(batch, has_dead_letter_queue);
+        let mut changes = rule.plan(batch, has_dead_letter_queue);
+        changes.retain(|change| !gone.contains(change.message_id));
         if changes.is_empty() {
             return;
         }
@@ -212,7 +278,7 @@ impl Visibility {
             let change = change.and_then(|index| changes.get(index));
             // Without its message, which may quote the receipt handle.
             tracing::warn!(
-                message_id = change.map(|change| change.message_id),
+                message_id = change.map(|change| change.message_id.as_str()),
                 code = failed.code(),
                 "the message comes back after the queue's visibility timeout: its visibility could not be changed"
             );

@@ -298,26 +298,35 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         });
         self.run_lanes(&batch).await;
         // Looked at once: what comes in later is late for all that follows.
-        let processed: Vec<_> = batch.processed.iter().map(OnceLock::get).collect();
-
+        let processed = batch.processed.iter().map(OnceLock::get);
+        let processed: Vec<_> = batch.messages.iter().zip(processed).collect();
+        let answer = deadline.answer();
+        let dead_lettered = match &self.visibility {
+            Some(visibility) => visibility.dead_letter_all(&processed, answer).await,
+            None => HashSet::new(),
+        };
         let (mut response, mut named) = (SqsBatchResponse::default(), HashSet::new());
-        for (message, processed) in batch.messages.iter().zip(&processed) {
-            if !processed.is_some_and(Processed::is_success) && named.insert(message.id()) {
+        for (message, processed) in &processed {
+            let settled = processed.is_some_and(Processed::is_success)
+                || dead_lettered.contains(message.id());
+            if !settled && named.insert(message.id()) {
                 response.add_failure(message.id().as_str());
             }
         }
         if let Some(visibility) = &self.visibility {
-            let batch = batch.messages.iter().zip(processed.iter().copied());
-            let (now, answer) = (self.mode.now(), deadline.answer());
-            visibility.apply(batch, now, answer).await;
+            let now = self.mode.now();
+            visibility
+                .apply(&processed, &dead_lettered, now, answer)
+                .await;
         }
         let count = |is: fn(&Outcome) -> bool| {
-            let ran = |processed: &&Option<&Processed>| matches!(processed, Some(Processed::Ran(outcome)) if is(outcome));
+            let ran = |(_, processed): &&(_, Option<&Processed>)| matches!(processed, Some(Processed::Ran(outcome)) if is(outcome));
             processed.iter().filter(ran).count()
         };
         tracing::info!(
             messages = processed.len(),
             failed = response.batch_item_failures.len(),
+            dead_lettered = dead_lettered.len(),
             lease_lost = count(|outcome| matches!(outcome, Outcome::LeaseLost)),
             completion_unrecorded =
                 count(|outcome| matches!(outcome, Outcome::CompletionUnrecorded(_))),

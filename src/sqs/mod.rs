@@ -10,6 +10,7 @@
 //! | `processed` | what became of a message, and its line in the log |
 //! | `visibility` | visibility timeouts of failed messages: the rule |
 //! | `changes` | and the calls that set them |
+//! | `dead_letter` | copies of messages that failed permanently |
 //! | `attributes` | a queue's redrive policy and retention |
 //! | `queues` | calls to SQS, each bounded, none under a lock |
 //! | `lambda` | the loop that asks Lambda for batches |
@@ -17,6 +18,7 @@
 mod attributes;
 mod changes;
 mod consumer;
+mod dead_letter;
 mod identity;
 mod lambda;
 mod lanes;

@@ -79,7 +79,7 @@ impl Processed {
     }
 
     /// What happened, for people; nothing for a success.
-    fn detail(&self) -> Option<String> {
+    pub(super) fn detail(&self) -> Option<String> {
         match self {
             Self::Ran(Outcome::Done(_) | Outcome::Duplicate(_)) => None,
             Self::Ran(outcome) | Self::Replayed(outcome) => Some(outcome.to_string()),

@@ -76,6 +76,13 @@ pub(super) enum CallError {
     OutOfTime,
 }
 
+impl Known {
+    fn is_paused(&self, region: &str) -> bool {
+        let end = self.paused.get(region);
+        end.is_some_and(|end| Instant::now() < *end)
+    }
+}
+
 impl CallError {
     /// A member that SQS requires is missing.
     #[expect(clippy::needless_pass_by_value, reason = "passed by `map_err`")]
@@ -95,6 +102,11 @@ impl Queues {
     /// Only ever held for a look or an insertion, never over a call.
     fn known(&self) -> MutexGuard<'_, Known> {
         lock(&self.known)
+    }
+
+    /// Calls about this queue would not be sent: see [`CallError::Paused`].
+    pub(super) fn is_paused(&self, arn: &str) -> bool {
+        parse(arn).is_some_and(|(region, ..)| self.known().is_paused(region))
     }
 
     /// The queue of an ARN. Its URL is looked up once, or by each that asks meanwhile.
@@ -149,12 +161,7 @@ impl Queues {
         call: impl Future<Output = Result<T, SdkError<E>>>,
     ) -> Result<T, CallError> {
         let sent = Instant::now();
-        if self
-            .known()
-            .paused
-            .get(region)
-            .is_some_and(|end| sent < *end)
-        {
+        if self.known().is_paused(region) {
             return Err(CallError::Paused);
         }
         let until = match bound {

@@ -2,7 +2,10 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use super::{message::Message, processed::Processed};
+use super::{
+    message::{Message, MessageId},
+    processed::Processed,
+};
 use crate::{Outcome, protocol::Timestamp};
 
 /// SQS hides a message for 12 hours from its *receive* at most, and refuses a longer timeout. A
@@ -102,12 +105,12 @@ impl Rule {
     /// The changes for a batch.
     pub(super) fn plan<'a>(
         &self,
-        batch: impl IntoIterator<Item = (&'a Message, Option<&'a Processed>)>,
+        batch: &[(&'a Message, Option<&Processed>)],
         has_dead_letter_queue: impl Fn(&str) -> bool,
     ) -> Vec<Change<'a>> {
         let mut changes = Vec::new();
         let mut of_group = HashMap::new();
-        for (message, processed) in batch {
+        for &(message, processed) in batch {
             let (group, receipt) = (message.fifo_group(), message.receipt());
             let receive = Receive {
                 count: message.receive_count(),
@@ -122,7 +125,7 @@ impl Rule {
             }
             if let (Some(seconds), Some(receipt)) = (wait, receipt) {
                 changes.push(Change {
-                    message_id: message.id().as_str(),
+                    message_id: message.id(),
                     queue_arn: &receipt.queue_arn,
                     receipt_handle: &receipt.handle,
                     seconds,
@@ -136,7 +139,7 @@ impl Rule {
 /// A message whose visibility is to be changed.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Change<'a> {
-    pub(super) message_id: &'a str,
+    pub(super) message_id: &'a MessageId,
     pub(super) queue_arn: &'a str,
     pub(super) receipt_handle: &'a str,
     pub(super) seconds: u16,

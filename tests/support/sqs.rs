@@ -1,7 +1,7 @@
 //! An SQS without messages: it answers the consumer's calls, and remembers them.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -36,8 +36,16 @@ pub enum Mood {
     Denying,
     /// Fails the first entry of each batch.
     FailingFirst,
-    /// Answers nothing for a minute.
+    /// Carries nothing out, and answers nothing for a minute.
     Hanging,
+    /// Carries it out, and answers nothing for a minute.
+    Silent,
+    /// Carries it out, and closes the connection without an answer.
+    Cut,
+    /// Carries it out, and answers a 200 that names no entry.
+    Empty,
+    /// Carries it out, and names all entries but the last.
+    Forgetful,
 }
 
 pub struct Sqs {
@@ -52,6 +60,8 @@ struct Desk {
     /// The answer to `GetQueueAttributes`.
     attributes: Mutex<Value>,
     calls: watch::Sender<Vec<Call>>,
+    /// Entries of `SendMessageBatch` that were carried out, by queue URL.
+    sent: Mutex<Vec<(String, Value)>>,
 }
 
 impl Sqs {
@@ -61,6 +71,7 @@ impl Sqs {
             moods: Mutex::default(),
             attributes: Mutex::new(attributes(Some(DEAD_LETTER_QUEUE_ARN), 4 * 24 * 3600)),
             calls: watch::Sender::default(),
+            sent: Mutex::default(),
         });
         let app = Router::new().fallback(answer).with_state(desk.clone());
         let endpoint = format!("http://{}", super::serve(app).await);
@@ -98,6 +109,21 @@ impl Sqs {
         let of = |calls: &Vec<Call>| calls.iter().filter(|c| c.operation == operation).count();
         let enough = timeout(super::PATIENCE, calls.wait_for(|calls| of(calls) >= n)).await;
         assert!(enough.is_ok(), "no call number {n} of {operation}");
+    }
+
+    /// Messages that were sent to a queue, in order; a deduplication id counts once.
+    pub fn sent_to(&self, queue: &str) -> Vec<Value> {
+        let sent = self.desk.sent.lock().unwrap();
+        let of_queue = sent.iter().filter(|(url, _)| url.ends_with(queue));
+        let mut known = HashSet::new();
+        let fresh = |entry: &Value| match entry["MessageDeduplicationId"].as_str() {
+            Some(id) => known.insert(id.to_owned()),
+            None => true,
+        };
+        of_queue
+            .map(|(_, entry)| entry.clone())
+            .filter(fresh)
+            .collect()
     }
 
     /// Receipt handles and seconds, over all calls.
@@ -145,21 +171,43 @@ async fn answer(State(desk): State<Arc<Desk>>, headers: HeaderMap, body: Bytes) 
         body: body.clone(),
     };
     desk.calls.send_modify(|calls| calls.push(call));
-    let mut failed = Vec::new();
     let of_operation = desk.moods.lock().unwrap().get(&*operation).copied();
     let mood = of_operation.unwrap_or(*desk.mood.lock().unwrap());
+    let entries = body["Entries"].as_array().cloned().unwrap_or_default();
+    let mut successful = entries.clone();
+    let mut failed = Vec::new();
     match mood {
-        Mood::Willing => {}
         Mood::Denying => {
             let error =
                 json!({"__type": "com.amazonaws.sqs#AccessDeniedException", "message": "no"});
             return (StatusCode::BAD_REQUEST, Json(error)).into_response();
         }
-        Mood::FailingFirst => {
-            failed.push(json!({"Id": "0", "Code": "ReceiptHandleIsInvalid", "SenderFault": true}));
+        Mood::Hanging => {
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            return StatusCode::SERVICE_UNAVAILABLE.into_response();
         }
-        Mood::Hanging => tokio::time::sleep(Duration::from_secs(60)).await,
+        Mood::FailingFirst if !entries.is_empty() => {
+            let id = successful.remove(0)["Id"].clone();
+            failed.push(json!({"Id": id, "Code": "ReceiptHandleIsInvalid", "SenderFault": true}));
+        }
+        _ => {}
     }
+    if operation == "SendMessageBatch" {
+        let url = body["QueueUrl"].as_str().unwrap();
+        let carried_out = successful
+            .iter()
+            .map(|entry| (url.to_owned(), entry.clone()));
+        desk.sent.lock().unwrap().extend(carried_out);
+    }
+    match mood {
+        Mood::Silent => tokio::time::sleep(Duration::from_secs(60)).await,
+        Mood::Cut => return super::faults::cut(),
+        Mood::Empty => successful.clear(),
+        Mood::Forgetful => drop(successful.pop()),
+        _ => {}
+    }
+    let confirmed =
+        |entry: &Value| json!({"Id": entry["Id"], "MessageId": "copy", "MD5OfMessageBody": "0"});
     let answer = match operation.as_str() {
         "GetQueueUrl" => {
             let text = |name: &str| body[name].as_str().unwrap();
@@ -167,7 +215,10 @@ async fn answer(State(desk): State<Arc<Desk>>, headers: HeaderMap, body: Bytes) 
             json!({"QueueUrl": format!("https://sqs.example/{account}/{name}")})
         }
         "GetQueueAttributes" => desk.attributes.lock().unwrap().clone(),
-        _ => json!({"Successful": [], "Failed": failed}),
+        _ => json!({
+            "Successful": successful.iter().map(confirmed).collect::<Vec<_>>(),
+            "Failed": failed,
+        }),
     };
     Json(answer).into_response()
 }

@@ -46,6 +46,7 @@ async fn run() -> Result<(), lambda_runtime::Error> {
         Visibility::new(aws_sdk_sqs::Client::new(&config))
             .backoff(settings.backoff_base, settings.backoff_cap)
             .record_retention(settings.retention)
+            .dead_letter(settings.dead_letter)
     });
     let consumer = Consumer::new(once, settings.namespace, Payments::new(gateway))
         .key(settings.key)

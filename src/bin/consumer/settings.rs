@@ -28,6 +28,7 @@ pub(crate) struct Settings {
     pub(crate) reserve: Duration,
     pub(crate) prime: bool,
     pub(crate) visibility: bool,
+    pub(crate) dead_letter: bool,
     pub(crate) fifo_after_permanent: FifoAfterPermanent,
     pub(crate) backoff_base: Duration,
     pub(crate) backoff_cap: Duration,
@@ -112,6 +113,13 @@ impl Settings {
         let reserve = reader.optional("CONSUMER_DEADLINE_RESERVE", "500ms", positive);
         let prime = reader.optional("CONSUMER_PRIME", "on", on_or_off);
         let visibility = reader.optional("CONSUMER_VISIBILITY", "on", on_or_off);
+        let dead_letter = reader.optional("CONSUMER_DEAD_LETTER", "off", |text| {
+            let dead_letter = on_or_off(text)?;
+            if dead_letter && visibility == Some(false) {
+                return Err("`on` needs CONSUMER_VISIBILITY=on, which calls SQS too".to_owned());
+            }
+            Ok(dead_letter)
+        });
         let fifo_after_permanent =
             reader.optional("CONSUMER_FIFO_AFTER_PERMANENT", "continue", |text| {
                 let parsed = text.parse::<FifoAfterPermanent>();
@@ -142,6 +150,7 @@ impl Settings {
                 reserve: reserve?,
                 prime: prime?,
                 visibility: visibility?,
+                dead_letter: dead_letter?,
                 fifo_after_permanent: fifo_after_permanent?,
                 backoff_base: backoff_base?,
                 backoff_cap: backoff_cap?,
@@ -330,6 +339,7 @@ mod tests {
         assert_eq!(settings.reserve, Duration::from_millis(500));
         assert!(settings.prime);
         assert!(settings.visibility);
+        assert!(!settings.dead_letter);
         assert_eq!(settings.fifo_after_permanent, FifoAfterPermanent::Continue);
         assert_eq!(settings.backoff_base, Duration::from_secs(10));
         assert_eq!(settings.backoff_cap, Duration::from_secs(15 * 60));
@@ -349,6 +359,7 @@ mod tests {
             ("CONSUMER_DEADLINE_RESERVE", "0s"),
             ("CONSUMER_PRIME", "yes"),
             ("CONSUMER_VISIBILITY", "yes"),
+            ("CONSUMER_DEAD_LETTER", "yes"),
             ("CONSUMER_FIFO_AFTER_PERMANENT", "on"),
             ("CONSUMER_BACKOFF_BASE", "0s"),
             ("CONSUMER_BACKOFF_CAP", "12h"),
@@ -365,7 +376,21 @@ mod tests {
         ] {
             assert!(told.contains(name), "{name} is missing in: {told}");
         }
-        assert!(told.contains("(16 found)"), "{told}");
+        assert!(told.contains("(17 found)"), "{told}");
+    }
+
+    #[test]
+    fn dead_letter_needs_calls_to_sqs() {
+        let dead_letter = ("CONSUMER_DEAD_LETTER", "on");
+        let settings = read(&[&[dead_letter], &REQUIRED[..]].concat()).unwrap();
+        assert!(settings.dead_letter);
+        let off = ("CONSUMER_VISIBILITY", "off");
+        let told = read(&[&[dead_letter, off], &REQUIRED[..]].concat()).unwrap_err();
+        let told = told.to_string();
+        assert!(
+            told.contains("CONSUMER_DEAD_LETTER: `on` needs CONSUMER_VISIBILITY=on"),
+            "{told}"
+        );
     }
 
     #[test]
