@@ -553,6 +553,25 @@ async fn attributes_of_an_earlier_copy_are_replaced() {
 }
 
 #[tokio::test]
+async fn attributes_of_an_earlier_copy_do_not_outlast_their_cause() {
+    let keys: KeySource = "body:/id".parse().unwrap();
+    let world = World::with(|consumer| consumer.key(keys)).await;
+    let mut keyless = declined("m-1");
+    keyless["body"] = json!("{}");
+    let mut wordless = declined("m-2");
+    wordless["body"] = json!(json!({"id": "m-2", "told": "decline", "why": ""}).to_string());
+    for message in [&mut keyless, &mut wordless] {
+        for name in ["SqsOnceKey", "SqsOnceError"] {
+            message["messageAttributes"][name] = string("String", "earlier");
+        }
+    }
+    assert_eq!(world.process([keyless, wordless]).await, [""; 0]);
+    let copies = world.copies();
+    assert_eq!(text(&copies[0], "SqsOnceKey"), None);
+    assert_eq!(text(&copies[1], "SqsOnceError"), None);
+}
+
+#[tokio::test]
 async fn error_and_key_are_what_sqs_takes() {
     let keys: KeySource = "body:/id".parse().unwrap();
     let world = World::with(|consumer| consumer.key(keys)).await;

@@ -97,9 +97,9 @@ impl Attributes {
         }
     }
 
-    /// What is known of a queue once it was read, waiting for that until `until`.
-    pub(super) async fn wait(self: &Arc<Self>, arn: &str, until: Instant) -> Option<Arc<Facts>> {
-        self.look(arn);
+    /// What is known of a queue once [`look`](Self::look) has read it, waiting for that until
+    /// `until`.
+    pub(super) async fn wait(&self, arn: &str, until: Instant) -> Option<Arc<Facts>> {
         let look = lock(&self.of_queue).get(arn).map(watch::Sender::subscribe);
         if let Some(mut look) = look
             && !self.queues.is_paused(arn)

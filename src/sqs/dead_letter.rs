@@ -3,7 +3,6 @@
 use std::{
     borrow::Cow,
     collections::{BTreeMap, HashMap, HashSet},
-    sync::Arc,
 };
 
 use aws_lambda_events::sqs::SqsMessageAttribute;
@@ -46,7 +45,7 @@ const MAX_CALL_BYTES: usize = 256 * 1024;
 /// Sends messages to the dead-letter queues of their queues.
 pub(super) struct DeadLetters<'a> {
     pub(super) queues: &'a Queues,
-    pub(super) attributes: &'a Arc<Attributes>,
+    pub(super) attributes: &'a Attributes,
     pub(super) until: Instant,
 }
 
@@ -87,7 +86,11 @@ impl DeadLetters<'_> {
         }
         let mut confirmed = HashSet::new();
         for (arn, failed) in of_queue {
-            if let Err(error) = self.send_of(arn, &failed, &mut confirmed).await {
+            let sent = self.send_of(arn, &failed, &mut confirmed).await;
+            // The first call that an endpoint left unanswered was logged.
+            if let Err(error) = sent
+                && error != CallError::Paused
+            {
                 tracing::warn!(
                     queue = arn,
                     messages = failed.len(),
@@ -160,12 +163,8 @@ impl DeadLetters<'_> {
             )
             .await?;
         let message_id = |index: &str| ids.get(index.parse::<usize>().ok()?).copied();
-        confirmed.extend(
-            answer
-                .successful()
-                .iter()
-                .filter_map(|e| message_id(e.id())),
-        );
+        let successful = answer.successful().iter();
+        confirmed.extend(successful.filter_map(|entry| message_id(entry.id())));
         for entry in answer.failed() {
             // Without its message, which may quote the payload.
             tracing::warn!(

@@ -171,8 +171,7 @@ impl Queues {
         if sent >= until {
             return Err(CallError::OutOfTime);
         }
-        // Boxed: the type of an SDK call is too deep for the compiler to nest in an application.
-        let cause = match timeout_at(until, Box::pin(call)).await {
+        let cause = match timeout_at(until, call).await {
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err(error)) => match no_answer(&error) {
                 Some(cause) => cause,

@@ -100,9 +100,12 @@ fn allowed<'a>(statements: impl IntoIterator<Item = &'a Value>) -> BTreeSet<(Str
     allowed
 }
 
-/// What the consumer's role may do by default, as (action, resource).
-pub(super) fn consumer_may() -> BTreeSet<(String, String)> {
-    function_may(CONSUMER, &[])
+/// The condition of direct dead-lettering.
+pub(super) const DEAD_LETTERS: &str = "DirectlyDeadLetters";
+
+/// What the consumer's role may do under these conditions, as (action, resource).
+pub(super) fn consumer_may(conditions: &[&str]) -> BTreeSet<(String, String)> {
+    function_may(CONSUMER, conditions)
 }
 
 fn function_may(template: &str, conditions: &[&str]) -> BTreeSet<(String, String)> {
@@ -174,14 +177,14 @@ fn assert_may(template: &str, needed: &[(&str, &str)]) {
 
 #[test]
 fn direct_dead_lettering_adds_its_permissions_and_no_others() {
-    let more = function_may(CONSUMER, &["DirectlyDeadLetters"]);
-    let more: BTreeSet<_> = more.difference(&consumer_may()).cloned().collect();
+    let more = consumer_may(&[DEAD_LETTERS]);
+    let more: BTreeSet<_> = more.difference(&consumer_may(&[])).cloned().collect();
     let needed = ["sqs:GetQueueUrl", "sqs:SendMessage"];
     let needed = needed.map(|action| (action.into(), "OrdersDeadLetterQueue.Arn".into()));
     assert_eq!(more, needed.into());
     let template = read(CONSUMER);
     let condition = json!({"!Equals": [{"!Ref": "DirectDeadLettering"}, "on"]});
-    assert_eq!(template["Conditions"]["DirectlyDeadLetters"], condition);
+    assert_eq!(template["Conditions"][DEAD_LETTERS], condition);
     assert_eq!(
         template["Parameters"]["DirectDeadLettering"]["Default"],
         "off"
