@@ -21,9 +21,10 @@ use proptest::prelude::*;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Attribute, BatchError, Consumer, Deadline, Failure, Handler, Once, Stored,
+    Attempt, Attribute, BatchError, Consumer, Deadline, Failure, Handler, Mode, Once, Operation,
+    Outcome, Stored,
     protocol::{Key, State, StoredResult, Timestamp},
-    sqs::{KeySource, Pointers},
+    sqs::{FifoAfterPermanent, KeySource, Pointers},
     store::{DynamoStore, MemoryStore, Store},
 };
 use support::{
@@ -497,16 +498,141 @@ async fn a_conflict_may_be_waited_for_and_takes_the_owners_outcome() {
     );
 }
 
+/// A message of a group of a FIFO queue.
+fn fifo(id: &str, group: &str, order: &str) -> Value {
+    let mut message = record(id, &json!(order));
+    message["eventSourceARN"] = json!(format!("{}.fifo", support::event::QUEUE_ARN));
+    message["attributes"]["MessageGroupId"] = json!(group);
+    message
+}
+
 #[tokio::test]
-async fn in_a_fifo_group_nothing_runs_behind_a_failure_and_other_groups_go_on() {
+async fn fifo_group_goes_on_behind_a_recorded_permanent_failure() {
     let handler = Obedient::default();
     let consumer = Arc::new(consumer(MemoryStore::default(), &handler));
-    let fifo = |id: &str, group: &str, order: &str| {
-        let mut message = record(id, &json!(order));
-        message["eventSourceARN"] = json!(format!("{}.fifo", support::event::QUEUE_ARN));
-        message["attributes"]["MessageGroupId"] = json!(group);
+    let event = || {
+        batch([
+            fifo("bad", "g", "decline"),
+            fifo("good-1", "g", "succeed"),
+            fifo("good-2", "g", "succeed"),
+        ])
+    };
+    for _ in 0..3 {
+        let failed = process(&consumer, event(), within(10 * SECOND)).await;
+        assert_eq!(failed, ["bad"]);
+        assert_eq!(handler.ran(), ["bad", "good-1", "good-2"], "each once");
+    }
+}
+
+#[tokio::test]
+async fn fifo_group_goes_on_behind_what_needs_no_record() {
+    let handler = Obedient::default();
+    let mut undecodable = fifo("undecodable", "g", "");
+    undecodable["body"] = json!("{");
+    let mut keyless = fifo("keyless", "g", "succeed");
+    keyless["messageAttributes"] = json!({});
+    let keyed = |mut message: Value, key: &str| {
+        message["messageAttributes"] = json!({
+            "order": {"stringValue": key, "dataType": "String", "stringListValues": [], "binaryListValues": []},
+        });
         message
     };
+    let event = batch([
+        keyed(fifo("first", "g", "succeed"), "o-1"),
+        keyed(undecodable, "o-2"),
+        keyless,
+        keyed(fifo("reused", "g", "decline"), "o-1"),
+        keyed(fifo("last", "g", "succeed"), "o-3"),
+    ]);
+    let consumer = consumer(MemoryStore::default(), &handler);
+    let consumer = Arc::new(consumer.key("attribute:order".parse().unwrap()));
+    let failed = process(&consumer, event, within(10 * SECOND)).await;
+    assert_eq!(failed, ["undecodable", "keyless", "reused"]);
+    assert_eq!(handler.ran(), ["first", "last"]);
+}
+
+#[tokio::test]
+async fn fifo_group_stops_at_a_permanent_failure_where_so_set() {
+    let handler = Obedient::default();
+    let consumer = consumer(MemoryStore::default(), &handler);
+    let consumer = Arc::new(consumer.fifo_after_permanent(FifoAfterPermanent::Stop));
+    let event = batch([
+        fifo("bad", "g", "decline"),
+        fifo("good-1", "g", "succeed"),
+        fifo("good-2", "g", "succeed"),
+    ]);
+    let failed = process(&consumer, event, within(10 * SECOND)).await;
+    assert_eq!(failed, ["bad", "good-1", "good-2"]);
+    assert_eq!(handler.ran(), ["bad"]);
+}
+
+#[tokio::test]
+async fn fifo_group_stops_where_the_failure_is_not_recorded() {
+    /// A mode whose permanent failures leave no record, as on an item.
+    struct Forgetful(Once<MemoryStore>);
+    impl Mode<u32> for Forgetful {
+        async fn run<W, F>(&self, operation: Operation, work: W) -> Outcome
+        where
+            W: FnOnce(Attempt) -> F + Send,
+            F: Future<Output = Result<u32, Failure>> + Send,
+        {
+            Mode::run(&self.0, operation, work).await
+        }
+
+        fn now(&self) -> Timestamp {
+            Timestamp::now()
+        }
+
+        fn records_failures(&self) -> bool {
+            false
+        }
+    }
+    let handler = Obedient::default();
+    let mode = Forgetful(Once::new(MemoryStore::default()));
+    let consumer = Arc::new(Consumer::new(mode, namespace(), handler.clone()));
+    let mut undecodable = fifo("undecodable", "g", "");
+    undecodable["body"] = json!("{");
+    let event = batch([
+        undecodable,
+        fifo("bad", "g", "decline"),
+        fifo("good", "g", "succeed"),
+    ]);
+    let failed = process(&consumer, event, within(10 * SECOND)).await;
+    assert_eq!(failed, ["undecodable", "bad", "good"]);
+    assert_eq!(handler.ran(), ["bad"]);
+}
+
+#[tokio::test]
+async fn fifo_group_stops_behind_a_duplicate_without_its_reply() {
+    struct Mute;
+    impl Handler for Mute {
+        type Message = u32;
+        type Output = u32;
+        async fn handle(&self, n: u32, _: Attempt) -> Result<u32, Failure> {
+            Ok(n)
+        }
+        async fn on_duplicate(&self, _: Stored<u32>, _: Attempt) -> Result<(), Failure> {
+            Err(Failure::permanent("told to"))
+        }
+    }
+    let once = Once::new(MemoryStore::default());
+    let consumer = Arc::new(Consumer::new(once, namespace(), Mute));
+    let number = |id: &str| {
+        let mut message = fifo(id, "g", "");
+        message["body"] = json!("7");
+        message
+    };
+    let done = process(&consumer, batch([number("m-1")]), within(10 * SECOND)).await;
+    assert_eq!(done, [""; 0]);
+    let event = batch([number("m-1"), number("m-2")]);
+    let failed = process(&consumer, event, within(10 * SECOND)).await;
+    assert_eq!(failed, ["m-1", "m-2"], "nothing records that failure");
+}
+
+#[tokio::test]
+async fn fifo_group_stops_at_a_retryable_failure_and_others_go_on() {
+    let handler = Obedient::default();
+    let consumer = Arc::new(consumer(MemoryStore::default(), &handler));
     let event = batch([
         fifo("a-1", "a", "succeed"),
         fifo("b-1", "b", "succeed"),
@@ -570,10 +696,11 @@ proptest! {
         prop_assert_eq!(handler.ran().len(), told.len());
     }
 
-    /// In a FIFO queue: each group runs in order, one message at a time, up to its first failure;
-    /// what failed and what is behind it is named, in the batch's order, and nothing else.
+    /// In a FIFO queue: each group runs in order, one message at a time, up to its first failure
+    /// that is not permanent. The response names failed messages and those that did not run, in
+    /// the batch's order, and no others.
     #[test]
-    fn fifo_groups_run_in_order_up_to_their_first_failure(
+    fn fifo_group_runs_in_order_up_to_its_first_passing_failure(
         orders in prop::collection::vec(
             (0..4_usize, prop_oneof![9 => order(), 1 => Just(Order::Hang)]),
             0..30,
@@ -588,16 +715,13 @@ proptest! {
             if !failed_groups.contains(group) {
                 runs[*group].push(id.clone());
             }
-            if *order != Order::Succeed {
+            if !matches!(order, Order::Succeed | Order::Decline) {
                 failed_groups.insert(*group);
             }
-            if failed_groups.contains(group) {
+            if *order == Order::Decline || failed_groups.contains(group) {
                 expected.push(id.clone());
             }
-            let mut message = record(&id, &json!(format!("{order:?}").to_lowercase()));
-            message["eventSourceARN"] = json!(format!("{}.fifo", support::event::QUEUE_ARN));
-            message["attributes"]["MessageGroupId"] = json!(format!("g{group}"));
-            message
+            fifo(&id, &format!("g{group}"), &format!("{order:?}").to_lowercase())
         }).collect();
 
         let handler = Obedient::default();

@@ -26,6 +26,11 @@ pub trait Mode<A: Answer>: Send + Sync + 'static {
 
     /// The wall clock.
     fn now(&self) -> Timestamp;
+
+    /// A permanent failure leaves a record, so that its message never runs again.
+    fn records_failures(&self) -> bool {
+        true
+    }
 }
 
 /// How a user's code ended.

@@ -5,6 +5,7 @@ use std::{
     convert::Infallible,
     num::NonZeroUsize,
     panic::AssertUnwindSafe,
+    str::FromStr,
     sync::{Arc, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
@@ -19,11 +20,11 @@ use tokio::{
 use tracing::Instrument as _;
 
 use super::{
+    changes::Visibility,
     identity::{FingerprintSource, Identity, KeySource},
     lanes::{self, Lane, LaneKind, Traits},
     message::{InvalidMessage, Message},
     processed::{Processed, millis},
-    queues::Visibility,
 };
 use crate::{
     Attempt, Deadline, Handler, History, IntoHandler, Mode, Operation, Outcome, Stored,
@@ -72,8 +73,49 @@ pub struct Consumer<M, H> {
     reserve: Duration,
     fallback: Duration,
     time_needed: Duration,
+    fifo_after_permanent: FifoAfterPermanent,
     visibility: Option<Visibility>,
 }
+
+/// What becomes of a FIFO group's messages behind a permanent failure of their batch.
+///
+/// ```
+/// use sqs_once::sqs::FifoAfterPermanent;
+///
+/// assert_eq!("continue".parse(), Ok(FifoAfterPermanent::Continue));
+/// assert_eq!("stop".parse(), Ok(FifoAfterPermanent::Stop));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FifoAfterPermanent {
+    /// They run, once the failure is recorded: the failed message never runs again, so they do
+    /// not overtake it. A failure that needs no record (an undecodable body, no key, a key that
+    /// was reused) counts as recorded; one on an [item](crate::OnItem) is not recorded, and stops
+    /// the group.
+    #[default]
+    Continue,
+    /// They do not run, and are received again with the failed message: up to the dead-letter
+    /// queue. AWS asks functions on FIFO queues to stop at the first failure (*AWS Lambda
+    /// Developer Guide*, "Implementing partial batch responses").
+    Stop,
+}
+
+impl FromStr for FifoAfterPermanent {
+    type Err = FifoAfterPermanentError;
+
+    fn from_str(text: &str) -> Result<Self, FifoAfterPermanentError> {
+        match text {
+            "continue" => Ok(Self::Continue),
+            "stop" => Ok(Self::Stop),
+            _ => Err(FifoAfterPermanentError),
+        }
+    }
+}
+
+/// The text is neither `continue` nor `stop`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("must be `continue` or `stop`")]
+pub struct FifoAfterPermanentError;
 
 /// Between two looks at a conflict.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -123,6 +165,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             reserve: Duration::from_millis(500),
             fallback: Duration::from_secs(300),
             time_needed: Duration::ZERO,
+            fifo_after_permanent: FifoAfterPermanent::default(),
             visibility: None,
         }
     }
@@ -187,8 +230,25 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
-    /// Lets SQS know when each message that failed is to be seen again. Without it, that is
-    /// when the queue's visibility timeout is over.
+    /// What becomes of a FIFO group's messages behind a permanent failure; by default they run.
+    ///
+    /// ```
+    /// use sqs_once::{Consumer, Handler, Mode, sqs::FifoAfterPermanent};
+    ///
+    /// # fn stopping<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Consumer<M, H> {
+    /// consumer.fifo_after_permanent(FifoAfterPermanent::Stop)
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn fifo_after_permanent(self, fifo_after_permanent: FifoAfterPermanent) -> Self {
+        Self {
+            fifo_after_permanent,
+            ..self
+        }
+    }
+
+    /// Sets the visibility timeouts of failed messages. Without it, they come back when the
+    /// queue's own visibility timeout is over.
     #[must_use]
     pub fn visibility(self, visibility: impl Into<Option<Visibility>>) -> Self {
         Self {
@@ -238,26 +298,35 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         });
         self.run_lanes(&batch).await;
         // Looked at once: what comes in later is late for all that follows.
-        let processed: Vec<_> = batch.processed.iter().map(OnceLock::get).collect();
-
+        let processed = batch.processed.iter().map(OnceLock::get);
+        let processed: Vec<_> = batch.messages.iter().zip(processed).collect();
+        let answer = deadline.answer();
+        let dead_lettered = match &self.visibility {
+            Some(visibility) => visibility.dead_letter_all(&processed, answer).await,
+            None => HashSet::new(),
+        };
         let (mut response, mut named) = (SqsBatchResponse::default(), HashSet::new());
-        for (message, processed) in batch.messages.iter().zip(&processed) {
-            if !processed.is_some_and(Processed::is_success) && named.insert(message.id()) {
+        for (message, processed) in &processed {
+            let settled = processed.is_some_and(Processed::is_success)
+                || dead_lettered.contains(message.id());
+            if !settled && named.insert(message.id()) {
                 response.add_failure(message.id().as_str());
             }
         }
         if let Some(visibility) = &self.visibility {
-            let batch = batch.messages.iter().zip(processed.iter().copied());
-            let (now, answer) = (self.mode.now(), deadline.answer());
-            visibility.apply(batch, now, answer).await;
+            let now = self.mode.now();
+            visibility
+                .apply(&processed, &dead_lettered, now, answer)
+                .await;
         }
         let count = |is: fn(&Outcome) -> bool| {
-            let ran = |processed: &&Option<&Processed>| matches!(processed, Some(Processed::Ran(outcome)) if is(outcome));
+            let ran = |(_, processed): &&(_, Option<&Processed>)| matches!(processed, Some(Processed::Ran(outcome)) if is(outcome));
             processed.iter().filter(ran).count()
         };
         tracing::info!(
             messages = processed.len(),
             failed = response.batch_item_failures.len(),
+            dead_lettered = dead_lettered.len(),
             lease_lost = count(|outcome| matches!(outcome, Outcome::LeaseLost)),
             completion_unrecorded =
                 count(|outcome| matches!(outcome, Outcome::CompletionUnrecorded(_))),
@@ -318,7 +387,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             let identity = message.identity().ok();
             let started = Instant::now();
             let processed = match (&before, lane.kind) {
-                (Some((_, before)), LaneKind::FifoGroup) if !before.is_success() => {
+                (Some((_, before)), LaneKind::FifoGroup) if self.stops_group(before) => {
                     Processed::BehindFailure
                 }
                 (Some((same, before)), LaneKind::SameKey) if *same == identity => before.again(),
@@ -326,12 +395,30 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             };
             let processed = self.replay(processed, message, batch.deadline).await;
             processed.log(message, started.elapsed());
+            if let Some(visibility) = self
+                .visibility
+                .as_ref()
+                .filter(|_| processed.is_permanent())
+            {
+                visibility.expect(message);
+            }
             if lane.messages.len() > 1 {
                 before = Some((identity, processed.clone()));
             }
             // A message is in one lane, so nobody was here before.
             let _first = batch.processed[index].set(processed);
         }
+    }
+
+    /// Nothing behind a message of a FIFO group may run before the message itself is settled.
+    fn stops_group(&self, processed: &Processed) -> bool {
+        let goes_on = match self.fifo_after_permanent {
+            FifoAfterPermanent::Continue => {
+                processed.is_recorded_failure(self.mode.records_failures())
+            }
+            FifoAfterPermanent::Stop => false,
+        };
+        !(processed.is_success() || goes_on)
     }
 
     async fn run_message(&self, message: &Message, deadline: Deadline) -> Processed {
@@ -380,7 +467,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let stored = Stored::new(result.clone());
         let attempt = Attempt::new(key.clone(), message.delivery(), History::fresh(), deadline);
         let shown = AssertUnwindSafe(async { self.handler.on_duplicate(stored, attempt).await });
-        Processed::Ran(
+        Processed::Replayed(
             match timeout_at(deadline.stop(), shown.catch_unwind()).await {
                 Ok(Ok(Ok(()))) => return before,
                 Ok(Ok(Err(failure))) => failure.into(),

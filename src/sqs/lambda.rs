@@ -42,7 +42,8 @@ pub async fn run<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Re
                 line: error.line(),
                 column: error.column(),
             })?;
-            consumer.process(event, deadline).await
+            // Boxed: with the runtime's futures around it, the compiler would give up on its depth.
+            Box::pin(consumer.process(event, deadline)).await
         }
     }))
     .await

@@ -17,7 +17,9 @@ pub(crate) struct Message {
     group: Option<String>,
     receipt: Option<Receipt>,
     receive_count: u32,
-    attributes: HashMap<String, Attribute>,
+    deduplication_id: Option<String>,
+    /// As they were sent: a copy must carry them unchanged.
+    attributes: HashMap<String, SqsMessageAttribute>,
 }
 
 /// What names a message in the response: never empty.
@@ -46,7 +48,6 @@ impl Message {
         let identity = identify(&record);
         let id = record.message_id.filter(|id| !id.is_empty())?;
         let mut system = record.attributes;
-        let attributes = record.message_attributes.into_iter();
         // A standard queue has groups too, for fairness; they order nothing.
         let group = system.remove("MessageGroupId").filter(|_| {
             let arn = record.event_source_arn.as_deref();
@@ -63,9 +64,8 @@ impl Message {
                 .remove("ApproximateReceiveCount")
                 .and_then(|count| count.parse().ok())
                 .unwrap_or(1),
-            attributes: attributes
-                .filter_map(|(name, value)| Some((name, attribute(value)?)))
-                .collect(),
+            deduplication_id: system.remove("MessageDeduplicationId"),
+            attributes: record.message_attributes,
         })
     }
 
@@ -95,6 +95,20 @@ impl Message {
         self.identity().ok().map(|identity| &identity.key)
     }
 
+    pub(crate) fn body(&self) -> Option<&str> {
+        self.body.as_deref()
+    }
+
+    /// The message attributes as they were sent.
+    pub(crate) fn attributes(&self) -> &HashMap<String, SqsMessageAttribute> {
+        &self.attributes
+    }
+
+    /// Only messages of FIFO queues have one.
+    pub(crate) fn deduplication_id(&self) -> Option<&str> {
+        self.deduplication_id.as_deref()
+    }
+
     /// The body as what the handler takes.
     pub(crate) fn parse<T: DeserializeOwned>(&self) -> Result<T, InvalidMessage> {
         let body = self.body.as_deref().ok_or_else(InvalidMessage::no_body)?;
@@ -103,9 +117,12 @@ impl Message {
 
     /// What the handler is told of it.
     pub(crate) fn delivery(&self) -> Delivery {
+        let attributes = self.attributes.iter();
+        let attributes =
+            attributes.filter_map(|(name, value)| Some((name.clone(), attribute(value)?)));
         Delivery::new(self.id.as_str())
             .receive_count(self.receive_count)
-            .attributes(self.attributes.clone())
+            .attributes(attributes.collect())
     }
 }
 
@@ -138,14 +155,16 @@ impl InvalidMessage {
 }
 
 /// By the declared type; `None` where there is no value of it.
-fn attribute(attribute: SqsMessageAttribute) -> Option<Attribute> {
-    let kind = attribute.data_type.unwrap_or_default();
+fn attribute(attribute: &SqsMessageAttribute) -> Option<Attribute> {
+    let kind = attribute.data_type.as_deref().unwrap_or_default();
+    let text = attribute.string_value.clone();
     match kind.split('.').next() {
-        Some("Binary") => attribute
-            .binary_value
-            .map(|value| Attribute::Binary(value.0)),
-        Some("Number") => attribute.string_value.map(Attribute::Number),
-        _ => attribute.string_value.map(Attribute::String),
+        Some("Binary") => {
+            let value = attribute.binary_value.as_ref()?;
+            Some(Attribute::Binary(value.0.clone()))
+        }
+        Some("Number") => text.map(Attribute::Number),
+        _ => text.map(Attribute::String),
     }
 }
 

@@ -8,11 +8,17 @@
 //! | `lanes` | what runs side by side, and what one after the other |
 //! | `consumer` | the batch: deadline, panics, response |
 //! | `processed` | what became of a message, and its line in the log |
-//! | `visibility` | when what goes back to the queue is seen again |
-//! | `queues` | and how SQS is told |
+//! | `visibility` | visibility timeouts of failed messages: the rule |
+//! | `changes` | and the calls that set them |
+//! | `dead_letter` | copies of messages that failed permanently |
+//! | `attributes` | a queue's redrive policy and retention |
+//! | `queues` | calls to SQS, each bounded, none under a lock |
 //! | `lambda` | the loop that asks Lambda for batches |
 
+mod attributes;
+mod changes;
 mod consumer;
+mod dead_letter;
 mod identity;
 mod lambda;
 mod lanes;
@@ -22,8 +28,8 @@ mod processed;
 mod queues;
 mod visibility;
 
-pub use consumer::{BatchError, Consumer};
+pub use changes::Visibility;
+pub use consumer::{BatchError, Consumer, FifoAfterPermanent, FifoAfterPermanentError};
 pub use identity::{FingerprintSource, KeySource, SourceError};
 pub use lambda::run;
 pub use pointer::Pointers;
-pub use queues::Visibility;

@@ -10,6 +10,11 @@ use crate::{Outcome, protocol::Key};
 pub(super) enum Processed {
     /// It got as far as its claim.
     Ran(Outcome),
+    /// The operation was done before, and the handler's
+    /// [`on_duplicate`](crate::Handler::on_duplicate) failed with this.
+    Replayed(Outcome),
+    /// It failed with the outcome of another delivery of its key in the batch.
+    Shared(Box<Self>),
     /// It can't be read, or has no key: it never will.
     Invalid(String),
     /// It was not touched: one before it in its FIFO group failed.
@@ -21,27 +26,80 @@ impl Processed {
         matches!(self, Self::Ran(outcome) if outcome.is_success())
     }
 
+    /// The outcome, if it got as far as one.
+    pub(super) fn outcome(&self) -> Option<&Outcome> {
+        match self {
+            Self::Ran(outcome) | Self::Replayed(outcome) => Some(outcome),
+            Self::Shared(other) => other.outcome(),
+            Self::Invalid(_) | Self::BehindFailure => None,
+        }
+    }
+
+    /// Every attempt with this input fails.
+    pub(super) fn is_permanent(&self) -> bool {
+        match self {
+            Self::Invalid(_) => true,
+            Self::Shared(other) => other.is_permanent(),
+            _ => matches!(
+                self.outcome(),
+                Some(
+                    Outcome::PermanentFailure(_)
+                        | Outcome::FailedBefore(_)
+                        | Outcome::TooManyFailures(_)
+                        | Outcome::KeyReused
+                )
+            ),
+        }
+    }
+
+    /// This message itself failed permanently and never runs again: the failure is recorded, or
+    /// needs no record. `mode_records` says that the mode records permanent failures.
+    pub(super) fn is_recorded_failure(&self, mode_records: bool) -> bool {
+        match self {
+            Self::Invalid(_)
+            | Self::Ran(
+                Outcome::FailedBefore(_) | Outcome::TooManyFailures(_) | Outcome::KeyReused,
+            ) => true,
+            Self::Ran(Outcome::PermanentFailure(_)) => mode_records,
+            _ => false,
+        }
+    }
+
     /// The outcome for a second delivery in the same batch.
     pub(super) fn again(&self) -> Self {
         match self {
-            Self::Ran(Outcome::Done(result)) => Self::Ran(Outcome::Duplicate(result.clone())),
-            other => other.clone(),
+            Self::Ran(Outcome::Done(result) | Outcome::Duplicate(result)) => {
+                Self::Ran(Outcome::Duplicate(result.clone()))
+            }
+            Self::Shared(_) => self.clone(),
+            other => Self::Shared(Box::new(other.clone())),
+        }
+    }
+
+    /// Its name in logs: stable, lower case, made for filters.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Ran(outcome) | Self::Replayed(outcome) => outcome.name(),
+            Self::Shared(other) => other.name(),
+            Self::Invalid(_) => "invalid",
+            Self::BehindFailure => "not_started",
+        }
+    }
+
+    /// What happened, for people; nothing for a success.
+    pub(super) fn detail(&self) -> Option<String> {
+        match self {
+            Self::Ran(Outcome::Done(_) | Outcome::Duplicate(_)) => None,
+            Self::Ran(outcome) | Self::Replayed(outcome) => Some(outcome.to_string()),
+            Self::Shared(other) => other.detail(),
+            Self::Invalid(why) => Some(why.clone()),
+            Self::BehindFailure => Some("behind a failure in its FIFO group".into()),
         }
     }
 
     /// One line per message, with nothing of its payload.
     pub(super) fn log(&self, message: &Message, duration: Duration) {
-        let (outcome, detail) = match self {
-            Self::Ran(outcome @ (Outcome::Done(_) | Outcome::Duplicate(_))) => {
-                (outcome.name(), None)
-            }
-            Self::Ran(outcome) => (outcome.name(), Some(outcome.to_string())),
-            Self::Invalid(why) => ("invalid", Some(why.clone())),
-            Self::BehindFailure => (
-                "not_started",
-                Some("behind a failure in its FIFO group".into()),
-            ),
-        };
+        let (outcome, detail) = (self.name(), self.detail());
         macro_rules! line {
             ($level:ident) => {
                 tracing::$level!(
@@ -55,15 +113,20 @@ impl Processed {
                 )
             };
         }
-        match self {
-            Self::Ran(
+        match self.outcome() {
+            None if matches!(self, Self::BehindFailure) => line!(info),
+            Some(
                 Outcome::Done(_)
                 | Outcome::Duplicate(_)
                 | Outcome::Conflict { .. }
                 | Outcome::NotStarted,
-            )
-            | Self::BehindFailure => line!(info),
-            Self::Ran(Outcome::RetryableFailure(_) | Outcome::NoEffect(_)) => line!(warn),
+            ) => line!(info),
+            Some(
+                Outcome::RetryableFailure(_)
+                | Outcome::NoEffect(_)
+                | Outcome::PayloadConflict { .. }
+                | Outcome::TooManyFailures(_),
+            ) => line!(warn),
             _ => line!(error),
         }
     }

@@ -1,167 +1,121 @@
-//! [`Visibility`]: tells SQS when what failed is to be seen again.
+//! [`Queues`]: calls to SQS, each bounded, none under a lock.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    error::Error,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use aws_sdk_sqs::{
     Client,
     config::Region,
-    error::{ProvideErrorMetadata, SdkError},
+    error::{BuildError, ProvideErrorMetadata, SdkError},
     operation::RequestId as _,
-    types::ChangeMessageVisibilityBatchRequestEntry as Entry,
 };
-use futures_util::{StreamExt as _, stream};
-use tokio::{
-    sync::Mutex,
-    time::{Instant, timeout_at},
-};
+use tokio::time::{Instant, timeout_at};
 
-use super::{
-    message::Message,
-    processed::Processed,
-    visibility::{Backoff, Change, LONGEST, plan},
-};
-use crate::protocol::Timestamp;
+/// A call in flight for so long is unanswered. One attempt of [`crate::aws::config`] may meet a
+/// connection that died while Lambda had the process frozen; the next has half a second.
+const NO_ANSWER: Duration = Duration::from_millis(1500);
+/// Pause after an endpoint could not be reached, or gave no answer. Without it, a VPC without an
+/// SQS endpoint costs every batch its whole budget.
+const PAUSE: Duration = Duration::from_secs(5 * 60);
 
-/// What SQS takes in one call.
-const PER_CALL: usize = 10;
-/// Calls of one batch at a time.
-const CALLS: usize = 4;
-/// For all of a batch, however much of the invocation is left: one attempt that goes unanswered
-/// ([`crate::aws::config`]) and another.
-const BUDGET: Duration = Duration::from_secs(2);
+/// For an SDK client without timeouts of its own.
+const BACKGROUND: Duration = Duration::from_secs(30);
 
-/// Tells SQS when each message that failed is to be seen again, in place of the queue's one
-/// visibility timeout for all.
-///
-/// | what became of it | it is seen again |
-/// | --- | --- |
-/// | conflict | when the other's lease is over, and one to three seconds later |
-/// | retryable failure, panic, out of time, lease lost, completion unrecorded, commit unknown, store unavailable | after a back-off, see [`backoff`](Self::backoff) |
-/// | permanent failure, now or before; no key, key reused; not started | at once |
-/// | behind a failure in its FIFO group | with what failed |
-///
-/// It is best effort: after the outcomes are recorded, within two seconds and before the
-/// batch must be answered. What can't be changed is logged, and comes back after the queue's own
-/// visibility timeout.
-///
-/// The role needs `sqs:GetQueueUrl`, used once per queue, and `sqs:ChangeMessageVisibility`.
-/// A queue of another account must allow both; one of another region is called there.
-///
-/// ```no_run
-/// use sqs_once::{Consumer, Handler, Mode, sqs::Visibility};
-///
-/// # async fn run<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) {
-/// let sqs = aws_sdk_sqs::Client::new(&sqs_once::aws::config().await);
-/// let consumer = consumer.visibility(Visibility::new(sqs));
-/// # }
-/// ```
+/// The queues that a process has called, by ARN.
 #[derive(Debug)]
-pub struct Visibility {
+pub(super) struct Queues {
     client: Client,
-    backoff: Backoff,
-    jitter: fn(u64) -> u64,
-    queues: Mutex<BTreeMap<String, Queue>>,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    queues: BTreeMap<String, Queue>,
+    /// By region: when its endpoint may be asked again.
+    paused: BTreeMap<String, Instant>,
 }
 
 /// A queue as it is called.
 #[derive(Clone, Debug)]
-struct Queue {
-    client: Client,
-    url: String,
+pub(super) struct Queue {
+    pub(super) client: Client,
+    pub(super) url: String,
+    region: String,
 }
 
-impl Visibility {
-    /// The longest back-off. SQS hides a message for 12 hours from its receive at most; half an
-    /// hour of them is left for the batch.
-    pub const LONGEST_BACKOFF: Duration = Duration::from_secs(LONGEST as u64);
+/// How long a call may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Bound {
+    /// Until then, on the response path of a batch.
+    Until(Instant),
+    /// [`BACKGROUND`], off the response path. Lambda may freeze the process meanwhile, so an answer
+    /// that is missing proves nothing about the endpoint.
+    Background,
+}
 
-    /// With a back-off from 10 seconds to 15 minutes.
-    #[must_use]
-    pub fn new(client: Client) -> Self {
+/// Why a call brought no answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum CallError {
+    /// By SQS, or by the SDK before it was sent.
+    #[error("{0}")]
+    Refused(String),
+    /// The endpoint is not asked again for [`PAUSE`].
+    #[error(
+        "the SQS endpoint of {region} gave no answer and is not asked again for 5 minutes: {cause}"
+    )]
+    Unreachable { region: String, cause: String },
+    /// Not sent: the endpoint could not be reached within the last five minutes.
+    #[error("the SQS endpoint could not be reached within the last 5 minutes")]
+    Paused,
+    /// The batch had to be answered.
+    #[error("no time was left for an answer of SQS")]
+    OutOfTime,
+}
+
+impl Known {
+    fn is_paused(&self, region: &str) -> bool {
+        let end = self.paused.get(region);
+        end.is_some_and(|end| Instant::now() < *end)
+    }
+}
+
+impl CallError {
+    /// A member that SQS requires is missing.
+    #[expect(clippy::needless_pass_by_value, reason = "passed by `map_err`")]
+    pub(super) fn not_made(error: BuildError) -> Self {
+        Self::Refused(error.to_string())
+    }
+}
+
+impl Queues {
+    pub(super) fn new(client: Client) -> Self {
         Self {
             client,
-            backoff: Backoff::default(),
-            jitter: |most| fastrand::u64(..=most),
-            queues: Mutex::default(),
+            known: Mutex::default(),
         }
     }
 
-    /// How long what may pass waits: any time up to `base` after the first receive, up to twice
-    /// that after the second, and so on up to `cap`
-    /// ([`LONGEST_BACKOFF`](Self::LONGEST_BACKOFF) at most). SQS counts whole seconds.
-    ///
-    /// The sum over the queue's `maxReceiveCount`, less one, is the outage that a message
-    /// survives, half of it on the average.
-    #[must_use]
-    pub fn backoff(self, base: Duration, cap: Duration) -> Self {
-        Self {
-            backoff: Backoff { base, cap },
-            ..self
-        }
+    /// Only ever held for a look or an insertion, never over a call.
+    fn known(&self) -> MutexGuard<'_, Known> {
+        lock(&self.known)
     }
 
-    /// Another source of chance, for tests: a number up to the one given.
-    #[must_use]
-    pub fn jitter(self, jitter: fn(u64) -> u64) -> Self {
-        Self { jitter, ..self }
+    /// Calls about this queue would not be sent: see [`CallError::Paused`].
+    pub(super) fn is_paused(&self, arn: &str) -> bool {
+        parse(arn).is_some_and(|(region, ..)| self.known().is_paused(region))
     }
 
-    /// Changes what is to be changed for a batch, as far as it gets until `answer`.
-    pub(super) async fn apply<'a>(
-        &self,
-        batch: impl IntoIterator<Item = (&'a Message, Option<&'a Processed>)>,
-        now: Timestamp,
-        answer: Instant,
-    ) {
-        let changes = plan(batch, now, self.backoff, self.jitter);
-        if changes.is_empty() {
-            return;
-        }
-        let started = Instant::now();
-        if started < answer {
-            let send = self.send(&changes);
-            if timeout_at(answer.min(started + BUDGET), send).await.is_ok() {
-                return;
-            }
-        }
-        tracing::warn!(
-            messages = changes.len(),
-            "there was no time to change the visibility of all that failed: the rest comes back after the queue's visibility timeout"
-        );
-    }
-
-    async fn send(&self, changes: &[Change<'_>]) {
-        // An event source mapping sends the messages of one queue; nothing here relies on it.
-        let mut of_queue: BTreeMap<_, Vec<_>> = BTreeMap::new();
-        for change in changes {
-            of_queue.entry(change.queue_arn).or_default().push(change);
-        }
-        for (arn, changes) in of_queue {
-            match self.queue(arn).await {
-                Ok(queue) => {
-                    stream::iter(changes.chunks(PER_CALL))
-                        .for_each_concurrent(CALLS, |changes| queue.change(changes))
-                        .await;
-                }
-                Err(error) => tracing::warn!(
-                    queue = arn,
-                    messages = changes.len(),
-                    error,
-                    "what failed comes back after the queue's visibility timeout: its URL could not be found"
-                ),
-            }
-        }
-    }
-
-    /// The queue of an ARN, looked up once.
-    async fn queue(&self, arn: &str) -> Result<Queue, String> {
-        // Held over the call: invocations that run side by side ask once.
-        let mut queues = self.queues.lock().await;
-        if let Some(queue) = queues.get(arn) {
+    /// The queue of an ARN. Its URL is looked up once, or by each that asks meanwhile.
+    pub(super) async fn queue(&self, arn: &str, bound: Bound) -> Result<Queue, CallError> {
+        if let Some(queue) = self.known().queues.get(arn) {
             return Ok(queue.clone());
         }
-        let (region, account, name) =
-            parse(arn).ok_or("this is not the ARN of a queue".to_owned())?;
+        let (region, account, name) = parse(arn)
+            .ok_or_else(|| CallError::Refused("this is not the ARN of a queue".into()))?;
         let config = self.client.config();
         // The region tells the partition too.
         let client = if config.region().is_some_and(|own| own.as_ref() == region) {
@@ -170,62 +124,97 @@ impl Visibility {
             let region = Region::new(region.to_owned());
             Client::from_conf(config.to_builder().region(region).build())
         };
-        let found = client
+        let look_up = client
             .get_queue_url()
             .queue_name(name)
             .queue_owner_aws_account_id(account)
-            .send()
-            .await
-            .map_err(|error| explain(&error, "sqs:GetQueueUrl"))?;
-        let url = found.queue_url.ok_or("SQS named no URL")?;
-        let queue = Queue { client, url };
-        queues.insert(arn.to_owned(), queue.clone());
+            .send();
+        let found = self.call(region, "sqs:GetQueueUrl", bound, look_up).await?;
+        let url = found
+            .queue_url
+            .ok_or_else(|| CallError::Refused("SQS named no URL".into()))?;
+        let queue = Queue {
+            client,
+            url,
+            region: region.to_owned(),
+        };
+        self.known().queues.insert(arn.to_owned(), queue.clone());
         Ok(queue)
+    }
+
+    /// Makes a call about `queue`, which needs `permission`.
+    pub(super) async fn ask<T, E: ProvideErrorMetadata>(
+        &self,
+        queue: &Queue,
+        permission: &str,
+        bound: Bound,
+        call: impl Future<Output = Result<T, SdkError<E>>>,
+    ) -> Result<T, CallError> {
+        self.call(&queue.region, permission, bound, call).await
+    }
+
+    async fn call<T, E: ProvideErrorMetadata>(
+        &self,
+        region: &str,
+        permission: &str,
+        bound: Bound,
+        call: impl Future<Output = Result<T, SdkError<E>>>,
+    ) -> Result<T, CallError> {
+        let sent = Instant::now();
+        if self.known().is_paused(region) {
+            return Err(CallError::Paused);
+        }
+        let until = match bound {
+            Bound::Until(until) => until,
+            Bound::Background => sent + BACKGROUND,
+        };
+        if sent >= until {
+            return Err(CallError::OutOfTime);
+        }
+        let cause = match timeout_at(until, call).await {
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(error)) => match no_answer(&error) {
+                Some(cause) => cause,
+                None => return Err(CallError::Refused(explain(&error, permission))),
+            },
+            // Too soon to say anything about the endpoint.
+            Err(_elapsed) if sent.elapsed() < NO_ANSWER => return Err(CallError::OutOfTime),
+            Err(_elapsed) => format!("no answer within {:?}", sent.elapsed()),
+        };
+        let region = region.to_owned();
+        if let Bound::Until(_) = bound {
+            let end = Instant::now() + PAUSE;
+            self.known().paused.insert(region.clone(), end);
+        }
+        Err(CallError::Unreachable { region, cause })
     }
 }
 
-impl Queue {
-    async fn change(&self, changes: &[&Change<'_>]) {
-        let entries = changes.iter().enumerate().map(|(index, change)| {
-            Entry::builder()
-                .id(index.to_string())
-                .receipt_handle(change.receipt_handle)
-                .visibility_timeout(change.seconds.into())
-                .build()
-        });
-        let entries = match entries.collect() {
-            Ok(entries) => entries,
-            Err(error) => return tracing::warn!(%error, "visibility could not be changed"),
-        };
-        let change = self
-            .client
-            .change_message_visibility_batch()
-            .queue_url(&self.url)
-            .set_entries(Some(entries));
-        match change.send().await {
-            Ok(answer) => {
-                for failed in answer.failed() {
-                    let change = failed
-                        .id()
-                        .parse::<usize>()
-                        .ok()
-                        .and_then(|i| changes.get(i));
-                    // Without its message, which may quote the receipt handle.
-                    tracing::warn!(
-                        message_id = change.map(|change| change.message_id),
-                        code = failed.code(),
-                        "the message comes back after the queue's visibility timeout: its visibility could not be changed"
-                    );
-                }
-            }
-            Err(error) => tracing::warn!(
-                queue = self.url,
-                messages = changes.len(),
-                error = explain(&error, "sqs:ChangeMessageVisibility"),
-                "messages come back after the queue's visibility timeout: their visibility could not be changed"
-            ),
-        }
+/// A panic elsewhere leaves nothing half done in there.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The cause, where an error says that the endpoint could not be reached or gave no answer.
+fn no_answer<E>(error: &SdkError<E>) -> Option<String> {
+    match error {
+        SdkError::TimeoutError(_) => Some("no answer in time".into()),
+        // A connector's errors hold addresses and causes, no bodies.
+        SdkError::DispatchFailure(failure) if failure.is_io() || failure.is_timeout() => Some(
+            failure
+                .as_connector_error()
+                .map_or_else(String::new, |error| causes(error)),
+        ),
+        _ => None,
     }
+}
+
+/// An error and its causes, in one line.
+fn causes(error: &(dyn Error + 'static)) -> String {
+    std::iter::successors(Some(error), |&error| error.source())
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(": ")
 }
 
 /// Region, account and name: `arn:aws:sqs:eu-central-1:123456789012:orders`.
@@ -239,17 +228,17 @@ fn parse(arn: &str) -> Option<(&str, &str, &str)> {
     (whole && parts.next().is_none()).then_some((region, account, name))
 }
 
-/// What went wrong and what to do, without the request.
-fn explain<E>(error: &SdkError<E>, permission: &str) -> String
-where
-    E: ProvideErrorMetadata,
-{
+/// Cause and advice, without the request: it may hold payload.
+fn explain<E: ProvideErrorMetadata>(error: &SdkError<E>, permission: &str) -> String {
     let Some(service) = error.as_service_error() else {
         return match error {
-            SdkError::TimeoutError(_) => "no answer in time".into(),
-            SdkError::DispatchFailure(_) => {
-                "could not connect; check the endpoint, the region and the network".into()
-            }
+            SdkError::DispatchFailure(failure) => format!(
+                "the request could not be sent ({})",
+                failure
+                    .as_connector_error()
+                    .map_or_else(String::new, |error| causes(error))
+            ),
+            SdkError::ConstructionFailure(_) => "the request could not be made".into(),
             _ => "the answer could not be read".into(),
         };
     };
@@ -268,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_arn_tells_where_a_queue_is() {
+    fn arn_tells_region_account_and_name_of_a_queue() {
         assert_eq!(
             parse("arn:aws-cn:sqs:cn-north-1:123456789012:orders.fifo"),
             Some(("cn-north-1", "123456789012", "orders.fifo"))

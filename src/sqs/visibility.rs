@@ -1,8 +1,11 @@
-//! When a message that goes back to the queue is seen again: the rule, without the calls.
+//! Visibility timeouts of failed messages: the rule, without the calls.
 
 use std::{collections::HashMap, time::Duration};
 
-use super::{message::Message, processed::Processed};
+use super::{
+    message::{Message, MessageId},
+    processed::Processed,
+};
 use crate::{Outcome, protocol::Timestamp};
 
 /// SQS hides a message for 12 hours from its *receive* at most, and refuses a longer timeout. A
@@ -14,7 +17,7 @@ const CLOCKS: u64 = 1;
 /// And at most this much by chance, so that all who wait for one lease do not come at once.
 const SPREAD: u64 = 2;
 
-/// How long to wait between tries of what may pass.
+/// Waits between the receives of a message whose failure is retryable.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Backoff {
     pub(super) base: Duration,
@@ -31,94 +34,115 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// Full jitter: anything up to `base` after the first receive, doubled with each one after
-    /// it, up to `cap`. In seconds, as SQS counts.
+    /// `base` after the first receive, doubled with each one after it, up to `cap`; half of that
+    /// is fixed, and the rest jitter. The fixed half is the outage that every message survives.
+    /// In seconds, as SQS counts.
     fn seconds(self, receive_count: u32, jitter: impl FnOnce(u64) -> u64) -> u64 {
         let doubled = 1_u32
             .checked_shl(receive_count.saturating_sub(1))
             .unwrap_or(u32::MAX);
-        jitter(ceil(self.base.saturating_mul(doubled).min(self.cap)))
+        let whole = ceil(self.base.saturating_mul(doubled).min(self.cap));
+        let spread = whole / 2;
+        whole - spread + jitter(spread)
     }
 }
 
-/// Seconds until a message is to be seen again; `None` leaves that to the queue.
-///
-/// `ahead` is what the failed one before it in its FIFO group got, `jitter` a number up to the
-/// one given.
-pub(super) fn seconds(
-    processed: &Processed,
-    receive_count: u32,
-    now: Timestamp,
+/// A permanent failure is visible again at once for so many receives, where no dead-letter queue
+/// is known to take the message.
+const QUICK_RECEIVES: u32 = 3;
+/// After them, the longest wait on a FIFO queue, in seconds: the message's group waits too.
+const FIFO_LONGEST: u64 = 30;
+
+/// One receive of a message, and its queue.
+#[derive(Clone, Copy, Debug)]
+struct Receive {
+    count: u32,
+    fifo: bool,
+    has_dead_letter_queue: bool,
+    /// The wait of the failed message before it in its FIFO group.
     ahead: Option<u16>,
-    backoff: Backoff,
-    jitter: impl FnOnce(u64) -> u64,
-) -> Option<u16> {
-    let seconds = match processed {
-        Processed::BehindFailure => return ahead,
-        // It fails again without running: on to the dead-letter queue.
-        Processed::Invalid(_) => 0,
-        Processed::Ran(outcome) => match outcome {
-            Outcome::Done(_) | Outcome::Duplicate(_) => return None,
-            Outcome::Conflict { lease_until, .. } => {
-                ceil(now.until(*lease_until)).saturating_add(CLOCKS + jitter(SPREAD))
+}
+
+/// How long failed messages wait.
+pub(super) struct Rule {
+    pub(super) now: Timestamp,
+    pub(super) backoff: Backoff,
+    /// A number up to the one given.
+    pub(super) jitter: fn(u64) -> u64,
+}
+
+impl Rule {
+    /// The visibility timeout in seconds; `None` leaves it to the queue.
+    fn seconds(&self, processed: &Processed, receive: Receive) -> Option<u16> {
+        let backoff = || self.backoff.seconds(receive.count, self.jitter);
+        if let Processed::BehindFailure = processed {
+            return receive.ahead;
+        }
+        let seconds = if processed.is_permanent() {
+            if receive.has_dead_letter_queue || receive.count <= QUICK_RECEIVES {
+                0
+            } else if receive.fifo {
+                backoff().min(FIFO_LONGEST)
+            } else {
+                backoff()
             }
-            Outcome::PermanentFailure(_)
-            | Outcome::FailedBefore(_)
-            | Outcome::TooManyFailures(_)
-            | Outcome::KeyReused
-            | Outcome::NotStarted => 0,
-            Outcome::RetryableFailure(_)
-            | Outcome::NoEffect(_)
-            | Outcome::Panicked
-            | Outcome::OutOfTime
-            | Outcome::LeaseLost
-            | Outcome::PayloadConflict { .. }
-            | Outcome::CompletionUnrecorded(_)
-            | Outcome::FailureUnrecorded { .. }
-            | Outcome::CommitUnknown(_)
-            | Outcome::StoreUnavailable(_) => backoff.seconds(receive_count, jitter),
-        },
-    };
-    Some(u16::try_from(seconds).map_or(LONGEST, |seconds| seconds.min(LONGEST)))
+        } else {
+            match processed.outcome() {
+                Some(Outcome::Done(_) | Outcome::Duplicate(_)) => return None,
+                Some(Outcome::NotStarted) => 0,
+                Some(Outcome::Conflict { lease_until, .. }) if *lease_until > self.now => {
+                    let lease = ceil(self.now.until(*lease_until));
+                    lease.saturating_add(CLOCKS + (self.jitter)(SPREAD))
+                }
+                // A conflict with an ended lease too: the record stays as it is until another
+                // attempt or a person changes it.
+                _ => backoff(),
+            }
+        };
+        Some(u16::try_from(seconds).map_or(LONGEST, |seconds| seconds.min(LONGEST)))
+    }
+
+    /// The changes for a batch.
+    pub(super) fn plan<'a>(
+        &self,
+        batch: &[(&'a Message, Option<&Processed>)],
+        has_dead_letter_queue: impl Fn(&str) -> bool,
+    ) -> Vec<Change<'a>> {
+        let mut changes = Vec::new();
+        let mut of_group = HashMap::new();
+        for &(message, processed) in batch {
+            let (group, receipt) = (message.fifo_group(), message.receipt());
+            let receive = Receive {
+                count: message.receive_count(),
+                fifo: group.is_some(),
+                has_dead_letter_queue: receipt
+                    .is_some_and(|receipt| has_dead_letter_queue(&receipt.queue_arn)),
+                ahead: group.and_then(|group| of_group.get(group)).copied(),
+            };
+            let wait = processed.and_then(|processed| self.seconds(processed, receive));
+            if let (Some(group), Some(wait)) = (group, wait) {
+                of_group.insert(group, wait);
+            }
+            if let (Some(seconds), Some(receipt)) = (wait, receipt) {
+                changes.push(Change {
+                    message_id: message.id(),
+                    queue_arn: &receipt.queue_arn,
+                    receipt_handle: &receipt.handle,
+                    seconds,
+                });
+            }
+        }
+        changes
+    }
 }
 
 /// A message whose visibility is to be changed.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Change<'a> {
-    pub(super) message_id: &'a str,
+    pub(super) message_id: &'a MessageId,
     pub(super) queue_arn: &'a str,
     pub(super) receipt_handle: &'a str,
     pub(super) seconds: u16,
-}
-
-/// What is to be changed for a batch.
-pub(super) fn plan<'a>(
-    batch: impl IntoIterator<Item = (&'a Message, Option<&'a Processed>)>,
-    now: Timestamp,
-    backoff: Backoff,
-    jitter: fn(u64) -> u64,
-) -> Vec<Change<'a>> {
-    let mut changes = Vec::new();
-    let mut of_group = HashMap::new();
-    for (message, processed) in batch {
-        let group = message.fifo_group();
-        let ahead = group.and_then(|group| of_group.get(group)).copied();
-        let receive_count = message.receive_count();
-        let wait = processed
-            .and_then(|processed| seconds(processed, receive_count, now, ahead, backoff, jitter));
-        if let (Some(group), Some(wait)) = (group, wait) {
-            of_group.insert(group, wait);
-        }
-        if let (Some(seconds), Some(receipt)) = (wait, message.receipt()) {
-            changes.push(Change {
-                message_id: message.id().as_str(),
-                queue_arn: &receipt.queue_arn,
-                receipt_handle: &receipt.handle,
-                seconds,
-            });
-        }
-    }
-    changes
 }
 
 fn ceil(duration: Duration) -> u64 {
@@ -151,10 +175,28 @@ mod tests {
         most
     }
 
-    fn range(processed: &Processed, receive_count: u32) -> Option<(u16, u16)> {
-        let with =
-            |jitter: fn(u64) -> u64| seconds(processed, receive_count, NOW, None, BACKOFF, jitter);
+    const STANDARD: Receive = Receive {
+        count: 1,
+        fifo: false,
+        has_dead_letter_queue: false,
+        ahead: None,
+    };
+
+    fn rule(backoff: Backoff, jitter: fn(u64) -> u64) -> Rule {
+        Rule {
+            now: NOW,
+            backoff,
+            jitter,
+        }
+    }
+
+    fn range_of(processed: &Processed, receive: Receive) -> Option<(u16, u16)> {
+        let with = |jitter| rule(BACKOFF, jitter).seconds(processed, receive);
         with(least).zip(with(most))
+    }
+
+    fn range(processed: &Processed, count: u32) -> Option<(u16, u16)> {
+        range_of(processed, Receive { count, ..STANDARD })
     }
 
     fn ran(outcome: Outcome) -> Processed {
@@ -178,28 +220,61 @@ mod tests {
     }
 
     #[test]
-    fn what_succeeded_is_left_alone() {
+    fn success_leaves_the_visibility_alone() {
         let result = || StoredResult::Json("1".into());
         for outcome in [Outcome::Done(result()), Outcome::Duplicate(result())] {
             assert_eq!(range(&ran(outcome), 1), None);
         }
     }
 
-    #[test]
-    fn what_fails_again_or_was_not_started_is_back_at_once() {
-        for processed in [
+    fn permanent() -> [Processed; 4] {
+        [
             ran(Outcome::PermanentFailure("declined".into())),
             ran(Outcome::FailedBefore("declined".into())),
             ran(Outcome::KeyReused),
-            ran(Outcome::NotStarted),
             Processed::Invalid("not JSON".into()),
-        ] {
-            assert_eq!(range(&processed, 4), Some((0, 0)), "{processed:?}");
+        ]
+    }
+
+    #[test]
+    fn message_that_was_not_started_is_visible_at_once() {
+        assert_eq!(range(&ran(Outcome::NotStarted), 40), Some((0, 0)));
+    }
+
+    #[test]
+    fn permanent_failure_with_dead_letter_queue_is_visible_at_once() {
+        for processed in permanent() {
+            for (count, fifo) in [(1, false), (40, false), (40, true)] {
+                let receive = Receive {
+                    count,
+                    fifo,
+                    has_dead_letter_queue: true,
+                    ..STANDARD
+                };
+                assert_eq!(range_of(&processed, receive), Some((0, 0)), "{processed:?}");
+            }
         }
     }
 
     #[test]
-    fn what_may_pass_is_back_after_a_wait_that_doubles_up_to_the_cap() {
+    fn permanent_failure_without_it_backs_off_from_the_4th_receive() {
+        for processed in permanent() {
+            for (count, least, most) in [(1, 0, 0), (3, 0, 0), (4, 16, 32), (40, 30, 60)] {
+                assert_eq!(range(&processed, count), Some((least, most)), "{count}");
+            }
+            for (count, least, most) in [(3, 0, 0), (4, 16, 30), (40, 30, 30)] {
+                let fifo = Receive {
+                    count,
+                    fifo: true,
+                    ..STANDARD
+                };
+                assert_eq!(range_of(&processed, fifo), Some((least, most)), "{count}");
+            }
+        }
+    }
+
+    #[test]
+    fn retryable_failure_waits_half_to_all_of_a_doubling_backoff() {
         let error = || {
             Arc::new(StoreError::OutOfTime {
                 action: "claim",
@@ -213,20 +288,22 @@ mod tests {
             ran(Outcome::LeaseLost),
             ran(Outcome::CompletionUnrecorded(error())),
             ran(Outcome::StoreUnavailable(error())),
+            ran(Outcome::CommitUnknown(error())),
+            ran(Outcome::NoEffect("refused".into())),
         ] {
-            for (receive_count, ceiling) in [
-                (0, 4),
-                (1, 4),
-                (2, 8),
-                (3, 16),
-                (4, 32),
-                (5, 60),
-                (33, 60),
-                (u32::MAX, 60),
+            for (receive_count, least, most) in [
+                (0, 2, 4),
+                (1, 2, 4),
+                (2, 4, 8),
+                (3, 8, 16),
+                (4, 16, 32),
+                (5, 30, 60),
+                (33, 30, 60),
+                (u32::MAX, 30, 60),
             ] {
                 assert_eq!(
                     range(&processed, receive_count),
-                    Some((0, ceiling)),
+                    Some((least, most)),
                     "{processed:?} {receive_count}"
                 );
             }
@@ -234,49 +311,59 @@ mod tests {
     }
 
     #[test]
-    fn a_conflict_is_back_when_the_lease_is_over_and_never_before() {
-        for (lease_until, least, most) in [
-            (1_030_000, 31, 33),
-            (1_030_001, 32, 34),
-            (1_000_000, 1, 3),
-            (0, 1, 3),
-        ] {
+    fn conflict_waits_until_the_lease_ends_and_never_less() {
+        for (lease_until, least, most) in
+            [(1_000_001, 2, 4), (1_030_000, 31, 33), (1_030_001, 32, 34)]
+        {
             assert_eq!(range(&conflict(lease_until), 5), Some((least, most)));
         }
     }
 
     #[test]
-    fn nothing_is_hidden_for_longer_than_sqs_takes() {
+    fn conflict_with_an_ended_lease_backs_off() {
+        for lease_until in [1_000_000, 0] {
+            assert_eq!(range(&conflict(lease_until), 1), Some((2, 4)));
+            assert_eq!(range(&conflict(lease_until), 5), Some((30, 60)));
+        }
+    }
+
+    #[test]
+    fn wait_never_exceeds_the_limit_of_sqs() {
         assert_eq!(
             range(&conflict(u64::MAX), 1),
             Some((LONGEST, LONGEST)),
-            "a lease of somebody else's making"
+            "a lease that another program wrote"
         );
         let backoff = Backoff {
             base: Duration::MAX,
             cap: Duration::MAX,
         };
-        let wait = seconds(&retryable(), u32::MAX, NOW, None, backoff, most);
+        let receive = Receive {
+            count: u32::MAX,
+            ..STANDARD
+        };
+        let wait = rule(backoff, most).seconds(&retryable(), receive);
         assert_eq!(wait, Some(LONGEST));
     }
 
     #[test]
-    fn a_backoff_below_a_second_still_jitters() {
+    fn backoff_below_a_second_waits_one_second() {
         let backoff = Backoff {
             base: Duration::from_millis(1),
             ..BACKOFF
         };
-        assert_eq!(
-            seconds(&retryable(), 1, NOW, None, backoff, most),
-            Some(1),
-            "SQS counts in seconds"
-        );
+        for jitter in [least as fn(u64) -> u64, most] {
+            let wait = rule(backoff, jitter).seconds(&retryable(), STANDARD);
+            assert_eq!(wait, Some(1), "SQS counts in seconds");
+        }
     }
 
     #[test]
-    fn what_is_behind_a_failure_waits_as_long_as_that() {
-        let behind = |ahead| seconds(&Processed::BehindFailure, 9, NOW, ahead, BACKOFF, least);
-        assert_eq!(behind(Some(7)), Some(7));
-        assert_eq!(behind(None), None);
+    fn message_behind_a_failure_waits_as_long_as_it() {
+        for ahead in [Some(7), None] {
+            let receive = Receive { ahead, ..STANDARD };
+            let wait = rule(BACKOFF, least).seconds(&Processed::BehindFailure, receive);
+            assert_eq!(wait, ahead);
+        }
     }
 }

@@ -1,5 +1,5 @@
 //! An SQS queue: visibility timeout, receive count, dead-letter queue, FIFO groups, deliveries
-//! beyond the first, and the two calls by which a consumer changes visibility.
+//! beyond the first, and the calls that a consumer makes.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -17,7 +17,7 @@ use tokio::{
 use crate::{
     ledger::{Delivery, Event, Ledger},
     plan::{Message, Seed},
-    support,
+    support::{self, event::QUEUE_ARN},
 };
 
 /// How long a received message is hidden. Longer than the function's timeout, as AWS demands.
@@ -224,7 +224,7 @@ impl Queue {
         self.lines().waiting.values().map(Line::len).sum()
     }
 
-    /// Serves `GetQueueUrl` and `ChangeMessageVisibilityBatch`.
+    /// Serves `GetQueueUrl`, `GetQueueAttributes` and `ChangeMessageVisibilityBatch`.
     pub(crate) async fn serve(self: &Arc<Self>) -> String {
         let app = Router::new().fallback(answer).with_state(self.clone());
         format!("http://{}", support::serve(app).await)
@@ -247,6 +247,12 @@ async fn answer(State(queue): State<Arc<Queue>>, headers: HeaderMap, body: Bytes
     if headers["x-amz-target"] == "AmazonSQS.GetQueueUrl" {
         let name = body["QueueName"].as_str().unwrap();
         return Json(json!({"QueueUrl": format!("https://sqs.example/123456789012/{name}")}));
+    }
+    if headers["x-amz-target"] == "AmazonSQS.GetQueueAttributes" {
+        let dead = format!("{QUEUE_ARN}-dead");
+        let policy =
+            json!({"deadLetterTargetArn": dead, "maxReceiveCount": queue.rules.max_receive_count});
+        return Json(json!({"Attributes": {"RedrivePolicy": policy.to_string()}}));
     }
     let mut successful = Vec::new();
     for entry in body["Entries"].as_array().unwrap() {

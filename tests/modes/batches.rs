@@ -1,11 +1,6 @@
 //! Each mode behind a [`Consumer`]: the batch's response, the log, and what SQS is told.
 
-use std::{
-    cell::RefCell,
-    io,
-    sync::{Arc, Once},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use aws_sdk_dynamodb::types::Update;
 use serde::Deserialize;
@@ -20,6 +15,7 @@ use super::{
         consumer::{namespace, process, within},
         event::{QUEUE_ARN, batch, received, record},
         faults::Fault,
+        log,
         sqs::{Mood, Sqs},
     },
     world::{SECOND, THINGS, World, now, pass},
@@ -71,6 +67,14 @@ fn body(id: &str, list: &str, told: &str) -> Value {
     json!({"id": id, "list": list, "told": told})
 }
 
+/// An [`entry`] of a FIFO queue.
+fn fifo(list: &str, name: &str, told: &str) -> Value {
+    let mut message = entry(&format!("{list} {name}"), list, told);
+    message["eventSourceARN"] = json!(format!("{QUEUE_ARN}.fifo"));
+    message["attributes"]["MessageGroupId"] = json!("group");
+    message
+}
+
 impl World {
     async fn entries(&self, list: &str) -> Vec<String> {
         let item = self.dynamo.record(THINGS, list).await.unwrap();
@@ -88,6 +92,8 @@ impl World {
         let consumer_of_ids = || consumer().key("body:/id".parse::<KeySource>().unwrap());
         self.one_fails(&list("mixed"), consumer_of_ids()).await;
         self.in_order(&list("fifo"), consumer()).await;
+        self.behind_a_decline(mode, &list("decline"), consumer())
+            .await;
         self.unknown(mode, &list("unknown"), consumer).await;
     }
 
@@ -128,15 +134,41 @@ impl World {
         }
     }
 
+    /// A FIFO group goes on behind a permanent failure, unless nothing records that.
+    async fn behind_a_decline<M, H>(&self, mode: &str, list: &str, consumer: Consumer<M, H>)
+    where
+        M: Mode<H::Output>,
+        H: Handler,
+    {
+        let event = || {
+            batch([
+                fifo(list, "1", "succeed"),
+                fifo(list, "2", "decline"),
+                fifo(list, "3", "succeed"),
+            ])
+        };
+        let id = |n: u32| format!("{list} {n}");
+        let (failed, done) = if mode == "on item" {
+            (vec![id(2), id(3)], vec![id(1)])
+        } else {
+            (vec![id(2)], vec![id(1), id(3)])
+        };
+        let consumer = Arc::new(consumer);
+        for delivery in ["first", "second"] {
+            let reported = process(&consumer, event(), within(20 * SECOND)).await;
+            assert_eq!(reported, failed, "{list}: {delivery} delivery");
+            assert_eq!(
+                self.entries(list).await,
+                done,
+                "{list}: {delivery} delivery"
+            );
+        }
+    }
+
     async fn in_order<M: Mode<H::Output>, H: Handler>(&self, list: &str, consumer: Consumer<M, H>) {
         // The body says what the handler does, and changes here.
         let consumer = Arc::new(consumer.fingerprint(FingerprintSource::Off));
-        let fifo = |name: &str, told| {
-            let mut message = entry(&format!("{list} {name}"), list, told);
-            message["eventSourceARN"] = json!(format!("{QUEUE_ARN}.fifo"));
-            message["attributes"]["MessageGroupId"] = json!("group");
-            message
-        };
+        let fifo = |name: &str, told| fifo(list, name, told);
         let names = |ids: &[&str]| {
             ids.iter()
                 .map(|id| format!("{list} {id}"))
@@ -177,11 +209,11 @@ impl World {
             "TransactWriteItems"
         };
         self.dynamo.fail_all(commit, Fault::CutAfter);
-        start_logging();
+        log::start();
         // The commits are repeated until the deadline.
         let failed = process(&consumer, event(2), within(SECOND)).await;
         assert_eq!(failed, names, "{mode}");
-        let lines = logged("message processed");
+        let lines = log::lines_of("message processed");
         assert_eq!(lines.len(), 2, "{mode}");
         for line in lines {
             assert_eq!(
@@ -203,47 +235,6 @@ impl World {
         let mut entries = self.entries(list).await;
         entries.sort_unstable();
         assert_eq!(entries, names, "{mode}: each once");
-    }
-}
-
-thread_local! {
-    /// What was logged on this thread, by the one test that runs on it.
-    static LOG: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Logs everything of every test. A subscriber of one thread's own would race with the others for
-/// what is enabled.
-fn start_logging() {
-    static STARTED: Once = Once::new();
-    STARTED.call_once(|| {
-        let lines = tracing_subscriber::fmt().json().with_writer(|| Log);
-        tracing::subscriber::set_global_default(lines.finish()).unwrap();
-    });
-    LOG.take();
-}
-
-fn logged(message: &str) -> Vec<Value> {
-    let bytes = LOG.take();
-    let lines = bytes
-        .split(|byte| *byte == b'\n')
-        .filter(|line| !line.is_empty());
-    let mut lines: Vec<Value> = lines
-        .map(|line| serde_json::from_slice(line).unwrap())
-        .collect();
-    lines.retain(|line| line["fields"]["message"] == message);
-    lines
-}
-
-struct Log;
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        LOG.with_borrow_mut(|log| log.extend_from_slice(bytes));
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use sqs_once::{
     Attempt, Consumer, Failure, Handler, Once,
     protocol::{Fingerprint, Key, State},
+    sqs::FifoAfterPermanent,
     store::MemoryStore,
 };
 
@@ -244,6 +245,7 @@ proptest! {
         let (store, handler) = (MemoryStore::default(), Obedient::default());
         let consumer = Consumer::new(Once::new(store.clone()), namespace(), handler.clone())
             .key("body:/key".parse().unwrap())
+            .fifo_after_permanent(FifoAfterPermanent::Stop)
             .concurrency(NonZeroUsize::new(concurrency).unwrap());
         let consumer = Arc::new(consumer);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();

@@ -43,6 +43,12 @@ async fn answer(
         gossip.asked.lock().unwrap().insert(operation.to_owned());
         return match operation {
             "GetQueueUrl" => json!({"QueueUrl": "http://sqs.example/1/orders"}).to_string(),
+            "GetQueueAttributes" => {
+                let dead = "arn:aws:sqs:eu-central-1:123456789012:orders-dead";
+                let policy = json!({"deadLetterTargetArn": dead, "quoted": quoted}).to_string();
+                json!({"Attributes": {"RedrivePolicy": policy, "MessageRetentionPeriod": quoted}})
+                    .to_string()
+            }
             // SQS quotes a handle that it doesn't take.
             _ if body.contains("no-such-receipt") => {
                 let error = json!({"__type": "com.amazonaws.sqs#ReceiptHandleIsInvalid", "message": quoted});

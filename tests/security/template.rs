@@ -70,8 +70,21 @@ fn statements(value: &Value) -> Vec<&Value> {
     [own, inner].concat()
 }
 
+/// A statement as it is where all `conditions` of the template are met and no others.
+fn met<'a>(statement: &'a Value, conditions: &[&str]) -> Option<&'a Value> {
+    let Some(choice) = statement["!If"].as_array() else {
+        return Some(statement);
+    };
+    let [condition, met, unmet] = choice.as_slice() else {
+        panic!("{statement}");
+    };
+    let is_met = conditions.contains(&condition.as_str().unwrap());
+    let chosen = if is_met { met } else { unmet };
+    (*chosen != json!({"!Ref": "AWS::NoValue"})).then_some(chosen)
+}
+
 /// Pairs of an action and the resource that it is allowed on.
-fn allowed(statements: &[&Value]) -> BTreeSet<(String, String)> {
+fn allowed<'a>(statements: impl IntoIterator<Item = &'a Value>) -> BTreeSet<(String, String)> {
     let mut allowed = BTreeSet::new();
     for statement in statements {
         assert_eq!(statement["Effect"], "Allow", "{statement}");
@@ -87,12 +100,15 @@ fn allowed(statements: &[&Value]) -> BTreeSet<(String, String)> {
     allowed
 }
 
-/// What the consumer's role may do, as (action, resource).
-pub(super) fn consumer_may() -> BTreeSet<(String, String)> {
-    function_may(CONSUMER)
+/// The condition of direct dead-lettering.
+pub(super) const DEAD_LETTERS: &str = "DirectlyDeadLetters";
+
+/// What the consumer's role may do under these conditions, as (action, resource).
+pub(super) fn consumer_may(conditions: &[&str]) -> BTreeSet<(String, String)> {
+    function_may(CONSUMER, conditions)
 }
 
-fn function_may(template: &str) -> BTreeSet<(String, String)> {
+fn function_may(template: &str, conditions: &[&str]) -> BTreeSet<(String, String)> {
     let template = read(template);
     let roles = of_type(&template, "AWS::IAM::Role");
     let [(_, role)] = roles.as_slice() else {
@@ -100,7 +116,8 @@ fn function_may(template: &str) -> BTreeSet<(String, String)> {
     };
     let policies = list(&role["Policies"]).into_iter();
     let documents = policies.map(|policy| &policy["PolicyDocument"]);
-    allowed(&documents.flat_map(statements).collect::<Vec<_>>())
+    let statements = documents.flat_map(statements);
+    allowed(statements.filter_map(|statement| met(statement, conditions)))
 }
 
 #[test]
@@ -155,7 +172,29 @@ fn assert_may(template: &str, needed: &[(&str, &str)]) {
     let polls = polls.map(|action| (action, "OrdersQueue.Arn"));
     let needed = needed.iter().copied().chain(polls);
     let needed = needed.map(|(action, resource)| (action.to_owned(), resource.to_owned()));
-    assert_eq!(function_may(template), needed.collect(), "{template}");
+    assert_eq!(function_may(template, &[]), needed.collect(), "{template}");
+}
+
+#[test]
+fn direct_dead_lettering_adds_its_permissions_and_no_others() {
+    let more = consumer_may(&[DEAD_LETTERS]);
+    let more: BTreeSet<_> = more.difference(&consumer_may(&[])).cloned().collect();
+    let needed = ["sqs:GetQueueUrl", "sqs:SendMessage"];
+    let needed = needed.map(|action| (action.into(), "OrdersDeadLetterQueue.Arn".into()));
+    assert_eq!(more, needed.into());
+    let template = read(CONSUMER);
+    let condition = json!({"!Equals": [{"!Ref": "DirectDeadLettering"}, "on"]});
+    assert_eq!(template["Conditions"][DEAD_LETTERS], condition);
+    assert_eq!(
+        template["Parameters"]["DirectDeadLettering"]["Default"],
+        "off"
+    );
+    let functions = of_type(&template, "AWS::Serverless::Function");
+    let variables = &functions[0].1["Environment"]["Variables"];
+    assert_eq!(
+        variables["CONSUMER_DEAD_LETTER"],
+        json!({"!Ref": "DirectDeadLettering"})
+    );
 }
 
 #[test]
@@ -189,13 +228,21 @@ fn the_role_of_place_order_may_make_its_writes_and_nothing_else() {
     );
 }
 
+/// A statement, or both that a condition chooses from.
+fn both_ways(statement: &Value) -> Vec<&Value> {
+    match statement["!If"].as_array() {
+        Some(choice) => choice[1..].iter().collect(),
+        None => vec![statement],
+    }
+}
+
 #[test]
 fn no_statement_allows_a_wildcard() {
     for path in TEMPLATES {
         let template = read(path);
         let statements = statements(&template);
         assert!(statements.len() >= 4, "{statements:?}");
-        for statement in statements {
+        for statement in statements.into_iter().flat_map(both_ways) {
             for never in ["NotAction", "NotResource", "NotPrincipal"] {
                 assert!(statement[never].is_null(), "{statement}");
             }

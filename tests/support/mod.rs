@@ -17,6 +17,7 @@ pub mod dynamo;
 pub mod event;
 pub mod faults;
 pub mod gateway;
+pub mod log;
 pub mod runtime_api;
 pub mod sqs;
 

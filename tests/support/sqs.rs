@@ -1,10 +1,12 @@
-//! An SQS that hides nothing: it answers the two calls that change visibility, and remembers them.
+//! An SQS without messages: it answers the consumer's calls, and remembers them.
 
 use std::{
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex},
     time::Duration,
 };
 
+use aws_config::retry::RetryConfig;
 use axum::{
     Json, Router,
     body::Bytes,
@@ -13,9 +15,11 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
+use tokio::{sync::watch, time::timeout};
 
-/// One request: `GetQueueUrl` or `ChangeMessageVisibilityBatch`, the region it was signed for,
-/// and its body.
+pub const DEAD_LETTER_QUEUE_ARN: &str = "arn:aws:sqs:eu-central-1:123456789012:orders-dead";
+
+/// One request: its operation, the region it was signed for, and its body.
 #[derive(Clone, Debug)]
 pub struct Call {
     pub operation: String,
@@ -32,8 +36,16 @@ pub enum Mood {
     Denying,
     /// Fails the first entry of each batch.
     FailingFirst,
-    /// Answers nothing for a minute.
+    /// Carries nothing out, and answers nothing for a minute.
     Hanging,
+    /// Carries it out, and answers nothing for a minute.
+    Silent,
+    /// Carries it out, and closes the connection without an answer.
+    Cut,
+    /// Carries it out, and answers a 200 that names no entry.
+    Empty,
+    /// Carries it out, and names all entries but the last.
+    Forgetful,
 }
 
 pub struct Sqs {
@@ -42,27 +54,76 @@ pub struct Sqs {
 }
 
 struct Desk {
-    mood: Mood,
-    calls: Mutex<Vec<Call>>,
+    mood: Mutex<Mood>,
+    /// Of single operations.
+    moods: Mutex<HashMap<&'static str, Mood>>,
+    /// The answer to `GetQueueAttributes`.
+    attributes: Mutex<Value>,
+    calls: watch::Sender<Vec<Call>>,
+    /// Entries of `SendMessageBatch` that were carried out, by queue URL.
+    sent: Mutex<Vec<(String, Value)>>,
 }
 
 impl Sqs {
     pub async fn start(mood: Mood) -> Self {
-        let calls = Mutex::default();
-        let desk = Arc::new(Desk { mood, calls });
+        let desk = Arc::new(Desk {
+            mood: Mutex::new(mood),
+            moods: Mutex::default(),
+            attributes: Mutex::new(attributes(Some(DEAD_LETTER_QUEUE_ARN), 4 * 24 * 3600)),
+            calls: watch::Sender::default(),
+            sent: Mutex::default(),
+        });
         let app = Router::new().fallback(answer).with_state(desk.clone());
         let endpoint = format!("http://{}", super::serve(app).await);
         Self { desk, endpoint }
     }
 
+    /// From the next call on.
+    pub fn turn(&self, mood: Mood) {
+        *self.desk.mood.lock().unwrap() = mood;
+    }
+
+    /// From the next call of `operation` on.
+    pub fn turn_for(&self, operation: &'static str, mood: Mood) {
+        self.desk.moods.lock().unwrap().insert(operation, mood);
+    }
+
+    /// Every queue has this dead-letter queue, or none, and keeps messages for so many seconds.
+    pub fn has(&self, dead_letter_queue: Option<&str>, retention: u64) {
+        *self.desk.attributes.lock().unwrap() = attributes(dead_letter_queue, retention);
+    }
+
     pub fn client(&self) -> aws_sdk_sqs::Client {
-        aws_sdk_sqs::Client::new(&super::sdk_config(&self.endpoint))
+        client(&self.endpoint)
     }
 
     pub fn calls(&self, operation: &str) -> Vec<Call> {
-        let mut calls = self.desk.calls.lock().unwrap().clone();
+        let mut calls = self.desk.calls.borrow().clone();
         calls.retain(|call| call.operation == operation);
         calls
+    }
+
+    /// Waits until `operation` was called `n` times.
+    pub async fn called(&self, operation: &str, n: usize) {
+        let mut calls = self.desk.calls.subscribe();
+        let of = |calls: &Vec<Call>| calls.iter().filter(|c| c.operation == operation).count();
+        let enough = timeout(super::PATIENCE, calls.wait_for(|calls| of(calls) >= n)).await;
+        assert!(enough.is_ok(), "no call number {n} of {operation}");
+    }
+
+    /// Messages that were sent to a queue, in order; a deduplication id counts once.
+    pub fn sent_to(&self, queue: &str) -> Vec<Value> {
+        let sent = self.desk.sent.lock().unwrap();
+        let of_queue = sent.iter().filter(|(url, _)| url.ends_with(queue));
+        let mut known = HashSet::new();
+        let fresh = |entry: &Value| match entry["MessageDeduplicationId"].as_str() {
+            Some(id) => known.insert(id.to_owned()),
+            None => true,
+        };
+        of_queue
+            .map(|(_, entry)| entry.clone())
+            .filter(fresh)
+            .collect()
     }
 
     /// Receipt handles and seconds, over all calls.
@@ -79,37 +140,85 @@ impl Sqs {
     }
 }
 
+fn attributes(dead_letter_queue: Option<&str>, retention: u64) -> Value {
+    let mut attributes = json!({"MessageRetentionPeriod": retention.to_string()});
+    if let Some(arn) = dead_letter_queue {
+        let policy = json!({"deadLetterTargetArn": arn, "maxReceiveCount": 8});
+        attributes["RedrivePolicy"] = json!(policy.to_string());
+    }
+    json!({ "Attributes": attributes })
+}
+
+/// A client as the consumer has it: with the retries of [`sqs_once::aws::config`].
+pub fn client(endpoint: &str) -> aws_sdk_sqs::Client {
+    let retries = RetryConfig::standard()
+        .with_max_attempts(4)
+        .with_initial_backoff(Duration::from_millis(50))
+        .with_max_backoff(Duration::from_millis(500));
+    let config = super::sdk_config(endpoint).to_builder();
+    aws_sdk_sqs::Client::new(&config.retry_config(retries).build())
+}
+
 async fn answer(State(desk): State<Arc<Desk>>, headers: HeaderMap, body: Bytes) -> Response {
     let header = |name| headers.get(name).unwrap().to_str().unwrap();
     let operation = header("x-amz-target").replace("AmazonSQS.", "");
     let body: Value = serde_json::from_slice(&body).unwrap();
     // "... Credential=test/20261121/eu-central-1/sqs/aws4_request, ..."
     let region = header("authorization").split('/').nth(2).unwrap();
-    desk.calls.lock().unwrap().push(Call {
+    let call = Call {
         operation: operation.clone(),
         region: region.to_owned(),
         body: body.clone(),
-    });
+    };
+    desk.calls.send_modify(|calls| calls.push(call));
+    let of_operation = desk.moods.lock().unwrap().get(&*operation).copied();
+    let mood = of_operation.unwrap_or(*desk.mood.lock().unwrap());
+    let entries = body["Entries"].as_array().cloned().unwrap_or_default();
+    let mut successful = entries.clone();
     let mut failed = Vec::new();
-    match desk.mood {
-        Mood::Willing => {}
+    match mood {
         Mood::Denying => {
             let error =
                 json!({"__type": "com.amazonaws.sqs#AccessDeniedException", "message": "no"});
             return (StatusCode::BAD_REQUEST, Json(error)).into_response();
         }
-        Mood::FailingFirst => {
-            failed.push(json!({"Id": "0", "Code": "ReceiptHandleIsInvalid", "SenderFault": true}));
+        Mood::Hanging => {
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            return StatusCode::SERVICE_UNAVAILABLE.into_response();
         }
-        Mood::Hanging => tokio::time::sleep(Duration::from_secs(60)).await,
+        Mood::FailingFirst if !entries.is_empty() => {
+            let id = successful.remove(0)["Id"].clone();
+            failed.push(json!({"Id": id, "Code": "ReceiptHandleIsInvalid", "SenderFault": true}));
+        }
+        _ => {}
     }
+    if operation == "SendMessageBatch" {
+        let url = body["QueueUrl"].as_str().unwrap();
+        let carried_out = successful
+            .iter()
+            .map(|entry| (url.to_owned(), entry.clone()));
+        desk.sent.lock().unwrap().extend(carried_out);
+    }
+    match mood {
+        Mood::Silent => tokio::time::sleep(Duration::from_secs(60)).await,
+        Mood::Cut => return super::faults::cut(),
+        Mood::Empty => successful.clear(),
+        Mood::Forgetful => drop(successful.pop()),
+        _ => {}
+    }
+    let confirmed =
+        |entry: &Value| json!({"Id": entry["Id"], "MessageId": "copy", "MD5OfMessageBody": "0"});
     let answer = match operation.as_str() {
         "GetQueueUrl" => {
             let text = |name: &str| body[name].as_str().unwrap();
             let (account, name) = (text("QueueOwnerAWSAccountId"), text("QueueName"));
             json!({"QueueUrl": format!("https://sqs.example/{account}/{name}")})
         }
-        _ => json!({"Successful": [], "Failed": failed}),
+        "GetQueueAttributes" => desk.attributes.lock().unwrap().clone(),
+        _ => json!({
+            "Successful": successful.iter().map(confirmed).collect::<Vec<_>>(),
+            "Failed": failed,
+        }),
     };
     Json(answer).into_response()
 }

@@ -45,6 +45,8 @@ async fn run() -> Result<(), lambda_runtime::Error> {
     let visibility = settings.visibility.then(|| {
         Visibility::new(aws_sdk_sqs::Client::new(&config))
             .backoff(settings.backoff_base, settings.backoff_cap)
+            .record_retention(settings.retention)
+            .dead_letter(settings.dead_letter)
     });
     let consumer = Consumer::new(once, settings.namespace, Payments::new(gateway))
         .key(settings.key)
@@ -54,6 +56,7 @@ async fn run() -> Result<(), lambda_runtime::Error> {
         .reserve(settings.reserve)
         .fallback(settings.lease_fallback)
         .time_needed(settings.gateway_timeout)
+        .fifo_after_permanent(settings.fifo_after_permanent)
         .visibility(visibility);
     sqs_once::run(consumer).await
 }

@@ -5,7 +5,7 @@ use std::{env, fmt, num::NonZeroUsize, time::Duration};
 use reqwest::Url;
 use sqs_once::{
     protocol::{AfterFailure, Namespace},
-    sqs::{FingerprintSource, KeySource, Visibility},
+    sqs::{FifoAfterPermanent, FingerprintSource, KeySource, Visibility},
     store::{Field, Layout},
 };
 
@@ -28,6 +28,8 @@ pub(crate) struct Settings {
     pub(crate) reserve: Duration,
     pub(crate) prime: bool,
     pub(crate) visibility: bool,
+    pub(crate) dead_letter: bool,
+    pub(crate) fifo_after_permanent: FifoAfterPermanent,
     pub(crate) backoff_base: Duration,
     pub(crate) backoff_cap: Duration,
     pub(crate) gateway: GatewayUrl,
@@ -111,6 +113,18 @@ impl Settings {
         let reserve = reader.optional("CONSUMER_DEADLINE_RESERVE", "500ms", positive);
         let prime = reader.optional("CONSUMER_PRIME", "on", on_or_off);
         let visibility = reader.optional("CONSUMER_VISIBILITY", "on", on_or_off);
+        let dead_letter = reader.optional("CONSUMER_DEAD_LETTER", "off", |text| {
+            let dead_letter = on_or_off(text)?;
+            if dead_letter && visibility == Some(false) {
+                return Err("`on` needs CONSUMER_VISIBILITY=on, which calls SQS too".to_owned());
+            }
+            Ok(dead_letter)
+        });
+        let fifo_after_permanent =
+            reader.optional("CONSUMER_FIFO_AFTER_PERMANENT", "continue", |text| {
+                let parsed = text.parse::<FifoAfterPermanent>();
+                parsed.map_err(|error| error.to_string())
+            });
         let backoff_base = reader.optional("CONSUMER_BACKOFF_BASE", "10s", backoff);
         let backoff_cap = reader.optional("CONSUMER_BACKOFF_CAP", "15m", backoff);
         let gateway = reader.required(
@@ -136,6 +150,8 @@ impl Settings {
                 reserve: reserve?,
                 prime: prime?,
                 visibility: visibility?,
+                dead_letter: dead_letter?,
+                fifo_after_permanent: fifo_after_permanent?,
                 backoff_base: backoff_base?,
                 backoff_cap: backoff_cap?,
                 gateway: gateway?,
@@ -323,6 +339,8 @@ mod tests {
         assert_eq!(settings.reserve, Duration::from_millis(500));
         assert!(settings.prime);
         assert!(settings.visibility);
+        assert!(!settings.dead_letter);
+        assert_eq!(settings.fifo_after_permanent, FifoAfterPermanent::Continue);
         assert_eq!(settings.backoff_base, Duration::from_secs(10));
         assert_eq!(settings.backoff_cap, Duration::from_secs(15 * 60));
         assert_eq!(settings.gateway, GatewayUrl::Sandbox);
@@ -341,6 +359,8 @@ mod tests {
             ("CONSUMER_DEADLINE_RESERVE", "0s"),
             ("CONSUMER_PRIME", "yes"),
             ("CONSUMER_VISIBILITY", "yes"),
+            ("CONSUMER_DEAD_LETTER", "yes"),
+            ("CONSUMER_FIFO_AFTER_PERMANENT", "on"),
             ("CONSUMER_BACKOFF_BASE", "0s"),
             ("CONSUMER_BACKOFF_CAP", "12h"),
             ("PAYMENT_GATEWAY_URL", "http://gateway.example"),
@@ -356,7 +376,33 @@ mod tests {
         ] {
             assert!(told.contains(name), "{name} is missing in: {told}");
         }
-        assert!(told.contains("(15 found)"), "{told}");
+        assert!(told.contains("(17 found)"), "{told}");
+    }
+
+    #[test]
+    fn dead_letter_needs_calls_to_sqs() {
+        let dead_letter = ("CONSUMER_DEAD_LETTER", "on");
+        let settings = read(&[&[dead_letter], &REQUIRED[..]].concat()).unwrap();
+        assert!(settings.dead_letter);
+        let off = ("CONSUMER_VISIBILITY", "off");
+        let told = read(&[&[dead_letter, off], &REQUIRED[..]].concat()).unwrap_err();
+        let told = told.to_string();
+        assert!(
+            told.contains("CONSUMER_DEAD_LETTER: `on` needs CONSUMER_VISIBILITY=on"),
+            "{told}"
+        );
+    }
+
+    #[test]
+    fn fifo_after_permanent_is_continue_or_stop() {
+        for (text, parsed) in [
+            ("continue", FifoAfterPermanent::Continue),
+            ("stop", FifoAfterPermanent::Stop),
+        ] {
+            let variables = [&[("CONSUMER_FIFO_AFTER_PERMANENT", text)], &REQUIRED[..]];
+            let settings = read(&variables.concat()).unwrap();
+            assert_eq!(settings.fifo_after_permanent, parsed);
+        }
     }
 
     #[test]

@@ -230,6 +230,10 @@ impl<O: Serialize + Send + 'static> Mode<Change<O>> for OnItem {
     fn now(&self) -> Timestamp {
         (self.clock)()
     }
+
+    fn records_failures(&self) -> bool {
+        false
+    }
 }
 
 /// One operation's change, on its way.
