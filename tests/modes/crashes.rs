@@ -135,7 +135,10 @@ impl World {
             }
         } else {
             let outcome = self.run(&first).await;
-            if let Some(expected) = expected {
+            // The last repetition may be cut off by the deadline, and then its answer is unknown.
+            let cut_off =
+                expected == Some("retryable_failure") && outcome.name() == "commit_unknown";
+            if let Some(expected) = expected.filter(|_| !cut_off) {
                 assert_eq!(outcome.name(), expected, "{id}: {outcome}");
             }
             // Nothing is acknowledged that is not done.
