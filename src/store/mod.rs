@@ -98,6 +98,10 @@ pub enum ClaimAnswer {
 }
 
 /// The answer to a settlement.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one answer lives at a time, and is taken apart at once"
+)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SettleAnswer {
     /// The settlement was made.
