@@ -107,7 +107,7 @@ impl Visibility {
     /// ```no_run
     /// # use sqs_once::sqs::Visibility;
     /// # fn visibility(client: aws_sdk_sqs::Client) -> Visibility {
-    /// let days = |days| std::time::Duration::from_secs(days * 24 * 3600);
+    /// let days = |days: u64| std::time::Duration::from_secs(days * 24 * 3600);
     /// Visibility::new(client).record_retention(days(20))
     /// # }
     /// ```
