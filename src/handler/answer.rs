@@ -71,7 +71,7 @@ impl<O: Serialize + Send> Answer for Done<O> {
 /// # Writes that are refused
 ///
 /// The record decides first: if the operation is done already, nothing is written. If a
-/// write's own condition is not met, the operation has failed for good, unless
+/// write's own condition is not met, the operation has failed permanently, unless
 /// [`on_refused`](Self::on_refused) says otherwise. Collisions with other transactions and
 /// throttling are tried again while there is time.
 pub struct Done<O> {
@@ -108,7 +108,7 @@ impl<O> Done<O> {
     }
 
     /// What it means that conditions of the writes are not met: a failure, or another answer in
-    /// place of this one. Without it, the operation has failed for good.
+    /// place of this one. Without it, the operation has failed permanently.
     ///
     /// Nothing was written when this is asked. It is for deciding, not for effects: it may be
     /// asked again for the same message.

@@ -1,4 +1,4 @@
-//! What a handler is told: [`Attempt`].
+//! [`Attempt`]: the facts that a handler gets beside the message.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -7,7 +7,7 @@ use crate::{
     protocol::{AttemptEnd, Claimed, Key, Timestamp},
 };
 
-/// What a handler is told about the attempt it makes.
+/// One attempt at an operation: its key, its delivery, its deadline and its history.
 #[derive(Clone, Debug)]
 pub struct Attempt {
     key: Key,

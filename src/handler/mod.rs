@@ -46,7 +46,7 @@ use crate::protocol::StoredResult;
 /// # Being cut off
 ///
 /// The future is dropped at its next `.await` when the invocation's time is up, and the next
-/// attempt is told. What the future does not hold goes on: code that blocks its thread, and tasks
+/// attempt is informed. What the future does not hold goes on: code that blocks its thread, and tasks
 /// it has spawned (`tokio::spawn`, `spawn_blocking`). Such work must end by itself within
 /// [`Attempt::time_left`], or it may run beside the next attempt; and where handlers block every
 /// thread of the runtime, not even the rest of the batch can be answered in time.

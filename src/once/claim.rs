@@ -22,12 +22,12 @@ use crate::{
     store::{ClaimAnswer, RecordWrite, SettleAnswer, Store, StoreError, TransactionalStore},
 };
 
-/// Runs operations once, remembering them in a [`Store`].
+/// Runs operations once, with their records in a [`Store`].
 ///
 /// ```text
 /// attempt 1  claim ──── handler ──────── cut off at `stop`, or crashed
 ///            |<────────────── lease ───────────────>|
-/// attempt 2       claim: conflict                     claim: takeover, and is told
+/// attempt 2       claim: conflict                     claim: takeover, and is informed
 /// attempt 3                                                             claim: duplicate
 /// ```
 ///
@@ -115,7 +115,7 @@ impl<S: Store> Once<S> {
     /// Runs one operation; see [`Mode::run`].
     ///
     /// If the future that this returns is dropped, that is a crash: the claim stays until its
-    /// lease ends, and the next attempt is told.
+    /// lease ends, and the next attempt is informed.
     pub async fn run<W, F, A>(&self, operation: Operation, work: W) -> Outcome
     where
         Self: Mode<A>,

@@ -54,15 +54,15 @@ pub enum Outcome {
     KeyReused,
     /// There was not enough time left. Nothing ran.
     NotStarted,
-    /// The handler panicked. After a claim, the next attempt is told.
+    /// The handler panicked. After a claim, the next attempt is informed.
     Panicked,
-    /// The handler was cut off at the deadline. After a claim, the next attempt is told.
+    /// The handler was cut off at the deadline. After a claim, the next attempt is informed.
     OutOfTime,
     /// The handler ran, but meanwhile its lease was over and somebody else went on. Their
     /// record is as they left it, and settles the message.
     LeaseLost,
     /// The handler ran and succeeded, but that could not be recorded. The claim is kept; when
-    /// its lease is over, the next attempt is told.
+    /// its lease has ended, the next attempt is informed.
     CompletionUnrecorded(Arc<StoreError>),
     /// The handler failed permanently, but that could not be recorded, so the message runs again.
     FailureUnrecorded {

@@ -194,7 +194,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
-    /// How long to wait, within the deadline, for somebody else who is at a message's operation,
+    /// How long to wait, within the deadline, for another worker that holds a message's claim,
     /// to take their outcome. By default not at all: the message goes back to the queue. While it
     /// waits, the message takes up one of the [concurrency](Self::concurrency), and it claims
     /// again every 50 ms at first and every second in the end, one write unit each time.

@@ -61,7 +61,7 @@ pub enum RecordWrite {
     Settle {
         /// Whose it is.
         fence: Fence,
-        /// How it ends: not by a release.
+        /// The end of the claim; it keeps the record.
         settlement: Settlement,
         /// The asker's clock.
         now: Timestamp,

@@ -117,7 +117,7 @@ impl<O: Serialize> Change<O> {
     }
 
     /// What it means that the condition is not met: a failure, or an update or a modification of
-    /// the same item in place of this one. Without it, the operation has failed for good. So it has
+    /// the same item in place of this one. Without it, the operation has failed permanently. So it has
     /// where the change in its place is of another item: that would not be looked at when the
     /// message is delivered again. A [`modify`](Target::modify) is never refused.
     ///
