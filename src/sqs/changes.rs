@@ -107,8 +107,8 @@ impl Visibility {
     /// ```no_run
     /// # use sqs_once::sqs::Visibility;
     /// # fn visibility(client: aws_sdk_sqs::Client) -> Visibility {
-    /// let days = |days| std::time::Duration::from_secs(days * 24 * 3600);
-    /// Visibility::new(client).record_retention(days(20))
+    /// let twenty_days = std::time::Duration::from_secs(20 * 24 * 3600);
+    /// Visibility::new(client).record_retention(twenty_days)
     /// # }
     /// ```
     #[must_use]

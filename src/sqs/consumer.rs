@@ -29,6 +29,7 @@ use super::{
 use crate::{
     Attempt, Deadline, Handler, History, IntoHandler, Mode, Operation, Outcome, Stored,
     protocol::{Namespace, StoredResult, Timestamp},
+    store::StoreError,
 };
 
 /// Processes batches of SQS messages, each message once.
@@ -74,6 +75,7 @@ pub struct Consumer<M, H> {
     fallback: Duration,
     time_needed: Duration,
     fifo_after_permanent: FifoAfterPermanent,
+    fail_when_store_unavailable: bool,
     visibility: Option<Visibility>,
 }
 
@@ -121,7 +123,7 @@ pub struct FifoAfterPermanentError;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Why no message of a batch was processed: the invocation fails, and SQS keeps them all.
+/// The invocation fails, and SQS keeps all messages of the batch.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BatchError {
@@ -142,6 +144,17 @@ pub enum BatchError {
     NoMessageId {
         /// Its place in the event, from 0.
         index: usize,
+    },
+    /// DynamoDB could not be reached, denied access or has no such table, and every message of the
+    /// batch failed by that. As an error of the invocation, it shows in Lambda's Errors metric.
+    #[error(
+        "all {messages} messages of the batch failed because the store is unavailable, and come back: {reason}"
+    )]
+    StoreUnavailable {
+        /// Messages of the batch.
+        messages: usize,
+        /// The error of the first.
+        reason: String,
     },
 }
 
@@ -166,6 +179,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             fallback: Duration::from_secs(300),
             time_needed: Duration::ZERO,
             fifo_after_permanent: FifoAfterPermanent::default(),
+            fail_when_store_unavailable: true,
             visibility: None,
         }
     }
@@ -247,6 +261,25 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
+    /// Fails the invocation where every message of the batch failed because DynamoDB could not be
+    /// reached, denied access or has no such table ([`BatchError::StoreUnavailable`]), so that
+    /// Lambda's Errors metric shows it. On by default; throttling does not count. Visibility
+    /// timeouts are set before, and the messages come back the same.
+    ///
+    /// ```
+    /// # use sqs_once::{Consumer, Handler, Mode};
+    /// # fn quiet<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Consumer<M, H> {
+    /// consumer.fail_when_store_unavailable(false)
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn fail_when_store_unavailable(self, fail_when_store_unavailable: bool) -> Self {
+        Self {
+            fail_when_store_unavailable,
+            ..self
+        }
+    }
+
     /// Sets the visibility timeouts of failed messages. Without it, they come back when the
     /// queue's own visibility timeout is over.
     #[must_use]
@@ -277,7 +310,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     ///
     /// # Errors
     ///
-    /// [`BatchError`] if a record cannot be named; then nothing was processed.
+    /// [`BatchError::NoMessageId`] if a record cannot be named; then nothing was processed.
+    /// [`BatchError::StoreUnavailable`] if the store let every message fail.
     pub async fn process(
         self: &Arc<Self>,
         event: SqsEvent,
@@ -335,7 +369,13 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             duration_ms = millis(started.elapsed()),
             "batch processed"
         );
-        Ok(response)
+        match store_unavailable(&processed) {
+            Some(error) if self.fail_when_store_unavailable => Err(BatchError::StoreUnavailable {
+                messages: processed.len(),
+                reason: error.to_string(),
+            }),
+            _ => Ok(response),
+        }
     }
 
     /// Fills in [`Batch::processed`], as far as time allows.
@@ -476,6 +516,20 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             },
         )
     }
+}
+
+/// The store's error, where it let every message of a batch fail: by itself, or by the time that
+/// it took.
+fn store_unavailable<'a>(batch: &[(&Message, Option<&'a Processed>)]) -> Option<&'a StoreError> {
+    let mut first = None;
+    for (_, processed) in batch {
+        match processed.as_ref()?.store_unavailable() {
+            Some(error) => first = first.or(Some(error)),
+            None if processed.is_some_and(Processed::is_not_started) => {}
+            None => return None,
+        }
+    }
+    first
 }
 
 /// A batch on its way.

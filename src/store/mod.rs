@@ -164,3 +164,27 @@ pub enum StoreError {
         reason: String,
     },
 }
+
+// Temporary: by the words of `reason`, until the store classifies its errors itself.
+impl StoreError {
+    /// DynamoDB throttled the request: it is at work, and the table too small or too new.
+    ///
+    /// ```
+    /// use sqs_once::store::StoreError;
+    ///
+    /// let error = StoreError::OutOfTime { action: "claim", key: "payments#order-1".into() };
+    /// assert!(!error.is_throttled());
+    /// ```
+    #[must_use]
+    pub fn is_throttled(&self) -> bool {
+        const CODES: [&str; 3] = [
+            "ProvisionedThroughputExceededException",
+            "ThrottlingException",
+            "RequestLimitExceeded",
+        ];
+        match self {
+            Self::Unavailable { reason, .. } => CODES.iter().any(|code| reason.starts_with(code)),
+            _ => false,
+        }
+    }
+}

@@ -107,6 +107,10 @@ impl Mapping {
         let ids: Vec<_> = messages.iter().map(|r| &*r.message.id).collect();
         let failed = match &answer {
             Some(Answer::Response(response)) => failures(response, &ids).ok_or(End::BatchFailed),
+            // To the event source mapping, all of them failed.
+            Some(Answer::Error(error)) if error["errorType"] == "StoreUnavailable" => {
+                Ok(ids.iter().copied().collect())
+            }
             Some(Answer::Error(_)) => Err(End::BatchFailed),
             Some(Answer::Exited | Answer::TimedOut) | None => Err(End::WorkerDied),
         };
