@@ -89,7 +89,7 @@ impl Rule {
         } else {
             match processed.outcome() {
                 Some(Outcome::Done(_) | Outcome::Duplicate(_)) => return None,
-                Some(Outcome::NotStarted) => 0,
+                Some(Outcome::NotStarted) => receive.ahead.unwrap_or(0).into(),
                 Some(Outcome::Conflict { lease_until, .. }) if *lease_until > self.now => {
                     let lease = ceil(self.now.until(*lease_until));
                     lease.saturating_add(CLOCKS + (self.jitter)(SPREAD))
@@ -105,7 +105,7 @@ impl Rule {
     /// The changes for a batch.
     pub(super) fn plan<'a>(
         &self,
-        batch: &[(&'a Message, Option<&Processed>)],
+        batch: &[(&'a Message, &Processed)],
         has_dead_letter_queue: impl Fn(&str) -> bool,
     ) -> Vec<Change<'a>> {
         let mut changes = Vec::new();
@@ -119,7 +119,7 @@ impl Rule {
                     .is_some_and(|receipt| has_dead_letter_queue(&receipt.queue_arn)),
                 ahead: group.and_then(|group| of_group.get(group)).copied(),
             };
-            let wait = processed.and_then(|processed| self.seconds(processed, receive));
+            let wait = self.seconds(processed, receive);
             if let (Some(group), Some(wait)) = (group, wait) {
                 of_group.insert(group, wait);
             }
@@ -360,10 +360,11 @@ mod tests {
 
     #[test]
     fn message_behind_a_failure_waits_as_long_as_it() {
-        for ahead in [Some(7), None] {
+        for (ahead, behind, not_started) in [(Some(7), Some(7), 7), (None, None, 0)] {
             let receive = Receive { ahead, ..STANDARD };
-            let wait = rule(BACKOFF, least).seconds(&Processed::BehindFailure, receive);
-            assert_eq!(wait, ahead);
+            let wait = |processed| rule(BACKOFF, least).seconds(&processed, receive);
+            assert_eq!(wait(Processed::BehindFailure), behind);
+            assert_eq!(wait(ran(Outcome::NotStarted)), Some(not_started));
         }
     }
 }
