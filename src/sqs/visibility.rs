@@ -55,12 +55,25 @@ const FIFO_LONGEST: u64 = 30;
 
 /// One receive of a message, and its queue.
 #[derive(Clone, Copy, Debug)]
-struct Receive {
+pub(super) struct Receive {
     count: u32,
     fifo: bool,
     has_dead_letter_queue: bool,
     /// The wait of the failed message before it in its FIFO group.
     ahead: Option<u16>,
+}
+
+#[cfg(test)]
+impl Receive {
+    /// Of a queue of which nothing is known.
+    pub(super) const fn of_standard_queue(count: u32) -> Self {
+        Self {
+            count,
+            fifo: false,
+            has_dead_letter_queue: false,
+            ahead: None,
+        }
+    }
 }
 
 /// How long failed messages wait.
@@ -73,7 +86,7 @@ pub(super) struct Rule {
 
 impl Rule {
     /// The visibility timeout in seconds; `None` leaves it to the queue.
-    fn seconds(&self, processed: &Processed, receive: Receive) -> Option<u16> {
+    pub(super) fn seconds(&self, processed: &Processed, receive: Receive) -> Option<u16> {
         let backoff = || self.backoff.seconds(receive.count, self.jitter);
         if let Processed::BehindFailure = processed {
             return receive.ahead;
@@ -175,12 +188,7 @@ mod tests {
         most
     }
 
-    const STANDARD: Receive = Receive {
-        count: 1,
-        fifo: false,
-        has_dead_letter_queue: false,
-        ahead: None,
-    };
+    const STANDARD: Receive = Receive::of_standard_queue(1);
 
     fn rule(backoff: Backoff, jitter: fn(u64) -> u64) -> Rule {
         Rule {
@@ -196,7 +204,7 @@ mod tests {
     }
 
     fn range(processed: &Processed, count: u32) -> Option<(u16, u16)> {
-        range_of(processed, Receive { count, ..STANDARD })
+        range_of(processed, Receive::of_standard_queue(count))
     }
 
     fn ran(outcome: Outcome) -> Processed {
@@ -338,10 +346,7 @@ mod tests {
             base: Duration::MAX,
             cap: Duration::MAX,
         };
-        let receive = Receive {
-            count: u32::MAX,
-            ..STANDARD
-        };
+        let receive = Receive::of_standard_queue(u32::MAX);
         let wait = rule(backoff, most).seconds(&retryable(), receive);
         assert_eq!(wait, Some(LONGEST));
     }
