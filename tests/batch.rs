@@ -102,7 +102,7 @@ fn state(store: &MemoryStore, part: &str) -> State {
 }
 
 #[tokio::test]
-async fn requests_per_message_are_two_for_new_ones_and_one_for_known_ones() {
+async fn new_message_costs_two_requests_and_a_known_one_one() {
     let dynamo = Dynamo::start().await;
     dynamo.create_table("idempotency").await;
     let store = DynamoStore::new(dynamo.client(), "idempotency");
@@ -214,7 +214,7 @@ async fn two_deliveries_of_one_key_run_once_and_share_the_outcome() {
 }
 
 #[tokio::test]
-async fn one_key_with_two_payloads_in_a_batch_runs_the_first_and_refuses_the_second() {
+async fn key_with_two_payloads_in_a_batch_refuses_the_second() {
     async fn take(_: Value, _: Attempt) -> Result<(), Failure> {
         Ok(())
     }
@@ -234,7 +234,7 @@ async fn one_key_with_two_payloads_in_a_batch_runs_the_first_and_refuses_the_sec
 }
 
 #[tokio::test]
-async fn a_key_that_the_handler_changes_while_it_runs_stays_the_messages_own() {
+async fn key_never_changes_with_the_order_in_the_handler() {
     // Bodies are given to the handler by value: there is nothing it could change.
     async fn change(mut order: Value, attempt: Attempt) -> Result<Value, Failure> {
         order["id"] = json!("changed");
@@ -270,7 +270,7 @@ async fn a_record_without_an_id_fails_the_batch_before_anything_runs() {
 }
 
 #[tokio::test]
-async fn what_was_received_most_often_starts_first_and_no_more_run_at_once_than_allowed() {
+async fn message_received_most_often_starts_first() {
     let handler = Obedient::default();
     let consumer = |n| {
         let one = consumer(MemoryStore::default(), &handler);
@@ -287,7 +287,7 @@ async fn what_was_received_most_often_starts_first_and_no_more_run_at_once_than_
 }
 
 #[tokio::test]
-async fn a_handler_that_hangs_is_cut_off_and_everything_is_answered_in_time() {
+async fn hanging_handler_is_cut_off_and_the_batch_answered_in_time() {
     let (store, handler) = (MemoryStore::default(), Obedient::default());
     let consumer = consumer(store.clone(), &handler).concurrency(NonZeroUsize::MIN);
     let event = batch([
@@ -424,7 +424,7 @@ async fn an_invocations_deadline_is_made_of_the_settings() {
 }
 
 #[tokio::test]
-async fn what_must_not_change_under_one_key_is_a_setting() {
+async fn fingerprint_of_a_key_is_a_setting() {
     let of_order = |id: &str, order: &str| {
         let mut record = record(id, &json!(order));
         record["messageAttributes"] = json!({

@@ -14,9 +14,10 @@ use serde_json::{Value, json};
 use support::{
     PATIENCE,
     dynamo::{Dynamo, Item, number, text},
-    event::{batch, failed, order, received, record},
+    event::{QUEUE_ARN, batch, failed, order, received, record},
     gateway::{Gateway, Reply},
     runtime_api::{Answer, Env, FUNCTION_NAME, Lambda, consumer, example},
+    sqs::{Mood, Sqs},
 };
 use tokio::{
     join,
@@ -346,6 +347,67 @@ async fn only_what_failed_goes_back_and_what_failed_for_good_is_not_tried_again(
         ("unprocessable", 1),
     ] {
         assert_eq!(stage.charges(order), charges, "{order}");
+    }
+}
+
+/// A consumer with the settings `more`, whose queues are those of `sqs`.
+async fn with_queues(stage: &Stage, sqs: &Sqs, more: &[(&str, &str)]) -> Lambda {
+    let url = [
+        ("AWS_ENDPOINT_URL_SQS", sqs.endpoint()),
+        ("CONSUMER_VISIBILITY", "on"),
+    ];
+    stage.consumer(&[&url, more].concat()).await
+}
+
+#[tokio::test]
+async fn declined_order_is_dead_lettered_after_one_receive() {
+    let (stage, sqs) = (Stage::set().await, Sqs::start(Mood::Willing).await);
+    let lambda = with_queues(&stage, &sqs, &[("CONSUMER_DEAD_LETTER", "on")]).await;
+    stage.gateway.script("declined", [Reply::Status(402)]);
+    stage.dynamo.reset_counts();
+    let event = batch([
+        record("m-1", &order("o-1")),
+        record("m-2", &order("declined")),
+    ]);
+    let response = lambda.invoke(event, TIME).await.response();
+    assert_eq!(failed(&response), [""; 0]);
+    assert_eq!(stage.status("m-2").await, "FAILED");
+    let copies = sqs.sent_to("/orders-dead");
+    assert_eq!(copies.len(), 1);
+    let text = |name: &str| copies[0]["MessageAttributes"][name]["StringValue"].clone();
+    assert_eq!(text("SqsOnceReason"), log::PERMANENT);
+    assert_eq!(text("SqsOnceKey"), format!("{FUNCTION_NAME}#m-2"));
+    assert!(text("SqsOnceError").as_str().unwrap().contains("402"));
+    // Two writes for each of the two orders.
+    assert_eq!(stage.dynamo.counts().values().sum::<usize>(), 4);
+}
+
+#[tokio::test]
+async fn fifo_group_is_charged_behind_a_declined_order() {
+    let (stage, sqs) = (Stage::set().await, Sqs::start(Mood::Willing).await);
+    let ids = ["bad", "good-1", "good-2"];
+    let event = || {
+        batch(ids.map(|id| {
+            let mut message = record(id, &order(id));
+            message["eventSourceARN"] = json!(format!("{QUEUE_ARN}.fifo"));
+            message["attributes"]["MessageGroupId"] = json!("customer-17");
+            message
+        }))
+    };
+    stage.gateway.script("bad", [Reply::Status(402)]);
+    let stop = ("CONSUMER_FIFO_AFTER_PERMANENT", "stop");
+    let lambda = with_queues(&stage, &sqs, &[stop]).await;
+    let response = lambda.invoke(event(), TIME).await.response();
+    assert_eq!(failed(&response), ids);
+    assert_eq!(stage.gateway.calls().len(), 1);
+
+    let lambda = with_queues(&stage, &sqs, &[]).await;
+    for _ in 0..2 {
+        let response = lambda.invoke(event(), TIME).await.response();
+        assert_eq!(failed(&response), ["bad"]);
+    }
+    for id in ids {
+        assert_eq!(stage.charges(id), 1, "{id}");
     }
 }
 
