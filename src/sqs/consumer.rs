@@ -422,10 +422,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                 _ => self.run_message(message, batch.deadline).await,
             };
             let processed = self.replay(processed, message, batch.deadline).await;
-            if let Some(visibility) = self
-                .visibility
-                .as_ref()
-                .filter(|_| processed.is_permanent())
+            if processed.is_permanent()
+                && let Some(visibility) = &self.visibility
             {
                 visibility.expect(message);
             }

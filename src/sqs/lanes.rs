@@ -15,7 +15,7 @@ pub(crate) struct Lane {
 pub(crate) enum LaneKind {
     /// Deliveries of one key: the second takes the first's outcome.
     SameKey,
-    /// A FIFO group: after a failure, the rest is not run.
+    /// A FIFO group: the rest is not run behind a failure that may pass.
     FifoGroup,
 }
 
