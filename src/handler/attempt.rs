@@ -79,7 +79,7 @@ impl Attempt {
         &self.history
     }
 
-    /// Whether an earlier attempt may have had its effect without that being recorded. Look whether
+    /// Returns whether an earlier attempt may have had its effect without that being recorded. Look whether
     /// it did before you do it again.
     ///
     /// Look before you return a permanent failure too: it is stored, and says that the operation
@@ -190,7 +190,7 @@ impl From<&Claimed> for History {
     }
 }
 
-/// What is known of the message's delivery.
+/// One delivery of a message, as SQS describes it.
 ///
 /// ```
 /// use std::collections::HashMap;

@@ -72,7 +72,7 @@ impl<S: Store> Once<S> {
         Self { retention, ..self }
     }
 
-    /// What a lease lasts longer than the invocation: by how much two workers' clocks may
+    /// The time that a lease lasts longer than the invocation: by how much two workers' clocks may
     /// differ.
     #[must_use]
     pub fn lease_margin(self, lease_margin: Duration) -> Self {
@@ -82,7 +82,7 @@ impl<S: Store> Once<S> {
         }
     }
 
-    /// What a FAILED record does to another message with its key.
+    /// Sets the effect of a FAILED record on another message with its key.
     #[must_use]
     pub fn after_failure(self, after_failure: AfterFailure) -> Self {
         Self {
@@ -162,7 +162,7 @@ impl<S: Store> Once<S> {
         deadline.at() + self.lease_margin
     }
 
-    /// What a claim of this operation asks for, made now.
+    /// A claim of this operation, made now.
     pub(super) fn request(
         &self,
         key: &Key,

@@ -79,7 +79,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Whether the operation is recorded as done: only then may a message be acknowledged.
+    /// Returns whether the operation is recorded as done. Only then may a message be acknowledged.
     #[must_use]
     pub const fn is_success(&self) -> bool {
         matches!(self, Self::Done(_) | Self::Duplicate(_))
@@ -109,7 +109,7 @@ impl Outcome {
     }
 }
 
-/// What a handler says of itself.
+/// The outcome of a failure that nothing had to record.
 impl From<Failure> for Outcome {
     fn from(failure: Failure) -> Self {
         match failure {
@@ -133,7 +133,7 @@ impl From<Refusal> for Outcome {
     }
 }
 
-/// What happened and what follows, for people. Never payload, and never a result.
+/// Describes the outcome and what follows, for people. It contains no payload and no result.
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -79,7 +79,7 @@ pub struct Consumer<M, H> {
     visibility: Option<Visibility>,
 }
 
-/// What becomes of a FIFO group's messages behind a permanent failure of their batch.
+/// The treatment of a FIFO group's messages behind a permanent failure of their batch.
 ///
 /// ```
 /// use sqs_once::sqs::FifoAfterPermanent;
@@ -190,7 +190,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         Self { key, ..self }
     }
 
-    /// What of a message must not change under one key.
+    /// Sets the part of a message that must not change under one key.
     #[must_use]
     pub fn fingerprint(self, fingerprint: FingerprintSource) -> Self {
         Self {
@@ -220,7 +220,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
-    /// What is kept back of an invocation's time to record outcomes and answer.
+    /// Reserves time at the end of an invocation to record outcomes and answer.
     #[must_use]
     pub fn reserve(self, reserve: Duration) -> Self {
         Self { reserve, ..self }
@@ -244,7 +244,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
-    /// What becomes of a FIFO group's messages behind a permanent failure; by default they run.
+    /// Sets the treatment of a FIFO group's messages behind a permanent failure; by default they run.
     ///
     /// ```
     /// use sqs_once::{Consumer, Handler, Mode, sqs::FifoAfterPermanent};
@@ -588,7 +588,7 @@ impl Batch {
         }
     }
 
-    /// What became of each message, in the batch's order.
+    /// The result of each message, in the batch's order.
     fn outcomes(&self) -> Vec<(&Message, &Processed)> {
         let processed = self.processed.iter().map(OnceLock::get);
         let all = self.messages.iter().zip(processed);

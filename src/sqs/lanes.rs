@@ -1,4 +1,4 @@
-//! What of a batch runs side by side, and what one after the other.
+//! Lanes: messages of a batch that run one after the other, while lanes run in parallel.
 
 use std::collections::HashMap;
 
@@ -19,7 +19,7 @@ pub(crate) enum LaneKind {
     FifoGroup,
 }
 
-/// What decides a message's lane.
+/// The facts that decide a message's lane.
 #[derive(Debug)]
 pub(crate) struct Traits<'a> {
     pub(crate) key: Option<&'a Key>,

@@ -150,15 +150,15 @@ pub enum StoreError {
     /// The store cannot be reached, throttles or rejects the request.
     #[error("could not {action} key `{key}` in {store}: {reason}")]
     Unavailable {
-        /// Whether the request may have been applied, and may be repeated.
+        /// The effect of the request, and the use of repeating it.
         kind: Unavailability,
-        /// What was tried.
+        /// The request, in a word.
         action: &'static str,
         /// On which key.
         key: String,
         /// Where.
         store: String,
-        /// What went wrong, and what can be done about it.
+        /// The reason, and what can be done about it.
         reason: String,
         /// The cause.
         #[source]
@@ -167,7 +167,7 @@ pub enum StoreError {
     /// The table rejects the write, or it met contention until no time was left.
     #[error("could not {action} key `{key}`: {reason}")]
     Rejected {
-        /// What was tried.
+        /// The request, in a word.
         action: &'static str,
         /// On which key.
         key: String,
@@ -177,7 +177,7 @@ pub enum StoreError {
     /// There was no answer before the deadline.
     #[error("could not {action} key `{key}`: no answer before the deadline")]
     OutOfTime {
-        /// What was tried.
+        /// The request, in a word.
         action: &'static str,
         /// On which key.
         key: String,
@@ -191,13 +191,13 @@ pub enum StoreError {
         key: String,
         /// Where.
         store: String,
-        /// What is wrong with it.
+        /// The reason: it names the attribute.
         reason: String,
     },
 }
 
 impl StoreError {
-    /// Whether the request can have been applied although it failed.
+    /// Returns whether the request can have been applied although it failed.
     #[must_use]
     pub const fn may_have_been_applied(&self) -> bool {
         match self {
@@ -207,14 +207,14 @@ impl StoreError {
         }
     }
 
-    /// Whether the request was throttled, or in conflict with a transaction on the same item.
+    /// Returns whether the request was throttled, or in conflict with a transaction on the same item.
     #[must_use]
     pub const fn is_throttled(&self) -> bool {
         let kind = self.kind();
         matches!(kind, Some(Unavailability::Contended))
     }
 
-    /// Whether a repetition may succeed.
+    /// Returns whether a repetition may succeed.
     pub(crate) const fn may_pass(&self) -> bool {
         let kind = self.kind();
         matches!(

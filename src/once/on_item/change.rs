@@ -73,7 +73,7 @@ impl Kind {
         (table.to_owned(), attributes.clone())
     }
 
-    /// Whether it changes that item. What is there can't be created, so no create does.
+    /// Returns whether it changes that item. An existing item can't be created, so no create does.
     pub(super) fn is_of(&self, (table, attributes): &(String, Item)) -> bool {
         let (its_table, its_key) = self.place();
         !matches!(self, Self::Create { .. })
@@ -116,7 +116,7 @@ impl<O: Serialize> Change<O> {
         })
     }
 
-    /// What it means that the condition is not met: a failure, or an update or a modification of
+    /// Decides what follows from a condition that is not met: a failure, or an update or modification of
     /// the same item in place of this one. Without it, the operation has failed permanently. So it has
     /// where the change in its place is of another item: that would not be looked at when the
     /// message is delivered again. A [`modify`](Target::modify) is never refused.

@@ -348,7 +348,7 @@ impl Changing<'_> {
         Ok(contended(table))
     }
 
-    /// What became of a change, once it is clear.
+    /// The outcome of a change whose answer is known.
     fn changed<A: Action>(
         &self,
         memory: &Memory<'_>,
