@@ -49,7 +49,8 @@
 //!
 //! # What is promised
 //!
-//! 1 to 3 are for claims ([`Once`]); in an [`Inbox`] and [`OnItem`] a handler may run again, and 4 is
+//! 1 to 3 are for claims ([`Once`]); in an [`Inbox`] and [`OnItem`] a handler may run again, and 4
+//! is
 //! what counts. 2 to 4 hold while the record is [kept](Once::retention); on an item, while the item
 //! remembers.
 //!
@@ -60,12 +61,14 @@
 //! 3. A handler runs again only after a retryable failure, after an attempt whose end was not
 //!    recorded (crash, panic, deadline, DynamoDB unavailable, lease lost), or for another message,
 //!    after a recorded permanent failure (unless
-//!    [`AfterFailure::Replay`](protocol::AfterFailure::Replay)). It is informed of every earlier attempt
+//!    [`AfterFailure::Replay`](protocol::AfterFailure::Replay)). It is informed of every earlier
+//! attempt
 //!    that may have had an effect, unless that attempt said that it had none:
 //!    [`Attempt::may_have_run_before`].
 //! 4. Database effects in one of the transactional modes ([`once`]) are applied exactly once,
 //!    whatever crashes, is retried or gets no answer.
-//! 5. No message is acknowledged unless its operation is recorded as done, or SQS confirmed its copy
+//! 5. No message is acknowledged unless its operation is recorded as done, or SQS confirmed its
+//! copy
 //!    in the dead-letter queue. No result is overwritten.
 //! 6. A failing, panicking, slow or malformed message does not change what is recorded for another.
 //!    It can only delay others of its FIFO group, its key or its batch. Exceptions: a message that

@@ -1,4 +1,5 @@
-//! Keys: which messages are the same operation ([`KeySource`]), and which part must not change under
+//! Keys: which messages are the same operation ([`KeySource`]), and which part must not change
+//! under
 //! one key ([`FingerprintSource`]).
 
 use std::{borrow::Cow, str::FromStr};
