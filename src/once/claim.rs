@@ -144,8 +144,9 @@ impl<S: Store> Once<S> {
         let claim = self
             .claim(&key, fingerprint, delivery.message_id(), deadline)
             .await?;
-        // A claim takes its time too, and a process that was frozen has outlived its lease.
-        if !deadline.may_start() || self.now() > self.lease(deadline) {
+        // A claim takes its time too, and a process that was frozen may have outlived its lease. The
+        // margin is for the clocks of others: one that is ahead sees the lease end this early.
+        if !deadline.may_start() || self.now() > deadline.at() {
             return Err(claim.restore(Outcome::NotStarted).await);
         }
         let history = History::from(&claim.claimed);
@@ -404,13 +405,11 @@ impl<S: TransactionalStore> Claim<'_, S> {
                         SettlementRefused::LeaseLost => Outcome::LeaseLost,
                     };
                 }
-                // The handler may have had effects elsewhere too, so the next attempt is informed.
-                // If the writes were made after all, the record is COMPLETED, and stays so.
-                Committed::Unknown(outcome) => {
-                    let last_end = Some(AttemptEnd::Retryable);
-                    let end_lease = Settlement::EndLease { last_end };
-                    let _best_effort = self.end(&end_lease, outcome.clone()).await;
-                    return outcome;
+                // The handler may have had effects elsewhere too, so the claim is kept until its
+                // lease ends, as after every completion that is not recorded.
+                Committed::Unknown(outcome) => return outcome,
+                Committed::Unwritten(error) => {
+                    return Outcome::CompletionUnrecorded(Arc::new(error));
                 }
                 Committed::Declined(declined) => declined,
             };

@@ -207,6 +207,14 @@ impl StoreError {
         }
     }
 
+    /// The same error of a request that was sent before, got no answer, and may have been applied.
+    pub(crate) fn unanswered(mut self) -> Self {
+        if let Self::Unavailable { kind, .. } = &mut self {
+            *kind = Unavailability::Unanswered;
+        }
+        self
+    }
+
     /// Returns whether the request was throttled, or in conflict with a transaction on the same item.
     #[must_use]
     pub const fn is_throttled(&self) -> bool {
