@@ -299,7 +299,7 @@ impl Port {
     }
 
     /// Stops listening. Connections stay open.
-    async fn close(&self) {
+    pub async fn close(&self) {
         if let Some(listening) = self.listening.lock().await.take() {
             listening.abort();
             listening.await.unwrap_err();

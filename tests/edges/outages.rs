@@ -1,0 +1,98 @@
+//! A DynamoDB that throttles, refuses or collides.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use tokio::{
+    join,
+    time::{Instant, sleep_until},
+};
+
+use super::{
+    deliver, first_message, line_of,
+    support::{
+        dynamo::{number, text},
+        event::{batch, failed},
+        faults::Fault,
+        runtime_api::of_batch,
+        stage::{Stage, now_ms, outcome, outcomes},
+    },
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[tokio::test]
+async fn completion_throttled_until_near_the_end_is_recorded() {
+    let stage = Stage::set().await;
+    // Of four seconds, outcomes are written until half a second before the end.
+    let settings = [("CONSUMER_DEADLINE_RESERVE", "2s")];
+    let lambda = stage.consumer(&settings).await;
+    stage.dynamo.fail_all("UpdateItem", Fault::Throttle);
+    let start = Instant::now();
+    let (answer, met) = join!(
+        lambda.invoke(batch([first_message(1)]), 4 * SECOND),
+        async {
+            stage.gateway.arrived("o-1", 1).await;
+            sleep_until(start + 3 * SECOND).await;
+            stage.dynamo.heal().await
+        }
+    );
+    assert!(met.contains_key("UpdateItem"), "{met:?}");
+    assert_eq!(failed(&answer.response()), [""; 0]);
+    assert_eq!(outcomes(&lambda, 1).await, [outcome::DONE]);
+    assert_eq!(stage.status("m-1").await, "COMPLETED");
+    assert_eq!(stage.charges("o-1"), 1);
+    let line = lambda.logged(1, of_batch).await.remove(0);
+    assert_eq!(line["completion_unrecorded"], 0);
+}
+
+#[tokio::test]
+async fn completion_throttled_to_the_end_keeps_its_claim() {
+    let stage = Stage::set().await;
+    let settings = [("IDEMPOTENCY_LEASE_MARGIN", "20s")];
+    let lambda = stage.consumer(&settings).await;
+    stage.dynamo.fail_all("UpdateItem", Fault::Throttle);
+    let answer = lambda.invoke(batch([first_message(1)]), 2 * SECOND).await;
+    assert_eq!(failed(&answer.response()), ["m-1"]);
+    let kept = stage.record("m-1").await.unwrap();
+    assert_eq!(text(&kept, "status"), "IN_PROGRESS");
+    assert!(number(&kept, "lease_until") > now_ms(), "{kept:?}");
+    let line = lambda.logged(1, of_batch).await.remove(0);
+    assert_eq!(line["completion_unrecorded"], 1);
+
+    stage.dynamo.heal().await;
+    assert_eq!(deliver(&lambda, [first_message(2)]).await, ["m-1"]);
+    assert_eq!(
+        outcomes(&lambda, 2).await,
+        [outcome::UNRECORDED, outcome::CONFLICT]
+    );
+    assert_eq!(stage.charges("o-1"), 1);
+}
+
+#[tokio::test]
+async fn transaction_conflict_on_claim_and_completion_is_retried() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[]).await;
+    for request in ["Claim", "UpdateItem"] {
+        stage.dynamo.fail(request, Fault::TransactionConflict);
+    }
+    assert_eq!(deliver(&lambda, [first_message(1)]).await, [""; 0]);
+    let met = BTreeMap::from(["Claim", "UpdateItem"].map(|name| (name.to_owned(), 1)));
+    assert_eq!(stage.dynamo.heal().await, met);
+    assert_eq!(outcomes(&lambda, 1).await, [outcome::DONE]);
+    assert_eq!(stage.charges("o-1"), 1);
+}
+
+#[tokio::test]
+async fn denied_claim_sends_no_second_write() {
+    let stage = Stage::set().await;
+    let settings = [("CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE", "off")];
+    let lambda = stage.consumer(&settings).await;
+    stage.dynamo.reset_counts();
+    stage.dynamo.fail("Claim", Fault::Denied);
+    assert_eq!(deliver(&lambda, [first_message(1)]).await, ["m-1"]);
+    let counts = stage.dynamo.counts();
+    assert_eq!(counts, BTreeMap::from([("Claim".to_owned(), 1)]));
+    let line = line_of(&lambda, "m-1", 1).await;
+    assert_eq!(line["outcome"], outcome::STORE_UNAVAILABLE);
+    assert_eq!(stage.charges("o-1"), 0);
+}
