@@ -378,7 +378,7 @@ async fn fails_closed(endpoint: &str) {
     let gateway = Gateway::start().await;
     let lambda = Lambda::start(env(endpoint, gateway.url(), &NO_QUEUE)).await;
     let answer = lambda.invoke(orders(1..=3), Duration::from_secs(3)).await;
-    assert_eq!(failed(&answer.response()), ["m-1", "m-2", "m-3"]);
+    assert_eq!(answer.error()["errorType"], "StoreUnavailable");
     assert_eq!(outcomes(&lambda, 3).await, [outcome::STORE_UNAVAILABLE; 3]);
     assert!(gateway.calls().is_empty());
 }
@@ -392,10 +392,21 @@ async fn a_missing_table_is_told_at_the_start_in_words_and_fails_closed() {
         line["level"] == "WARN" && error.contains("no such table") && error.contains(TABLE)
     };
     lambda.logged(1, told).await;
-    let response = lambda.invoke(orders(1..=2), TIME).await.response();
-    assert_eq!(failed(&response), ["m-1", "m-2"]);
+    let error = lambda.invoke(orders(1..=2), TIME).await.error();
+    assert_eq!(error["errorType"], "StoreUnavailable");
+    let text = error["errorMessage"].as_str().unwrap();
+    assert!(text.contains("no such table"), "{error}");
     assert_eq!(outcomes(&lambda, 2).await, [outcome::STORE_UNAVAILABLE; 2]);
     assert!(gateway.calls().is_empty());
+}
+
+#[tokio::test]
+async fn outage_of_dynamodb_fails_no_invocation_where_so_set() {
+    let (dynamo, gateway) = (Dynamo::start().await, Gateway::start().await);
+    let off = [NO_QUEUE[0], ("CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE", "off")];
+    let lambda = Lambda::start(env(dynamo.endpoint(), gateway.url(), &off)).await;
+    let response = lambda.invoke(orders(1..=2), TIME).await.response();
+    assert_eq!(failed(&response), ["m-1", "m-2"]);
 }
 
 #[tokio::test]

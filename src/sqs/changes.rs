@@ -107,8 +107,8 @@ impl Visibility {
     /// ```no_run
     /// # use sqs_once::sqs::Visibility;
     /// # fn visibility(client: aws_sdk_sqs::Client) -> Visibility {
-    /// let days = |days| std::time::Duration::from_secs(days * 24 * 3600);
-    /// Visibility::new(client).record_retention(days(20))
+    /// let twenty_days = std::time::Duration::from_secs(20 * 24 * 3600);
+    /// Visibility::new(client).record_retention(twenty_days)
     /// # }
     /// ```
     #[must_use]
@@ -174,7 +174,7 @@ impl Visibility {
     /// Answers those whose copies are confirmed. Leaves half the time until `answer`.
     pub(super) async fn dead_letter_all<'a>(
         &self,
-        batch: &[(&'a Message, Option<&'a Processed>)],
+        batch: &[(&'a Message, &'a Processed)],
         answer: Instant,
     ) -> HashSet<&'a MessageId> {
         if !self.dead_letter {
@@ -187,17 +187,17 @@ impl Visibility {
             until: now + BUDGET.min(answer.saturating_duration_since(now) / 2),
         };
         // Where the mode records no failures, there is nothing to record first.
-        let failed = batch.iter().filter_map(|(message, processed)| {
-            Some((*message, processed.filter(|p| p.is_recorded_failure(true))?))
-        });
-        dead_letters.send(failed.collect()).await
+        let failed = |(_, processed): &&(_, &Processed)| processed.is_recorded_failure(true);
+        dead_letters
+            .send(batch.iter().filter(failed).copied().collect())
+            .await
     }
 
     /// Changes the visibility timeouts of a batch, but for those that are `gone`, as far as there
     /// is time until `answer`.
     pub(super) async fn apply(
         &self,
-        batch: &[(&Message, Option<&Processed>)],
+        batch: &[(&Message, &Processed)],
         gone: &HashSet<&MessageId>,
         now: Timestamp,
         answer: Instant,

@@ -51,8 +51,12 @@ pub async fn run<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Re
 
 impl From<BatchError> for Diagnostic {
     fn from(error: BatchError) -> Self {
+        let error_type = match error {
+            BatchError::StoreUnavailable { .. } => "StoreUnavailable",
+            _ => "BatchError",
+        };
         Self {
-            error_type: "BatchError".into(),
+            error_type: error_type.into(),
             error_message: error.to_string(),
         }
     }

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn deliveries_of_one_key_share_a_lane_and_keyless_messages_share_none() {
+    fn deliveries_of_one_key_share_a_lane_and_keyless_none() {
         let (a, b) = (key("a"), key("b"));
         let batch = [
             standard(Some(&a), 1),
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_received_most_often_starts_first() {
+    fn message_received_most_often_starts_first() {
         let keys = ["a", "b", "c"].map(key);
         let batch = [
             standard(Some(&keys[0]), 1),

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_body_is_told_without_quoting_it() {
+    fn error_of_a_body_never_quotes_it() {
         for (body, told) in [
             (
                 r#"{"orderId":"o-1","card":"4242-SECRET"}"#,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::message::Message;
-use crate::{Outcome, protocol::Key};
+use crate::{Outcome, protocol::Key, store::StoreError};
 
 /// What became of a message.
 #[derive(Clone, Debug)]
@@ -63,6 +63,27 @@ impl Processed {
             Self::Ran(Outcome::PermanentFailure(_)) => mode_records,
             _ => false,
         }
+    }
+
+    /// The store's error, where it alone kept the message from being done. Throttling does not
+    /// count: the store is at work.
+    pub(super) fn store_unavailable(&self) -> Option<&StoreError> {
+        let error = match self.outcome()? {
+            Outcome::StoreUnavailable(error)
+            | Outcome::CommitUnknown(error)
+            | Outcome::CompletionUnrecorded(error) => error,
+            _ => return None,
+        };
+        let is_out = matches!(
+            **error,
+            StoreError::Unavailable { .. } | StoreError::OutOfTime { .. }
+        );
+        (is_out && !error.is_throttled()).then_some(error)
+    }
+
+    /// It was not tried at all.
+    pub(super) fn is_not_started(&self) -> bool {
+        matches!(self, Self::BehindFailure) || matches!(self.outcome(), Some(Outcome::NotStarted))
     }
 
     /// The outcome for a second delivery in the same batch.
