@@ -20,7 +20,7 @@ use sqs_once::{
 use support::{
     consumer::{namespace, within},
     dynamo::Dynamo,
-    event::{self, QUEUE_ARN, batch, record},
+    event::{self, batch, in_group, record},
     faults::Fault,
     sqs::{Mood, Sqs},
 };
@@ -79,7 +79,7 @@ fn assert_fails(answer: Result<Vec<String>, BatchError>, because: &str) {
 #[tokio::test]
 async fn invocation_fails_where_dynamodb_is_unreachable() {
     let dynamo = dynamo().await;
-    dynamo.fail_all("PutItem", Fault::Refuse);
+    dynamo.fail_all("Claim", Fault::Refuse);
     let consumer = Consumer::new(Once::new(store(&dynamo, TABLE)), namespace(), take);
     assert_fails(process(consumer, messages()).await, "could not connect");
 }
@@ -87,7 +87,7 @@ async fn invocation_fails_where_dynamodb_is_unreachable() {
 #[tokio::test]
 async fn invocation_fails_where_dynamodb_never_answers() {
     let dynamo = dynamo().await;
-    dynamo.fail_all("PutItem", Fault::HoldRequest);
+    dynamo.fail_all("Claim", Fault::HoldRequest);
     dynamo.fail_all("UpdateItem", Fault::HoldRequest);
     let consumer = Consumer::new(Once::new(store(&dynamo, TABLE)), namespace(), take);
     assert_fails(process(consumer, messages()).await, "no answer in time");
@@ -133,7 +133,7 @@ async fn visibility_is_set_before_the_invocation_fails() {
 async fn invocation_succeeds_where_dynamodb_throttles() {
     let dynamo = dynamo().await;
     for fault in [Fault::Throttle, Fault::ThroughputExceeded] {
-        dynamo.fail_all("PutItem", fault);
+        dynamo.fail_all("Claim", fault);
         dynamo.fail_all("UpdateItem", fault);
         let consumer = Consumer::new(Once::new(store(&dynamo, TABLE)), namespace(), take);
         let answer = process(consumer, messages()).await;
@@ -159,12 +159,8 @@ async fn messages_behind_an_outage_in_their_group_count_too() {
     let dynamo = Dynamo::start().await;
     let once = Once::new(store(&dynamo, "no-such-table"));
     let consumer = Consumer::new(once, namespace(), take);
-    let in_group = messages().map(|mut message| {
-        message["eventSourceARN"] = json!(format!("{QUEUE_ARN}.fifo"));
-        message["attributes"]["MessageGroupId"] = json!("g");
-        message
-    });
-    assert_fails(process(consumer, in_group).await, "no such table");
+    let group = messages().map(|message| in_group(message, "g"));
+    assert_fails(process(consumer, group).await, "no such table");
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@ use std::{
     io,
     net::SocketAddr,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use axum::{
@@ -49,6 +50,8 @@ pub enum Fault {
     HoldAnswer,
     /// Not applied: 400 `ThrottlingException`.
     Throttle,
+    /// As `Throttle`, after 100 milliseconds.
+    ThrottleLate,
     /// Not applied: 400 `ProvisionedThroughputExceededException`.
     ThroughputExceeded,
     /// Not applied: 400 `TransactionConflictException`.
@@ -140,10 +143,11 @@ impl Faults {
                 port.close().await;
                 cut()
             }
-            Fault::Throttle => refusal(
-                "com.amazon.coral.availability#ThrottlingException",
-                "Rate of requests exceeds the allowed throughput.",
-            ),
+            Fault::Throttle => throttled(),
+            Fault::ThrottleLate => {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                throttled()
+            }
             Fault::ThroughputExceeded => refusal(
                 "com.amazonaws.dynamodb.v20120810#ProvisionedThroughputExceededException",
                 "The level of configured provisioned throughput for the table was exceeded.",
@@ -239,6 +243,13 @@ fn replaced(mut answer: Response<Body>, body: &'static str) -> Response<Body> {
 fn refusal(kind: &str, message: &str) -> Response<Body> {
     let body = json!({"__type": kind, "message": message});
     error(StatusCode::BAD_REQUEST, &body)
+}
+
+fn throttled() -> Response<Body> {
+    refusal(
+        "com.amazon.coral.availability#ThrottlingException",
+        "Rate of requests exceeds the allowed throughput.",
+    )
 }
 
 fn canceled(codes: &[&str]) -> Response<Body> {
