@@ -44,12 +44,15 @@ const BUDGET: Duration = Duration::from_secs(2);
 /// after the queue's own visibility timeout. An endpoint that can't be reached, or gives no answer
 /// within a second and a half, is not asked again for five minutes.
 ///
-/// The first permanent failure makes the consumer read the queue's redrive policy and retention, and
-/// again after an hour; no response to Lambda waits for them. A queue without a dead-letter queue is
+/// The first permanent failure makes the consumer read the queue's redrive policy and retention,
+/// and
+/// again after an hour; no response to Lambda waits for them. A queue without a dead-letter queue
+/// is
 /// warned of once.
 ///
 /// The role needs `sqs:GetQueueUrl` and `sqs:GetQueueAttributes`, used once or twice per queue, and
-/// `sqs:ChangeMessageVisibility`. A queue of another account must allow these; one of another region
+/// `sqs:ChangeMessageVisibility`. A queue of another account must allow these; one of another
+/// region
 /// is called there.
 ///
 /// ```no_run
@@ -107,8 +110,8 @@ impl Visibility {
     /// ```no_run
     /// # use sqs_once::sqs::Visibility;
     /// # fn visibility(client: aws_sdk_sqs::Client) -> Visibility {
-    /// let twenty_days = std::time::Duration::from_secs(20 * 24 * 3600);
-    /// Visibility::new(client).record_retention(twenty_days)
+    /// let days = |days: u64| std::time::Duration::from_secs(days * 24 * 3600);
+    /// Visibility::new(client).record_retention(days(20))
     /// # }
     /// ```
     #[must_use]

@@ -46,7 +46,8 @@ use crate::{
 ///     Ok(format!("shipped {} under {}", order.id, attempt.key()))
 /// }
 ///
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn
+/// std::error::Error>> {
 /// let consumer = Consumer::new(Once::new(MemoryStore::default()), Namespace::new("orders")?, ship)
 ///     .concurrency(std::num::NonZeroUsize::MIN)
 ///     .key("body:/id".parse()?);
@@ -79,7 +80,7 @@ pub struct Consumer<M, H> {
     visibility: Option<Visibility>,
 }
 
-/// What becomes of a FIFO group's messages behind a permanent failure of their batch.
+/// The treatment of a FIFO group's messages behind a permanent failure of their batch.
 ///
 /// ```
 /// use sqs_once::sqs::FifoAfterPermanent;
@@ -160,7 +161,8 @@ pub enum BatchError {
 
 impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     /// Runs `handler` for each message in this `mode` ([`Once`](crate::Once),
-    /// [`Inbox`](crate::Inbox) or [`OnItem`](crate::OnItem)), keys prefixed with `namespace`: ten messages at a time,
+    /// [`Inbox`](crate::Inbox) or [`OnItem`](crate::OnItem)), keys prefixed with `namespace`: ten
+    /// messages at a time,
     /// keyed by message id, half a second kept back to end well.
     pub fn new<Via>(
         mode: M,
@@ -190,7 +192,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         Self { key, ..self }
     }
 
-    /// What of a message must not change under one key.
+    /// Sets the part of a message that must not change under one key.
     #[must_use]
     pub fn fingerprint(self, fingerprint: FingerprintSource) -> Self {
         Self {
@@ -208,7 +210,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
-    /// How long to wait, within the deadline, for somebody else who is at a message's operation,
+    /// How long to wait, within the deadline, for another worker that holds a message's claim,
     /// to take their outcome. By default not at all: the message goes back to the queue. While it
     /// waits, the message takes up one of the [concurrency](Self::concurrency), and it claims
     /// again every 50 ms at first and every second in the end, one write unit each time.
@@ -220,7 +222,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
-    /// What is kept back of an invocation's time to record outcomes and answer.
+    /// Reserves time at the end of an invocation to record outcomes and answer.
     #[must_use]
     pub fn reserve(self, reserve: Duration) -> Self {
         Self { reserve, ..self }
@@ -244,7 +246,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
-    /// What becomes of a FIFO group's messages behind a permanent failure; by default they run.
+    /// Sets the treatment of a FIFO group's messages behind a permanent failure; by default they
+    /// run.
     ///
     /// ```
     /// use sqs_once::{Consumer, Handler, Mode, sqs::FifoAfterPermanent};
@@ -422,10 +425,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                 _ => self.run_message(message, batch.deadline).await,
             };
             let processed = self.replay(processed, message, batch.deadline).await;
-            if let Some(visibility) = self
-                .visibility
-                .as_ref()
-                .filter(|_| processed.is_permanent())
+            if processed.is_permanent()
+                && let Some(visibility) = &self.visibility
             {
                 visibility.expect(message);
             }
@@ -590,7 +591,7 @@ impl Batch {
         }
     }
 
-    /// What became of each message, in the batch's order.
+    /// The result of each message, in the batch's order.
     fn outcomes(&self) -> Vec<(&Message, &Processed)> {
         let processed = self.processed.iter().map(OnceLock::get);
         let all = self.messages.iter().zip(processed);

@@ -1,4 +1,4 @@
-//! What of a batch runs side by side, and what one after the other.
+//! Lanes: messages of a batch that run one after the other, while lanes run in parallel.
 
 use std::collections::HashMap;
 
@@ -15,11 +15,11 @@ pub(crate) struct Lane {
 pub(crate) enum LaneKind {
     /// Deliveries of one key: the second takes the first's outcome.
     SameKey,
-    /// A FIFO group: after a failure, the rest is not run.
+    /// A FIFO group: the rest is not run behind a failure that may pass.
     FifoGroup,
 }
 
-/// What decides a message's lane.
+/// The facts that decide a message's lane.
 #[derive(Debug)]
 pub(crate) struct Traits<'a> {
     pub(crate) key: Option<&'a Key>,

@@ -1,11 +1,11 @@
-//! What became of a message, and the line that tells of it.
+//! The result of one message of a batch, and its log line.
 
 use std::time::Duration;
 
 use super::message::Message;
 use crate::{Outcome, protocol::Key, store::StoreError};
 
-/// What became of a message.
+/// The result of one message of a batch.
 #[derive(Clone, Debug)]
 pub(super) enum Processed {
     /// It got as far as its claim.
@@ -71,7 +71,8 @@ impl Processed {
         let error = match self.outcome()? {
             Outcome::StoreUnavailable(error)
             | Outcome::CommitUnknown(error)
-            | Outcome::CompletionUnrecorded(error) => error,
+            | Outcome::CompletionUnrecorded(error)
+            | Outcome::FailureUnrecorded { cause: error, .. } => error,
             _ => return None,
         };
         let is_out = matches!(
@@ -107,7 +108,7 @@ impl Processed {
         }
     }
 
-    /// What happened, for people; nothing for a success.
+    /// Describes the result for people; `None` for a success.
     pub(super) fn detail(&self) -> Option<String> {
         match self {
             Self::Ran(Outcome::Done(_) | Outcome::Duplicate(_)) => None,
