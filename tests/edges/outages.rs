@@ -24,9 +24,8 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// Delivers a batch with so much time until the deadline. The process is not killed at the
 /// deadline: on a busy machine, its answer may arrive after it.
-async fn within(time: Duration, lambda: &Lambda, messages: &[Value]) -> Answer {
+async fn within(time: Duration, lambda: &Lambda, event: Value) -> Answer {
     let deadline_ms = now_ms() as u64 + time.as_millis() as u64;
-    let event = batch(messages.iter().cloned());
     lambda.invoke_until(event, deadline_ms, time + TIME).await
 }
 
@@ -39,7 +38,7 @@ async fn completion_throttled_until_near_the_end_is_recorded() {
     stage.dynamo.fail_all("UpdateItem", Fault::Throttle);
     let start = Instant::now();
     let (answer, met) = join!(
-        lambda.invoke(batch([first_message(1)]), 4 * SECOND),
+        within(4 * SECOND, &lambda, batch([first_message(1)])),
         async {
             stage.gateway.arrived("o-1", 1).await;
             sleep_until(start + 3 * SECOND).await;
@@ -61,7 +60,7 @@ async fn completion_throttled_to_the_end_keeps_its_claim() {
     let settings = [("IDEMPOTENCY_LEASE_MARGIN", "20s")];
     let lambda = stage.consumer(&settings).await;
     stage.dynamo.fail_all("UpdateItem", Fault::ThrottleLate);
-    let answer = within(2 * SECOND, &lambda, &[first_message(1)]).await;
+    let answer = within(2 * SECOND, &lambda, batch([first_message(1)])).await;
     assert_eq!(failed(&answer.response()), ["m-1"]);
     let kept = stage.record("m-1").await.unwrap();
     assert_eq!(text(&kept, "status"), "IN_PROGRESS");
@@ -153,7 +152,7 @@ async fn messages_not_finished_at_the_deadline_are_in_one_line() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[("CONSUMER_CONCURRENCY", "1")]).await;
     stage.gateway.script("o-2", [Reply::Hang]);
-    let answer = within(2 * SECOND, &lambda, &orders::<3>()).await;
+    let answer = within(2 * SECOND, &lambda, batch(orders::<3>())).await;
     assert_eq!(failed(&answer.response()), ["m-2", "m-3"]);
     assert_eq!(
         outcomes(&lambda, 3).await,
