@@ -51,8 +51,7 @@ pub struct Once<S> {
 }
 
 impl<S: Store> Once<S> {
-    /// Keeps records in `store` for 20 days ([`retention`](Self::retention)), with a lease margin
-    /// of
+    /// Keeps records in `store` for 20 days ([`retention`](Self::retention)), with a lease margin of
     /// one second.
     #[must_use]
     pub fn new(store: S) -> Self {

@@ -109,8 +109,7 @@ impl Claimed {
         }
     }
 
-    /// Returns whether `first_claimed_at` is the time of this claim, and goes when its attempt is
-    /// closed.
+    /// Returns whether `first_claimed_at` is the time of this claim, and goes when its attempt is closed.
     #[must_use]
     pub const fn is_first_open(&self) -> bool {
         self.open_since.is_none()

@@ -82,8 +82,7 @@ use crate::{
 /// use sqs_once::{Attempt, Change, Consumer, Failure, OnItem, Write, protocol::Namespace};
 ///
 /// async fn like(post: String, _: Attempt) -> Result<Change<()>, Failure> {
-///     Ok(Change::update((), Write::update("posts", "ADD likes :one").key("id",
-/// post).value(":one", 1)))
+///     Ok(Change::update((), Write::update("posts", "ADD likes :one").key("id", post).value(":one", 1)))
 /// }
 ///
 /// # fn consumer(client: Client) -> Result<(), Box<dyn std::error::Error>> {
