@@ -360,6 +360,8 @@ impl<S: Store> Claim<'_, S> {
         let (store, fence) = (&self.once.store, &self.fence);
         let (now, end) = (self.once.now(), self.deadline.end());
         let mut backoff = Backoff::until(end);
+        // The answer to the attempt before: throttling, where the last attempt is cut off.
+        let mut before = None;
         loop {
             return match timeout_at(end, store.settle(fence, settlement, now)).await {
                 Ok(Ok(SettleAnswer::Applied)) => Settled::AsWanted,
@@ -369,12 +371,17 @@ impl<S: Store> Claim<'_, S> {
                         SettlementRefused::LeaseLost => Settled::LeaseLost,
                     }
                 }
-                Ok(Err(error)) if error.may_pass() && backoff.pause().await => continue,
+                Ok(Err(error)) if error.may_pass() && backoff.pause().await => {
+                    before = Some(error);
+                    continue;
+                }
                 Ok(Err(error)) => Settled::Unknown(error),
-                Err(_elapsed) => Settled::Unknown(StoreError::OutOfTime {
-                    action: settlement.name(),
-                    key: fence.key.to_string(),
-                }),
+                Err(_elapsed) => {
+                    Settled::Unknown(before.unwrap_or_else(|| StoreError::OutOfTime {
+                        action: settlement.name(),
+                        key: fence.key.to_string(),
+                    }))
+                }
             };
         }
     }

@@ -13,7 +13,7 @@ use sqs_once::{
 use super::{
     support::{
         consumer::{namespace, process, within},
-        event::{QUEUE_ARN, batch, received, record},
+        event::{batch, in_group, received, record},
         faults::Fault,
         log,
         sqs::{Mood, Sqs},
@@ -69,10 +69,7 @@ fn body(id: &str, list: &str, told: &str) -> Value {
 
 /// An [`entry`] of a FIFO queue.
 fn fifo(list: &str, name: &str, told: &str) -> Value {
-    let mut message = entry(&format!("{list} {name}"), list, told);
-    message["eventSourceARN"] = json!(format!("{QUEUE_ARN}.fifo"));
-    message["attributes"]["MessageGroupId"] = json!("group");
-    message
+    in_group(entry(&format!("{list} {name}"), list, told), "group")
 }
 
 impl World {
