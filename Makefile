@@ -82,6 +82,10 @@ bench: ## Compare the release binary with a plain loop of SDK calls
 	cargo build --locked --release --example raw_loop
 	CONSUMER_BIN="$(CURDIR)/target/release/consumer-to-bench" cargo bench --locked --bench compare
 
+.PHONY: outage
+outage: ## Simulate how long an outage messages survive with the template's receives and back-off
+	cargo test --locked --lib -- --nocapture survival
+
 SECONDS    ?= 60
 CARGO_FUZZ := target/tools/bin/cargo-fuzz
 

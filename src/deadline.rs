@@ -59,7 +59,7 @@ impl Deadline {
         }
     }
 
-    /// What Lambda says of an invocation: `at`, in the runtime's header
+    /// The deadline of an invocation as Lambda gives it: `at`, in the runtime's header
     /// `Lambda-Runtime-Deadline-Ms` (*AWS Lambda Developer Guide*, "Using the Lambda runtime
     /// API for custom runtimes").
     ///
@@ -111,7 +111,7 @@ impl Deadline {
         }
     }
 
-    /// Whether there is time enough to start a handler.
+    /// Returns whether there is time enough to start a handler.
     #[must_use]
     pub fn may_start(&self) -> bool {
         Instant::now() < self.latest_start

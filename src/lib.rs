@@ -17,9 +17,11 @@
 //! struct Receipt { number: u64 }
 //!
 //! async fn charge(order: Order, attempt: Attempt) -> Result<Receipt, Failure> {
-//!     let _cents: f64 = order.amount.parse().permanent()?;  // will fail again: to the DLQ
-//!     let _card = tokio::net::lookup_host("cards.example:443").await?;  // may pass: again later
-//!     if attempt.may_have_run_before() { /* an attempt was cut off: look before charging */ }
+//!     let _cents: f64 = order.amount.parse().permanent()?; // to the dead-letter queue
+//!     if attempt.may_have_run_before() {
+//!         // An earlier attempt may have charged, at or after `attempt.first_claimed_at()`: look.
+//!     }
+//!     let _host = tokio::net::lookup_host("cards.example:443").await.no_effect()?; // nothing sent
 //!     Ok(Receipt { number: 1 })
 //! }
 //!
@@ -40,31 +42,37 @@
 //! | --- | --- |
 //! | [`sqs`] | batches in, failures out: [`Consumer`], [`run()`] |
 //! | [`once`] | how one operation is processed once: [`Once`], [`Inbox`], [`OnItem`], [`Outcome`] |
-//! | [`Handler`], [`Attempt`], [`Failure`], [`Done`] | what you write, what it is told, what it answers |
+//! | [`Handler`], [`Attempt`], [`Failure`], [`Done`] | what you write, what it gets, what it answers |
 //! | [`store`] | where records live: [`DynamoStore`](store::DynamoStore), [`MemoryStore`](store::MemoryStore) |
 //! | [`protocol`] | the rules, as pure functions: who may claim, what a refused write means |
 //! | [`aws`], [`telemetry`] | the SDK set up for Lambda, and logs |
 //!
 //! # What is promised
 //!
-//! 1 to 3 are what a claim is for ([`Once`]); in an [`Inbox`] and [`OnItem`] a handler may run
-//! again, and 4 is what counts.
+//! 1 to 3 are for claims ([`Once`]); in an [`Inbox`] and [`OnItem`] a handler may run again, and 4
+//! is
+//! what counts. 2 to 4 hold while the record is [kept](Once::retention); on an item, while the item
+//! remembers.
 //!
-//! 1. At any time at most one worker holds a live claim on a key, clocks within the
-//!    [lease margin](Once::lease_margin).
-//! 2. A handler whose attempt ran to its recorded end never runs again for that key while the
-//!    record is [kept](Once::retention); after a permanent failure, not for that message (another
-//!    one with the key may try again, unless [`AfterFailure::Replay`](protocol::AfterFailure::Replay)).
-//! 3. Otherwise it runs again only after it reported a retryable failure itself, or after an
-//!    attempt that was cut off (crash, panic, deadline, DynamoDB out of reach, lease lost); then
-//!    it is told: [`Attempt::may_have_run_before`].
-//! 4. An effect that is DynamoDB writes, in one of the modes for it ([`once`]), happens exactly
-//!    once while its record, or on the item its memory, is kept, whatever crashes, is retried or
-//!    gets no answer.
-//! 5. No message is acknowledged unless its operation is done and that is recorded; no result is
-//!    overwritten; every other message goes back to the queue and in the end to its dead-letter queue.
-//! 6. A failing, panicking, slow or malformed message does not change the outcome of another
-//!    in its batch, its FIFO group aside.
+//! 1. At any time at most one worker holds a live claim on a key: clocks within the
+//!    [lease margin](Once::lease_margin), one writing Region per table.
+//! 2. A handler whose success is recorded never runs again for that key, and a message whose
+//!    permanent failure is recorded never runs again.
+//! 3. A handler runs again only after a retryable failure, after an attempt whose end was not
+//!    recorded (crash, panic, deadline, DynamoDB unavailable, lease lost), or for another message,
+//!    after a recorded permanent failure (unless
+//!    [`AfterFailure::Replay`](protocol::AfterFailure::Replay)). It is informed of every earlier
+//! attempt
+//!    that may have had an effect, unless that attempt said that it had none:
+//!    [`Attempt::may_have_run_before`].
+//! 4. Database effects in one of the transactional modes ([`once`]) are applied exactly once,
+//!    whatever crashes, is retried or gets no answer.
+//! 5. No message is acknowledged unless its operation is recorded as done, or SQS confirmed its
+//! copy
+//!    in the dead-letter queue. No result is overwritten.
+//! 6. A failing, panicking, slow or malformed message does not change what is recorded for another.
+//!    It can only delay others of its FIFO group, its key or its batch. Exceptions: a message that
+//!    kills the process, or blocks every thread of the runtime.
 //!
 //! Between an effect outside DynamoDB and the record of it a crash can always fall: such an
 //! effect happens *at least* once, and point 3 is what a handler needs to make it once.

@@ -9,6 +9,7 @@
 mod support;
 
 use std::{
+    collections::BTreeMap,
     num::NonZeroUsize,
     sync::{
         Arc, Mutex,
@@ -31,6 +32,7 @@ use support::{
     consumer::{namespace, process, within},
     dynamo::Dynamo,
     event::{batch, received, record},
+    log,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -100,7 +102,7 @@ fn state(store: &MemoryStore, part: &str) -> State {
 }
 
 #[tokio::test]
-async fn requests_per_message_are_two_for_new_ones_and_one_for_known_ones() {
+async fn new_message_costs_two_requests_and_a_known_one_one() {
     let dynamo = Dynamo::start().await;
     dynamo.create_table("idempotency").await;
     let store = DynamoStore::new(dynamo.client(), "idempotency");
@@ -212,7 +214,7 @@ async fn two_deliveries_of_one_key_run_once_and_share_the_outcome() {
 }
 
 #[tokio::test]
-async fn one_key_with_two_payloads_in_a_batch_runs_the_first_and_refuses_the_second() {
+async fn key_with_two_payloads_in_a_batch_refuses_the_second() {
     async fn take(_: Value, _: Attempt) -> Result<(), Failure> {
         Ok(())
     }
@@ -232,7 +234,7 @@ async fn one_key_with_two_payloads_in_a_batch_runs_the_first_and_refuses_the_sec
 }
 
 #[tokio::test]
-async fn a_key_that_the_handler_changes_while_it_runs_stays_the_messages_own() {
+async fn key_never_changes_with_the_order_in_the_handler() {
     // Bodies are given to the handler by value: there is nothing it could change.
     async fn change(mut order: Value, attempt: Attempt) -> Result<Value, Failure> {
         order["id"] = json!("changed");
@@ -268,7 +270,7 @@ async fn a_record_without_an_id_fails_the_batch_before_anything_runs() {
 }
 
 #[tokio::test]
-async fn what_was_received_most_often_starts_first_and_no_more_run_at_once_than_allowed() {
+async fn message_received_most_often_starts_first() {
     let handler = Obedient::default();
     let consumer = |n| {
         let one = consumer(MemoryStore::default(), &handler);
@@ -285,7 +287,7 @@ async fn what_was_received_most_often_starts_first_and_no_more_run_at_once_than_
 }
 
 #[tokio::test]
-async fn a_handler_that_hangs_is_cut_off_and_everything_is_answered_in_time() {
+async fn hanging_handler_is_cut_off_and_the_batch_answered_in_time() {
     let (store, handler) = (MemoryStore::default(), Obedient::default());
     let consumer = consumer(store.clone(), &handler).concurrency(NonZeroUsize::MIN);
     let event = batch([
@@ -303,17 +305,100 @@ async fn a_handler_that_hangs_is_cut_off_and_everything_is_answered_in_time() {
     assert!(lease_until <= Timestamp::now(), "abandoned");
 }
 
+/// The outcome that was logged of each message, and the line on those that did not finish.
+fn told_at_the_deadline() -> (BTreeMap<String, String>, Option<Value>) {
+    let (mut outcomes, mut unfinished) = (BTreeMap::new(), None);
+    for line in log::lines() {
+        let fields = &line["fields"];
+        let text = |name: &str| fields[name].as_str().unwrap().to_owned();
+        match text("message").as_str() {
+            "message processed" => {
+                let before = outcomes.insert(text("message_id"), text("outcome"));
+                assert_eq!(before, None, "one line each");
+            }
+            "messages did not finish before the deadline" => {
+                assert_eq!(unfinished, None, "one line");
+                unfinished = Some(fields.clone());
+            }
+            _ => {}
+        }
+    }
+    (outcomes, unfinished)
+}
+
+fn outcomes<const N: usize>(expected: [(&str, &str); N]) -> BTreeMap<String, String> {
+    expected
+        .map(|(id, outcome)| (id.to_owned(), outcome.to_owned()))
+        .into()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_handler_that_blocks_its_thread_does_not_delay_the_answer() {
+async fn handler_that_blocks_its_thread_never_delays_the_response() {
+    let (store, handler) = (MemoryStore::default(), Obedient::default());
+    let consumer = consumer(store, &handler);
+    let consumer = Arc::new(consumer.concurrency(NonZeroUsize::MIN));
+    let event = batch([
+        received("m-1", &json!("succeed"), 3),
+        received("blocks", &json!("block"), 2),
+        received("m-2", &json!("succeed"), 1),
+    ]);
+    log::start();
+    let started = Instant::now();
+    let failed = process(&consumer, event, within(2 * SECOND)).await;
+    assert_eq!(failed, ["blocks", "m-2"]);
+    assert!(started.elapsed() < 2 * SECOND);
+    let (logged, unfinished) = told_at_the_deadline();
+    // The third is logged on another thread.
+    assert_eq!(
+        logged,
+        outcomes([("blocks", "out_of_time"), ("m-2", "not_started")])
+    );
+    let unfinished = unfinished.unwrap();
+    assert_eq!(unfinished["unfinished"], 2);
+    assert_eq!(unfinished["blocking"], "blocks");
+    assert_eq!(unfinished["not_started"], "m-2");
+    assert_eq!(unfinished["cut_off"], "");
+}
+
+#[tokio::test]
+async fn messages_cut_off_at_the_deadline_are_named_in_one_line() {
+    let (store, handler) = (MemoryStore::default(), Obedient::default());
+    let consumer = consumer(store, &handler).concurrency(NonZeroUsize::MIN);
+    let event = batch([
+        received("done", &json!("succeed"), 3),
+        received("hangs", &json!("hang"), 2),
+        received("waits", &json!("succeed"), 1),
+    ]);
+    log::start();
+    let failed = process(&Arc::new(consumer), event, within(SECOND)).await;
+    assert_eq!(failed, ["hangs", "waits"]);
+    let (logged, unfinished) = told_at_the_deadline();
+    let expected = [
+        ("done", "done"),
+        ("hangs", "out_of_time"),
+        ("waits", "not_started"),
+    ];
+    assert_eq!(logged, outcomes(expected));
+    let unfinished = unfinished.unwrap();
+    assert_eq!(unfinished["unfinished"], 2);
+    assert_eq!(unfinished["cut_off"], "hangs");
+    assert_eq!(unfinished["not_started"], "waits");
+    assert_eq!(unfinished["blocking"], "");
+}
+
+#[tokio::test]
+async fn batch_that_finishes_says_nothing_of_the_deadline() {
     let (store, handler) = (MemoryStore::default(), Obedient::default());
     let consumer = Arc::new(consumer(store, &handler));
-    let event = batch([
-        record("blocks", &json!("block")),
-        record("m-1", &json!("succeed")),
-    ]);
-    let started = Instant::now();
-    assert_eq!(process(&consumer, event, within(SECOND)).await, ["blocks"]);
-    assert!(started.elapsed() < SECOND);
+    let event = batch([fifo("m-1", "g", "fail"), fifo("m-2", "g", "succeed")]);
+    log::start();
+    process(&consumer, event, within(10 * SECOND)).await;
+    let (logged, unfinished) = told_at_the_deadline();
+    assert_eq!(
+        logged,
+        outcomes([("m-1", "retryable_failure"), ("m-2", "not_started")])
+    );
+    assert_eq!(unfinished, None, "that is not the deadline's doing");
 }
 
 #[tokio::test(start_paused = true)]
@@ -339,7 +424,7 @@ async fn an_invocations_deadline_is_made_of_the_settings() {
 }
 
 #[tokio::test]
-async fn what_must_not_change_under_one_key_is_a_setting() {
+async fn fingerprint_of_a_key_is_a_setting() {
     let of_order = |id: &str, order: &str| {
         let mut record = record(id, &json!(order));
         record["messageAttributes"] = json!({

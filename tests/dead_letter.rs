@@ -111,7 +111,7 @@ impl World {
     fn is_failed(&self, message_id: &str) -> bool {
         let key = Key::new(&namespace(), [message_id]).unwrap();
         let record = self.store.get(&key);
-        record.is_some_and(|record| matches!(record.state, State::Failed { .. }))
+        record.is_some_and(|record| matches!(record.state, State::Failed))
     }
 }
 

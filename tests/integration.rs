@@ -27,7 +27,7 @@ use support::{
     dynamo::{create_table, record, text},
     event::{batch, failed, order},
     gateway::{Gateway, Reply},
-    runtime_api::{Answer, Env, FUNCTION_NAME, Lambda},
+    runtime_api::{Answer, FUNCTION_NAME, Lambda},
 };
 use tokio::{
     join,
@@ -153,21 +153,22 @@ impl World {
     }
 
     async fn consumer(&self) -> Lambda {
-        self.consumer_with_backoff("1s").await
+        self.consumer_with(&[]).await
     }
 
-    async fn consumer_with_backoff(&self, base: &str) -> Lambda {
+    async fn consumer_with(&self, settings: &[(&str, &str)]) -> Lambda {
         let env = [
             ("AWS_ENDPOINT_URL", self.endpoint.as_str()),
             ("IDEMPOTENCY_TABLE_NAME", &self.table),
             ("IDEMPOTENCY_KEY", self.key.source()),
             // The lease then ends with the function's time, before the message is seen again.
             ("IDEMPOTENCY_LEASE_MARGIN", "0s"),
-            ("CONSUMER_BACKOFF_BASE", base),
+            ("CONSUMER_BACKOFF_BASE", "1s"),
             ("PAYMENT_GATEWAY_URL", self.gateway.url()),
         ];
-        let env = env.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        Lambda::start(Env::from(env)).await
+        let env = env.iter().chain(settings);
+        let env = env.map(|(name, value)| (name.to_string(), value.to_string()));
+        Lambda::start(env.collect()).await
     }
 
     async fn send(&self, id: &str) -> Sent {
@@ -504,6 +505,30 @@ async fn permanent_failure_is_dead_lettered_within_seconds() {
 }
 
 #[tokio::test]
+async fn declined_order_is_dead_lettered_directly_with_its_reason() {
+    in_each_world_that_hides(LONG, async |world| {
+        let lambda = world.consumer_with(&[("CONSUMER_DEAD_LETTER", "on")]).await;
+        world.gateway.script("declined", [Reply::Status(402)]);
+        let sent = world.send("declined").await;
+        let messages = world.receive_some(&world.queue).await;
+        let answer = lambda.invoke(world.event(&messages), TIME).await;
+        assert_eq!(failed(&answer.response()), [""; 0]);
+
+        let letters = world.receive_some(&world.dead_letters).await;
+        assert_eq!(letters.len(), 1);
+        let body = order("declined").to_string();
+        assert_eq!(letters[0].body.as_deref(), Some(body.as_str()));
+        let attributes = letters[0].message_attributes.as_ref().unwrap();
+        let text = |name: &str| attributes[name].string_value.as_deref().unwrap();
+        assert_eq!(text("SqsOnceReason"), "permanent_failure");
+        assert_eq!(text("SqsOnceKey"), world.record_id(&sent));
+        assert!(text("SqsOnceError").contains("402"));
+        assert_eq!(world.status(&sent).await, "FAILED");
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn conflict_uses_up_one_receive_however_long_the_lease() {
     // Visible again every second, the message would be dead before the lease ends.
     in_each_world_that_hides(Duration::from_secs(1), async |world| {
@@ -533,7 +558,9 @@ async fn conflict_uses_up_one_receive_however_long_the_lease() {
 #[tokio::test]
 async fn failing_gateway_sees_retries_spread_over_the_back_off() {
     in_each_world_that_hides(LONG, async |world| {
-        let lambda = world.consumer_with_backoff("4s").await;
+        let lambda = world
+            .consumer_with(&[("CONSUMER_BACKOFF_BASE", "4s")])
+            .await;
         let orders = (1..=16).map(|n| format!("o-{n}")).collect::<Vec<_>>();
         for name in &orders {
             world.gateway.script(name, [Reply::Status(503)]);

@@ -322,14 +322,33 @@ async fn other_payload_waits_until_the_record_is_deleted() {
 
 /// DynamoDB's TTL deletes a record past its end: the promises hold while it is kept.
 #[tokio::test]
-async fn redelivery_after_ttl_deletion_runs_again() {
+async fn redrive_after_ttl_deletion_runs_again() {
     let (store, runs) = (Lossy::default(), Runs::default());
     run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     assert_eq!(record(&store).expires_at, now().as_secs() + 20 * 24 * 3600);
+    // A redriven message has a new id.
+    let redriven = run(&store, operation("m-2", "p"), &runs, Ok(2)).await;
+    assert!(matches!(redriven, Outcome::Duplicate(_)));
+
     store.store.remove(&key());
-    let again = run(&store, operation("m-1", "p"), &runs, Ok(2)).await;
+    let again = run(&store, operation("m-3", "p"), &runs, Ok(2)).await;
     assert!(matches!(again, Outcome::Done(_)));
     assert_eq!((runs.count(), runs.last().attempts), (2, 0));
+}
+
+#[tokio::test]
+async fn other_payload_waits_after_retryable_failures() {
+    let (store, runs) = (Lossy::default(), Runs::default());
+    let first = now();
+    for _ in 0..5 {
+        run(&store, operation("m-1", "p"), &runs, busy()).await;
+        pass(SECOND);
+    }
+    let corrected = run(&store, operation("m-2", "corrected"), &runs, Ok(1)).await;
+    assert!(
+        matches!(corrected, Outcome::PayloadConflict { open_since } if open_since == Some(first))
+    );
+    assert_eq!(runs.count(), 5);
 }
 
 #[tokio::test]

@@ -14,9 +14,10 @@ use serde_json::{Value, json};
 use support::{
     PATIENCE,
     dynamo::{Dynamo, Item, number, text},
-    event::{batch, failed, order, received, record},
+    event::{QUEUE_ARN, batch, failed, order, received, record},
     gateway::{Gateway, Reply},
     runtime_api::{Answer, Env, FUNCTION_NAME, Lambda, consumer, example},
+    sqs::{Mood, Sqs},
 };
 use tokio::{
     join,
@@ -350,6 +351,67 @@ async fn only_what_failed_goes_back_and_what_failed_for_good_is_not_tried_again(
     }
 }
 
+/// A consumer with the settings `more`, whose queues are those of `sqs`.
+async fn with_queues(stage: &Stage, sqs: &Sqs, more: &[(&str, &str)]) -> Lambda {
+    let url = [
+        ("AWS_ENDPOINT_URL_SQS", sqs.endpoint()),
+        ("CONSUMER_VISIBILITY", "on"),
+    ];
+    stage.consumer(&[&url, more].concat()).await
+}
+
+#[tokio::test]
+async fn declined_order_is_dead_lettered_after_one_receive() {
+    let (stage, sqs) = (Stage::set().await, Sqs::start(Mood::Willing).await);
+    let lambda = with_queues(&stage, &sqs, &[("CONSUMER_DEAD_LETTER", "on")]).await;
+    stage.gateway.script("declined", [Reply::Status(402)]);
+    stage.dynamo.reset_counts();
+    let event = batch([
+        record("m-1", &order("o-1")),
+        record("m-2", &order("declined")),
+    ]);
+    let response = lambda.invoke(event, TIME).await.response();
+    assert_eq!(failed(&response), [""; 0]);
+    assert_eq!(stage.status("m-2").await, "FAILED");
+    let copies = sqs.sent_to("/orders-dead");
+    assert_eq!(copies.len(), 1);
+    let text = |name: &str| copies[0]["MessageAttributes"][name]["StringValue"].clone();
+    assert_eq!(text("SqsOnceReason"), log::PERMANENT);
+    assert_eq!(text("SqsOnceKey"), format!("{FUNCTION_NAME}#m-2"));
+    assert!(text("SqsOnceError").as_str().unwrap().contains("402"));
+    // Two writes for each of the two orders.
+    assert_eq!(stage.dynamo.counts().values().sum::<usize>(), 4);
+}
+
+#[tokio::test]
+async fn fifo_group_is_charged_behind_a_declined_order() {
+    let (stage, sqs) = (Stage::set().await, Sqs::start(Mood::Willing).await);
+    let ids = ["bad", "good-1", "good-2"];
+    let event = || {
+        batch(ids.map(|id| {
+            let mut message = record(id, &order(id));
+            message["eventSourceARN"] = json!(format!("{QUEUE_ARN}.fifo"));
+            message["attributes"]["MessageGroupId"] = json!("customer-17");
+            message
+        }))
+    };
+    stage.gateway.script("bad", [Reply::Status(402)]);
+    let stop = ("CONSUMER_FIFO_AFTER_PERMANENT", "stop");
+    let lambda = with_queues(&stage, &sqs, &[stop]).await;
+    let response = lambda.invoke(event(), TIME).await.response();
+    assert_eq!(failed(&response), ids);
+    assert_eq!(stage.gateway.calls().len(), 1);
+
+    let lambda = with_queues(&stage, &sqs, &[]).await;
+    for _ in 0..2 {
+        let response = lambda.invoke(event(), TIME).await.response();
+        assert_eq!(failed(&response), ["bad"]);
+    }
+    for id in ids {
+        assert_eq!(stage.charges(id), 1, "{id}");
+    }
+}
+
 #[tokio::test]
 async fn a_slow_gateway_is_cut_off_in_time_and_the_next_attempt_is_told() {
     let stage = Stage::set().await;
@@ -458,7 +520,7 @@ async fn fails_closed(endpoint: &str) {
     let gateway = Gateway::start().await;
     let lambda = Lambda::start(env(endpoint, gateway.url(), &[])).await;
     let answer = lambda.invoke(orders(1..=3), Duration::from_secs(3)).await;
-    assert_eq!(failed(&answer.response()), ["m-1", "m-2", "m-3"]);
+    assert_eq!(answer.error()["errorType"], "StoreUnavailable");
     assert_eq!(outcomes(&lambda, 3).await, [log::STORE_UNAVAILABLE; 3]);
     assert!(gateway.calls().is_empty());
 }
@@ -472,10 +534,21 @@ async fn a_missing_table_is_told_at_the_start_in_words_and_fails_closed() {
         line["level"] == "WARN" && error.contains("no such table") && error.contains(TABLE)
     };
     lambda.logged(1, told).await;
-    let response = lambda.invoke(orders(1..=2), TIME).await.response();
-    assert_eq!(failed(&response), ["m-1", "m-2"]);
+    let error = lambda.invoke(orders(1..=2), TIME).await.error();
+    assert_eq!(error["errorType"], "StoreUnavailable");
+    let text = error["errorMessage"].as_str().unwrap();
+    assert!(text.contains("no such table"), "{error}");
     assert_eq!(outcomes(&lambda, 2).await, [log::STORE_UNAVAILABLE; 2]);
     assert!(gateway.calls().is_empty());
+}
+
+#[tokio::test]
+async fn outage_of_dynamodb_fails_no_invocation_where_so_set() {
+    let (dynamo, gateway) = (Dynamo::start().await, Gateway::start().await);
+    let off = [("CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE", "off")];
+    let lambda = Lambda::start(env(dynamo.endpoint(), gateway.url(), &off)).await;
+    let response = lambda.invoke(orders(1..=2), TIME).await.response();
+    assert_eq!(failed(&response), ["m-1", "m-2"]);
 }
 
 #[tokio::test]

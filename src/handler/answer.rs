@@ -1,4 +1,4 @@
-//! What a handler answers with: an output, alone or with writes ([`Done`]).
+//! The answer of a handler: an output, alone or with writes ([`Done`]).
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use crate::{
     store::{IntoWrite, MAX_WRITES, Refused, Write},
 };
 
-/// What a handler may answer with, and with it, how its operations are processed once
+/// The type of a handler's answer, and with it, how its operations are processed once
 /// ([`once`](crate::once)):
 ///
 /// | answer | for effects |
@@ -20,7 +20,7 @@ use crate::{
 /// | [`Done`] of it | in DynamoDB, that commit together with the record |
 /// | [`Change`](crate::Change) of it | on one item, which keeps the key itself |
 pub trait Answer: Send {
-    /// What is remembered as the result, as JSON.
+    /// The result that is stored, as JSON.
     type Result: Serialize + Send;
 }
 
@@ -71,7 +71,7 @@ impl<O: Serialize + Send> Answer for Done<O> {
 /// # Writes that are refused
 ///
 /// The record decides first: if the operation is done already, nothing is written. If a
-/// write's own condition is not met, the operation has failed for good, unless
+/// write's own condition is not met, the operation has failed permanently, unless
 /// [`on_refused`](Self::on_refused) says otherwise. Collisions with other transactions and
 /// throttling are tried again while there is time.
 pub struct Done<O> {
@@ -107,8 +107,9 @@ impl<O> Done<O> {
         writes.into_iter().fold(self, Self::with)
     }
 
-    /// What it means that conditions of the writes are not met: a failure, or another answer in
-    /// place of this one. Without it, the operation has failed for good.
+    /// Decides what follows from conditions of the writes that are not met: a failure, or another
+    /// answer in
+    /// place of this one. Without it, the operation has failed permanently.
     ///
     /// Nothing was written when this is asked. It is for deciding, not for effects: it may be
     /// asked again for the same message.

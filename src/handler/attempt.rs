@@ -1,4 +1,4 @@
-//! What a handler is told: [`Attempt`].
+//! [`Attempt`]: the facts that a handler gets beside the message.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -7,7 +7,7 @@ use crate::{
     protocol::{AttemptEnd, Claimed, Key, Timestamp},
 };
 
-/// What a handler is told about the attempt it makes.
+/// One attempt at an operation: its key, its delivery, its deadline and its history.
 #[derive(Clone, Debug)]
 pub struct Attempt {
     key: Key,
@@ -79,7 +79,8 @@ impl Attempt {
         &self.history
     }
 
-    /// Whether an earlier attempt may have had its effect without that being recorded. Look whether
+    /// Returns whether an earlier attempt may have had its effect without that being recorded.
+    /// Look whether
     /// it did before you do it again.
     ///
     /// Look before you return a permanent failure too: it is stored, and says that the operation
@@ -190,7 +191,7 @@ impl From<&Claimed> for History {
     }
 }
 
-/// What is known of the message's delivery.
+/// One delivery of a message, as SQS describes it.
 ///
 /// ```
 /// use std::collections::HashMap;

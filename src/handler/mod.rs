@@ -1,4 +1,5 @@
-//! What a user writes: a [`Handler`], told about its [`Attempt`], answering with an output or
+//! The user's part: a [`Handler`], which gets a message and its [`Attempt`] and returns an output
+//! or
 //! a [`Failure`].
 
 mod answer;
@@ -46,15 +47,16 @@ use crate::protocol::StoredResult;
 /// # Being cut off
 ///
 /// The future is dropped at its next `.await` when the invocation's time is up, and the next
-/// attempt is told. What the future does not hold goes on: code that blocks its thread, and tasks
+/// attempt is informed. What the future does not hold goes on: code that blocks its thread, and
+/// tasks
 /// it has spawned (`tokio::spawn`, `spawn_blocking`). Such work must end by itself within
 /// [`Attempt::time_left`], or it may run beside the next attempt; and where handlers block every
 /// thread of the runtime, not even the rest of the batch can be answered in time.
 pub trait Handler: Send + Sync + 'static {
-    /// What the message's body is, as JSON. A body that is something else is a permanent
+    /// The type of the message's body, as JSON. A body of another type is a permanent
     /// failure.
     type Message: DeserializeOwned + Send;
-    /// What is remembered as the result, as JSON of at most 392 KB. A longer one is not
+    /// The result that is stored, as JSON of at most 392 KB. A longer one is not
     /// stored; the operation is done all the same.
     /// Or a [`Done`] of that, for effects that are DynamoDB writes (see [`Answer`]).
     type Output: Answer;
@@ -88,7 +90,8 @@ pub trait Handler: Send + Sync + 'static {
     ///         Ok(17)
     ///     }
     ///
-    ///     async fn on_duplicate(&self, ticket: Stored<u64>, attempt: Attempt) -> Result<(), Failure> {
+    ///     async fn on_duplicate(&self, ticket: Stored<u64>, attempt: Attempt) -> Result<(),
+    /// Failure> {
     ///         match ticket.output()? {
     ///             Some(ticket) => println!("{} had ticket {ticket}", attempt.key()),
     ///             None => println!("{} had a ticket that was not kept", attempt.key()),
@@ -129,7 +132,8 @@ pub struct Stored<O> {
 }
 
 impl<O> Stored<O> {
-    /// What a record holds. Handlers are given theirs; make one to test a handler by itself.
+    /// The output in a record. The library gives it to handlers; make one to test a handler by
+    /// itself.
     #[must_use]
     pub fn new(result: StoredResult) -> Self {
         Self {
@@ -165,7 +169,7 @@ impl<O> Stored<O> {
     }
 }
 
-/// What can be made into a [`Handler`]: a handler, or an async function.
+/// A type that can be made into a [`Handler`]: a handler, or an async function.
 ///
 /// `Via` only tells the compiler which of the two; it is always inferred.
 ///

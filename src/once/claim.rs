@@ -22,12 +22,12 @@ use crate::{
     store::{ClaimAnswer, RecordWrite, SettleAnswer, Store, StoreError, TransactionalStore},
 };
 
-/// Runs operations once, remembering them in a [`Store`].
+/// Runs operations once, with their records in a [`Store`].
 ///
 /// ```text
 /// attempt 1  claim ──── handler ──────── cut off at `stop`, or crashed
 ///            |<────────────── lease ───────────────>|
-/// attempt 2       claim: conflict                     claim: takeover, and is told
+/// attempt 2       claim: conflict                     claim: takeover, and is informed
 /// attempt 3                                                             claim: duplicate
 /// ```
 ///
@@ -51,7 +51,8 @@ pub struct Once<S> {
 }
 
 impl<S: Store> Once<S> {
-    /// Keeps records in `store` for 20 days ([`retention`](Self::retention)), with a lease margin of
+    /// Keeps records in `store` for 20 days ([`retention`](Self::retention)), with a lease margin
+    /// of
     /// one second.
     #[must_use]
     pub fn new(store: S) -> Self {
@@ -72,7 +73,7 @@ impl<S: Store> Once<S> {
         Self { retention, ..self }
     }
 
-    /// What a lease lasts longer than the invocation: by how much two workers' clocks may
+    /// The time that a lease lasts longer than the invocation: by how much two workers' clocks may
     /// differ.
     #[must_use]
     pub fn lease_margin(self, lease_margin: Duration) -> Self {
@@ -82,7 +83,7 @@ impl<S: Store> Once<S> {
         }
     }
 
-    /// What a FAILED record does to another message with its key.
+    /// Sets the effect of a FAILED record on another message with its key.
     #[must_use]
     pub fn after_failure(self, after_failure: AfterFailure) -> Self {
         Self {
@@ -115,7 +116,7 @@ impl<S: Store> Once<S> {
     /// Runs one operation; see [`Mode::run`].
     ///
     /// If the future that this returns is dropped, that is a crash: the claim stays until its
-    /// lease ends, and the next attempt is told.
+    /// lease ends, and the next attempt is informed.
     pub async fn run<W, F, A>(&self, operation: Operation, work: W) -> Outcome
     where
         Self: Mode<A>,
@@ -162,7 +163,7 @@ impl<S: Store> Once<S> {
         deadline.at() + self.lease_margin
     }
 
-    /// What a claim of this operation asks for, made now.
+    /// A claim of this operation, made now.
     pub(super) fn request(
         &self,
         key: &Key,

@@ -17,14 +17,14 @@ use crate::{
     store::{Commit, CommitAnswer, RecordWrite, Refused, StoreError, TransactionalStore, Write},
 };
 
-/// What became of a commit.
+/// The answer to a commit.
 pub(super) enum Committed {
     Applied,
     /// By the record.
     Refused(Option<Record>),
     /// By other conditions, or because it can never be. Nothing was written.
     Declined(Declined),
-    /// Nobody knows, or it collided until time was up.
+    /// No answer came, or it met contention until no time was left.
     Unknown(Outcome),
 }
 

@@ -8,7 +8,7 @@
 //! | one item of DynamoDB | [`OnItem`]: one conditional write | [`Change`] |
 //!
 //! With the first, a crash between the effect and the record of it runs the handler again, and it
-//! is told. With the others, the effect happens exactly once. A [`Consumer`](crate::Consumer)
+//! is informed. With the others, the effect happens exactly once. A [`Consumer`](crate::Consumer)
 //! takes each of them. None knows of SQS, so they serve an HTTP API as well:
 //!
 //! ```
@@ -17,7 +17,8 @@
 //! use sqs_once::protocol::{Fingerprint, Key, Namespace, Timestamp};
 //! use sqs_once::store::MemoryStore;
 //!
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn
+//! std::error::Error>> {
 //! let once = Once::new(MemoryStore::default());
 //! let operation = || -> Result<Operation, Box<dyn std::error::Error>> {
 //!     Ok(Operation::new(

@@ -13,7 +13,7 @@ use crate::{Attempt, Deadline, Failure, handler::Answer, protocol::Timestamp};
 /// [`Once`](crate::Once), [`Inbox`](crate::Inbox) and [`OnItem`](crate::OnItem) are the three; a
 /// [`Consumer`](crate::Consumer) takes each of them.
 pub trait Mode<A: Answer>: Send + Sync + 'static {
-    /// Runs `work` unless the operation is done, has failed, or is somebody else's just now,
+    /// Runs `work` unless the operation is done, has failed, or is claimed by another worker,
     /// and sees to it that its effect happens once.
     ///
     /// `work` is cut off when [`Deadline::time_left`] is zero, and its panics are caught (a

@@ -23,9 +23,9 @@ use crate::{
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Operation {
-    /// What makes two deliveries the same operation.
+    /// The idempotency key: deliveries with the same key are the same operation.
     pub key: Key,
-    /// What must not change under that key; `None` does not look.
+    /// The fingerprint of the payload, which must not change under the key; `None` is not compared.
     pub fingerprint: Option<Fingerprint>,
     /// The message that asks for it.
     pub delivery: Delivery,

@@ -54,15 +54,15 @@ pub enum Outcome {
     KeyReused,
     /// There was not enough time left. Nothing ran.
     NotStarted,
-    /// The handler panicked. After a claim, the next attempt is told.
+    /// The handler panicked. After a claim, the next attempt is informed.
     Panicked,
-    /// The handler was cut off at the deadline. After a claim, the next attempt is told.
+    /// The handler was cut off at the deadline. After a claim, the next attempt is informed.
     OutOfTime,
     /// The handler ran, but meanwhile its lease was over and somebody else went on. Their
     /// record is as they left it, and settles the message.
     LeaseLost,
     /// The handler ran and succeeded, but that could not be recorded. The claim is kept; when
-    /// its lease is over, the next attempt is told.
+    /// its lease has ended, the next attempt is informed.
     CompletionUnrecorded(Arc<StoreError>),
     /// The handler failed permanently, but that could not be recorded, so the message runs again.
     FailureUnrecorded {
@@ -79,7 +79,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Whether the operation is recorded as done: only then may a message be acknowledged.
+    /// Returns whether the operation is recorded as done. Only then may a message be acknowledged.
     #[must_use]
     pub const fn is_success(&self) -> bool {
         matches!(self, Self::Done(_) | Self::Duplicate(_))
@@ -109,7 +109,7 @@ impl Outcome {
     }
 }
 
-/// What a handler says of itself.
+/// The outcome of a failure that nothing had to record.
 impl From<Failure> for Outcome {
     fn from(failure: Failure) -> Self {
         match failure {
@@ -133,7 +133,7 @@ impl From<Refusal> for Outcome {
     }
 }
 
-/// What happened and what follows, for people. Never payload, and never a result.
+/// Describes the outcome and what follows, for people. It contains no payload and no result.
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

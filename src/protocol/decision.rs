@@ -8,7 +8,7 @@ use super::record::{
     Record, State, StoredResult, Timestamp,
 };
 
-/// Whether `record` (`None`: there is no record) admits the claim.
+/// Returns whether `record` (`None`: there is no record) admits the claim.
 ///
 /// This is the claim's condition. [`crate::store::DynamoStore`] writes the same rule as condition
 /// expressions, [`crate::store::MemoryStore`] calls this function, and one conformance suite
@@ -109,7 +109,8 @@ impl Claimed {
         }
     }
 
-    /// Whether `first_claimed_at` is the time of this claim, and goes when its attempt is closed.
+    /// Returns whether `first_claimed_at` is the time of this claim, and goes when its attempt is
+    /// closed.
     #[must_use]
     pub const fn is_first_open(&self) -> bool {
         self.open_since.is_none()
@@ -230,7 +231,7 @@ pub enum Settlement {
         error: String,
         /// The message that failed: it never runs again.
         message_id: String,
-        /// Whether this claim set `first_claimed_at` ([`Claimed::is_first_open`]), which then goes.
+        /// True if this claim set `first_claimed_at` ([`Claimed::is_first_open`]), which then goes.
         first_open: bool,
         /// The end of the record's retention, in seconds since the epoch.
         expires_at: u64,
@@ -335,7 +336,7 @@ impl Settlement {
     }
 }
 
-/// Whether `fence` may settle `record`: the condition of every write after the claim.
+/// Returns whether `fence` may settle `record`: the condition of every write after the claim.
 #[must_use]
 pub fn may_settle(record: Option<&Record>, fence: &Fence) -> bool {
     record.is_some_and(|record| {

@@ -15,7 +15,7 @@ const ESCAPE: char = '\\';
 /// The most bytes a [`Namespace`] may have.
 pub const MAX_NAMESPACE_BYTES: usize = 256;
 
-/// What keeps consumers that share a table apart: the first part of every key.
+/// The first part of every key. It separates consumers that share a table.
 ///
 /// ```
 /// use sqs_once::protocol::Namespace;

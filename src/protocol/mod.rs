@@ -7,7 +7,7 @@
 //! | [`decision`] | who may claim, and what a refused write means |
 //! | [`powertools`] | what Powertools for AWS Lambda makes of a key |
 //!
-//! What decides is a pure function of its arguments, so a reader can check it
+//! Each decision is a pure function of its arguments, so a reader can check it
 //! against the tables in the crate's `DESIGN.md`, and a test can try every row.
 
 pub mod decision;

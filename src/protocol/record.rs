@@ -1,4 +1,4 @@
-//! What is remembered of an operation ([`Record`]), and who may change it ([`Fence`]).
+//! [`Record`]: the item for one key. [`Fence`]: the condition of a change of it.
 
 use std::{
     collections::BTreeSet,
@@ -14,7 +14,7 @@ pub const MAX_ITEM_BYTES: usize = 400 * 1024;
 
 /// The most bytes of a handler's output that are stored.
 ///
-/// What is left of [`MAX_ITEM_BYTES`] when the key (at most 2 KB), a message id and the
+/// The rest of [`MAX_ITEM_BYTES`] when the key (at most 2 KB), a message id and the
 /// other attributes have had their room.
 pub const MAX_RESULT_BYTES: usize = MAX_ITEM_BYTES - 8 * 1024;
 
@@ -45,7 +45,7 @@ impl Timestamp {
         Self(millis)
     }
 
-    /// What the system's clock says. Before 1970 it says 0.
+    /// The time of the system's clock; 0 before 1970.
     #[must_use]
     pub fn now() -> Self {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
@@ -99,7 +99,7 @@ impl std::ops::Add<Duration> for Timestamp {
     }
 }
 
-/// Who holds a claim: a random token, a fresh one per claim.
+/// The owner of a claim: a random token, new for each claim.
 ///
 /// ```
 /// use sqs_once::protocol::Owner;
@@ -280,13 +280,13 @@ pub struct Record {
 }
 
 impl Record {
-    /// Whether the record is past its `expires_at`, and counts as absent.
+    /// Returns whether the record is past its `expires_at`, and counts as absent.
     #[must_use]
     pub const fn is_expired(&self, now: Timestamp) -> bool {
         self.expires_at < now.as_secs()
     }
 
-    /// Whether it is a claim that another program made: no owner of ours can be its fence.
+    /// Returns whether it is a claim that another program made: no owner of ours can be its fence.
     pub(super) const fn is_foreign_claim(&self) -> bool {
         matches!(self.state, State::InProgress { .. }) && self.owner.is_none()
     }
@@ -302,9 +302,9 @@ impl Record {
 pub struct ClaimRequest {
     /// The operation.
     pub key: Key,
-    /// Who asks.
+    /// The token of the claim.
     pub owner: Owner,
-    /// What its payload is.
+    /// The fingerprint of the payload; `None` is not compared.
     pub fingerprint: Option<Fingerprint>,
     /// The message that carries it.
     pub message_id: String,
@@ -314,7 +314,7 @@ pub struct ClaimRequest {
     pub lease_until: Timestamp,
     /// Seconds since the epoch until which the record is kept at least.
     pub expires_at: u64,
-    /// What a FAILED record does to another message.
+    /// The effect of a FAILED record on another message.
     pub after_failure: AfterFailure,
 }
 
@@ -363,7 +363,7 @@ impl ClaimRequest {
         }
     }
 
-    /// What this claim's later writes are conditional on.
+    /// The condition of this claim's later writes.
     #[must_use]
     pub fn fence(&self) -> Fence {
         Fence {
@@ -373,13 +373,13 @@ impl ClaimRequest {
     }
 }
 
-/// What every write after the claim is conditional on: the record is still this owner's
+/// The condition of every write after the claim: the record still has this owner
 /// and still `IN_PROGRESS`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fence {
     /// The operation.
     pub key: Key,
-    /// Who claimed it.
+    /// The token of the claim.
     pub owner: Owner,
 }
 

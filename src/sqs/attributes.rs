@@ -32,7 +32,7 @@ pub(super) struct Attributes {
     warned_of_retention: AtomicBool,
 }
 
-/// What is known of one queue.
+/// The known attributes of one queue.
 #[derive(Debug, Default)]
 struct Look {
     facts: Option<Arc<Facts>>,
@@ -68,7 +68,7 @@ impl Attributes {
         }
     }
 
-    /// What was last read of a queue.
+    /// The attributes of a queue as they were last read.
     pub(super) fn known(&self, arn: &str) -> Option<Arc<Facts>> {
         let of_queue = lock(&self.of_queue);
         of_queue.get(arn)?.borrow().facts.clone()
@@ -97,7 +97,7 @@ impl Attributes {
         }
     }
 
-    /// What is known of a queue once [`look`](Self::look) has read it, waiting for that until
+    /// The attributes of a queue once [`look`](Self::look) has read them, waiting for that until
     /// `until`.
     pub(super) async fn wait(&self, arn: &str, until: Instant) -> Option<Arc<Facts>> {
         let look = lock(&self.of_queue).get(arn).map(watch::Sender::subscribe);

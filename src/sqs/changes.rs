@@ -44,12 +44,15 @@ const BUDGET: Duration = Duration::from_secs(2);
 /// after the queue's own visibility timeout. An endpoint that can't be reached, or gives no answer
 /// within a second and a half, is not asked again for five minutes.
 ///
-/// The first permanent failure makes the consumer read the queue's redrive policy and retention, and
-/// again after an hour; no response to Lambda waits for them. A queue without a dead-letter queue is
+/// The first permanent failure makes the consumer read the queue's redrive policy and retention,
+/// and
+/// again after an hour; no response to Lambda waits for them. A queue without a dead-letter queue
+/// is
 /// warned of once.
 ///
 /// The role needs `sqs:GetQueueUrl` and `sqs:GetQueueAttributes`, used once or twice per queue, and
-/// `sqs:ChangeMessageVisibility`. A queue of another account must allow these; one of another region
+/// `sqs:ChangeMessageVisibility`. A queue of another account must allow these; one of another
+/// region
 /// is called there.
 ///
 /// ```no_run
@@ -107,7 +110,7 @@ impl Visibility {
     /// ```no_run
     /// # use sqs_once::sqs::Visibility;
     /// # fn visibility(client: aws_sdk_sqs::Client) -> Visibility {
-    /// let days = |days| std::time::Duration::from_secs(days * 24 * 3600);
+    /// let days = |days: u64| std::time::Duration::from_secs(days * 24 * 3600);
     /// Visibility::new(client).record_retention(days(20))
     /// # }
     /// ```
@@ -174,7 +177,7 @@ impl Visibility {
     /// Answers those whose copies are confirmed. Leaves half the time until `answer`.
     pub(super) async fn dead_letter_all<'a>(
         &self,
-        batch: &[(&'a Message, Option<&'a Processed>)],
+        batch: &[(&'a Message, &'a Processed)],
         answer: Instant,
     ) -> HashSet<&'a MessageId> {
         if !self.dead_letter {
@@ -187,17 +190,17 @@ impl Visibility {
             until: now + BUDGET.min(answer.saturating_duration_since(now) / 2),
         };
         // Where the mode records no failures, there is nothing to record first.
-        let failed = batch.iter().filter_map(|(message, processed)| {
-            Some((*message, processed.filter(|p| p.is_recorded_failure(true))?))
-        });
-        dead_letters.send(failed.collect()).await
+        let failed = |(_, processed): &&(_, &Processed)| processed.is_recorded_failure(true);
+        dead_letters
+            .send(batch.iter().filter(failed).copied().collect())
+            .await
     }
 
     /// Changes the visibility timeouts of a batch, but for those that are `gone`, as far as there
     /// is time until `answer`.
     pub(super) async fn apply(
         &self,
-        batch: &[(&Message, Option<&Processed>)],
+        batch: &[(&Message, &Processed)],
         gone: &HashSet<&MessageId>,
         now: Timestamp,
         answer: Instant,

@@ -29,6 +29,7 @@ use super::{
 use crate::{
     Attempt, Deadline, Handler, History, IntoHandler, Mode, Operation, Outcome, Stored,
     protocol::{Namespace, StoredResult, Timestamp},
+    store::StoreError,
 };
 
 /// Processes batches of SQS messages, each message once.
@@ -45,7 +46,8 @@ use crate::{
 ///     Ok(format!("shipped {} under {}", order.id, attempt.key()))
 /// }
 ///
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn
+/// std::error::Error>> {
 /// let consumer = Consumer::new(Once::new(MemoryStore::default()), Namespace::new("orders")?, ship)
 ///     .concurrency(std::num::NonZeroUsize::MIN)
 ///     .key("body:/id".parse()?);
@@ -74,10 +76,11 @@ pub struct Consumer<M, H> {
     fallback: Duration,
     time_needed: Duration,
     fifo_after_permanent: FifoAfterPermanent,
+    fail_when_store_unavailable: bool,
     visibility: Option<Visibility>,
 }
 
-/// What becomes of a FIFO group's messages behind a permanent failure of their batch.
+/// The treatment of a FIFO group's messages behind a permanent failure of their batch.
 ///
 /// ```
 /// use sqs_once::sqs::FifoAfterPermanent;
@@ -121,7 +124,7 @@ pub struct FifoAfterPermanentError;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Why no message of a batch was processed: the invocation fails, and SQS keeps them all.
+/// The invocation fails, and SQS keeps all messages of the batch.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BatchError {
@@ -143,11 +146,23 @@ pub enum BatchError {
         /// Its place in the event, from 0.
         index: usize,
     },
+    /// DynamoDB could not be reached, denied access or has no such table, and every message of the
+    /// batch failed by that. As an error of the invocation, it shows in Lambda's Errors metric.
+    #[error(
+        "all {messages} messages of the batch failed because the store is unavailable, and come back: {reason}"
+    )]
+    StoreUnavailable {
+        /// Messages of the batch.
+        messages: usize,
+        /// The error of the first.
+        reason: String,
+    },
 }
 
 impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     /// Runs `handler` for each message in this `mode` ([`Once`](crate::Once),
-    /// [`Inbox`](crate::Inbox) or [`OnItem`](crate::OnItem)), keys prefixed with `namespace`: ten messages at a time,
+    /// [`Inbox`](crate::Inbox) or [`OnItem`](crate::OnItem)), keys prefixed with `namespace`: ten
+    /// messages at a time,
     /// keyed by message id, half a second kept back to end well.
     pub fn new<Via>(
         mode: M,
@@ -166,6 +181,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             fallback: Duration::from_secs(300),
             time_needed: Duration::ZERO,
             fifo_after_permanent: FifoAfterPermanent::default(),
+            fail_when_store_unavailable: true,
             visibility: None,
         }
     }
@@ -176,7 +192,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         Self { key, ..self }
     }
 
-    /// What of a message must not change under one key.
+    /// Sets the part of a message that must not change under one key.
     #[must_use]
     pub fn fingerprint(self, fingerprint: FingerprintSource) -> Self {
         Self {
@@ -194,7 +210,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
-    /// How long to wait, within the deadline, for somebody else who is at a message's operation,
+    /// How long to wait, within the deadline, for another worker that holds a message's claim,
     /// to take their outcome. By default not at all: the message goes back to the queue. While it
     /// waits, the message takes up one of the [concurrency](Self::concurrency), and it claims
     /// again every 50 ms at first and every second in the end, one write unit each time.
@@ -206,7 +222,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
-    /// What is kept back of an invocation's time to record outcomes and answer.
+    /// Reserves time at the end of an invocation to record outcomes and answer.
     #[must_use]
     pub fn reserve(self, reserve: Duration) -> Self {
         Self { reserve, ..self }
@@ -230,7 +246,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
-    /// What becomes of a FIFO group's messages behind a permanent failure; by default they run.
+    /// Sets the treatment of a FIFO group's messages behind a permanent failure; by default they
+    /// run.
     ///
     /// ```
     /// use sqs_once::{Consumer, Handler, Mode, sqs::FifoAfterPermanent};
@@ -243,6 +260,25 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     pub fn fifo_after_permanent(self, fifo_after_permanent: FifoAfterPermanent) -> Self {
         Self {
             fifo_after_permanent,
+            ..self
+        }
+    }
+
+    /// Fails the invocation where every message of the batch failed because DynamoDB could not be
+    /// reached, denied access or has no such table ([`BatchError::StoreUnavailable`]), so that
+    /// Lambda's Errors metric shows it. On by default; throttling does not count. Visibility
+    /// timeouts are set before, and the messages come back the same.
+    ///
+    /// ```
+    /// # use sqs_once::{Consumer, Handler, Mode};
+    /// # fn quiet<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Consumer<M, H> {
+    /// consumer.fail_when_store_unavailable(false)
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn fail_when_store_unavailable(self, fail_when_store_unavailable: bool) -> Self {
+        Self {
+            fail_when_store_unavailable,
             ..self
         }
     }
@@ -277,7 +313,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     ///
     /// # Errors
     ///
-    /// [`BatchError`] if a record cannot be named; then nothing was processed.
+    /// [`BatchError::NoMessageId`] if a record cannot be named; then nothing was processed.
+    /// [`BatchError::StoreUnavailable`] if the store let every message fail.
     pub async fn process(
         self: &Arc<Self>,
         event: SqsEvent,
@@ -293,13 +330,13 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
         let batch = Arc::new(Batch {
             deadline,
+            started: messages.iter().map(|_| OnceLock::new()).collect(),
             processed: messages.iter().map(|_| OnceLock::new()).collect(),
             messages,
         });
         self.run_lanes(&batch).await;
-        // Looked at once: what comes in later is late for all that follows.
-        let processed = batch.processed.iter().map(OnceLock::get);
-        let processed: Vec<_> = batch.messages.iter().zip(processed).collect();
+        batch.close();
+        let processed = batch.outcomes();
         let answer = deadline.answer();
         let dead_lettered = match &self.visibility {
             Some(visibility) => visibility.dead_letter_all(&processed, answer).await,
@@ -307,8 +344,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         };
         let (mut response, mut named) = (SqsBatchResponse::default(), HashSet::new());
         for (message, processed) in &processed {
-            let settled = processed.is_some_and(Processed::is_success)
-                || dead_lettered.contains(message.id());
+            let settled = processed.is_success() || dead_lettered.contains(message.id());
             if !settled && named.insert(message.id()) {
                 response.add_failure(message.id().as_str());
             }
@@ -320,7 +356,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                 .await;
         }
         let count = |is: fn(&Outcome) -> bool| {
-            let ran = |(_, processed): &&(_, Option<&Processed>)| matches!(processed, Some(Processed::Ran(outcome)) if is(outcome));
+            let ran = |(_, processed): &&(_, &Processed)| matches!(processed, Processed::Ran(outcome) if is(outcome));
             processed.iter().filter(ran).count()
         };
         tracing::info!(
@@ -335,10 +371,16 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             duration_ms = millis(started.elapsed()),
             "batch processed"
         );
-        Ok(response)
+        match store_unavailable(&processed) {
+            Some(error) if self.fail_when_store_unavailable => Err(BatchError::StoreUnavailable {
+                messages: processed.len(),
+                reason: error.to_string(),
+            }),
+            _ => Ok(response),
+        }
     }
 
-    /// Fills in [`Batch::processed`], as far as time allows.
+    /// Processes the messages of a batch, as far as time allows.
     async fn run_lanes(self: &Arc<Self>, batch: &Arc<Batch>) {
         let lanes = Arc::new(Mutex::new(VecDeque::from(batch.lanes())));
         // Dropped by the last worker: one wake-up for the whole batch.
@@ -364,20 +406,9 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
         drop(working);
 
-        // Handlers are cut off, and their outcomes written, before this; what is not back by
-        // now blocks its thread. Dropping the workers ends what can be ended.
-        if timeout_at(batch.deadline.answer(), done).await.is_ok() {
-            return;
-        }
-        for (message, processed) in batch.messages.iter().zip(&batch.processed) {
-            if processed.get().is_none() {
-                tracing::error!(
-                    outcome = "out_of_time",
-                    message_id = message.id().as_str(),
-                    "the handler blocks its thread and could not be cut off"
-                );
-            }
-        }
+        // Handlers are cut off, and their outcomes written, before this. Dropping the workers ends
+        // those that can be ended.
+        let _in_time = timeout_at(batch.deadline.answer(), done).await;
     }
 
     async fn run_lane(&self, lane: &Lane, batch: &Batch) {
@@ -385,7 +416,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         for &index in &lane.messages {
             let message = &batch.messages[index];
             let identity = message.identity().ok();
-            let started = Instant::now();
+            batch.start(index);
             let processed = match (&before, lane.kind) {
                 (Some((_, before)), LaneKind::FifoGroup) if self.stops_group(before) => {
                     Processed::BehindFailure
@@ -394,19 +425,15 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                 _ => self.run_message(message, batch.deadline).await,
             };
             let processed = self.replay(processed, message, batch.deadline).await;
-            processed.log(message, started.elapsed());
-            if let Some(visibility) = self
-                .visibility
-                .as_ref()
-                .filter(|_| processed.is_permanent())
+            if processed.is_permanent()
+                && let Some(visibility) = &self.visibility
             {
                 visibility.expect(message);
             }
             if lane.messages.len() > 1 {
                 before = Some((identity, processed.clone()));
             }
-            // A message is in one lane, so nobody was here before.
-            let _first = batch.processed[index].set(processed);
+            batch.end(index, processed);
         }
     }
 
@@ -478,10 +505,29 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     }
 }
 
+/// The store's error, where it let every message of a batch fail: by itself, or by the time that
+/// it took.
+fn store_unavailable<'a>(batch: &[(&Message, &'a Processed)]) -> Option<&'a StoreError> {
+    let mut first = None;
+    for (_, processed) in batch {
+        match processed.store_unavailable() {
+            Some(error) => first = first.or(Some(error)),
+            None if processed.is_not_started() => {}
+            None => return None,
+        }
+    }
+    first
+}
+
+/// Message ids of a log line. Each has a line of its own too, so the first hundred are enough.
+fn ids(ids: &[&str]) -> String {
+    ids[..ids.len().min(100)].join(" ")
+}
+
 /// A batch on its way.
 struct Batch {
     messages: Vec<Message>,
-    /// What became of each.
+    started: Vec<OnceLock<Instant>>,
     processed: Vec<OnceLock<Processed>>,
     deadline: Deadline,
 }
@@ -494,5 +540,62 @@ impl Batch {
             receive_count: message.receive_count(),
         });
         lanes::plan(&traits.collect::<Vec<_>>())
+    }
+
+    /// A message is in one lane, so it is started once.
+    fn start(&self, index: usize) {
+        let _first = self.started[index].set(Instant::now());
+    }
+
+    /// Notes what became of a message and logs it, once: after [`close`](Self::close), it is late.
+    fn end(&self, index: usize, processed: Processed) -> bool {
+        let started = self.started[index].get();
+        let duration = started.map_or(Duration::ZERO, Instant::elapsed);
+        let first = self.processed[index].set(processed).is_ok();
+        if let Some(processed) = self.processed[index].get().filter(|_| first) {
+            processed.log(&self.messages[index], duration);
+        }
+        first
+    }
+
+    /// Ends the messages that are not done by now, and logs in one line which ones the deadline
+    /// kept from being done. Those that are `blocking` did not even let themselves be cut off.
+    fn close(&self) {
+        let (mut cut_off, mut blocking, mut not_started) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, message) in self.messages.iter().enumerate() {
+            let is_started = self.started[index].get().is_some();
+            let outcome = if is_started {
+                Outcome::OutOfTime
+            } else {
+                Outcome::NotStarted
+            };
+            let is_blocking = self.end(index, Processed::Ran(outcome)) && is_started;
+            let processed = self.processed[index].get();
+            let id = message.id().as_str();
+            match processed.and_then(Processed::outcome) {
+                Some(Outcome::OutOfTime) if is_blocking => blocking.push(id),
+                Some(Outcome::OutOfTime) => cut_off.push(id),
+                Some(Outcome::NotStarted) => not_started.push(id),
+                _ => {}
+            }
+        }
+        let unfinished = cut_off.len() + blocking.len() + not_started.len();
+        if unfinished > 0 {
+            tracing::warn!(
+                unfinished,
+                cut_off = ids(&cut_off),
+                blocking = ids(&blocking),
+                not_started = ids(&not_started),
+                "messages did not finish before the deadline"
+            );
+        }
+    }
+
+    /// The result of each message, in the batch's order.
+    fn outcomes(&self) -> Vec<(&Message, &Processed)> {
+        let processed = self.processed.iter().map(OnceLock::get);
+        let all = self.messages.iter().zip(processed);
+        all.filter_map(|(message, processed)| Some((message, processed?)))
+            .collect()
     }
 }

@@ -17,6 +17,7 @@ use tokio::time::Instant;
 
 use super::{
     attributes::Attributes,
+    identity::ORIGINAL_DEDUPLICATION_ID,
     message::{Message, MessageId},
     processed::Processed,
     queues::{Bound, CallError, Queue, Queues},
@@ -29,7 +30,6 @@ use crate::{
 const REASON: &str = "SqsOnceReason";
 const ERROR: &str = "SqsOnceError";
 const KEY: &str = "SqsOnceKey";
-const DEDUPLICATION_ID: &str = "SqsOnceDeduplicationId";
 
 /// Bytes of the error that a copy carries.
 const MAX_ERROR_BYTES: usize = 1024;
@@ -197,9 +197,9 @@ impl<'a> MessageCopy<'a> {
         // The id that the producer chose: an earlier copy carries it already.
         if let Some(id) = message.deduplication_id()
             && message.fifo_group().is_some()
-            && !message.attributes().contains_key(DEDUPLICATION_ID)
+            && !message.attributes().contains_key(ORIGINAL_DEDUPLICATION_ID)
         {
-            set(DEDUPLICATION_ID, id);
+            set(ORIGINAL_DEDUPLICATION_ID, id);
         }
         if attributes.len() > MAX_ATTRIBUTES {
             return Err(NoCopy::TooManyAttributes(attributes.len()));

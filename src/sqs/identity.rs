@@ -1,4 +1,5 @@
-//! What makes two messages the same operation ([`KeySource`]), and what must not change under
+//! Keys: which messages are the same operation ([`KeySource`]), and which part must not change
+//! under
 //! one key ([`FingerprintSource`]).
 
 use std::{borrow::Cow, str::FromStr};
@@ -16,7 +17,7 @@ use crate::protocol::{Fingerprint, Key, Namespace, powertools};
 /// message that was copied.
 pub(crate) const ORIGINAL_DEDUPLICATION_ID: &str = "SqsOnceDeduplicationId";
 
-/// What makes a message the same operation as another.
+/// The key and the fingerprint of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) key: Key,
@@ -100,7 +101,7 @@ pub enum KeySource {
     DeduplicationId,
     /// A message attribute of type String or Number.
     Attribute(String),
-    /// What these pointers find in the body.
+    /// The values that these pointers find in the body.
     Body(Pointers),
     /// The hash that Powertools for AWS Lambda makes of another source.
     Powertools(Box<Self>),
@@ -205,7 +206,7 @@ impl FromStr for KeySource {
     }
 }
 
-/// What of a message must not change under one key.
+/// The part of a message that must not change under one key.
 ///
 /// | written | compared is |
 /// | --- | --- |
@@ -227,9 +228,9 @@ pub enum FingerprintSource {
     /// The whole body.
     #[default]
     Body,
-    /// What these pointers find in the body.
+    /// The values that these pointers find in the body.
     Parts(Pointers),
-    /// What these pointers find in the body, or all of it, as Powertools hashes it.
+    /// The values that these pointers find in the body, or all of it, as Powertools hashes it.
     Powertools(Option<Pointers>),
     /// Nothing is compared.
     Off,
@@ -284,7 +285,7 @@ impl FromStr for FingerprintSource {
     }
 }
 
-/// What a JMESPath expression finds: one value, or the list that a multi-select makes.
+/// The value of a JMESPath expression: one value, or the list that a multi-select makes.
 fn one_or_list(mut values: Vec<Value>) -> Value {
     match values.len() {
         1 => values.remove(0),
@@ -292,7 +293,7 @@ fn one_or_list(mut values: Vec<Value>) -> Value {
     }
 }
 
-/// What was given is no source.
+/// The text is not a source of keys or fingerprints.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct SourceError(&'static str);

@@ -25,7 +25,8 @@ use crate::{Handler, Mode, protocol::Timestamp};
 ///
 /// ```no_run
 /// # use sqs_once::{Consumer, Handler, Mode};
-/// # async fn main_<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Result<(), lambda_runtime::Error> {
+/// # async fn main_<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Result<(),
+/// lambda_runtime::Error> {
 /// sqs_once::telemetry::init();
 /// sqs_once::run(consumer).await
 /// # }
@@ -51,8 +52,12 @@ pub async fn run<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Re
 
 impl From<BatchError> for Diagnostic {
     fn from(error: BatchError) -> Self {
+        let error_type = match error {
+            BatchError::StoreUnavailable { .. } => "StoreUnavailable",
+            _ => "BatchError",
+        };
         Self {
-            error_type: "BatchError".into(),
+            error_type: error_type.into(),
             error_message: error.to_string(),
         }
     }

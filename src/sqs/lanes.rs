@@ -1,4 +1,4 @@
-//! What of a batch runs side by side, and what one after the other.
+//! Lanes: messages of a batch that run one after the other, while lanes run in parallel.
 
 use std::collections::HashMap;
 
@@ -15,11 +15,11 @@ pub(crate) struct Lane {
 pub(crate) enum LaneKind {
     /// Deliveries of one key: the second takes the first's outcome.
     SameKey,
-    /// A FIFO group: after a failure, the rest is not run.
+    /// A FIFO group: the rest is not run behind a failure that may pass.
     FifoGroup,
 }
 
-/// What decides a message's lane.
+/// The facts that decide a message's lane.
 #[derive(Debug)]
 pub(crate) struct Traits<'a> {
     pub(crate) key: Option<&'a Key>,
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn deliveries_of_one_key_share_a_lane_and_keyless_messages_share_none() {
+    fn deliveries_of_one_key_share_a_lane_and_keyless_none() {
         let (a, b) = (key("a"), key("b"));
         let batch = [
             standard(Some(&a), 1),
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_received_most_often_starts_first() {
+    fn message_received_most_often_starts_first() {
         let keys = ["a", "b", "c"].map(key);
         let batch = [
             standard(Some(&keys[0]), 1),

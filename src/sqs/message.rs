@@ -22,11 +22,11 @@ pub(crate) struct Message {
     attributes: HashMap<String, SqsMessageAttribute>,
 }
 
-/// What names a message in the response: never empty.
+/// The id that names a message in the response: never empty.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MessageId(String);
 
-/// What SQS knows this receive of a message by.
+/// The queue and the receipt handle of one receive of a message.
 #[derive(Debug)]
 pub(crate) struct Receipt {
     pub(crate) queue_arn: String,
@@ -115,7 +115,7 @@ impl Message {
         serde_json::from_str(body).map_err(|error| InvalidMessage::json(&error))
     }
 
-    /// What the handler is told of it.
+    /// The delivery as the handler gets it.
     pub(crate) fn delivery(&self) -> Delivery {
         let attributes = self.attributes.iter();
         let attributes =
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_body_is_told_without_quoting_it() {
+    fn error_of_a_body_never_quotes_it() {
         for (body, told) in [
             (
                 r#"{"orderId":"o-1","card":"4242-SECRET"}"#,

@@ -26,6 +26,8 @@ mod message;
 mod pointer;
 mod processed;
 mod queues;
+#[cfg(test)]
+mod survival;
 mod visibility;
 
 pub use changes::Visibility;

@@ -43,7 +43,7 @@ impl Pointers {
         self.0.iter().map(String::as_str)
     }
 
-    /// What each finds, or null.
+    /// The value that each pointer finds, or null.
     pub(super) fn values(&self, json: &Value) -> Vec<Value> {
         let find = |pointer| find(json, pointer).map_or(Value::Null, Cow::into_owned);
         self.iter().map(find).collect()
@@ -57,7 +57,7 @@ impl fmt::Display for Pointers {
     }
 }
 
-/// What a pointer finds, also behind strings that hold JSON.
+/// The value that a pointer finds, also behind strings that hold JSON.
 pub(super) fn find<'a>(json: &'a Value, pointer: &str) -> Option<Cow<'a, Value>> {
     let mut found = Cow::Borrowed(json);
     for token in pointer.split('/').skip(1) {
@@ -91,7 +91,8 @@ pub(super) fn is_distinct(value: &Value) -> bool {
     }
 }
 
-/// Whether the canonical form tells every number in it from every other. It goes by way of a
+/// Returns whether the canonical form separates every number in it from every other. It goes by
+/// way of a
 /// double (RFC 8785, section 3.2.2.3), which whole numbers below 2^53 alone survive whatever
 /// digits they were written with.
 fn is_exact(value: &Value) -> bool {

@@ -1,11 +1,11 @@
-//! What became of a message, and the line that tells of it.
+//! The result of one message of a batch, and its log line.
 
 use std::time::Duration;
 
 use super::message::Message;
-use crate::{Outcome, protocol::Key};
+use crate::{Outcome, protocol::Key, store::StoreError};
 
-/// What became of a message.
+/// The result of one message of a batch.
 #[derive(Clone, Debug)]
 pub(super) enum Processed {
     /// It got as far as its claim.
@@ -65,6 +65,28 @@ impl Processed {
         }
     }
 
+    /// The store's error, where it alone kept the message from being done. Throttling does not
+    /// count: the store is at work.
+    pub(super) fn store_unavailable(&self) -> Option<&StoreError> {
+        let error = match self.outcome()? {
+            Outcome::StoreUnavailable(error)
+            | Outcome::CommitUnknown(error)
+            | Outcome::CompletionUnrecorded(error)
+            | Outcome::FailureUnrecorded { cause: error, .. } => error,
+            _ => return None,
+        };
+        let is_out = matches!(
+            **error,
+            StoreError::Unavailable { .. } | StoreError::OutOfTime { .. }
+        );
+        (is_out && !error.is_throttled()).then_some(error)
+    }
+
+    /// It was not tried at all.
+    pub(super) fn is_not_started(&self) -> bool {
+        matches!(self, Self::BehindFailure) || matches!(self.outcome(), Some(Outcome::NotStarted))
+    }
+
     /// The outcome for a second delivery in the same batch.
     pub(super) fn again(&self) -> Self {
         match self {
@@ -86,7 +108,7 @@ impl Processed {
         }
     }
 
-    /// What happened, for people; nothing for a success.
+    /// Describes the result for people; `None` for a success.
     pub(super) fn detail(&self) -> Option<String> {
         match self {
             Self::Ran(Outcome::Done(_) | Outcome::Duplicate(_)) => None,

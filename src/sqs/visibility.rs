@@ -55,12 +55,25 @@ const FIFO_LONGEST: u64 = 30;
 
 /// One receive of a message, and its queue.
 #[derive(Clone, Copy, Debug)]
-struct Receive {
+pub(super) struct Receive {
     count: u32,
     fifo: bool,
     has_dead_letter_queue: bool,
     /// The wait of the failed message before it in its FIFO group.
     ahead: Option<u16>,
+}
+
+#[cfg(test)]
+impl Receive {
+    /// Of a queue of which nothing is known.
+    pub(super) const fn of_standard_queue(count: u32) -> Self {
+        Self {
+            count,
+            fifo: false,
+            has_dead_letter_queue: false,
+            ahead: None,
+        }
+    }
 }
 
 /// How long failed messages wait.
@@ -73,7 +86,7 @@ pub(super) struct Rule {
 
 impl Rule {
     /// The visibility timeout in seconds; `None` leaves it to the queue.
-    fn seconds(&self, processed: &Processed, receive: Receive) -> Option<u16> {
+    pub(super) fn seconds(&self, processed: &Processed, receive: Receive) -> Option<u16> {
         let backoff = || self.backoff.seconds(receive.count, self.jitter);
         if let Processed::BehindFailure = processed {
             return receive.ahead;
@@ -89,7 +102,7 @@ impl Rule {
         } else {
             match processed.outcome() {
                 Some(Outcome::Done(_) | Outcome::Duplicate(_)) => return None,
-                Some(Outcome::NotStarted) => 0,
+                Some(Outcome::NotStarted) => receive.ahead.unwrap_or(0).into(),
                 Some(Outcome::Conflict { lease_until, .. }) if *lease_until > self.now => {
                     let lease = ceil(self.now.until(*lease_until));
                     lease.saturating_add(CLOCKS + (self.jitter)(SPREAD))
@@ -105,7 +118,7 @@ impl Rule {
     /// The changes for a batch.
     pub(super) fn plan<'a>(
         &self,
-        batch: &[(&'a Message, Option<&Processed>)],
+        batch: &[(&'a Message, &Processed)],
         has_dead_letter_queue: impl Fn(&str) -> bool,
     ) -> Vec<Change<'a>> {
         let mut changes = Vec::new();
@@ -119,7 +132,7 @@ impl Rule {
                     .is_some_and(|receipt| has_dead_letter_queue(&receipt.queue_arn)),
                 ahead: group.and_then(|group| of_group.get(group)).copied(),
             };
-            let wait = processed.and_then(|processed| self.seconds(processed, receive));
+            let wait = self.seconds(processed, receive);
             if let (Some(group), Some(wait)) = (group, wait) {
                 of_group.insert(group, wait);
             }
@@ -175,12 +188,7 @@ mod tests {
         most
     }
 
-    const STANDARD: Receive = Receive {
-        count: 1,
-        fifo: false,
-        has_dead_letter_queue: false,
-        ahead: None,
-    };
+    const STANDARD: Receive = Receive::of_standard_queue(1);
 
     fn rule(backoff: Backoff, jitter: fn(u64) -> u64) -> Rule {
         Rule {
@@ -196,7 +204,7 @@ mod tests {
     }
 
     fn range(processed: &Processed, count: u32) -> Option<(u16, u16)> {
-        range_of(processed, Receive { count, ..STANDARD })
+        range_of(processed, Receive::of_standard_queue(count))
     }
 
     fn ran(outcome: Outcome) -> Processed {
@@ -338,10 +346,7 @@ mod tests {
             base: Duration::MAX,
             cap: Duration::MAX,
         };
-        let receive = Receive {
-            count: u32::MAX,
-            ..STANDARD
-        };
+        let receive = Receive::of_standard_queue(u32::MAX);
         let wait = rule(backoff, most).seconds(&retryable(), receive);
         assert_eq!(wait, Some(LONGEST));
     }
@@ -360,10 +365,11 @@ mod tests {
 
     #[test]
     fn message_behind_a_failure_waits_as_long_as_it() {
-        for ahead in [Some(7), None] {
+        for (ahead, behind, not_started) in [(Some(7), Some(7), 7), (None, None, 0)] {
             let receive = Receive { ahead, ..STANDARD };
-            let wait = rule(BACKOFF, least).seconds(&Processed::BehindFailure, receive);
-            assert_eq!(wait, ahead);
+            let wait = |processed| rule(BACKOFF, least).seconds(&processed, receive);
+            assert_eq!(wait(Processed::BehindFailure), behind);
+            assert_eq!(wait(ran(Outcome::NotStarted)), Some(not_started));
         }
     }
 }

@@ -28,7 +28,7 @@ macro_rules! fields {
         impl Field {
             const ALL: [Self; [$($name),+].len()] = [$(Self::$field),+];
 
-            /// What it is called in [`Layout::native`].
+            /// Its name in [`Layout::native`].
             #[must_use]
             pub const fn native_name(self) -> &'static str {
                 match self { $(Self::$field => $name,)+ }
@@ -38,7 +38,8 @@ macro_rules! fields {
 }
 
 fields! {
-    /// The partition key: the [`Key`](crate::protocol::Key), or a fixed text where there is a sort key.
+    /// The partition key: the [`Key`](crate::protocol::Key), or a fixed text where there is a sort
+    /// key.
     Id "id"
     /// The status word.
     Status "status"
@@ -126,7 +127,7 @@ pub(super) struct Words {
 }
 
 impl Words {
-    /// Whether only `lease_until` separates a failed record from one in progress.
+    /// Returns whether only `lease_until` separates a failed record from one in progress.
     pub(super) fn failed_is_in_progress(&self) -> bool {
         self.failed == self.in_progress
     }

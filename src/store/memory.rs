@@ -42,7 +42,7 @@ impl MemoryStore {
         self.records().len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no records.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.records().is_empty()

@@ -33,10 +33,12 @@ use crate::protocol::{ClaimRequest, Fence, Record, Settlement, Timestamp};
 /// record as it is at one moment.
 ///
 /// ```
-/// use sqs_once::protocol::{AfterFailure, ClaimRequest, Key, Namespace, Owner, Settlement, Timestamp};
+/// use sqs_once::protocol::{AfterFailure, ClaimRequest, Key, Namespace, Owner, Settlement,
+/// Timestamp};
 /// use sqs_once::store::{ClaimAnswer, MemoryStore, SettleAnswer, Store};
 ///
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn
+/// std::error::Error>> {
 /// let store = MemoryStore::default();
 /// let now = Timestamp::now();
 /// let request = ClaimRequest {
@@ -51,7 +53,8 @@ use crate::protocol::{ClaimRequest, Fence, Record, Settlement, Timestamp};
 /// };
 /// assert_eq!(store.claim(&request).await?, ClaimAnswer::Applied { replaced: None });
 /// assert_eq!(store.claim(&request).await?, ClaimAnswer::Refused(request.record(None)));
-/// let ended = store.settle(&request.fence(), &Settlement::EndLease { last_end: None }, now).await?;
+/// let ended = store.settle(&request.fence(), &Settlement::EndLease { last_end: None },
+/// now).await?;
 /// assert_eq!(ended, SettleAnswer::Applied);
 /// # Ok(()) }
 /// ```
@@ -98,6 +101,10 @@ pub enum ClaimAnswer {
 }
 
 /// The answer to a settlement.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one answer lives at a time, and is taken apart at once"
+)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SettleAnswer {
     /// The settlement was made.
@@ -126,7 +133,8 @@ pub enum Unavailability {
 /// use sqs_once::store::StoreError;
 ///
 /// let error = StoreError::OutOfTime { action: "claim", key: "payments#order-1".into() };
-/// assert_eq!(error.to_string(), "could not claim key `payments#order-1`: no answer before the deadline");
+/// assert_eq!(error.to_string(), "could not claim key `payments#order-1`: no answer before the
+/// deadline");
 /// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -146,15 +154,15 @@ pub enum StoreError {
     /// The store cannot be reached, throttles or rejects the request.
     #[error("could not {action} key `{key}` in {store}: {reason}")]
     Unavailable {
-        /// Whether the request may have been applied, and may be repeated.
+        /// The effect of the request, and the use of repeating it.
         kind: Unavailability,
-        /// What was tried.
+        /// The request, in a word.
         action: &'static str,
         /// On which key.
         key: String,
         /// Where.
         store: String,
-        /// What went wrong, and what can be done about it.
+        /// The reason, and what can be done about it.
         reason: String,
         /// The cause.
         #[source]
@@ -163,7 +171,7 @@ pub enum StoreError {
     /// The table rejects the write, or it met contention until no time was left.
     #[error("could not {action} key `{key}`: {reason}")]
     Rejected {
-        /// What was tried.
+        /// The request, in a word.
         action: &'static str,
         /// On which key.
         key: String,
@@ -173,7 +181,7 @@ pub enum StoreError {
     /// There was no answer before the deadline.
     #[error("could not {action} key `{key}`: no answer before the deadline")]
     OutOfTime {
-        /// What was tried.
+        /// The request, in a word.
         action: &'static str,
         /// On which key.
         key: String,
@@ -187,13 +195,13 @@ pub enum StoreError {
         key: String,
         /// Where.
         store: String,
-        /// What is wrong with it.
+        /// The reason: it names the attribute.
         reason: String,
     },
 }
 
 impl StoreError {
-    /// Whether the request can have been applied although it failed.
+    /// Returns whether the request can have been applied although it failed.
     #[must_use]
     pub const fn may_have_been_applied(&self) -> bool {
         match self {
@@ -203,14 +211,15 @@ impl StoreError {
         }
     }
 
-    /// Whether the request was throttled, or in conflict with a transaction on the same item.
+    /// Returns whether the request was throttled, or in conflict with a transaction on the same
+    /// item.
     #[must_use]
     pub const fn is_throttled(&self) -> bool {
         let kind = self.kind();
         matches!(kind, Some(Unavailability::Contended))
     }
 
-    /// Whether a repetition may succeed.
+    /// Returns whether a repetition may succeed.
     pub(crate) const fn may_pass(&self) -> bool {
         let kind = self.kind();
         matches!(

@@ -42,7 +42,7 @@ pub trait TransactionalStore: Store {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Commit {
-    /// What becomes of the record.
+    /// The record's write.
     pub record: RecordWrite,
     /// The others, [`MAX_WRITES`] at most.
     pub writes: Vec<Write<TransactWriteItem>>,
@@ -54,14 +54,14 @@ pub struct Commit {
     pub(crate) sent_over: OnceLock<TransactWriteItem>,
 }
 
-/// What becomes of the record in a [`Commit`].
+/// The record's write in a [`Commit`].
 #[derive(Clone, Debug)]
 pub enum RecordWrite {
     /// A claim is held, and ends.
     Settle {
         /// Whose it is.
         fence: Fence,
-        /// How it ends: not by a release.
+        /// The end of the claim; it keeps the record.
         settlement: Settlement,
         /// The asker's clock.
         now: Timestamp,
@@ -87,7 +87,7 @@ impl RecordWrite {
     }
 }
 
-/// What became of a [`Commit`].
+/// The answer to a [`Commit`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum CommitAnswer {
     /// All was written, now or when it was sent before.
@@ -116,7 +116,7 @@ pub struct Refused(Vec<RefusedWrite>);
 pub struct RefusedWrite {
     /// Its place among the writes, from 0.
     pub index: usize,
-    /// What it was called.
+    /// Its label.
     pub label: Option<Cow<'static, str>>,
     /// The table.
     pub table: String,

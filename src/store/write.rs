@@ -33,7 +33,8 @@ use super::item::Item;
 ///
 /// let order = Order { id: "o-1".into(), product: "p-1".into(), quantity: 2 };
 /// // An SDK type in hand is as good.
-/// let cart = Delete::builder().table_name("carts").key("id", AttributeValue::S("c-1".into())).build()?;
+/// let cart = Delete::builder().table_name("carts").key("id",
+/// AttributeValue::S("c-1".into())).build()?;
 /// let done = Done::new("placed")
 ///     .with(Write::put("orders", &order))
 ///     .with(
@@ -50,7 +51,7 @@ use super::item::Item;
 pub struct Write<A> {
     pub(crate) action: A,
     pub(crate) label: Option<Cow<'static, str>>,
-    /// What could not be serialized.
+    /// The value that could not be serialized.
     pub(crate) fault: Option<String>,
 }
 
@@ -63,7 +64,7 @@ impl<A> Write<A> {
         }
     }
 
-    /// What to call it where its condition is not met: in the error, and to
+    /// Names the write where its condition is not met: in the error, and to
     /// [`Done::on_refused`](crate::Done::on_refused).
     #[must_use]
     pub fn label(self, label: impl Into<Cow<'static, str>>) -> Self {
@@ -93,7 +94,7 @@ impl<A: Action> Write<A> {
         self
     }
 
-    /// What a `#placeholder` in the expressions stands for.
+    /// Sets the attribute name of a `#placeholder` in the expressions.
     #[must_use]
     pub fn name(mut self, placeholder: impl Into<String>, attribute: impl Into<String>) -> Self {
         let names = self.action.names().get_or_insert_default();
@@ -101,7 +102,7 @@ impl<A: Action> Write<A> {
         self
     }
 
-    /// What a `:placeholder` in the expressions stands for.
+    /// Sets the value of a `:placeholder` in the expressions.
     #[must_use]
     pub fn value(mut self, placeholder: impl Into<String>, value: impl Serialize) -> Self {
         let placeholder = placeholder.into();
@@ -149,7 +150,8 @@ impl<A: Action> Write<A> {
 )]
 impl Write<Put> {
     /// Puts an item, in place of the one under its key if there is one. An empty set of the item is
-    /// left out, as DynamoDB stores no empty sets: mark it `#[serde(default)]` to read the item back.
+    /// left out, as DynamoDB stores no empty sets: mark it `#[serde(default)]` to read the item
+    /// back.
     #[must_use]
     pub fn put(table: impl Into<String>, item: impl Serialize) -> Self {
         let mut write = Self::put_item(table, Item::new());
@@ -226,7 +228,7 @@ impl<A: Keyed> Write<A> {
     }
 }
 
-/// What can be a [`Write`]: one, or a type of the SDK's.
+/// A type that can be a [`Write`]: a write, or a type of the SDK's.
 pub trait IntoWrite {
     /// The SDK's type.
     type Action: Action;

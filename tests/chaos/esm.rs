@@ -25,8 +25,8 @@ use crate::{
     },
 };
 
-/// What a worker says of a message that it could not wait for.
-const BLOCKED: &str = "the handler blocks its thread and could not be cut off";
+/// What a worker says of messages that it could not wait for.
+const UNFINISHED: &str = "messages did not finish before the deadline";
 
 /// Who processes the batches: the environment variables of worker n.
 pub(crate) type Settings = Arc<dyn Fn(Worker) -> Env + Send + Sync>;
@@ -107,6 +107,10 @@ impl Mapping {
         let ids: Vec<_> = messages.iter().map(|r| &*r.message.id).collect();
         let failed = match &answer {
             Some(Answer::Response(response)) => failures(response, &ids).ok_or(End::BatchFailed),
+            // To the event source mapping, all of them failed.
+            Some(Answer::Error(error)) if error["errorType"] == "StoreUnavailable" => {
+                Ok(ids.iter().copied().collect())
+            }
             Some(Answer::Error(_)) => Err(End::BatchFailed),
             Some(Answer::Exited | Answer::TimedOut) | None => Err(End::WorkerDied),
         };
@@ -195,9 +199,11 @@ impl Mapping {
         let lines = output.iter();
         for line in lines.filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
             let text = |name: &str| line[name].as_str().unwrap_or_default().to_owned();
-            if line["message"] == BLOCKED {
-                let message = text("message_id");
-                self.ledger.note(Event::Late { message, worker });
+            if line["message"] == UNFINISHED {
+                for message in text("blocking").split_whitespace() {
+                    let message = message.to_owned();
+                    self.ledger.note(Event::Late { message, worker });
+                }
             }
             let message = text("message");
             if message.starts_with("retry: ") || message.starts_with("takeover: ") {

@@ -13,6 +13,7 @@ use crate::flaw::Flaw;
 
 /// Answers at once: the network that makes it slow is in `network.rs`.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "an execution has one")]
 pub enum Records {
     Sound(MemoryStore),
     Flawed { flaw: Flaw, record: Option<Record> },

@@ -8,7 +8,7 @@ use std::{
 use aws_sdk_dynamodb::types::{AttributeValue, Put, ReturnValuesOnConditionCheckFailure, Update};
 use serde_json::json;
 use sqs_once::{
-    Attempt, Change, Deadline, Done, Failure, Once, Outcome, Write,
+    Attempt, Change, Deadline, Delivery, Done, Failure, Once, Outcome, Write,
     protocol::{Key, StoredResult},
     store::{DynamoStore, Field, Layout},
 };
@@ -317,6 +317,32 @@ async fn a_failure_that_the_table_does_not_take_is_not_final() {
     assert_eq!(denied.name(), "failure_unrecorded", "{denied}");
     let placed = inbox.run(operation("b", ample()), placed).await;
     assert_eq!(placed.name(), "failure_unrecorded", "{placed}");
+}
+
+/// The commit was sent before its message failed, and arrives when another message has failed too.
+#[tokio::test]
+async fn late_commit_after_two_failures_is_refused() {
+    let world = World::start().await;
+    world.stock(1).await;
+    world.dynamo.fail("TransactWriteItems", Fault::HoldRequest);
+    let client = world.patient();
+    let inbox = world.inbox(&client);
+    let placed = async |_| Ok(order("a"));
+    tokio::select! {
+        outcome = inbox.run(operation("a", ample()), placed) => panic!("{outcome}"),
+        () = world.met("TransactWriteItems") => {}
+    }
+    for message in ["a", "b"] {
+        let mut operation = operation("a", ample());
+        operation.delivery = Delivery::new(message);
+        let declined = async |_| Err::<Done<()>, _>(Failure::permanent(message));
+        let outcome = inbox.run(operation, declined).await;
+        assert_eq!(outcome.name(), "permanent_failure", "{outcome}");
+    }
+    assert!(!world.dynamo.heal().await.is_empty());
+    let failed = Some(("FAILED".to_owned(), Some("b".to_owned())));
+    assert_eq!(world.ended("a").await, failed);
+    assert_eq!(world.left().await, 1);
 }
 
 /// Its handler may have had effects elsewhere too.

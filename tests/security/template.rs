@@ -198,7 +198,7 @@ fn direct_dead_lettering_adds_its_permissions_and_no_others() {
 }
 
 #[test]
-fn the_functions_role_may_do_what_the_consumer_does_on_its_own_resources_and_nothing_else() {
+fn role_of_the_consumer_may_do_nothing_but_its_own_calls() {
     assert_may(
         CONSUMER,
         &[
@@ -256,7 +256,7 @@ fn no_statement_allows_a_wildcard() {
 }
 
 #[test]
-fn what_is_kept_is_encrypted_and_records_can_be_recovered() {
+fn stored_data_is_encrypted_and_records_can_be_recovered() {
     for path in TEMPLATES {
         let template = read(path);
         let queues = of_type(&template, "AWS::SQS::Queue");

@@ -1,10 +1,11 @@
 //! A consumer in the test's own process.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
+use aws_lambda_events::sqs::SqsEvent;
 use serde_json::Value;
 use sqs_once::{
-    Consumer, Deadline, Handler, Mode,
+    BatchError, Consumer, Deadline, Handler, Mode,
     protocol::{Namespace, Timestamp},
 };
 
@@ -17,13 +18,24 @@ pub fn within(budget: Duration) -> Deadline {
     Deadline::after(Timestamp::now(), budget, budget / 4)
 }
 
-/// Processes an event as Lambda sends it; answers the identifiers reported as failed.
+/// Processes an event as Lambda sends it; answers the identifiers reported as failed. Those are
+/// all of them where the invocation fails as the store is unavailable.
 pub async fn process<M: Mode<H::Output>, H: Handler>(
     consumer: &Arc<Consumer<M, H>>,
     event: Value,
     deadline: Deadline,
 ) -> Vec<String> {
-    let event = serde_json::from_value(event).unwrap();
-    let response = consumer.process(event, deadline).await.unwrap();
-    super::event::failed(&serde_json::to_value(response).unwrap())
+    let event: SqsEvent = serde_json::from_value(event).unwrap();
+    let ids = event.records.iter().map(|record| record.message_id.clone());
+    let mut ids: Vec<String> = ids.collect::<Option<_>>().unwrap();
+    match consumer.process(event, deadline).await {
+        Ok(response) => super::event::failed(&serde_json::to_value(response).unwrap()),
+        Err(BatchError::StoreUnavailable { messages, .. }) => {
+            assert_eq!(messages, ids.len());
+            let mut known = HashSet::new();
+            ids.retain(|id| known.insert(id.clone()));
+            ids
+        }
+        Err(error) => panic!("{error}"),
+    }
 }

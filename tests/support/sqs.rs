@@ -93,6 +93,11 @@ impl Sqs {
         *self.desk.attributes.lock().unwrap() = attributes(dead_letter_queue, retention);
     }
 
+    /// For `AWS_ENDPOINT_URL_SQS`.
+    pub fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
     pub fn client(&self) -> aws_sdk_sqs::Client {
         client(&self.endpoint)
     }

@@ -78,7 +78,7 @@ impl Gateway {
                     .header("Idempotency-Key", key)
                     .header(CONTENT_TYPE, "application/json")
                     // Not cut to the time left: what the deadline cuts off must count as cut
-                    // off, so that the next attempt is told, not as failed.
+                    // off, so that the next attempt is informed, not as failed.
                     .timeout(*timeout)
                     .body(order.json.get().to_owned());
                 let answer = request.send().await.map_err(unanswered)?;

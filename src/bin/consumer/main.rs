@@ -56,6 +56,7 @@ async fn run() -> Result<(), lambda_runtime::Error> {
         .reserve(settings.reserve)
         .fallback(settings.lease_fallback)
         .time_needed(settings.gateway_timeout)
+        .fail_when_store_unavailable(settings.fail_when_store_unavailable)
         .fifo_after_permanent(settings.fifo_after_permanent)
         .visibility(visibility);
     sqs_once::run(consumer).await

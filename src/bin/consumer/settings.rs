@@ -29,6 +29,7 @@ pub(crate) struct Settings {
     pub(crate) prime: bool,
     pub(crate) visibility: bool,
     pub(crate) dead_letter: bool,
+    pub(crate) fail_when_store_unavailable: bool,
     pub(crate) fifo_after_permanent: FifoAfterPermanent,
     pub(crate) backoff_base: Duration,
     pub(crate) backoff_cap: Duration,
@@ -120,6 +121,8 @@ impl Settings {
             }
             Ok(dead_letter)
         });
+        let fail_when_store_unavailable =
+            reader.optional("CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE", "on", on_or_off);
         let fifo_after_permanent =
             reader.optional("CONSUMER_FIFO_AFTER_PERMANENT", "continue", |text| {
                 let parsed = text.parse::<FifoAfterPermanent>();
@@ -151,6 +154,7 @@ impl Settings {
                 prime: prime?,
                 visibility: visibility?,
                 dead_letter: dead_letter?,
+                fail_when_store_unavailable: fail_when_store_unavailable?,
                 fifo_after_permanent: fifo_after_permanent?,
                 backoff_base: backoff_base?,
                 backoff_cap: backoff_cap?,
@@ -340,6 +344,7 @@ mod tests {
         assert!(settings.prime);
         assert!(settings.visibility);
         assert!(!settings.dead_letter);
+        assert!(settings.fail_when_store_unavailable);
         assert_eq!(settings.fifo_after_permanent, FifoAfterPermanent::Continue);
         assert_eq!(settings.backoff_base, Duration::from_secs(10));
         assert_eq!(settings.backoff_cap, Duration::from_secs(15 * 60));
@@ -360,6 +365,7 @@ mod tests {
             ("CONSUMER_PRIME", "yes"),
             ("CONSUMER_VISIBILITY", "yes"),
             ("CONSUMER_DEAD_LETTER", "yes"),
+            ("CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE", "no"),
             ("CONSUMER_FIFO_AFTER_PERMANENT", "on"),
             ("CONSUMER_BACKOFF_BASE", "0s"),
             ("CONSUMER_BACKOFF_CAP", "12h"),
@@ -376,7 +382,7 @@ mod tests {
         ] {
             assert!(told.contains(name), "{name} is missing in: {told}");
         }
-        assert!(told.contains("(17 found)"), "{told}");
+        assert!(told.contains("(18 found)"), "{told}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What an item remembers of the operations that changed it.
+//! The memory of an item: the keys of the operations that changed it.
 
 use std::time::Duration;
 
@@ -46,10 +46,10 @@ pub(super) enum Recall {
     OtherPayload,
 }
 
-/// What has to be known of an item before it is updated.
+/// Facts about an item that an update of it needs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Seen {
-    /// Whether it has [`UNTIL`].
+    /// True if the item has [`UNTIL`].
     pub(super) has_map: bool,
     /// The keys whose time is over.
     over: Vec<String>,
@@ -112,7 +112,7 @@ impl Memory<'_> {
         })
     }
 
-    /// What an item that a handler made of `found` remembers is what `found` does, whatever the
+    /// Gives an item that a handler made of `found` the memory of `found`, whatever the
     /// handler's type makes of it.
     pub(super) fn keep(&self, found: Option<&Item>, item: &mut Item) {
         for name in [EVENTS, UNTIL] {
@@ -159,12 +159,12 @@ impl Memory<'_> {
         }
     }
 
-    /// Whether an update has to know the item first.
+    /// Returns whether an update has to read the item first.
     pub(super) const fn looks_first(&self) -> bool {
         self.retention.is_some() || self.fingerprint.is_some()
     }
 
-    /// What an update has to know of the item.
+    /// Reads the facts that an update needs.
     pub(super) fn see(&self, item: Option<&Item>) -> Seen {
         let Some(ends) = item.and_then(|item| item.get(UNTIL)?.as_m().ok()) else {
             return Seen::default();
@@ -178,7 +178,7 @@ impl Memory<'_> {
         }
     }
 
-    /// Whether what was seen of an item holds for this one. Else a refusal says nothing of the
+    /// Returns whether these facts hold for this item. Else a refusal says nothing of the
     /// update's own condition.
     pub(super) fn holds(&self, seen: &Seen, item: Option<&Item>) -> bool {
         let ends = item.and_then(|item| item.get(UNTIL)?.as_m().ok());

@@ -66,7 +66,7 @@ use crate::{
 ///
 /// No result is kept: a duplicate's is [omitted](StoredResult::Omitted), so
 /// [`Handler::on_duplicate`](crate::Handler::on_duplicate) finds no output. No failure is kept: a
-/// message that fails for good runs again with each delivery, until it is in the dead-letter
+/// message that fails permanently runs again with each delivery, until it is in the dead-letter
 /// queue. No fingerprint is kept, unless [`check_payload`](Self::check_payload) says so: a key that
 /// comes back with another payload is taken for a duplicate. Other programs that write to the item
 /// must leave its memory alone, and an item that is deleted forgets.
@@ -82,7 +82,8 @@ use crate::{
 /// use sqs_once::{Attempt, Change, Consumer, Failure, OnItem, Write, protocol::Namespace};
 ///
 /// async fn like(post: String, _: Attempt) -> Result<Change<()>, Failure> {
-///     Ok(Change::update((), Write::update("posts", "ADD likes :one").key("id", post).value(":one", 1)))
+///     Ok(Change::update((), Write::update("posts", "ADD likes :one").key("id",
+/// post).value(":one", 1)))
 /// }
 ///
 /// # fn consumer(client: Client) -> Result<(), Box<dyn std::error::Error>> {
@@ -348,7 +349,7 @@ impl Changing<'_> {
         Ok(contended(table))
     }
 
-    /// What became of a change, once it is clear.
+    /// The outcome of a change whose answer is known.
     fn changed<A: Action>(
         &self,
         memory: &Memory<'_>,

@@ -14,7 +14,7 @@ use crate::{
     store::{Item, StoreError, Unavailability, explain, kind, put_item, sizes, update_item},
 };
 
-/// What became of a change.
+/// The answer to a change.
 pub(super) enum Sent {
     Applied,
     /// Its condition is not met by this item, or because there is none.
@@ -168,7 +168,7 @@ impl Refusal for UpdateItemError {
     }
 }
 
-/// What fills an item, largest first.
+/// Names the largest attributes of an item that is too large.
 fn too_large(table: &str, item: Option<&Item>) -> String {
     let mut sizes: Vec<_> = item.into_iter().flat_map(sizes).collect();
     sizes.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));

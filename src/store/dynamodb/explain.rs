@@ -1,4 +1,4 @@
-//! What went wrong with a request, for people.
+//! Explanations of failed requests, for people.
 
 use std::error::Error;
 
@@ -9,7 +9,7 @@ use aws_sdk_dynamodb::{
 
 use crate::store::Unavailability;
 
-/// What went wrong and what to do, without the request or the response: they hold payload.
+/// Explains a failure and what to do, without the request or the response: they hold payload.
 pub(crate) fn explain<E>(error: &SdkError<E>, permission: &str) -> String
 where
     E: ProvideErrorMetadata + Error + 'static,
@@ -54,7 +54,7 @@ where
     format!("{code}: {advice} (request id {request_id})")
 }
 
-/// Whether a failed request may have been applied, and may be repeated.
+/// Classifies a failed request: it may have been applied, and may be repeated, or not.
 pub(crate) fn kind<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Unavailability {
     match error {
         SdkError::ConstructionFailure(_) => Unavailability::Rejected,

@@ -201,7 +201,7 @@ impl<'a> Expression<'a> {
         format!("attribute_not_exists(#id) OR #expires_at < :now_s OR ({claimable})")
     }
 
-    /// What every claim, and every insert of a failure, sets.
+    /// Sets the attributes that every claim and every insert of a failure have in common.
     fn set_claim(&mut self, request: &ClaimRequest, expires_at: u64) {
         self.set(Field::Owner, string(request.owner.as_str()));
         self.set(Field::ExpiresAt, number(expires_at));

@@ -213,7 +213,7 @@ impl DynamoStore {
             })
     }
 
-    /// What a refused settlement was refused by.
+    /// Reads the record that refused a settlement.
     fn refused(&self, fence: &Fence, item: Option<&Item>) -> Result<SettleAnswer, StoreError> {
         let record = item.map(|item| self.read(&fence.key, item)).transpose()?;
         Ok(SettleAnswer::Refused(record))

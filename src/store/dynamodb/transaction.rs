@@ -275,7 +275,7 @@ fn inserted(request: &ClaimRequest, settlement: &Settlement, over: Option<&Recor
     }
 }
 
-/// What one reason says (*Amazon DynamoDB API Reference*, "TransactWriteItems", cancellation
+/// The meaning of one reason (*Amazon DynamoDB API Reference*, "TransactWriteItems", cancellation
 /// reasons).
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Verdict {
