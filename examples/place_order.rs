@@ -16,7 +16,7 @@
 //! sam deploy --guided --template-file examples/place_order.template.yaml
 //! ```
 
-use std::{collections::BTreeMap, num::NonZeroU32, time::Duration};
+use std::{collections::BTreeMap, num::NonZeroU32};
 
 use aws_sdk_dynamodb::Client;
 use lambda_runtime::Error;
@@ -24,10 +24,6 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use sqs_once::{Attempt, Consumer, Done, Failure, Handler, Inbox, Once, Write};
 use sqs_once::{aws, protocol::Namespace, store::DynamoStore, telemetry};
-
-/// How long a record is kept: longer than the queue keeps a message (4 days in the template), so
-/// that what was declined stays declined.
-const REMEMBERED: Duration = Duration::from_secs(5 * 24 * 60 * 60);
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -92,7 +88,7 @@ pub fn consumer(
     orders: String,
     stock: String,
 ) -> Result<Consumer<Inbox<DynamoStore>, impl Handler<Output = Done<Value>>>, Error> {
-    let once = Once::new(DynamoStore::new(client, records)).retention(REMEMBERED);
+    let once = Once::new(DynamoStore::new(client, records));
     let consumer = Consumer::new(
         once.inbox(),
         Namespace::new("orders")?,

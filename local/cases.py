@@ -1,10 +1,17 @@
-"""The messages of `make demo`, and what must have become of each."""
+"""The messages of `make demo`, and what must have become of each.
+
+Most of it does not depend on the key. By message id, two messages of one order are two operations, and
+so are a message and the one that comes back for it from the dead-letter queue.
+"""
 
 import json
 from dataclasses import dataclass, field
 from itertools import count
 
 from gateway import Trouble
+
+MESSAGE_ID = "message-id"
+ORDER_ID = "body:/orderId"
 
 # Seconds after the start at which a wave is sent. The workers are killed in the first two, which
 # carry few messages, so that most of the others are seen to go through undisturbed.
@@ -16,15 +23,20 @@ class Message:
     order: str | None  # None: nobody can read it
     body: str
     wave: int
-    dies: bool  # ends in the dead-letter queue
-    id: str = ""  # given by SQS
+    dies: bool = False  # ends in the dead-letter queue
+    redriven: bool = False  # is sent back from there, once
+    ids: list[str] = field(default_factory=list)  # given by SQS: one more when it is sent back
+
+    @property
+    def id(self) -> str:
+        return self.ids[-1]
 
 
 @dataclass
 class Case:
     title: str
     charges: int  # per order
-    record: str | None  # per order
+    records: tuple[str, ...]  # per order, by status
     messages: list[Message] = field(default_factory=list)
     troubles: dict[str, tuple[Trouble, ...]] = field(default_factory=dict)
 
@@ -37,45 +49,56 @@ def _order(number: str, *, amount: float = 99.99, token: str = "tok_visa") -> st
     return json.dumps({"orderId": number, "amount": amount, "currency": "EUR", "paymentToken": token})
 
 
-def cases() -> list[Case]:
-    numbers = count(1001)
+def cases(key: str, first: int) -> list[Case]:
+    """The cases for a consumer with this key, the orders numbered from `first`."""
+    by_order = key == ORDER_ID
+    done = ("COMPLETED",)
+    numbers = count(first)
 
     def orders(how_many: int) -> list[str]:
         return [f"order-{next(numbers)}" for _ in range(how_many)]
 
-    fresh = Case("new order", charges=1, record="COMPLETED")
+    fresh = Case("new order", charges=1, records=done)
     for i, order in enumerate(orders(20)):
-        fresh.messages.append(Message(order, _order(order), wave=0 if i < 3 else 1 if i < 6 else 2, dies=False))
+        fresh.messages.append(Message(order, _order(order), wave=0 if i < 3 else 1 if i < 6 else 2))
 
-    twice = Case("the same order sent twice", charges=1, record="COMPLETED")
+    # One in each of the first waves: no message is then in more than two batches that are killed.
+    before = Case("killed before the charge", charges=1, records=done)
+    after = Case("killed after the charge", charges=1, records=done)
+    for wave, (case, trouble) in enumerate(((before, Trouble.KILLED_BEFORE), (after, Trouble.KILLED_AFTER))):
+        for order in orders(1):
+            case.messages.append(Message(order, _order(order), wave))
+            case.troubles[order] = (trouble,)
+
+    flaky = Case("gateway fails, then works", charges=1, records=done)
+    for order in orders(2):
+        flaky.messages.append(Message(order, _order(order), wave=2))
+        flaky.troubles[order] = (Trouble.OUT_OF_ORDER,)
+
+    twice = Case("order sent twice", charges=1 if by_order else 2, records=done if by_order else done * 2)
     for i, order in enumerate(orders(4)):
         # Two may meet their double in one batch; two come when the charge is long on record.
         for wave in (2, 2 if i < 2 else 3):
-            twice.messages.append(Message(order, _order(order), wave, dies=False))
+            twice.messages.append(Message(order, _order(order), wave))
 
-    reused = Case("order number reused, other amount", charges=1, record="COMPLETED")
+    redriven = Case("charged, refused, redriven", charges=1 if by_order else 2, records=done)
+    if not by_order:
+        redriven.records = ("COMPLETED", "FAILED")
     for order in orders(2):
-        reused.messages.append(Message(order, _order(order), wave=2, dies=False))
-        reused.messages.append(Message(order, _order(order, amount=149.0), wave=3, dies=True))
+        redriven.messages.append(Message(order, _order(order), wave=2, redriven=True))
+        redriven.troubles[order] = (Trouble.BOOKED_503, Trouble.REFUSED)
 
-    before = Case("killed before the charge was booked", charges=1, record="COMPLETED")
-    after = Case("killed after the charge was booked", charges=1, record="COMPLETED")
-    for case, trouble in ((before, Trouble.KILLED_BEFORE), (after, Trouble.KILLED_AFTER)):
-        for wave, order in enumerate(orders(2)):
-            case.messages.append(Message(order, _order(order), wave, dies=False))
-            case.troubles[order] = (trouble,)
-
-    flaky = Case("gateway fails twice, then works", charges=1, record="COMPLETED")
+    reused = Case("number reused, other amount", twice.charges, twice.records)
     for order in orders(2):
-        flaky.messages.append(Message(order, _order(order), wave=2, dies=False))
-        flaky.troubles[order] = (Trouble.OUT_OF_ORDER, Trouble.OUT_OF_ORDER)
+        reused.messages.append(Message(order, _order(order), wave=2))
+        reused.messages.append(Message(order, _order(order, amount=149.0), wave=3, dies=by_order))
 
-    declined = Case("declined card", charges=0, record="FAILED")
+    declined = Case("declined card", charges=0, records=("FAILED",))
     for order in orders(2):
         declined.messages.append(Message(order, _order(order, token="tok_chargeDeclined"), wave=2, dies=True))
 
-    malformed = Case("malformed body", charges=0, record=None)
+    malformed = Case("malformed body", charges=0, records=())
     for body in ('{"orderId": "order-cut-off", "amou', "not JSON at all"):
         malformed.messages.append(Message(None, body, wave=2, dies=True))
 
-    return [fresh, twice, reused, before, after, flaky, declined, malformed]
+    return [fresh, before, after, flaky, twice, redriven, reused, declined, malformed]

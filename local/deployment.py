@@ -100,6 +100,20 @@ def dead_letters(cloud: Cloud, queue: str) -> Counter[str]:
     return found
 
 
+def take(cloud: Cloud, queue: str, wanted: set[str]) -> Iterator[tuple[str, str]]:
+    """Ids and bodies of the wanted messages, each deleted once it was used; the others stay."""
+    sqs, others = cloud.client("sqs"), []
+    while batch := sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10, VisibilityTimeout=60).get("Messages"):
+        for message in batch:
+            if message["MessageId"] not in wanted:
+                others.append(message["ReceiptHandle"])
+                continue
+            yield message["MessageId"], message["Body"]
+            sqs.delete_message(QueueUrl=queue, ReceiptHandle=message["ReceiptHandle"])
+    for receipt in others:
+        sqs.change_message_visibility(QueueUrl=queue, ReceiptHandle=receipt, VisibilityTimeout=0)
+
+
 # ---- tables and logs ---------------------------------------------------------------------------
 
 

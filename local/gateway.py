@@ -24,6 +24,8 @@ class Trouble(Enum):
     """What happens to a call instead of a proper answer."""
 
     OUT_OF_ORDER = "answers 503"
+    BOOKED_503 = "books the charge, and answers 503 all the same"
+    REFUSED = "answers 400, whatever it has booked"
     KILLED_BEFORE = "the worker dies before the charge is booked"
     KILLED_AFTER = "the worker dies after the charge is booked, before it hears of it"
 
@@ -60,6 +62,11 @@ class Gateway:
         match trouble:
             case Trouble.OUT_OF_ORDER:
                 return 503, {"error": "out of order, try again"}
+            case Trouble.BOOKED_503:
+                self._book(key, name, order)
+                return 503, {"error": "out of order, try again"}
+            case Trouble.REFUSED:
+                return 400, {"error": "refused"}
             case Trouble.KILLED_BEFORE:
                 self._kill(caller)
                 return None

@@ -1,7 +1,8 @@
 //! Chaos: the release binary, several processes of it, behind a queue that delivers twice, a
 //! table that loses answers and a gateway that fails, killed at any time. At the end every message
 //! is done or in the dead-letter queue for a known reason, and whatever was charged twice was cut
-//! off in between.
+//! off in between. A standard queue runs with both keys, the order's id and the message id, and a
+//! FIFO queue with the order's id.
 //!
 //! `CHAOS_SEED` fixes what is injected (not the timing of the processes); `CHAOS_MESSAGES` and
 //! `CHAOS_FIFO_MESSAGES` the size: `make soak`.
@@ -24,6 +25,8 @@ mod fate;
 mod faults;
 #[path = "chaos/gateway.rs"]
 mod gateway;
+#[path = "chaos/informed.rs"]
+mod informed;
 #[path = "chaos/ledger.rs"]
 mod ledger;
 #[path = "chaos/plan.rs"]
@@ -32,6 +35,8 @@ mod plan;
 mod proof;
 #[path = "chaos/proof_ends.rs"]
 mod proof_ends;
+#[path = "chaos/proof_informed.rs"]
+mod proof_informed;
 #[path = "chaos/queue.rs"]
 mod queue;
 #[path = "chaos/receives.rs"]
@@ -65,6 +70,8 @@ const TABLE: &str = "idempotency";
 /// How a run differs from another.
 struct Run {
     title: &'static str,
+    /// The value of `IDEMPOTENCY_KEY`.
+    key: &'static str,
     rules: Rules,
     /// How many invocations a worker lives to see at most.
     lifetime: u32,
@@ -72,23 +79,27 @@ struct Run {
     fifo: bool,
 }
 
+/// At least once, some messages twice.
+const STANDARD: Rules = Rules {
+    max_receive_count: 8,
+    duplicates: 8,
+};
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_is_killed_lost_or_doubled_every_order_is_charged_or_accounted_for() {
+async fn orders_keyed_by_order_id_are_charged_or_accounted_for() {
     let seed = Seed::from_env();
     let run = Run {
-        title: "chaos on a standard queue",
-        rules: Rules {
-            max_receive_count: 8,
-            duplicates: 8,
-        },
+        title: "chaos on a standard queue, keyed by order id",
+        key: "body:/orderId",
+        rules: STANDARD,
         lifetime: 12,
         concurrency: 4,
         fifo: false,
     };
-    let messages = orders(seed, size("CHAOS_MESSAGES", 600));
+    let messages = orders(seed, size("CHAOS_MESSAGES", 600), 3);
     let report = run.go(seed, messages).await;
     // A run without these would prove nothing.
-    for wanted in [
+    report.assert_some(&[
         "workers, Killed",
         "workers, FrozenUntilTimeout",
         "workers, thawed",
@@ -105,35 +116,62 @@ async fn whatever_is_killed_lost_or_doubled_every_order_is_charged_or_accounted_
         "in the dead-letter queue, Undecodable: invalid",
         "messages acknowledged once more",
         "charged again after Killed",
-    ] {
-        assert!(report.number(wanted) > 0, "{wanted}: none\n{report}");
-    }
+        "attempts informed of an open one",
+    ]);
+    assert_eq!(report.number("orders charged under"), 0, "{report}");
+}
+
+/// An order that was sent twice is two operations.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn orders_keyed_by_message_id_are_charged_or_accounted_for() {
+    let seed = Seed::from_env();
+    let run = Run {
+        title: "chaos on a standard queue, keyed by message id",
+        key: "message-id",
+        rules: STANDARD,
+        lifetime: 6,
+        concurrency: 3,
+        fifo: false,
+    };
+    let messages = orders(seed, size("CHAOS_MESSAGES", 600).div_ceil(3), 10);
+    let messages = messages.into_iter().map(Message::keyed_by_id).collect();
+    let report = run.go(seed, messages).await;
+    report.assert_some(&[
+        "workers, Killed",
+        "gateway fault, Busy",
+        "outcome, duplicate",
+        "in the dead-letter queue, Declined: permanent_failure",
+        "in the dead-letter queue, Undecodable: invalid",
+        "messages acknowledged once more",
+        "orders charged under",
+    ]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_fifo_group_is_charged_in_its_order_whoever_is_killed() {
+async fn fifo_groups_are_charged_in_order_past_what_failed() {
     let seed = Seed::from_env();
     let run = Run {
         title: "chaos on a FIFO queue",
+        key: "body:/orderId",
         rules: Rules {
-            max_receive_count: 30,
+            max_receive_count: 15,
             duplicates: 0,
         },
-        lifetime: 5,
+        lifetime: 8,
         concurrency: 3,
         fifo: true,
     };
     let size = size("CHAOS_FIFO_MESSAGES", 200);
-    let messages = grouped_orders(seed, size, size.div_ceil(25));
+    let messages = grouped_orders(seed, size, size.div_ceil(16));
     let report = run.go(seed, messages).await;
-    for wanted in [
+    report.assert_some(&[
         "workers, Killed",
         "workers, FrozenUntilTimeout",
         "workers, thawed",
         "gateway fault, Busy",
-    ] {
-        assert!(report.number(wanted) > 0, "{wanted}: none\n{report}");
-    }
+        "in the dead-letter queue, Declined: permanent_failure",
+        "in the dead-letter queue, Undecodable: invalid",
+    ]);
 }
 
 impl Run {
@@ -148,8 +186,9 @@ impl Run {
         let gateway = Gateway::start(seed, ledger.clone()).await;
         let queue = Queue::new(seed, self.rules, ledger.clone(), messages);
         let sqs = queue.serve().await;
+        let key = self.key;
         let settings: Settings = Arc::new(move |worker: Worker| {
-            settings(&relay.url_for(worker), &gateway.url_for(worker), &sqs)
+            settings(key, &relay.url_for(worker), &gateway.url_for(worker), &sqs)
         });
         let mapping = Arc::new(Mapping {
             seed,
@@ -195,13 +234,13 @@ impl Run {
 }
 
 /// Short times, so that conflicts and retries fit into a test.
-fn settings(dynamo: &str, gateway: &str, sqs: &str) -> Env {
+fn settings(key: &str, dynamo: &str, gateway: &str, sqs: &str) -> Env {
     let settings = [
         ("AWS_ENDPOINT_URL_DYNAMODB", dynamo),
         ("AWS_ENDPOINT_URL_SQS", sqs),
         ("IDEMPOTENCY_TABLE_NAME", TABLE),
         ("IDEMPOTENCY_NAMESPACE", "chaos"),
-        ("IDEMPOTENCY_KEY", "body:/orderId"),
+        ("IDEMPOTENCY_KEY", key),
         ("IDEMPOTENCY_LEASE_MARGIN", "100ms"),
         // A worker that was frozen before it read its invocation finds the deadline past, which
         // counts as none: its claim lasts for this long, and the key is locked if it dies.

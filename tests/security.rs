@@ -1,4 +1,4 @@
-//! What must not get out, who may do what, and what comes in with bad intent.
+//! Secrets in logs, the template's permissions and parameters, and hostile input.
 
 #![allow(
     clippy::unwrap_used,
@@ -14,6 +14,8 @@ mod hostile;
 mod library_logs;
 #[path = "security/logs.rs"]
 mod logs;
+#[path = "security/parameters.rs"]
+mod parameters;
 #[path = "security/secrets.rs"]
 mod secrets;
 mod support;

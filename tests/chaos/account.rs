@@ -10,6 +10,14 @@ use crate::{
 /// How the reason reads where nothing was wrong with the message.
 pub(crate) const USED_UP: &str = "receives used up";
 
+/// The outcomes of a message that never runs again.
+pub(crate) const PERMANENT: [&str; 4] = [
+    "permanent_failure",
+    "failed_before",
+    "invalid",
+    "key_reused",
+];
+
 /// What is known of one message.
 pub(crate) struct Account {
     pub(crate) message: Message,
@@ -25,14 +33,8 @@ impl Account {
 
     /// Why it is in the dead-letter queue; `None` if nobody knows.
     pub(crate) fn reason(&self) -> Option<String> {
-        let permanent = [
-            "permanent_failure",
-            "failed_before",
-            "invalid",
-            "key_reused",
-        ];
         let mut told = self.outcomes.iter().rev();
-        if let Some(told) = told.find(|outcome| permanent.contains(&outcome.as_str())) {
+        if let Some(told) = told.find(|outcome| PERMANENT.contains(&outcome.as_str())) {
             let told = told.replace("failed_before", "permanent_failure");
             return Some(format!("{:?}: {told}", self.message.kind));
         }

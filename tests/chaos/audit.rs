@@ -7,16 +7,18 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::{
     account::accounts,
+    informed::misinformed,
     ledger::{ChargeEnd, Death, Delivery, End, Event, Settled, Worker},
-    receives::{causes, order_of},
+    plan::Kind,
+    receives::{causes, operation_of},
 };
 
-/// What must never stand between two charges of one order.
+/// What must never stand between two charges of one operation.
 const NOTHING: &str = "nothing";
 
-/// What is known of one order, and so of one key.
+/// What is known of one operation, and so of one key.
 #[derive(Default)]
-struct Order {
+struct Operation {
     key: Option<String>,
     last_charge: Option<(usize, Worker, Delivery)>,
     /// What cut the last attempt off, so that another may charge again.
@@ -36,7 +38,7 @@ struct Claim {
     lease_until_ms: u64,
 }
 
-impl Order {
+impl Operation {
     /// Something happened to the attempt that charged last, if `it` was that one.
     fn cut_off(&mut self, it: impl Fn(usize, Worker) -> bool, by: &str) {
         let last = self.last_charge.as_ref();
@@ -55,7 +57,7 @@ pub(crate) struct Findings {
     pub(crate) uninjected: Vec<String>,
     /// Deliveries of good messages that failed, though nothing was injected.
     pub(crate) unexplained: Vec<String>,
-    /// How often an order was charged again, by what cut off the attempt before.
+    /// How often an operation was charged again, by what cut off the attempt before.
     pub(crate) charged_again: BTreeMap<String, usize>,
 }
 
@@ -83,6 +85,7 @@ pub(crate) fn audit(events: &[Event], statuses: &HashMap<String, String>) -> Fin
     for (at, event) in events.iter().enumerate() {
         audit.event(at, event);
     }
+    audit.found.extend(misinformed(events));
     let accounts = accounts(events);
     audit.receives(&causes(events), &accounts);
     audit.ends(&accounts, statuses);
@@ -115,11 +118,12 @@ impl Said {
 
 #[derive(Default)]
 struct Audit {
-    orders: HashMap<String, Order>,
-    order_of_key: HashMap<String, String>,
-    order_of_charge: HashMap<usize, String>,
-    order_of_message: HashMap<String, String>,
-    /// The delivery by which each worker was last asked for an order.
+    operations: HashMap<String, Operation>,
+    /// The order that each operation is to charge.
+    orders: HashMap<String, String>,
+    operation_of_charge: HashMap<usize, String>,
+    operation_of_message: HashMap<String, String>,
+    /// The delivery by which each worker was last asked for an operation.
     delivered: HashMap<(Worker, String), Delivery>,
     /// What the workers said of their deliveries.
     said: HashMap<Delivery, Said>,
@@ -129,11 +133,12 @@ struct Audit {
     thawed: HashMap<Worker, usize>,
     /// The messages that a worker answered without.
     late: HashSet<(Worker, String)>,
-    /// The orders each worker is at.
+    /// The operations each worker is at.
     at_work: HashMap<Worker, Vec<String>>,
-    /// The orders of each FIFO group that are neither settled nor given up, as sent.
+    /// The operations of each FIFO group that are neither settled nor given up, as sent. A message
+    /// that cannot be read has nothing to settle.
     groups: BTreeMap<String, Vec<String>>,
-    group_of_order: HashMap<String, String>,
+    group_of_operation: HashMap<String, String>,
     found: Vec<String>,
     uninjected: Vec<String>,
     unexplained: Vec<String>,
@@ -144,19 +149,21 @@ impl Audit {
     fn event(&mut self, at: usize, event: &Event) {
         match event {
             Event::Sent(message) => {
-                let (id, order) = (message.id.clone(), message.order.clone());
-                if let Some(group) = &message.group {
+                let (id, operation) = (message.id.clone(), message.operation.clone());
+                let group = message.group.as_ref();
+                if let Some(group) = group.filter(|_| message.kind != Kind::Undecodable) {
                     let waiting = self.groups.entry(group.clone()).or_default();
-                    waiting.push(order.clone());
-                    self.group_of_order.insert(order.clone(), group.clone());
+                    waiting.push(operation.clone());
+                    (self.group_of_operation).insert(operation.clone(), group.clone());
                 }
-                self.order_of_message.insert(id, order);
+                self.orders.insert(operation.clone(), message.order.clone());
+                self.operation_of_message.insert(id, operation);
             }
             Event::Delivered { delivery, worker } => {
-                let order = self.order_of_message[&delivery.0].clone();
-                let of_order = (*worker, order.clone());
-                self.delivered.insert(of_order, delivery.clone());
-                self.at_work.entry(*worker).or_default().push(order);
+                let operation = self.operation_of_message[&delivery.0].clone();
+                let by_worker = (*worker, operation.clone());
+                self.delivered.insert(by_worker, delivery.clone());
+                self.at_work.entry(*worker).or_default().push(operation);
             }
             Event::Returned {
                 delivery,
@@ -164,8 +171,8 @@ impl Audit {
                 end,
             } => self.returned(delivery, *worker, *end),
             Event::DeadLettered { message } => {
-                let order = self.order_of_message[message].clone();
-                self.leaves_group(&order);
+                let operation = self.operation_of_message[message].clone();
+                self.leaves_group(&operation);
             }
             Event::Charge {
                 order,
@@ -174,11 +181,11 @@ impl Audit {
                 taken,
             } => self.charge(at, order, key, *worker, *taken),
             Event::ChargeEnded { charge, how } => {
-                let order = &self.order_of_charge[charge];
-                let order = self.orders.get_mut(order).unwrap();
-                order.open_charges.remove(charge);
+                let operation = &self.operation_of_charge[charge];
+                let operation = self.operations.get_mut(operation).unwrap();
+                operation.open_charges.remove(charge);
                 if *how != ChargeEnd::Answered {
-                    order.cut_off(|last, _| last == *charge, &format!("{how:?}"));
+                    operation.cut_off(|last, _| last == *charge, &format!("{how:?}"));
                 }
             }
             Event::Claimed {
@@ -188,6 +195,7 @@ impl Audit {
                 worker,
                 at_ms,
                 lease_until_ms,
+                ..
             } => {
                 // One whose lease is over gives no right to begin.
                 if at_ms < lease_until_ms {
@@ -217,11 +225,11 @@ impl Audit {
                 owner,
                 as_what,
             } => {
-                let order = self.of_key(key);
-                let (claim, completed) = (order.claim.take(), order.completed);
-                order.completed |= *as_what == Settled::Completed;
+                let operation = self.of_key(key);
+                let (claim, completed) = (operation.claim.take(), operation.completed);
+                operation.completed |= *as_what == Settled::Completed;
                 if let Some(claim) = claim.as_ref().filter(|_| *as_what == Settled::Failed) {
-                    order.failed.insert(claim.message.clone());
+                    operation.failed.insert(claim.message.clone());
                 }
                 // Promise 5: late is refused.
                 if let Some(Claim { owner: other, .. }) =
@@ -236,7 +244,7 @@ impl Audit {
                         .push(format!("{key} was {as_what:?} when it was Completed"));
                 }
                 if matches!(as_what, Settled::Completed | Settled::Failed) {
-                    self.leaves_group(order_of(key));
+                    self.leaves_group(operation_of(key));
                 }
             }
             Event::Faulted { key, worker, fault } => {
@@ -244,11 +252,11 @@ impl Audit {
                 self.of_key(key).cut_off(|_, last| last == *worker, &fault);
             }
             Event::Died { worker, death } => {
-                for order in self.at_work.get(worker).into_iter().flatten() {
-                    if let Some(order) = self.orders.get_mut(order) {
-                        order.cut_off(|_, last| last == *worker, &format!("{death:?}"));
+                for operation in self.at_work.get(worker).into_iter().flatten() {
+                    if let Some(operation) = self.operations.get_mut(operation) {
+                        operation.cut_off(|_, last| last == *worker, &format!("{death:?}"));
                         // A frozen one does not hang up.
-                        order.open_charges.retain(|_, by| by != worker);
+                        operation.open_charges.retain(|_, by| by != worker);
                     }
                 }
                 if *death == Death::Crashed {
@@ -261,13 +269,20 @@ impl Audit {
             Event::Thawed { worker } => {
                 self.thawed.insert(*worker, at);
             }
-            Event::Said { .. } | Event::Late { .. } => {}
+            Event::Said { .. } | Event::Informed { .. } | Event::Late { .. } => {}
         }
     }
 
-    fn charge(&mut self, at: usize, name: &str, key: &str, worker: Worker, taken: bool) {
-        self.order_of_charge.insert(at, name.to_owned());
-        let order = self.orders.entry(name.to_owned()).or_default();
+    fn charge(&mut self, at: usize, order: &str, key: &str, worker: Worker, taken: bool) {
+        let name = operation_of(key);
+        match self.orders.get(name) {
+            Some(named) if named == order => {}
+            named => self.found.push(format!(
+                "{order} was charged under the key {key}, which is that of {named:?}"
+            )),
+        }
+        self.operation_of_charge.insert(at, name.to_owned());
+        let operation = self.operations.entry(name.to_owned()).or_default();
         if let Some(thawed) = self.thawed.get(&worker) {
             let claimed = self.claimed.get(&(worker, key.to_owned())).copied();
             // A claim of its own since then makes it a worker like any other. Without one, only
@@ -278,32 +293,32 @@ impl Audit {
                         "{name} was charged by worker {worker}, which began when it was thawed"
                     ));
                 }
-                order.key = Some(key.to_owned());
-                order.taken += usize::from(taken);
+                operation.key = Some(key.to_owned());
+                operation.taken += usize::from(taken);
                 return;
             }
         }
-        if order.completed {
+        if operation.completed {
             self.found.push(format!(
                 "{name} was charged by worker {worker} when it was Completed"
             ));
         }
         let of_worker = self.delivered.get(&(worker, name.to_owned()));
         let this = of_worker.cloned().unwrap_or_default();
-        if order.failed.contains(&this.0) {
+        if operation.failed.contains(&this.0) {
             self.found.push(format!(
                 "{name} was charged for {} by worker {worker} when its failure was recorded",
                 this.0
             ));
         }
-        let excuse = order.excuse.take();
+        let excuse = operation.excuse.take();
         let of_another = |(_, _, delivery): &(usize, Worker, Delivery)| {
-            delivery.0 != this.0 && order.failed.contains(&delivery.0)
+            delivery.0 != this.0 && operation.failed.contains(&delivery.0)
         };
-        if order.last_charge.as_ref().is_some_and(of_another) {
+        if operation.last_charge.as_ref().is_some_and(of_another) {
             let after = "the recorded failure of another message".to_owned();
             *self.charged_again.entry(after).or_default() += 1;
-        } else if let Some((_, before, delivery)) = order.last_charge.take() {
+        } else if let Some((_, before, delivery)) = operation.last_charge.take() {
             // Promise 3: a handler runs again after a retryable failure, or after it was cut off.
             let said = self.said.get(&delivery);
             let after = match (excuse, said.filter(|said| said.is_unfinished())) {
@@ -322,28 +337,23 @@ impl Audit {
             };
             *self.charged_again.entry(after).or_default() += 1;
         }
-        if !order.open_charges.is_empty() {
+        if !operation.open_charges.is_empty() {
             self.found
                 .push(format!("{name} was charged by two at once"));
         }
-        if order.key.as_ref().is_some_and(|before| before != key) {
+        if (operation.key.as_ref()).is_some_and(|before| before != key) {
             self.found.push(format!("{name} was charged with two keys"));
         }
-        let other = self.order_of_key.insert(key.to_owned(), name.to_owned());
-        if other.is_some_and(|other| other != name) {
-            self.found
-                .push(format!("{name} shares its key with another order"));
-        }
-        order.key = Some(key.to_owned());
-        order.last_charge = Some((at, worker, this));
-        order.open_charges.insert(at, worker);
-        order.taken += usize::from(taken);
+        operation.key = Some(key.to_owned());
+        operation.last_charge = Some((at, worker, this));
+        operation.open_charges.insert(at, worker);
+        operation.taken += usize::from(taken);
         self.turn_of(name);
     }
 
     /// Promise 6: a FIFO group goes on when what is ahead is settled, or given up.
     fn turn_of(&mut self, name: &str) {
-        let Some(group) = self.group_of_order.get(name) else {
+        let Some(group) = self.group_of_operation.get(name) else {
             return;
         };
         let waiting = &self.groups[group];
@@ -357,15 +367,16 @@ impl Audit {
 
     fn returned(&mut self, delivery: &Delivery, worker: Worker, end: End) {
         let message = &delivery.0;
-        let name = &self.order_of_message[message];
+        let name = &self.operation_of_message[message];
         let at_work = self.at_work.entry(worker).or_default();
-        if let Some(at) = at_work.iter().position(|order| order == name) {
+        if let Some(at) = at_work.iter().position(|operation| operation == name) {
             at_work.swap_remove(at);
         }
-        let completed = self.orders.get(name).is_some_and(|order| order.completed);
+        let operation = self.operations.get(name);
+        let completed = operation.is_some_and(|operation| operation.completed);
         if end == End::Acknowledged && !completed {
             self.found.push(format!(
-                "{message} was acknowledged when its order was not completed"
+                "{message} was acknowledged when its operation was not completed"
             ));
         }
         // Promise 6: reported as failed is what failed, not what was in one batch with it.
@@ -384,14 +395,15 @@ impl Audit {
         }
     }
 
-    fn leaves_group(&mut self, order: &str) {
-        if let Some(group) = self.group_of_order.get(order) {
+    fn leaves_group(&mut self, operation: &str) {
+        if let Some(group) = self.group_of_operation.get(operation) {
             let waiting = self.groups.entry(group.clone()).or_default();
-            waiting.retain(|waiting| waiting != order);
+            waiting.retain(|waiting| waiting != operation);
         }
     }
 
-    fn of_key(&mut self, key: &str) -> &mut Order {
-        self.orders.entry(order_of(key).to_owned()).or_default()
+    fn of_key(&mut self, key: &str) -> &mut Operation {
+        let name = operation_of(key).to_owned();
+        self.operations.entry(name).or_default()
     }
 }

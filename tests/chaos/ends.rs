@@ -53,15 +53,15 @@ impl Audit {
             let Message { id, kind, .. } = &account.message;
             let told = account.reason();
             if account.acknowledged() {
-                let order = self.orders.get(&account.message.order);
-                let key = order.and_then(|order| order.key.as_ref());
+                let operation = self.operations.get(&account.message.operation);
+                let key = operation.and_then(|operation| operation.key.as_ref());
                 let status = key.and_then(|key| statuses.get(key));
                 if status.is_none_or(|status| status != "COMPLETED") {
                     self.found.push(format!(
                         "{id} was acknowledged, and its record is {status:?}"
                     ));
                 }
-                if order.is_none_or(|order| order.taken == 0) {
+                if operation.is_none_or(|operation| operation.taken == 0) {
                     self.found
                         .push(format!("{id} was acknowledged, and never charged"));
                 }
@@ -78,7 +78,9 @@ impl Audit {
                     "{id} was given up though nothing is wrong with it, {told}"
                 ));
             }
-            if *kind == Kind::Undecodable && self.orders.contains_key(&account.message.order) {
+            if *kind == Kind::Undecodable
+                && self.operations.contains_key(&account.message.operation)
+            {
                 self.found
                     .push(format!("{id} is no order, and got as far as the table"));
             }

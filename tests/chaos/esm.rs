@@ -205,6 +205,11 @@ impl Mapping {
                     self.ledger.note(Event::Late { message, worker });
                 }
             }
+            let message = text("message");
+            if message.starts_with("retry: ") || message.starts_with("takeover: ") {
+                let (key, since) = (text("key"), text("first_claimed_at"));
+                self.ledger.note(Event::Informed { worker, key, since });
+            }
             if of_message(&line) {
                 let receive_count = line["receive_count"].as_u64().unwrap();
                 self.ledger.note(Event::Said {

@@ -157,30 +157,34 @@ impl Write {
         // A claim over an expired record is a put, a claim over any other an update.
         let claim = match &*self.operation {
             "PutItem" => {
-                Some(["owner", "lease_until", "message_id"].map(|n| &self.body["Item"][n]))
+                let item = &self.body["Item"];
+                Some(["owner", "lease_until", "message_id", "first_claimed_at"].map(|n| &item[n]))
             }
-            "Claim" => Some([":owner", ":lease_until", ":message_id"].map(|n| &values[n])),
+            "Claim" => {
+                let names = [":owner", ":lease_until", ":message_id", ":first_claimed_at"];
+                Some(names.map(|n| &values[n]))
+            }
             _ => None,
         };
-        if let Some([owner, lease_until, message]) = claim {
+        if let Some([owner, lease_until, message, made]) = claim {
             let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
             return Event::Claimed {
                 key,
                 owner: text(owner).unwrap(),
                 message: text(message).unwrap(),
                 worker: self.worker,
+                made_ms: number(made).unwrap(),
                 at_ms: at.as_millis().try_into().unwrap(),
                 lease_until_ms: number(lease_until).unwrap(),
             };
         }
         let as_what = if values[":failed_message_ids"].is_object() {
             Settled::Failed
-        } else if self.operation == "DeleteItem"
-            || text(&values[":status"]).is_some_and(|s| s == "FAILED")
+        } else if text(&values[":status"]).is_some_and(|s| s == "COMPLETED") {
+            Settled::Completed
+        } else if self.operation == "DeleteItem" || values[":status"].is_object() || self.forgets()
         {
             Settled::Restored
-        } else if values[":status"].is_object() {
-            Settled::Completed
         } else {
             Settled::LeaseEnded
         };
@@ -189,6 +193,11 @@ impl Write {
             owner: text(&values[":me"]).unwrap(),
             as_what,
         }
+    }
+
+    /// It removes the time of the earliest open attempt.
+    fn forgets(&self) -> bool {
+        self.body["ExpressionAttributeNames"]["#first_claimed_at"].is_string()
     }
 }
 

@@ -32,7 +32,7 @@ pub(crate) struct Gateway {
 struct Desk {
     seed: Seed,
     ledger: Arc<Ledger>,
-    /// Requests per order.
+    /// Requests per key.
     requests: Mutex<HashMap<String, u32>>,
 }
 
@@ -80,12 +80,13 @@ async fn charge(
     let key = headers["idempotency-key"].to_str().unwrap().to_owned();
     let nth = {
         let mut requests = desk.requests.lock().unwrap();
-        let nth = requests.entry(order.clone()).or_default();
+        let nth = requests.entry(key.clone()).or_default();
         *nth += 1;
         *nth
     };
     let kind = Kind::of_card(body["paymentToken"].as_str().unwrap());
     let busy = kind == Kind::Busy && nth == 1;
+    let work = desk.seed.dice(("gateway", &key, nth)).u64(1..25);
     let charge = desk.ledger.note(Event::Charge {
         order: order.clone(),
         key,
@@ -97,7 +98,6 @@ async fn charge(
         charge,
         how: ChargeEnd::Unanswered,
     };
-    let work = desk.seed.dice(("gateway", &order, nth)).u64(1..25);
     sleep(Duration::from_millis(work)).await;
     match kind {
         Kind::Slow if nth == 1 => {

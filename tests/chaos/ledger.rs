@@ -42,12 +42,13 @@ pub(crate) enum Event {
         charge: usize,
         how: ChargeEnd,
     },
-    /// The table took a claim.
+    /// The table took a claim at `at_ms`. Its worker made it at `made_ms`, by its own clock.
     Claimed {
         key: String,
         owner: String,
         message: String,
         worker: Worker,
+        made_ms: u64,
         at_ms: u64,
         lease_until_ms: u64,
     },
@@ -81,6 +82,13 @@ pub(crate) enum Event {
         delivery: Delivery,
         outcome: String,
         detail: String,
+    },
+    /// A worker's log line: its handler is about to run over an attempt that may have had its
+    /// effect. `since` is when the earliest of them was claimed.
+    Informed {
+        worker: Worker,
+        key: String,
+        since: String,
     },
     /// A worker's log line: it had to answer before the message was done, as the machine stood
     /// still.

@@ -75,6 +75,8 @@ impl Kind {
 pub(crate) struct Message {
     pub(crate) id: String,
     pub(crate) order: String,
+    /// The operation that its idempotency key names. Messages with one key are one operation.
+    pub(crate) operation: String,
     pub(crate) kind: Kind,
     /// The FIFO group.
     pub(crate) group: Option<String>,
@@ -82,6 +84,7 @@ pub(crate) struct Message {
 }
 
 impl Message {
+    /// A message whose key is its order's id.
     pub(crate) fn new(n: usize, order: String, kind: Kind, group: Option<String>) -> Self {
         let body = match kind {
             Kind::Undecodable if n.is_multiple_of(2) => "{\"orderId\":".to_owned(),
@@ -92,20 +95,28 @@ impl Message {
         let id = format!("m-{n}");
         Self {
             id,
+            operation: order.clone(),
             order,
             kind,
             group,
             body,
         }
     }
+
+    /// A message whose key is its own id.
+    pub(crate) fn keyed_by_id(self) -> Self {
+        let operation = self.id.clone();
+        Self { operation, ..self }
+    }
 }
 
-/// Orders in messages of a standard queue; some are sent twice, in two messages.
-pub(crate) fn orders(seed: Seed, size: usize) -> Vec<Message> {
+/// Orders in messages of a standard queue. So many of a hundred repeat an order sent before, in
+/// another message.
+pub(crate) fn orders(seed: Seed, size: usize, resent: u32) -> Vec<Message> {
     let mut messages: Vec<Message> = Vec::with_capacity(size);
     for n in 0..size {
         let mut dice = seed.dice(("order", n));
-        let resent = dice.u32(..100) < 3;
+        let resent = dice.u32(..100) < resent;
         let first = resent.then(|| dice.choice(&messages)).flatten();
         let (order, kind) = match first.filter(|first| first.kind != Kind::Undecodable) {
             Some(first) => (first.order.clone(), first.kind),
@@ -116,14 +127,10 @@ pub(crate) fn orders(seed: Seed, size: usize) -> Vec<Message> {
     messages
 }
 
-/// Orders in FIFO groups. None fails for good: what is behind one in its batch burns receives
-/// with it, and may follow it to the dead-letter queue (README, "What is not").
+/// Orders in FIFO groups. The messages behind one that fails permanently are to be charged.
 pub(crate) fn grouped_orders(seed: Seed, size: usize, groups: usize) -> Vec<Message> {
     let message = |n| {
-        let kind = match kind(&mut seed.dice(("grouped", n))) {
-            kind if kind.is_permanent() => Kind::Good,
-            kind => kind,
-        };
+        let kind = kind(&mut seed.dice(("grouped", n)));
         let group = format!("g-{}", n % groups);
         Message::new(n, format!("o-{n}"), kind, Some(group))
     };
@@ -135,8 +142,8 @@ fn kind(dice: &mut fastrand::Rng) -> Kind {
         0..5 => Kind::Busy,
         5..8 => Kind::Slow,
         8..11 => Kind::Cut,
-        11..14 => Kind::Declined,
-        14..17 => Kind::Undecodable,
+        11..16 => Kind::Declined,
+        16..21 => Kind::Undecodable,
         _ => Kind::Good,
     }
 }

@@ -33,7 +33,7 @@ pub(crate) fn returned(n: usize, worker: u32, end: End) -> Event {
     }
 }
 
-fn charge(n: usize, worker: u32) -> Event {
+pub(crate) fn charge(n: usize, worker: u32) -> Event {
     Event::Charge {
         order: format!("o-{n}"),
         key: format!("chaos#o-{n}"),
@@ -42,7 +42,7 @@ fn charge(n: usize, worker: u32) -> Event {
     }
 }
 
-fn ended(charge: usize, how: ChargeEnd) -> Event {
+pub(crate) fn ended(charge: usize, how: ChargeEnd) -> Event {
     Event::ChargeEnded { charge, how }
 }
 
@@ -51,9 +51,19 @@ pub(crate) fn claimed(n: usize, owner: &str, at_ms: u64) -> Event {
         key: format!("chaos#o-{n}"),
         owner: owner.into(),
         message: format!("m-{n}"),
-        worker: u32::from(owner != "a") + 7,
+        worker: u32::from(owner.as_bytes()[0] - b'a') + 7,
+        made_ms: at_ms,
         at_ms,
         lease_until_ms: at_ms + 2000,
+    }
+}
+
+/// A worker is informed that an attempt at o-1 is open since this second.
+pub(crate) fn informed(worker: u32, since: u32) -> Event {
+    Event::Informed {
+        worker,
+        key: "chaos#o-1".into(),
+        since: format!("1970-01-01T00:00:{since:02}Z"),
     }
 }
 
@@ -61,7 +71,7 @@ pub(crate) fn settled(n: usize, as_what: Settled) -> Event {
     settled_by(n, "a", as_what)
 }
 
-fn settled_by(n: usize, owner: &str, as_what: Settled) -> Event {
+pub(crate) fn settled_by(n: usize, owner: &str, as_what: Settled) -> Event {
     Event::Settled {
         key: format!("chaos#o-{n}"),
         owner: owner.into(),
@@ -112,6 +122,7 @@ fn again(cut: Vec<Event>) -> Vec<Event> {
         ended(second + 2, ChargeEnd::Answered),
         settled_by(1, "b", Settled::Completed),
         returned(1, 8, End::Acknowledged),
+        informed(8, 1),
     ]);
     events
 }
@@ -146,9 +157,15 @@ fn a_lost_message_is_found() {
 fn an_acknowledgement_before_the_completion_is_found() {
     let mut events = good();
     events.swap(5, 6);
-    caught(&events, "was acknowledged when its order was not completed");
+    caught(
+        &events,
+        "was acknowledged when its operation was not completed",
+    );
     events.pop();
-    caught(&events, "was acknowledged when its order was not completed");
+    caught(
+        &events,
+        "was acknowledged when its operation was not completed",
+    );
     let never_charged = [
         sent(1, Kind::Good, None),
         settled(1, Settled::Completed),
@@ -252,6 +269,7 @@ fn second_message_of_a_failed_order_is_charged_once() {
             owner: "a".into(),
             message: format!("m-{n}"),
             worker,
+            made_ms: u64::from(worker) * 10_000,
             at_ms: u64::from(worker) * 10_000,
             lease_until_ms: u64::from(worker) * 10_000 + 2000,
         };
@@ -355,8 +373,50 @@ fn a_key_that_changes_or_is_shared_is_found() {
         key.clone_into(is);
         events
     };
-    caught(&with_key(7, "chaos#other"), "with two keys");
-    caught(&with_key(12, "chaos#o-1"), "shares its key");
+    caught(&with_key(7, "other#o-1"), "with two keys");
+    let found = "o-1 was charged under the key chaos#other, which is that of None";
+    caught(&with_key(7, "chaos#other"), found);
+    let found = "o-2 was charged under the key chaos#o-1, which is that of Some(\"o-1\")";
+    caught(&with_key(13, "chaos#o-1"), found);
+}
+
+/// An order that was sent twice, keyed by message id: each message is charged once.
+#[test]
+fn message_keyed_by_its_id_that_is_charged_twice_is_found() {
+    let sent = |n| {
+        let message = Message::new(n, "o-1".into(), Kind::Good, None);
+        Event::Sent(message.keyed_by_id())
+    };
+    let attempt = |n, key: usize, at: usize| {
+        let mut events = [
+            delivered(n, 7),
+            claimed(n, "a", 1000),
+            charge(1, 7),
+            ended(at + 2, ChargeEnd::Answered),
+            settled(n, Settled::Completed),
+            returned(n, 7, End::Acknowledged),
+        ];
+        for event in &mut events {
+            if let Event::Claimed { key: is, .. }
+            | Event::Charge { key: is, .. }
+            | Event::Settled { key: is, .. } = event
+            {
+                *is = format!("chaos#m-{key}");
+            }
+        }
+        events
+    };
+    let run = |second| {
+        let mut events = vec![sent(1), sent(2)];
+        events.extend(attempt(1, 1, 2));
+        events.extend(attempt(2, second, 8));
+        let statuses = [1, 2].map(|n| (format!("chaos#m-{n}"), "COMPLETED".to_owned()));
+        audit(&events, &HashMap::from(statuses)).violations
+    };
+    assert_eq!(run(2), [""; 0]);
+    let found = run(1);
+    let wanted = "m-1 was charged by worker 7 when it was Completed";
+    assert!(found.iter().any(|found| found == wanted), "{found:?}");
 }
 
 #[test]
@@ -409,6 +469,24 @@ fn a_fifo_group_out_of_order_is_found() {
     let wanted = "o-2 was charged when o-1, sent before it in its group, was not settled";
     caught(&group(2, 1, None), wanted);
     clean(&group(2, 1, Some(dead_lettered(1))));
+    // A recorded failure is settled; what cannot be read has nothing to settle.
+    for (kind, settled) in [
+        (Kind::Declined, Some(settled(1, Settled::Failed))),
+        (Kind::Undecodable, None),
+        (Kind::Declined, None),
+    ] {
+        let holds_back = kind == Kind::Declined && settled.is_none();
+        let mut events = vec![sent(1, kind, Some("g")), sent(2, Kind::Good, Some("g"))];
+        events.extend(settled);
+        events.extend([charge(2, 7), self::settled(2, Settled::Completed)]);
+        events.extend([returned(2, 7, End::Acknowledged), dead_lettered(1)]);
+        events.push(said(1, 7, "permanent_failure"));
+        if holds_back {
+            caught(&events, wanted);
+        } else {
+            clean(&events);
+        }
+    }
     // Its worker was killed when it had charged, and its turn is not over.
     let mut unsettled = group(1, 2, None);
     let first = unsettled

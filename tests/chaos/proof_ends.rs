@@ -139,6 +139,17 @@ fn a_failure_ahead_in_the_group_that_was_none_is_found() {
         events
     };
     clean(&group(Some("g"), "store_unavailable"));
+    for permanent in [
+        "permanent_failure",
+        "failed_before",
+        "invalid",
+        "key_reused",
+    ] {
+        let wanted = format!("behind a {permanent}, which stops no group");
+        caught(&group(Some("g"), permanent), &wanted);
+    }
+    // The failure itself was not recorded, so the group waits for it.
+    clean(&group(Some("g"), "failure_unrecorded"));
     caught(&group(Some("g"), "done"), "nothing ahead failed");
     caught(&group(None, "store_unavailable"), "nothing ahead failed");
 }

@@ -1,9 +1,10 @@
 //! Why a receive of a good message came to nothing. Each has its cause in the logs: what was
-//! injected, somebody else at the same order, or a failure ahead of it in its FIFO group.
+//! injected, somebody else at the same operation, or a failure ahead of it in its FIFO group.
 
 use std::collections::HashMap;
 
 use crate::{
+    account::PERMANENT,
     faults::Fault,
     ledger::{ChargeEnd, Death, Delivery, End, Event, Worker},
     plan::{Kind, Message},
@@ -43,10 +44,10 @@ struct Held<'a> {
 #[derive(Default)]
 struct Receives<'a> {
     messages: HashMap<&'a str, &'a Message>,
-    messages_of_order: HashMap<&'a str, &'a Message>,
+    messages_of_operation: HashMap<&'a str, &'a Message>,
     receives: Vec<Receive<'a>>,
     places: HashMap<&'a Delivery, usize>,
-    /// What each worker is at of a FIFO group, or of an order.
+    /// What each worker is at of a FIFO group, or of an operation.
     open: HashMap<(Worker, &'a str), Vec<usize>>,
     /// The deliveries that a charge was made for.
     charged: HashMap<usize, Vec<usize>>,
@@ -82,7 +83,8 @@ impl<'a> Receives<'a> {
         match event {
             Event::Sent(message) => {
                 self.messages.insert(&message.id, message);
-                self.messages_of_order.insert(&message.order, message);
+                self.messages_of_operation
+                    .insert(&message.operation, message);
             }
             Event::Delivered { delivery, worker } => {
                 let message = self.messages[&*delivery.0];
@@ -116,12 +118,12 @@ impl<'a> Receives<'a> {
                 if *fault == Fault::Slow {
                     self.slow.push((*worker, key, at));
                 }
-                for place in self.at_work(*worker, order_of(key)) {
+                for place in self.at_work(*worker, operation_of(key)) {
                     self.receives[place].injected = Some(format!("{fault:?}"));
                 }
             }
-            Event::Charge { order, worker, .. } => {
-                let deliveries = self.at_work(*worker, order);
+            Event::Charge { key, worker, .. } => {
+                let deliveries = self.at_work(*worker, operation_of(key));
                 self.charged.insert(at, deliveries);
             }
             Event::ChargeEnded { charge, how } => {
@@ -174,14 +176,15 @@ impl<'a> Receives<'a> {
             Event::DeadLettered { .. }
             | Event::Frozen { .. }
             | Event::Thawed { .. }
+            | Event::Informed { .. }
             | Event::Late { .. } => {}
         }
     }
 
-    /// The deliveries that a worker is at, of an order or of its whole group: what holds up one
+    /// The deliveries that a worker is at, of an operation or of its whole group: what holds up one
     /// holds up those behind it.
-    fn at_work(&self, worker: Worker, order: &str) -> Vec<usize> {
-        let message = self.messages_of_order.get(order);
+    fn at_work(&self, worker: Worker, operation: &str) -> Vec<usize> {
+        let message = self.messages_of_operation.get(operation);
         let open = message.and_then(|message| self.open.get(&(worker, lane(message))));
         open.cloned().unwrap_or_default()
     }
@@ -207,9 +210,7 @@ impl<'a> Receives<'a> {
             // Promise 6 has its own rule.
             "done" | "duplicate" => return None,
             "conflict" => self.conflict(receive, to, detail),
-            "not_started" if detail.starts_with("behind a failure") => ahead.unwrap_or_else(|| {
-                Cause::False("behind a failure, and nothing ahead failed".into())
-            }),
+            "not_started" if detail.starts_with("behind a failure") => self.behind(receive, ahead),
             _ => match &receive.injected {
                 Some(injected) => Cause::Injected(injected.clone()),
                 None if outcome == "not_started" => Cause::NoTime,
@@ -218,13 +219,26 @@ impl<'a> Receives<'a> {
         })
     }
 
+    /// A failure ahead in the group, unless it is permanent: that message never runs again, so
+    /// nothing waits for it.
+    fn behind(&self, receive: &Receive<'_>, ahead: Option<Cause>) -> Cause {
+        let said = receive.ahead.and_then(|ahead| self.receives[ahead].said);
+        match (said, ahead) {
+            (Some((outcome, _)), _) if PERMANENT.contains(&outcome) => {
+                Cause::False(format!("behind a {outcome}, which stops no group"))
+            }
+            (_, Some(cause)) => cause,
+            (_, None) => Cause::False("behind a failure, and nothing ahead failed".into()),
+        }
+    }
+
     /// Somebody else held a claim during the delivery: the one that the worker names.
     fn conflict(&self, receive: &Receive<'_>, to: usize, detail: &str) -> Cause {
         let named = detail.strip_prefix("lease held by ").unwrap_or_default();
         let named = named.split(' ').next().unwrap_or_default();
-        let mut of_order = self.held.iter();
-        let of_order = of_order.find(|(key, _)| order_of(key) == receive.message.order);
-        let held = of_order
+        let mut all = self.held.iter();
+        let of_operation = all.find(|(key, _)| operation_of(key) == receive.message.operation);
+        let held = of_operation
             .into_iter()
             .flat_map(|(key, held)| held.iter().map(move |held| (key, held)));
         let somebody = held
@@ -249,11 +263,11 @@ impl<'a> Receives<'a> {
 }
 
 fn lane(message: &Message) -> &str {
-    message.group.as_deref().unwrap_or(&message.order)
+    message.group.as_deref().unwrap_or(&message.operation)
 }
 
-/// A key's name ends with the order's: `namespace#order`.
-pub(crate) fn order_of(key: &str) -> &str {
+/// A key ends with the operation's name: `namespace#operation`.
+pub(crate) fn operation_of(key: &str) -> &str {
     key.split_once('#').unwrap().1
 }
 

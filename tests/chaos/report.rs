@@ -31,6 +31,7 @@ impl Report {
         report.add("messages lost or left", 0);
         let mut thawed = HashSet::new();
         let mut charges: HashMap<&str, (usize, bool)> = HashMap::new();
+        let mut keys: HashMap<&str, HashSet<&str>> = HashMap::new();
         for event in events {
             match event {
                 Event::Sent(_) => report.count("messages"),
@@ -39,14 +40,15 @@ impl Report {
                 Event::DeadLettered { .. } => report.count("in the dead-letter queue"),
                 Event::Charge {
                     order,
+                    key,
                     taken,
                     worker,
-                    ..
                 } => {
                     if thawed.contains(worker) {
                         report.count("charges by thawed workers");
                     }
-                    let (requests, charged) = charges.entry(order).or_default();
+                    keys.entry(order).or_default().insert(key);
+                    let (requests, charged) = charges.entry(key).or_default();
                     *requests += 1;
                     *charged |= taken;
                     report.count("charges, as requests at the gateway");
@@ -60,6 +62,7 @@ impl Report {
                     thawed.insert(*worker);
                     report.count("workers, thawed");
                 }
+                Event::Informed { .. } => report.count("attempts informed of an open one"),
                 Event::Said { outcome, .. } => report.count(format!("outcome, {outcome}")),
                 _ => {}
             }
@@ -68,7 +71,10 @@ impl Report {
             if charged {
                 report.count("charges, effective (one a key)");
             }
-            report.count(format!("orders with {requests} requests at the gateway"));
+            report.count(format!("keys with {requests} requests at the gateway"));
+        }
+        for keys in keys.into_values().filter(|keys| keys.len() > 1) {
+            report.count(format!("orders charged under {} keys", keys.len()));
         }
         for (_, cause) in causes(events) {
             report.count(match cause {
@@ -100,6 +106,13 @@ impl Report {
 
     pub(crate) fn add(&mut self, what: impl Into<String>, n: usize) {
         *self.numbers.entry(what.into()).or_default() += n;
+    }
+
+    /// Asserts that each of these was counted.
+    pub(crate) fn assert_some(&self, wanted: &[&str]) {
+        for wanted in wanted {
+            assert!(self.number(wanted) > 0, "{wanted}: none\n{self}");
+        }
     }
 
     /// How often `what` was counted; what begins with it counts in.

@@ -5,12 +5,12 @@ use std::{collections::BTreeSet, fs, path::Path};
 use saphyr::{LoadableYamlNode, Scalar, Yaml};
 use serde_json::{Map, Value, json};
 
-const CONSUMER: &str = "template.yaml";
+pub(super) const CONSUMER: &str = "template.yaml";
 const PLACE_ORDER: &str = "examples/place_order.template.yaml";
 const TEMPLATES: [&str; 2] = [CONSUMER, PLACE_ORDER];
 
 /// A template as JSON. CloudFormation's short forms become members: `{"!Ref": "Table"}`.
-fn read(template: &str) -> Value {
+pub(super) fn read(template: &str) -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(template);
     let text = fs::read_to_string(path).unwrap();
     let documents = Yaml::load_from_str(&text).unwrap();
@@ -47,7 +47,7 @@ fn list(value: &Value) -> Vec<&Value> {
     }
 }
 
-fn of_type<'a>(template: &'a Value, kind: &str) -> Vec<(&'a str, &'a Value)> {
+pub(super) fn of_type<'a>(template: &'a Value, kind: &str) -> Vec<(&'a str, &'a Value)> {
     let resources = template["Resources"].as_object().unwrap().iter();
     resources
         .filter(|(_, resource)| resource["Type"] == kind)

@@ -97,7 +97,7 @@ impl Settings {
             text.parse::<FingerprintSource>()
                 .map_err(|error| error.to_string())
         });
-        let retention = reader.optional("IDEMPOTENCY_RETENTION", "24h", positive);
+        let retention = reader.optional("IDEMPOTENCY_RETENTION", "20d", positive);
         let after_failure =
             reader.optional("IDEMPOTENCY_AFTER_FAILURE", "retry", |text| match text {
                 "retry" => Ok(AfterFailure::Retry),
@@ -335,7 +335,7 @@ mod tests {
         assert_eq!(settings.key, KeySource::MessageId);
         assert_eq!(settings.fingerprint, FingerprintSource::Body);
         assert_eq!(settings.after_failure, AfterFailure::Retry);
-        assert_eq!(settings.retention, Duration::from_secs(86_400));
+        assert_eq!(settings.retention, Duration::from_secs(20 * 86_400));
         assert_eq!(settings.lease_margin, Duration::from_secs(1));
         assert_eq!(settings.lease_fallback, Duration::from_secs(300));
         assert_eq!(settings.concurrency.get(), 10);
