@@ -63,8 +63,9 @@ pub trait Handler: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`Failure::Retryable`] if it may pass when tried again, [`Failure::Permanent`] if it
-    /// won't.
+    /// [`Failure::Retryable`] if a later attempt may succeed and this one may have had its effect,
+    /// [`Failure::NoEffect`] if it certainly had none, [`Failure::Permanent`] if every attempt with
+    /// this input will fail.
     fn handle(
         &self,
         message: Self::Message,

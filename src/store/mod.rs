@@ -215,7 +215,8 @@ impl StoreError {
         self
     }
 
-    /// Returns whether the request was throttled, or in conflict with a transaction on the same item.
+    /// Returns whether the request met contention: it was throttled, or in conflict with a transaction
+    /// on the same item.
     #[must_use]
     pub const fn is_throttled(&self) -> bool {
         let kind = self.kind();
