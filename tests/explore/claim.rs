@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use futures_util::FutureExt as _;
 use sqs_once::{
-    protocol::{AfterFailure, ClaimRequest, Owner, Settlement},
+    protocol::{ClaimRequest, Settlement},
     store::{ClaimAnswer, MemoryStore, Store as _},
 };
 
@@ -14,7 +14,7 @@ use crate::{
     handler::{BUDGET, MARGIN},
     keeps_every_promise,
     scenario::Scenario,
-    world::{FINGERPRINT, KEY},
+    world::claim_of_the_first_message,
 };
 
 #[test]
@@ -93,17 +93,7 @@ fn a_claim_that_arrives_late_does_not_replace_a_later_one() {
 /// A claim made so many milliseconds after the start.
 fn request(after: u64) -> ClaimRequest {
     let now = clock::wall() + Duration::from_millis(after);
-    let lease_until = now + BUDGET + MARGIN;
-    ClaimRequest {
-        key: KEY.clone(),
-        owner: Owner::fresh(),
-        fingerprint: Some(FINGERPRINT.clone()),
-        message_id: "m-0".into(),
-        now,
-        lease_until,
-        expires_at: lease_until.as_secs_ceil() + 3600,
-        after_failure: AfterFailure::Retry,
-    }
+    claim_of_the_first_message(now, now + BUDGET + MARGIN)
 }
 
 fn flawed(flaw: Flaw) -> Scenario {

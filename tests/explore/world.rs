@@ -99,6 +99,19 @@ impl Worker {
     }
 }
 
+pub fn claim_of_the_first_message(now: Timestamp, lease_until: Timestamp) -> ClaimRequest {
+    ClaimRequest {
+        key: KEY.clone(),
+        owner: Owner::fresh(),
+        fingerprint: Some(FINGERPRINT.clone()),
+        message_id: "m-0".into(),
+        now,
+        lease_until,
+        expires_at: lease_until.as_secs_ceil() + 3600,
+        after_failure: AfterFailure::Retry,
+    }
+}
+
 impl World {
     pub fn new(chooser: Chooser, scenario: &Scenario, timeline: Timeline) -> Self {
         let mut world = Self {
@@ -127,16 +140,7 @@ impl World {
     fn begin_after_a_crash(&mut self) {
         let lease_until = Timestamp::from_millis(START.as_millis() - 1);
         let now = Timestamp::from_millis(START.as_millis() - 12_000);
-        let request = ClaimRequest {
-            key: KEY.clone(),
-            owner: Owner::fresh(),
-            fingerprint: Some(FINGERPRINT.clone()),
-            message_id: "m-0".into(),
-            now,
-            lease_until,
-            expires_at: START.as_secs() + 3600,
-            after_failure: AfterFailure::Retry,
-        };
+        let request = claim_of_the_first_message(now, lease_until);
         self.table.records.claim(&request).unwrap();
         self.record = self.table.records.record(&KEY);
         self.promises.crashed(now);

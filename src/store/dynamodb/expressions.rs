@@ -118,30 +118,26 @@ impl<'a> Expression<'a> {
         clauses.collect::<Vec<_>>().join(" ")
     }
 
-    /// In progress. Where the status has the same word for FAILED, that is lease 0.
     fn in_progress(&mut self) -> String {
-        self.name(Field::Status);
         let word = string(&*self.layout.words.in_progress);
-        self.value(":in_progress", word);
-        let mut condition = "#status = :in_progress".to_owned();
-        if self.layout.words.failed_is_in_progress() {
-            self.name(Field::LeaseUntil);
-            self.value(":zero", number(0));
-            condition.push_str(" AND #lease_until > :zero");
-        }
-        condition
+        self.status(":in_progress", word, ">")
     }
 
     fn failed(&mut self) -> String {
+        let word = string(&*self.layout.words.failed);
+        self.status(":failed", word, "=")
+    }
+
+    /// The condition of a status. Where FAILED and in progress have the same word, FAILED is lease 0.
+    fn status(&mut self, placeholder: &str, word: AttributeValue, lease: &str) -> String {
         self.name(Field::Status);
-        self.value(":failed", string(&*self.layout.words.failed));
-        let mut condition = "#status = :failed".to_owned();
-        if self.layout.words.failed_is_in_progress() {
-            self.name(Field::LeaseUntil);
-            self.value(":zero", number(0));
-            condition.push_str(" AND #lease_until = :zero");
+        self.value(placeholder, word);
+        if !self.layout.words.failed_is_in_progress() {
+            return format!("#status = {placeholder}");
         }
-        condition
+        self.name(Field::LeaseUntil);
+        self.value(":zero", number(0));
+        format!("#status = {placeholder} AND #lease_until {lease} :zero")
     }
 
     /// The fence. The rule that it writes down is
