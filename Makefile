@@ -48,7 +48,7 @@ test: $(VENV) ## Run every test (a local cloud is started, unless AWS_ENDPOINT_U
 
 .PHONY: test-deep
 test-deep: export EXPLORE_BOUND ?= 4
-test-deep: ## Try every schedule with one deviation more than `make test` does (a quarter of an hour; EXPLORE_BOUND sets how many)
+test-deep: ## Try every schedule with one deviation more than `make test` does (25 minutes; EXPLORE_BOUND sets how many)
 	cargo test --locked --profile deep --test explore -- promise loses
 
 CHAOS_MESSAGES      ?= 20000

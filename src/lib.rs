@@ -62,14 +62,12 @@
 //!    recorded (crash, panic, deadline, DynamoDB unavailable, lease lost), or for another message,
 //!    after a recorded permanent failure (unless
 //!    [`AfterFailure::Replay`](protocol::AfterFailure::Replay)). It is informed of every earlier
-//! attempt
-//!    that may have had an effect, unless that attempt said that it had none:
+//!    attempt that may have had an effect, unless that attempt said that it had none:
 //!    [`Attempt::may_have_run_before`].
 //! 4. Database effects in one of the transactional modes ([`once`]) are applied exactly once,
 //!    whatever crashes, is retried or gets no answer.
 //! 5. No message is acknowledged unless its operation is recorded as done, or SQS confirmed its
-//! copy
-//!    in the dead-letter queue. No result is overwritten.
+//!    copy in the dead-letter queue. No result is overwritten.
 //! 6. A failing, panicking, slow or malformed message does not change what is recorded for another.
 //!    It can only delay others of its FIFO group, its key or its batch. Exceptions: a message that
 //!    kills the process, or blocks every thread of the runtime.

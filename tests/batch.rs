@@ -31,7 +31,7 @@ use sqs_once::{
 use support::{
     consumer::{namespace, process, within},
     dynamo::Dynamo,
-    event::{batch, received, record},
+    event::{batch, in_group, received, record},
     log,
 };
 
@@ -585,10 +585,7 @@ async fn a_conflict_may_be_waited_for_and_takes_the_owners_outcome() {
 
 /// A message of a group of a FIFO queue.
 fn fifo(id: &str, group: &str, order: &str) -> Value {
-    let mut message = record(id, &json!(order));
-    message["eventSourceARN"] = json!(format!("{}.fifo", support::event::QUEUE_ARN));
-    message["attributes"]["MessageGroupId"] = json!(group);
-    message
+    in_group(record(id, &json!(order)), group)
 }
 
 #[tokio::test]

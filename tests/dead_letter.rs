@@ -25,7 +25,7 @@ use sqs_once::{
 };
 use support::{
     consumer::{namespace, process, within},
-    event::{QUEUE_ARN, batch, received},
+    event::{batch, in_group, received},
     log,
     sqs::{DEAD_LETTER_QUEUE_ARN, Mood, Sqs},
 };
@@ -127,9 +127,8 @@ fn string(kind: &str, value: &str) -> Value {
     json!({"stringValue": value, "dataType": kind, "stringListValues": [], "binaryListValues": []})
 }
 
-fn fifo(mut message: Value) -> Value {
-    message["eventSourceARN"] = json!(format!("{QUEUE_ARN}.fifo"));
-    message["attributes"]["MessageGroupId"] = json!("g");
+fn fifo(message: Value) -> Value {
+    let mut message = in_group(message, "g");
     message["attributes"]["MessageDeduplicationId"] = json!(format!(
         "sent-as-{}",
         message["messageId"].as_str().unwrap()

@@ -20,7 +20,7 @@ use sqs_once::{
 use support::{
     consumer::{namespace, within},
     dynamo::Dynamo,
-    event::{self, QUEUE_ARN, batch, record},
+    event::{self, batch, in_group, record},
     faults::Fault,
     sqs::{Mood, Sqs},
 };
@@ -159,12 +159,8 @@ async fn messages_behind_an_outage_in_their_group_count_too() {
     let dynamo = Dynamo::start().await;
     let once = Once::new(store(&dynamo, "no-such-table"));
     let consumer = Consumer::new(once, namespace(), take);
-    let in_group = messages().map(|mut message| {
-        message["eventSourceARN"] = json!(format!("{QUEUE_ARN}.fifo"));
-        message["attributes"]["MessageGroupId"] = json!("g");
-        message
-    });
-    assert_fails(process(consumer, in_group).await, "no such table");
+    let group = messages().map(|message| in_group(message, "g"));
+    assert_fails(process(consumer, group).await, "no such table");
 }
 
 #[tokio::test]

@@ -8,16 +8,16 @@
 
 mod support;
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use support::{
     PATIENCE,
-    dynamo::{Dynamo, Item, number, text},
-    event::{QUEUE_ARN, batch, failed, order, received, record},
+    dynamo::{Dynamo, number, text},
+    event::{batch, failed, order, received, record},
     gateway::{Gateway, Reply},
-    runtime_api::{Answer, Env, FUNCTION_NAME, Lambda, consumer, example},
-    sqs::{Mood, Sqs},
+    runtime_api::{Answer, Env, FUNCTION_NAME, Lambda, consumer, example, of_message, of_takeover},
+    stage::{Stage, TABLE, TIME, env, now_ms, outcome, outcomes},
 };
 use tokio::{
     join,
@@ -25,99 +25,8 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-const TABLE: &str = "idempotency";
-
-/// Time enough for every invocation but those that are to run out of it.
-const TIME: Duration = Duration::from_secs(10);
-
-/// The fields and words of the log that somebody may have built a filter on.
-mod log {
-    use serde_json::Value;
-
-    pub(super) use crate::support::runtime_api::of_message;
-
-    pub(super) const DONE: &str = "done";
-    pub(super) const DUPLICATE: &str = "duplicate";
-    pub(super) const CONFLICT: &str = "conflict";
-    pub(super) const FAILED_BEFORE: &str = "failed_before";
-    pub(super) const KEY_REUSED: &str = "key_reused";
-    pub(super) const PERMANENT: &str = "permanent_failure";
-    pub(super) const RETRYABLE: &str = "retryable_failure";
-    pub(super) const INVALID: &str = "invalid";
-    pub(super) const OUT_OF_TIME: &str = "out_of_time";
-    pub(super) const NOT_STARTED: &str = "not_started";
-    pub(super) const PANICKED: &str = "panicked";
-    pub(super) const STORE_UNAVAILABLE: &str = "store_unavailable";
-
-    /// The line that says that an attempt before this one was cut off.
-    pub(super) fn of_takeover(line: &Value) -> bool {
-        let message = line["message"].as_str();
-        message.is_some_and(|message| message.starts_with("takeover"))
-    }
-}
-
-/// A table, a gateway, and the settings that lead a consumer to them.
-struct Stage {
-    dynamo: Dynamo,
-    gateway: Gateway,
-}
-
-impl Stage {
-    async fn set() -> Self {
-        let dynamo = Dynamo::start().await;
-        dynamo.create_table(TABLE).await;
-        let gateway = Gateway::start().await;
-        Self { dynamo, gateway }
-    }
-
-    fn env(&self, settings: &[(&str, &str)]) -> Env {
-        env(self.dynamo.endpoint(), self.gateway.url(), settings)
-    }
-
-    async fn consumer(&self, settings: &[(&str, &str)]) -> Lambda {
-        Lambda::start(self.env(settings)).await
-    }
-
-    /// The record of a message, under the default namespace and key.
-    async fn record(&self, message_id: &str) -> Option<Item> {
-        let id = format!("{FUNCTION_NAME}#{message_id}");
-        self.dynamo.record(TABLE, &id).await
-    }
-
-    async fn status(&self, message_id: &str) -> String {
-        let record = self.record(message_id).await.unwrap();
-        text(&record, "status").to_owned()
-    }
-
-    fn charges(&self, order: &str) -> usize {
-        self.gateway.calls_for(order).len()
-    }
-}
-
-fn env(dynamo: &str, gateway: &str, settings: &[(&str, &str)]) -> Env {
-    let always = [
-        ("AWS_ENDPOINT_URL", dynamo),
-        ("IDEMPOTENCY_TABLE_NAME", TABLE),
-        ("PAYMENT_GATEWAY_URL", gateway),
-        // There is no queue; tests/visibility.rs and tests/integration.rs have one.
-        ("CONSUMER_VISIBILITY", "off"),
-    ];
-    let all = always.iter().chain(settings);
-    all.map(|(name, value)| (name.to_string(), value.to_string()))
-        .collect()
-}
-
-/// The outcomes that were logged, one a message, once there are `n`.
-async fn outcomes(lambda: &Lambda, n: usize) -> Vec<String> {
-    let lines = lambda.logged(n, log::of_message).await;
-    let outcome = |line: &Value| line["outcome"].as_str().unwrap().to_owned();
-    lines.iter().map(outcome).collect()
-}
-
-fn now_ms() -> i64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    now.as_millis().try_into().unwrap()
-}
+/// tests/visibility.rs has a queue that cannot be reached.
+const NO_QUEUE: [(&str, &str); 1] = [("CONSUMER_VISIBILITY", "off")];
 
 /// Orders o-1, o-2, ... in messages m-1, m-2, ...
 fn orders(numbers: std::ops::RangeInclusive<u32>) -> Value {
@@ -143,8 +52,12 @@ async fn each_order_is_charged_once_over_many_batches_and_their_redelivery() {
         assert_eq!(stage.status(&format!("m-{n}")).await, "COMPLETED");
     }
     let outcomes = outcomes(&lambda, 62).await;
-    assert!(outcomes[..31].iter().all(|outcome| outcome == log::DONE));
-    assert!(outcomes[31..].iter().all(|o| o == log::DUPLICATE));
+    assert!(
+        outcomes[..31]
+            .iter()
+            .all(|outcome| outcome == outcome::DONE)
+    );
+    assert!(outcomes[31..].iter().all(|o| o == outcome::DUPLICATE));
 }
 
 #[tokio::test]
@@ -181,9 +94,9 @@ async fn a_charge_cut_off_by_a_kill_is_left_alone_while_the_lease_lives_and_then
     assert!(now_ms() > number(&left, "lease_until"));
     let outcomes = outcomes(&survivor, deliveries).await;
     let (last, before) = outcomes.split_last().unwrap();
-    assert_eq!(last, log::DONE);
-    assert!(!before.is_empty() && before.iter().all(|o| o == log::CONFLICT));
-    survivor.logged(1, log::of_takeover).await;
+    assert_eq!(last, outcome::DONE);
+    assert!(!before.is_empty() && before.iter().all(|o| o == outcome::CONFLICT));
+    survivor.logged(1, of_takeover).await;
     let calls = stage.gateway.calls_for("o-1");
     assert_eq!(calls.len(), 2);
     assert_eq!(calls[0].key, calls[1].key);
@@ -296,7 +209,7 @@ async fn a_key_reused_for_another_payload_is_refused_and_the_record_left_alone()
     let event = batch([record("m-2", &dearer)]);
     let response = lambda.invoke(event, TIME).await.response();
     assert_eq!(failed(&response), ["m-2"]);
-    assert_eq!(outcomes(&lambda, 2).await[1], log::KEY_REUSED);
+    assert_eq!(outcomes(&lambda, 2).await[1], outcome::KEY_REUSED);
     assert_eq!(stage.charges("o-1"), 1);
     assert_eq!(stage.record("o-1").await, first);
 }
@@ -325,13 +238,13 @@ async fn only_what_failed_goes_back_and_what_failed_for_good_is_not_tried_again(
     let mut logged = outcomes(&lambda, 6).await;
     logged.sort();
     let expected = [
-        log::DONE,
-        log::DONE,
-        log::INVALID,
-        log::PERMANENT,
-        log::PERMANENT,
+        outcome::DONE,
+        outcome::DONE,
+        outcome::INVALID,
+        outcome::PERMANENT,
+        outcome::PERMANENT,
     ];
-    assert_eq!(logged, [&expected[..], &[log::RETRYABLE]].concat());
+    assert_eq!(logged, [&expected[..], &[outcome::RETRYABLE]].concat());
     assert_eq!(stage.status("m-declined").await, "FAILED");
     let busy = stage.record("m-busy").await.unwrap();
     assert_eq!(text(&busy, "last_end"), "retryable");
@@ -339,7 +252,13 @@ async fn only_what_failed_goes_back_and_what_failed_for_good_is_not_tried_again(
     let response = lambda.invoke(mixed(), TIME).await.response();
     assert_eq!(failed(&response), for_good);
     let again = outcomes(&lambda, 12).await.split_off(6);
-    assert_eq!(again.iter().filter(|o| *o == log::FAILED_BEFORE).count(), 2);
+    assert_eq!(
+        again
+            .iter()
+            .filter(|o| *o == outcome::FAILED_BEFORE)
+            .count(),
+        2
+    );
     for (order, charges) in [
         ("o-1", 1),
         ("o-2", 1),
@@ -348,67 +267,6 @@ async fn only_what_failed_goes_back_and_what_failed_for_good_is_not_tried_again(
         ("unprocessable", 1),
     ] {
         assert_eq!(stage.charges(order), charges, "{order}");
-    }
-}
-
-/// A consumer with the settings `more`, whose queues are those of `sqs`.
-async fn with_queues(stage: &Stage, sqs: &Sqs, more: &[(&str, &str)]) -> Lambda {
-    let url = [
-        ("AWS_ENDPOINT_URL_SQS", sqs.endpoint()),
-        ("CONSUMER_VISIBILITY", "on"),
-    ];
-    stage.consumer(&[&url, more].concat()).await
-}
-
-#[tokio::test]
-async fn declined_order_is_dead_lettered_after_one_receive() {
-    let (stage, sqs) = (Stage::set().await, Sqs::start(Mood::Willing).await);
-    let lambda = with_queues(&stage, &sqs, &[("CONSUMER_DEAD_LETTER", "on")]).await;
-    stage.gateway.script("declined", [Reply::Status(402)]);
-    stage.dynamo.reset_counts();
-    let event = batch([
-        record("m-1", &order("o-1")),
-        record("m-2", &order("declined")),
-    ]);
-    let response = lambda.invoke(event, TIME).await.response();
-    assert_eq!(failed(&response), [""; 0]);
-    assert_eq!(stage.status("m-2").await, "FAILED");
-    let copies = sqs.sent_to("/orders-dead");
-    assert_eq!(copies.len(), 1);
-    let text = |name: &str| copies[0]["MessageAttributes"][name]["StringValue"].clone();
-    assert_eq!(text("SqsOnceReason"), log::PERMANENT);
-    assert_eq!(text("SqsOnceKey"), format!("{FUNCTION_NAME}#m-2"));
-    assert!(text("SqsOnceError").as_str().unwrap().contains("402"));
-    // Two writes for each of the two orders.
-    assert_eq!(stage.dynamo.counts().values().sum::<usize>(), 4);
-}
-
-#[tokio::test]
-async fn fifo_group_is_charged_behind_a_declined_order() {
-    let (stage, sqs) = (Stage::set().await, Sqs::start(Mood::Willing).await);
-    let ids = ["bad", "good-1", "good-2"];
-    let event = || {
-        batch(ids.map(|id| {
-            let mut message = record(id, &order(id));
-            message["eventSourceARN"] = json!(format!("{QUEUE_ARN}.fifo"));
-            message["attributes"]["MessageGroupId"] = json!("customer-17");
-            message
-        }))
-    };
-    stage.gateway.script("bad", [Reply::Status(402)]);
-    let stop = ("CONSUMER_FIFO_AFTER_PERMANENT", "stop");
-    let lambda = with_queues(&stage, &sqs, &[stop]).await;
-    let response = lambda.invoke(event(), TIME).await.response();
-    assert_eq!(failed(&response), ids);
-    assert_eq!(stage.gateway.calls().len(), 1);
-
-    let lambda = with_queues(&stage, &sqs, &[]).await;
-    for _ in 0..2 {
-        let response = lambda.invoke(event(), TIME).await.response();
-        assert_eq!(failed(&response), ["bad"]);
-    }
-    for id in ids {
-        assert_eq!(stage.charges(id), 1, "{id}");
     }
 }
 
@@ -440,10 +298,10 @@ async fn a_slow_gateway_is_cut_off_in_time_and_the_next_attempt_is_told() {
     assert_eq!(failed(&response), [""; 0]);
     assert_eq!(stage.status("m-slow").await, "COMPLETED");
     assert_eq!(stage.charges("slow"), 2);
-    lambda.logged(1, log::of_takeover).await;
+    lambda.logged(1, of_takeover).await;
     assert_eq!(
         outcomes(&lambda, 3).await[1..],
-        [log::OUT_OF_TIME, log::DONE]
+        [outcome::OUT_OF_TIME, outcome::DONE]
     );
 }
 
@@ -461,7 +319,7 @@ async fn nothing_is_started_that_cannot_finish() {
     assert_eq!(failed(&answer.response()), ["m-1", "m-2"]);
     assert_eq!(
         outcomes(&lambda, 2).await,
-        [log::RETRYABLE, log::NOT_STARTED]
+        [outcome::RETRYABLE, outcome::NOT_STARTED]
     );
     assert_eq!(stage.charges("o-2"), 0);
     assert!(stage.record("m-2").await.is_none());
@@ -518,17 +376,17 @@ async fn a_dynamodb_that_never_answers_fails_closed_and_in_time() {
 
 async fn fails_closed(endpoint: &str) {
     let gateway = Gateway::start().await;
-    let lambda = Lambda::start(env(endpoint, gateway.url(), &[])).await;
+    let lambda = Lambda::start(env(endpoint, gateway.url(), &NO_QUEUE)).await;
     let answer = lambda.invoke(orders(1..=3), Duration::from_secs(3)).await;
     assert_eq!(answer.error()["errorType"], "StoreUnavailable");
-    assert_eq!(outcomes(&lambda, 3).await, [log::STORE_UNAVAILABLE; 3]);
+    assert_eq!(outcomes(&lambda, 3).await, [outcome::STORE_UNAVAILABLE; 3]);
     assert!(gateway.calls().is_empty());
 }
 
 #[tokio::test]
 async fn a_missing_table_is_told_at_the_start_in_words_and_fails_closed() {
     let (dynamo, gateway) = (Dynamo::start().await, Gateway::start().await);
-    let lambda = Lambda::start(env(dynamo.endpoint(), gateway.url(), &[])).await;
+    let lambda = Lambda::start(env(dynamo.endpoint(), gateway.url(), &NO_QUEUE)).await;
     let told = |line: &Value| {
         let error = line["error"].as_str().unwrap_or_default();
         line["level"] == "WARN" && error.contains("no such table") && error.contains(TABLE)
@@ -538,14 +396,14 @@ async fn a_missing_table_is_told_at_the_start_in_words_and_fails_closed() {
     assert_eq!(error["errorType"], "StoreUnavailable");
     let text = error["errorMessage"].as_str().unwrap();
     assert!(text.contains("no such table"), "{error}");
-    assert_eq!(outcomes(&lambda, 2).await, [log::STORE_UNAVAILABLE; 2]);
+    assert_eq!(outcomes(&lambda, 2).await, [outcome::STORE_UNAVAILABLE; 2]);
     assert!(gateway.calls().is_empty());
 }
 
 #[tokio::test]
 async fn outage_of_dynamodb_fails_no_invocation_where_so_set() {
     let (dynamo, gateway) = (Dynamo::start().await, Gateway::start().await);
-    let off = [("CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE", "off")];
+    let off = [NO_QUEUE[0], ("CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE", "off")];
     let lambda = Lambda::start(env(dynamo.endpoint(), gateway.url(), &off)).await;
     let response = lambda.invoke(orders(1..=2), TIME).await.response();
     assert_eq!(failed(&response), ["m-1", "m-2"]);
@@ -662,7 +520,7 @@ async fn each_message_is_one_line_of_json_with_its_time_outcome_key_and_duration
     let lambda = stage.consumer(&[]).await;
     let event = batch([received("m-1", &order("o-1"), 3)]);
     lambda.invoke(event, TIME).await.response();
-    let lines = lambda.logged(1, log::of_message).await;
+    let lines = lambda.logged(1, of_message).await;
     let [line] = lines.as_slice() else {
         panic!("{lines:#?}");
     };
@@ -670,7 +528,7 @@ async fn each_message_is_one_line_of_json_with_its_time_outcome_key_and_duration
     let time = humantime::parse_rfc3339(time).unwrap();
     assert!(time.elapsed().unwrap() < PATIENCE);
     assert_eq!(line["level"], "INFO");
-    assert_eq!(line["outcome"], log::DONE);
+    assert_eq!(line["outcome"], outcome::DONE);
     assert_eq!(line["key"], format!("{FUNCTION_NAME}#m-1"));
     assert_eq!(line["message_id"], "m-1");
     assert_eq!(line["receive_count"], 3);
@@ -708,9 +566,12 @@ async fn a_panic_in_the_release_profile_fails_its_own_message_and_the_next_attem
     let event = batch([received("m-panic", panic, 2), record("m-3", "{}")]);
     let response = lambda.invoke(event, TIME).await.response();
     assert_eq!(failed(&response), ["m-panic"]);
-    lambda.logged(1, log::of_takeover).await;
+    lambda.logged(1, of_takeover).await;
     let outcomes = outcomes(&lambda, 5).await;
-    assert_eq!(outcomes.iter().filter(|o| *o == log::PANICKED).count(), 2);
+    assert_eq!(
+        outcomes.iter().filter(|o| *o == outcome::PANICKED).count(),
+        2
+    );
 }
 
 #[tokio::test]

@@ -21,7 +21,7 @@ use sqs_once::{
 };
 use support::{
     consumer::{namespace, process, within},
-    event::{QUEUE_ARN, batch, received, record},
+    event::{QUEUE_ARN, batch, in_group, received, record},
     log,
     sqs::{self, Mood, Sqs},
 };
@@ -164,10 +164,7 @@ async fn fifo_group_never_overtakes_its_failed_message() {
     let sqs = Sqs::start(Mood::Willing).await;
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
     let fifo = |id: &str, group: &str, word: &str, receive_count| {
-        let mut message = order(id, word, receive_count);
-        message["eventSourceARN"] = json!(format!("{QUEUE_ARN}.fifo"));
-        message["attributes"]["MessageGroupId"] = json!(group);
-        message
+        in_group(order(id, word, receive_count), group)
     };
     let event = batch([
         fifo("a-1", "a", "succeed", 1),

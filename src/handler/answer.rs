@@ -107,8 +107,7 @@ impl<O> Done<O> {
         writes.into_iter().fold(self, Self::with)
     }
 
-    /// Decides what follows from conditions of the writes that are not met: a failure, or another
-    /// answer in
+    /// Decides what follows from conditions of the writes that are not met: a failure, or another answer in
     /// place of this one. Without it, the operation has failed permanently.
     ///
     /// Nothing was written when this is asked. It is for deciding, not for effects: it may be

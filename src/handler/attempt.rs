@@ -79,8 +79,7 @@ impl Attempt {
         &self.history
     }
 
-    /// Returns whether an earlier attempt may have had its effect without that being recorded.
-    /// Look whether
+    /// Returns whether an earlier attempt may have had its effect without that being recorded. Look whether
     /// it did before you do it again.
     ///
     /// Look before you return a permanent failure too: it is stored, and says that the operation

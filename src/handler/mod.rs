@@ -1,5 +1,4 @@
-//! The user's part: a [`Handler`], which gets a message and its [`Attempt`] and returns an output
-//! or
+//! The user's part: a [`Handler`], which gets a message and its [`Attempt`] and returns an output or
 //! a [`Failure`].
 
 mod answer;
@@ -47,8 +46,7 @@ use crate::protocol::StoredResult;
 /// # Being cut off
 ///
 /// The future is dropped at its next `.await` when the invocation's time is up, and the next
-/// attempt is informed. What the future does not hold goes on: code that blocks its thread, and
-/// tasks
+/// attempt is informed. What the future does not hold goes on: code that blocks its thread, and tasks
 /// it has spawned (`tokio::spawn`, `spawn_blocking`). Such work must end by itself within
 /// [`Attempt::time_left`], or it may run beside the next attempt; and where handlers block every
 /// thread of the runtime, not even the rest of the batch can be answered in time.
@@ -65,8 +63,9 @@ pub trait Handler: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`Failure::Retryable`] if it may pass when tried again, [`Failure::Permanent`] if it
-    /// won't.
+    /// [`Failure::Retryable`] if a later attempt may succeed and this one may have had its effect,
+    /// [`Failure::NoEffect`] if it certainly had none, [`Failure::Permanent`] if every attempt with
+    /// this input will fail.
     fn handle(
         &self,
         message: Self::Message,
@@ -90,8 +89,7 @@ pub trait Handler: Send + Sync + 'static {
     ///         Ok(17)
     ///     }
     ///
-    ///     async fn on_duplicate(&self, ticket: Stored<u64>, attempt: Attempt) -> Result<(),
-    /// Failure> {
+    ///     async fn on_duplicate(&self, ticket: Stored<u64>, attempt: Attempt) -> Result<(), Failure> {
     ///         match ticket.output()? {
     ///             Some(ticket) => println!("{} had ticket {ticket}", attempt.key()),
     ///             None => println!("{} had a ticket that was not kept", attempt.key()),
@@ -132,8 +130,7 @@ pub struct Stored<O> {
 }
 
 impl<O> Stored<O> {
-    /// The output in a record. The library gives it to handlers; make one to test a handler by
-    /// itself.
+    /// The output in a record. The library gives it to handlers; make one to test a handler by itself.
     #[must_use]
     pub fn new(result: StoredResult) -> Self {
         Self {

@@ -51,8 +51,7 @@ pub struct Once<S> {
 }
 
 impl<S: Store> Once<S> {
-    /// Keeps records in `store` for 20 days ([`retention`](Self::retention)), with a lease margin
-    /// of
+    /// Keeps records in `store` for 20 days ([`retention`](Self::retention)), with a lease margin of
     /// one second.
     #[must_use]
     pub fn new(store: S) -> Self {
@@ -145,8 +144,9 @@ impl<S: Store> Once<S> {
         let claim = self
             .claim(&key, fingerprint, delivery.message_id(), deadline)
             .await?;
-        // A claim takes its time too, and a process that was frozen has outlived its lease.
-        if !deadline.may_start() || self.now() > self.lease(deadline) {
+        // A claim takes its time too, and a process that was frozen may have outlived its lease. The
+        // margin is for the clocks of others: one that is ahead sees the lease end this early.
+        if !deadline.may_start() || self.now() > deadline.at() {
             return Err(claim.restore(Outcome::NotStarted).await);
         }
         let history = History::from(&claim.claimed);
@@ -360,6 +360,8 @@ impl<S: Store> Claim<'_, S> {
         let (store, fence) = (&self.once.store, &self.fence);
         let (now, end) = (self.once.now(), self.deadline.end());
         let mut backoff = Backoff::until(end);
+        // The answer to the attempt before: throttling, where the last attempt is cut off.
+        let mut before = None;
         loop {
             return match timeout_at(end, store.settle(fence, settlement, now)).await {
                 Ok(Ok(SettleAnswer::Applied)) => Settled::AsWanted,
@@ -369,12 +371,17 @@ impl<S: Store> Claim<'_, S> {
                         SettlementRefused::LeaseLost => Settled::LeaseLost,
                     }
                 }
-                Ok(Err(error)) if error.may_pass() && backoff.pause().await => continue,
+                Ok(Err(error)) if error.may_pass() && backoff.pause().await => {
+                    before = Some(error);
+                    continue;
+                }
                 Ok(Err(error)) => Settled::Unknown(error),
-                Err(_elapsed) => Settled::Unknown(StoreError::OutOfTime {
-                    action: settlement.name(),
-                    key: fence.key.to_string(),
-                }),
+                Err(_elapsed) => {
+                    Settled::Unknown(before.unwrap_or_else(|| StoreError::OutOfTime {
+                        action: settlement.name(),
+                        key: fence.key.to_string(),
+                    }))
+                }
             };
         }
     }
@@ -405,13 +412,11 @@ impl<S: TransactionalStore> Claim<'_, S> {
                         SettlementRefused::LeaseLost => Outcome::LeaseLost,
                     };
                 }
-                // The handler may have had effects elsewhere too, so the next attempt is informed.
-                // If the writes were made after all, the record is COMPLETED, and stays so.
-                Committed::Unknown(outcome) => {
-                    let last_end = Some(AttemptEnd::Retryable);
-                    let end_lease = Settlement::EndLease { last_end };
-                    let _best_effort = self.end(&end_lease, outcome.clone()).await;
-                    return outcome;
+                // The handler may have had effects elsewhere too, so the claim is kept until its
+                // lease ends, as after every completion that is not recorded.
+                Committed::Unknown(outcome) => return outcome,
+                Committed::Unwritten(error) => {
+                    return Outcome::CompletionUnrecorded(Arc::new(error));
                 }
                 Committed::Declined(declined) => declined,
             };

@@ -24,8 +24,10 @@ pub(super) enum Committed {
     Refused(Option<Record>),
     /// By other conditions, or because it can never be. Nothing was written.
     Declined(Declined),
-    /// No answer came, or it met contention until no time was left.
+    /// No answer came.
     Unknown(Outcome),
+    /// It was rejected, or met contention until no time was left. Nothing was written.
+    Unwritten(StoreError),
 }
 
 /// Why nothing was written.
@@ -53,6 +55,7 @@ pub(super) async fn commit<S: TransactionalStore>(
         sent_over: OnceLock::new(),
     };
     let mut backoff = Backoff::until(deadline.end());
+    let mut unanswered = false;
     loop {
         match timeout_at(deadline.end(), store.commit(&commit)).await {
             Ok(Ok(CommitAnswer::Applied)) => return Committed::Applied,
@@ -66,15 +69,23 @@ pub(super) async fn commit<S: TransactionalStore>(
             Ok(Err(error @ StoreError::ItemTooLarge { .. })) => {
                 return Committed::Declined(Declined::Invalid(error.to_string()));
             }
-            Ok(Ok(CommitAnswer::Contended(why))) => {
+            Ok(Ok(CommitAnswer::Contended(reason))) => {
                 if !backoff.pause().await {
-                    return Committed::Unknown(Outcome::RetryableFailure(why));
+                    let action = "commit";
+                    let error = StoreError::Rejected {
+                        action,
+                        key,
+                        reason,
+                    };
+                    return given_up(error, unanswered);
                 }
             }
             // The same transaction again: if this one was applied, it is not applied twice.
-            Ok(Err(error)) if error.may_pass() && backoff.pause().await => {}
             Ok(Err(error)) => {
-                return Committed::Unknown(Outcome::CommitUnknown(Arc::new(error)));
+                unanswered |= error.may_have_been_applied();
+                if !(error.may_pass() && backoff.pause().await) {
+                    return given_up(error, unanswered);
+                }
             }
             Err(_elapsed) => {
                 let error = StoreError::OutOfTime {
@@ -84,6 +95,14 @@ pub(super) async fn commit<S: TransactionalStore>(
                 return Committed::Unknown(Outcome::CommitUnknown(Arc::new(error)));
             }
         }
+    }
+}
+
+fn given_up(error: StoreError, unanswered: bool) -> Committed {
+    if unanswered {
+        Committed::Unknown(Outcome::CommitUnknown(Arc::new(error)))
+    } else {
+        Committed::Unwritten(error)
     }
 }
 

@@ -185,7 +185,9 @@ impl<S: TransactionalStore> Insert<'_, S> {
             // key schema. That is no fault of the message.
             Err(Declined::Invalid(why)) | Ok(Outcome::RetryableFailure(why)) => unrecorded(why),
             Err(Declined::Conditions(refused)) => unrecorded(refused.to_string()),
-            Ok(Outcome::CommitUnknown(cause)) => Outcome::FailureUnrecorded { error, cause },
+            Ok(Outcome::CommitUnknown(cause) | Outcome::StoreUnavailable(cause)) => {
+                Outcome::FailureUnrecorded { error, cause }
+            }
             Ok(outcome) => outcome,
         }
     }
@@ -205,6 +207,12 @@ impl<S: TransactionalStore> Insert<'_, S> {
         let owner = &request.owner;
         match commit(&once.store, owner, round, write, writes, self.deadline).await {
             Committed::Applied => Ok(inserted),
+            // Another worker replaced the record meanwhile, and the new one admits the insert.
+            Committed::Refused(Some(record)) if may_claim(Some(&record), request) => {
+                Ok(Outcome::RetryableFailure(
+                    "another worker changed the record before this commit was written".into(),
+                ))
+            }
             Committed::Refused(Some(refused_by)) => {
                 Ok(match insert_refused(refused_by, request, &settlement) {
                     ClaimRefused::Mine(_) => inserted,
@@ -216,6 +224,10 @@ impl<S: TransactionalStore> Insert<'_, S> {
             )),
             Committed::Declined(declined) => Err(declined),
             Committed::Unknown(outcome) => Ok(outcome),
+            Committed::Unwritten(StoreError::Rejected { reason, .. }) => {
+                Ok(Outcome::RetryableFailure(reason))
+            }
+            Committed::Unwritten(error) => Ok(Outcome::StoreUnavailable(Arc::new(error))),
         }
     }
 }

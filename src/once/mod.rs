@@ -17,8 +17,7 @@
 //! use sqs_once::protocol::{Fingerprint, Key, Namespace, Timestamp};
 //! use sqs_once::store::MemoryStore;
 //!
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn
-//! std::error::Error>> {
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let once = Once::new(MemoryStore::default());
 //! let operation = || -> Result<Operation, Box<dyn std::error::Error>> {
 //!     Ok(Operation::new(

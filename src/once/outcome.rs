@@ -74,7 +74,7 @@ pub enum Outcome {
     /// The handler's writes were sent, and no answer came: they may have been made, all of them,
     /// or none. The next attempt finds out, and makes them only if they were not.
     CommitUnknown(Arc<StoreError>),
-    /// The claim could not be made. Nothing ran.
+    /// The claim could not be made, or in an inbox the commit. Nothing was done.
     StoreUnavailable(Arc<StoreError>),
 }
 
@@ -150,7 +150,7 @@ impl fmt::Display for Outcome {
                     write!(f, " since {since}")?;
                 }
                 f.write_str(
-                    ": find out whether it had its effect, then delete the record (`record forget KEY`)",
+                    ": find out whether it had its effect, then delete the record of this key (`record forget KEY`)",
                 )
             }
             Self::RetryableFailure(error) => write!(f, "failed, to be retried: {error}"),
@@ -185,7 +185,7 @@ impl fmt::Display for Outcome {
             Self::CommitUnknown(error) => {
                 write!(f, "written or not, the next attempt finds out: {error}")
             }
-            Self::StoreUnavailable(error) => write!(f, "nothing ran: {error}"),
+            Self::StoreUnavailable(error) => write!(f, "nothing was done: {error}"),
         }
     }
 }

@@ -96,9 +96,15 @@ impl Claimed {
 
     /// From the record that a claim of this worker wrote, the answer to which was lost.
     fn recovered(record: &Record, request: &ClaimRequest) -> Self {
-        let first = record.attempts == 1;
+        // Over nothing, a claim leaves no trace but its own. Over the record of another program it
+        // counts as the first, too.
+        let mine = Some(request.now);
+        let alone = record.attempts == 1
+            && (record.created_at, record.first_claimed_at) == (mine, mine)
+            && record.error.is_none()
+            && record.failed_message_ids.is_empty();
         Self {
-            before: if first {
+            before: if alone {
                 Before::Nothing
             } else {
                 Before::Unknown
@@ -109,8 +115,7 @@ impl Claimed {
         }
     }
 
-    /// Returns whether `first_claimed_at` is the time of this claim, and goes when its attempt is
-    /// closed.
+    /// Returns whether `first_claimed_at` is the time of this claim, and goes when its attempt is closed.
     #[must_use]
     pub const fn is_first_open(&self) -> bool {
         self.open_since.is_none()
@@ -143,7 +148,7 @@ pub enum Refusal {
     Conflict {
         /// Its token, if the record has one.
         owner: Option<Owner>,
-        /// The end of its lease.
+        /// The end of its lease, which may have passed.
         lease_until: Timestamp,
     },
     /// An attempt with another payload did not settle its claim, and its lease has ended.
@@ -322,13 +327,15 @@ impl Settlement {
                 record.state = State::InProgress { lease_until: now };
                 match &claimed.before {
                     Before::Nothing => return None,
-                    Before::Record(before) if before.state == State::Failed => {
-                        record.state = State::Failed;
-                        record.expires_at = before.expires_at;
+                    Before::Record(before) => {
                         record.fingerprint = before.fingerprint.clone();
                         record.message_id = before.message_id.clone();
+                        if before.state == State::Failed {
+                            record.state = State::Failed;
+                            record.expires_at = before.expires_at;
+                        }
                     }
-                    Before::Record(_) | Before::Unknown => {}
+                    Before::Unknown => {}
                 }
             }
         }
@@ -581,6 +588,24 @@ mod tests {
         let second = recovered(mine.record(Some(&record(&request("m-1", "payload"), ended()))));
         assert_eq!(second.before, Before::Unknown);
         assert_eq!((second.open_since, second.attempts), (Some(EARLIER), 1));
+        // Over the record of another program, which counts no attempts.
+        let foreign = Record {
+            owner: None,
+            attempts: 0,
+            first_claimed_at: None,
+            created_at: None,
+            ..record(&request("m-1", "payload"), ended())
+        };
+        let over_foreign = recovered(mine.record(Some(&foreign)));
+        assert_eq!(over_foreign.before, Before::Unknown);
+        assert_eq!(over_foreign.open_since, Some(Timestamp::default()));
+        let failed = Record {
+            attempts: 0,
+            created_at: None,
+            ..failed_record(&mine, ["m-0".into()])
+        };
+        let over_failed = recovered(mine.record(Some(&failed)));
+        assert_eq!(over_failed.before, Before::Unknown);
         // Over a record without an open attempt.
         let third = recovered(mine.record(Some(&failed_record(&mine, ["m-0".into()]))));
         assert_eq!(third.before, Before::Unknown);

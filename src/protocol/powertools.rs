@@ -9,8 +9,7 @@ use serde_json::{Number, Value};
 
 use super::key::hex;
 
-/// The hash that Powertools for Python makes of a value: the second half of an id, behind its
-/// prefix and
+/// The hash that Powertools for Python makes of a value: the second half of an id, behind its prefix and
 /// `#`, and the payload's `validation`.
 ///
 /// MD5 is Powertools' choice and default (`hash_function` in its `IdempotencyConfig`).

@@ -287,8 +287,11 @@ impl Record {
     }
 
     /// Returns whether it is a claim that another program made: no owner of ours can be its fence.
-    pub(super) const fn is_foreign_claim(&self) -> bool {
-        matches!(self.state, State::InProgress { .. }) && self.owner.is_none()
+    ///
+    /// Every claim of this version counts its attempts, so a record without them is another
+    /// program's, or an earlier version's.
+    pub(crate) const fn is_foreign_claim(&self) -> bool {
+        matches!(self.state, State::InProgress { .. }) && self.attempts == 0
     }
 }
 

@@ -44,15 +44,12 @@ const BUDGET: Duration = Duration::from_secs(2);
 /// after the queue's own visibility timeout. An endpoint that can't be reached, or gives no answer
 /// within a second and a half, is not asked again for five minutes.
 ///
-/// The first permanent failure makes the consumer read the queue's redrive policy and retention,
-/// and
-/// again after an hour; no response to Lambda waits for them. A queue without a dead-letter queue
-/// is
+/// The first permanent failure makes the consumer read the queue's redrive policy and retention, and
+/// again after an hour; no response to Lambda waits for them. A queue without a dead-letter queue is
 /// warned of once.
 ///
 /// The role needs `sqs:GetQueueUrl` and `sqs:GetQueueAttributes`, used once or twice per queue, and
-/// `sqs:ChangeMessageVisibility`. A queue of another account must allow these; one of another
-/// region
+/// `sqs:ChangeMessageVisibility`. A queue of another account must allow these; one of another region
 /// is called there.
 ///
 /// ```no_run

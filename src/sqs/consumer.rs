@@ -46,8 +46,7 @@ use crate::{
 ///     Ok(format!("shipped {} under {}", order.id, attempt.key()))
 /// }
 ///
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn
-/// std::error::Error>> {
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let consumer = Consumer::new(Once::new(MemoryStore::default()), Namespace::new("orders")?, ship)
 ///     .concurrency(std::num::NonZeroUsize::MIN)
 ///     .key("body:/id".parse()?);
@@ -161,8 +160,7 @@ pub enum BatchError {
 
 impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     /// Runs `handler` for each message in this `mode` ([`Once`](crate::Once),
-    /// [`Inbox`](crate::Inbox) or [`OnItem`](crate::OnItem)), keys prefixed with `namespace`: ten
-    /// messages at a time,
+    /// [`Inbox`](crate::Inbox) or [`OnItem`](crate::OnItem)), keys prefixed with `namespace`: ten messages at a time,
     /// keyed by message id, half a second kept back to end well.
     pub fn new<Via>(
         mode: M,
@@ -246,8 +244,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
-    /// Sets the treatment of a FIFO group's messages behind a permanent failure; by default they
-    /// run.
+    /// Sets the treatment of a FIFO group's messages behind a permanent failure; by default they run.
     ///
     /// ```
     /// use sqs_once::{Consumer, Handler, Mode, sqs::FifoAfterPermanent};

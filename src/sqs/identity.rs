@@ -1,5 +1,4 @@
-//! Keys: which messages are the same operation ([`KeySource`]), and which part must not change
-//! under
+//! Keys: which messages are the same operation ([`KeySource`]), and which part must not change under
 //! one key ([`FingerprintSource`]).
 
 use std::{borrow::Cow, str::FromStr};

@@ -25,8 +25,7 @@ use crate::{Handler, Mode, protocol::Timestamp};
 ///
 /// ```no_run
 /// # use sqs_once::{Consumer, Handler, Mode};
-/// # async fn main_<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Result<(),
-/// lambda_runtime::Error> {
+/// # async fn main_<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Result<(), lambda_runtime::Error> {
 /// sqs_once::telemetry::init();
 /// sqs_once::run(consumer).await
 /// # }

@@ -91,8 +91,7 @@ pub(super) fn is_distinct(value: &Value) -> bool {
     }
 }
 
-/// Returns whether the canonical form separates every number in it from every other. It goes by
-/// way of a
+/// Returns whether the canonical form separates every number in it from every other. It goes by way of a
 /// double (RFC 8785, section 3.2.2.3), which whole numbers below 2^53 alone survive whatever
 /// digits they were written with.
 fn is_exact(value: &Value) -> bool {

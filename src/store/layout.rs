@@ -38,8 +38,7 @@ macro_rules! fields {
 }
 
 fields! {
-    /// The partition key: the [`Key`](crate::protocol::Key), or a fixed text where there is a sort
-    /// key.
+    /// The partition key: the [`Key`](crate::protocol::Key), or a fixed text where there is a sort key.
     Id "id"
     /// The status word.
     Status "status"

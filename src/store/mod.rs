@@ -33,12 +33,10 @@ use crate::protocol::{ClaimRequest, Fence, Record, Settlement, Timestamp};
 /// record as it is at one moment.
 ///
 /// ```
-/// use sqs_once::protocol::{AfterFailure, ClaimRequest, Key, Namespace, Owner, Settlement,
-/// Timestamp};
+/// use sqs_once::protocol::{AfterFailure, ClaimRequest, Key, Namespace, Owner, Settlement, Timestamp};
 /// use sqs_once::store::{ClaimAnswer, MemoryStore, SettleAnswer, Store};
 ///
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn
-/// std::error::Error>> {
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let store = MemoryStore::default();
 /// let now = Timestamp::now();
 /// let request = ClaimRequest {
@@ -53,8 +51,7 @@ use crate::protocol::{ClaimRequest, Fence, Record, Settlement, Timestamp};
 /// };
 /// assert_eq!(store.claim(&request).await?, ClaimAnswer::Applied { replaced: None });
 /// assert_eq!(store.claim(&request).await?, ClaimAnswer::Refused(request.record(None)));
-/// let ended = store.settle(&request.fence(), &Settlement::EndLease { last_end: None },
-/// now).await?;
+/// let ended = store.settle(&request.fence(), &Settlement::EndLease { last_end: None }, now).await?;
 /// assert_eq!(ended, SettleAnswer::Applied);
 /// # Ok(()) }
 /// ```
@@ -133,8 +130,7 @@ pub enum Unavailability {
 /// use sqs_once::store::StoreError;
 ///
 /// let error = StoreError::OutOfTime { action: "claim", key: "payments#order-1".into() };
-/// assert_eq!(error.to_string(), "could not claim key `payments#order-1`: no answer before the
-/// deadline");
+/// assert_eq!(error.to_string(), "could not claim key `payments#order-1`: no answer before the deadline");
 /// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -211,8 +207,16 @@ impl StoreError {
         }
     }
 
-    /// Returns whether the request was throttled, or in conflict with a transaction on the same
-    /// item.
+    /// The same error of a request that was sent before, got no answer, and may have been applied.
+    pub(crate) fn unanswered(mut self) -> Self {
+        if let Self::Unavailable { kind, .. } = &mut self {
+            *kind = Unavailability::Unanswered;
+        }
+        self
+    }
+
+    /// Returns whether the request met contention: it was throttled, or in conflict with a transaction
+    /// on the same item.
     #[must_use]
     pub const fn is_throttled(&self) -> bool {
         let kind = self.kind();

@@ -30,8 +30,8 @@ pub trait TransactionalStore: Store {
     ///
     /// # Errors
     ///
-    /// [`StoreError`], after this store's own retries. The commit may have been applied all the
-    /// same, unless it is [`StoreError::ItemTooLarge`].
+    /// [`StoreError`]. [`may_have_been_applied`](StoreError::may_have_been_applied) tells whether the
+    /// commit can have been made all the same. The caller repeats it until its deadline.
     fn commit(
         &self,
         commit: &Commit,

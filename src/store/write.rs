@@ -33,8 +33,7 @@ use super::item::Item;
 ///
 /// let order = Order { id: "o-1".into(), product: "p-1".into(), quantity: 2 };
 /// // An SDK type in hand is as good.
-/// let cart = Delete::builder().table_name("carts").key("id",
-/// AttributeValue::S("c-1".into())).build()?;
+/// let cart = Delete::builder().table_name("carts").key("id", AttributeValue::S("c-1".into())).build()?;
 /// let done = Done::new("placed")
 ///     .with(Write::put("orders", &order))
 ///     .with(
@@ -150,8 +149,7 @@ impl<A: Action> Write<A> {
 )]
 impl Write<Put> {
     /// Puts an item, in place of the one under its key if there is one. An empty set of the item is
-    /// left out, as DynamoDB stores no empty sets: mark it `#[serde(default)]` to read the item
-    /// back.
+    /// left out, as DynamoDB stores no empty sets: mark it `#[serde(default)]` to read the item back.
     #[must_use]
     pub fn put(table: impl Into<String>, item: impl Serialize) -> Self {
         let mut write = Self::put_item(table, Item::new());

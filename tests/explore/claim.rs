@@ -51,6 +51,11 @@ fn workers_with_different_clocks_keep_every_promise() {
 }
 
 #[test]
+fn frozen_workers_with_different_clocks_keep_every_promise() {
+    keeps_every_promise(&Scenario::skewed_untimed());
+}
+
+#[test]
 fn workers_after_a_crash_keep_every_promise() {
     keeps_every_promise(&Scenario::reopened());
 }

@@ -29,7 +29,7 @@
 //!
 //! | mode | scenarios | its table |
 //! | --- | --- | --- |
-//! | `Once` (`claim.rs`) | `claim`, `untimed`, `skewed`, `reopened` | the `MemoryStore` that ships |
+//! | `Once` (`claim.rs`) | `claim`, `untimed`, `skewed`, `skewed_untimed`, `reopened` | the `MemoryStore` that ships |
 //! | `Once` with `Done`, `Inbox` (`transactions.rs`) | `commit`, `commit_untimed`, `inbox`, `first_look` | the same, and the item that the writes change |
 //! | `OnItem` (`on_item.rs`) | `create`, `update`, `retain`, `modify` | the real SDK over a wire of ours, and dynoxide in this process |
 //!

@@ -90,6 +90,15 @@ impl Scenario {
         }
     }
 
+    /// The same with workers whose timers do not tell them how long they were frozen.
+    pub fn skewed_untimed() -> Self {
+        Self {
+            name: "skewed_untimed".into(),
+            freeze: Freeze::Untimed,
+            ..Self::skewed()
+        }
+    }
+
     /// The same after a crash: every run is a takeover, and whatever comes of it, the next is
     /// informed of the crashed attempt too.
     pub fn reopened() -> Self {
@@ -202,6 +211,7 @@ impl Scenario {
             Self::claim(),
             Self::untimed(),
             Self::skewed(),
+            Self::skewed_untimed(),
             Self::reopened(),
             Self::commit(),
             Self::commit_untimed(),

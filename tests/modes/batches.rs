@@ -13,12 +13,12 @@ use sqs_once::{
 use super::{
     support::{
         consumer::{namespace, process, within},
-        event::{QUEUE_ARN, batch, received, record},
+        event::{batch, in_group, received, record},
         faults::Fault,
         log,
         sqs::{Mood, Sqs},
     },
-    world::{SECOND, THINGS, World, now, pass},
+    world::{SECOND, THINGS, World, now},
 };
 
 #[derive(Deserialize)]
@@ -69,10 +69,7 @@ fn body(id: &str, list: &str, told: &str) -> Value {
 
 /// An [`entry`] of a FIFO queue.
 fn fifo(list: &str, name: &str, told: &str) -> Value {
-    let mut message = entry(&format!("{list} {name}"), list, told);
-    message["eventSourceARN"] = json!(format!("{QUEUE_ARN}.fifo"));
-    message["attributes"]["MessageGroupId"] = json!("group");
-    message
+    in_group(entry(&format!("{list} {name}"), list, told), "group")
 }
 
 impl World {
@@ -180,8 +177,6 @@ impl World {
         let failed = process(&consumer, failing, within(20 * SECOND)).await;
         assert_eq!(failed, names(&["3", "4"]));
         assert_eq!(self.entries(list).await, names(&["1", "2"]));
-        // By the clock of these workers, a lease that ends now has not ended.
-        pass(SECOND);
         let failed = process(&consumer, event, within(20 * SECOND)).await;
         assert_eq!(failed, [""; 0]);
         assert_eq!(self.entries(list).await, names(&["1", "2", "3", "4"]));

@@ -142,6 +142,13 @@ impl Dynamo {
         put.set_item(Some(item)).send().await.unwrap();
     }
 
+    /// Deletes a record, if there is one.
+    pub async fn delete(&self, table: &str, id: &str) {
+        let delete = self.backstage.delete_item().table_name(table);
+        let delete = delete.key("id", AttributeValue::S(id.to_owned()));
+        delete.send().await.unwrap();
+    }
+
     /// Every record in the table.
     pub async fn records(&self, table: &str) -> Vec<Item> {
         let scan = self.backstage.scan().table_name(table);

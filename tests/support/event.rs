@@ -29,6 +29,13 @@ pub fn received(message_id: &str, body: &(impl ToString + ?Sized), n: u32) -> Va
     })
 }
 
+/// The same record, sent to a group of a FIFO queue.
+pub fn in_group(mut record: Value, group: &str) -> Value {
+    record["eventSourceARN"] = json!(format!("{QUEUE_ARN}.fifo"));
+    record["attributes"]["MessageGroupId"] = json!(group);
+    record
+}
+
 /// The event of these records.
 pub fn batch(records: impl IntoIterator<Item = Value>) -> Value {
     json!({ "Records": records.into_iter().collect::<Vec<_>>() })

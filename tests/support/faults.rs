@@ -5,6 +5,7 @@ use std::{
     io,
     net::SocketAddr,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use axum::{
@@ -49,6 +50,8 @@ pub enum Fault {
     HoldAnswer,
     /// Not applied: 400 `ThrottlingException`.
     Throttle,
+    /// As `Throttle`, after 100 milliseconds.
+    ThrottleLate,
     /// Not applied: 400 `ProvisionedThroughputExceededException`.
     ThroughputExceeded,
     /// Not applied: 400 `TransactionConflictException`.
@@ -140,10 +143,11 @@ impl Faults {
                 port.close().await;
                 cut()
             }
-            Fault::Throttle => refusal(
-                "com.amazon.coral.availability#ThrottlingException",
-                "Rate of requests exceeds the allowed throughput.",
-            ),
+            Fault::Throttle => throttled(),
+            Fault::ThrottleLate => {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                throttled()
+            }
             Fault::ThroughputExceeded => refusal(
                 "com.amazonaws.dynamodb.v20120810#ProvisionedThroughputExceededException",
                 "The level of configured provisioned throughput for the table was exceeded.",
@@ -241,6 +245,13 @@ fn refusal(kind: &str, message: &str) -> Response<Body> {
     error(StatusCode::BAD_REQUEST, &body)
 }
 
+fn throttled() -> Response<Body> {
+    refusal(
+        "com.amazon.coral.availability#ThrottlingException",
+        "Rate of requests exceeds the allowed throughput.",
+    )
+}
+
 fn canceled(codes: &[&str]) -> Response<Body> {
     let reason = |code: &&str| match *code {
         "None" => json!({"Code": "None"}),
@@ -299,7 +310,7 @@ impl Port {
     }
 
     /// Stops listening. Connections stay open.
-    async fn close(&self) {
+    pub async fn close(&self) {
         if let Some(listening) = self.listening.lock().await.take() {
             listening.abort();
             listening.await.unwrap_err();

@@ -16,7 +16,7 @@ use axum::{
 use serde_json::{Value, json};
 use tokio::{sync::watch, time::timeout};
 
-use super::PATIENCE;
+use super::{PATIENCE, faults::Port};
 
 /// How one call is answered. A call past the end of its order's script is charged.
 #[derive(Clone, Debug)]
@@ -43,6 +43,7 @@ pub struct Call {
 
 pub struct Gateway {
     desk: Arc<Desk>,
+    port: Port,
     url: String,
 }
 
@@ -59,11 +60,22 @@ impl Gateway {
             calls: watch::Sender::new(Vec::new()),
             released: watch::Sender::new(false),
         });
-        let app = Router::new()
-            .route("/charges", post(charge))
-            .with_state(desk.clone());
-        let url = format!("http://{}", super::serve(app).await);
-        Self { desk, url }
+        let port = Port::reserve();
+        let url = format!("http://{}", port.address());
+        let gateway = Self { desk, port, url };
+        gateway.open().await;
+        gateway
+    }
+
+    /// Accepts connections again.
+    pub async fn open(&self) {
+        let app = Router::new().route("/charges", post(charge));
+        self.port.open(app.with_state(self.desk.clone())).await;
+    }
+
+    /// Refuses connections from now on; those that are open stay open.
+    pub async fn close(&self) {
+        self.port.close().await;
     }
 
     /// For `PAYMENT_GATEWAY_URL`.

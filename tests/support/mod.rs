@@ -20,6 +20,7 @@ pub mod gateway;
 pub mod log;
 pub mod runtime_api;
 pub mod sqs;
+pub mod stage;
 
 use std::{net::SocketAddr, time::Duration};
 

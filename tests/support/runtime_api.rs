@@ -412,6 +412,27 @@ pub fn of_message(line: &Value) -> bool {
     line["message"] == "message processed"
 }
 
+/// The line that says that the outcome of an attempt before this one is not known.
+pub fn of_takeover(line: &Value) -> bool {
+    says(line, "takeover: ")
+}
+
+/// The line that says that an attempt before this one failed, and may have had its effect.
+pub fn of_retry(line: &Value) -> bool {
+    says(line, "retry: ")
+}
+
+/// The line that there is for each batch.
+pub fn of_batch(line: &Value) -> bool {
+    line["message"] == "batch processed"
+}
+
+/// A line whose message contains `words`.
+pub fn says(line: &Value, words: &str) -> bool {
+    let message = line["message"].as_str();
+    message.is_some_and(|message| message.contains(words))
+}
+
 /// An example in the release profile.
 pub fn example(name: &str) -> PathBuf {
     let command = format!("cargo build --release --example {name}");

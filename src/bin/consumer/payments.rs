@@ -53,8 +53,7 @@ impl<'de> Deserialize<'de> for Order {
 }
 
 impl Order {
-    /// Rejects orders that no gateway would charge. The texts hold nothing of the order: they are
-    /// logged.
+    /// Rejects orders that no gateway would charge. The texts hold nothing of the order: they are logged.
     fn check(&self) -> Result<(), &'static str> {
         let currency = self.fields.currency.as_bytes();
         if self.fields.order_id.is_empty() {

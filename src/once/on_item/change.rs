@@ -96,8 +96,7 @@ impl<O: Serialize> Change<O> {
     /// use sqs_once::{Change, Write};
     ///
     /// let user = serde_json::json!({ "id": "u-1", "name": "Ada" });
-    /// let change = Change::create("welcome", "id", Write::put("users", &user).label("name
-    /// taken"));
+    /// let change = Change::create("welcome", "id", Write::put("users", &user).label("name taken"));
     /// ```
     #[must_use]
     pub fn create(output: O, key: impl Into<String>, put: impl IntoWrite<Action = Put>) -> Self {
@@ -117,10 +116,8 @@ impl<O: Serialize> Change<O> {
         })
     }
 
-    /// Decides what follows from a condition that is not met: a failure, or an update or
-    /// modification of
-    /// the same item in place of this one. Without it, the operation has failed permanently. So it
-    /// has
+    /// Decides what follows from a condition that is not met: a failure, or an update or modification of
+    /// the same item in place of this one. Without it, the operation has failed permanently. So it has
     /// where the change in its place is of another item: that would not be looked at when the
     /// message is delivered again. A [`modify`](Target::modify) is never refused.
     ///
@@ -178,10 +175,8 @@ impl Target {
     /// `modify` gets `None` where there is no item, and is not called for an operation that the
     /// item has seen. It may be called several times, so it must have no effect of its own.
     /// Attributes that `T` does not know stay as they are. There will be some, so `T` must let
-    /// them pass: no `serde(deny_unknown_fields)`. A set that `T` knows is written as a list,
-    /// unless
-    /// `T` says otherwise (`serde_dynamo::string_set` and its like). DynamoDB stores no empty set,
-    /// so
+    /// them pass: no `serde(deny_unknown_fields)`. A set that `T` knows is written as a list, unless
+    /// `T` says otherwise (`serde_dynamo::string_set` and its like). DynamoDB stores no empty set, so
     /// an attribute whose set became empty is removed: mark the field `#[serde(default)]`.
     ///
     /// An attribute `version` counts the changes; what writes to the item without an
@@ -196,8 +191,7 @@ impl Target {
     ///
     /// let debit = |amount: u64| {
     ///     Change::of("accounts").key("id", "a-1").modify(move |account: Option<Account>| {
-    ///         let mut account = account.ok_or_else(|| Failure::permanent("there is no such
-    /// account"))?;
+    ///         let mut account = account.ok_or_else(|| Failure::permanent("there is no such account"))?;
     ///         account.balance = account
     ///             .balance
     ///             .checked_sub(amount)

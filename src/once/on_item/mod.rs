@@ -82,8 +82,7 @@ use crate::{
 /// use sqs_once::{Attempt, Change, Consumer, Failure, OnItem, Write, protocol::Namespace};
 ///
 /// async fn like(post: String, _: Attempt) -> Result<Change<()>, Failure> {
-///     Ok(Change::update((), Write::update("posts", "ADD likes :one").key("id",
-/// post).value(":one", 1)))
+///     Ok(Change::update((), Write::update("posts", "ADD likes :one").key("id", post).value(":one", 1)))
 /// }
 ///
 /// # fn consumer(client: Client) -> Result<(), Box<dyn std::error::Error>> {
@@ -293,7 +292,7 @@ impl Changing<'_> {
             let mut write = memory.compose(update.clone(), &seen);
             write = write.return_item();
             let sent = self.update_item(&write.action).await;
-            if let Sent::Refused(item) = &sent
+            if let Sent::Refused { item, .. } = &sent
                 && memory.looks_first()
                 && !memory.holds(&seen, item.as_ref())
                 && known(&memory, item.as_ref()).is_none()
@@ -339,7 +338,10 @@ impl Changing<'_> {
             }
             put = put.return_item();
             match self.put(&put.action).await {
-                Sent::Refused(item) if known(&memory, item.as_ref()).is_none() => found = item,
+                // A copy that is late meets another version.
+                Sent::Refused { item, .. } if known(&memory, item.as_ref()).is_none() => {
+                    found = item;
+                }
                 sent => return self.changed(&memory, sent, &put, result),
             }
             if !backoff.pause().await {
@@ -359,9 +361,13 @@ impl Changing<'_> {
     ) -> Changed {
         match sent {
             Sent::Applied => Ok(Outcome::Done(result)),
-            Sent::Refused(item) => {
+            Sent::Refused { item, unanswered } => {
                 if let Some(known) = known(memory, item.as_ref()) {
                     return Ok(known);
+                }
+                if let Some(error) = unanswered {
+                    // A copy may still arrive when the condition is met, so nothing is decided.
+                    return Ok(Outcome::CommitUnknown(Arc::new(error)));
                 }
                 remembers(item.as_ref())?;
                 Err(Declined::Conditions(Refused::new(vec![RefusedWrite {
@@ -373,7 +379,10 @@ impl Changing<'_> {
             }
             Sent::Invalid(why) => Err(Declined::Invalid(why)),
             Sent::Contended(why) => Ok(Outcome::RetryableFailure(why)),
-            Sent::Unknown(error) => Ok(Outcome::CommitUnknown(Arc::new(error))),
+            Sent::Unknown(error) if error.may_have_been_applied() => {
+                Ok(Outcome::CommitUnknown(Arc::new(error)))
+            }
+            Sent::Unknown(error) => Ok(Outcome::StoreUnavailable(Arc::new(error))),
         }
     }
 }

@@ -18,7 +18,11 @@ use crate::{
 pub(super) enum Sent {
     Applied,
     /// Its condition is not met by this item, or because there is none.
-    Refused(Option<Item>),
+    Refused {
+        item: Option<Item>,
+        /// The error of an earlier copy of the change that got no answer: it may still arrive.
+        unanswered: Option<StoreError>,
+    },
     /// It collided or was throttled until time was up.
     Contended(String),
     /// It never can be made.
@@ -63,6 +67,7 @@ impl Changing<'_> {
         E: Refusal + ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
     {
         let mut backoff = Backoff::until(self.deadline.end());
+        let mut unanswered = None;
         loop {
             let error = match timeout_at(self.deadline.end(), request()).await {
                 Ok(Ok(_)) => return Ok(Sent::Applied),
@@ -77,7 +82,8 @@ impl Changing<'_> {
             let why = explain(&error, needs);
             let service = error.as_service_error();
             if let Some(item) = service.and_then(Refusal::item) {
-                return Ok(Sent::Refused(item.cloned()));
+                let item = item.cloned();
+                return Ok(Sent::Refused { item, unanswered });
             }
             match service.and_then(ProvideErrorMetadata::code) {
                 // "Item size has exceeded ...", "Item size to update has exceeded ...".
@@ -87,13 +93,18 @@ impl Changing<'_> {
                 }
                 _ => {}
             }
+            // A change that was made is known to its item, so a repetition is harmless.
             match kind(&error) {
-                // A change that was made is known to its item, so a repetition is harmless.
-                Unavailability::Contended | Unavailability::Unanswered if backoff.pause().await => {
+                Unavailability::Contended if backoff.pause().await => {}
+                Unavailability::Contended if unanswered.is_none() => {
+                    return Ok(Sent::Contended(why));
                 }
-                Unavailability::Contended => return Ok(Sent::Contended(why)),
-                Unavailability::Unanswered | Unavailability::Rejected => {
-                    return Ok(Sent::Unknown(self.unavailable("change", table, why, error)));
+                kind => {
+                    let error = self.unavailable("change", table, why, error);
+                    if kind != Unavailability::Unanswered || !backoff.pause().await {
+                        return Ok(Sent::Unknown(unanswered.unwrap_or(error)));
+                    }
+                    unanswered = Some(error);
                 }
             }
         }

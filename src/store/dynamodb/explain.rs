@@ -66,7 +66,8 @@ pub(crate) fn kind<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Unavailabili
                 | "TransactionConflictException"
                 | "TransactionInProgressException",
             ) => Unavailability::Contended,
-            _ if context.raw().status().is_client_error() => Unavailability::Rejected,
+            // Without a code, it is not DynamoDB that answers.
+            Some(_) if context.raw().status().is_client_error() => Unavailability::Rejected,
             _ => Unavailability::Unanswered,
         },
         _ => Unavailability::Unanswered,

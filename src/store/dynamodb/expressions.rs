@@ -152,16 +152,16 @@ impl<'a> Expression<'a> {
         format!("#owner = :me AND {}", self.in_progress())
     }
 
-    /// The part of the claim's condition on a record that is not expired. `owned`: one that this
-    /// library wrote.
-    fn claimable(&mut self, request: &ClaimRequest, owned: bool) -> String {
+    /// The part of the claim's condition on a record that is not expired. `own`: one that this
+    /// library wrote, which counts attempts.
+    fn claimable(&mut self, request: &ClaimRequest, own: bool) -> String {
         self.names([Field::FailedMessageIds, Field::LeaseUntil]);
         self.value(":message", string(&request.message_id));
         self.value(":now", millis(request.now));
         let mut taken_over = format!("{} AND #lease_until < :now", self.in_progress());
-        if owned {
-            self.name(Field::Owner);
-            taken_over.push_str(" AND attribute_exists(#owner)");
+        if own {
+            self.name(Field::Attempts);
+            taken_over.push_str(" AND attribute_exists(#attempts)");
         }
         if let Some(fingerprint) = &request.fingerprint {
             self.name(Field::Fingerprint);
@@ -365,15 +365,19 @@ pub(super) fn settle(
 fn restore(with: &mut Expression<'_>, claimed: &Claimed, now: Timestamp) -> Option<()> {
     match &claimed.before {
         Before::Nothing => return None,
-        Before::Record(before) if before.state == State::Failed => {
-            with.set_failed();
-            with.set(Field::ExpiresAt, number(before.expires_at));
+        Before::Record(before) => {
+            if before.state == State::Failed {
+                with.set_failed();
+                with.set(Field::ExpiresAt, number(before.expires_at));
+            } else {
+                with.set(Field::LeaseUntil, millis(now));
+            }
             let fingerprint = before.fingerprint.as_ref().map(Fingerprint::as_str);
             with.set_or_remove(Field::Fingerprint, fingerprint.map(string));
             let message_id = before.message_id.as_deref();
             with.set_or_remove(Field::MessageId, message_id.map(string));
         }
-        Before::Record(_) | Before::Unknown => with.set(Field::LeaseUntil, millis(now)),
+        Before::Unknown => with.set(Field::LeaseUntil, millis(now)),
     }
     let last_end = claimed.last_end.map(|end| string(end.name()));
     with.set_or_remove(Field::LastEnd, last_end);

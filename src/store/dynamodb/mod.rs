@@ -21,7 +21,7 @@ pub(crate) use answered::with_answers;
 pub(crate) use explain::{explain, kind};
 
 use super::{
-    ClaimAnswer, SettleAnswer, Store, StoreError,
+    ClaimAnswer, SettleAnswer, Store, StoreError, Unavailability,
     item::{self, Item},
     layout::{Field, Layout},
     write::{delete_item, put_item, update_item},
@@ -104,11 +104,11 @@ use crate::protocol::{
 /// ```
 #[derive(Clone, Debug)]
 pub struct DynamoStore {
-    /// For claims and reads: the SDK retries them.
+    /// For reads: the SDK retries them.
     client: Client,
-    /// For settlements and commits, which the caller repeats until its deadline. The SDK does not
-    /// retry them, so a storm of throttled claims cannot use up their retry quota.
-    settling: Client,
+    /// For writes. The SDK does not retry them, so each answer is seen, and a storm of throttled
+    /// claims cannot use up the retry quota of settlements.
+    writing: Client,
     table: String,
     layout: Layout,
 }
@@ -120,7 +120,7 @@ impl DynamoStore {
     pub fn new(client: Client, table: impl Into<String>) -> Self {
         let client = with_answers(client);
         Self {
-            settling: without_retries(&client),
+            writing: without_retries(&client),
             client,
             table: table.into(),
             layout: Layout::native(),
@@ -221,7 +221,7 @@ impl DynamoStore {
 
     async fn delete(&self, fence: &Fence) -> Result<SettleAnswer, StoreError> {
         let delete = expressions::delete(&self.layout, &self.table, fence);
-        match delete_item(&self.settling, delete).send().await {
+        match delete_item(&self.writing, delete).send().await {
             Ok(_) => Ok(SettleAnswer::Applied),
             Err(error) => match error.as_service_error() {
                 Some(DeleteItemError::ConditionalCheckFailedException(refusal)) => {
@@ -232,9 +232,35 @@ impl DynamoStore {
         }
     }
 
+    /// Claims in one request, or in two over a record that only a put can replace.
+    async fn claim_once(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
+        for _ in 0..MOST_CHANGES {
+            let (record, item) = match self.claim_by_update(request).await? {
+                Claim::Applied(replaced) => return Ok(ClaimAnswer::Applied { replaced }),
+                Claim::Refused(record, item) => (record, item),
+            };
+            if !may_claim(Some(&record), request) {
+                return Ok(ClaimAnswer::Refused(record));
+            }
+            match self.claim_by_put(request, record, &item).await? {
+                // Another worker replaced it meanwhile, and its record admits the claim.
+                ClaimAnswer::Refused(record) if may_claim(Some(&record), request) => {}
+                answer => return Ok(answer),
+            }
+        }
+        Err(StoreError::Unavailable {
+            kind: Unavailability::Contended,
+            action: "claim",
+            key: request.key.to_string(),
+            store: self.place(),
+            reason: "other workers changed the record each time before it was written".into(),
+            source: "too many changes".into(),
+        })
+    }
+
     async fn claim_by_update(&self, request: &ClaimRequest) -> Result<Claim, StoreError> {
         let update = expressions::claim(&self.layout, &self.table, request);
-        let update = update_item(&self.client, update).return_values(ReturnValue::AllOld);
+        let update = update_item(&self.writing, update).return_values(ReturnValue::AllOld);
         match update.send().await {
             Ok(answer) => {
                 // Without a status there was no record: an emulator answers the bare key then.
@@ -267,7 +293,7 @@ impl DynamoStore {
             .layout
             .item(&request.key, &request.record(replaced.as_ref()));
         let put = expressions::put_over(&self.layout, &self.table, item, record);
-        match put_item(&self.client, put).send().await {
+        match put_item(&self.writing, put).send().await {
             Ok(_) => Ok(ClaimAnswer::Applied { replaced }),
             Err(error) => match error.as_service_error() {
                 Some(PutItemError::ConditionalCheckFailedException(refusal)) => {
@@ -279,6 +305,14 @@ impl DynamoStore {
         }
     }
 }
+
+/// How often a claim that is not answered, or meets contention, is sent; as often as the SDK would.
+const CLAIM_ATTEMPTS: u32 = 4;
+/// Pauses between them: a random time up to the first, doubled each time, up to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// How often other workers may change a record between the two requests of one claim.
+const MOST_CHANGES: usize = 3;
 
 /// The answer to a claim that is an update.
 enum Claim {
@@ -292,13 +326,25 @@ impl Store for DynamoStore {
         let room = MAX_ITEM_BYTES - MAX_RESULT_BYTES;
         let largest = self.layout.item(&request.key, &request.record(None));
         check_size(&request.key, item::size(&largest), room)?;
-        match self.claim_by_update(request).await? {
-            Claim::Applied(replaced) => Ok(ClaimAnswer::Applied { replaced }),
-            Claim::Refused(record, item) if may_claim(Some(&record), request) => {
-                self.claim_by_put(request, record, &item).await
+        let mut may_have_been_applied = false;
+        let mut longest = FIRST_PAUSE;
+        for attempt in 1.. {
+            let error = match self.claim_once(request).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            may_have_been_applied |= error.may_have_been_applied();
+            if attempt == CLAIM_ATTEMPTS || !error.may_pass() {
+                return Err(if may_have_been_applied {
+                    error.unanswered()
+                } else {
+                    error
+                });
             }
-            Claim::Refused(record, _) => Ok(ClaimAnswer::Refused(record)),
+            tokio::time::sleep(longest.mul_f64(fastrand::f64())).await;
+            longest = (longest * 2).min(LONGEST_PAUSE);
         }
+        unreachable!("the last attempt returns")
     }
 
     async fn settle(
@@ -312,7 +358,7 @@ impl Store for DynamoStore {
         let Some(update) = update else {
             return self.delete(fence).await;
         };
-        match update_item(&self.settling, update).send().await {
+        match update_item(&self.writing, update).send().await {
             Ok(_) => Ok(SettleAnswer::Applied),
             Err(error) => match error.as_service_error() {
                 Some(UpdateItemError::ConditionalCheckFailedException(refusal)) => {

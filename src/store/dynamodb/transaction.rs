@@ -16,7 +16,8 @@ use super::{
 };
 use crate::{
     protocol::{
-        ClaimRequest, Key, Record, Settlement, decision::may_claim, record::MAX_ITEM_BYTES,
+        ClaimRequest, Key, Record, Settlement, Timestamp, decision::may_claim,
+        record::MAX_ITEM_BYTES,
     },
     store::{
         Commit, CommitAnswer, RecordWrite, Refused, RefusedWrite, StoreError, TransactionalStore,
@@ -89,7 +90,7 @@ impl DynamoStore {
     ) -> Result<Sent, StoreError> {
         let writes = commit.writes.iter().map(|write| write.action.clone());
         let sent = self
-            .settling
+            .writing
             .transact_write_items()
             .set_transact_items(Some([record].into_iter().chain(writes).collect()))
             .client_request_token(token)
@@ -268,6 +269,9 @@ fn inserted(request: &ClaimRequest, settlement: &Settlement, over: Option<&Recor
     Record {
         // An insert has no attempt of its own that could be open.
         first_claimed_at: match settlement {
+            Settlement::Fail { .. } if over.is_some_and(Record::is_foreign_claim) => {
+                Some(Timestamp::default())
+            }
             Settlement::Fail { .. } => over.and_then(|record| record.first_claimed_at),
             _ => None,
         },

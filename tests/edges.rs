@@ -1,0 +1,44 @@
+//! Edge cases of the protocol, over the release binary: failures, crashes and outages between the
+//! consumer, its table, its gateway and its queue.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "in a test, what cannot be set up is a failure"
+)]
+
+#[path = "edges/attempts.rs"]
+mod attempts;
+#[path = "edges/keys.rs"]
+mod keys;
+#[path = "edges/outages.rs"]
+mod outages;
+#[path = "edges/queue.rs"]
+mod queue;
+mod support;
+
+use serde_json::Value;
+use support::{
+    event::{batch, failed, order, received},
+    runtime_api::{Lambda, of_message},
+    stage::TIME,
+};
+
+/// Both the key and, with another amount, what a corrected message has in common with the first.
+const BY_ORDER: (&str, &str) = ("IDEMPOTENCY_KEY", "body:/orderId");
+
+/// Delivers a batch; answers the ids that are reported as failed.
+async fn deliver(lambda: &Lambda, messages: impl IntoIterator<Item = Value>) -> Vec<String> {
+    let answer = lambda.invoke(batch(messages), TIME).await;
+    failed(&answer.response())
+}
+
+/// The `n`th receive of message m-1, which is for order o-1.
+fn first_message(n: u32) -> Value {
+    received("m-1", &order("o-1"), n)
+}
+
+/// The line of a message's `n`th delivery.
+async fn line_of(lambda: &Lambda, message_id: &str, n: usize) -> Value {
+    let of_it = |line: &Value| of_message(line) && line["message_id"] == message_id;
+    lambda.logged(n, of_it).await.remove(n - 1)
+}

@@ -1,0 +1,171 @@
+//! A DynamoDB that throttles, refuses or collides.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use serde_json::Value;
+use tokio::{
+    join,
+    time::{Instant, sleep_until},
+};
+
+use super::{
+    deliver, first_message, line_of,
+    support::{
+        dynamo::{number, text},
+        event::{batch, failed, order, record},
+        faults::Fault,
+        gateway::Reply,
+        runtime_api::{Answer, Lambda, of_batch, says},
+        stage::{Stage, TABLE, TIME, now_ms, outcome, outcomes},
+    },
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Delivers a batch with so much time until the deadline. The process is not killed at the
+/// deadline: on a busy machine, its answer may arrive after it.
+async fn within(time: Duration, lambda: &Lambda, event: Value) -> Answer {
+    let deadline_ms = now_ms() as u64 + time.as_millis() as u64;
+    lambda.invoke_until(event, deadline_ms, time + TIME).await
+}
+
+#[tokio::test]
+async fn completion_throttled_until_near_the_end_is_recorded() {
+    let stage = Stage::set().await;
+    // Of four seconds, outcomes are written until half a second before the end.
+    let settings = [("CONSUMER_DEADLINE_RESERVE", "2s")];
+    let lambda = stage.consumer(&settings).await;
+    stage.dynamo.fail_all("UpdateItem", Fault::Throttle);
+    let start = Instant::now();
+    let (answer, met) = join!(
+        within(4 * SECOND, &lambda, batch([first_message(1)])),
+        async {
+            stage.gateway.arrived("o-1", 1).await;
+            sleep_until(start + 3 * SECOND).await;
+            stage.dynamo.heal().await
+        }
+    );
+    assert!(met.contains_key("UpdateItem"), "{met:?}");
+    assert_eq!(failed(&answer.response()), [""; 0]);
+    assert_eq!(outcomes(&lambda, 1).await, [outcome::DONE]);
+    assert_eq!(stage.status("m-1").await, "COMPLETED");
+    assert_eq!(stage.charges("o-1"), 1);
+    let line = lambda.logged(1, of_batch).await.remove(0);
+    assert_eq!(line["completion_unrecorded"], 0);
+}
+
+#[tokio::test]
+async fn completion_throttled_to_the_end_keeps_its_claim() {
+    let stage = Stage::set().await;
+    let settings = [("IDEMPOTENCY_LEASE_MARGIN", "20s")];
+    let lambda = stage.consumer(&settings).await;
+    stage.dynamo.fail_all("UpdateItem", Fault::ThrottleLate);
+    let answer = within(2 * SECOND, &lambda, batch([first_message(1)])).await;
+    assert_eq!(failed(&answer.response()), ["m-1"]);
+    let kept = stage.record("m-1").await.unwrap();
+    assert_eq!(text(&kept, "status"), "IN_PROGRESS");
+    assert!(number(&kept, "lease_until") > now_ms(), "{kept:?}");
+    let line = lambda.logged(1, of_batch).await.remove(0);
+    assert_eq!(line["completion_unrecorded"], 1);
+
+    stage.dynamo.heal().await;
+    assert_eq!(deliver(&lambda, [first_message(2)]).await, ["m-1"]);
+    assert_eq!(
+        outcomes(&lambda, 2).await,
+        [outcome::UNRECORDED, outcome::CONFLICT]
+    );
+    assert_eq!(stage.charges("o-1"), 1);
+}
+
+#[tokio::test]
+async fn transaction_conflict_on_claim_and_completion_is_retried() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[]).await;
+    for request in ["Claim", "UpdateItem"] {
+        stage.dynamo.fail(request, Fault::TransactionConflict);
+    }
+    assert_eq!(deliver(&lambda, [first_message(1)]).await, [""; 0]);
+    let met = BTreeMap::from(["Claim", "UpdateItem"].map(|name| (name.to_owned(), 1)));
+    assert_eq!(stage.dynamo.heal().await, met);
+    assert_eq!(outcomes(&lambda, 1).await, [outcome::DONE]);
+    assert_eq!(stage.charges("o-1"), 1);
+}
+
+#[tokio::test]
+async fn denied_claim_sends_no_second_write() {
+    let stage = Stage::set().await;
+    let settings = [("CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE", "off")];
+    let lambda = stage.consumer(&settings).await;
+    stage.dynamo.reset_counts();
+    stage.dynamo.fail("Claim", Fault::Denied);
+    assert_eq!(deliver(&lambda, [first_message(1)]).await, ["m-1"]);
+    let counts = stage.dynamo.counts();
+    assert_eq!(counts, BTreeMap::from([("Claim".to_owned(), 1)]));
+    let line = line_of(&lambda, "m-1", 1).await;
+    assert_eq!(line["outcome"], outcome::STORE_UNAVAILABLE);
+    assert_eq!(stage.charges("o-1"), 0);
+}
+
+/// Orders o-1, o-2, ... in messages m-1, m-2, ...
+fn orders<const N: usize>() -> [Value; N] {
+    std::array::from_fn(|n| record(&format!("m-{}", n + 1), &order(&format!("o-{}", n + 1))))
+}
+
+#[tokio::test]
+async fn outage_of_dynamodb_fails_the_invocation() {
+    let missing = ("IDEMPOTENCY_TABLE_NAME", "missing");
+    let as_set = ("IDEMPOTENCY_TABLE_NAME", TABLE);
+    for (setting, fault, reason) in [
+        (as_set, Some(Fault::Refuse), "could not connect"),
+        (as_set, Some(Fault::Denied), "this role may not"),
+        (missing, None, "no such table"),
+    ] {
+        let stage = Stage::set().await;
+        let lambda = stage.consumer(&[setting]).await;
+        if let Some(fault) = fault {
+            stage.dynamo.fail_all("Claim", fault);
+        }
+        let answer = lambda.invoke(batch(orders::<2>()), TIME).await;
+        // Sent before the answer.
+        let changes = stage.sqs.changes();
+        let error = answer.error();
+        assert_eq!(error["errorType"], "StoreUnavailable");
+        let text = error["errorMessage"].as_str().unwrap();
+        assert!(text.contains(reason), "{error}");
+        assert_eq!(changes.len(), 2, "{reason}");
+        assert!(changes.iter().all(|(_, wait)| *wait > 0), "{changes:?}");
+        assert_eq!(stage.gateway.calls().len(), 0);
+    }
+}
+
+#[tokio::test]
+async fn throttled_claims_fail_messages_and_not_the_invocation() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[]).await;
+    stage.dynamo.fail_all("Claim", Fault::Throttle);
+    assert_eq!(deliver(&lambda, orders::<2>()).await, ["m-1", "m-2"]);
+    assert_eq!(outcomes(&lambda, 2).await, [outcome::STORE_UNAVAILABLE; 2]);
+}
+
+#[tokio::test]
+async fn messages_not_finished_at_the_deadline_are_in_one_line() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[("CONSUMER_CONCURRENCY", "1")]).await;
+    stage.gateway.script("o-2", [Reply::Hang]);
+    let answer = within(2 * SECOND, &lambda, batch(orders::<3>())).await;
+    assert_eq!(failed(&answer.response()), ["m-2", "m-3"]);
+    assert_eq!(
+        outcomes(&lambda, 3).await,
+        [outcome::DONE, outcome::OUT_OF_TIME, outcome::NOT_STARTED]
+    );
+    let line = |line: &Value| says(line, "did not finish before the deadline");
+    let lines = lambda.logged(1, line).await;
+    let [line] = &lines[..] else {
+        panic!("{lines:#?}");
+    };
+    assert_eq!(line["unfinished"], 2);
+    assert_eq!(line["cut_off"], "m-2");
+    assert_eq!(line["not_started"], "m-3");
+    assert_eq!(line["blocking"], "");
+    assert_eq!(stage.charges("o-3"), 0);
+}

@@ -1,0 +1,126 @@
+//! A consumer as it ships, and its surroundings: a table, a payment gateway and an SQS.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde_json::Value;
+
+use super::{
+    dynamo::{Dynamo, Item, number, text},
+    gateway::Gateway,
+    runtime_api::{Env, FUNCTION_NAME, Lambda, of_message},
+    sqs::{Mood, Sqs},
+};
+
+pub const TABLE: &str = "idempotency";
+
+/// Time enough for every invocation but those that are to run out of it.
+pub const TIME: Duration = Duration::from_secs(10);
+
+/// Words of the log that somebody may have built a filter on.
+pub mod outcome {
+    pub const DONE: &str = "done";
+    pub const DUPLICATE: &str = "duplicate";
+    pub const CONFLICT: &str = "conflict";
+    pub const FAILED_BEFORE: &str = "failed_before";
+    pub const KEY_REUSED: &str = "key_reused";
+    pub const PERMANENT: &str = "permanent_failure";
+    pub const RETRYABLE: &str = "retryable_failure";
+    pub const NO_EFFECT: &str = "no_effect";
+    pub const INVALID: &str = "invalid";
+    pub const OUT_OF_TIME: &str = "out_of_time";
+    pub const NOT_STARTED: &str = "not_started";
+    pub const PANICKED: &str = "panicked";
+    pub const STORE_UNAVAILABLE: &str = "store_unavailable";
+    pub const UNRECORDED: &str = "completion_unrecorded";
+}
+
+/// A table, a gateway, an SQS, and the settings that lead a consumer to them.
+pub struct Stage {
+    pub dynamo: Dynamo,
+    pub gateway: Gateway,
+    pub sqs: Sqs,
+}
+
+impl Stage {
+    pub async fn set() -> Self {
+        let dynamo = Dynamo::start().await;
+        dynamo.create_table(TABLE).await;
+        Self {
+            dynamo,
+            gateway: Gateway::start().await,
+            sqs: Sqs::start(Mood::Willing).await,
+        }
+    }
+
+    pub fn env(&self, settings: &[(&str, &str)]) -> Env {
+        let queue = [("AWS_ENDPOINT_URL_SQS", self.sqs.endpoint())];
+        let settings = [&queue, settings].concat();
+        env(self.dynamo.endpoint(), self.gateway.url(), &settings)
+    }
+
+    pub async fn consumer(&self, settings: &[(&str, &str)]) -> Lambda {
+        Lambda::start(self.env(settings)).await
+    }
+
+    /// The record of a key, under the default namespace.
+    pub async fn record(&self, key: &str) -> Option<Item> {
+        self.dynamo.record(TABLE, &id(key)).await
+    }
+
+    /// As DynamoDB's TTL does, or a person.
+    pub async fn forget(&self, key: &str) {
+        self.dynamo.delete(TABLE, &id(key)).await;
+    }
+
+    pub async fn status(&self, key: &str) -> String {
+        let record = self.record(key).await.unwrap();
+        text(&record, "status").to_owned()
+    }
+
+    /// Waits until the lease on a key has ended.
+    pub async fn lease_ended(&self, key: &str) {
+        let record = self.record(key).await.unwrap();
+        let left = number(&record, "lease_until") + 1 - now_ms();
+        let left = Duration::from_millis(left.try_into().unwrap_or(0));
+        tokio::time::sleep(left).await;
+    }
+
+    pub fn charges(&self, order: &str) -> usize {
+        self.gateway.calls_for(order).len()
+    }
+}
+
+/// The `id` of a key's record, under the default namespace.
+pub fn id(key: &str) -> String {
+    format!("{FUNCTION_NAME}#{key}")
+}
+
+/// Settings that lead a consumer to a table and a gateway; those given come last, and win.
+pub fn env(dynamo: &str, gateway: &str, settings: &[(&str, &str)]) -> Env {
+    let always = [
+        ("AWS_ENDPOINT_URL", dynamo),
+        ("IDEMPOTENCY_TABLE_NAME", TABLE),
+        ("PAYMENT_GATEWAY_URL", gateway),
+    ];
+    let all = always.iter().chain(settings);
+    all.map(|(name, value)| (name.to_string(), value.to_string()))
+        .collect()
+}
+
+/// The outcomes that were logged, one a message, once there are `n`.
+pub async fn outcomes(lambda: &Lambda, n: usize) -> Vec<String> {
+    let lines = lambda.logged(n, of_message).await;
+    let outcome = |line: &Value| line["outcome"].as_str().unwrap().to_owned();
+    lines.iter().map(outcome).collect()
+}
+
+pub fn now_ms() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    now.as_millis().try_into().unwrap()
+}
+
+/// A time in milliseconds as log lines have it, to the second.
+pub fn shown(millis: i64) -> String {
+    let since = Duration::from_millis(millis.try_into().unwrap());
+    humantime::format_rfc3339_seconds(UNIX_EPOCH + since).to_string()
+}
