@@ -20,7 +20,7 @@ help: ## List the verbs
 # ---- see it work -------------------------------------------------------------------------------
 
 .PHONY: demo
-demo: $(VENV) ## Deploy to a local cloud, send it some forty orders, check the promise
+demo: $(VENV) ## Deploy to a local cloud with either key, send each some forty orders, check the promises
 	python local/demo.py
 
 .PHONY: demo-inbox

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import psutil
 from rich import box
@@ -61,9 +62,18 @@ def build() -> None:
 # ---- trouble -----------------------------------------------------------------------------------
 
 
+def processor_time(pid: int) -> int:
+    """Nanoseconds that the threads of a process have run, 0 for one that is gone."""
+    with contextlib.suppress(OSError):
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
+    return 0
+
+
 @dataclass
 class Killer:
-    """Ends a worker of MiniStack's with kill -9, now and then, whatever it is doing."""
+    """Ends a worker of MiniStack's with kill -9, now and then: each fifth time one that is in the middle
+    of a batch, otherwise any."""
 
     cloud: int  # process id: only its descendants are killed
     chance: random.Random
@@ -82,12 +92,26 @@ class Killer:
 
     def _kill(self, done: threading.Event) -> None:
         while len(self.killed) < KILLS and not done.wait(self.chance.uniform(*KILL_EVERY)):
-            with contextlib.suppress(psutil.Error):
-                workers = [p for p in psutil.Process(self.cloud).children(recursive=True) if p.name() == "bootstrap"]
-                if workers:
-                    worker = self.chance.choice(workers)
+            in_a_batch = len(self.killed) % 5 == 0
+            while not (workers := self._workers(in_a_batch)) and not done.wait(0.01):
+                pass
+            if workers:
+                worker = self.chance.choice(workers)
+                with contextlib.suppress(psutil.Error):
                     worker.kill()
                     self.killed.add(worker.pid)
+
+    def _workers(self, in_a_batch: bool) -> list[psutil.Process]:
+        try:
+            workers = [p for p in psutil.Process(self.cloud).children(recursive=True) if p.name() == "bootstrap"]
+        except psutil.Error:
+            return []
+        if not in_a_batch:
+            return workers
+        # An idle one waits for a batch, and does not use the processor.
+        before = [processor_time(worker.pid) for worker in workers]
+        time.sleep(0.005)
+        return [p for p, used in zip(workers, before, strict=True) if processor_time(p.pid) - used > 100_000]
 
 
 # ---- send and watch ----------------------------------------------------------------------------
