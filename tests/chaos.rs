@@ -55,7 +55,7 @@ use audit::{Findings, audit};
 use esm::{Mapping, Settings};
 use faults::Relay;
 use gateway::Gateway;
-use ledger::{Ledger, Worker};
+use ledger::{Event, Ledger, Worker};
 use plan::{Message, Seed, grouped_orders, orders, size};
 use queue::{Queue, Rules};
 use report::Report;
@@ -220,6 +220,9 @@ impl Run {
         println!("{report}");
         println!("charged again, and nobody injected why: {uninjected:#?}");
         println!("failed deliveries that nobody injected: {unexplained:#?}");
+        for violation in violations.iter().take(3) {
+            println!("{violation}:\n{}", story(violation, &events));
+        }
         assert!(violations.is_empty(), "{report}\n{violations:#?}");
         // A busy machine has its own faults: an answer of the gateway that came too late there is
         // no cause that was injected, and rare. One that stands still fails a whole batch.
@@ -231,6 +234,38 @@ impl Run {
         );
         report
     }
+}
+
+/// The events about the operations and workers that a violation names, with their places.
+fn story(violation: &str, events: &[Event]) -> String {
+    let words: Vec<_> = violation.split([' ', ',', '#']).collect();
+    let operations = words
+        .iter()
+        .filter(|word| word.starts_with("o-") || word.starts_with("m-"));
+    let mut names: Vec<_> = operations.map(|name| format!("{name}\"")).collect();
+    for event in events {
+        if let Event::Sent(message) = event
+            && names.contains(&format!("{}\"", message.operation))
+        {
+            names.push(format!("\"{}\"", message.id));
+        }
+    }
+    let workers = words.windows(2).filter(|pair| pair[0] == "worker");
+    let workers: Vec<_> = workers.map(|pair| format!("worker: {}", pair[1])).collect();
+    let mut story = String::new();
+    for (at, event) in events.iter().enumerate() {
+        let line = format!("{event:?}");
+        let of_worker = matches!(
+            event,
+            Event::Frozen { .. } | Event::Thawed { .. } | Event::Died { .. }
+        );
+        let named = names.iter().any(|name| line.contains(name));
+        let by_worker = of_worker && workers.iter().any(|worker| line.contains(worker));
+        if named || by_worker {
+            story.push_str(&format!("{at:>7}  {line}\n"));
+        }
+    }
+    story
 }
 
 /// Short times, so that conflicts and retries fit into a test.

@@ -123,8 +123,11 @@ struct Audit {
     orders: HashMap<String, String>,
     operation_of_charge: HashMap<usize, String>,
     operation_of_message: HashMap<String, String>,
-    /// The delivery by which each worker was last asked for an operation.
-    delivered: HashMap<(Worker, String), Delivery>,
+    /// The receive counts with which each worker was given its messages.
+    delivered: HashMap<(Worker, String), u32>,
+    /// The message for which each worker last claimed a key. Of two in a batch that share a key,
+    /// one claims it, and the other takes its outcome.
+    claimed_for: HashMap<(Worker, String), String>,
     /// What the workers said of their deliveries.
     said: HashMap<Delivery, Said>,
     /// When each worker last claimed a key, and when it was frozen and thawed.
@@ -161,8 +164,8 @@ impl Audit {
             }
             Event::Delivered { delivery, worker } => {
                 let operation = self.operation_of_message[&delivery.0].clone();
-                let by_worker = (*worker, operation.clone());
-                self.delivered.insert(by_worker, delivery.clone());
+                let (message, receive_count) = delivery.clone();
+                self.delivered.insert((*worker, message), receive_count);
                 self.at_work.entry(*worker).or_default().push(operation);
             }
             Event::Returned {
@@ -197,6 +200,8 @@ impl Audit {
                 lease_until_ms,
                 ..
             } => {
+                let of_worker = (*worker, key.clone());
+                self.claimed_for.insert(of_worker, message.clone());
                 // One whose lease is over gives no right to begin.
                 if at_ms < lease_until_ms {
                     self.claimed.insert((*worker, key.clone()), at);
@@ -303,14 +308,15 @@ impl Audit {
                 "{name} was charged by worker {worker} when it was Completed"
             ));
         }
-        let of_worker = self.delivered.get(&(worker, name.to_owned()));
-        let this = of_worker.cloned().unwrap_or_default();
-        if operation.failed.contains(&this.0) {
+        let message = self.claimed_for.get(&(worker, key.to_owned()));
+        let message = message.cloned().unwrap_or_default();
+        let receive_count = self.delivered.get(&(worker, message.clone()));
+        if receive_count.is_none() {
             self.found.push(format!(
-                "{name} was charged for {} by worker {worker} when its failure was recorded",
-                this.0
+                "{name} was charged by worker {worker} for the message {message:?}, which was not given to it"
             ));
         }
+        let this = (message, receive_count.copied().unwrap_or_default());
         let excuse = operation.excuse.take();
         let of_another = |(_, _, delivery): &(usize, Worker, Delivery)| {
             delivery.0 != this.0 && operation.failed.contains(&delivery.0)

@@ -145,7 +145,7 @@ fn a_failure_ahead_in_the_group_that_was_none_is_found() {
         "invalid",
         "key_reused",
     ] {
-        let wanted = format!("behind a {permanent}, which stops no group");
+        let wanted = format!("behind {permanent}, which stops no group");
         caught(&group(Some("g"), permanent), &wanted);
     }
     // The failure itself was not recorded, so the group waits for it.

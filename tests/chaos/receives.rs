@@ -225,7 +225,7 @@ impl<'a> Receives<'a> {
         let said = receive.ahead.and_then(|ahead| self.receives[ahead].said);
         match (said, ahead) {
             (Some((outcome, _)), _) if PERMANENT.contains(&outcome) => {
-                Cause::False(format!("behind a {outcome}, which stops no group"))
+                Cause::False(format!("behind {outcome}, which stops no group"))
             }
             (_, Some(cause)) => cause,
             (_, None) => Cause::False("behind a failure, and nothing ahead failed".into()),
