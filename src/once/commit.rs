@@ -56,6 +56,8 @@ pub(super) async fn commit<S: TransactionalStore>(
     };
     let mut backoff = Backoff::until(deadline.end());
     let mut unanswered = false;
+    // The answer to the attempt before: contention, where the last attempt is cut off.
+    let mut before = None;
     loop {
         match timeout_at(deadline.end(), store.commit(&commit)).await {
             Ok(Ok(CommitAnswer::Applied)) => return Committed::Applied,
@@ -70,15 +72,15 @@ pub(super) async fn commit<S: TransactionalStore>(
                 return Committed::Declined(Declined::Invalid(error.to_string()));
             }
             Ok(Ok(CommitAnswer::Contended(reason))) => {
+                let error = StoreError::Rejected {
+                    action: "commit",
+                    key: key.clone(),
+                    reason,
+                };
                 if !backoff.pause().await {
-                    let action = "commit";
-                    let error = StoreError::Rejected {
-                        action,
-                        key,
-                        reason,
-                    };
                     return given_up(error, unanswered);
                 }
+                before = Some(error);
             }
             // The same transaction again: if this one was applied, it is not applied twice.
             Ok(Err(error)) => {
@@ -86,12 +88,13 @@ pub(super) async fn commit<S: TransactionalStore>(
                 if !(error.may_pass() && backoff.pause().await) {
                     return given_up(error, unanswered);
                 }
+                before = Some(error);
             }
             Err(_elapsed) => {
-                let error = StoreError::OutOfTime {
+                let error = before.unwrap_or_else(|| StoreError::OutOfTime {
                     action: "commit",
                     key,
-                };
+                });
                 return Committed::Unknown(Outcome::CommitUnknown(Arc::new(error)));
             }
         }
