@@ -13,10 +13,10 @@ use crate::{
     receives::{causes, operation_of},
 };
 
-/// What must never stand between two charges of one operation.
+/// The cause that must never stand between two charges of one operation.
 const NOTHING: &str = "nothing";
 
-/// What is known of one operation, and so of one key.
+/// The state of one operation, and so of one key.
 #[derive(Default)]
 struct Operation {
     key: Option<String>,

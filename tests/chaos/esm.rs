@@ -25,7 +25,7 @@ use crate::{
     },
 };
 
-/// What a worker says of messages that it could not wait for.
+/// A worker's log line about messages that did not finish.
 const UNFINISHED: &str = "messages did not finish before the deadline";
 
 /// Who processes the batches: the environment variables of worker n.

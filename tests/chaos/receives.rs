@@ -47,7 +47,7 @@ struct Receives<'a> {
     messages_of_operation: HashMap<&'a str, &'a Message>,
     receives: Vec<Receive<'a>>,
     places: HashMap<&'a Delivery, usize>,
-    /// What each worker is at of a FIFO group, or of an operation.
+    /// The deliveries that each worker has of a FIFO group, or of an operation.
     open: HashMap<(Worker, &'a str), Vec<usize>>,
     /// The deliveries that a charge was made for.
     charged: HashMap<usize, Vec<usize>>,

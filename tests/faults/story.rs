@@ -54,7 +54,7 @@ pub(crate) enum Before {
     UnansweredClaim,
 }
 
-/// What a handler does.
+/// The behaviour of a handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Act {
     Succeed,

@@ -103,7 +103,7 @@ fn allowed<'a>(statements: impl IntoIterator<Item = &'a Value>) -> BTreeSet<(Str
 /// The condition of direct dead-lettering.
 pub(super) const DEAD_LETTERS: &str = "DirectlyDeadLetters";
 
-/// What the consumer's role may do under these conditions, as (action, resource).
+/// Permissions of the consumer's role under these conditions, as (action, resource).
 pub(super) fn consumer_may(conditions: &[&str]) -> BTreeSet<(String, String)> {
     function_may(CONSUMER, conditions)
 }
