@@ -326,9 +326,9 @@ impl Store for DynamoStore {
         let room = MAX_ITEM_BYTES - MAX_RESULT_BYTES;
         let largest = self.layout.item(&request.key, &request.record(None));
         check_size(&request.key, item::size(&largest), room)?;
+        let (mut attempt, mut longest) = (1, FIRST_PAUSE);
         let mut may_have_been_applied = false;
-        let mut longest = FIRST_PAUSE;
-        for attempt in 1.. {
+        loop {
             let error = match self.claim_once(request).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
@@ -342,9 +342,8 @@ impl Store for DynamoStore {
                 });
             }
             tokio::time::sleep(longest.mul_f64(fastrand::f64())).await;
-            longest = (longest * 2).min(LONGEST_PAUSE);
+            (attempt, longest) = (attempt + 1, (longest * 2).min(LONGEST_PAUSE));
         }
-        unreachable!("the last attempt returns")
     }
 
     async fn settle(
