@@ -491,7 +491,7 @@ async fn a_slow_handler_is_cut_off_when_the_reserve_begins_and_the_next_attempt_
 async fn nothing_is_started_when_the_claim_took_the_time_that_the_handler_needs() {
     let (store, runs) = (Lossy::fates([Fate::Late(3 * SECOND)]), Runs::default());
     let mut operation = operation("m-1", "p");
-    operation.deadline = operation.deadline.time_needed(7 * SECOND);
+    operation.deadline = operation.deadline.min_time_to_start(7 * SECOND);
     let outcome = run(&store, operation.clone(), &runs, Ok(1)).await;
     assert!(matches!(outcome, Outcome::NotStarted));
     assert!(store.store.is_empty(), "the next attempt is a fresh one");

@@ -12,8 +12,8 @@ use super::{
     mode::{Ended, guard},
 };
 use crate::{
-    Attempt, Deadline, Done, Failure, History,
-    handler::{Answer, Plan, to_result},
+    deadline::Deadline,
+    handler::{Answer, Attempt, Done, Failure, History, Plan, to_result},
     protocol::{
         AfterFailure, AttemptEnd, ClaimRefused, ClaimRequest, Claimed, Fence, Fingerprint, Key,
         Owner, Settlement, SettlementRefused, StoredResult, Timestamp,

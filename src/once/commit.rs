@@ -11,10 +11,11 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{Outcome, mode::Ended};
 use crate::{
-    Deadline, Failure,
-    handler::OnRefused,
+    deadline::Deadline,
+    dynamodb::{refused::Refused, write::Write},
+    handler::{Failure, OnRefused},
     protocol::{Key, Owner, Record, StoredResult},
-    store::{Commit, CommitAnswer, RecordWrite, Refused, StoreError, TransactionalStore, Write},
+    store::{Commit, CommitAnswer, RecordWrite, StoreError, TransactionalStore},
 };
 
 /// The answer to a commit.
@@ -152,7 +153,10 @@ impl Backoff {
         if left <= TOO_LATE {
             return false;
         }
-        let pause = self.longest.mul_f64(fastrand::f64()).min(left / 2);
+        let pause = self
+            .longest
+            .mul_f64(crate::system::random_fraction())
+            .min(left / 2);
         sleep(pause).await;
         self.longest = (self.longest * 2).min(Duration::from_secs(1));
         true

@@ -12,13 +12,14 @@ use super::{
     mode::{Ended, guard},
 };
 use crate::{
-    Attempt, Deadline, Done, Failure, History,
-    handler::Plan,
+    deadline::Deadline,
+    dynamodb::write::Write,
+    handler::{Attempt, Done, Failure, History, Plan},
     protocol::{
         ClaimRefused, ClaimRequest, Settlement, Timestamp,
         decision::{insert_refused, may_claim, refusal},
     },
-    store::{RecordWrite, StoreError, TransactionalStore, Write},
+    store::{RecordWrite, StoreError, TransactionalStore},
 };
 
 /// Runs operations whose whole effect is DynamoDB writes: the handler plans them, and they

@@ -6,7 +6,11 @@ use futures_util::FutureExt as _;
 use tokio::time::timeout_at;
 
 use super::{Operation, Outcome};
-use crate::{Attempt, Deadline, Failure, handler::Answer, protocol::Timestamp};
+use crate::{
+    deadline::Deadline,
+    handler::{Answer, Attempt, Failure},
+    protocol::Timestamp,
+};
 
 /// A way to process operations once, for handlers that answer with an `A`.
 ///

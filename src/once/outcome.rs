@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use crate::{
-    Failure,
+    handler::Failure,
     protocol::{Owner, Refusal, StoredResult, Timestamp, record::MAX_FAILED_MESSAGES},
     store::StoreError,
 };

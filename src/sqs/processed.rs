@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::message::Message;
-use crate::{Outcome, protocol::Key, store::StoreError};
+use crate::{once::Outcome, protocol::Key, store::StoreError};
 
 /// The result of one message of a batch.
 #[derive(Clone, Debug)]

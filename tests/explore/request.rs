@@ -6,8 +6,11 @@ use std::{
 };
 
 use sqs_once::{
-    protocol::{Before, ClaimRequest, Fence, Key, Owner, Record, Settlement, State, Timestamp},
-    store::{ClaimAnswer, Commit, CommitAnswer, SettleAnswer, StoreError, Unavailability},
+    protocol::{
+        Before, ClaimRequest, Fence, Key, Owner, Record, Settlement, State, Timestamp,
+        Unavailability,
+    },
+    store::{ClaimAnswer, Commit, CommitAnswer, SettleAnswer, StoreError},
 };
 
 use crate::{

@@ -141,7 +141,7 @@ async fn a_handler_decides_what_an_unmet_condition_means() {
             let name = key(name);
             let (world, done) = (&world, order(&name));
             async move {
-                let decide = move |refused: &sqs_once::store::Refused| {
+                let decide = move |refused: &sqs_once::Refused| {
                     assert_eq!(refused.get("stock").map(|write| write.index), Some(1));
                     assert_eq!(refused.get("stock").unwrap().table, THINGS);
                     assert!(refused.get("order").is_none() && refused.writes().len() == 1);

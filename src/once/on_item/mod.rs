@@ -1,7 +1,7 @@
 //! The key lives on the item that is changed: no record, one conditional write.
 
 mod change;
-mod memory;
+mod processed_keys;
 mod send;
 mod version;
 
@@ -19,7 +19,7 @@ use serde::Serialize;
 
 pub use change::{Change, Target};
 use change::{Kind, Modify};
-use memory::{Memory, Recall};
+use processed_keys::{ProcessedKeys, Recall};
 use send::Sent;
 use version::Unchanged;
 
@@ -29,9 +29,16 @@ use super::{
     mode::{Ended, guard},
 };
 use crate::{
-    Attempt, Deadline, Failure, History,
+    deadline::Deadline,
+    dynamodb::{
+        empty_response::reject_empty_responses,
+        item::Item,
+        refused::{Refused, RefusedWrite},
+        without_retries,
+        write::{Action, Write},
+    },
+    handler::{Attempt, Failure, History},
     protocol::{Fingerprint, Key, StoredResult, Timestamp},
-    store::{Action, Item, Refused, RefusedWrite, Write, with_answers, without_retries},
 };
 
 /// Runs operations whose whole effect is one change of one item. There is no record: the item
@@ -110,7 +117,7 @@ impl OnItem {
     /// Lambda), and lets them remember for ever.
     #[must_use]
     pub fn new(client: Client) -> Self {
-        let client = with_answers(client);
+        let client = reject_empty_responses(client);
         Self {
             changing: without_retries(&client),
             client,
@@ -249,8 +256,8 @@ struct Changing<'a> {
 type Changed = Result<Outcome, Declined>;
 
 impl Changing<'_> {
-    fn memory(&self) -> Memory<'_> {
-        Memory {
+    fn memory(&self) -> ProcessedKeys<'_> {
+        ProcessedKeys {
             key: self.key,
             now: (self.on_item.clock)(),
             retention: self.on_item.retention,
@@ -279,7 +286,7 @@ impl Changing<'_> {
             let mut found = None;
             if memory.looks_first() {
                 let (table, key) = (&update.action.table_name, &update.action.key);
-                found = match self.read(table, key, Some(Memory::PROJECTION)).await {
+                found = match self.read(table, key, Some(ProcessedKeys::PROJECTION)).await {
                     Ok(found) => found,
                     Err(outcome) => return Ok(outcome),
                 };
@@ -354,7 +361,7 @@ impl Changing<'_> {
     /// The outcome of a change whose answer is known.
     fn changed<A: Action>(
         &self,
-        memory: &Memory<'_>,
+        memory: &ProcessedKeys<'_>,
         sent: Sent,
         write: &Write<A>,
         result: StoredResult,
@@ -397,14 +404,14 @@ fn sendable<A>(write: Write<A>) -> Result<Write<A>, Declined> {
 
 /// That an item's memory can be read.
 fn remembers(item: Option<&Item>) -> Result<(), Declined> {
-    match item.and_then(Memory::fault) {
+    match item.and_then(ProcessedKeys::fault) {
         Some(fault) => Err(Declined::Invalid(fault)),
         None => Ok(()),
     }
 }
 
 /// The outcome of an operation that the item, if there is one, remembers.
-fn known(memory: &Memory<'_>, item: Option<&Item>) -> Option<Outcome> {
+fn known(memory: &ProcessedKeys<'_>, item: Option<&Item>) -> Option<Outcome> {
     match memory.recall(item?) {
         Recall::Nothing => None,
         Recall::Operation => Some(Outcome::Duplicate(StoredResult::Omitted(

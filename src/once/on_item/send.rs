@@ -9,9 +9,14 @@ use tokio::time::timeout_at;
 
 use super::Changing;
 use crate::{
-    Outcome,
-    once::commit::Backoff,
-    store::{Item, StoreError, Unavailability, explain, kind, put_item, sizes, update_item},
+    dynamodb::{
+        explain::{explain, kind},
+        item::{Item, sizes},
+        write::{put_item, update_item},
+    },
+    once::{Outcome, commit::Backoff},
+    protocol::Unavailability,
+    store::StoreError,
 };
 
 /// The answer to a change.
@@ -64,7 +69,7 @@ impl Changing<'_> {
     ) -> Result<Sent, TooLarge>
     where
         F: Future<Output = Result<T, SdkError<E>>>,
-        E: Refusal + ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
+        E: ConditionError + ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
     {
         let mut backoff = Backoff::until(self.deadline.end());
         let mut unanswered = None;
@@ -81,7 +86,7 @@ impl Changing<'_> {
             };
             let why = explain(&error, needs);
             let service = error.as_service_error();
-            if let Some(item) = service.and_then(Refusal::item) {
+            if let Some(item) = service.and_then(ConditionError::item) {
                 let item = item.cloned();
                 return Ok(Sent::Refused { item, unanswered });
             }
@@ -156,12 +161,12 @@ impl Changing<'_> {
 }
 
 /// An error that may be a condition that is not met.
-trait Refusal {
+trait ConditionError {
     /// The item that does not meet it.
     fn item(&self) -> Option<Option<&Item>>;
 }
 
-impl Refusal for PutItemError {
+impl ConditionError for PutItemError {
     fn item(&self) -> Option<Option<&Item>> {
         match self {
             Self::ConditionalCheckFailedException(refusal) => Some(refusal.item()),
@@ -170,7 +175,7 @@ impl Refusal for PutItemError {
     }
 }
 
-impl Refusal for UpdateItemError {
+impl ConditionError for UpdateItemError {
     fn item(&self) -> Option<Option<&Item>> {
         match self {
             Self::ConditionalCheckFailedException(refusal) => Some(refusal.item()),

@@ -8,21 +8,19 @@ use aws_sdk_dynamodb::{
     types::{CancellationReason, TransactWriteItem},
 };
 
-use super::{
-    DynamoStore, check_result, check_size,
-    explain::{explain, kind, without_quotes},
-    expressions,
-    item::{self, Item},
-};
+use super::{DynamoStore, check_result, check_size, expressions};
 use crate::{
+    dynamodb::{
+        explain::{explain, kind, without_quotes},
+        item::{self as items, Item},
+        refused::{Refused, RefusedWrite},
+        write::{Place, table},
+    },
     protocol::{
         ClaimRequest, Key, Record, Settlement, Timestamp, decision::may_claim,
         record::MAX_ITEM_BYTES,
     },
-    store::{
-        Commit, CommitAnswer, RecordWrite, Refused, RefusedWrite, StoreError, TransactionalStore,
-        write::{Place, table},
-    },
+    store::{Commit, CommitAnswer, RecordWrite, StoreError, TransactionalStore},
 };
 
 /// There is no permission for transactions.
@@ -141,7 +139,7 @@ impl DynamoStore {
                 check_result(&request.key, settlement)?;
                 let record = inserted(request, settlement, None);
                 let put = expressions::insert_completed(layout, table, request, &record);
-                check_size(&request.key, item::size(&put.item), MAX_ITEM_BYTES)?;
+                check_size(&request.key, items::size(&put.item), MAX_ITEM_BYTES)?;
                 write.put(put)
             }
         }
@@ -168,7 +166,7 @@ impl DynamoStore {
         let live = Some(found).filter(|found| !found.is_expired(request.now));
         let record = inserted(request, settlement, live);
         let record = self.layout.item(&request.key, &record);
-        check_size(&request.key, item::size(&record), MAX_ITEM_BYTES)?;
+        check_size(&request.key, items::size(&record), MAX_ITEM_BYTES)?;
         let put = expressions::put_over(&self.layout, &self.table, item, record);
         Ok(Some(TransactWriteItem::builder().put(put).build()))
     }

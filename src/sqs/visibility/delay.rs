@@ -2,11 +2,14 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use super::{
-    message::{Message, MessageId},
-    processed::Processed,
+use crate::{
+    once::Outcome,
+    protocol::Timestamp,
+    sqs::{
+        message::{Message, MessageId},
+        processed::Processed,
+    },
 };
-use crate::{Outcome, protocol::Timestamp};
 
 /// SQS hides a message for 12 hours from its *receive* at most, and refuses a longer timeout. A
 /// batching window (5 minutes) and an invocation (15) may be over by now.
@@ -120,7 +123,7 @@ impl Rule {
         &self,
         batch: &[(&'a Message, &Processed)],
         has_dead_letter_queue: impl Fn(&str) -> bool,
-    ) -> Vec<Change<'a>> {
+    ) -> Vec<TimeoutChange<'a>> {
         let mut changes = Vec::new();
         let mut of_group = HashMap::new();
         for &(message, processed) in batch {
@@ -137,7 +140,7 @@ impl Rule {
                 of_group.insert(group, wait);
             }
             if let (Some(seconds), Some(receipt)) = (wait, receipt) {
-                changes.push(Change {
+                changes.push(TimeoutChange {
                     message_id: message.id(),
                     queue_arn: &receipt.queue_arn,
                     receipt_handle: &receipt.handle,
@@ -151,7 +154,7 @@ impl Rule {
 
 /// A message whose visibility is to be changed.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Change<'a> {
+pub(super) struct TimeoutChange<'a> {
     pub(super) message_id: &'a MessageId,
     pub(super) queue_arn: &'a str,
     pub(super) receipt_handle: &'a str,

@@ -4,11 +4,8 @@
 
 use std::{fs, path::Path, time::Duration};
 
-use super::{
-    processed::Processed,
-    visibility::{Backoff, Receive, Rule},
-};
-use crate::{Outcome, protocol::Timestamp};
+use super::delay::{Backoff, Receive, Rule};
+use crate::{once::Outcome, protocol::Timestamp, sqs::processed::Processed};
 
 const MESSAGES: usize = 100_000;
 const SEED: u64 = 10;

@@ -17,14 +17,16 @@ use tokio::time::Instant;
 
 use super::{
     attributes::Attributes,
-    identity::ORIGINAL_DEDUPLICATION_ID,
-    message::{Message, MessageId},
-    processed::Processed,
     queues::{Bound, CallError, Queue, Queues},
 };
 use crate::{
-    Outcome,
+    once::Outcome,
     protocol::{Fingerprint, Key},
+    sqs::{
+        identity::ORIGINAL_DEDUPLICATION_ID,
+        message::{Message, MessageId},
+        processed::Processed,
+    },
 };
 
 const REASON: &str = "SqsOnceReason";
