@@ -98,7 +98,7 @@ pub use handler::{
     Answer, Attempt, Attribute, Delivery, Done, Failure, FnHandler, Handler, History, IntoHandler,
     OpenAttempts, ResultExt, Stored, ViaFn, ViaHandler,
 };
-pub use once::{Change, Inbox, Mode, OnItem, Once, Operation, Outcome};
+pub use once::{Change, Inbox, Mode, OnItem, Once, Operation, Outcome, Retry, Severity};
 pub use sqs::{BatchError, Consumer, run};
 
 /// Compiles the README's example.

@@ -374,7 +374,7 @@ async fn messages_cut_off_at_the_deadline_are_named_in_one_line() {
     assert_eq!(failed, ["hangs", "waits"]);
     let (logged, unfinished) = told_at_the_deadline();
     let expected = [
-        ("done", "done"),
+        ("done", "completed"),
         ("hangs", "out_of_time"),
         ("waits", "not_started"),
     ];

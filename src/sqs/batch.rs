@@ -119,10 +119,10 @@ impl Batch {
             } else {
                 Outcome::NotStarted
             };
-            let is_blocking = self.end(index, Processed::Ran(outcome)) && is_started;
+            let is_blocking = self.end(index, outcome.into()) && is_started;
             let processed = self.processed[index].get();
             let id = message.id().as_str();
-            match processed.and_then(Processed::outcome) {
+            match processed.map(Processed::outcome) {
                 Some(Outcome::OutOfTime) if is_blocking => blocking.push(id),
                 Some(Outcome::OutOfTime) => cut_off.push(id),
                 Some(Outcome::NotStarted) => not_started.push(id),

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     deadline::Deadline,
-    handler::{Attempt, Handler, History, Stored},
+    handler::{Attempt, Failure, Handler, History, Stored},
     once::{Mode, Operation, Outcome},
     protocol::StoredResult,
     store::StoreError,
@@ -109,8 +109,10 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                 .await;
         }
         let count = |is: fn(&Outcome) -> bool| {
-            let ran = |(_, processed): &&(_, &Processed)| matches!(processed, Processed::Ran(outcome) if is(outcome));
-            processed.iter().filter(ran).count()
+            let own = processed
+                .iter()
+                .filter_map(|(_, processed)| processed.own_outcome());
+            own.filter(|outcome| is(outcome)).count()
         };
         tracing::info!(
             messages = processed.len(),
@@ -120,7 +122,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             completion_unrecorded =
                 count(|outcome| matches!(outcome, Outcome::CompletionUnrecorded(_))),
             result_omitted =
-                count(|outcome| matches!(outcome, Outcome::Done(StoredResult::Omitted(_)))),
+                count(|outcome| matches!(outcome, Outcome::Completed(StoredResult::Omitted(_)))),
             duration_ms = millis(started.elapsed()),
             "batch processed"
         );
@@ -141,13 +143,15 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             batch.start(index);
             let processed = match (&before, lane.kind) {
                 (Some((_, before)), LaneKind::FifoGroup) if self.stops_group(before) => {
-                    Processed::BehindFailure
+                    Outcome::BehindFailure.into()
                 }
-                (Some((same, before)), LaneKind::SameKey) if *same == identity => before.again(),
-                _ => self.run_message(message, batch.deadline()).await,
+                (Some((same, before)), LaneKind::SameKey) if *same == identity => {
+                    before.of_other_delivery()
+                }
+                _ => self.run_message(message, batch.deadline()).await.into(),
             };
             let processed = self.replay(processed, message, batch.deadline()).await;
-            if processed.is_permanent()
+            if processed.outcome().is_permanent()
                 && let Some(visibility) = &self.visibility
             {
                 visibility.expect(message);
@@ -170,53 +174,57 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         !(processed.is_success() || goes_on)
     }
 
-    async fn run_message(&self, message: &Message, deadline: Deadline) -> Processed {
-        // Bounded before it is added: a wait of ages is no point in time.
-        let patience_ends = Instant::now() + self.conflict_wait.min(deadline.time_left());
+    async fn run_message(&self, message: &Message, deadline: Deadline) -> Outcome {
+        // Parsing a body is the user's code too, and may panic.
+        let run = AssertUnwindSafe(self.run_until_claimed(message, deadline));
+        run.catch_unwind().await.unwrap_or(Outcome::Panicked)
+    }
+
+    /// Runs a message, again while another worker holds the claim and there is time to wait.
+    async fn run_until_claimed(&self, message: &Message, deadline: Deadline) -> Outcome {
+        let identity = match message.identity() {
+            Ok(identity) => identity,
+            Err(InvalidMessage(why)) => return Outcome::Invalid(why.clone()),
+        };
+        let mut body = match message.parse() {
+            Ok(body) => Some(body),
+            Err(InvalidMessage(why)) => return Outcome::Invalid(why),
+        };
+        // Bounded before it is added: a wait of years is no point in time.
+        let wait_ends = Instant::now() + self.conflict_wait.min(deadline.time_left());
         let mut pause = FIRST_PAUSE;
         loop {
-            let processed = self.run_once(message, deadline).await;
-            let conflict = matches!(processed, Processed::Ran(Outcome::Conflict { .. }));
-            if !conflict || Instant::now() + pause > patience_ends {
-                return processed;
+            let Identity { key, fingerprint } = identity.clone();
+            let operation = Operation::new(key, fingerprint, message.delivery(), deadline);
+            let handler = &self.handler;
+            // A conflict leaves the body for the next claim.
+            let body = &mut body;
+            let work = async |attempt| {
+                let body = body
+                    .take()
+                    .ok_or_else(|| Failure::no_effect("the handler ran before"))?;
+                handler.handle(body, attempt).await
+            };
+            let outcome = self.mode.run(operation, work).await;
+            let conflict = matches!(outcome, Outcome::Conflict { .. });
+            if !conflict || Instant::now() + pause > wait_ends {
+                return outcome;
             }
             tokio::time::sleep(pause).await;
             pause = LONGEST_PAUSE.min(pause * 2);
         }
     }
 
-    async fn run_once(&self, message: &Message, deadline: Deadline) -> Processed {
-        let Identity { key, fingerprint } = match message.identity() {
-            Ok(identity) => identity.clone(),
-            Err(InvalidMessage(why)) => return Processed::Invalid(why.clone()),
-        };
-        let operation = Operation::new(key, fingerprint, message.delivery(), deadline);
-        // Reading a body is the user's code too, and may panic.
-        let run = AssertUnwindSafe(async {
-            match message.parse() {
-                Err(InvalidMessage(why)) => Processed::Invalid(why),
-                Ok(body) => Processed::Ran(
-                    self.mode
-                        .run(operation, |attempt| self.handler.handle(body, attempt))
-                        .await,
-                ),
-            }
-        });
-        run.catch_unwind()
-            .await
-            .unwrap_or(Processed::Ran(Outcome::Panicked))
-    }
-
-    /// Shows a duplicate to the handler.
+    /// Hands a duplicate to the handler.
     async fn replay(&self, before: Processed, message: &Message, deadline: Deadline) -> Processed {
-        let (Processed::Ran(Outcome::Duplicate(result)), Some(key)) = (&before, message.key())
+        let (Some(Outcome::Duplicate(result)), Some(key)) = (before.own_outcome(), message.key())
         else {
             return before;
         };
         let stored = Stored::new(result.clone());
         let attempt = Attempt::new(key.clone(), message.delivery(), History::fresh(), deadline);
         let shown = AssertUnwindSafe(async { self.handler.on_duplicate(stored, attempt).await });
-        Processed::Replayed(
+        Processed::by_on_duplicate(
             match timeout_at(deadline.stop(), shown.catch_unwind()).await {
                 Ok(Ok(Ok(()))) => return before,
                 Ok(Ok(Err(failure))) => failure.into(),
