@@ -75,23 +75,31 @@
 //! Between an effect outside DynamoDB and the record of it a crash can always fall: such an
 //! effect happens *at least* once, and point 3 is what a handler needs to make it once.
 
+// Tests may read the clock; the library reads it in `system` alone.
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 pub mod aws;
 mod deadline;
+mod dynamodb;
 mod handler;
 pub mod once;
 pub mod protocol;
 pub mod sqs;
 pub mod store;
+mod system;
 pub mod telemetry;
 
 pub use deadline::Deadline;
+pub use dynamodb::{
+    refused::{Refused, RefusedWrite},
+    write::{Action, IntoWrite, Keyed, MAX_WRITES, Write},
+};
 pub use handler::{
     Answer, Attempt, Attribute, Delivery, Done, Failure, FnHandler, Handler, History, IntoHandler,
     OpenAttempts, ResultExt, Stored, ViaFn, ViaHandler,
 };
-pub use once::{Change, Inbox, Mode, OnItem, Once, Operation, Outcome};
+pub use once::{Change, Inbox, Mode, OnItem, Once, Operation, Outcome, Retry, Severity};
 pub use sqs::{BatchError, Consumer, run};
-pub use store::Write;
 
 /// Compiles the Rust blocks of the README. They use reqwest, a dependency of the shipped consumer.
 #[cfg(all(doctest, feature = "consumer", feature = "testing"))]

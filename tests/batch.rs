@@ -374,7 +374,7 @@ async fn messages_cut_off_at_the_deadline_are_named_in_one_line() {
     assert_eq!(failed, ["hangs", "waits"]);
     let (logged, unfinished) = told_at_the_deadline();
     let expected = [
-        ("done", "done"),
+        ("done", "completed"),
         ("hangs", "out_of_time"),
         ("waits", "not_started"),
     ];
@@ -405,9 +405,9 @@ async fn batch_that_finishes_says_nothing_of_the_deadline() {
 async fn an_invocations_deadline_is_made_of_the_settings() {
     let of = || consumer(MemoryStore::default(), &Obedient::default());
     let set = of()
-        .reserve(2 * SECOND)
-        .fallback(60 * SECOND)
-        .time_needed(5 * SECOND);
+        .deadline_reserve(2 * SECOND)
+        .assumed_timeout(60 * SECOND)
+        .min_time_to_start(5 * SECOND);
     let now = Timestamp::now();
     let near = |deadline: Deadline, left: Duration| {
         let far = left.abs_diff(deadline.time_left());

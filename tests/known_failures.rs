@@ -119,7 +119,7 @@ async fn a_crash_without_a_deadline_does_not_lock_the_key_for_the_retention() {
             std::future::pending::<Result<(), Failure>>()
         }
     };
-    let dying = Arc::new(world.worker(hang).fallback(FALLBACK));
+    let dying = Arc::new(world.worker(hang).assumed_timeout(FALLBACK));
     let unknown = dying.deadline(Timestamp::default());
     tokio::select! {
         _ = process(&dying, event(&order()), unknown) => unreachable!("the handler hangs"),

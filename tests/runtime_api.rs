@@ -55,7 +55,7 @@ async fn each_order_is_charged_once_over_many_batches_and_their_redelivery() {
     assert!(
         outcomes[..31]
             .iter()
-            .all(|outcome| outcome == outcome::DONE)
+            .all(|outcome| outcome == outcome::COMPLETED)
     );
     assert!(outcomes[31..].iter().all(|o| o == outcome::DUPLICATE));
 }
@@ -94,7 +94,7 @@ async fn a_charge_cut_off_by_a_kill_is_left_alone_while_the_lease_lives_and_then
     assert!(now_ms() > number(&left, "lease_until"));
     let outcomes = outcomes(&survivor, deliveries).await;
     let (last, before) = outcomes.split_last().unwrap();
-    assert_eq!(last, outcome::DONE);
+    assert_eq!(last, outcome::COMPLETED);
     assert!(!before.is_empty() && before.iter().all(|o| o == outcome::CONFLICT));
     survivor.logged(1, of_takeover).await;
     let calls = stage.gateway.calls_for("o-1");
@@ -238,8 +238,8 @@ async fn only_what_failed_goes_back_and_what_failed_for_good_is_not_tried_again(
     let mut logged = outcomes(&lambda, 6).await;
     logged.sort();
     let expected = [
-        outcome::DONE,
-        outcome::DONE,
+        outcome::COMPLETED,
+        outcome::COMPLETED,
         outcome::INVALID,
         outcome::PERMANENT,
         outcome::PERMANENT,
@@ -301,7 +301,7 @@ async fn a_slow_gateway_is_cut_off_in_time_and_the_next_attempt_is_told() {
     lambda.logged(1, of_takeover).await;
     assert_eq!(
         outcomes(&lambda, 3).await[1..],
-        [outcome::OUT_OF_TIME, outcome::DONE]
+        [outcome::OUT_OF_TIME, outcome::COMPLETED]
     );
 }
 
@@ -528,7 +528,7 @@ async fn each_message_is_one_line_of_json_with_its_time_outcome_key_and_duration
     let time = humantime::parse_rfc3339(time).unwrap();
     assert!(time.elapsed().unwrap() < PATIENCE);
     assert_eq!(line["level"], "INFO");
-    assert_eq!(line["outcome"], outcome::DONE);
+    assert_eq!(line["outcome"], outcome::COMPLETED);
     assert_eq!(line["key"], format!("{FUNCTION_NAME}#m-1"));
     assert_eq!(line["message_id"], "m-1");
     assert_eq!(line["receive_count"], 3);

@@ -7,8 +7,11 @@ use serde::Serialize;
 
 use super::Failure;
 use crate::{
+    dynamodb::{
+        refused::Refused,
+        write::{IntoWrite, MAX_WRITES, Write},
+    },
     protocol::StoredResult,
-    store::{IntoWrite, MAX_WRITES, Refused, Write},
 };
 
 /// The type of a handler's answer, and with it, how its operations are processed once

@@ -8,7 +8,7 @@ use crate::{changer::Way, finds, flaw::Flaw, keeps_every_promise, scenario::Scen
 fn keeps(way: Way, others: &[&'static str]) {
     let mut outcomes = BTreeSet::from([
         "commit_unknown",
-        "done",
+        "completed",
         "duplicate",
         "no_effect",
         "panicked",

@@ -11,7 +11,7 @@ fn what_commits_with_its_claim_keeps_every_promise() {
         "commit_unknown",
         "completion_unrecorded",
         "conflict",
-        "done",
+        "completed",
         "duplicate",
         "failed_before",
         "failure_unrecorded",
@@ -36,7 +36,7 @@ fn an_inbox_keeps_every_promise() {
     let found = keeps_every_promise(&Scenario::inbox());
     let outcomes = [
         "commit_unknown",
-        "done",
+        "completed",
         "duplicate",
         "failed_before",
         "failure_unrecorded",
@@ -53,7 +53,7 @@ fn an_inbox_that_looks_first_keeps_every_promise() {
     let found = keeps_every_promise(&Scenario::first_look());
     let outcomes = [
         "commit_unknown",
-        "done",
+        "completed",
         "duplicate",
         "failed_before",
         "failure_unrecorded",

@@ -50,7 +50,11 @@ async fn requests_per_message_are_as_documented() {
         (Way::Modify, &["1 GetItem", "1 PutItem"], &["1 GetItem"]),
     ] {
         let id = &format!("{way:?}");
-        for (name, expected) in [("done", new), ("duplicate", known), ("duplicate", known)] {
+        for (name, expected) in [
+            ("completed", new),
+            ("duplicate", known),
+            ("duplicate", known),
+        ] {
             world.dynamo.reset_counts();
             let outcome = world.deliver(way, id).await;
             assert_eq!(outcome.name(), name, "{id}: {outcome}");
@@ -68,7 +72,7 @@ async fn a_known_duplicate_is_not_planned_where_the_inbox_looks_first() {
     let world = World::start().await;
     for (way, plans) in [(Way::Inbox, true), (Way::InboxWithLook, false)] {
         let id = &format!("{way:?}");
-        assert_eq!(world.deliver(way, id).await.name(), "done");
+        assert_eq!(world.deliver(way, id).await.name(), "completed");
         world.running.notified().await;
         assert_eq!(world.deliver(way, id).await.name(), "duplicate");
         // A permit is there if the handler ran.
@@ -152,7 +156,7 @@ async fn a_transaction_that_is_sent_again_is_the_same_transaction() {
                 deadline,
             };
             let outcome = world.run(&attempt).await;
-            assert_eq!(outcome.name(), "done", "{id}: {outcome}");
+            assert_eq!(outcome.name(), "completed", "{id}: {outcome}");
             assert_eq!(world.effect(way, id).await, 1, "{id}");
             let key = operation(id, deadline).key;
             let record = world.dynamo.record(RECORDS, key.as_str()).await.unwrap();
@@ -186,7 +190,7 @@ async fn another_answer_is_another_transaction() {
             Way::Claim => world.once(&client).run(operation, plan).await,
             _ => world.inbox(&client).run(operation, plan).await,
         };
-        assert_eq!(outcome.name(), "done", "{outcome}");
+        assert_eq!(outcome.name(), "completed", "{outcome}");
         assert!(world.dynamo.record(THINGS, free).await.is_some());
         let tokens: BTreeSet<_> = sent.take().iter().map(token).collect();
         assert_eq!(tokens.len(), 3, "{tokens:?}");

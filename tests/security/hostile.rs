@@ -212,7 +212,7 @@ async fn each_hostile_message_has_a_clear_outcome_and_the_others_do_not_notice()
                 .find(|line| line["message_id"] == id)
                 .unwrap()
         };
-        let (wanted, word) = outcome.unwrap_or(("done", ""));
+        let (wanted, word) = outcome.unwrap_or(("completed", ""));
         let line = of("m-hostile");
         assert_eq!(line["outcome"], wanted, "{name}: {line}");
         assert!(
@@ -220,7 +220,7 @@ async fn each_hostile_message_has_a_clear_outcome_and_the_others_do_not_notice()
             "{name}: {line}"
         );
         for id in ["m-before", "m-after"] {
-            assert_eq!(of(id)["outcome"], "done", "{name}: {}", of(id));
+            assert_eq!(of(id)["outcome"], "completed", "{name}: {}", of(id));
         }
         for line in lines {
             // The key is logged, of at most 2,048 bytes, each up to six characters of JSON.

@@ -192,7 +192,12 @@ fn what_writes_hold_and_what_they_meet_is_not_logged() {
     let Some(output) = logged_by(name, "DEBUG", write_in_every_mode) else {
         return;
     };
-    let expected = ["commit_unknown", "done", "duplicate", "permanent_failure"];
+    let expected = [
+        "commit_unknown",
+        "completed",
+        "duplicate",
+        "permanent_failure",
+    ];
     assert_eq!(outcomes(&output), expected);
     assert_eq!(telling(&output), [""; 0]);
 }
