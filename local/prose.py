@@ -321,7 +321,7 @@ BAD_RUST = '''
 /// What a worker holds.
 //! Fine. Whether the lease is over
 //! is told to the handler.
-fn a<'a>() { let c = ('"', r#"// "what is in code" "#); warn!(key, "nothing is done with {} and what it holds", f("none of it, that is")); }
+fn a<'a>() { let c = ('"', r#"a " // What is in code"#); warn!(key, "nothing is done with {} and what it holds", f("none of it, that is")); }
 // Says `what the code is` and
 // lets go of the record.
 #[tokio::test(start_paused = true)]

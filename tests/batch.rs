@@ -102,7 +102,7 @@ fn state(store: &MemoryStore, part: &str) -> State {
 }
 
 #[tokio::test]
-async fn new_message_costs_two_requests_and_a_known_one_one() {
+async fn new_message_costs_2_requests_duplicate_1() {
     let dynamo = Dynamo::start().await;
     dynamo.create_table("idempotency").await;
     let store = DynamoStore::new(dynamo.client(), "idempotency");
@@ -152,7 +152,7 @@ async fn new_message_costs_two_requests_and_a_known_one_one() {
 }
 
 #[tokio::test]
-async fn one_message_that_fails_changes_nothing_for_the_others() {
+async fn failed_message_does_not_affect_others() {
     let (store, handler) = (MemoryStore::default(), Obedient::default());
     let consumer = Arc::new(consumer(store.clone(), &handler));
     let event = batch([
@@ -172,7 +172,7 @@ async fn one_message_that_fails_changes_nothing_for_the_others() {
 }
 
 #[tokio::test]
-async fn a_body_that_panics_its_own_reader_is_reported_like_any_panic() {
+async fn panicking_deserializer_is_reported_as_panic() {
     struct Bomb;
     impl<'de> Deserialize<'de> for Bomb {
         fn deserialize<D: serde::Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
@@ -192,7 +192,7 @@ async fn a_body_that_panics_its_own_reader_is_reported_like_any_panic() {
 }
 
 #[tokio::test]
-async fn two_deliveries_of_one_key_run_once_and_share_the_outcome() {
+async fn deliveries_of_one_key_share_the_outcome() {
     for (order, failures) in [
         ("succeed", &[][..]),
         ("fail", &["m-1"]),
@@ -214,7 +214,7 @@ async fn two_deliveries_of_one_key_run_once_and_share_the_outcome() {
 }
 
 #[tokio::test]
-async fn key_with_two_payloads_in_a_batch_refuses_the_second() {
+async fn second_payload_of_key_in_batch_is_refused() {
     async fn take(_: Value, _: Attempt) -> Result<(), Failure> {
         Ok(())
     }
@@ -234,7 +234,7 @@ async fn key_with_two_payloads_in_a_batch_refuses_the_second() {
 }
 
 #[tokio::test]
-async fn key_never_changes_with_the_order_in_the_handler() {
+async fn key_ignores_changes_by_handler() {
     // Bodies are given to the handler by value: there is nothing it could change.
     async fn change(mut order: Value, attempt: Attempt) -> Result<Value, Failure> {
         order["id"] = json!("changed");
@@ -255,7 +255,7 @@ async fn key_never_changes_with_the_order_in_the_handler() {
 }
 
 #[tokio::test]
-async fn a_record_without_an_id_fails_the_batch_before_anything_runs() {
+async fn record_without_id_fails_batch_before_start() {
     let handler = Obedient::default();
     let consumer = Arc::new(consumer(MemoryStore::default(), &handler));
     let mut event = batch([
@@ -270,7 +270,7 @@ async fn a_record_without_an_id_fails_the_batch_before_anything_runs() {
 }
 
 #[tokio::test]
-async fn message_received_most_often_starts_first() {
+async fn highest_receive_count_starts_first() {
     let handler = Obedient::default();
     let consumer = |n| {
         let one = consumer(MemoryStore::default(), &handler);
@@ -287,7 +287,7 @@ async fn message_received_most_often_starts_first() {
 }
 
 #[tokio::test]
-async fn hanging_handler_is_cut_off_and_the_batch_answered_in_time() {
+async fn hanging_handler_is_cut_off_in_time() {
     let (store, handler) = (MemoryStore::default(), Obedient::default());
     let consumer = consumer(store.clone(), &handler).concurrency(NonZeroUsize::MIN);
     let event = batch([
@@ -333,7 +333,7 @@ fn outcomes<const N: usize>(expected: [(&str, &str); N]) -> BTreeMap<String, Str
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn handler_that_blocks_its_thread_never_delays_the_response() {
+async fn blocking_handler_does_not_delay_response() {
     let (store, handler) = (MemoryStore::default(), Obedient::default());
     let consumer = consumer(store, &handler);
     let consumer = Arc::new(consumer.concurrency(NonZeroUsize::MIN));
@@ -361,7 +361,7 @@ async fn handler_that_blocks_its_thread_never_delays_the_response() {
 }
 
 #[tokio::test]
-async fn messages_cut_off_at_the_deadline_are_named_in_one_line() {
+async fn cut_off_messages_are_logged_in_one_line() {
     let (store, handler) = (MemoryStore::default(), Obedient::default());
     let consumer = consumer(store, &handler).concurrency(NonZeroUsize::MIN);
     let event = batch([
@@ -387,7 +387,7 @@ async fn messages_cut_off_at_the_deadline_are_named_in_one_line() {
 }
 
 #[tokio::test]
-async fn batch_that_finishes_says_nothing_of_the_deadline() {
+async fn finished_batch_logs_no_deadline() {
     let (store, handler) = (MemoryStore::default(), Obedient::default());
     let consumer = Arc::new(consumer(store, &handler));
     let event = batch([fifo("m-1", "g", "fail"), fifo("m-2", "g", "succeed")]);
@@ -402,7 +402,7 @@ async fn batch_that_finishes_says_nothing_of_the_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_invocations_deadline_is_made_of_the_settings() {
+async fn deadline_follows_settings() {
     let of = || consumer(MemoryStore::default(), &Obedient::default());
     let set = of()
         .reserve(2 * SECOND)
@@ -424,7 +424,7 @@ async fn an_invocations_deadline_is_made_of_the_settings() {
 }
 
 #[tokio::test]
-async fn fingerprint_of_a_key_is_a_setting() {
+async fn fingerprint_can_be_switched_off() {
     let of_order = |id: &str, order: &str| {
         let mut record = record(id, &json!(order));
         record["messageAttributes"] = json!({
@@ -451,7 +451,7 @@ async fn fingerprint_of_a_key_is_a_setting() {
 }
 
 #[tokio::test]
-async fn a_handler_is_told_of_its_delivery() {
+async fn handler_receives_delivery_facts() {
     async fn look(_: Value, attempt: Attempt) -> Result<(), Failure> {
         assert_eq!(attempt.key().as_str(), "test#m-1");
         assert_eq!(attempt.receive_count(), 3);
@@ -485,7 +485,7 @@ async fn a_handler_is_told_of_its_delivery() {
 }
 
 #[tokio::test]
-async fn duplicate_without_stored_output_is_acknowledged() {
+async fn duplicate_without_output_is_acknowledged() {
     /// Answers with more than a record holds.
     #[derive(Clone, Default)]
     struct Verbose(Arc<AtomicUsize>);
@@ -514,7 +514,7 @@ async fn duplicate_without_stored_output_is_acknowledged() {
 }
 
 #[tokio::test]
-async fn a_handler_may_look_at_duplicates_and_send_them_back() {
+async fn handler_can_fail_inspected_duplicate() {
     #[derive(Clone, Default)]
     struct Replying(Arc<Mutex<Vec<u32>>>);
     impl Handler for Replying {
@@ -559,7 +559,7 @@ async fn a_handler_may_look_at_duplicates_and_send_them_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_conflict_may_be_waited_for_and_takes_the_owners_outcome() {
+async fn awaited_conflict_takes_outcome_of_owner() {
     let store = MemoryStore::default();
     let slow = async |_: Value, _: Attempt| -> Result<u32, Failure> {
         tokio::time::sleep(2 * SECOND).await;
@@ -589,7 +589,7 @@ fn fifo(id: &str, group: &str, order: &str) -> Value {
 }
 
 #[tokio::test]
-async fn fifo_group_goes_on_behind_a_recorded_permanent_failure() {
+async fn fifo_group_continues_after_permanent_failure() {
     let handler = Obedient::default();
     let consumer = Arc::new(consumer(MemoryStore::default(), &handler));
     let event = || {
@@ -607,7 +607,7 @@ async fn fifo_group_goes_on_behind_a_recorded_permanent_failure() {
 }
 
 #[tokio::test]
-async fn fifo_group_goes_on_behind_what_needs_no_record() {
+async fn fifo_group_continues_after_recordless_failure() {
     let handler = Obedient::default();
     let mut undecodable = fifo("undecodable", "g", "");
     undecodable["body"] = json!("{");
@@ -634,7 +634,7 @@ async fn fifo_group_goes_on_behind_what_needs_no_record() {
 }
 
 #[tokio::test]
-async fn fifo_group_stops_at_a_permanent_failure_where_so_set() {
+async fn fifo_group_stops_at_permanent_failure_if_set() {
     let handler = Obedient::default();
     let consumer = consumer(MemoryStore::default(), &handler);
     let consumer = Arc::new(consumer.fifo_after_permanent(FifoAfterPermanent::Stop));
@@ -649,7 +649,7 @@ async fn fifo_group_stops_at_a_permanent_failure_where_so_set() {
 }
 
 #[tokio::test]
-async fn fifo_group_stops_where_the_failure_is_not_recorded() {
+async fn fifo_group_stops_at_unrecorded_failure() {
     /// A mode whose permanent failures leave no record, as on an item.
     struct Forgetful(Once<MemoryStore>);
     impl Mode<u32> for Forgetful {
@@ -685,7 +685,7 @@ async fn fifo_group_stops_where_the_failure_is_not_recorded() {
 }
 
 #[tokio::test]
-async fn fifo_group_stops_behind_a_duplicate_without_its_reply() {
+async fn fifo_group_stops_at_failed_duplicate() {
     struct Mute;
     impl Handler for Mute {
         type Message = u32;
@@ -712,7 +712,7 @@ async fn fifo_group_stops_behind_a_duplicate_without_its_reply() {
 }
 
 #[tokio::test]
-async fn fifo_group_stops_at_a_retryable_failure_and_others_go_on() {
+async fn fifo_group_stops_at_retryable_failure_alone() {
     let handler = Obedient::default();
     let consumer = Arc::new(consumer(MemoryStore::default(), &handler));
     let event = batch([
@@ -756,7 +756,7 @@ proptest! {
     /// Whatever the batch: each message that failed is named, once, in the batch's order, and
     /// no other; and none runs twice.
     #[test]
-    fn the_response_names_what_failed_and_nothing_else(orders in orders(), concurrency in 1..12_usize) {
+    fn response_lists_failed_messages_only(orders in orders(), concurrency in 1..12_usize) {
         // A message id always comes with the same order.
         let mut told = std::collections::BTreeMap::new();
         let mut expected: Vec<String> = Vec::new();
@@ -782,7 +782,7 @@ proptest! {
     /// that is not permanent. The response names failed messages and those that did not run, in
     /// the batch's order, and no others.
     #[test]
-    fn fifo_group_runs_in_order_up_to_its_first_passing_failure(
+    fn fifo_group_runs_up_to_first_retryable_failure(
         orders in prop::collection::vec(
             (0..4_usize, prop_oneof![9 => order(), 1 => Just(Order::Hang)]),
             0..30,

@@ -86,7 +86,7 @@ const STANDARD: Rules = Rules {
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn orders_keyed_by_order_id_are_charged_or_accounted_for() {
+async fn orders_keyed_by_order_id_keep_promises() {
     let seed = Seed::from_env();
     let run = Run {
         title: "chaos on a standard queue, keyed by order id",
@@ -123,7 +123,7 @@ async fn orders_keyed_by_order_id_are_charged_or_accounted_for() {
 
 /// An order that was sent twice is two operations.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn orders_keyed_by_message_id_are_charged_or_accounted_for() {
+async fn orders_keyed_by_message_id_keep_promises() {
     let seed = Seed::from_env();
     let run = Run {
         title: "chaos on a standard queue, keyed by message id",
@@ -148,7 +148,7 @@ async fn orders_keyed_by_message_id_are_charged_or_accounted_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fifo_groups_are_charged_in_order_past_what_failed() {
+async fn fifo_groups_are_charged_in_order() {
     let seed = Seed::from_env();
     let run = Run {
         title: "chaos on a FIFO queue",

@@ -144,7 +144,7 @@ fn text<'a>(copy: &'a Value, name: &str) -> Option<&'a str> {
 }
 
 #[tokio::test]
-async fn declined_message_is_copied_and_acknowledged_at_once() {
+async fn declined_message_is_copied_and_acknowledged() {
     let world = World::start().await;
     let failed = world
         .process([
@@ -210,7 +210,7 @@ async fn body_and_attributes_are_copied_unchanged() {
 }
 
 #[tokio::test]
-async fn every_permanent_outcome_is_copied_with_its_reason() {
+async fn permanent_outcomes_are_copied_with_reason() {
     let keys: KeySource = "body:/id".parse().unwrap();
     let world = World::with(|consumer| consumer.key(keys)).await;
     world.sqs.turn_for(SEND, Mood::Denying);
@@ -251,7 +251,7 @@ async fn every_permanent_outcome_is_copied_with_its_reason() {
 }
 
 #[tokio::test]
-async fn copy_is_sent_only_after_the_failure_is_recorded() {
+async fn copy_is_sent_after_failure_is_recorded() {
     let world = World::start().await;
     world.sqs.turn_for(SEND, Mood::Hanging);
     tokio::select! {
@@ -261,7 +261,7 @@ async fn copy_is_sent_only_after_the_failure_is_recorded() {
 }
 
 #[tokio::test]
-async fn nothing_is_copied_where_it_is_switched_off() {
+async fn copy_is_not_sent_when_switched_off() {
     let sqs = Sqs::start(Mood::Willing).await;
     let consumer = Consumer::new(
         Once::new(MemoryStore::default()),
@@ -275,7 +275,7 @@ async fn nothing_is_copied_where_it_is_switched_off() {
 }
 
 #[tokio::test]
-async fn crash_before_the_copy_leaves_it_to_the_next_receive() {
+async fn crash_before_copy_copies_on_next_receive() {
     let world = World::start().await;
     world.sqs.turn_for(SEND, Mood::Hanging);
     tokio::select! {
@@ -290,7 +290,7 @@ async fn crash_before_the_copy_leaves_it_to_the_next_receive() {
 }
 
 #[tokio::test]
-async fn crash_after_the_copy_leaves_two_and_on_fifo_one() {
+async fn crash_after_copy_duplicates_only_on_standard() {
     for (is_fifo, copies) in [(false, vec!["m-1", "m-1"]), (true, vec!["m-1"])] {
         let world = World::start().await;
         let message = || {
@@ -321,7 +321,7 @@ async fn crash_after_the_copy_leaves_two_and_on_fifo_one() {
 }
 
 #[tokio::test]
-async fn lost_answers_leave_the_message_unacknowledged() {
+async fn lost_responses_leave_message_unacknowledged() {
     let world = World::start().await;
     for mood in [Mood::Cut, Mood::Empty] {
         world.sqs.turn_for(SEND, mood);
@@ -336,7 +336,7 @@ async fn lost_answers_leave_the_message_unacknowledged() {
 }
 
 #[tokio::test]
-async fn partial_answer_acknowledges_what_it_confirms() {
+async fn partial_response_acknowledges_confirmed_copies() {
     let orders = || ["m-1", "m-2", "m-3"].map(declined);
     for (mood, failed) in [(Mood::FailingFirst, ["m-1"]), (Mood::Forgetful, ["m-3"])] {
         let world = World::start().await;
@@ -348,7 +348,7 @@ async fn partial_answer_acknowledges_what_it_confirms() {
 }
 
 #[tokio::test]
-async fn message_without_a_possible_copy_is_reported_as_failed() {
+async fn message_that_cannot_be_copied_is_failed() {
     let mut crowded = declined("crowded");
     for n in 0..8 {
         crowded["messageAttributes"][format!("a{n}")] = string("String", "x");
@@ -371,7 +371,7 @@ async fn message_without_a_possible_copy_is_reported_as_failed() {
 }
 
 #[tokio::test]
-async fn queue_without_a_way_to_its_dead_letters_keeps_the_message() {
+async fn message_without_reachable_dlq_is_failed() {
     for (denied, why) in [
         (SEND, "sqs:SendMessage"),
         ("GetQueueAttributes", "redrive policy"),
@@ -394,7 +394,7 @@ async fn queue_without_a_way_to_its_dead_letters_keeps_the_message() {
 }
 
 #[tokio::test]
-async fn hanging_sqs_never_delays_the_response_past_its_bound() {
+async fn hanging_sqs_delays_response_within_bound() {
     for operation in ["GetQueueUrl", "GetQueueAttributes", SEND] {
         for (budget, at_most) in [(60 * SECOND, 5 * SECOND), (SECOND, SECOND)] {
             let world = World::start().await;
@@ -413,7 +413,7 @@ async fn hanging_sqs_never_delays_the_response_past_its_bound() {
 }
 
 #[tokio::test]
-async fn dead_letter_queue_is_looked_up_by_its_arn() {
+async fn dead_letter_queue_is_found_by_arn() {
     let world = World::start().await;
     let elsewhere = "arn:aws:sqs:eu-central-1:210987654321:elsewhere";
     world.sqs.has(Some(elsewhere), 345_600);
@@ -427,7 +427,7 @@ async fn dead_letter_queue_is_looked_up_by_its_arn() {
 }
 
 #[tokio::test]
-async fn call_takes_ten_copies_and_a_quarter_of_a_mebibyte() {
+async fn send_batch_is_limited_to_10_copies_and_256_kib() {
     let world = World::start().await;
     let messages = (0..23).map(|n| declined(&format!("m-{n}")));
     assert_eq!(world.process(messages).await, [""; 0]);
@@ -458,7 +458,7 @@ async fn call_takes_ten_copies_and_a_quarter_of_a_mebibyte() {
 }
 
 #[tokio::test]
-async fn fifo_copy_keeps_its_group_and_names_its_first_id() {
+async fn fifo_copy_keeps_group_and_first_id() {
     let world = World::start().await;
     let mut redriven = fifo(declined("m-2"));
     redriven["messageAttributes"]["SqsOnceDeduplicationId"] = string("String", "first-of-all");
@@ -494,7 +494,7 @@ async fn fifo_copy_keeps_its_group_and_names_its_first_id() {
 }
 
 #[tokio::test]
-async fn stopped_fifo_group_is_visible_at_once_behind_a_copy() {
+async fn stopped_fifo_group_is_visible_after_copy() {
     let stop = |consumer: Consumer<_, _>| consumer.fifo_after_permanent(FifoAfterPermanent::Stop);
     let world = World::with(stop).await;
     let messages = [fifo(declined("m-1")), fifo(order("m-2", "succeed"))];
@@ -504,7 +504,7 @@ async fn stopped_fifo_group_is_visible_at_once_behind_a_copy() {
 }
 
 #[tokio::test]
-async fn message_with_a_shared_outcome_is_never_copied() {
+async fn message_with_shared_outcome_is_not_copied() {
     let keys: KeySource = "body:/id".parse().unwrap();
     let world = World::with(|consumer| consumer.key(keys)).await;
     let copy_of = |id: &str| {
@@ -519,7 +519,7 @@ async fn message_with_a_shared_outcome_is_never_copied() {
 }
 
 #[tokio::test]
-async fn two_deliveries_of_a_message_are_copied_once() {
+async fn two_deliveries_of_message_are_copied_once() {
     let world = World::start().await;
     let delivery = |n| received("m-1", &json!({"id": "m-1", "told": "decline"}), n);
     for messages in [
@@ -535,7 +535,7 @@ async fn two_deliveries_of_a_message_are_copied_once() {
 }
 
 #[tokio::test]
-async fn attributes_of_an_earlier_copy_are_replaced() {
+async fn attributes_of_earlier_copy_are_replaced() {
     let world = World::start().await;
     let mut message = declined("m-1");
     for (name, kind) in [("Reason", "Number"), ("Error", "String"), ("Key", "String")] {
@@ -552,7 +552,7 @@ async fn attributes_of_an_earlier_copy_are_replaced() {
 }
 
 #[tokio::test]
-async fn attributes_of_an_earlier_copy_do_not_outlast_their_cause() {
+async fn stale_attributes_of_copy_are_removed() {
     let keys: KeySource = "body:/id".parse().unwrap();
     let world = World::with(|consumer| consumer.key(keys)).await;
     let mut keyless = declined("m-1");
@@ -571,7 +571,7 @@ async fn attributes_of_an_earlier_copy_do_not_outlast_their_cause() {
 }
 
 #[tokio::test]
-async fn error_and_key_are_what_sqs_takes() {
+async fn error_and_key_attributes_fit_sqs() {
     let keys: KeySource = "body:/id".parse().unwrap();
     let world = World::with(|consumer| consumer.key(keys)).await;
     let message = |id: &str, why: &str| {

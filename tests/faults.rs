@@ -143,7 +143,7 @@ fn every_story_meets_its_fault() {
 }
 
 #[test]
-fn a_message_is_acknowledged_only_if_its_operation_is_completed() {
+fn acknowledged_message_is_completed() {
     for (story, _) in stories() {
         acknowledged_only_if_completed(story);
     }
@@ -157,7 +157,7 @@ fn acknowledged_only_if_completed(story: &Story) {
 }
 
 #[test]
-fn a_result_is_never_overwritten() {
+fn result_is_never_overwritten() {
     for (story, _) in stories() {
         let mut results = story.deliveries.iter().filter_map(|d| d.result.as_ref());
         let first = results.next();
@@ -166,7 +166,7 @@ fn a_result_is_never_overwritten() {
 }
 
 #[test]
-fn a_batch_is_answered_before_its_deadline() {
+fn batch_is_answered_before_deadline() {
     for (story, _) in stories() {
         let in_time = story.deliveries.iter().all(|d| d.took < BUDGET);
         assert!(in_time, "{story}");
@@ -174,7 +174,7 @@ fn a_batch_is_answered_before_its_deadline() {
 }
 
 #[test]
-fn no_effect_is_repeated_without_the_handler_being_told() {
+fn repeated_effect_is_announced_to_handler() {
     for (story, _) in stories() {
         told_of_effects(story);
     }
@@ -191,7 +191,7 @@ fn told_of_effects(story: &Story) {
 }
 
 #[test]
-fn a_fault_that_a_retry_gets_over_changes_nothing() {
+fn retried_fault_changes_nothing() {
     for (story, row) in stories()
         .iter()
         .filter(|(story, row)| answered(story, *row))
@@ -209,7 +209,7 @@ fn a_fault_that_a_retry_gets_over_changes_nothing() {
 }
 
 #[test]
-fn a_request_that_is_never_answered_fails_its_message_and_leaves_what_was_applied() {
+fn unanswered_request_fails_message_and_keeps_write() {
     for (story, row) in stories()
         .iter()
         .filter(|(story, row)| !answered(story, *row))
@@ -229,7 +229,7 @@ fn a_request_that_is_never_answered_fails_its_message_and_leaves_what_was_applie
 }
 
 #[test]
-fn after_the_fault_a_redelivery_does_what_the_record_says() {
+fn redelivery_after_fault_follows_record() {
     for (story, _) in stories() {
         for redelivery in story.redeliveries() {
             let told: Vec<_> = redelivery.runs.iter().map(|run| run.told).collect();
@@ -247,7 +247,7 @@ fn after_the_fault_a_redelivery_does_what_the_record_says() {
 }
 
 #[test]
-fn every_message_is_settled_once_the_lease_is_over() {
+fn every_message_settles_after_lease_ends() {
     for (story, _) in stories() {
         let [.., later, again] = &story.deliveries[..] else {
             unreachable!()
@@ -265,7 +265,7 @@ fn every_message_is_settled_once_the_lease_is_over() {
 }
 
 #[test]
-fn an_empty_answer_is_no_answer() {
+fn empty_response_is_rejected() {
     let empty = [
         (Fault::Empty, true, false),
         (Fault::EmptyInstead, false, false),
@@ -278,7 +278,7 @@ fn an_empty_answer_is_no_answer() {
 
 /// One message at a time, so that all tries of the first one's request meet the fault, and no other.
 #[tokio::test]
-async fn a_fault_that_fails_one_message_leaves_the_others_done() {
+async fn fault_of_one_message_spares_others() {
     use Fault::{
         Denied, HoldAnswer, HoldRequest, Refuse, Throttle, ThroughputExceeded, TransactionConflict,
     };
@@ -330,7 +330,7 @@ async fn rejected_claim_sends_no_second_write() {
 /// One client for all, as a process has. Its claims are throttled until the SDK's retry quota is
 /// used up, and then a completion is, until shortly before its deadline.
 #[tokio::test]
-async fn throttled_completion_is_recorded_before_its_deadline() {
+async fn throttled_completion_is_recorded_in_time() {
     let dynamo = Dynamo::start().await;
     dynamo.create_table(TABLE).await;
     let once = Once::new(DynamoStore::new(dynamo.worker(None), TABLE));
@@ -398,7 +398,7 @@ async fn ask(dynamo: &Dynamo) -> io::Result<String> {
 }
 
 #[tokio::test]
-async fn a_fault_is_on_the_wire_what_it_is_called() {
+async fn fault_on_the_wire_matches_its_name() {
     const OK: &str = "HTTP/1.1 200 OK";
     let dynamo = Dynamo::start().await;
     dynamo.create_table("idempotency").await;

@@ -26,16 +26,16 @@ fn each(folder: &str, least: usize, run: fn(&[u8])) {
 }
 
 #[test]
-fn the_events_that_fuzzing_found_are_answered_as_the_rules_say() {
+fn corpus_events_are_answered_by_the_rules() {
     each("fuzz/corpus/event", 10, targets::event);
 }
 
 #[test]
-fn the_sample_events_are_answered_as_the_rules_say() {
+fn sample_events_are_answered_by_the_rules() {
     each("events", 6, targets::event);
 }
 
 #[test]
-fn the_bodies_that_fuzzing_found_are_answered_as_the_rules_say() {
+fn corpus_bodies_are_answered_by_the_rules() {
     each("fuzz/corpus/body", 10, targets::body);
 }

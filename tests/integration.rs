@@ -340,7 +340,7 @@ async fn create_queue(
 }
 
 #[tokio::test]
-async fn orders_are_charged_once_and_permanent_failures_are_dead() {
+async fn orders_charge_once_and_failures_are_dead_lettered() {
     in_each_world(async |world| {
         let lambda = world.consumer().await;
         let mut good = Vec::new();
@@ -377,7 +377,7 @@ async fn orders_are_charged_once_and_permanent_failures_are_dead() {
 }
 
 #[tokio::test]
-async fn order_sent_twice_is_charged_once_only_by_its_order_id() {
+async fn order_sent_twice_is_charged_once_by_order_id() {
     in_each_world(async |world| {
         let lambda = world.consumer().await;
         // Two that may meet in one batch, and a third when the first is recorded.
@@ -401,7 +401,7 @@ async fn order_sent_twice_is_charged_once_only_by_its_order_id() {
 
 /// The gateway takes the charge and answers 500, and then refuses the order.
 #[tokio::test]
-async fn redriven_order_is_charged_once_only_by_its_order_id() {
+async fn redriven_order_is_charged_once_by_order_id() {
     in_each_world(async |world| {
         let lambda = world.consumer().await;
         let replies = [Reply::Status(500), Reply::Status(402)];
@@ -427,7 +427,7 @@ async fn redriven_order_is_charged_once_only_by_its_order_id() {
 }
 
 #[tokio::test]
-async fn message_whose_deletion_was_lost_is_charged_once() {
+async fn lost_delete_message_charges_once() {
     in_each_world(async |world| {
         let lambda = world.consumer().await;
         world.send("o-1").await;
@@ -446,7 +446,7 @@ async fn message_whose_deletion_was_lost_is_charged_once() {
 
 /// The promises hold while the record is kept. The gateway still sees the same key.
 #[tokio::test]
-async fn redelivery_after_ttl_deletion_is_charged_again() {
+async fn redelivery_after_ttl_deletion_charges_again() {
     in_each_world(async |world| {
         let lambda = world.consumer().await;
         let sent = world.send("o-1").await;
@@ -463,7 +463,7 @@ async fn redelivery_after_ttl_deletion_is_charged_again() {
 }
 
 #[tokio::test]
-async fn message_of_a_killed_worker_is_taken_over() {
+async fn killed_worker_is_taken_over() {
     in_each_world(async |world| {
         world.gateway.script("o-1", [Reply::Hang]);
         let sent = world.send("o-1").await;
@@ -485,7 +485,7 @@ async fn message_of_a_killed_worker_is_taken_over() {
 }
 
 #[tokio::test]
-async fn permanent_failure_is_dead_lettered_within_seconds() {
+async fn permanent_failure_is_dead_lettered_fast() {
     in_each_world_that_hides(LONG, async |world| {
         let lambda = world.consumer().await;
         world.gateway.script("declined", [Reply::Status(402)]);
@@ -505,7 +505,7 @@ async fn permanent_failure_is_dead_lettered_within_seconds() {
 }
 
 #[tokio::test]
-async fn declined_order_is_dead_lettered_directly_with_its_reason() {
+async fn direct_dead_lettering_copies_reason() {
     in_each_world_that_hides(LONG, async |world| {
         let lambda = world.consumer_with(&[("CONSUMER_DEAD_LETTER", "on")]).await;
         world.gateway.script("declined", [Reply::Status(402)]);
@@ -529,7 +529,7 @@ async fn declined_order_is_dead_lettered_directly_with_its_reason() {
 }
 
 #[tokio::test]
-async fn conflict_uses_up_one_receive_however_long_the_lease() {
+async fn conflict_costs_one_receive() {
     // Visible again every second, the message would be dead before the lease ends.
     in_each_world_that_hides(Duration::from_secs(1), async |world| {
         world.gateway.script("o-1", [Reply::Hang]);
@@ -556,7 +556,7 @@ async fn conflict_uses_up_one_receive_however_long_the_lease() {
 }
 
 #[tokio::test]
-async fn failing_gateway_sees_retries_spread_over_the_back_off() {
+async fn retries_are_spread_over_backoff() {
     in_each_world_that_hides(LONG, async |world| {
         let lambda = world
             .consumer_with(&[("CONSUMER_BACKOFF_BASE", "4s")])

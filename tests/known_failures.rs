@@ -70,7 +70,7 @@ async fn overtaken(late: fn() -> Result<&'static str, Failure>) -> (World, Vec<S
 /// Seen with Powertools for AWS Lambda (Python) 3.37.0 and (TypeScript) 2.35.0, whose update has no
 /// condition.
 #[tokio::test]
-async fn a_late_completion_does_not_overwrite_a_newer_result() {
+async fn late_completion_keeps_newer_result() {
     let (world, failed) = overtaken(|| Ok("older")).await;
     assert_eq!(failed, ["m-1"], "the late one is not acknowledged");
     assert_eq!(text(&world.the_record().await, "result"), "\"newer\"");
@@ -85,7 +85,7 @@ async fn a_late_completion_does_not_overwrite_a_newer_result() {
 /// the middleware deletes records that it never acquired, is aws-powertools/powertools-lambda-typescript
 /// #5675, "Bug: `makeHandlerIdempotent` deletes idempotency records it never acquired".
 #[tokio::test]
-async fn a_late_failure_does_not_undo_a_newer_completion() {
+async fn late_failure_keeps_newer_completion() {
     let ends: [fn() -> _; 3] = [
         || Err(Failure::retryable("too late")),
         || Err(Failure::permanent("too late")),
@@ -109,7 +109,7 @@ async fn a_late_failure_does_not_undo_a_newer_completion() {
 /// context is registered, as their documentation says:
 /// aws-powertools/powertools-lambda-python #1038, "Idempotency and Lambda timeouts".
 #[tokio::test]
-async fn a_crash_without_a_deadline_does_not_lock_the_key_for_the_retention() {
+async fn crash_without_deadline_locks_key_briefly() {
     let world = World::new().await;
     let started = Arc::new(Notify::new());
     let hang = {
@@ -148,7 +148,7 @@ async fn a_crash_without_a_deadline_does_not_lock_the_key_for_the_retention() {
 /// Seen with Powertools for AWS Lambda (Python) 3.37.0 and (TypeScript) 2.35.0. What is behind it is
 /// aws/aws-sdk-java #2667, "AmazonDynamoDB / DynamoDBMapper retries are considered as new requests".
 #[tokio::test]
-async fn a_claim_whose_answer_was_lost_does_not_block_its_own_worker() {
+async fn lost_claim_response_does_not_block_worker() {
     let world = World::new().await;
     world.0.fail("Claim", Fault::CutAfter);
     let done = async |_: Value, _: Attempt| -> Result<(), Failure> { Ok(()) };
@@ -169,7 +169,7 @@ async fn a_claim_whose_answer_was_lost_does_not_block_its_own_worker() {
 /// "Tech debt: Fix falsy response handling, inconsistencies, and duplicated code in idempotency
 /// utility".
 #[tokio::test]
-async fn an_output_of_zero_false_null_or_nothing_is_replayed_as_such() {
+async fn falsy_output_is_replayed_unchanged() {
     /// Answers with what the order says, and notes what it answered before.
     #[derive(Clone, Default)]
     struct Echo(Arc<Mutex<Vec<Value>>>);
@@ -222,7 +222,7 @@ async fn two_without(key: &str, bodies: [Value; 2]) {
 /// idempotency key as non-idempotent transaction", and -typescript #1501, "Bug: Subsequent Requests
 /// without a Idempotency Key Return the Same Result as the First Request".
 #[tokio::test]
-async fn two_messages_without_a_key_do_not_collide() {
+async fn messages_without_key_do_not_collide() {
     let nothing = [json!({}), json!({"orderId": null}), json!({"orderId": ""})];
     for missing in nothing {
         two_without("body:/orderId", [missing, json!({"amount": 2})]).await;
@@ -235,7 +235,7 @@ async fn two_messages_without_a_key_do_not_collide() {
 /// Seen with Powertools for AWS Lambda (Python) 3.37.0 and (TypeScript) 2.35.0, which miss a key only
 /// where all of its parts are missing, also if a key is required.
 #[tokio::test]
-async fn two_messages_without_a_part_of_their_key_do_not_collide() {
+async fn messages_without_part_of_key_do_not_collide() {
     let of = |amount| json!({"customerId": "c-17", "amount": amount});
     two_without("body:/customerId,/orderId", [of(1), of(2)]).await;
 }
@@ -246,7 +246,7 @@ async fn two_messages_without_a_part_of_their_key_do_not_collide() {
 ///
 /// Seen with Powertools for AWS Lambda (TypeScript) 2.35.0, unless messages are processed in turn.
 #[tokio::test]
-async fn one_key_twice_in_a_batch_runs_once_and_answers_both() {
+async fn key_twice_in_batch_runs_once() {
     let (world, ran) = (World::new().await, Arc::new(AtomicUsize::new(0)));
     let count = {
         let ran = ran.clone();
@@ -276,7 +276,7 @@ async fn one_key_twice_in_a_batch_runs_once_and_answers_both() {
 /// record when the wrapped function mutates its input", mended after that version. It was
 /// aws-powertools/powertools-lambda-python #1093, "Bug: event mutations influence idempotency hash used".
 #[tokio::test]
-async fn a_message_changed_by_its_handler_keeps_its_key() {
+async fn message_changed_by_handler_keeps_key() {
     let world = World::new().await;
     let change = async |mut order: Value, _: Attempt| -> Result<Value, Failure> {
         order["orderId"] = json!("changed");
@@ -301,7 +301,7 @@ async fn a_message_changed_by_its_handler_keeps_its_key() {
 /// Seen with aws_lambda_events 1.2, where a handler takes `SqsEventObj<T>`, as this test shows. Both
 /// Powertools hold.
 #[tokio::test]
-async fn a_malformed_message_fails_alone() {
+async fn malformed_message_fails_alone() {
     let world = World::new().await;
     let done = async |_: Value, _: Attempt| -> Result<(), Failure> { Ok(()) };
     let mut bodiless = record("bodiless", "");
@@ -324,7 +324,7 @@ async fn a_malformed_message_fails_alone() {
 ///
 /// Seen with Powertools for AWS Lambda (Python) 3.37.0 and (TypeScript) 2.35.0.
 #[tokio::test]
-async fn a_result_too_large_to_store_does_not_run_again() {
+async fn oversized_result_does_not_run_again() {
     for size in [MAX_RESULT_BYTES, 420_000] {
         let world = World::new().await;
         let large = move |_: Value, _: Attempt| async move { Ok("x".repeat(size)) };

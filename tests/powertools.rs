@@ -54,12 +54,12 @@ async fn each_knows_what_the_other_completed(both: &Both) {
 }
 
 #[tokio::test]
-async fn what_one_completed_is_a_duplicate_to_the_other() {
+async fn completed_is_duplicate_on_both_sides() {
     each_knows_what_the_other_completed(&Both::new().await).await;
 }
 
 #[tokio::test]
-async fn a_prefix_a_sort_key_and_names_of_ones_own_are_shared() {
+async fn prefix_sort_key_and_names_are_shared() {
     let layout = Layout::powertools()
         .rename([(Field::Id, "pk"), (Field::ExpiresAt, "ttl")])
         .unwrap();
@@ -72,7 +72,7 @@ async fn a_prefix_a_sort_key_and_names_of_ones_own_are_shared() {
 }
 
 #[tokio::test]
-async fn what_one_is_at_is_a_conflict_to_the_other() {
+async fn in_progress_is_conflict_on_both_sides() {
     let both = Both::new().await;
     let limits = [("timed", Some(60_000)), ("untimed", None)];
     for (id, remaining_ms) in limits {
@@ -109,7 +109,7 @@ async fn what_one_is_at_is_a_conflict_to_the_other() {
 }
 
 #[tokio::test]
-async fn what_one_left_undone_the_other_takes_over() {
+async fn ended_lease_is_taken_over_on_both_sides() {
     let both = Both::new().await;
     both.powertools(&order("theirs"), "die", Some(0)).await;
     tokio::time::sleep(Duration::from_millis(10)).await;
@@ -141,7 +141,7 @@ async fn what_one_left_undone_the_other_takes_over() {
 }
 
 #[tokio::test]
-async fn what_is_expired_is_forgotten_by_the_other() {
+async fn expired_record_is_absent_on_both_sides() {
     let mut both = Both::new().await;
     // Powertools writes EXPIRED when a function ends after its record expired, as it does here.
     both.config = json!({"expires_after_seconds": -10});
@@ -163,7 +163,7 @@ async fn what_is_expired_is_forgotten_by_the_other() {
 }
 
 #[tokio::test]
-async fn what_failed_here_for_good_powertools_runs_again_when_asked_to() {
+async fn powertools_reruns_permanent_failure() {
     let both = Both::new().await;
     for _ in 0..2 {
         let declined = both.declined_here(&order("o-1")).await;
@@ -190,7 +190,7 @@ async fn what_failed_here_for_good_powertools_runs_again_when_asked_to() {
 }
 
 #[tokio::test]
-async fn another_payload_under_one_key_is_refused_by_both() {
+async fn other_payload_is_refused_on_both_sides() {
     let mut both = Both::new().await;
     both.config =
         json!({"payload_validation_jmespath": "powertools_json(body).[amount, currency]"});

@@ -28,7 +28,7 @@ conformance!(sort_key, dynamo_store(&["PK", "SK"], single_table()));
 conformance!(renamed, dynamo_store(&["size"], renamed()));
 
 #[tokio::test]
-async fn a_memory_store_says_what_it_holds() {
+async fn memory_store_reads_back_its_records() {
     let store = MemoryStore::default();
     assert_eq!((store.len(), store.is_empty()), (0, true));
     for part in ["1", "2"] {

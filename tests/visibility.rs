@@ -62,7 +62,7 @@ fn change(id: &str, receive_count: u32, seconds: u64) -> (String, u64) {
 }
 
 #[tokio::test]
-async fn each_failure_has_a_visibility_timeout_of_its_own() {
+async fn each_failure_sets_its_visibility_timeout() {
     let (sqs, store) = (Sqs::start(Mood::Willing).await, MemoryStore::default());
     let now = Timestamp::now();
     let other = ClaimRequest {
@@ -106,7 +106,7 @@ async fn each_failure_has_a_visibility_timeout_of_its_own() {
 }
 
 #[tokio::test]
-async fn queue_is_looked_up_once_and_a_call_takes_ten_messages() {
+async fn queue_lookup_is_cached_and_calls_hold_ten() {
     let sqs = Sqs::start(Mood::Willing).await;
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
     let elsewhere = "arn:aws-cn:sqs:cn-north-1:210987654321:theirs";
@@ -160,7 +160,7 @@ async fn queue_is_looked_up_once_and_a_call_takes_ten_messages() {
 }
 
 #[tokio::test]
-async fn fifo_group_never_overtakes_its_failed_message() {
+async fn fifo_group_never_overtakes_failed_message() {
     let sqs = Sqs::start(Mood::Willing).await;
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
     let fifo = |id: &str, group: &str, word: &str, receive_count| {
@@ -188,7 +188,7 @@ async fn fifo_group_never_overtakes_its_failed_message() {
 }
 
 #[tokio::test]
-async fn sqs_is_not_called_without_a_failure_or_a_receipt() {
+async fn sqs_is_called_only_for_failures_with_receipt() {
     let sqs = Sqs::start(Mood::Willing).await;
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
     let mut anonymous = [order("m-1", "decline", 1), order("m-2", "decline", 1)];
@@ -203,7 +203,7 @@ async fn sqs_is_not_called_without_a_failure_or_a_receipt() {
 }
 
 #[tokio::test]
-async fn refusing_sqs_changes_nothing_in_the_response() {
+async fn sqs_error_does_not_change_response() {
     for (mood, looked_up) in [(Mood::Denying, 2), (Mood::FailingFirst, 1)] {
         let sqs = Sqs::start(mood).await;
         let consumer = consumer(MemoryStore::default(), visibility(&sqs));
@@ -220,7 +220,7 @@ async fn refusing_sqs_changes_nothing_in_the_response() {
 }
 
 #[tokio::test]
-async fn hanging_sqs_costs_two_seconds_and_never_the_response() {
+async fn hanging_sqs_costs_at_most_two_seconds() {
     let sqs = Sqs::start(Mood::Hanging).await;
     for (word, budget, at_most) in [
         ("fail", 60 * SECOND, 3 * SECOND),
@@ -236,7 +236,7 @@ async fn hanging_sqs_costs_two_seconds_and_never_the_response() {
 }
 
 #[tokio::test]
-async fn unanswering_sqs_is_not_asked_again_for_five_minutes() {
+async fn silent_sqs_is_not_called_for_five_minutes() {
     let sqs = Sqs::start(Mood::Hanging).await;
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
     let asked = || sqs.calls("GetQueueUrl").len();
@@ -290,7 +290,7 @@ async fn unreachable_sqs_is_logged_with_its_cause() {
 }
 
 #[tokio::test]
-async fn batch_does_not_wait_for_the_sqs_call_of_another() {
+async fn batch_does_not_wait_for_other_sqs_calls() {
     let sqs = Sqs::start(Mood::Hanging).await;
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
     let fails = |id| {
@@ -340,7 +340,7 @@ const RETENTION: &str = "keeps messages longer than the table keeps records";
 const NOT_READ: &str = "the queue's attributes could not be read";
 
 #[tokio::test]
-async fn poison_with_dead_letter_queue_is_visible_at_once() {
+async fn poison_with_dlq_is_visible_at_once() {
     let sqs = Sqs::start(Mood::Willing).await;
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
     // Until the attributes are known.
@@ -364,7 +364,7 @@ async fn poison_with_dead_letter_queue_is_visible_at_once() {
 }
 
 #[tokio::test]
-async fn poison_without_dead_letter_queue_backs_off_and_warns_once() {
+async fn poison_without_dlq_backs_off_and_warns_once() {
     let sqs = Sqs::start(Mood::Willing).await;
     sqs.has(None, 345_600);
     log::start();
@@ -383,7 +383,7 @@ async fn poison_without_dead_letter_queue_backs_off_and_warns_once() {
 }
 
 #[tokio::test]
-async fn poison_of_a_queue_that_denies_its_attributes_backs_off() {
+async fn poison_with_unknown_dlq_backs_off() {
     let sqs = Sqs::start(Mood::Willing).await;
     sqs.turn_for("GetQueueAttributes", Mood::Denying);
     log::start();
@@ -401,7 +401,7 @@ async fn poison_of_a_queue_that_denies_its_attributes_backs_off() {
 }
 
 #[tokio::test]
-async fn reading_attributes_never_delays_the_response() {
+async fn queue_attributes_never_delay_response() {
     let sqs = Sqs::start(Mood::Willing).await;
     sqs.turn_for("GetQueueAttributes", Mood::Hanging);
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
@@ -421,7 +421,7 @@ async fn reading_attributes_never_delays_the_response() {
 }
 
 #[tokio::test]
-async fn queue_that_outlives_its_records_is_warned_of_once() {
+async fn queue_outliving_records_warns_once() {
     let day = 24 * 3600 * SECOND;
     for (records, warnings) in [(3 * day, 1), (4 * day, 0)] {
         let sqs = Sqs::start(Mood::Willing).await;
@@ -476,7 +476,7 @@ fn not_changed() -> Vec<String> {
 }
 
 #[tokio::test]
-async fn backoff_by_default_is_random_between_half_and_all() {
+async fn default_backoff_is_jittered_from_half() {
     let sqs = Sqs::start(Mood::Willing).await;
     let consumer = consumer(MemoryStore::default(), Visibility::new(sqs.client()));
     let event = batch((0..60).map(|n| order(&format!("m-{n}"), "fail", 3)));

@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_read_back_as_it_was_written() {
+    fn record_survives_write_and_read() {
         let words = Layout::native().status_words("running", "done", "dead");
         for layout in [Layout::native(), Layout::powertools(), words.unwrap()] {
             let lease_until = Timestamp::from_millis(1);
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_another_program_is_read_as_far_as_it_goes() {
+    fn record_of_other_program_is_read_partly() {
         let layout = Layout::powertools();
         let read = |more: &[(&str, AttributeValue)]| {
             let expiration = AttributeValue::N("1800000000.75".into());
@@ -342,7 +342,7 @@ mod tests {
 
     /// By hand from the Developer Guide's rules.
     #[test]
-    fn an_item_is_as_large_as_dynamodb_counts_it() {
+    fn item_size_matches_dynamodb_count() {
         use AttributeValue::{B, Bool, Bs, L, M, N, Ns, Null, Ss};
         let texts = || vec!["ab".to_owned(), "cde".to_owned()];
         for (value, bytes) in [

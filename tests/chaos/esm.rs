@@ -242,7 +242,7 @@ fn failures<'a>(response: &Value, batch: &[&'a str]) -> Option<HashSet<&'a str>>
 }
 
 #[test]
-fn a_response_that_lambda_cannot_read_fails_the_whole_batch() {
+fn unreadable_response_fails_whole_batch() {
     let failed = |response: &str| {
         // As the Runtime API stand-in keeps what is not JSON.
         let response = serde_json::from_str(response).unwrap_or(Value::String(response.into()));

@@ -147,14 +147,14 @@ pub(crate) fn caught(events: &[Event], wanted: &str) {
 }
 
 #[test]
-fn a_lost_message_is_found() {
+fn lost_message_is_found() {
     clean(&good());
     caught(&good()[..6], "lost, or left in the queue");
     caught(&[sent(1, Kind::Good, None)], "lost, or left in the queue");
 }
 
 #[test]
-fn an_acknowledgement_before_the_completion_is_found() {
+fn acknowledgement_before_completion_is_found() {
     let mut events = good();
     events.swap(5, 6);
     caught(
@@ -177,7 +177,7 @@ fn an_acknowledgement_before_the_completion_is_found() {
 }
 
 #[test]
-fn a_second_charge_is_found_unless_the_first_attempt_was_cut_off() {
+fn second_charge_is_found_unless_first_was_cut_off() {
     let answered = || ended(3, ChargeEnd::Answered);
     let failed = || returned(1, 7, End::ReportedFailed);
     let gone = || returned(1, 7, End::WorkerDied);
@@ -221,7 +221,7 @@ fn a_second_charge_is_found_unless_the_first_attempt_was_cut_off() {
 }
 
 #[test]
-fn a_charge_after_the_recorded_end_is_found_whatever_cut_off_the_worker() {
+fn charge_after_recorded_end_is_found() {
     for sealed in [Settled::Completed, Settled::Failed] {
         let events = again(vec![
             ended(3, ChargeEnd::Answered),
@@ -258,7 +258,7 @@ fn a_charge_after_the_recorded_end_is_found_whatever_cut_off_the_worker() {
 
 /// A declined order that was sent twice, in two messages: each is charged once.
 #[test]
-fn second_message_of_a_failed_order_is_charged_once() {
+fn second_message_of_failed_order_charges_once() {
     let of_order_1 = |n| Event::Sent(Message::new(n, "o-1".into(), Kind::Declined, None));
     let attempt = |n, worker, at| {
         let declined = Event::Charge {
@@ -344,7 +344,7 @@ fn thawed(frozen: usize, late: Vec<Event>) -> Vec<Event> {
 }
 
 #[test]
-fn a_thawed_worker_that_begins_again_or_ends_what_is_not_its_own_is_found() {
+fn thawed_worker_acting_after_lease_is_found() {
     clean(&thawed(4, vec![]));
     // It was on its way, and comes when the other is done.
     clean(&thawed(4, vec![charge(1, 7)]));
@@ -375,7 +375,7 @@ fn a_thawed_worker_that_begins_again_or_ends_what_is_not_its_own_is_found() {
 }
 
 #[test]
-fn a_key_that_changes_or_is_shared_is_found() {
+fn changed_or_shared_key_is_found() {
     let with_key = |at: usize, key: &str| {
         let mut events = again(vec![ended(3, ChargeEnd::Unanswered)]);
         events.extend([sent(2, Kind::Good, None), charge(2, 8)]);
@@ -394,7 +394,7 @@ fn a_key_that_changes_or_is_shared_is_found() {
 
 /// An order that was sent twice, keyed by message id: each message is charged once.
 #[test]
-fn message_keyed_by_its_id_that_is_charged_twice_is_found() {
+fn second_charge_under_message_id_is_found() {
     let sent = |n| {
         let message = Message::new(n, "o-1".into(), Kind::Good, None);
         Event::Sent(message.keyed_by_id())
@@ -432,7 +432,7 @@ fn message_keyed_by_its_id_that_is_charged_twice_is_found() {
 }
 
 #[test]
-fn a_crash_or_an_unreadable_response_is_found() {
+fn crash_or_unreadable_response_is_found() {
     let mut events = good();
     events.push(died(7, Death::Crashed));
     caught(&events, "ended by itself");
@@ -442,7 +442,7 @@ fn a_crash_or_an_unreadable_response_is_found() {
 }
 
 #[test]
-fn what_went_well_and_is_reported_as_failed_is_found() {
+fn success_reported_as_failed_is_found() {
     let reported = |end, outcome| {
         let mut events = good();
         events.insert(6, returned(1, 7, end));
@@ -465,7 +465,7 @@ fn what_went_well_and_is_reported_as_failed_is_found() {
 }
 
 #[test]
-fn a_fifo_group_out_of_order_is_found() {
+fn fifo_group_out_of_order_is_found() {
     let charged = |n| {
         [
             delivered(n, 7),

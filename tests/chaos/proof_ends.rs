@@ -11,7 +11,7 @@ use crate::{
 };
 
 #[test]
-fn a_message_that_ends_in_the_dead_letter_queue_has_a_reason() {
+fn dead_lettered_message_needs_a_reason() {
     let ends = |kind, told: &[&str]| {
         let mut events = vec![sent(1, kind, None)];
         events.extend([delivered(1, 7), returned(1, 7, End::ReportedFailed)]);
@@ -60,7 +60,7 @@ fn conflict(receive: u32, owner: &str) -> Event {
 }
 
 #[test]
-fn a_good_message_that_is_given_up_had_something_come_between() {
+fn good_message_given_up_needs_a_cause() {
     let killed = || {
         let mut events = received(7, vec![died(7, Death::Killed)], End::WorkerDied);
         events.insert(1, claimed(1, "a", 1000));
@@ -97,7 +97,7 @@ fn a_good_message_that_is_given_up_had_something_come_between() {
 }
 
 #[test]
-fn a_conflict_with_nobody_is_found() {
+fn conflict_without_other_claim_is_found() {
     let with = |before: Vec<Event>, during: Vec<Event>, owner| {
         let mut events = given_up(vec![before, received(8, during, End::ReportedFailed)]);
         events.push(conflict(8, owner));
@@ -119,7 +119,7 @@ fn a_conflict_with_nobody_is_found() {
 }
 
 #[test]
-fn a_failure_ahead_in_the_group_that_was_none_is_found() {
+fn blocked_group_without_failure_is_found() {
     let group = |group: Option<&str>, ahead| {
         let mut events = vec![sent(1, Kind::Good, group), sent(2, Kind::Good, group)];
         events.extend([1, 2].map(|n| delivered(n, 7)));
@@ -155,7 +155,7 @@ fn a_failure_ahead_in_the_group_that_was_none_is_found() {
 }
 
 #[test]
-fn too_many_good_messages_given_up_are_found() {
+fn excess_of_good_messages_given_up_is_found() {
     let killed = |n| {
         let gone = returned(n, 7, End::WorkerDied);
         let death = died(7, Death::Killed);

@@ -31,7 +31,7 @@ fn attempts(first: Settled, informed: Option<Event>) -> Vec<Event> {
 }
 
 #[test]
-fn charge_over_an_open_attempt_without_information_is_found() {
+fn uninformed_charge_over_open_attempt_is_found() {
     let open = |informed| attempts(Settled::LeaseEnded, informed);
     clean(&open(Some(informed(8, 1))));
     let wanted = "not informed of an attempt open since 1970-01-01T00:00:01Z";
@@ -42,7 +42,7 @@ fn charge_over_an_open_attempt_without_information_is_found() {
 }
 
 #[test]
-fn information_of_an_attempt_that_is_not_open_is_found() {
+fn history_without_open_attempt_is_found() {
     clean(&attempts(Settled::Restored, None));
     let wanted = "open since 1970-01-01T00:00:01Z, and there was none";
     caught(&attempts(Settled::Restored, Some(informed(8, 1))), wanted);
@@ -50,7 +50,7 @@ fn information_of_an_attempt_that_is_not_open_is_found() {
 
 /// The third attempt is informed of the first, which is open longest, and not of the second.
 #[test]
-fn time_of_the_second_open_attempt_is_found() {
+fn history_with_time_of_second_attempt_is_found() {
     let third = |since| {
         let mut events = attempts(Settled::LeaseEnded, None);
         // The second fails as the first did.

@@ -218,7 +218,7 @@ pub fn search(
 }
 
 #[test]
-fn what_is_found_has_the_fewest_deviations_and_then_the_fewest_steps() {
+fn schedule_found_is_the_shortest() {
     // The first deviation breaks the promise after so many steps.
     let broken_after = [3, 2, 4, 5];
     let found = search(2, Seen::default, |_, mut chooser| {

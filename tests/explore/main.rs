@@ -126,7 +126,7 @@ fn keeps_every_promise(scenario: &Scenario) -> Found {
 /// Two schedules that lead to the same state are followed up once. Were anything missing from what
 /// is taken for the state, following up each would lead to more.
 #[test]
-fn leaving_out_what_was_seen_before_loses_no_state() {
+fn pruning_loses_no_state() {
     let mut scenarios = vec![
         Scenario::claim(),
         Scenario::untimed(),
@@ -154,7 +154,7 @@ fn leaving_out_what_was_seen_before_loses_no_state() {
 
 /// Nor does it miss what is shorter.
 #[test]
-fn leaving_out_what_was_seen_before_finds_the_shortest_schedule() {
+fn pruning_keeps_shortest_schedule() {
     for scenario in [
         Scenario::claim().with(Flaw::RestoreWithoutOwner),
         Scenario::claim().with(Flaw::CompletionWithoutOwner),

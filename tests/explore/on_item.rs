@@ -21,27 +21,27 @@ fn keeps(way: Way, others: &[&'static str]) {
 }
 
 #[test]
-fn an_item_that_is_made_keeps_every_promise() {
+fn created_item_keeps_every_promise() {
     keeps(Way::Create, &[]);
 }
 
 #[test]
-fn an_item_that_is_updated_keeps_every_promise() {
+fn updated_item_keeps_every_promise() {
     keeps(Way::Update, &[]);
 }
 
 #[test]
-fn an_item_that_remembers_an_update_for_a_time_keeps_every_promise() {
+fn item_with_retention_keeps_every_promise() {
     keeps(Way::Retain, &["store_unavailable"]);
 }
 
 #[test]
-fn an_item_that_is_modified_keeps_every_promise() {
+fn modified_item_keeps_every_promise() {
     keeps(Way::Modify, &["store_unavailable"]);
 }
 
 #[test]
-fn the_explorer_finds_a_change_without_its_condition() {
+fn explorer_finds_change_without_condition() {
     for way in [Way::Create, Way::Update, Way::Retain, Way::Modify] {
         let flawed = Scenario::on_item(way).with(Flaw::ChangeWithoutCondition);
         finds(&flawed, "P4");
@@ -49,7 +49,7 @@ fn the_explorer_finds_a_change_without_its_condition() {
 }
 
 #[test]
-fn the_explorer_finds_a_refused_change_that_does_not_return_the_item() {
+fn explorer_finds_refused_change_without_item() {
     for way in [Way::Create, Way::Update, Way::Retain] {
         let flawed = Scenario::on_item(way).with(Flaw::RefusalWithoutItem);
         finds(&flawed, "P4");

@@ -234,7 +234,7 @@ impl World {
 }
 
 #[tokio::test]
-async fn a_consumer_claims_and_commits() {
+async fn consumer_claims_and_commits() {
     let world = World::start().await;
     let client = world.patient();
     let consumer = || Consumer::new(world.once(&client), namespace(), plan);
@@ -242,7 +242,7 @@ async fn a_consumer_claims_and_commits() {
 }
 
 #[tokio::test]
-async fn a_consumer_has_an_inbox() {
+async fn consumer_runs_inbox() {
     let world = World::start().await;
     let client = world.patient();
     let consumer = || Consumer::new(world.inbox(&client), namespace(), plan);
@@ -250,7 +250,7 @@ async fn a_consumer_has_an_inbox() {
 }
 
 #[tokio::test]
-async fn a_consumer_changes_items() {
+async fn consumer_changes_items() {
     let world = World::start().await;
     let client = world.patient();
     let consumer = || Consumer::new(world.on_item(&client), namespace(), change);
@@ -258,7 +258,7 @@ async fn a_consumer_changes_items() {
 }
 
 #[tokio::test]
-async fn each_mode_has_its_clock() {
+async fn clock_is_set_for_each_mode() {
     fn left<M: Mode<H::Output>, H: Handler>(consumer: &Consumer<M, H>) -> Duration {
         consumer.deadline(now() + 10 * SECOND).time_left()
     }

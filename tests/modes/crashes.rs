@@ -204,42 +204,42 @@ async fn whatever_fails(way: Way) {
 }
 
 #[tokio::test]
-async fn claim_and_commit_make_the_effect_once_whatever_fails() {
+async fn claim_and_commit_survive_every_fault() {
     whatever_fails(Way::Claim).await;
 }
 
 #[tokio::test]
-async fn an_inbox_makes_the_effect_once_whatever_fails() {
+async fn inbox_survives_every_fault() {
     whatever_fails(Way::Inbox).await;
 }
 
 #[tokio::test]
-async fn an_inbox_that_looks_first_makes_the_effect_once_whatever_fails() {
+async fn inbox_with_read_survives_every_fault() {
     whatever_fails(Way::InboxWithLook).await;
 }
 
 #[tokio::test]
-async fn an_item_is_created_once_whatever_fails() {
+async fn item_creation_survives_every_fault() {
     whatever_fails(Way::Create).await;
 }
 
 #[tokio::test]
-async fn an_item_is_updated_once_whatever_fails() {
+async fn item_update_survives_every_fault() {
     whatever_fails(Way::Update).await;
 }
 
 #[tokio::test]
-async fn an_item_that_forgets_is_updated_once_whatever_fails() {
+async fn item_update_with_retention_survives_every_fault() {
     whatever_fails(Way::UpdateForATime).await;
 }
 
 #[tokio::test]
-async fn an_item_is_modified_once_whatever_fails() {
+async fn item_modification_survives_every_fault() {
     whatever_fails(Way::Modify).await;
 }
 
 #[tokio::test]
-async fn a_worker_that_dies_in_its_handler_leaves_the_effect_to_the_next() {
+async fn crash_in_handler_leaves_effect_to_next_attempt() {
     let world = World::start().await;
     for way in Way::ALL {
         let id = &format!("{way:?}");
@@ -265,7 +265,7 @@ async fn a_worker_that_dies_in_its_handler_leaves_the_effect_to_the_next() {
 }
 
 #[tokio::test]
-async fn a_commit_that_comes_after_a_takeover_is_refused() {
+async fn commit_after_takeover_is_refused() {
     let world = World::start().await;
     for way in Way::ALL {
         let id = &format!("{way:?}");
@@ -313,7 +313,7 @@ async fn a_commit_that_comes_after_a_takeover_is_refused() {
 }
 
 #[tokio::test]
-async fn of_workers_at_the_same_time_one_makes_the_effect() {
+async fn concurrent_workers_make_effect_once() {
     let world = World::start().await;
     for way in Way::ALL {
         let id = &format!("{way:?}");
@@ -334,7 +334,7 @@ async fn of_workers_at_the_same_time_one_makes_the_effect() {
 }
 
 #[tokio::test]
-async fn after_its_retention_an_operation_is_a_new_one_and_not_before() {
+async fn operation_is_new_only_after_retention() {
     let world = World::start().await;
     for way in Way::ALL {
         assert_eq!(world.deliver(way, &format!("{way:?}")).await.name(), "done");

@@ -92,21 +92,21 @@ async fn whatever_happens(fails: Fails) {
 }
 
 #[tokio::test]
-async fn what_its_handler_fails_after_a_claim_stays_failed_whatever_happens() {
+async fn handler_failure_after_claim_survives_every_fault() {
     whatever_happens(ClaimByHandler).await;
 }
 
 #[tokio::test]
-async fn what_a_condition_refuses_after_a_claim_stays_failed_whatever_happens() {
+async fn refused_commit_survives_every_fault() {
     whatever_happens(ClaimByCondition).await;
 }
 
 #[tokio::test]
-async fn what_its_plan_fails_in_an_inbox_stays_failed_whatever_happens() {
+async fn inbox_plan_failure_survives_every_fault() {
     whatever_happens(InboxByPlan).await;
 }
 
 #[tokio::test]
-async fn what_a_condition_refuses_in_an_inbox_stays_failed_whatever_happens() {
+async fn refused_inbox_write_survives_every_fault() {
     whatever_happens(InboxByCondition).await;
 }

@@ -79,7 +79,7 @@ fn ends(item: &Item) -> &HashMap<String, AttributeValue> {
 }
 
 #[tokio::test]
-async fn operations_on_one_item_from_many_workers_add_up() {
+async fn concurrent_operations_on_item_add_up() {
     const OPERATIONS: i64 = 10;
     let world = World::start().await;
     world.has(json!({"id": "a", "n": 1000})).await;
@@ -107,7 +107,7 @@ async fn operations_on_one_item_from_many_workers_add_up() {
 }
 
 #[tokio::test]
-async fn a_modification_begins_anew_with_what_it_collided_with() {
+async fn modification_restarts_from_newer_item() {
     let world = World::start().await;
     world.has(json!({"id": "a", "n": 0})).await;
     let on_item = world.on_item(&world.patient());
@@ -139,7 +139,7 @@ async fn a_modification_begins_anew_with_what_it_collided_with() {
 }
 
 #[tokio::test]
-async fn a_modification_sees_what_counts_the_version() {
+async fn modification_sees_version_attribute() {
     let world = World::start().await;
     let on_item = world.on_item(&world.patient());
     let calls = Arc::default();
@@ -172,7 +172,7 @@ async fn a_modification_sees_what_counts_the_version() {
 }
 
 #[tokio::test]
-async fn a_modification_keeps_what_its_type_does_not_know() {
+async fn modification_keeps_unknown_attributes() {
     let world = World::start().await;
     let on_item = world.on_item(&world.patient());
     let calls = Arc::default();
@@ -206,7 +206,7 @@ struct Nosy {
 }
 
 #[tokio::test]
-async fn a_type_that_has_the_items_memory_does_not_overwrite_it() {
+async fn modification_keeps_memory_of_item() {
     let world = World::start().await;
     world.has(json!({"id": "a", "n": 0})).await;
     let nosy = || {
@@ -244,7 +244,7 @@ async fn a_type_that_has_the_items_memory_does_not_overwrite_it() {
 }
 
 #[tokio::test]
-async fn an_update_between_the_read_and_the_write_of_a_modification_is_not_lost() {
+async fn modification_keeps_concurrent_update() {
     let world = World::start().await;
     for retention in [None, Some(RETENTION)] {
         world.has(json!({"id": "a", "n": 0})).await;
@@ -280,7 +280,7 @@ async fn an_update_between_the_read_and_the_write_of_a_modification_is_not_lost(
 }
 
 #[tokio::test]
-async fn an_update_composes_with_the_users_own() {
+async fn update_composes_with_user_expression() {
     let world = World::start().await;
     let client = world.patient();
     let set = world.on_item(&client);
@@ -461,7 +461,7 @@ async fn sets_that_become_empty_are_removed() {
 }
 
 #[tokio::test]
-async fn a_refused_change_may_become_another() {
+async fn refused_change_may_be_replaced() {
     let world = World::start().await;
     let on_item = world.on_item(&world.patient());
     world.has(json!({"id": "a", "n": 7})).await;
@@ -482,7 +482,7 @@ async fn a_refused_change_may_become_another() {
 
 /// The next delivery would not look at that other item, and change the first.
 #[tokio::test]
-async fn a_refused_change_may_not_become_one_of_another_item() {
+async fn refused_change_cannot_move_to_other_item() {
     let world = World::start().await;
     let on_item = world.on_item(&world.patient());
     world.has(json!({"id": "a", "n": 0})).await;
@@ -535,7 +535,7 @@ async fn a_refused_change_may_not_become_one_of_another_item() {
 
 /// On the condition that another attribute is not there, it would replace items.
 #[tokio::test]
-async fn an_item_is_not_created_without_its_key() {
+async fn item_without_key_is_not_created() {
     let world = World::start().await;
     let on_item = world.on_item(&world.patient());
     world.has(json!({"id": "a", "n": 7})).await;
@@ -548,7 +548,7 @@ async fn an_item_is_not_created_without_its_key() {
 
 /// What looks like a memory and is none could not tell a duplicate.
 #[tokio::test]
-async fn an_item_whose_memory_is_another_programs_is_left_alone() {
+async fn item_with_foreign_memory_is_not_changed() {
     let world = World::start().await;
     let set = world.on_item(&world.patient());
     let map = set.clone().retention(RETENTION);
@@ -573,7 +573,7 @@ async fn an_item_whose_memory_is_another_programs_is_left_alone() {
 }
 
 #[tokio::test]
-async fn what_an_item_has_seen_counts_with_and_without_a_retention() {
+async fn memory_counts_with_and_without_retention() {
     let world = World::start().await;
     let set = world.on_item(&world.patient());
     let map = set.clone().retention(RETENTION);
@@ -613,7 +613,7 @@ fn each_change() -> [(&'static str, Change<i64>); 3] {
 }
 
 #[tokio::test]
-async fn checked_payload_that_differs_is_key_reused() {
+async fn differing_checked_payload_is_key_reused() {
     let world = World::start().await;
     let checked = world.on_item(&world.patient()).check_payload();
     // As decimal digits, the last two differ in zeros alone.
@@ -648,7 +648,7 @@ async fn checked_payload_that_differs_is_key_reused() {
 }
 
 #[tokio::test]
-async fn checked_payload_costs_16_hex_digits_a_key() {
+async fn checked_payload_costs_16_hex_digits_per_key() {
     let world = World::start().await;
     let plain = world.on_item(&world.patient());
     let checked = plain.clone().check_payload();
@@ -669,7 +669,7 @@ async fn checked_payload_costs_16_hex_digits_a_key() {
 }
 
 #[tokio::test]
-async fn checked_payload_counts_what_was_unchecked_as_duplicate() {
+async fn unchecked_key_is_duplicate_for_checked_payload() {
     let world = World::start().await;
     let plain = world.on_item(&world.patient());
     let [one, other] = [b"1", b"2"].map(|body| Fingerprint::of(body));
@@ -703,7 +703,7 @@ async fn checked_payload_counts_what_was_unchecked_as_duplicate() {
 }
 
 #[tokio::test]
-async fn checked_payload_sees_a_rival_with_another_payload() {
+async fn checked_payload_detects_concurrent_reuse() {
     let world = World::start().await;
     let on_item = world.on_item(&world.patient()).check_payload();
     let [one, other] = [b"1", b"2"].map(|body| Fingerprint::of(body));
@@ -730,7 +730,7 @@ async fn checked_payload_sees_a_rival_with_another_payload() {
 }
 
 #[tokio::test]
-async fn checked_payload_is_forgotten_with_its_key() {
+async fn checked_payload_expires_with_key() {
     let world = World::start().await;
     let on_item = world.on_item(&world.patient()).check_payload();
     let on_item = on_item.retention(RETENTION);
@@ -750,7 +750,7 @@ async fn checked_payload_is_forgotten_with_its_key() {
 }
 
 #[tokio::test]
-async fn a_change_is_tried_again_after_the_sdk_gave_up() {
+async fn change_is_retried_after_sdk_gives_up() {
     const THROTTLED: usize = 5;
     let world = World::start().await;
     let on_item = world.on_item(&world.hurried());
@@ -765,7 +765,7 @@ async fn a_change_is_tried_again_after_the_sdk_gave_up() {
 }
 
 #[tokio::test]
-async fn up_to_its_end_a_key_counts() {
+async fn key_counts_until_retention_ends() {
     const NOON: Timestamp = Timestamp::from_millis(1_800_000_000_000);
     let world = World::start().await;
     let on_item = world.on_item(&world.patient()).retention(RETENTION);
@@ -783,7 +783,7 @@ async fn up_to_its_end_a_key_counts() {
 }
 
 #[tokio::test]
-async fn keys_whose_time_is_over_are_cleared_away() {
+async fn expired_keys_are_removed() {
     let world = World::start().await;
     let on_item = world.on_item(&world.patient()).retention(RETENTION);
     let over = |many: usize| {
@@ -830,7 +830,7 @@ async fn keys_whose_time_is_over_are_cleared_away() {
 }
 
 #[tokio::test]
-async fn an_update_does_not_clear_away_what_came_back_meanwhile() {
+async fn cleanup_keeps_key_renewed_meanwhile() {
     let world = World::start().await;
     let on_item = world.on_item(&world.patient()).retention(RETENTION);
     world.has(json!({"id": "a", "n": 0})).await;
@@ -855,7 +855,7 @@ async fn an_update_does_not_clear_away_what_came_back_meanwhile() {
 }
 
 #[tokio::test]
-async fn an_item_that_can_take_no_more_says_what_grew() {
+async fn full_item_error_names_memory() {
     let world = World::start().await;
     let on_item = world.on_item(&world.patient());
     let full: Item = HashMap::from([

@@ -98,7 +98,7 @@ fn take() -> Write<Update> {
 }
 
 #[tokio::test]
-async fn an_unmet_condition_fails_for_good_and_the_record_says_so() {
+async fn refused_condition_is_recorded_as_failure() {
     let world = World::start().await;
     world.stock(0).await;
     for mode in MODES {
@@ -132,7 +132,7 @@ async fn an_unmet_condition_fails_for_good_and_the_record_says_so() {
 }
 
 #[tokio::test]
-async fn a_handler_decides_what_an_unmet_condition_means() {
+async fn handler_interprets_refused_condition() {
     let world = World::start().await;
     world.stock(0).await;
     for mode in MODES {
@@ -214,7 +214,7 @@ async fn a_handler_decides_what_an_unmet_condition_means() {
 }
 
 #[tokio::test]
-async fn the_refused_answer_holds_the_item_where_the_write_asked_for_it() {
+async fn refusal_holds_item_if_requested() {
     let world = World::start().await;
     world.stock(0).await;
     for mode in MODES {
@@ -256,7 +256,7 @@ async fn the_refused_answer_holds_the_item_where_the_write_asked_for_it() {
 
 /// The plan of a second delivery meets the effect of the first.
 #[tokio::test]
-async fn a_duplicate_whose_own_effect_fails_its_plan_is_a_duplicate() {
+async fn duplicate_failing_its_own_plan_is_duplicate() {
     let world = World::start().await;
     for mode in MODES {
         world.stock(1).await;
@@ -285,7 +285,7 @@ async fn a_duplicate_whose_own_effect_fails_its_plan_is_a_duplicate() {
 }
 
 #[tokio::test]
-async fn a_failure_that_cannot_be_recorded_is_not_final() {
+async fn unrecorded_failure_is_not_final() {
     let world = World::start().await;
     let denied = || Err(Failure::permanent("declined"));
     let handler = async |_| Err::<Done<()>, _>(Failure::permanent("declined"));
@@ -306,7 +306,7 @@ async fn a_failure_that_cannot_be_recorded_is_not_final() {
 /// A table of another make refuses every record. That is nobody's failure but the operator's, so
 /// the messages go back.
 #[tokio::test]
-async fn a_failure_that_the_table_does_not_take_is_not_final() {
+async fn failure_refused_by_table_is_not_final() {
     let world = World::start().await;
     let layout = Layout::native().rename([(Field::Id, "pk")]);
     let store = DynamoStore::new(world.patient(), RECORDS).layout(layout.unwrap());
@@ -366,7 +366,7 @@ impl World {
 }
 
 #[tokio::test]
-async fn failure_over_an_expired_record_is_recorded() {
+async fn failure_over_expired_record_is_recorded() {
     let world = World::start().await;
     world.expired().await;
     let declined = || Err(Failure::permanent("declined"));
@@ -379,7 +379,7 @@ async fn failure_over_an_expired_record_is_recorded() {
 }
 
 #[tokio::test]
-async fn failure_over_another_programs_claim_keeps_it_open() {
+async fn failure_over_foreign_claim_keeps_attempt_open() {
     let world = World::start().await;
     let claim = json!({
         "id": "test#a",
@@ -397,7 +397,7 @@ async fn failure_over_another_programs_claim_keeps_it_open() {
 
 /// Another worker was first to replace the expired record, and its message failed.
 #[tokio::test]
-async fn claim_is_repeated_over_a_record_that_admits_it() {
+async fn claim_is_repeated_over_admitting_record() {
     let world = World::start().await;
     world.expired().await;
     world.dynamo.fail("PutItem", Fault::HoldRequest);
@@ -424,7 +424,7 @@ async fn claim_is_repeated_over_a_record_that_admits_it() {
 
 /// Its handler may have had effects elsewhere too.
 #[tokio::test]
-async fn after_a_commit_that_nobody_answered_the_next_attempt_is_told() {
+async fn attempt_after_unanswered_commit_is_informed() {
     let world = World::start().await;
     let client = &world.patient();
     for fault in [Fault::CutBefore, Fault::InternalError] {
@@ -451,7 +451,7 @@ async fn after_a_commit_that_nobody_answered_the_next_attempt_is_told() {
 
 /// Each is known before anything is sent, and by words.
 #[tokio::test]
-async fn what_can_never_be_written_is_not_sent() {
+async fn unwritable_plan_is_not_sent() {
     let world = World::start().await;
     let no_item = || Done::new("?").with(Write::put(THINGS, "s3cret").label("audit"));
     let no_value =
@@ -536,7 +536,7 @@ async fn what_can_never_be_written_is_not_sent() {
 
 /// What DynamoDB calls invalid fails for good, in words that hold no payload.
 #[tokio::test]
-async fn what_dynamodb_calls_invalid_fails_for_good_and_without_payload() {
+async fn validation_error_is_permanent_without_payload() {
     let world = World::start().await;
     let secret = || Write::put(THINGS, json!({"id": "s3cret", "secret": "s3cret"}));
     let to = |expression: &str| {
@@ -620,7 +620,7 @@ async fn what_dynamodb_calls_invalid_fails_for_good_and_without_payload() {
 }
 
 #[tokio::test]
-async fn a_missing_table_is_named_and_the_message_goes_back() {
+async fn missing_table_is_named_and_message_fails() {
     let world = World::start().await;
     let missing = || Write::put("no-such-table", json!({"id": "a"}));
     let mut outcomes = Vec::new();
@@ -652,7 +652,7 @@ async fn a_missing_table_is_named_and_the_message_goes_back() {
 
 /// A key that comes with another payload runs nothing and leaves the record alone.
 #[tokio::test]
-async fn a_key_reused_for_another_payload_is_refused() {
+async fn key_reused_for_other_payload_is_refused() {
     let world = World::start().await;
     world.stock(2).await;
     let client = &world.patient();

@@ -29,7 +29,7 @@ fn counted(counts: &Counts) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn requests_per_message_are_as_documented() {
+async fn requests_per_message_match_documents() {
     let world = World::start().await;
     let transaction = "1 TransactWriteItems";
     for (way, new, known) in [
@@ -64,7 +64,7 @@ async fn requests_per_message_are_as_documented() {
 }
 
 #[tokio::test]
-async fn a_known_duplicate_is_not_planned_where_the_inbox_looks_first() {
+async fn inbox_with_read_skips_plan_of_duplicate() {
     let world = World::start().await;
     for (way, plans) in [(Way::Inbox, true), (Way::InboxWithLook, false)] {
         let id = &format!("{way:?}");
@@ -127,7 +127,7 @@ impl Intercept for Transactions {
 /// However it is sent again, by the SDK or by us, it is the same transaction, by its token: the
 /// claim's owner is in it.
 #[tokio::test]
-async fn a_transaction_that_is_sent_again_is_the_same_transaction() {
+async fn resent_transaction_is_identical() {
     let world = World::start().await;
     for way in [Way::Claim, Way::Inbox] {
         for fault in [
@@ -166,7 +166,7 @@ async fn a_transaction_that_is_sent_again_is_the_same_transaction() {
 
 /// Three answers to one message are three transactions, though one owner sends them.
 #[tokio::test]
-async fn another_answer_is_another_transaction() {
+async fn changed_plan_is_another_transaction() {
     let world = World::start().await;
     let put = |id: &str| Write::put(THINGS, json!({"id": id})).when("attribute_not_exists(id)");
     let taken = serde_dynamo::to_item(json!({"id": "taken"})).unwrap();

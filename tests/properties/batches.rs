@@ -238,7 +238,7 @@ proptest! {
 
     /// And so when all of it is delivered again.
     #[test]
-    fn exactly_what_is_not_completed_is_reported_each_once_in_batch_order(
+    fn response_lists_each_incomplete_message_once(
         batch in batches(),
         concurrency in 1..12_usize,
     ) {

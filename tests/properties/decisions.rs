@@ -155,7 +155,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(4096))]
 
     #[test]
-    fn what_a_refused_claim_means_is_borne_out_by_the_record(record in record(), mine in request()) {
+    fn refused_claim_decision_matches_record(record in record(), mine in request()) {
         if may_claim(Some(&record), &mine) {
             return Ok(());
         }
@@ -206,7 +206,7 @@ proptest! {
     }
 
     #[test]
-    fn a_fresh_claim_keeps_everybody_out_until_its_lease_or_its_record_ends(
+    fn fresh_claim_excludes_others_until_lease_ends(
         holder in request(),
         other in request(),
     ) {
@@ -215,7 +215,7 @@ proptest! {
     }
 
     #[test]
-    fn nobody_but_the_owner_of_a_claim_may_end_it_and_only_once(
+    fn only_owner_settles_claim_and_once(
         record in record(),
         asker in request(),
         wanted in settlement(),
@@ -240,7 +240,7 @@ proptest! {
     }
 
     #[test]
-    fn a_refused_settlement_counts_as_made_only_where_the_record_says_so(
+    fn refused_settlement_counts_only_if_recorded(
         record in prop::option::weighted(0.9, record()),
         asker in request(),
         wanted in settlement(),
@@ -354,7 +354,7 @@ fn item(id: &Key, record: &Record) -> Item {
 /// The table's conditions are text that DynamoDB reads; the rules are functions. Over any record
 /// and whatever is then done to it, step by step, both give the same answers.
 #[test]
-fn a_table_answers_each_step_as_the_rules_do() {
+fn dynamodb_matches_rules_step_by_step() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let (dynamo, table) = runtime.block_on(async {
         let dynamo = Dynamo::start().await;

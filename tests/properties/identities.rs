@@ -55,7 +55,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2048))]
 
     #[test]
-    fn a_key_fits_into_dynamodb_and_begins_with_its_namespace(words in words()) {
+    fn key_fits_dynamodb_within_namespace(words in words()) {
         let key = key(&words);
         prop_assert!((1..=MAX_KEY_BYTES).contains(&key.as_str().len()));
         let escaped = words.0.replace('\\', r"\\").replace('#', r"\#");
@@ -63,7 +63,7 @@ proptest! {
     }
 
     #[test]
-    fn no_two_different_lists_of_words_make_one_key(a in words(), b in words(), at: prop::sample::Index) {
+    fn different_lists_of_words_make_different_keys(a in words(), b in words(), at: prop::sample::Index) {
         prop_assert_eq!(a == b, key(&a) == key(&b));
         if let Some(cut) = cut_elsewhere(&a, at) {
             prop_assert_eq!(a == cut, key(&a) == key(&cut), "{:?} and {:?}", a, cut);
@@ -79,7 +79,7 @@ proptest! {
     }
 
     #[test]
-    fn no_empty_part_makes_a_key(words in words(), at: prop::sample::Index) {
+    fn empty_part_makes_no_key(words in words(), at: prop::sample::Index) {
         let (name, mut parts) = words;
         let namespace = Namespace::new(name).unwrap();
         parts.insert(at.index(parts.len() + 1), String::new());
@@ -225,7 +225,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn how_a_payload_is_written_does_not_change_its_fingerprint(
+    fn json_formatting_keeps_fingerprint(
         value in payload(),
         one in prop::collection::vec(any::<u8>(), 1..32),
         other in prop::collection::vec(any::<u8>(), 1..32),
@@ -237,7 +237,7 @@ proptest! {
     }
 
     #[test]
-    fn another_payload_has_another_fingerprint(a in payload(), b in payload(), how: u8) {
+    fn other_payload_has_other_fingerprint(a in payload(), b in payload(), how: u8) {
         let print = |value: &Value| fingerprint(&value.to_string());
         prop_assert_eq!(a == b, print(&a) == print(&b));
         let changed = changed(&a, how);

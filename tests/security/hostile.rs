@@ -194,7 +194,7 @@ fn wrappings() -> Vec<Case> {
 }
 
 #[tokio::test]
-async fn each_hostile_message_has_a_clear_outcome_and_the_others_do_not_notice() {
+async fn hostile_message_fails_alone_with_clear_outcome() {
     let dynamo = Dynamo::start().await;
     let lambda = consumer(&dynamo).await;
     let mut seen = 0;
@@ -238,7 +238,7 @@ async fn each_hostile_message_has_a_clear_outcome_and_the_others_do_not_notice()
 
 /// What is not JSON in UTF-8 is no event: Lambda has nothing to acknowledge, so all of it comes back.
 #[tokio::test]
-async fn bytes_that_are_no_event_are_an_error_and_the_next_event_is_processed() {
+async fn invalid_bytes_fail_and_next_event_succeeds() {
     let dynamo = Dynamo::start().await;
     let lambda = consumer(&dynamo).await;
     let event = |id: &str, body: &str| {
@@ -289,7 +289,7 @@ fn peak(lambda: &Lambda) -> usize {
 }
 
 #[tokio::test]
-async fn ten_thousand_messages_in_a_batch_are_answered_one_by_one_in_bounded_memory() {
+async fn batch_of_10000_messages_has_bounded_memory() {
     let dynamo = Dynamo::start().await;
     let lambda = consumer(&dynamo).await;
     let idle = peak(&lambda);
@@ -312,7 +312,7 @@ async fn ten_thousand_messages_in_a_batch_are_answered_one_by_one_in_bounded_mem
 }
 
 #[tokio::test]
-async fn ten_messages_of_a_mebibyte_are_processed_in_bounded_memory() {
+async fn messages_of_1_mib_have_bounded_memory() {
     let dynamo = Dynamo::start().await;
     let lambda = consumer(&dynamo).await;
     let idle = peak(&lambda);

@@ -81,8 +81,8 @@ async fn panic_and_hang() {
 }
 
 #[test]
-fn a_panic_is_logged_by_its_place_and_without_its_words() {
-    let name = "a_panic_is_logged_by_its_place_and_without_its_words";
+fn panic_is_logged_without_its_message() {
+    let name = "panic_is_logged_without_its_message";
     let Some(output) = logged_by(name, "DEBUG", panic_and_hang) else {
         return;
     };
@@ -99,8 +99,8 @@ fn a_panic_is_logged_by_its_place_and_without_its_words() {
 
 /// So that what is not found above was searched for.
 #[test]
-fn the_words_of_a_panic_are_logged_and_found_when_tracing() {
-    let name = "the_words_of_a_panic_are_logged_and_found_when_tracing";
+fn trace_level_logs_panic_message() {
+    let name = "trace_level_logs_panic_message";
     if let Some(output) = logged_by(name, "TRACE", panic_and_hang) {
         assert!(telling(&output).len() >= 2, "{output:#?}");
     }
@@ -187,8 +187,8 @@ async fn write_in_every_mode() {
 }
 
 #[test]
-fn what_writes_hold_and_what_they_meet_is_not_logged() {
-    let name = "what_writes_hold_and_what_they_meet_is_not_logged";
+fn written_items_are_not_logged() {
+    let name = "written_items_are_not_logged";
     let Some(output) = logged_by(name, "DEBUG", write_in_every_mode) else {
         return;
     };

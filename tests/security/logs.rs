@@ -261,13 +261,13 @@ async fn run_through_every_outcome(level: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn no_secret_is_logged_at_the_default_level() {
+async fn default_level_logs_no_secret() {
     let output = run_through_every_outcome("INFO").await;
     assert!(!output.concat().contains(ACCESS_KEY_ID));
 }
 
 #[tokio::test]
-async fn no_secret_is_logged_when_debugging() {
+async fn debug_level_logs_no_secret() {
     let output = run_through_every_outcome("DEBUG").await;
     assert!(
         output.concat().contains("DEBUG"),
@@ -277,7 +277,7 @@ async fn no_secret_is_logged_when_debugging() {
 
 /// So that what is not found above was searched for: at this level payload is written.
 #[tokio::test]
-async fn the_search_finds_what_is_logged_when_tracing() {
+async fn trace_level_logs_secrets_and_search_finds_them() {
     let (gossip, url) = Gossip::start().await;
     let lambda = Lambda::start(env(&gossip, &url, "TRACE")).await;
     let event = batch([record("m-1", &order("o-1"))]);

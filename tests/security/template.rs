@@ -121,7 +121,7 @@ fn function_may(template: &str, conditions: &[&str]) -> BTreeSet<(String, String
 }
 
 #[test]
-fn the_functions_role_is_its_own_and_only_lambda_may_take_it() {
+fn role_is_assumable_by_lambda_only() {
     for path in TEMPLATES {
         let template = read(path);
         let roles = of_type(&template, "AWS::IAM::Role");
@@ -176,7 +176,7 @@ fn assert_may(template: &str, needed: &[(&str, &str)]) {
 }
 
 #[test]
-fn direct_dead_lettering_adds_its_permissions_and_no_others() {
+fn dead_lettering_adds_only_its_permissions() {
     let more = consumer_may(&[DEAD_LETTERS]);
     let more: BTreeSet<_> = more.difference(&consumer_may(&[])).cloned().collect();
     let needed = ["sqs:GetQueueUrl", "sqs:SendMessage"];
@@ -198,7 +198,7 @@ fn direct_dead_lettering_adds_its_permissions_and_no_others() {
 }
 
 #[test]
-fn role_of_the_consumer_may_do_nothing_but_its_own_calls() {
+fn consumer_role_allows_only_its_calls() {
     assert_may(
         CONSUMER,
         &[
@@ -215,7 +215,7 @@ fn role_of_the_consumer_may_do_nothing_but_its_own_calls() {
 }
 
 #[test]
-fn the_role_of_place_order_may_make_its_writes_and_nothing_else() {
+fn place_order_role_allows_only_its_writes() {
     assert_may(
         PLACE_ORDER,
         &[
@@ -256,7 +256,7 @@ fn no_statement_allows_a_wildcard() {
 }
 
 #[test]
-fn stored_data_is_encrypted_and_records_can_be_recovered() {
+fn data_is_encrypted_and_recoverable() {
     for path in TEMPLATES {
         let template = read(path);
         let queues = of_type(&template, "AWS::SQS::Queue");
@@ -279,7 +279,7 @@ fn stored_data_is_encrypted_and_records_can_be_recovered() {
 /// Amazon SQS Developer Guide, "Security best practices": a queue's policy denies what is not
 /// sent over TLS. DynamoDB serves nothing else.
 #[test]
-fn every_queue_refuses_what_does_not_come_over_tls() {
+fn queues_refuse_requests_without_tls() {
     for path in TEMPLATES {
         let template = read(path);
         let policies = of_type(&template, "AWS::SQS::QueuePolicy");

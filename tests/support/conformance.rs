@@ -26,21 +26,21 @@ use sqs_once::{
 macro_rules! conformance {
     ($backend:ident, $new:expr) => {
         $crate::conformance!($backend, $new,
-            a_new_key_is_claimed_and_the_record_says_so
-            a_refused_claim_is_answered_with_the_record
-            claims_are_admitted_as_the_rules_say
-            a_takeover_is_told_from_whom
-            a_completed_record_keeps_its_result
-            a_failed_record_keeps_its_error
-            a_restored_key_is_as_before_the_claim
-            an_ended_lease_is_taken_over_at_once
+            new_key_is_claimed_and_recorded
+            refused_claim_returns_record
+            claim_admission_follows_rules
+            takeover_returns_replaced_record
+            completed_record_keeps_result
+            failed_record_keeps_error
+            restored_key_is_as_before_claim
+            ended_lease_is_taken_over_at_once
             failed_messages_are_never_admitted_again
-            settlements_are_admitted_as_the_rules_say
-            a_late_settlement_changes_nothing
-            a_settlement_sent_twice_is_found_as_wanted
-            of_many_claims_at_once_one_is_admitted
-            keys_keep_apart_whatever_they_hold
-            the_largest_result_fits
+            settlement_admission_follows_rules
+            late_settlement_changes_nothing
+            repeated_settlement_counts_as_applied
+            concurrent_claims_admit_one
+            keys_with_special_characters_are_distinct
+            largest_result_fits
         );
     };
     ($backend:ident, $new:expr, $($promise:ident)+) => {
@@ -148,7 +148,7 @@ async fn settle(store: &impl Store, request: &ClaimRequest, wanted: &Settlement)
         .unwrap()
 }
 
-pub async fn a_new_key_is_claimed_and_the_record_says_so(store: &impl Store) {
+pub async fn new_key_is_claimed_and_recorded(store: &impl Store) {
     let mine = request("key", "m-1");
     assert_eq!(applied(claim(store, &mine).await), None);
     assert_eq!(kept(store, "key", "m-1").await, mine.record(None));
@@ -164,7 +164,7 @@ pub async fn a_new_key_is_claimed_and_the_record_says_so(store: &impl Store) {
     );
 }
 
-pub async fn a_refused_claim_is_answered_with_the_record(store: &impl Store) {
+pub async fn refused_claim_returns_record(store: &impl Store) {
     let (first, second) = (request("key", "m-1"), request("key", "m-1"));
     claim(store, &first).await;
     assert_eq!(refused(claim(store, &second).await), first.record(None));
@@ -213,7 +213,7 @@ fn askers() -> Vec<ClaimRequest> {
     askers
 }
 
-pub async fn claims_are_admitted_as_the_rules_say(store: &impl Store) {
+pub async fn claim_admission_follows_rules(store: &impl Store) {
     let mut tried = 0;
     for (settlement, lease_until) in states() {
         for expires_at in [NOW.as_secs() - 1, NOW.as_secs(), NOW.as_secs() + 1] {
@@ -264,7 +264,7 @@ fn expiring(settlement: Settlement, at: u64) -> Settlement {
     }
 }
 
-pub async fn a_takeover_is_told_from_whom(store: &impl Store) {
+pub async fn takeover_returns_replaced_record(store: &impl Store) {
     let dead = ClaimRequest {
         lease_until: before(NOW, 1),
         ..request("key", "m-1")
@@ -276,7 +276,7 @@ pub async fn a_takeover_is_told_from_whom(store: &impl Store) {
     assert_eq!(kept(store, "key", "m-1").await, record);
 }
 
-pub async fn a_completed_record_keeps_its_result(store: &impl Store) {
+pub async fn completed_record_keeps_result(store: &impl Store) {
     let omitted = StoredResult::Omitted("too long".into());
     for (part, result) in [
         ("object", StoredResult::Json(r#"{"id": "é\u0000"}"#.into())),
@@ -297,7 +297,7 @@ pub async fn a_completed_record_keeps_its_result(store: &impl Store) {
     }
 }
 
-pub async fn a_failed_record_keeps_its_error(store: &impl Store) {
+pub async fn failed_record_keeps_error(store: &impl Store) {
     for (part, error) in [
         ("told", "declined".to_owned()),
         ("empty", String::new()),
@@ -312,7 +312,7 @@ pub async fn a_failed_record_keeps_its_error(store: &impl Store) {
     }
 }
 
-pub async fn a_restored_key_is_as_before_the_claim(store: &impl Store) {
+pub async fn restored_key_is_as_before_claim(store: &impl Store) {
     let first = request("key", "m-1");
     claim(store, &first).await;
     assert_eq!(
@@ -349,7 +349,7 @@ pub async fn a_restored_key_is_as_before_the_claim(store: &impl Store) {
     assert_eq!(Some(kept(store, "open", "m-1").await), expected);
 }
 
-pub async fn an_ended_lease_is_taken_over_at_once(store: &impl Store) {
+pub async fn ended_lease_is_taken_over_at_once(store: &impl Store) {
     let mine = request("key", "m-1");
     claim(store, &mine).await;
     assert_eq!(
@@ -407,7 +407,7 @@ pub async fn failed_messages_are_never_admitted_again(store: &impl Store) {
     assert_eq!(record.error.as_deref(), Some("declined"));
 }
 
-pub async fn settlements_are_admitted_as_the_rules_say(store: &impl Store) {
+pub async fn settlement_admission_follows_rules(store: &impl Store) {
     let wanted = [complete("2"), fail("mine"), restore(None), end_lease()];
     for (n, (settlement, lease_until)) in states().into_iter().enumerate() {
         for (m, wanted) in wanted.iter().enumerate() {
@@ -448,7 +448,7 @@ pub async fn settlements_are_admitted_as_the_rules_say(store: &impl Store) {
     }
 }
 
-pub async fn a_late_settlement_changes_nothing(store: &impl Store) {
+pub async fn late_settlement_changes_nothing(store: &impl Store) {
     let slow = ClaimRequest {
         lease_until: before(NOW, 1),
         ..request("key", "m-1")
@@ -488,7 +488,7 @@ pub async fn a_late_settlement_changes_nothing(store: &impl Store) {
     assert_eq!(result, StoredResult::Json("mine".into()));
 }
 
-pub async fn a_settlement_sent_twice_is_found_as_wanted(store: &impl Store) {
+pub async fn repeated_settlement_counts_as_applied(store: &impl Store) {
     for wanted in [complete("1"), fail("no"), restore(None)] {
         let mine = request(wanted.name(), "m-1");
         claim(store, &mine).await;
@@ -512,7 +512,7 @@ pub async fn a_settlement_sent_twice_is_found_as_wanted(store: &impl Store) {
     }
 }
 
-pub async fn of_many_claims_at_once_one_is_admitted(store: &impl Store) {
+pub async fn concurrent_claims_admit_one(store: &impl Store) {
     for round in 0..20 {
         let requests: Vec<_> = (0..8).map(|_| request(&round.to_string(), "m-1")).collect();
         let claims = requests.iter().map(|request| store.claim(request));
@@ -524,7 +524,7 @@ pub async fn of_many_claims_at_once_one_is_admitted(store: &impl Store) {
     }
 }
 
-pub async fn keys_keep_apart_whatever_they_hold(store: &impl Store) {
+pub async fn keys_with_special_characters_are_distinct(store: &impl Store) {
     let long = "x".repeat(4096);
     let parts = [
         "a",
@@ -544,7 +544,7 @@ pub async fn keys_keep_apart_whatever_they_hold(store: &impl Store) {
     }
 }
 
-pub async fn the_largest_result_fits(store: &impl Store) {
+pub async fn largest_result_fits(store: &impl Store) {
     let mine = ClaimRequest {
         key: key(&"x".repeat(2000)),
         message_id: "m".repeat(1024),
