@@ -34,7 +34,7 @@ BANNED = (
     r"\bseen again\b",
     r"\bof another make\b",
     r"\bmend(s|ed|ing)?\b",
-    r"\b(is|are|was|were) none\b",
+    r"\b(is|are|was|were) (?-i:none)\b",
     r"(?<!injected )(?<!network )\bfaults\b",
     r"\bas it must be\b",
 )

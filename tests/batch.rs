@@ -1,4 +1,4 @@
-//! A batch: what runs, in which order, and what the response names.
+//! Batches: order of execution, isolation of messages, and the response.
 
 #![allow(
     clippy::unwrap_used,
@@ -37,7 +37,7 @@ use support::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What the message tells the handler to do.
+/// Behaviour of the handler, as the message asks for.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 enum Order {
@@ -49,7 +49,7 @@ enum Order {
     Block,
 }
 
-/// Does as told, and writes down for whom.
+/// Handler that obeys its messages and records their ids.
 #[derive(Clone, Default)]
 struct Obedient {
     ran: Arc<Mutex<Vec<String>>>,
@@ -141,7 +141,7 @@ async fn new_message_costs_2_requests_duplicate_1() {
     );
     assert_eq!(send("malformed", "no such order").await, [""; 0]);
 
-    // A crash: the future is dropped with its claim held.
+    // A crash: the future is dropped while its worker holds the claim.
     let event = serde_json::from_value(batch([record("crashed", &json!("hang"))])).unwrap();
     let dying = consumer.process(event, within(60 * SECOND));
     tokio::select! {
@@ -235,7 +235,7 @@ async fn second_payload_of_key_in_batch_is_refused() {
 
 #[tokio::test]
 async fn key_ignores_changes_by_handler() {
-    // Bodies are given to the handler by value: there is nothing it could change.
+    // The handler takes the body by value, so it cannot change the original.
     async fn change(mut order: Value, attempt: Attempt) -> Result<Value, Failure> {
         order["id"] = json!("changed");
         assert_eq!(attempt.key().as_str(), "test#o-1");
@@ -305,7 +305,7 @@ async fn hanging_handler_is_cut_off_in_time() {
     assert!(lease_until <= Timestamp::now(), "abandoned");
 }
 
-/// The outcome that was logged of each message, and the line on those that did not finish.
+/// Logged outcome of each message, and the line on unfinished messages.
 fn told_at_the_deadline() -> (BTreeMap<String, String>, Option<Value>) {
     let (mut outcomes, mut unfinished) = (BTreeMap::new(), None);
     for line in log::lines() {
@@ -348,7 +348,7 @@ async fn blocking_handler_does_not_delay_response() {
     assert_eq!(failed, ["blocks", "m-2"]);
     assert!(started.elapsed() < 2 * SECOND);
     let (logged, unfinished) = told_at_the_deadline();
-    // The third is logged on another thread.
+    // The third message is logged on another thread.
     assert_eq!(
         logged,
         outcomes([("blocks", "out_of_time"), ("m-2", "not_started")])
@@ -486,7 +486,7 @@ async fn handler_receives_delivery_facts() {
 
 #[tokio::test]
 async fn duplicate_without_output_is_acknowledged() {
-    /// Answers with more than a record holds.
+    /// Handler whose output is too large for a record.
     #[derive(Clone, Default)]
     struct Verbose(Arc<AtomicUsize>);
     impl Handler for Verbose {
@@ -549,7 +549,7 @@ async fn handler_can_fail_inspected_duplicate() {
     replies.0.lock().unwrap().sort_unstable();
     assert_eq!(*replies.0.lock().unwrap(), [2, 3, 4]);
 
-    // In one batch as well.
+    // Deliveries in one batch behave alike.
     let twice = batch([received("m-7", &json!(7), 1), received("m-7", &json!(7), 2)]);
     assert_eq!(
         process(&consumer, twice, within(10 * SECOND)).await,
@@ -583,7 +583,7 @@ async fn awaited_conflict_takes_outcome_of_owner() {
     );
 }
 
-/// A message of a group of a FIFO queue.
+/// Message of one group of a FIFO queue.
 fn fifo(id: &str, group: &str, order: &str) -> Value {
     in_group(record(id, &json!(order)), group)
 }
@@ -650,7 +650,7 @@ async fn fifo_group_stops_at_permanent_failure_if_set() {
 
 #[tokio::test]
 async fn fifo_group_stops_at_unrecorded_failure() {
-    /// A mode whose permanent failures leave no record, as on an item.
+    /// Mode whose permanent failures leave no record, as on an item.
     struct Forgetful(Once<MemoryStore>);
     impl Mode<u32> for Forgetful {
         async fn run<W, F>(&self, operation: Operation, work: W) -> Outcome
@@ -753,8 +753,8 @@ fn orders() -> impl Strategy<Value = Vec<(u8, Order)>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever the batch: each message that failed is named, once, in the batch's order, and
-    /// no other; and none runs twice.
+    /// Any batch: the response names each failed message once, in batch order, and no other. No
+    /// message runs twice.
     #[test]
     fn response_lists_failed_messages_only(orders in orders(), concurrency in 1..12_usize) {
         // A message id always comes with the same order.
@@ -778,16 +778,16 @@ proptest! {
         prop_assert_eq!(handler.ran().len(), told.len());
     }
 
-    /// In a FIFO queue: each group runs in order, one message at a time, up to its first failure
-    /// that is not permanent. The response names failed messages and those that did not run, in
-    /// the batch's order, and no others.
+    /// FIFO queue: each group runs in order, one message at a time, up to its first failure that is
+    /// not permanent. The response names failed and unstarted messages in batch order, and no
+    /// others.
     #[test]
     fn fifo_group_runs_up_to_first_retryable_failure(
         orders in prop::collection::vec(
             (0..4_usize, prop_oneof![9 => order(), 1 => Just(Order::Hang)]),
             0..30,
         ),
-        // One for each group at least: behind a handler that hangs, nothing is started.
+        // At least one start for each group: nothing starts behind a hanging handler.
         concurrency in 4..8_usize,
     ) {
         let mut failed_groups = std::collections::BTreeSet::new();

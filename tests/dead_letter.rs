@@ -1,4 +1,4 @@
-//! Direct dead-lettering: copies, their confirmation, and every way in which they come to nothing.
+//! Direct dead-lettering: copies, their confirmation, and every failure to make one.
 
 #![allow(
     clippy::unwrap_used,
@@ -34,7 +34,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const DEAD: &str = "/orders-dead";
 const SEND: &str = "SendMessageBatch";
 
-/// Does what the message says, and counts the runs.
+/// Handler that obeys the message and counts its runs.
 #[derive(Clone, Default)]
 struct Obedient(Arc<AtomicUsize>);
 
@@ -55,7 +55,7 @@ impl Handler for Obedient {
     }
 }
 
-/// An SQS, a table and a consumer that dead-letters directly.
+/// SQS, a table, and a consumer with direct dead-lettering.
 struct World {
     sqs: Sqs,
     store: MemoryStore,
@@ -85,7 +85,7 @@ impl World {
         }
     }
 
-    /// The ids that are reported as failed.
+    /// Ids reported as batch item failures.
     async fn process(&self, messages: impl IntoIterator<Item = Value>) -> Vec<String> {
         process(&self.consumer, batch(messages), within(60 * SECOND)).await
     }
@@ -94,7 +94,7 @@ impl World {
         self.sqs.sent_to(DEAD)
     }
 
-    /// The bodies' `id`s, of all copies.
+    /// The `id` in the body of each copy.
     fn copied(&self) -> Vec<String> {
         let copies = self.copies();
         let id = |copy: &Value| {
@@ -136,7 +136,7 @@ fn fifo(message: Value) -> Value {
     message
 }
 
-/// The text of a copy's attribute.
+/// Text of an attribute of a copy.
 fn text<'a>(copy: &'a Value, name: &str) -> Option<&'a str> {
     let attribute = &copy["MessageAttributes"][name];
     assert!(attribute.is_null() || attribute["DataType"] == "String");
@@ -160,7 +160,7 @@ async fn declined_message_is_copied_and_acknowledged() {
     assert_eq!(text(&copies[0], "SqsOnceError"), Some("card declined"));
     assert_eq!(text(&copies[0], "SqsOnceKey"), Some("test#m-2"));
     assert!(world.is_failed("m-2"));
-    // Its visibility is no longer of interest.
+    // The visibility timeout does not matter to this test.
     let changed: Vec<_> = world.sqs.changes().into_iter().map(|(r, _)| r).collect();
     assert_eq!(changed, ["receipt-m-3-1"]);
     let line = log::lines_of("batch processed").pop().unwrap();
@@ -327,7 +327,7 @@ async fn lost_responses_leave_message_unacknowledged() {
         world.sqs.turn_for(SEND, mood);
         assert_eq!(world.process([declined("m-1")]).await, ["m-1"], "{mood:?}");
         assert!(!world.copies().is_empty());
-        // The endpoint gave no answer.
+        // The endpoint gave no response.
         later(301 * SECOND).await;
     }
     world.sqs.turn_for(SEND, Mood::Willing);
@@ -486,7 +486,7 @@ async fn fifo_copy_keeps_group_and_first_id() {
     }
     assert_eq!(world.runs(), 4);
 
-    // Nothing of the sort on a standard queue.
+    // A standard queue copies neither.
     assert_eq!(world.process([declined("m-5")]).await, [""; 0]);
     let copy = world.copies().pop().unwrap();
     assert!(copy["MessageGroupId"].is_null() && copy["MessageDeduplicationId"].is_null());
@@ -600,7 +600,7 @@ async fn error_and_key_attributes_fit_sqs() {
     );
 }
 
-/// Moves the clock that the consumer measures by.
+/// Moves the consumer's clock.
 async fn later(by: Duration) {
     tokio::time::pause();
     tokio::time::advance(by).await;

@@ -1,4 +1,4 @@
-//! Each example with its sample event, and what it does with messages that it must refuse.
+//! Each example with its sample event, and with messages that it must refuse.
 
 #![allow(
     clippy::unwrap_used,
@@ -39,13 +39,13 @@ use support::{
     event,
 };
 
-/// The sample event that ships with an example.
+/// Sample event that ships with an example.
 fn sample(name: &str) -> Value {
     let path = format!("{}/events/{name}.json", env!("CARGO_MANIFEST_DIR"));
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// How many messages of an event are reported as failed.
+/// Number of messages of an event reported as failed.
 async fn process<M: Mode<H::Output>, H: Handler>(
     consumer: &Arc<Consumer<M, H>>,
     event: Value,
@@ -55,7 +55,7 @@ async fn process<M: Mode<H::Output>, H: Handler>(
         .len()
 }
 
-/// What the log says of one message, which must be reported as failed: the outcome and why.
+/// Logged outcome and reason of one message, which must be reported as failed.
 async fn refusal<M: Mode<H::Output>, H: Handler>(
     consumer: &Arc<Consumer<M, H>>,
     body: &Value,
@@ -64,7 +64,7 @@ async fn refusal<M: Mode<H::Output>, H: Handler>(
     let lines = tracing_subscriber::fmt().json().flatten_event(true);
     let writer = log.clone();
     let lines = lines.with_writer(move || writer.clone()).finish();
-    // For this thread, which is the only one of a test's runtime.
+    // Logs of this thread, the only one of the test's runtime.
     let _until_dropped = tracing::subscriber::set_default(lines);
     let event = event::batch([event::record("m-1", body)]);
     assert_eq!(process(consumer, event).await, 1, "{body}");
@@ -95,7 +95,7 @@ fn permanent(why: &str) -> (String, String) {
     (outcome, format!("failed permanently: {why}"))
 }
 
-/// A table's items as JSON, by their primary key.
+/// Items of a table as JSON, by primary key.
 async fn items(dynamo: &Dynamo, table: &str, key: &str) -> BTreeMap<String, Value> {
     let records = dynamo.records(table).await.into_iter();
     let items = records.map(|item| serde_dynamo::from_item::<_, Value>(item).unwrap());
@@ -135,7 +135,7 @@ mod creating_a_user {
             })
         );
         assert_eq!(users.len(), 2);
-        // What the user did meanwhile stays.
+        // The change that the user made meanwhile stays.
         let mut changed = users["ada@example.com"].clone();
         changed["name"] = json!("Augusta Ada King");
         dynamo.put("users", to_item(&changed)).await;
@@ -167,7 +167,7 @@ mod creating_a_user {
         assert!(dynamo.records("users").await.is_empty());
     }
 
-    /// A set of strings stays one.
+    /// A set of strings stays a set.
     fn to_item(user: &Value) -> Item {
         use aws_sdk_dynamodb::types::AttributeValue;
         let mut item: Item = serde_dynamo::to_item(user).unwrap();
@@ -307,7 +307,7 @@ mod debiting_an_account {
             let body = json!({"debitId": format!("d-{n}"), "accountId": ACCOUNT, "cents": 1500});
             event::record(&format!("m-{n}"), &body)
         });
-        // Six are covered.
+        // The balance covers six debits.
         assert_eq!(process(&consumer, event::batch(debits)).await, 14);
         let account = &items(&dynamo, "accounts", "accountId").await[ACCOUNT];
         assert_eq!(account["balance"], 1000);
@@ -377,7 +377,7 @@ mod placing_an_order {
             .into()
     }
 
-    /// The status of an order's record, and what it says.
+    /// Status and content of an order's record.
     async fn recorded(dynamo: &Dynamo, order: &str) -> (String, Value) {
         let record = dynamo
             .record("records", &format!("orders#{order}"))
@@ -473,7 +473,7 @@ mod placing_an_order {
         assert_eq!(process(&consumer, sample("place-order")).await, 0);
         dynamo.create_table("emptied").await;
         let consumer = remembering_in(&dynamo, "emptied");
-        // The order, and its double in the same batch.
+        // The order and its duplicate in the same batch.
         assert_eq!(process(&consumer, sample("place-order")).await, 2);
         assert_eq!(stock(&dynamo).await, pieces(4, 1, 5));
     }

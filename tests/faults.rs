@@ -1,5 +1,5 @@
-//! Whatever happens between the consumer and its table: the real SDK over HTTP, against a
-//! DynamoDB that fails on purpose, at every request of the protocol.
+//! Faults between the consumer and its table, at every request of the protocol. The real SDK talks
+//! HTTP to a DynamoDB that fails on purpose.
 
 #![allow(
     clippy::unwrap_used,
@@ -37,8 +37,7 @@ use tokio::{
     net::TcpStream,
 };
 
-/// A fault; whether the request is applied all the same; whether a claim is tried again, by the
-/// SDK or by the worker.
+/// A fault, whether DynamoDB applies the request, and whether SDK or worker retries a claim.
 type Row = (Fault, bool, bool);
 
 const FAULTS: [Row; 14] = [
@@ -94,7 +93,7 @@ const fn step(
     }
 }
 
-/// Every fault at every step, lived through once for all tests.
+/// Every fault at every step, run once and shared by all tests.
 fn stories() -> &'static [(Story, Row)] {
     static STORIES: OnceLock<Vec<(Story, Row)>> = OnceLock::new();
     STORIES.get_or_init(|| live(&FAULTS))
@@ -124,12 +123,12 @@ fn live(faults: &[Row]) -> Vec<(Story, Row)> {
     runtime.block_on(lived.buffered(16).collect())
 }
 
-/// Whether the request that met the fault was answered in the end.
+/// Whether the failed request received a response in the end.
 fn answered(story: &Story, (fault, _, retried): Row) -> bool {
     let step = &story.step;
     let repeated = match step.request {
         "Claim" => retried,
-        // A worker repeats a settlement whatever happens, unless it is rejected.
+        // A worker retries a settlement after every error but a rejection.
         _ => fault != Fault::Denied && step.before != Before::UnansweredClaim,
     };
     story.lasting == Lasting::Once && repeated
@@ -180,7 +179,7 @@ fn repeated_effect_is_announced_to_handler() {
     }
 }
 
-/// Only a run that says so is sure to have had no effect.
+/// Only a run that declares so is sure to have had no effect.
 fn told_of_effects(story: &Story) {
     let mut effects = std::collections::BTreeMap::<_, usize>::new();
     for run in &story.runs {
@@ -221,7 +220,7 @@ fn unanswered_request_fails_message_and_keeps_write() {
         } else {
             step.not_applied
         };
-        // An unanswered claim runs nothing.
+        // An unanswered claim runs no handler.
         let claimed = step.request != "Claim" && step.before != Before::UnansweredClaim;
         let seen = (first.acknowledged, first.runs.len(), first.left);
         assert_eq!(seen, (false, usize::from(claimed), left), "{row:?} {story}");
@@ -276,14 +275,15 @@ fn empty_response_is_rejected() {
     }
 }
 
-/// One message at a time, so that all tries of the first one's request meet the fault, and no other.
+/// One message at a time, so that the fault hits all tries of the first message's request and no
+/// other request.
 #[tokio::test]
 async fn fault_of_one_message_spares_others() {
     use Fault::{
         Denied, HoldAnswer, HoldRequest, Refuse, Throttle, ThroughputExceeded, TransactionConflict,
     };
     let counted = FAULTS.iter().filter(|(fault, ..)| {
-        // These end by a timeout or last for all.
+        // These faults end by a timeout or persist.
         ![HoldRequest, HoldAnswer, Refuse].contains(fault)
     });
     let stories = counted.flat_map(|row| [("Claim", row), ("UpdateItem", row)]);
@@ -291,7 +291,7 @@ async fn fault_of_one_message_spares_others() {
         let dynamo = Dynamo::start().await;
         dynamo.create_table(TABLE).await;
         let tries = if retried { Dynamo::ATTEMPTS } else { 1 };
-        // Contention, and what happens to a settlement, is outlasted by the worker.
+        // The worker outlasts contention, and every fault of a settlement.
         let outlasted = [Throttle, ThroughputExceeded, TransactionConflict].contains(&fault)
             || request == "UpdateItem" && fault != Denied;
         (0..tries).for_each(|_| dynamo.fail(request, fault));
@@ -306,11 +306,11 @@ async fn fault_of_one_message_spares_others() {
     join_all(stories).await;
 }
 
-/// A claim that is rejected was not applied, so there is no lease to end.
+/// A rejected claim was not applied, so no lease has to end.
 #[tokio::test]
 async fn rejected_claim_sends_no_second_write() {
     let dynamo = Dynamo::start().await;
-    // There is no table.
+    // The table does not exist.
     for (fault, code) in [
         (Some(Fault::Denied), "AccessDeniedException"),
         (None, "ResourceNotFoundException"),
@@ -327,8 +327,8 @@ async fn rejected_claim_sends_no_second_write() {
     }
 }
 
-/// One client for all, as a process has. Its claims are throttled until the SDK's retry quota is
-/// used up, and then a completion is, until shortly before its deadline.
+/// One SDK client for all messages, as in a process. DynamoDB throttles claims until the SDK's
+/// retry quota is used up, and then a completion until shortly before its deadline.
 #[tokio::test]
 async fn throttled_completion_is_recorded_in_time() {
     let dynamo = Dynamo::start().await;
@@ -367,7 +367,7 @@ async fn throttled_completion_is_recorded_in_time() {
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Half of its time is its reserve.
+/// Half of the time is reserve.
 fn operation(id: &str, budget: Duration) -> Operation {
     Operation::new(
         Key::new(&namespace(), [id]).unwrap(),
@@ -377,8 +377,8 @@ fn operation(id: &str, budget: Duration) -> Operation {
     )
 }
 
-/// Asks on a connection of its own to count the table's items, and reads until the server
-/// closes or, after an answer, has nothing more to say.
+/// Sends a request to count the table's items on a connection of its own. Reads until the server
+/// closes, or is silent after its response.
 async fn ask(dynamo: &Dynamo) -> io::Result<String> {
     let address = dynamo.endpoint().strip_prefix("http://").unwrap();
     let mut stream = TcpStream::connect(address).await?;

@@ -22,7 +22,7 @@ use sqs_once::{
     store::MemoryStore,
 };
 
-/// A request as API Gateway sends it: to an HTTP API, or to a REST API.
+/// Request as API Gateway sends it, to an HTTP API or to a REST API.
 #[derive(Clone)]
 struct Call {
     rest: bool,
@@ -245,7 +245,7 @@ async fn request_without_caller_is_refused() {
         let allowed = call.answer(&store, true).await;
         assert_eq!(allowed.0, StatusCode::CREATED, "{n}");
         assert_eq!(call.answer(&store, true).await, allowed, "{n}");
-        // A caller that is known still has results of its own.
+        // An identified caller still has results of its own.
         let known = user().body(r#"{"amount": 2}"#).answer(&store, true).await;
         assert_eq!(known.0, StatusCode::CREATED, "{n}");
     }

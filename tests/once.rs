@@ -1,4 +1,4 @@
-//! One operation: what runs, what is recorded, what the next attempt is told.
+//! One operation: handler runs, recorded outcomes, and the history given to the next attempt.
 
 #![allow(
     clippy::unwrap_used,
@@ -35,7 +35,7 @@ thread_local! {
     static CLOCK: Cell<Timestamp> = const { Cell::new(Timestamp::from_millis(1_800_000_000_000)) };
 }
 
-/// The wall clock of the test's thread: it moves when the test says so.
+/// Wall clock of the test's thread, moved by the test.
 fn now() -> Timestamp {
     CLOCK.get()
 }
@@ -61,7 +61,7 @@ fn operation(message_id: &str, payload: &str) -> Operation {
     )
 }
 
-/// What the handler was told, per time it ran.
+/// History given to the handler, for each run.
 #[derive(Clone, Default)]
 struct Runs(Arc<Mutex<Vec<History>>>);
 
@@ -78,13 +78,13 @@ impl Runs {
         self.0.lock().unwrap().last().cloned().unwrap()
     }
 
-    /// The time from which the last attempt was informed to look for effects.
+    /// Time from which the last attempt must look for earlier effects.
     fn open_since(&self) -> Option<Timestamp> {
         self.last().open.expect("an open attempt").first_claimed_at
     }
 }
 
-/// Runs the operation with a handler that answers `answer`.
+/// Runs the operation with a handler that returns `answer`.
 async fn run<S: Store + Clone, T: serde::Serialize + Send>(
     store: &S,
     operation: Operation,
@@ -110,7 +110,7 @@ fn busy() -> Result<(), Failure> {
     Err(Failure::retryable("busy"))
 }
 
-/// Leaves a claim behind as a crash does: nothing is written after it.
+/// Leaves a claim behind as a crash does: the worker writes nothing after it.
 async fn crash(store: &Lossy, message_id: &str) -> Owner {
     let once = once(store);
     let mut dying = Box::pin(once.run(operation(message_id, "p"), |_| {
@@ -166,7 +166,7 @@ async fn permanent_failure_runs_once_per_message() {
     assert_eq!(runs.count(), 1);
     assert_eq!(store.sent(), ["claim", "fail", "claim"]);
 
-    // A new message runs, with a corrected payload too.
+    // A new message runs, also with a corrected payload.
     let resent = run(&store, operation("m-2", "corrected"), &runs, Ok(1)).await;
     assert!(matches!(resent, Outcome::Done(_)));
     assert_eq!(runs.last().open, None);
@@ -320,7 +320,7 @@ async fn other_payload_waits_until_record_is_deleted() {
     assert!(matches!(forgotten, Outcome::Done(_)));
 }
 
-/// DynamoDB's TTL deletes a record past its end: the promises hold while it is kept.
+/// DynamoDB's TTL deletes an expired record. The promises hold while the record is kept.
 #[tokio::test]
 async fn redrive_after_ttl_deletion_runs_again() {
     let (store, runs) = (Lossy::default(), Runs::default());
@@ -403,10 +403,10 @@ async fn lease_and_expiry_follow_settings() {
     assert_eq!(record(&store).expires_at, wanted.as_secs());
 }
 
-/// Its timers may not have told it: they can stand still too.
+/// The timers of a frozen worker may not have fired.
 #[tokio::test(start_paused = true)]
 async fn frozen_worker_without_lease_does_not_start() {
-    // The margin of a second is for workers whose clocks are ahead: their takeover may come now.
+    // The margin of a second is for workers whose clocks are ahead: they may take over from now on.
     for (frozen_for, begins) in [(10 * SECOND, true), (10 * SECOND + MILLISECOND, false)] {
         let store = Lossy::fates([Fate::Late(MILLISECOND)]);
         let runs = Runs::default();
@@ -549,7 +549,7 @@ async fn unanswered_claim_is_abandoned() {
         assert_eq!(runs.count(), 0);
         assert_eq!(store.sent(), ["claim", "end_lease"]);
 
-        // An applied claim had a lease of 11 seconds. Its end is the time of the abandonment.
+        // The applied claim has a lease of 11 seconds. It ends when the worker abandons the claim.
         if fate == Fate::AnswerLost {
             assert_eq!(lease_until(&store), now());
         }
@@ -580,7 +580,7 @@ async fn contended_claim_is_retried_for_tenth_of_time() {
     store.throttle("claim", started + 60 * SECOND);
     let outcome = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     assert!(matches!(outcome, Outcome::StoreUnavailable(_)));
-    // Nine seconds until handlers are cut off.
+    // Handlers are cut off after nine seconds.
     let took = started.elapsed();
     assert!(
         (800 * MILLISECOND..=900 * MILLISECOND).contains(&took),

@@ -1,4 +1,4 @@
-//! Outages of DynamoDB: the invocations that fail, so that Lambda's Errors metric shows them.
+//! Outages of DynamoDB: the failed invocations that show in Lambda's Errors metric.
 
 #![allow(
     clippy::unwrap_used,
@@ -37,7 +37,7 @@ async fn plan(_: Value, _: Attempt) -> Result<Done<()>, Failure> {
     Ok(Done::new(()).with(write))
 }
 
-/// A store whose client gives up soon.
+/// Store whose client gives up soon.
 fn store(dynamo: &Dynamo, table: &str) -> DynamoStore {
     let timeouts = TimeoutConfig::builder()
         .operation_attempt_timeout(SECOND / 2)
@@ -52,7 +52,7 @@ async fn dynamo() -> Dynamo {
     dynamo
 }
 
-/// The ids that are reported as failed, or the error of the invocation.
+/// Ids reported as failed, or the error of the invocation.
 async fn process<M: Mode<H::Output>, H: Handler>(
     consumer: Consumer<M, H>,
     messages: impl IntoIterator<Item = Value>,

@@ -1,7 +1,7 @@
-//! One table for this consumer and for Powertools for AWS Lambda (Python): what one did the other
-//! knows, whichever came first.
+//! One table for this consumer and for Powertools for AWS Lambda (Python). Each program honours the
+//! other's records, in either order.
 //!
-//! The library itself runs, from `.venv` (`make test` installs it) or `POWERTOOLS_PYTHON`.
+//! The tests run the real library, from `.venv` (`make test` installs it) or `POWERTOOLS_PYTHON`.
 
 #![allow(
     clippy::unwrap_used,
@@ -85,14 +85,14 @@ async fn in_progress_is_conflict_on_both_sides() {
             panic!("not in progress: {left:?}")
         };
         let lease = Timestamp::now().until(lease_until).as_secs();
-        // Without a context Powertools holds on for as long as the record is kept.
+        // Without a Lambda context, Powertools locks the key for as long as the record is kept.
         let expected = if remaining_ms.is_some() {
             30..=60
         } else {
             3500..=3600
         };
         assert!(expected.contains(&lease), "{id}: {lease} s");
-        // Nobody here owns it, so nobody settles it.
+        // The record has no owner here, so no worker settles it.
         let restore = Settlement::Restore(Claimed::over(None));
         for wanted in [restore, Settlement::EndLease { last_end: None }] {
             let answer = both.settle(&both.claim(id), wanted).await;
@@ -115,7 +115,7 @@ async fn ended_lease_is_taken_over_on_both_sides() {
     tokio::time::sleep(Duration::from_millis(10)).await;
     let second = both.here(&order("theirs")).await;
     assert!(second.acknowledged);
-    // It is informed, without a time: Powertools records none.
+    // The handler is informed, without a time: Powertools records none.
     let without_time = OpenAttempts {
         first_claimed_at: None,
         last_end: None,
@@ -130,7 +130,7 @@ async fn ended_lease_is_taken_over_on_both_sides() {
         .await;
     assert_eq!(abandoned, SettleAnswer::Applied);
     assert_eq!(both.there(&order("ours")).await["answer"], theirs());
-    // Late, and fenced off from what Powertools recorded.
+    // The late completion is refused, as Powertools recorded a newer result.
     let complete = Settlement::Complete {
         result: StoredResult::Json("\"late\"".into()),
         expires_at: mine.expires_at,
@@ -143,7 +143,7 @@ async fn ended_lease_is_taken_over_on_both_sides() {
 #[tokio::test]
 async fn expired_record_is_absent_on_both_sides() {
     let mut both = Both::new().await;
-    // Powertools writes EXPIRED when a function ends after its record expired, as it does here.
+    // Powertools writes EXPIRED when a function ends after its record expired, as in this case.
     both.config = json!({"expires_after_seconds": -10});
     assert_eq!(both.there(&order("theirs")).await["ran"], true);
     assert_eq!(
@@ -176,7 +176,7 @@ async fn powertools_reruns_permanent_failure() {
         both.here(&order("o-1")).await.ran.is_none(),
         "the same message"
     );
-    // An exception deletes the record, ours too: Powertools has no fence.
+    // An exception deletes the record, also one of sqs-once: Powertools has no fence.
     let again = both.powertools(&order("o-1"), "raise", Some(60_000)).await;
     assert_eq!(
         again,

@@ -1,5 +1,4 @@
-//! The consumer as it ships, behind a Runtime API: what a batch, a crash, a slow gateway or a
-//! missing table come to when the release binary meets them.
+//! The release binary behind a Runtime API: batches, crashes, a slow gateway, and a missing table.
 
 #![allow(
     clippy::unwrap_used,
@@ -25,7 +24,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// tests/visibility.rs has a queue that cannot be reached.
+/// tests/visibility.rs covers an unreachable queue.
 const NO_QUEUE: [(&str, &str); 1] = [("CONSUMER_VISIBILITY", "off")];
 
 /// Orders o-1, o-2, ... in messages m-1, m-2, ...
@@ -279,7 +278,7 @@ async fn slow_gateway_is_cut_off_and_retry_informed() {
         record("m-slow", &order("slow")),
         record("m-1", &order("o-1")),
     ]);
-    // An answer after the deadline would be `TimedOut`.
+    // A response after the deadline would be `TimedOut`.
     let response = lambda
         .invoke(event, Duration::from_secs(2))
         .await
@@ -314,7 +313,7 @@ async fn message_without_time_is_not_started() {
     ];
     let lambda = stage.consumer(&settings).await;
     stage.gateway.script("o-1", [Reply::Hang]);
-    // After the first one's second, half a second is left of two less the reserve.
+    // The first message takes one second. Half a second is left of two seconds less the reserve.
     let answer = lambda.invoke(orders(1..=2), Duration::from_secs(2)).await;
     assert_eq!(failed(&answer.response()), ["m-1", "m-2"]);
     assert_eq!(
@@ -369,7 +368,7 @@ async fn refused_dynamodb_connection_fails_closed() {
 
 #[tokio::test]
 async fn silent_dynamodb_fails_closed_in_time() {
-    // Connections are made, by the kernel, and then nobody reads.
+    // The kernel accepts connections, and no process reads from them.
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     fails_closed(&format!("http://{}", silent.local_addr().unwrap())).await;
 }
@@ -468,7 +467,7 @@ async fn lease_without_deadline_is_configured_budget() {
         .consumer(&[("IDEMPOTENCY_LEASE_FALLBACK", "2m")])
         .await;
     stage.gateway.script("o-1", [Reply::Hang]);
-    // What `cargo lambda watch` says: ten minutes after the epoch.
+    // `cargo lambda watch` sends this deadline: ten minutes after the epoch.
     let invocation = lambda.invoke_until(orders(1..=1), 600_000, TIME);
     let (answer, lease) = join!(invocation, async {
         stage.gateway.arrived("o-1", 1).await;
@@ -539,7 +538,7 @@ async fn each_message_logs_one_json_line() {
     }
 }
 
-/// The release profile's other binary: its messages say what the handler does.
+/// The other binary of the release profile, whose messages control the handler.
 async fn obedient(stage: &Stage) -> Lambda {
     Lambda::start_binary(&example("panicking"), stage.env(&[])).await
 }
@@ -583,7 +582,7 @@ async fn cut_off_handler_is_informed_on_retry() {
     assert_eq!(failed(&answer.response()), ["m-1"]);
     let answer = lambda.invoke(event(), TIME).await;
     assert_eq!(failed(&answer.response()), [""; 0]);
-    // What the handler returns is whether it was told.
+    // The handler returns whether it was informed.
     let record = stage.record("m-1").await.unwrap();
     assert_eq!(text(&record, "result"), "true");
 }

@@ -1,4 +1,4 @@
-//! Every store keeps the same rules: one suite, run against each.
+//! The conformance suite, run against each store.
 
 #![allow(
     clippy::unwrap_used,
@@ -45,7 +45,8 @@ fn single_table() -> Layout {
     names.sort_key("SK", "idempotency").unwrap()
 }
 
-/// Every attribute by another name, among them reserved words and what an expression can't say.
+/// Other names for all attributes, among them reserved words and names that an expression cannot
+/// hold.
 fn renamed() -> Layout {
     let names = [
         (Field::Id, "size"),

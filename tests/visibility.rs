@@ -1,4 +1,4 @@
-//! Visibility timeouts of failed messages: the calls that a batch makes the consumer send to SQS.
+//! Visibility timeouts of failed messages: the calls that the consumer sends to SQS for a batch.
 
 #![allow(
     clippy::unwrap_used,
@@ -28,7 +28,7 @@ use support::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Does what the message says.
+/// Handler that obeys the message.
 async fn obey(order: String, _: Attempt) -> Result<(), Failure> {
     match order.as_str() {
         "succeed" => Ok(()),
@@ -39,7 +39,7 @@ async fn obey(order: String, _: Attempt) -> Result<(), Failure> {
     }
 }
 
-/// The longest waits there are: all of the jitter.
+/// The longest possible waits: full jitter.
 fn visibility(sqs: &Sqs) -> Visibility {
     let visibility = Visibility::new(sqs.client()).jitter(|most| most);
     visibility.backoff(4 * SECOND, 60 * SECOND)
@@ -214,7 +214,7 @@ async fn sqs_error_does_not_change_response() {
                 ["m-1"]
             );
         }
-        // What was refused may be granted any time.
+        // A denied permission may be granted at any time.
         assert_eq!(sqs.calls("GetQueueUrl").len(), looked_up, "{mood:?}");
     }
 }
@@ -270,7 +270,7 @@ async fn silent_sqs_is_not_called_for_five_minutes() {
 
 #[tokio::test]
 async fn unreachable_sqs_is_logged_with_its_cause() {
-    // Nothing listens there any more.
+    // The port no longer listens.
     let port = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("http://{}", port.local_addr().unwrap());
     drop(port);
@@ -308,7 +308,7 @@ async fn batch_does_not_wait_for_other_sqs_calls() {
     assert_eq!(sqs.changes(), [change("m-2", 1, 4)]);
 }
 
-/// Processes one order that is declined again and again; answers its new visibility timeout.
+/// Processes one order that is declined again and again, and returns its new visibility timeout.
 async fn decline(
     sqs: &Sqs,
     consumer: &Arc<Consumer<Once<MemoryStore>, impl Handler<Output: serde::Serialize>>>,
@@ -322,7 +322,7 @@ async fn decline(
     sqs.changes()[before].1
 }
 
-/// Waits until a line with `message` was logged.
+/// Waits for a log line with `message`.
 async fn logged(message: &str) -> Value {
     let line = async {
         loop {
@@ -343,7 +343,7 @@ const NOT_READ: &str = "the queue's attributes could not be read";
 async fn poison_with_dlq_is_visible_at_once() {
     let sqs = Sqs::start(Mood::Willing).await;
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
-    // Until the attributes are known.
+    // Until the consumer has the queue's attributes.
     let settled = async { while decline(&sqs, &consumer, 40).await != 0 {} };
     tokio::time::timeout(support::PATIENCE, settled)
         .await
@@ -411,7 +411,7 @@ async fn queue_attributes_never_delay_response() {
     assert_eq!(decline(&sqs, &consumer, 4).await, 32);
     assert!(started.elapsed() < SECOND, "{:?}", started.elapsed());
 
-    // As in a process that Lambda froze: the call's time is over when it goes on.
+    // Simulates a process frozen by Lambda: the call times out as soon as the process continues.
     later(600 * SECOND).await;
     sqs.turn_for("GetQueueAttributes", Mood::Willing);
     let settled = async { while decline(&sqs, &consumer, 40).await != 0 {} };
@@ -456,14 +456,14 @@ async fn queue_outliving_records_warns_once() {
     }
 }
 
-/// Moves the clock that the consumer measures by.
+/// Moves the consumer's clock.
 async fn later(by: Duration) {
     tokio::time::pause();
     tokio::time::advance(by).await;
     tokio::time::resume();
 }
 
-/// The errors of calls that changed nothing, since the last look.
+/// Errors of failed calls, since the last look.
 fn not_changed() -> Vec<String> {
     let mut errors = Vec::new();
     for line in log::lines() {

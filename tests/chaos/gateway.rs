@@ -1,6 +1,6 @@
-//! A payment gateway that honours `Idempotency-Key`, as real ones do: of all requests with one
-//! key it charges the first that it takes, and counts them all. Each worker has a URL of its own,
-//! so that it is known who asks.
+//! A payment gateway that honours `Idempotency-Key`, as real gateways do. Of all requests with one
+//! key it charges the first that it accepts, and counts them all. Each worker has a URL of its own,
+//! so that the ledger knows the sender.
 
 use std::{
     collections::HashMap,
@@ -32,7 +32,7 @@ pub(crate) struct Gateway {
 struct Desk {
     seed: Seed,
     ledger: Arc<Ledger>,
-    /// Requests per key.
+    /// Requests by key.
     requests: Mutex<HashMap<String, u32>>,
 }
 
@@ -55,7 +55,7 @@ impl Gateway {
     }
 }
 
-/// Dropped without an end, the caller has hung up.
+/// Dropped without an end: the caller has hung up.
 struct Open<'a> {
     ledger: &'a Ledger,
     charge: usize,

@@ -1,4 +1,4 @@
-//! Each rule for what becomes of a message is able to fail, as in `proof.rs`.
+//! Test of the rules for the end of a message, as in `proof.rs`.
 
 use crate::{
     faults::Fault,
@@ -29,13 +29,16 @@ fn dead_lettered_message_needs_a_reason() {
         "though nothing is wrong with it",
     );
     let unread = [sent(1, Kind::Good, None), dead_lettered(1)];
-    caught(&unread, "nobody knows why m-1");
+    caught(
+        &unread,
+        "m-1 is in the dead-letter queue for no known reason",
+    );
     let mut table = ends(Kind::Undecodable, &["invalid"]);
     table.push(claimed(1, "a", 1000));
     caught(&table, "got as far as the table");
 }
 
-/// The nth delivery of m-1, to a worker of its own, with `during` between its coming and going.
+/// The nth delivery of m-1, to a worker of its own, with `during` between receive and verdict.
 fn received(nth: u32, during: Vec<Event>, end: End) -> Vec<Event> {
     let mut events = vec![delivered(1, nth)];
     events.extend(during);
@@ -111,7 +114,7 @@ fn conflict_without_other_claim_is_found() {
         with(vec![], vec![], "a"),
         with(claim("a"), vec![], "c"),
         with(over, vec![], "a"),
-        // With itself: an answer was lost.
+        // A conflict with its own claim, whose response was lost.
         with(vec![], claim("b"), "b"),
     ] {
         caught(&wrong, "nobody else held a claim");

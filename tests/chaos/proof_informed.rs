@@ -1,4 +1,4 @@
-//! The rule for what a worker is informed of is able to fail, as in `proof.rs`.
+//! Test of the rule for informed workers, as in `proof.rs`.
 
 use crate::{
     ledger::{ChargeEnd, End, Event, Settled},
@@ -9,7 +9,7 @@ use crate::{
     },
 };
 
-/// A first attempt that ends so, and a second one by worker 8 that is informed so.
+/// A first attempt that is settled as `first`, and a second one by worker 8 that is `informed`.
 fn attempts(first: Settled, informed: Option<Event>) -> Vec<Event> {
     let mut events = vec![
         sent(1, Kind::Good, None),
@@ -36,7 +36,7 @@ fn uninformed_charge_over_open_attempt_is_found() {
     clean(&open(Some(informed(8, 1))));
     let wanted = "not informed of an attempt open since 1970-01-01T00:00:01Z";
     caught(&open(None), wanted);
-    // Of a later one, and another worker.
+    // Information about a later attempt of another worker.
     caught(&open(Some(informed(8, 5))), wanted);
     caught(&open(Some(informed(7, 1))), wanted);
 }
@@ -44,7 +44,7 @@ fn uninformed_charge_over_open_attempt_is_found() {
 #[test]
 fn history_without_open_attempt_is_found() {
     clean(&attempts(Settled::Restored, None));
-    let wanted = "open since 1970-01-01T00:00:01Z, and there was none";
+    let wanted = "open since 1970-01-01T00:00:01Z, and no attempt was open";
     caught(&attempts(Settled::Restored, Some(informed(8, 1))), wanted);
 }
 

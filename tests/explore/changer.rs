@@ -1,4 +1,4 @@
-//! The handlers whose effect is one change of one item, through the real SDK: `OnItem`.
+//! Handlers whose effect is one change of one item, through the real SDK: `OnItem`.
 
 use std::{cell::RefCell, time::Duration};
 
@@ -24,18 +24,18 @@ use crate::{
 pub enum Way {
     Create,
     Update,
-    /// The same, and the item remembers it for a time: it is read first.
+    /// The same with a retention for the key in the item, which is read first.
     Retain,
     Modify,
 }
 
-/// Longer than any schedule takes.
+/// Longer than any schedule.
 const RETENTION: Duration = Duration::from_secs(24 * 3600);
 
 thread_local! {
-    /// The line of whoever is polled.
+    /// Line of the worker that is being polled.
     static LINE: RefCell<Option<Line>> = const { RefCell::new(None) };
-    /// One client for all: to make one takes longer than an execution.
+    /// One client for all workers: making one takes longer than an execution.
     static ON_ITEM: OnItem = OnItem::new(wire::client(send)).clock(clock::of_worker);
 }
 
@@ -61,7 +61,7 @@ async fn answered(line: Line, request: HttpRequest) -> Result<HttpResponse, Conn
             }
             Ok(wire::response(answer.said.as_ref()))
         }
-        Ok(_) => unreachable!("a request is answered as what it is"),
+        Ok(_) => unreachable!("the response matches the request"),
         Err(error) => Err(ConnectorError::io(error.into())),
     }
 }
@@ -101,7 +101,7 @@ struct Stock {
     sold: u32,
 }
 
-/// One more is sold, unless nothing is for sale just now.
+/// Sells one more, unless nothing is for sale just now.
 fn sale(world: &Shared, worker: usize, way: Way) -> Change<usize> {
     let stock = |sold| Stock {
         id: ITEM.into(),
@@ -124,7 +124,7 @@ fn sale(world: &Shared, worker: usize, way: Way) -> Change<usize> {
     let world = world.clone();
     change.on_refused(move |_| {
         let word = lock(&world).judges(worker);
-        // What is there can't be created, but changed.
+        // An existing item cannot be created, but changed.
         obey(word).map(|()| sale(&world, worker, Way::Update))
     })
 }
@@ -134,9 +134,7 @@ impl World {
     fn judges(&mut self, worker: usize) -> Word {
         let own = self.workers[worker].met_its_own;
         self.promises.break_if(own, || {
-            format!(
-                "P4: w{worker} is asked what a refusal means, and it is the effect that refuses"
-            )
+            format!("P4: w{worker} must interpret a refusal that its own effect caused")
         });
         let words = [Word::Permanent, Word::Retryable, Word::Panic, Word::Done];
         let word = words[self.choose(worker, words.len())];

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::{changer::Way, finds, flaw::Flaw, keeps_every_promise, scenario::Scenario};
 
-/// What may come of a change; and of one that reads first, the others.
+/// Possible outcomes of a change, and the further ones of a change that reads first.
 fn keeps(way: Way, others: &[&'static str]) {
     let mut outcomes = BTreeSet::from([
         "commit_unknown",

@@ -1,4 +1,4 @@
-//! The handlers whose effect is a write: they plan it, and it commits with the record.
+//! Handlers whose effect is a write: they plan it, and it commits with the record.
 
 use serde_json::{Value, json};
 use sqs_once::{Attempt, Delivery, Done, Failure, Outcome, Write};
@@ -23,7 +23,8 @@ pub async fn claim_plan_commit(world: Shared, worker: usize, delivery: Delivery)
     once.run(operation(delivery), work).await
 }
 
-/// No claim: `Inbox`. Several may plan at the same time, and plan again what is done.
+/// No claim: `Inbox`. Several workers may plan at the same time, and plan a completed operation
+/// again.
 pub async fn plan_commit(
     world: Shared,
     worker: usize,
@@ -41,7 +42,7 @@ pub async fn plan_commit(
     inbox.run(operation(delivery), work).await
 }
 
-/// Sells the last one, and has no effect itself.
+/// Sells the last piece by a planned write, without an effect of its own.
 async fn plan(
     world: Shared,
     worker: usize,
@@ -56,7 +57,7 @@ async fn plan(
     Ok(sale(&world, worker))
 }
 
-/// The item is the table's own (`table.rs`); of the write it counts only that there is one.
+/// The item belongs to the table (`table.rs`), which counts the writes and ignores their content.
 fn sale(world: &Shared, worker: usize) -> Done<Value> {
     let write = Write::update("stock", "ADD sold :one")
         .key("id", "last one")
@@ -94,7 +95,7 @@ impl World {
             Word::Permanent,
             Word::Retryable,
             Word::Panic,
-            // Something else, under another token.
+            // A changed plan, under another token.
             Word::Done,
         ];
         let word = words[self.choose(worker, words.len())];
