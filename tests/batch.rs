@@ -300,7 +300,7 @@ async fn hanging_handler_is_cut_off_in_time() {
     assert!(started.elapsed() < SECOND);
     assert_eq!(handler.ran(), ["hangs"], "started without time to run");
     let State::InProgress { lease_until } = state(&store, "hangs") else {
-        panic!("its claim is over")
+        panic!("the lease has ended")
     };
     assert!(lease_until <= Timestamp::now(), "abandoned");
 }
@@ -398,7 +398,7 @@ async fn finished_batch_logs_no_deadline() {
         logged,
         outcomes([("m-1", "retryable_failure"), ("m-2", "not_started")])
     );
-    assert_eq!(unfinished, None, "that is not the deadline's doing");
+    assert_eq!(unfinished, None, "the deadline did not cause this line");
 }
 
 #[tokio::test(start_paused = true)]
@@ -708,7 +708,7 @@ async fn fifo_group_stops_at_failed_duplicate() {
     assert_eq!(done, [""; 0]);
     let event = batch([number("m-1"), number("m-2")]);
     let failed = process(&consumer, event, within(10 * SECOND)).await;
-    assert_eq!(failed, ["m-1", "m-2"], "nothing records that failure");
+    assert_eq!(failed, ["m-1", "m-2"], "the failure has no record");
 }
 
 #[tokio::test]

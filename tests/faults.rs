@@ -1,4 +1,4 @@
-//! Faults between the consumer and its table, at every request of the protocol. The real SDK talks
+//! Injected faults between the consumer and its table, at every request of the protocol. The real SDK talks
 //! HTTP to a DynamoDB that fails on purpose.
 
 #![allow(
@@ -123,7 +123,7 @@ fn live(faults: &[Row]) -> Vec<(Story, Row)> {
     runtime.block_on(lived.buffered(16).collect())
 }
 
-/// Whether the failed request received a response in the end.
+/// True if the failed request received a response in the end.
 fn answered(story: &Story, (fault, _, retried): Row) -> bool {
     let step = &story.step;
     let repeated = match step.request {
@@ -283,7 +283,7 @@ async fn fault_of_one_message_spares_others() {
         Denied, HoldAnswer, HoldRequest, Refuse, Throttle, ThroughputExceeded, TransactionConflict,
     };
     let counted = FAULTS.iter().filter(|(fault, ..)| {
-        // These faults end by a timeout or persist.
+        // These injected faults end by a timeout or persist.
         ![HoldRequest, HoldAnswer, Refuse].contains(fault)
     });
     let stories = counted.flat_map(|row| [("Claim", row), ("UpdateItem", row)]);

@@ -44,7 +44,7 @@ const FALLBACK: Duration = Duration::from_secs(300);
 async fn overtaken(late: fn() -> Result<&'static str, Failure>) -> (World, Vec<String>) {
     let world = World::new().await;
     let newer = async |_: Value, attempt: Attempt| {
-        assert!(attempt.may_have_run_before(), "the successor is told");
+        assert!(attempt.may_have_run_before(), "the successor is informed");
         Ok("newer")
     };
     let quick = Arc::new(worker(world.once().clock(in_an_hour), newer));
@@ -73,7 +73,7 @@ async fn overtaken(late: fn() -> Result<&'static str, Failure>) -> (World, Vec<S
 #[tokio::test]
 async fn late_completion_keeps_newer_result() {
     let (world, failed) = overtaken(|| Ok("older")).await;
-    assert_eq!(failed, ["m-1"], "the late one is not acknowledged");
+    assert_eq!(failed, ["m-1"], "the late attempt is not acknowledged");
     assert_eq!(text(&world.the_record().await, "result"), "\"newer\"");
     assert_eq!(world.deliver_again(&order()).await, [""; 0]);
 }
@@ -206,7 +206,7 @@ async fn falsy_output_is_replayed_unchanged() {
 /// Two messages that lack the source `key`: both are reported as failed, and no handler runs.
 async fn two_without(key: &str, bodies: [Value; 2]) {
     let world = World::new().await;
-    let never = async |_: Value, _: Attempt| -> Result<(), Failure> { panic!("it has no key") };
+    let never = async |_: Value, _: Attempt| -> Result<(), Failure> { panic!("the message has no key") };
     let worker = Arc::new(world.worker(never).key(key.parse().unwrap()));
     let two = batch([record("m-1", &bodies[0]), record("m-2", &bodies[1])]);
     assert_eq!(process(&worker, two, within(TIME)).await, ["m-1", "m-2"]);

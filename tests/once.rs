@@ -420,7 +420,7 @@ async fn frozen_worker_without_lease_does_not_start() {
         assert_eq!(
             store.store.is_empty(),
             !begins,
-            "the next attempt is a fresh one"
+            "the next attempt is not informed"
         );
     }
 }
@@ -445,7 +445,7 @@ async fn panic_is_caught_and_next_attempt_informed() {
     assert_eq!(
         lease_until(&store),
         now(),
-        "it ends, and no older claim passes"
+        "the lease ends, and no older claim passes"
     );
     assert_eq!(store.sent(), ["claim", "end_lease"]);
 
@@ -494,7 +494,7 @@ async fn slow_claim_does_not_start_handler() {
     operation.deadline = operation.deadline.time_needed(7 * SECOND);
     let outcome = run(&store, operation.clone(), &runs, Ok(1)).await;
     assert!(matches!(outcome, Outcome::NotStarted));
-    assert!(store.store.is_empty(), "the next attempt is a fresh one");
+    assert!(store.store.is_empty(), "the next attempt is not informed");
     assert_eq!(store.sent(), ["claim", "restore"]);
 
     let outcome = run(&store, operation, &runs, Ok(1)).await;

@@ -416,7 +416,7 @@ mod tests {
         }
     }
 
-    /// The record that `theirs` left in this state.
+    /// Record left in this state by `theirs`.
     fn record(theirs: &ClaimRequest, state: State) -> Record {
         let mut record = Record {
             first_claimed_at: Some(EARLIER),
@@ -623,7 +623,7 @@ mod tests {
         }
         for other in [
             complete.apply(&theirs.record(None), NOW).unwrap(),
-            // The answer of an earlier round.
+            // The response of an earlier round.
             fail.apply(&mine.record(None), NOW).unwrap(),
             record(&mine, completed()),
         ] {
@@ -715,7 +715,8 @@ mod tests {
         }
     }
 
-    /// Complete, fail, end the lease; restore nothing, a failed record, a takeover, an unknown one.
+    /// Complete, fail, end the lease; restore an absent, a failed, a taken-over and an unknown
+    /// record.
     fn settlements() -> [Settlement; 7] {
         let expires_at = NOW.as_secs() + 3600;
         let theirs = request("m-0", "p");
@@ -758,7 +759,7 @@ mod tests {
         for wanted in settlements() {
             let left = wanted.apply(&mine.record(None), NOW);
             if may_settle(left.as_ref(), &mine.fence()) {
-                // A lease that ended leaves the condition met: its settlement is never refused.
+                // An ended lease leaves the condition met: its settlement is never refused.
                 continue;
             }
             assert_eq!(

@@ -517,7 +517,7 @@ mod tests {
         let key = |record: &SqsMessage| {
             identity(record, "deduplication-id", "off").map(|it| it.key.to_string())
         };
-        // A copy has the id of the message for its deduplication id, as SQS itself does it.
+        // The copy's deduplication id is the message id, as SQS itself sets it.
         let mut copy = fifo("g-1", "m-1");
         let original = (ORIGINAL_DEDUPLICATION_ID.to_owned(), text("d-1"));
         copy.message_attributes.extend([original.clone()]);

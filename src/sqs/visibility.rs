@@ -65,7 +65,7 @@ pub(super) struct Receive {
 
 #[cfg(test)]
 impl Receive {
-    /// Of a queue of which nothing is known.
+    /// A receive from a standard queue whose attributes are unknown.
     pub(super) const fn of_standard_queue(count: u32) -> Self {
         Self {
             count,

@@ -284,7 +284,7 @@ mod tests {
         }
     }
 
-    /// Powertools waits for a record in progress until its end, and knows no FAILED.
+    /// Powertools waits for a record in progress until its end, and has no status FAILED.
     #[test]
     fn powertools_layout_expires_lease_of_failed_records() {
         let native = Layout::native().item(&key(), &failed());
@@ -340,7 +340,7 @@ mod tests {
         assert_eq!(read("FAILED", None), Ok(State::Failed));
     }
 
-    /// By hand from the Developer Guide's rules.
+    /// Computed by hand from the Developer Guide's rules.
     #[test]
     fn item_size_matches_dynamodb_count() {
         use AttributeValue::{B, Bool, Bs, L, M, N, Ns, Null, Ss};

@@ -1,4 +1,4 @@
-//! The end of an attempt, and what the next one is informed of.
+//! The end of an attempt, and the history given to the next one.
 
 use std::{collections::HashMap, time::Duration};
 

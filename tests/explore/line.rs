@@ -23,7 +23,7 @@ pub struct Line {
 }
 
 impl Line {
-    /// Each call is an await of its worker, whatever its fate. There the worker can crash, be
+    /// Each call is an await of its worker, with any fate. There the worker can crash, be
     /// frozen, or let others go first.
     pub async fn call(&self, request: Request) -> Result<Answer, StoreError> {
         let (worker, world) = (self.worker, &self.world);

@@ -176,11 +176,11 @@ fn pruning_keeps_shortest_schedule() {
 /// Explores a table with a flaw, and expects the promise that the flaw breaks.
 fn finds(scenario: &Scenario, promise: &str) {
     let found = scenario.explore(3, Seen::default);
-    let schedule = found.broken.expect("a flaw that breaks nothing");
+    let schedule = found.broken.expect("the flaw breaks no promise");
     let (ended, text) = told(scenario, &schedule);
     println!("{text}");
     let Ended::Broken(how, _) = ended else {
-        panic!("the schedule breaks nothing when it is repeated")
+        panic!("the repeated schedule breaks no promise")
     };
     assert!(how.starts_with(promise), "{how}");
 }
@@ -201,7 +201,7 @@ fn replay() {
     } else {
         let scenario = Scenario::claim().with(Flaw::RestoreWithoutOwner);
         let found = scenario.explore(3, Seen::default);
-        let line = scenario.line(&found.broken.expect("a flaw that breaks nothing"));
+        let line = scenario.line(&found.broken.expect("the flaw breaks no promise"));
         assert!(matches!(repeat(&line).0, Ended::Broken(..)));
     }
 }

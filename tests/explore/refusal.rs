@@ -24,7 +24,7 @@ pub fn refused(commit: &Commit) -> CommitAnswer {
             wire::client(move |_| HttpConnectorFuture::ready(Ok(wire::response(Err(&cancelled)))));
         let store = DynamoStore::new(client, "records");
         let answer = store.commit(commit).now_or_never();
-        answer.expect("it is answered at once").unwrap()
+        answer.expect("the response comes at once").unwrap()
     };
     REFUSED.get_or_init(ask).clone()
 }

@@ -132,7 +132,7 @@ impl Execution<'_> {
                 return Ended::Broken(promise.into(), steps);
             }
         }
-        let how = format!("ends: not all is settled after {TOO_MANY_STEPS} steps");
+        let how = format!("ends: not all messages are settled after {TOO_MANY_STEPS} steps");
         Ended::Broken(how, TOO_MANY_STEPS)
     }
 

@@ -1,5 +1,4 @@
-//! A message's way through its deliveries, the first of which meets a fault at one request of
-//! the protocol.
+//! The deliveries of one message, the first of which meets a fault at one request of the protocol.
 
 use std::{
     fmt,
@@ -25,36 +24,36 @@ use crate::support::{
 pub(crate) const TABLE: &str = "idempotency";
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// An invocation's time. Handlers are cut off at half of it.
+/// Time of an invocation. Handlers are cut off at half of it.
 pub(crate) const BUDGET: Duration = Duration::from_secs(4);
 
-/// One request of the protocol, and how it comes about in a message's first delivery.
+/// One request of the protocol, and the way to it in a message's first delivery.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
     pub(crate) name: &'static str,
     pub(crate) request: &'static str,
     pub(crate) before: Before,
-    /// What the handler does, run by run; after these it succeeds.
+    /// Behaviour of the handler, run by run; after these it succeeds.
     pub(crate) acts: &'static [Act],
-    /// What the first delivery leaves if the request is answered in the end,
+    /// State after the first delivery if the request is answered in the end.
     pub(crate) answered: Left,
-    /// if it is applied and never answered,
+    /// State if the request is applied and never answered.
     pub(crate) applied: Left,
-    /// and if it is not applied.
+    /// State if the request is not applied.
     pub(crate) not_applied: Left,
 }
 
-/// What came before the request that meets the fault.
+/// Events before the request that meets the fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Before {
     Nothing,
-    /// Another delivery, which did the first of the acts.
+    /// Another delivery, whose handler did the first of the acts.
     Delivery,
     /// A claim in the same delivery that is applied and never answered.
     UnansweredClaim,
 }
 
-/// The behaviour of a handler.
+/// Behaviour of a handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Act {
     Succeed,
@@ -67,11 +66,11 @@ pub(crate) enum Act {
     Hang,
 }
 
-/// What is left in the table.
+/// State of the record after a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Left {
     Nothing,
-    /// In progress, with its lease.
+    /// In progress, under its lease.
     Live,
     /// In progress, its lease ended.
     Dead,
@@ -79,19 +78,19 @@ pub(crate) enum Left {
     Failed,
 }
 
-/// How many requests of the first delivery meet the fault, and until when.
+/// Number of requests that meet the fault in the first delivery, and its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lasting {
-    /// All; all is well before the message is delivered again.
+    /// All requests; the fault ends before the message is delivered again.
     Throughout,
-    /// One. If it is held back, it arrives after a redelivery.
+    /// One request. If it is held back, it arrives after a redelivery.
     Once,
-    /// One, of a client without timeouts: only the deadline ends its wait. If it is held back,
-    /// it arrives after its lease is over and a takeover has been.
+    /// One request of a client without timeouts: only the deadline ends its wait. If it is held
+    /// back, it arrives after the end of its lease and after a takeover.
     UntilTheDeadline,
 }
 
-/// Does as told, and writes down each run.
+/// Handler that obeys its acts and records each run.
 #[derive(Clone, Debug)]
 struct Worker {
     acts: &'static [Act],
@@ -102,7 +101,7 @@ struct Worker {
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
     pub(crate) key: String,
-    /// Whether it was told that one before it may have had its effect.
+    /// True if the handler was informed of an earlier attempt.
     pub(crate) told: bool,
     pub(crate) act: Act,
 }
@@ -141,21 +140,22 @@ impl Handler for Worker {
     }
 }
 
-/// What happened.
+/// Result of a story.
 #[derive(Debug)]
 pub(crate) struct Story {
     pub(crate) step: Step,
     pub(crate) fault: Fault,
     pub(crate) lasting: Lasting,
-    /// How many requests met the fault.
+    /// Number of requests that met the fault.
     pub(crate) met: usize,
-    /// The first delivery, and those after it: at once, when every lease is over, and once more.
+    /// The first delivery and the three after it: at once, after every lease has ended, and once
+    /// more.
     pub(crate) deliveries: Vec<Delivery>,
-    /// Of the handler, in all deliveries and before.
+    /// Runs of the handler, in all deliveries and before.
     pub(crate) runs: Vec<Run>,
 }
 
-/// What one delivery found, did and left.
+/// One delivery: state before, handler runs, state after.
 #[derive(Debug)]
 pub(crate) struct Delivery {
     pub(crate) when: When,
@@ -163,7 +163,7 @@ pub(crate) struct Delivery {
     pub(crate) runs: Vec<Run>,
     pub(crate) acknowledged: bool,
     pub(crate) left: Left,
-    /// The result in the record that is left.
+    /// Result in the record after the delivery.
     pub(crate) result: Option<String>,
     pub(crate) took: Duration,
 }
@@ -171,7 +171,7 @@ pub(crate) struct Delivery {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum When {
     Now,
-    /// Every lease is over.
+    /// Every lease has ended.
     Later,
 }
 
@@ -211,7 +211,7 @@ impl Story {
         }
         let attempt = match (lasting, fault) {
             (Lasting::UntilTheDeadline, _) => None,
-            // Only those whom it ends wait for the timeout.
+            // Only a timeout ends these, so only these wait for it.
             (_, Fault::HoldRequest | Fault::HoldAnswer) => Some(Duration::from_millis(600)),
             _ => Some(Duration::from_secs(1)),
         };
@@ -268,7 +268,7 @@ impl Stage {
         let (found, _) = self.left().await;
         let ran = self.worker.runs().len();
         let clock = when.clock();
-        // A lease that no machine is too slow for.
+        // A lease longer than any delay of the machine.
         let once = Once::new(DynamoStore::new(client, TABLE));
         let once = once.clock(clock).lease_margin(HOUR / 2);
         let consumer = Arc::new(Consumer::new(once, namespace(), self.worker.clone()));

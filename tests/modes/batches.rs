@@ -1,4 +1,4 @@
-//! Each mode behind a [`Consumer`]: the batch's response, the log, and what SQS is told.
+//! Each mode behind a [`Consumer`]: the batch's response, the log, and the calls to SQS.
 
 use std::{sync::Arc, time::Duration};
 
@@ -58,7 +58,7 @@ async fn change(entry: Entry, _: Attempt) -> Result<Change<String>, Failure> {
     Ok(Change::update(entry.id, write))
 }
 
-/// The message `id`, whose entry is of the same name, for `list`.
+/// The message `id`, whose entry has the same name, for `list`.
 fn entry(id: &str, list: &str, told: &str) -> Value {
     record(id, &body(id, list, told))
 }
@@ -79,7 +79,7 @@ impl World {
         entries.map(|entry| entry.as_s().unwrap().clone()).collect()
     }
 
-    /// Whatever the mode: what succeeded is written once and acknowledged, all else is reported.
+    /// Any mode: a success is written once and acknowledged, every other message is reported.
     async fn behind_a_consumer<M, H>(&self, mode: &str, consumer: impl Fn() -> Consumer<M, H>)
     where
         M: Mode<H::Output>,
@@ -121,7 +121,7 @@ impl World {
             &id("panics"),
             &id("busy"),
         ];
-        // What failed does so again.
+        // The failed messages fail again.
         for delivery in ["first", "second"] {
             let failed = process(&consumer, event.clone(), within(20 * SECOND)).await;
             assert_eq!(failed, expected, "{list}: {delivery} delivery");
@@ -131,7 +131,7 @@ impl World {
         }
     }
 
-    /// A FIFO group goes on behind a permanent failure, unless nothing records that.
+    /// A FIFO group continues behind a permanent failure, unless the mode does not record it.
     async fn behind_a_decline<M, H>(&self, mode: &str, list: &str, consumer: Consumer<M, H>)
     where
         M: Mode<H::Output>,
@@ -163,7 +163,7 @@ impl World {
     }
 
     async fn in_order<M: Mode<H::Output>, H: Handler>(&self, list: &str, consumer: Consumer<M, H>) {
-        // The body says what the handler does, and changes here.
+        // The body controls the handler, and changes here.
         let consumer = Arc::new(consumer.fingerprint(FingerprintSource::Off));
         let fifo = |name: &str, told| fifo(list, name, told);
         let names = |ids: &[&str]| {
@@ -182,7 +182,7 @@ impl World {
         assert_eq!(self.entries(list).await, names(&["1", "2", "3", "4"]));
     }
 
-    /// The commits' answers are lost: the messages come back after a back-off, and are done.
+    /// The responses to the commits are lost. The messages return after a back-off, and are done.
     async fn unknown<M, H>(&self, mode: &str, list: &str, consumer: impl Fn() -> Consumer<M, H>)
     where
         M: Mode<H::Output>,

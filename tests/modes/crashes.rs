@@ -1,4 +1,4 @@
-//! Crashes, lost answers, collisions, and two workers at once.
+//! Crashes, lost responses, contention, and two workers at once.
 
 use std::time::Duration;
 
@@ -7,21 +7,21 @@ use super::{
     world::{Attempt, RECORDS, RETENTION, SECOND, Way, World, ample, pass, short},
 };
 
-/// Longer than any lease here.
+/// Longer than any lease in these tests.
 pub const LEASE: Duration = Duration::from_secs(120);
 
-/// What a worker meets.
+/// A fault that a worker meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Meets {
     Once(Fault),
     Always(Fault),
-    /// It dies when its request has met the fault.
+    /// The worker dies when its request has met the fault.
     Dies(Fault),
 }
 use Meets::{Always, Dies, Once};
 
-/// Each with the outcome where the request that makes the effect meets it: of a transaction, which
-/// knows its own token, and of a write to an item, which knows its own key.
+/// Injected faults, each with the outcome if the request that makes the effect meets it. A transaction knows
+/// its own token, a write to an item its own key.
 pub const STORIES: [(Meets, &str, &str); 25] = [
     (Once(Fault::CutBefore), "done", "done"),
     (Always(Fault::CutBefore), "commit_unknown", "commit_unknown"),
@@ -100,7 +100,7 @@ pub const STORIES: [(Meets, &str, &str); 25] = [
 ];
 
 impl World {
-    /// The next request of these meets it, or all do.
+    /// The next request meets the fault, or all do.
     pub fn fail(&self, request: &str, meets: Meets) {
         match meets {
             Once(fault) | Dies(fault) => self.dynamo.fail(request, fault),
@@ -108,8 +108,8 @@ impl World {
         }
     }
 
-    /// The effect is made once though one request of the first worker meets a fault; and though
-    /// what was held back of it comes after the second worker's, where `late`.
+    /// The effect happens once though one request of the first worker meets a fault. If `late`, the
+    /// held-back request arrives after the second worker's.
     async fn story(
         &self,
         way: Way,
@@ -135,14 +135,14 @@ impl World {
             }
         } else {
             let outcome = self.run(&first).await;
-            // The last repetition may be cut off by the deadline, and then its answer is unknown.
+            // The deadline may cut off the last repetition, whose outcome is then unknown.
             let contended = ["retryable_failure", "completion_unrecorded"];
             let cut_off = expected.is_some_and(|expected| contended.contains(&expected))
                 && outcome.name() == "commit_unknown";
             if let Some(expected) = expected.filter(|_| !cut_off) {
                 assert_eq!(outcome.name(), expected, "{id}: {outcome}");
             }
-            // Nothing is acknowledged that is not done.
+            // No unfinished message is acknowledged.
             assert!(
                 !outcome.is_success() || self.effect(way, id).await == 1,
                 "{id}"
@@ -250,7 +250,7 @@ async fn crash_in_handler_leaves_effect_to_next_attempt() {
             client,
             deadline: ample(),
         };
-        // Biased: what is woken by the handler is looked at before its answer is sent.
+        // Biased: the code woken by the handler runs before the response is sent.
         tokio::select! {
             biased;
             () = world.running.notified() => {}
@@ -339,7 +339,7 @@ async fn operation_is_new_only_after_retention() {
     for way in Way::ALL {
         assert_eq!(world.deliver(way, &format!("{way:?}")).await.name(), "done");
     }
-    // Ends are rounded up to seconds, and met by the clock of the process.
+    // Ends are rounded up to seconds, and compared with the process clock.
     pass(RETENTION - 60 * SECOND);
     for way in Way::ALL {
         let id = &format!("{way:?}");
@@ -349,7 +349,7 @@ async fn operation_is_new_only_after_retention() {
     pass(62 * SECOND);
     for way in Way::ALL {
         let id = &format!("{way:?}");
-        // A string set never forgets.
+        // A string set never expires.
         let forgets = way.is_transaction() || way == Way::UpdateForATime;
         let (name, effect) = if forgets {
             ("done", 2)
@@ -358,7 +358,7 @@ async fn operation_is_new_only_after_retention() {
         };
         assert_eq!(world.deliver(way, id).await.name(), name, "{id}");
         assert_eq!(world.effect(way, id).await, effect, "{id}");
-        // And the new one is as much once as the first was.
+        // The new operation also happens once.
         assert_eq!(world.deliver(way, id).await.name(), "duplicate", "{id}");
         assert_eq!(world.effect(way, id).await, effect, "{id}");
     }

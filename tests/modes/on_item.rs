@@ -1,4 +1,4 @@
-//! Changes of one item: what they compose with, what the item remembers, and what it forgets.
+//! Changes of one item: composition with other expressions, the item's memory, and its expiry.
 
 use std::{
     collections::HashMap,
@@ -24,13 +24,13 @@ use super::{
     world::{RETENTION, SECOND, THINGS, Thing, World, ample, now, operation, pass},
 };
 
-/// Runs the operation `key`, whose change this is.
+/// Runs the operation `key` with this change.
 async fn run<O: Serialize>(on_item: &OnItem, key: &str, change: Change<O>) -> Outcome {
     let handler = async |_| Ok(change);
     on_item.run(operation(key, ample()), handler).await
 }
 
-/// Adds to the thing `a` as often as it is called.
+/// Adds to the thing `a` for each call.
 fn add(n: i64, calls: &Arc<AtomicUsize>) -> Change<i64> {
     let calls = Arc::clone(calls);
     Change::of(THINGS).key("id", "a").modify(move |thing| {
@@ -86,7 +86,7 @@ async fn concurrent_operations_on_item_add_up() {
     let (on_item, calls) = (world.on_item(&world.patient()), Arc::default());
     let mut open: Vec<i64> = (1..=OPERATIONS).collect();
     while !open.is_empty() {
-        // Four workers have each of them.
+        // Four workers have each operation.
         let deliveries = open.iter().cycle().take(4 * open.len());
         let runs = deliveries.map(|n| {
             let (on_item, calls) = (&on_item, &calls);
@@ -125,7 +125,7 @@ async fn modification_restarts_from_newer_item() {
     assert_eq!(outcome.name(), "done", "{outcome}");
     assert_eq!(number(&world.a().await, "n"), 11);
     assert_eq!(first.load(Ordering::SeqCst), 2);
-    // The refused put was answered with the item, so nobody read it a second time.
+    // The refused put returned the item, so no second read was sent.
     let counts = world.dynamo.reset_counts();
     assert_eq!((counts["GetItem"], counts["PutItem"]), (2, 3));
 
@@ -134,7 +134,7 @@ async fn modification_restarts_from_newer_item() {
     assert_eq!(
         second.load(Ordering::SeqCst),
         1,
-        "a known key calls nothing"
+        "a known key runs no closure"
     );
 }
 
@@ -159,7 +159,7 @@ async fn modification_sees_version_attribute() {
             outcome = &mut held => panic!("{key}: it ended: {outcome}"),
             () = world.met("PutItem") => {}
         }
-        // Somebody else writes, and leaves the memory as it is.
+        // Another program writes, and keeps the memory attribute.
         let mut theirs: Item = serde_dynamo::to_item(theirs).unwrap();
         if let Some(events) = world.a().await.remove("processed_events") {
             theirs.insert("processed_events".into(), events);
@@ -192,7 +192,7 @@ async fn modification_keeps_unknown_attributes() {
     assert_eq!(item["sizes"].as_l().unwrap().len(), 2);
 }
 
-/// It knows what is ours, and knows it as something else.
+/// A type that declares the memory attribute with another meaning.
 #[derive(Default, Deserialize, Serialize)]
 struct Nosy {
     id: String,
@@ -329,7 +329,7 @@ async fn update_composes_with_user_expression() {
             item,
             "{name}: a refused update changes nothing"
         );
-        // What is known is a duplicate, though its own effect is what its condition refuses now.
+        // A known operation is a duplicate, even if its own effect makes its condition fail now.
         let outcome = run(on_item, "1", Change::update((), whole())).await;
         assert_eq!(outcome.name(), "duplicate", "{name}: {outcome}");
 
@@ -480,7 +480,7 @@ async fn refused_change_may_be_replaced() {
     assert_eq!(number(&world.a().await, "n"), 8);
 }
 
-/// The next delivery would not look at that other item, and change the first.
+/// The next delivery would read the first item, not the other one, and change it.
 #[tokio::test]
 async fn refused_change_cannot_move_to_other_item() {
     let world = World::start().await;
@@ -533,7 +533,7 @@ async fn refused_change_cannot_move_to_other_item() {
     }
 }
 
-/// On the condition that another attribute is not there, it would replace items.
+/// Conditional on the absence of another attribute, it would replace items.
 #[tokio::test]
 async fn item_without_key_is_not_created() {
     let world = World::start().await;
@@ -546,7 +546,7 @@ async fn item_without_key_is_not_created() {
     assert_eq!(number(&world.a().await, "n"), 7);
 }
 
-/// What looks like a memory and is none could not tell a duplicate.
+/// An attribute that only looks like a memory could not detect a duplicate.
 #[tokio::test]
 async fn item_with_foreign_memory_is_not_changed() {
     let world = World::start().await;
@@ -602,7 +602,7 @@ async fn run_payload<'a, O: Serialize>(
     on_item.run(operation, async |_| Ok(change)).await
 }
 
-/// Each change of `a`, by its name. A creation needs that there is none.
+/// Each change of `a`, by its name. A creation requires that the item is absent.
 fn each_change() -> [(&'static str, Change<i64>); 3] {
     let put = Write::put(THINGS, json!({"id": "a", "n": 1}));
     [
@@ -640,7 +640,7 @@ async fn differing_checked_payload_is_key_reused() {
                     };
                     assert_eq!(outcome.name(), expected, "{name} {n} {other}: {outcome}");
                 }
-                assert_eq!(world.a().await, before, "{name}: the item is left alone");
+                assert_eq!(world.a().await, before, "{name}: the item is unchanged");
                 assert_eq!(number(&before, "n"), 1, "{name}");
             }
         }
@@ -662,7 +662,7 @@ async fn checked_payload_costs_16_hex_digits_per_key() {
     };
     let without = digits(&plain.retention(RETENTION)).await;
     for checked in [checked.clone(), checked.retention(RETENTION)] {
-        // DynamoDB keeps two digits in a byte, and 38 at most.
+        // DynamoDB stores two digits in a byte, and at most 38 digits.
         let more = digits(&checked).await - without;
         assert!(more.div_ceil(2) <= 16 && without + more <= 38, "{more}");
     }
@@ -691,7 +691,7 @@ async fn unchecked_key_is_duplicate_for_checked_payload() {
             assert_eq!(number(&world.a().await, "n"), 2);
         }
     }
-    // Without a fingerprint there is nothing to compare.
+    // Without a fingerprint the payload cannot be compared.
     world.has(json!({"id": "a", "n": 0})).await;
     let checked = world.on_item(&world.patient()).check_payload();
     for expected in ["done", "duplicate"] {
@@ -744,7 +744,7 @@ async fn checked_payload_expires_with_key() {
     assert_eq!(again("1", b"2").await.name(), "key_reused");
     pass(RETENTION + 2 * SECOND);
     assert_eq!(again("1", b"2").await.name(), "done");
-    assert_eq!(ends(&world.a().await).len(), 1, "the other is cleared away");
+    assert_eq!(ends(&world.a().await).len(), 1, "the other key is removed");
     assert_eq!(again("1", b"1").await.name(), "key_reused");
     assert_eq!(number(&world.a().await, "n"), 3);
 }
@@ -796,7 +796,7 @@ async fn expired_keys_are_removed() {
     assert_eq!(run(&on_item, "1", add(1, &calls)).await.name(), "done");
     assert_eq!(ends(&world.a().await).len(), 1, "a modification clears all");
 
-    // Whatever room the user's own expressions leave.
+    // With any space that the user's own expressions leave.
     let names: Vec<_> = (0..200).map(|n| format!("attr_{n:02} = :one")).collect();
     let long_update = format!("ADD n :one SET {}", names.join(", "));
     let long_condition = format!(
@@ -845,7 +845,7 @@ async fn cleanup_keeps_key_renewed_meanwhile() {
         outcome = &mut held => panic!("it ended: {outcome}"),
         () = world.met("UpdateItem") => {}
     }
-    // Its time is over, so it is a new operation: once.
+    // Its retention has ended, so the operation is new and happens once.
     assert_eq!(run(&on_item, "old", again()).await.name(), "done");
     let (outcome, _met) = tokio::join!(held, world.dynamo.heal());
     assert_eq!(outcome.name(), "done", "{outcome}");

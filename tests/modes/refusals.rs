@@ -1,4 +1,4 @@
-//! What a handler's writes are refused for, and what becomes of the message then.
+//! Refused writes of a handler, and the outcome of their messages.
 
 use std::{
     collections::HashMap,
@@ -23,7 +23,7 @@ use super::{
     world::{RECORDS, THINGS, World, ample, operation, pass, short},
 };
 
-/// The modes whose writes commit with a record.
+/// Modes whose writes commit with a record.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mode {
     Claim,
@@ -53,7 +53,7 @@ impl World {
         }
     }
 
-    /// One answer of a handler that is asked once.
+    /// Answer of a handler that runs once.
     async fn once_answered(
         &self,
         mode: Mode,
@@ -63,7 +63,7 @@ impl World {
         self.answer(mode, key, &AtomicUsize::new(0), answer).await
     }
 
-    /// How a record ended, and with which error.
+    /// Final state of a record, and its error.
     pub async fn ended(&self, key: &str) -> Option<(String, Option<String>)> {
         let key = Key::new(&namespace(), [key]).unwrap();
         let record = self.dynamo.record(RECORDS, key.as_str()).await?;
@@ -72,7 +72,7 @@ impl World {
         Some((text(&record, "status").to_owned(), error))
     }
 
-    /// So many of the product are left.
+    /// Stock of the product.
     async fn stock(&self, n: i64) {
         let item = serde_dynamo::to_item(json!({"id": "product", "n": n})).unwrap();
         self.dynamo.put(THINGS, item).await;
@@ -83,7 +83,7 @@ impl World {
     }
 }
 
-/// Takes one of the product, and says so in an order.
+/// Takes one of the product, and writes an order that says so.
 fn order(id: &str) -> Done<&'static str> {
     let write = Write::put(THINGS, json!({"id": id, "secret": "s3cret"}));
     Done::new("ordered").with(write).with(take())
@@ -114,7 +114,7 @@ async fn refused_condition_is_recorded_as_failure() {
         assert_eq!(world.ended(key).await, ended, "{key}");
         assert!(
             world.dynamo.record(THINGS, key).await.is_none(),
-            "{key}: no half an order"
+            "{key}: no partial order"
         );
 
         world.stock(1).await;
@@ -124,7 +124,7 @@ async fn refused_condition_is_recorded_as_failure() {
             format!("failed permanently before: {why}"),
             "{key}"
         );
-        // An inbox plans before it knows.
+        // An inbox plans before it knows of duplicates.
         let runs = if mode == Mode::Claim { 1 } else { 2 };
         assert_eq!((ran.into_inner(), world.left().await), (runs, 1), "{key}");
         world.stock(0).await;
@@ -153,7 +153,7 @@ async fn handler_interprets_refused_condition() {
                 let order = world.dynamo.record(THINGS, &name).await;
                 assert!(
                     order.is_none(),
-                    "{name}: nothing of the first answer is written"
+                    "{name}: no write of the first answer is applied"
                 );
                 (outcome.to_string(), world.ended(&name).await)
             }
@@ -198,7 +198,7 @@ async fn handler_interprets_refused_condition() {
         let Outcome::Duplicate(StoredResult::Json(result)) = &again else {
             panic!("{mode:?}: {again}");
         };
-        assert_eq!(result, "\"waiting\"", "what was committed is what is kept");
+        assert_eq!(result, "\"waiting\"", "the committed result is kept");
 
         let too_many = refused("too many", || {
             let write = |n: usize| Write::put(THINGS, json!({"id": n.to_string()}));
@@ -303,8 +303,8 @@ async fn unrecorded_failure_is_not_final() {
     assert_eq!(world.ended("a").await, ended);
 }
 
-/// A table of another make refuses every record. That is nobody's failure but the operator's, so
-/// the messages go back.
+/// A table with another key schema refuses every record. The operator must fix the table, so the
+/// messages return to the queue.
 #[tokio::test]
 async fn failure_refused_by_table_is_not_final() {
     let world = World::start().await;
@@ -319,7 +319,7 @@ async fn failure_refused_by_table_is_not_final() {
     assert_eq!(placed.name(), "failure_unrecorded", "{placed}");
 }
 
-/// The commit was sent before its message failed, and arrives when another message has failed too.
+/// The commit was sent before its message failed, and arrives after another message has failed too.
 #[tokio::test]
 async fn late_commit_after_two_failures_is_refused() {
     let world = World::start().await;
@@ -346,7 +346,7 @@ async fn late_commit_after_two_failures_is_refused() {
 }
 
 impl World {
-    /// A record of the operation "a" that DynamoDB's TTL has not deleted yet.
+    /// A record of the operation "a" that has expired and that DynamoDB's TTL has not deleted yet.
     async fn expired(&self) {
         let record = json!({
             "id": "test#a",
@@ -449,7 +449,7 @@ async fn attempt_after_unanswered_commit_is_informed() {
     }
 }
 
-/// Each is known before anything is sent, and by words.
+/// The library detects each before sending, and explains it.
 #[tokio::test]
 async fn unwritable_plan_is_not_sent() {
     let world = World::start().await;
@@ -490,7 +490,7 @@ async fn unwritable_plan_is_not_sent() {
             );
             assert!(!said.contains("s3cret"), "{key}: {said}");
             assert_eq!(world.ended(key).await.unwrap().0, "FAILED", "{key}");
-            // The record's own writes, and no other.
+            // Only the record's own writes.
             let sent: Vec<_> = world.dynamo.reset_counts().into_iter().collect();
             let expected = match mode {
                 Mode::Claim => vec![("Claim".to_owned(), 1), ("UpdateItem".to_owned(), 1)],
@@ -534,7 +534,7 @@ async fn unwritable_plan_is_not_sent() {
     assert!(world.dynamo.reset_counts().is_empty());
 }
 
-/// What DynamoDB calls invalid fails for good, in words that hold no payload.
+/// A validation error of DynamoDB is permanent, and its stored text holds no payload.
 #[tokio::test]
 async fn validation_error_is_permanent_without_payload() {
     let world = World::start().await;
@@ -650,7 +650,7 @@ async fn missing_table_is_named_and_message_fails() {
     assert!(world.dynamo.records(THINGS).await.is_empty());
 }
 
-/// A key that comes with another payload runs nothing and leaves the record alone.
+/// A reused key runs no handler and leaves the record unchanged.
 #[tokio::test]
 async fn key_reused_for_other_payload_is_refused() {
     let world = World::start().await;

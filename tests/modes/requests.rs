@@ -1,4 +1,4 @@
-//! What a message costs: the requests that cross the wire.
+//! Costs of a message: the requests on the wire.
 
 use std::{
     collections::BTreeSet,
@@ -71,7 +71,7 @@ async fn inbox_with_read_skips_plan_of_duplicate() {
         assert_eq!(world.deliver(way, id).await.name(), "done");
         world.running.notified().await;
         assert_eq!(world.deliver(way, id).await.name(), "duplicate");
-        // A permit is there if the handler ran.
+        // A permit is available if the handler ran.
         let planned = tokio::select! {
             biased;
             () = world.running.notified() => true,
@@ -81,11 +81,11 @@ async fn inbox_with_read_skips_plan_of_duplicate() {
     }
 }
 
-/// Notes the transactions that a client sends.
+/// Collects the transactions that a client sends.
 #[derive(Clone, Debug, Default)]
 struct Transactions(Arc<Mutex<Vec<Bytes>>>);
 
-/// A transaction's body.
+/// Body of a transaction.
 type Bytes = Vec<u8>;
 
 fn token(body: &Bytes) -> String {
@@ -124,7 +124,7 @@ impl Intercept for Transactions {
     }
 }
 
-/// However it is sent again, by the SDK or by us, it is the same transaction, by its token: the
+/// Every repetition, by the SDK or by the library, is the same transaction by its token: the
 /// claim's owner is in it.
 #[tokio::test]
 async fn resent_transaction_is_identical() {
@@ -137,7 +137,7 @@ async fn resent_transaction_is_identical() {
             Fault::Canceled(&["TransactionConflict", "None"]),
             Fault::Canceled(&["None", "ThrottlingError"]),
             Fault::Canceled(&["ProvisionedThroughputExceeded", "None"]),
-            // It collided, so the condition will be asked again.
+            // The transaction conflicted, so its conditions will be evaluated again.
             Fault::Canceled(&["TransactionConflict", "ConditionalCheckFailed"]),
         ] {
             let id = &format!("{way:?} {fault:?}");
@@ -159,7 +159,7 @@ async fn resent_transaction_is_identical() {
             let sent = sent.take();
             assert_eq!(sent.len(), 2, "{id}");
             assert_eq!(token(&sent[0]), format!("{}0", text(&record, "owner")));
-            assert!(sent[0] == sent[1], "{id}: the same to the byte");
+            assert!(sent[0] == sent[1], "{id}: identical bytes");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A DynamoDB, and workers of each mode whose effect can be counted.
+//! A DynamoDB, and workers of each mode, whose effects can be counted.
 
 use std::{cell::Cell, collections::HashMap, sync::Mutex, time::Duration};
 
@@ -24,11 +24,11 @@ pub const SECOND: Duration = Duration::from_secs(1);
 pub const RETENTION: Duration = Duration::from_secs(24 * 3600);
 
 thread_local! {
-    /// A test runs on one thread, and has the clock of it.
+    /// A test runs on one thread, which has its own clock.
     static AHEAD: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
-/// The clock of the workers.
+/// Clock of the workers.
 pub fn now() -> Timestamp {
     Timestamp::now() + AHEAD.get()
 }
@@ -38,7 +38,7 @@ pub fn pass(time: Duration) {
     AHEAD.set(AHEAD.get() + time);
 }
 
-/// How the effect is brought about.
+/// The mode that makes the effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     Claim,
@@ -61,7 +61,7 @@ impl Way {
         Self::Modify,
     ];
 
-    /// The requests of one operation. The last makes the effect.
+    /// Requests of one operation. The last makes the effect.
     pub const fn requests(self) -> &'static [&'static str] {
         match self {
             Self::Claim => &["Claim", "TransactWriteItems"],
@@ -100,7 +100,7 @@ pub struct Attempt<'a> {
 
 pub struct World {
     pub dynamo: Dynamo,
-    /// How often each item was seen new.
+    /// Number of times that each item was seen as new.
     made: Mutex<HashMap<String, i64>>,
     /// The handler runs.
     pub running: Notify,
@@ -119,13 +119,13 @@ impl World {
         }
     }
 
-    /// Waits as long as it takes, and never sends twice.
+    /// A client without timeouts and without retries.
     pub fn patient(&self) -> Client {
         self.dynamo
             .client_with(RetryConfig::disabled(), TimeoutConfig::disabled())
     }
 
-    /// Gives up after two attempts of 300 ms.
+    /// A client that gives up after two attempts of 300 ms.
     pub fn hurried(&self) -> Client {
         let retries = RetryConfig::standard().with_max_attempts(2);
         self.dynamo.client_with(
@@ -149,7 +149,7 @@ impl World {
         OnItem::new(client.clone()).clock(now)
     }
 
-    /// One more of the thing `id`.
+    /// Increments the thing `id`.
     pub async fn run(&self, attempt: &Attempt<'_>) -> Outcome {
         let Attempt {
             way,
@@ -196,7 +196,7 @@ impl World {
         }
     }
 
-    /// As [`run`](Self::run), by a worker that has time and a client that waits.
+    /// As [`run`](Self::run), by a worker with ample time and a client without timeouts.
     pub async fn deliver(&self, way: Way, id: &str) -> Outcome {
         let client = &self.patient();
         let deadline = ample();
@@ -209,7 +209,7 @@ impl World {
         .await
     }
 
-    /// How often it has happened.
+    /// Number of times that the effect has happened.
     pub async fn effect(&self, way: Way, id: &str) -> i64 {
         let Some(mut thing) = self.dynamo.record(THINGS, id).await else {
             return 0;
@@ -217,7 +217,7 @@ impl World {
         if way != Way::Create {
             return number(&thing, "n");
         }
-        // An item that is made again is as it was at first, so it is marked when it is seen.
+        // A re-created item looks new, so it is marked when it is seen.
         let seen = thing.insert("seen".into(), AttributeValue::Bool(true));
         if seen.is_none() {
             self.dynamo.put(THINGS, thing).await;

@@ -22,7 +22,7 @@ use crate::support::{
     event::{QUEUE_ARN, batch, received},
 };
 
-/// What a message holds, good or bad.
+/// Body of a message, good or bad.
 #[derive(Clone, Debug)]
 enum Body {
     /// An order with this key.
@@ -30,13 +30,13 @@ enum Body {
         key: u8,
         told: Told,
     },
-    /// A key, and what the handler does not take.
+    /// A valid key in a body that the handler's type rejects.
     Mistyped {
         key: u8,
     },
     NotJson,
     Missing,
-    /// What no key can be made of.
+    /// A body from which no key can be read.
     Keyless(Value),
 }
 
@@ -54,18 +54,18 @@ struct Order {
     told: Told,
 }
 
-/// A message as its producer sent it. Every delivery of it is the same but for its count.
+/// Message as its producer sent it. All its deliveries are the same but for the receive count.
 #[derive(Clone, Debug)]
 struct Sent {
     body: Body,
     group: Option<u8>,
 }
 
-/// Messages, who may be delivered twice, and whether the queue is FIFO.
+/// Messages, which may be delivered twice, and the type of the queue.
 #[derive(Clone, Debug)]
 struct Batch {
     sent: Vec<Sent>,
-    /// Which of them each record is, and how often it was received.
+    /// Message and receive count of each record.
     records: Vec<(usize, u32)>,
     fifo: bool,
 }
@@ -110,12 +110,12 @@ fn batches() -> impl Strategy<Value = Batch> {
 }
 
 impl Batch {
-    /// The group that orders a message. Without one, or on a standard queue, nothing does.
+    /// The group that orders a message; `None` without a group, or on a standard queue.
     fn group(&self, sent: &Sent) -> Option<u8> {
         sent.group.filter(|_| self.fifo)
     }
 
-    /// The text at `/key`. Groups run side by side, and one key in two of them would be a race.
+    /// Text at `/key`. Groups run in parallel, so one key in two groups would be a race.
     fn key(&self, sent: &Sent) -> Option<String> {
         match sent.body {
             Body::Order { key, .. } | Body::Mistyped { key } => {
@@ -125,7 +125,7 @@ impl Batch {
         }
     }
 
-    /// As the producer wrote it; `None` is no body at all.
+    /// Body as the producer wrote it; `None` without a body.
     fn body(&self, sent: &Sent) -> Option<String> {
         let key = self.key(sent);
         Some(match &sent.body {
@@ -155,8 +155,8 @@ impl Batch {
         }))
     }
 
-    /// What has to be reported, given what is remembered: what is not COMPLETED with this very
-    /// payload, and in a FIFO group what stands behind such a one.
+    /// Messages that must be reported, given the completed operations: each message not COMPLETED
+    /// with this very payload, and in a FIFO group each message behind such a message.
     fn unfinished(&self, store: &MemoryStore) -> Vec<String> {
         let (mut named, mut broken) = (Vec::new(), BTreeSet::new());
         for &(index, _) in &self.records {
@@ -175,8 +175,8 @@ impl Batch {
         named
     }
 
-    /// Those with nothing in their way: in no group, and whoever shares their key is an order
-    /// that succeeds too. What the others of the batch are like must not matter to them.
+    /// Messages that must succeed beside any other messages: in no group, and sharing
+    /// their key only with orders that succeed too.
     fn untroubled(&self) -> BTreeSet<String> {
         let all = || self.records.iter().map(|&(index, _)| index);
         let succeeds = |index: usize| {
@@ -210,7 +210,7 @@ impl Batch {
     }
 }
 
-/// Does as told, and writes down under which keys that went well.
+/// Handler that obeys the message, and records the keys of its successes.
 #[derive(Clone, Default)]
 struct Obedient(Arc<Mutex<BTreeMap<String, usize>>>);
 
@@ -236,7 +236,7 @@ impl Handler for Obedient {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
-    /// And so when all of it is delivered again.
+    /// The same for a redelivery of the whole batch.
     #[test]
     fn response_lists_each_incomplete_message_once(
         batch in batches(),

@@ -1,4 +1,4 @@
-//! Keys that never meet, and fingerprints that differ exactly where payloads do.
+//! Keys that never collide, and fingerprints that differ exactly if payloads do.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::support::{
     event::{batch, record},
 };
 
-/// What a key is made of: any text, and what a wrong encoding would trip over.
+/// Part of a key: any text, and characters that break a wrong encoding.
 fn part() -> impl Strategy<Value = String> {
     prop_oneof![
         4 => "[#\\\\\0a]{1,6}",
@@ -43,7 +43,7 @@ fn key((name, parts): &Words) -> Key {
     Key::new(&namespace, parts.iter().map(String::as_str)).unwrap()
 }
 
-/// The same text cut at another place: where two keys are most likely to meet.
+/// The same text cut at another place: the likeliest collision.
 fn cut_elsewhere((name, parts): &Words, at: prop::sample::Index) -> Option<Words> {
     let text = parts.concat();
     let cuts: Vec<usize> = text.char_indices().map(|(at, _)| at).skip(1).collect();
@@ -68,7 +68,7 @@ proptest! {
         if let Some(cut) = cut_elsewhere(&a, at) {
             prop_assert_eq!(a == cut, key(&a) == key(&cut), "{:?} and {:?}", a, cut);
         }
-        // What a key looks like is not the key of.
+        // A part that looks like a whole key does not equal that key.
         let (name, _) = &a;
         let own_text = key(&a).as_str().to_owned();
         prop_assert_ne!(key(&(name.clone(), vec![own_text.clone()])), key(&a));
@@ -87,7 +87,7 @@ proptest! {
     }
 }
 
-/// Any JSON whose numbers a double tells apart: to RFC 8785, a number is a double.
+/// Any JSON whose numbers differ as doubles: to RFC 8785, a number is a double.
 fn payload() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
@@ -106,7 +106,7 @@ fn payload() -> impl Strategy<Value = Value> {
     })
 }
 
-/// How a value is written down: one choice after the other, again from the start when they end.
+/// Choices of formatting for a value: one after the other, from the start again when they end.
 struct Pen<'a> {
     choices: std::iter::Cycle<std::slice::Iter<'a, u8>>,
 }
@@ -142,7 +142,7 @@ impl Pen<'_> {
         format!("{before}{text}{after}")
     }
 
-    /// Each character as it is, where that is allowed, or by its number.
+    /// Each character as it is, if JSON allows that, or by its number.
     fn string(&mut self, text: &str) -> String {
         let mut json = String::new();
         for c in text.chars() {
@@ -160,7 +160,7 @@ impl Pen<'_> {
     }
 }
 
-/// The records of a consumer that has processed these bodies.
+/// Records of a consumer that has processed these bodies.
 fn records(key: &str, bodies: &[String]) -> MemoryStore {
     async fn take(_: Value, _: Attempt) -> Result<(), Failure> {
         Ok(())
@@ -180,15 +180,14 @@ fn records(key: &str, bodies: &[String]) -> MemoryStore {
     store
 }
 
-/// The fingerprint that a consumer keeps of a body.
+/// Fingerprint that a consumer stores for a body.
 fn fingerprint(body: &str) -> Fingerprint {
     let store = records("message-id", &[body.to_owned()]);
     let key = Key::new(&namespace(), ["m-1"]).unwrap();
     store.get(&key).unwrap().fingerprint.unwrap()
 }
 
-/// JSON that can be a key: not null, not the empty text, and without numbers that a double could
-/// take for others.
+/// JSON that can be a key: not null, not the empty text, and no two numbers with the same double.
 fn id() -> impl Strategy<Value = Value> {
     payload().prop_filter("a key", |value| {
         let text = value.to_string();

@@ -1,4 +1,4 @@
-//! A payment gateway and an SQS in one, which quote in their answers all that they were sent.
+//! A payment gateway and an SQS in one, which quote every request in their responses.
 
 use std::{
     collections::BTreeSet,
@@ -18,14 +18,14 @@ use crate::support::{self, dynamo::Dynamo, faults::Fault, runtime_api::FUNCTION_
 
 pub(super) const TABLE: &str = "idempotency";
 
-/// Stands in every answer.
+/// Marker in every response.
 pub(super) const ANSWER: &str = "s3cr3t-answer";
-/// A part of the gateway's URL, as where the URL itself is the password.
+/// Part of the gateway's URL, for users whose URL is the password.
 pub(super) const PATH: &str = "s3cr3t-path";
 
 pub(super) struct Gossip {
     pub(super) dynamo: Dynamo,
-    /// SQS's operations that were asked for.
+    /// Requested operations of SQS.
     pub(super) asked: Mutex<BTreeSet<String>>,
 }
 
@@ -49,7 +49,7 @@ async fn answer(
                 json!({"Attributes": {"RedrivePolicy": policy, "MessageRetentionPeriod": quoted}})
                     .to_string()
             }
-            // SQS quotes a handle that it doesn't take.
+            // SQS quotes a receipt handle that it rejects.
             _ if body.contains("no-such-receipt") => {
                 let error = json!({"__type": "com.amazonaws.sqs#ReceiptHandleIsInvalid", "message": quoted});
                 return (StatusCode::BAD_REQUEST, error.to_string()).into_response();
@@ -88,7 +88,7 @@ async fn answer(
 }
 
 impl Gossip {
-    /// With a table, and the URL at which it is both.
+    /// With a table, and the URL for both services.
     pub(super) async fn start() -> (Arc<Self>, String) {
         let dynamo = Dynamo::start().await;
         dynamo.create_table(TABLE).await;
@@ -100,21 +100,21 @@ impl Gossip {
         (gossip, format!("http://{}", support::serve(app).await))
     }
 
-    /// Another worker completes what this one is at.
+    /// Another worker completes the operation in progress here.
     async fn take_over(&self, message_id: &str) {
         let result = json!(ANSWER).to_string();
         let record = json!({"status": "COMPLETED", "result": result});
         self.put(message_id, record).await;
     }
 
-    /// Another worker is at it, and will be for a long time.
+    /// Another worker holds the claim, with a long lease.
     pub(super) async fn claim(&self, message_id: &str) {
         let lease_until = 4_000_000_000_000_u64;
         let record = json!({"status": "IN_PROGRESS", "lease_until": lease_until});
         self.put(message_id, record).await;
     }
 
-    /// A record that DynamoDB's TTL has not deleted yet.
+    /// An expired record that DynamoDB's TTL has not deleted yet.
     pub(super) async fn expire(&self, message_id: &str) {
         let record = json!({"status": "COMPLETED", "result": "1", "expires_at": 1});
         self.put(message_id, record).await;

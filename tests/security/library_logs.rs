@@ -1,6 +1,6 @@
-//! What the library logs where the shipped consumer does not come: panics, what is cut off, and
-//! effects in DynamoDB. Each test runs in a process of its own: logs are set up once, and a panic is
-//! logged by a hook.
+//! Logs of the library in cases that the shipped consumer does not reach: panics, cut-offs, and
+//! effects in DynamoDB. Each test runs in a process of its own, because logging is set up once per
+//! process and a hook logs panics.
 
 use std::{
     future::Future,
@@ -31,8 +31,8 @@ use crate::{
 const RECORDS: &str = "idempotency";
 const THINGS: &str = "things";
 
-/// Runs `role` in a process that is told to run nothing but the test `name`, and answers what it
-/// writes. In that process it runs `role`, and answers nothing.
+/// Runs `role` in a process that runs only the test `name`, and returns its output. Inside that
+/// process, runs `role` and returns `None`.
 fn logged_by<F>(name: &str, level: &str, role: impl FnOnce() -> F) -> Option<Vec<String>>
 where
     F: Future<Output = ()>,
@@ -59,7 +59,7 @@ where
     Some(output.lines().map(str::to_owned).collect())
 }
 
-/// Does as the body says, and quotes it.
+/// Handler that obeys the body, and quotes it.
 async fn obey(body: Value, _: Attempt) -> Result<(), Failure> {
     match body["told"].as_str() {
         Some("hang") => std::future::pending().await,
@@ -97,7 +97,7 @@ fn panic_is_logged_without_its_message() {
     assert_eq!(telling(&output), [""; 0]);
 }
 
-/// So that what is not found above was searched for.
+/// The control: the search above is able to find these secrets.
 #[test]
 fn trace_level_logs_panic_message() {
     let name = "trace_level_logs_panic_message";
@@ -106,7 +106,7 @@ fn trace_level_logs_panic_message() {
     }
 }
 
-/// Tables, what is in one of them already, which is a secret too, and a worker.
+/// Tables, one with a secret item in it, and a worker.
 async fn world() -> (Dynamo, Client) {
     let dynamo = Dynamo::start().await;
     dynamo.create_table(RECORDS).await;
@@ -123,7 +123,7 @@ fn once(client: Client) -> Once<DynamoStore> {
     Once::new(DynamoStore::new(client, RECORDS))
 }
 
-/// Writes that are refused, by a condition and by DynamoDB's validation, and some that are made.
+/// Writes refused by a condition, writes refused by DynamoDB's validation, and writes that succeed.
 fn write(told: &str) -> Write<Update> {
     let write = Write::update(THINGS, "SET secret = :secret, n = n + :n").key("id", "thing");
     let write = write.value(":secret", BODY).label("thing");
@@ -144,7 +144,7 @@ async fn change(body: Value, _: Attempt) -> Result<Change<Value>, Failure> {
     Ok(Change::update(json!(BODY), write(told)))
 }
 
-/// A message that is refused, one that is invalid, and one to which DynamoDB does not answer.
+/// One refused message, one invalid message, and one without a response of DynamoDB.
 async fn run<M: Mode<H::Output>, H: Handler>(dynamo: &Dynamo, consumer: Consumer<M, H>) {
     let consumer = Arc::new(consumer);
     let event = |told: &str| batch([record(told, &json!({"told": told, "secret": BODY}))]);

@@ -16,7 +16,7 @@ fn pattern(parameter: &Value) -> Regex {
     Regex::new(parameter["AllowedPattern"].as_str().unwrap()).unwrap()
 }
 
-/// How long each queue keeps its messages.
+/// Retention of each queue's messages.
 fn retention(template: &Value) -> Vec<Duration> {
     let queues = of_type(template, "AWS::SQS::Queue").into_iter();
     let seconds = queues.map(|(_, queue)| queue["MessageRetentionPeriod"].as_u64().unwrap());

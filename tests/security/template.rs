@@ -1,4 +1,4 @@
-//! What the templates allow, and to whom.
+//! Permissions in the templates.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -38,7 +38,7 @@ fn to_json(yaml: &Yaml<'_>) -> Value {
     }
 }
 
-/// One, or a list of them.
+/// One value, or a list of values.
 fn list(value: &Value) -> Vec<&Value> {
     match value {
         Value::Null => Vec::new(),
@@ -55,7 +55,7 @@ pub(super) fn of_type<'a>(template: &'a Value, kind: &str) -> Vec<(&'a str, &'a 
         .collect()
 }
 
-/// Every statement of every policy, wherever it stands.
+/// Every statement of every policy in the template.
 fn statements(value: &Value) -> Vec<&Value> {
     let inner = match value {
         Value::Array(items) => items.iter().flat_map(statements).collect(),
@@ -70,7 +70,7 @@ fn statements(value: &Value) -> Vec<&Value> {
     [own, inner].concat()
 }
 
-/// A statement as it is where all `conditions` of the template are met and no others.
+/// The statement under exactly these `conditions` of the template.
 fn met<'a>(statement: &'a Value, conditions: &[&str]) -> Option<&'a Value> {
     let Some(choice) = statement["!If"].as_array() else {
         return Some(statement);
@@ -161,9 +161,10 @@ fn role_is_assumable_by_lambda_only() {
     }
 }
 
-/// Asserts that a function's role may do this to these resources, and nothing else.
+/// Asserts that a function's role allows these actions on these resources, and no others.
 fn assert_may(template: &str, needed: &[(&str, &str)]) {
-    // The event source mapping's (AWS Lambda Developer Guide, "Using Lambda with Amazon SQS").
+    // Permissions of the event source mapping (AWS Lambda Developer Guide, "Using Lambda with
+    // Amazon SQS").
     let polls = [
         "sqs:ReceiveMessage",
         "sqs:DeleteMessage",
@@ -276,8 +277,8 @@ fn data_is_encrypted_and_recoverable() {
     }
 }
 
-/// Amazon SQS Developer Guide, "Security best practices": a queue's policy denies what is not
-/// sent over TLS. DynamoDB serves nothing else.
+/// Amazon SQS Developer Guide, "Security best practices": a queue's policy denies requests without
+/// TLS. DynamoDB accepts TLS only.
 #[test]
 fn queues_refuse_requests_without_tls() {
     for path in TEMPLATES {

@@ -1,4 +1,4 @@
-//! The suite that every [`Store`] passes.
+//! The conformance suite that every [`Store`] passes.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -6,8 +6,8 @@
 )]
 #![allow(unreachable_pub, reason = "shared between test crates")]
 //!
-//! A further backend is one line: `conformance!(name, its_constructor)`, where the constructor
-//! is an async function that answers an empty store.
+//! A further backend is one line: `conformance!(name, its_constructor)`. The constructor is an
+//! async function that returns an empty store.
 
 use std::time::Duration;
 
@@ -102,7 +102,7 @@ fn refused(answer: ClaimAnswer) -> Record {
     }
 }
 
-/// What the store holds, by way of a claim that nothing admits but an empty place.
+/// Record in the store, read by a claim that only an absent record admits.
 async fn kept(store: &impl Store, part: &str, message_id: &str) -> Record {
     let probe = ClaimRequest {
         now: Timestamp::default(),
@@ -168,11 +168,11 @@ pub async fn refused_claim_returns_record(store: &impl Store) {
     let (first, second) = (request("key", "m-1"), request("key", "m-1"));
     claim(store, &first).await;
     assert_eq!(refused(claim(store, &second).await), first.record(None));
-    // As the SDK's second try after a lost answer sees it.
+    // The SDK's second try after a lost response gets the same answer.
     assert_eq!(refused(claim(store, &first).await), first.record(None));
 }
 
-/// A lease that ends without a trace of its attempt.
+/// The end of a lease without a trace of its attempt.
 fn restore_unknown() -> Settlement {
     Settlement::Restore(Claimed {
         before: Before::Unknown,
@@ -180,7 +180,7 @@ fn restore_unknown() -> Settlement {
     })
 }
 
-/// Every state a record can be in, at every side of every bound.
+/// Every state of a record, on each side of every bound.
 fn states() -> Vec<(Option<Settlement>, Timestamp)> {
     let settlements = [
         None,
@@ -196,7 +196,7 @@ fn states() -> Vec<(Option<Settlement>, Timestamp)> {
     pairs.collect()
 }
 
-/// Everybody who may ask for a key that `m-1` has claimed.
+/// Every kind of claim for a key that `m-1` has claimed.
 fn askers() -> Vec<ClaimRequest> {
     let mut askers = Vec::new();
     for print in [None, Some("payload"), Some("other")] {
@@ -335,7 +335,7 @@ pub async fn restored_key_is_as_before_claim(store: &impl Store) {
     let expected = undone.apply(&other.record(Some(&failed)), NOW + SECOND);
     assert_eq!(Some(kept(store, "key", "m-1").await), expected);
 
-    // A takeover, the attempt before which stays open.
+    // A takeover, whose earlier attempt stays open.
     let crashed = ClaimRequest {
         lease_until: before(NOW, 1),
         ..request("open", "m-1")
@@ -356,7 +356,7 @@ pub async fn ended_lease_is_taken_over_at_once(store: &impl Store) {
         settle(store, &mine, &end_lease()).await,
         SettleAnswer::Applied
     );
-    // It ended a second after `NOW`.
+    // The attempt ended a second after `NOW`.
     let at = |now| ClaimRequest {
         now,
         ..request("key", "m-1")
@@ -374,8 +374,8 @@ pub async fn ended_lease_is_taken_over_at_once(store: &impl Store) {
     assert_eq!(record.first_claimed_at, Some(NOW));
 }
 
-/// A record remembers each message that failed under its key, up to the limit, and none of them
-/// is admitted again.
+/// A record remembers each message that failed under its key, up to the limit, and admits none of
+/// them again.
 pub async fn failed_messages_are_never_admitted_again(store: &impl Store) {
     for n in 0..MAX_FAILED_MESSAGES {
         let message_id = format!("m-{n}");
@@ -391,7 +391,8 @@ pub async fn failed_messages_are_never_admitted_again(store: &impl Store) {
     let record = refused(claim(store, &request("key", "another")).await);
     assert_eq!(record.error.as_deref(), Some("error 19"));
 
-    // And not while another message is at work, nor after its lease.
+    // The failed message is also refused while another message is in progress, and after that
+    // message's lease.
     let first = request("two", "m-1");
     claim(store, &first).await;
     settle(store, &first, &fail("declined")).await;
@@ -483,7 +484,7 @@ pub async fn late_settlement_changes_nothing(store: &impl Store) {
         settle(store, &slow, &wanted).await;
     }
     let State::Completed { result } = kept(store, "key", "m-1").await.state else {
-        panic!("the newer result is gone")
+        panic!("the newer result is lost")
     };
     assert_eq!(result, StoredResult::Json("mine".into()));
 }
@@ -501,7 +502,8 @@ pub async fn repeated_settlement_counts_as_applied(store: &impl Store) {
             SettlementRefused::AlreadySettled
         );
     }
-    // An ended lease leaves the record in progress, with its owner: the second one is applied too.
+    // An ended lease leaves the record in progress, with its owner: the second settlement is
+    // applied too.
     let mine = request("ended", "m-1");
     claim(store, &mine).await;
     for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! A payment gateway that does as the test says, order by order, and remembers every call.
+//! A payment gateway with a script for each order, which remembers every call.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -18,13 +18,13 @@ use tokio::{sync::watch, time::timeout};
 
 use super::{PATIENCE, faults::Port};
 
-/// How one call is answered. A call past the end of its order's script is charged.
+/// Response to one call. A call past the end of its order's script is charged.
 #[derive(Clone, Debug)]
 pub enum Reply {
     /// 201 and the charge as JSON.
     Charge,
     Status(u16),
-    /// Nothing until [`Gateway::release`], then as `Charge`.
+    /// No response until [`Gateway::release`], then as `Charge`.
     Hang,
     /// 307 to this address.
     Redirect(String),
@@ -73,7 +73,7 @@ impl Gateway {
         self.port.open(app.with_state(self.desk.clone())).await;
     }
 
-    /// Refuses connections from now on; those that are open stay open.
+    /// Refuses connections from now on; open connections stay open.
     pub async fn close(&self) {
         self.port.close().await;
     }
@@ -83,13 +83,13 @@ impl Gateway {
         &self.url
     }
 
-    /// Answers the next calls for `order` so, one after the other.
+    /// Sets the responses to the next calls for `order`, one after the other.
     pub fn script(&self, order: &str, replies: impl IntoIterator<Item = Reply>) {
         let mut script = self.desk.script.lock().unwrap();
         script.entry(order.to_owned()).or_default().extend(replies);
     }
 
-    /// Lets every hanging call, now and later, go on.
+    /// Releases every hanging call, now and later.
     pub fn release(&self) {
         self.desk.released.send_replace(true);
     }

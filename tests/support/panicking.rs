@@ -1,4 +1,4 @@
-//! A consumer whose messages say what its handler does, for the tests of the release profile.
+//! A consumer whose messages control its handler, for the tests of the release profile.
 
 use std::time::Duration;
 

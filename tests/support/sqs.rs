@@ -1,4 +1,4 @@
-//! An SQS without messages: it answers the consumer's calls, and remembers them.
+//! An SQS without messages: answers the consumer's calls, and remembers them.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -27,24 +27,24 @@ pub struct Call {
     pub body: Value,
 }
 
-/// What it does instead of what it is asked.
+/// Behaviour other than an ordinary response.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum Mood {
     #[default]
     Willing,
-    /// Denies it all.
+    /// Denies every call.
     Denying,
     /// Fails the first entry of each batch.
     FailingFirst,
-    /// Carries nothing out, and answers nothing for a minute.
+    /// Does not execute the call, and sends no response for a minute.
     Hanging,
-    /// Carries it out, and answers nothing for a minute.
+    /// Executes the call, and sends no response for a minute.
     Silent,
-    /// Carries it out, and closes the connection without an answer.
+    /// Executes the call, and closes the connection without a response.
     Cut,
-    /// Carries it out, and answers a 200 that names no entry.
+    /// Executes the call, and returns a 200 that names no entry.
     Empty,
-    /// Carries it out, and names all entries but the last.
+    /// Executes the call, and names all entries but the last.
     Forgetful,
 }
 
@@ -55,12 +55,12 @@ pub struct Sqs {
 
 struct Desk {
     mood: Mutex<Mood>,
-    /// Of single operations.
+    /// Behaviour by operation.
     moods: Mutex<HashMap<&'static str, Mood>>,
-    /// The answer to `GetQueueAttributes`.
+    /// Response to `GetQueueAttributes`.
     attributes: Mutex<Value>,
     calls: watch::Sender<Vec<Call>>,
-    /// Entries of `SendMessageBatch` that were carried out, by queue URL.
+    /// Executed entries of `SendMessageBatch`, by queue URL.
     sent: Mutex<Vec<(String, Value)>>,
 }
 
@@ -88,7 +88,8 @@ impl Sqs {
         self.desk.moods.lock().unwrap().insert(operation, mood);
     }
 
-    /// Every queue has this dead-letter queue, or none, and keeps messages for so many seconds.
+    /// Every queue has this dead-letter queue, or no dead-letter queue, and keeps messages for so
+    /// many seconds.
     pub fn has(&self, dead_letter_queue: Option<&str>, retention: u64) {
         *self.desk.attributes.lock().unwrap() = attributes(dead_letter_queue, retention);
     }

@@ -210,10 +210,10 @@ mod tests {
         }
     }
 
-    /// The other end of a connection.
+    /// Peer of a connection.
     #[derive(Clone, Copy, Debug)]
     enum End {
-        /// Closed before anything was sent.
+        /// Closed before the client sent anything.
         Closed,
         /// Open, and silent.
         Silent,
@@ -247,7 +247,7 @@ mod tests {
         format!("{scheme}://{address}")
     }
 
-    /// The URL of a port at which nothing listens.
+    /// URL of a port without a listener.
     async fn refusing() -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         format!("http://{}", listener.local_addr().unwrap())
@@ -281,9 +281,9 @@ mod tests {
     async fn failure_to_connect_has_no_effect() {
         for (url, timeout) in [
             (refusing().await, LONG),
-            // RFC 2606 reserves the name, so there is no address.
+            // RFC 2606 reserves the name, so it has no address.
             ("https://gateway.invalid".to_owned(), LONG),
-            // No TLS handshake, and none in time.
+            // A failed TLS handshake, and a handshake that times out.
             (serve("https", End::Closed).await, LONG),
             (serve("https", End::Silent).await, 4 * SHORT),
         ] {

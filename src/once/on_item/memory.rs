@@ -345,7 +345,7 @@ mod tests {
             (many, pruned.update_expression.len(), condition.len())
         };
         let most = |size| size <= MAX_EXPRESSION_BYTES;
-        // One more would not have fitted: its longest text, and what is kept for joining.
+        // One more would not have fitted: its longest text, and the space reserved for joining.
         let full = |size: usize| size + 80 > MAX_EXPRESSION_BYTES;
         assert_eq!(pruned(1, 1).0, MOST_PRUNED);
         for length in (0..4000).step_by(7) {

@@ -418,7 +418,7 @@ mod tests {
 
     #[tokio::test]
     async fn item_over_400_kb_is_refused_before_sending() {
-        // A client that has nowhere to send to: the error can only be ours.
+        // A client without an endpoint: the error can only come from the library's own check.
         let config = aws_sdk_dynamodb::Config::builder()
             .behavior_version(aws_sdk_dynamodb::config::BehaviorVersion::latest())
             .build();
