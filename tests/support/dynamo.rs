@@ -108,7 +108,7 @@ impl Dynamo {
     }
 
     /// A client with a retry quota of its own. The SDK has one quota per process, and a test with
-    /// many faults uses it up.
+    /// many injected faults uses it up.
     pub fn client_with(&self, retries: RetryConfig, timeouts: TimeoutConfig) -> Client {
         static CLIENTS: AtomicUsize = AtomicUsize::new(0);
         let name = format!("client {}", CLIENTS.fetch_add(1, Ordering::Relaxed));
@@ -161,7 +161,7 @@ impl Dynamo {
         self.wire.faults.fail(operation, fault);
     }
 
-    /// Every request for `operation` meets this fault until [`Self::heal`], after the faults of
+    /// Every request for `operation` meets this fault until [`Self::heal`], after those planned by
     /// [`Self::fail`].
     pub fn fail_all(&self, operation: &str, fault: Fault) {
         self.wire.faults.fail_all(operation, fault);
