@@ -214,11 +214,11 @@ fn peak_memory(pid: u32) -> f64 {
 /// Responds with `{}` to every request, after a delay.
 struct Stub {
     endpoint: String,
-    seen: Arc<Seen>,
+    seen: Arc<Measured>,
 }
 
 #[derive(Default)]
-struct Seen {
+struct Measured {
     latency_ms: AtomicU64,
     requests: AtomicUsize,
     connections: AtomicUsize,
@@ -226,7 +226,7 @@ struct Seen {
 
 impl Stub {
     async fn start() -> Self {
-        let seen = Arc::new(Seen::default());
+        let seen = Arc::new(Measured::default());
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let listener = listener.tap_io({

@@ -24,19 +24,19 @@ use sqs_once::{
 
 /// Handler for any JSON. `null` fails retryably, `false` fails permanently, all else succeeds.
 #[derive(Clone, Default)]
-struct Taker {
+struct AnyJsonHandler {
     /// Key of each successful call.
     done: Arc<Mutex<Vec<Key>>>,
 }
 
-impl Handler for Taker {
+impl Handler for AnyJsonHandler {
     type Message = Value;
     type Output = Value;
 
     async fn handle(&self, body: Value, attempt: Attempt) -> Result<Value, Failure> {
         match body {
-            Value::Null => Err(Failure::retryable("told to")),
-            Value::Bool(false) => Err(Failure::permanent("told to")),
+            Value::Null => Err(Failure::retryable("scripted")),
+            Value::Bool(false) => Err(Failure::permanent("scripted")),
             other => {
                 self.done.lock().unwrap().push(attempt.key().clone());
                 Ok(other)
@@ -48,13 +48,13 @@ impl Handler for Taker {
 /// A consumer, and the keys that succeeded.
 struct Bench {
     store: MemoryStore,
-    taker: Taker,
-    consumer: Arc<Consumer<Once<MemoryStore>, Taker>>,
+    taker: AnyJsonHandler,
+    consumer: Arc<Consumer<Once<MemoryStore>, AnyJsonHandler>>,
 }
 
 impl Bench {
     fn new(key: &str, fingerprint: &str) -> Self {
-        let (store, taker) = (MemoryStore::default(), Taker::default());
+        let (store, taker) = (MemoryStore::default(), AnyJsonHandler::default());
         let once = Once::new(store.clone());
         let consumer = Consumer::new(once, namespace(), taker.clone())
             .key(key.parse().unwrap())
@@ -140,7 +140,7 @@ pub(crate) fn event(data: &[u8]) {
         }
         if deliveries
             .iter()
-            .all(|record| is_innocent(record, deliveries[0]))
+            .all(|record| is_unaffected_by_others(record, deliveries[0]))
         {
             assert!(!is_failed, "{id:?} fails by another message's fault");
         }
@@ -148,7 +148,7 @@ pub(crate) fn event(data: &[u8]) {
 }
 
 /// True if no other record can make `record` fail, a delivery of the same message as `first`.
-fn is_innocent(record: &SqsMessage, first: &SqsMessage) -> bool {
+fn is_unaffected_by_others(record: &SqsMessage, first: &SqsMessage) -> bool {
     let is_fifo = |arn: &String| arn.ends_with(".fifo");
     let body = record.body.as_deref().map(serde_json::from_str::<Value>);
     record.body == first.body

@@ -51,19 +51,19 @@ enum Order {
 
 /// Handler that obeys its messages and records their ids.
 #[derive(Clone, Default)]
-struct Obedient {
+struct ScriptedHandler {
     ran: Arc<Mutex<Vec<String>>>,
     running: Arc<AtomicUsize>,
     most: Arc<AtomicUsize>,
 }
 
-impl Obedient {
+impl ScriptedHandler {
     fn ran(&self) -> Vec<String> {
         self.ran.lock().unwrap().clone()
     }
 }
 
-impl Handler for Obedient {
+impl Handler for ScriptedHandler {
     type Message = Order;
     type Output = u32;
 
@@ -78,9 +78,9 @@ impl Handler for Obedient {
         self.running.fetch_sub(1, Ordering::SeqCst);
         match order {
             Order::Succeed => Ok(attempt.receive_count()),
-            Order::Fail => Err(Failure::retryable("told to")),
-            Order::Decline => Err(Failure::permanent("told to")),
-            Order::Panic => panic!("told to"),
+            Order::Fail => Err(Failure::retryable("scripted")),
+            Order::Decline => Err(Failure::permanent("scripted")),
+            Order::Panic => panic!("scripted"),
             Order::Hang => std::future::pending().await,
             Order::Block => {
                 std::thread::sleep(2 * SECOND);
@@ -90,7 +90,7 @@ impl Handler for Obedient {
     }
 }
 
-fn consumer<S: Store>(store: S, handler: &Obedient) -> Consumer<Once<S>, Obedient> {
+fn consumer<S: Store>(store: S, handler: &ScriptedHandler) -> Consumer<Once<S>, ScriptedHandler> {
     Consumer::new(Once::new(store), namespace(), handler.clone())
 }
 
@@ -106,7 +106,7 @@ async fn new_message_costs_2_requests_duplicate_1() {
     let dynamo = Dynamo::start().await;
     dynamo.create_table("idempotency").await;
     let store = DynamoStore::new(dynamo.client(), "idempotency");
-    let handler = Obedient::default();
+    let handler = ScriptedHandler::default();
     let consumer = Arc::new(consumer(store.clone(), &handler).key(KeySource::MessageId));
     let send = async |id: &str, order: &str| {
         dynamo.reset_counts();
@@ -153,7 +153,7 @@ async fn new_message_costs_2_requests_duplicate_1() {
 
 #[tokio::test]
 async fn failed_message_does_not_affect_others() {
-    let (store, handler) = (MemoryStore::default(), Obedient::default());
+    let (store, handler) = (MemoryStore::default(), ScriptedHandler::default());
     let consumer = Arc::new(consumer(store.clone(), &handler));
     let event = batch([
         record("m-1", &json!("succeed")),
@@ -176,7 +176,7 @@ async fn panicking_deserializer_is_reported_as_panic() {
     struct Bomb;
     impl<'de> Deserialize<'de> for Bomb {
         fn deserialize<D: serde::Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
-            panic!("told to")
+            panic!("scripted")
         }
     }
     async fn never(_: Bomb, _: Attempt) -> Result<(), Failure> {
@@ -198,7 +198,7 @@ async fn deliveries_of_one_key_share_the_outcome() {
         ("fail", &["m-1"]),
         ("decline", &["m-1"]),
     ] {
-        let (store, handler) = (MemoryStore::default(), Obedient::default());
+        let (store, handler) = (MemoryStore::default(), ScriptedHandler::default());
         let consumer = Arc::new(consumer(store, &handler));
         let event = batch([
             received("m-1", &json!(order), 1),
@@ -256,7 +256,7 @@ async fn key_ignores_changes_by_handler() {
 
 #[tokio::test]
 async fn record_without_id_fails_batch_before_start() {
-    let handler = Obedient::default();
+    let handler = ScriptedHandler::default();
     let consumer = Arc::new(consumer(MemoryStore::default(), &handler));
     let mut event = batch([
         record("m-1", &json!("succeed")),
@@ -271,7 +271,7 @@ async fn record_without_id_fails_batch_before_start() {
 
 #[tokio::test]
 async fn highest_receive_count_starts_first() {
-    let handler = Obedient::default();
+    let handler = ScriptedHandler::default();
     let consumer = |n| {
         let one = consumer(MemoryStore::default(), &handler);
         Arc::new(one.concurrency(NonZeroUsize::new(n).unwrap()))
@@ -288,7 +288,7 @@ async fn highest_receive_count_starts_first() {
 
 #[tokio::test]
 async fn hanging_handler_is_cut_off_in_time() {
-    let (store, handler) = (MemoryStore::default(), Obedient::default());
+    let (store, handler) = (MemoryStore::default(), ScriptedHandler::default());
     let consumer = consumer(store.clone(), &handler).concurrency(NonZeroUsize::MIN);
     let event = batch([
         received("hangs", &json!("hang"), 2),
@@ -306,7 +306,7 @@ async fn hanging_handler_is_cut_off_in_time() {
 }
 
 /// Logged outcome of each message, and the line on unfinished messages.
-fn told_at_the_deadline() -> (BTreeMap<String, String>, Option<Value>) {
+fn outcomes_and_unfinished() -> (BTreeMap<String, String>, Option<Value>) {
     let (mut outcomes, mut unfinished) = (BTreeMap::new(), None);
     for line in log::lines() {
         let fields = &line["fields"];
@@ -334,7 +334,7 @@ fn outcomes<const N: usize>(expected: [(&str, &str); N]) -> BTreeMap<String, Str
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn blocking_handler_does_not_delay_response() {
-    let (store, handler) = (MemoryStore::default(), Obedient::default());
+    let (store, handler) = (MemoryStore::default(), ScriptedHandler::default());
     let consumer = consumer(store, &handler);
     let consumer = Arc::new(consumer.concurrency(NonZeroUsize::MIN));
     let event = batch([
@@ -347,7 +347,7 @@ async fn blocking_handler_does_not_delay_response() {
     let failed = process(&consumer, event, within(2 * SECOND)).await;
     assert_eq!(failed, ["blocks", "m-2"]);
     assert!(started.elapsed() < 2 * SECOND);
-    let (logged, unfinished) = told_at_the_deadline();
+    let (logged, unfinished) = outcomes_and_unfinished();
     // The third message is logged on another thread.
     assert_eq!(
         logged,
@@ -362,7 +362,7 @@ async fn blocking_handler_does_not_delay_response() {
 
 #[tokio::test]
 async fn cut_off_messages_are_logged_in_one_line() {
-    let (store, handler) = (MemoryStore::default(), Obedient::default());
+    let (store, handler) = (MemoryStore::default(), ScriptedHandler::default());
     let consumer = consumer(store, &handler).concurrency(NonZeroUsize::MIN);
     let event = batch([
         received("done", &json!("succeed"), 3),
@@ -372,7 +372,7 @@ async fn cut_off_messages_are_logged_in_one_line() {
     log::start();
     let failed = process(&Arc::new(consumer), event, within(SECOND)).await;
     assert_eq!(failed, ["hangs", "waits"]);
-    let (logged, unfinished) = told_at_the_deadline();
+    let (logged, unfinished) = outcomes_and_unfinished();
     let expected = [
         ("done", "done"),
         ("hangs", "out_of_time"),
@@ -388,12 +388,12 @@ async fn cut_off_messages_are_logged_in_one_line() {
 
 #[tokio::test]
 async fn finished_batch_logs_no_deadline() {
-    let (store, handler) = (MemoryStore::default(), Obedient::default());
+    let (store, handler) = (MemoryStore::default(), ScriptedHandler::default());
     let consumer = Arc::new(consumer(store, &handler));
     let event = batch([fifo("m-1", "g", "fail"), fifo("m-2", "g", "succeed")]);
     log::start();
     process(&consumer, event, within(10 * SECOND)).await;
-    let (logged, unfinished) = told_at_the_deadline();
+    let (logged, unfinished) = outcomes_and_unfinished();
     assert_eq!(
         logged,
         outcomes([("m-1", "retryable_failure"), ("m-2", "not_started")])
@@ -403,7 +403,7 @@ async fn finished_batch_logs_no_deadline() {
 
 #[tokio::test(start_paused = true)]
 async fn deadline_follows_settings() {
-    let of = || consumer(MemoryStore::default(), &Obedient::default());
+    let of = || consumer(MemoryStore::default(), &ScriptedHandler::default());
     let set = of()
         .reserve(2 * SECOND)
         .fallback(60 * SECOND)
@@ -434,7 +434,7 @@ async fn fingerprint_can_be_switched_off() {
     };
     let reused: &[&str] = &["m-2"];
     for (fingerprint, failed) in [("body", reused), ("off", &[])] {
-        let handler = Obedient::default();
+        let handler = ScriptedHandler::default();
         let consumer = consumer(MemoryStore::default(), &handler)
             .key("attribute:order".parse().unwrap())
             .fingerprint(fingerprint.parse().unwrap());
@@ -488,8 +488,8 @@ async fn handler_receives_delivery_facts() {
 async fn duplicate_without_output_is_acknowledged() {
     /// Handler whose output is too large for a record.
     #[derive(Clone, Default)]
-    struct Verbose(Arc<AtomicUsize>);
-    impl Handler for Verbose {
+    struct LargeOutput(Arc<AtomicUsize>);
+    impl Handler for LargeOutput {
         type Message = Value;
         type Output = String;
         async fn handle(&self, _: Value, _: Attempt) -> Result<String, Failure> {
@@ -502,7 +502,7 @@ async fn duplicate_without_output_is_acknowledged() {
             Ok(())
         }
     }
-    let verbose = Verbose::default();
+    let verbose = LargeOutput::default();
     let once = Once::new(MemoryStore::default());
     let consumer = Arc::new(Consumer::new(once, namespace(), verbose.clone()));
     for duplicates in 0..2 {
@@ -528,7 +528,7 @@ async fn handler_can_fail_inspected_duplicate() {
             self.0.lock().unwrap().push(output);
             match output {
                 3 => Err(Failure::retryable("no reply")),
-                4 => panic!("told to"),
+                4 => panic!("scripted"),
                 _ => Ok(()),
             }
         }
@@ -590,7 +590,7 @@ fn fifo(id: &str, group: &str, order: &str) -> Value {
 
 #[tokio::test]
 async fn fifo_group_continues_after_permanent_failure() {
-    let handler = Obedient::default();
+    let handler = ScriptedHandler::default();
     let consumer = Arc::new(consumer(MemoryStore::default(), &handler));
     let event = || {
         batch([
@@ -608,7 +608,7 @@ async fn fifo_group_continues_after_permanent_failure() {
 
 #[tokio::test]
 async fn fifo_group_continues_after_recordless_failure() {
-    let handler = Obedient::default();
+    let handler = ScriptedHandler::default();
     let mut undecodable = fifo("undecodable", "g", "");
     undecodable["body"] = json!("{");
     let mut keyless = fifo("keyless", "g", "succeed");
@@ -635,7 +635,7 @@ async fn fifo_group_continues_after_recordless_failure() {
 
 #[tokio::test]
 async fn fifo_group_stops_at_permanent_failure_if_set() {
-    let handler = Obedient::default();
+    let handler = ScriptedHandler::default();
     let consumer = consumer(MemoryStore::default(), &handler);
     let consumer = Arc::new(consumer.fifo_after_permanent(FifoAfterPermanent::Stop));
     let event = batch([
@@ -651,8 +651,8 @@ async fn fifo_group_stops_at_permanent_failure_if_set() {
 #[tokio::test]
 async fn fifo_group_stops_at_unrecorded_failure() {
     /// Mode whose permanent failures leave no record, as on an item.
-    struct Forgetful(Once<MemoryStore>);
-    impl Mode<u32> for Forgetful {
+    struct UnrecordedFailures(Once<MemoryStore>);
+    impl Mode<u32> for UnrecordedFailures {
         async fn run<W, F>(&self, operation: Operation, work: W) -> Outcome
         where
             W: FnOnce(Attempt) -> F + Send,
@@ -669,8 +669,8 @@ async fn fifo_group_stops_at_unrecorded_failure() {
             false
         }
     }
-    let handler = Obedient::default();
-    let mode = Forgetful(Once::new(MemoryStore::default()));
+    let handler = ScriptedHandler::default();
+    let mode = UnrecordedFailures(Once::new(MemoryStore::default()));
     let consumer = Arc::new(Consumer::new(mode, namespace(), handler.clone()));
     let mut undecodable = fifo("undecodable", "g", "");
     undecodable["body"] = json!("{");
@@ -694,7 +694,7 @@ async fn fifo_group_stops_at_failed_duplicate() {
             Ok(n)
         }
         async fn on_duplicate(&self, _: Stored<u32>, _: Attempt) -> Result<(), Failure> {
-            Err(Failure::permanent("told to"))
+            Err(Failure::permanent("scripted"))
         }
     }
     let once = Once::new(MemoryStore::default());
@@ -713,7 +713,7 @@ async fn fifo_group_stops_at_failed_duplicate() {
 
 #[tokio::test]
 async fn fifo_group_stops_at_retryable_failure_alone() {
-    let handler = Obedient::default();
+    let handler = ScriptedHandler::default();
     let consumer = Arc::new(consumer(MemoryStore::default(), &handler));
     let event = batch([
         fifo("a-1", "a", "succeed"),
@@ -758,10 +758,10 @@ proptest! {
     #[test]
     fn response_lists_failed_messages_only(orders in orders(), concurrency in 1..12_usize) {
         // A message id always comes with the same order.
-        let mut told = std::collections::BTreeMap::new();
+        let mut first_orders = std::collections::BTreeMap::new();
         let mut expected: Vec<String> = Vec::new();
         let records: Vec<Value> = orders.iter().map(|(id, order)| {
-            let order = *told.entry(*id).or_insert(*order);
+            let order = *first_orders.entry(*id).or_insert(*order);
             let (id, text) = (format!("m-{id}"), format!("{order:?}").to_lowercase());
             if order != Order::Succeed && !expected.contains(&id) {
                 expected.push(id.clone());
@@ -769,13 +769,13 @@ proptest! {
             record(&id, &json!(text))
         }).collect();
 
-        let handler = Obedient::default();
+        let handler = ScriptedHandler::default();
         let consumer = consumer(MemoryStore::default(), &handler);
         let consumer = Arc::new(consumer.concurrency(NonZeroUsize::new(concurrency).unwrap()));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let failed = runtime.block_on(process(&consumer, batch(records), within(10 * SECOND)));
         prop_assert_eq!(failed, expected);
-        prop_assert_eq!(handler.ran().len(), told.len());
+        prop_assert_eq!(handler.ran().len(), first_orders.len());
     }
 
     /// FIFO queue: each group runs in order, one message at a time, up to its first failure that is
@@ -806,7 +806,7 @@ proptest! {
             fifo(&id, &format!("g{group}"), &format!("{order:?}").to_lowercase())
         }).collect();
 
-        let handler = Obedient::default();
+        let handler = ScriptedHandler::default();
         let consumer = consumer(MemoryStore::default(), &handler);
         let consumer = Arc::new(consumer.concurrency(NonZeroUsize::new(concurrency).unwrap()));
         let runtime = tokio::runtime::Builder::new_current_thread()

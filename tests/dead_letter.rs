@@ -27,7 +27,7 @@ use support::{
     consumer::{namespace, process, within},
     event::{batch, in_group, received},
     log,
-    sqs::{DEAD_LETTER_QUEUE_ARN, Mood, Sqs},
+    sqs::{DEAD_LETTER_QUEUE_ARN, Sqs, SqsBehaviour},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -36,21 +36,21 @@ const SEND: &str = "SendMessageBatch";
 
 /// Handler that obeys the message and counts its runs.
 #[derive(Clone, Default)]
-struct Obedient(Arc<AtomicUsize>);
+struct ScriptedHandler(Arc<AtomicUsize>);
 
-impl Handler for Obedient {
+impl Handler for ScriptedHandler {
     type Message = Value;
     type Output = ();
 
     async fn handle(&self, order: Value, _: Attempt) -> Result<(), Failure> {
         self.0.fetch_add(1, Ordering::SeqCst);
-        match order["told"].as_str().unwrap() {
+        match order["act"].as_str().unwrap() {
             "succeed" => Ok(()),
             "fail" => Err(Failure::retryable("busy")),
             "decline" => Err(Failure::permanent(
                 order["why"].as_str().unwrap_or("card declined"),
             )),
-            other => panic!("told to {other}"),
+            other => panic!("no such act: {other}"),
         }
     }
 }
@@ -59,8 +59,8 @@ impl Handler for Obedient {
 struct World {
     sqs: Sqs,
     store: MemoryStore,
-    handler: Obedient,
-    consumer: Arc<Consumer<Once<MemoryStore>, Obedient>>,
+    handler: ScriptedHandler,
+    consumer: Arc<Consumer<Once<MemoryStore>, ScriptedHandler>>,
 }
 
 impl World {
@@ -69,11 +69,13 @@ impl World {
     }
 
     async fn with(
-        set: impl FnOnce(Consumer<Once<MemoryStore>, Obedient>) -> Consumer<Once<MemoryStore>, Obedient>,
+        set: impl FnOnce(
+            Consumer<Once<MemoryStore>, ScriptedHandler>,
+        ) -> Consumer<Once<MemoryStore>, ScriptedHandler>,
     ) -> Self {
         log::start();
-        let sqs = Sqs::start(Mood::Willing).await;
-        let (store, handler) = (MemoryStore::default(), Obedient::default());
+        let sqs = Sqs::start(SqsBehaviour::Willing).await;
+        let (store, handler) = (MemoryStore::default(), ScriptedHandler::default());
         let visibility = Visibility::new(sqs.client()).dead_letter(true);
         let consumer = Consumer::new(Once::new(store.clone()), namespace(), handler.clone());
         let consumer = Arc::new(set(consumer.visibility(visibility)));
@@ -115,8 +117,8 @@ impl World {
     }
 }
 
-fn order(id: &str, told: &str) -> Value {
-    received(id, &json!({"id": id, "told": told}), 1)
+fn order(id: &str, act: &str) -> Value {
+    received(id, &json!({"id": id, "act": act}), 1)
 }
 
 fn declined(id: &str) -> Value {
@@ -172,7 +174,7 @@ async fn declined_message_is_copied_and_acknowledged() {
 async fn body_and_attributes_are_copied_unchanged() {
     let world = World::start().await;
     let mut message = declined("m-1");
-    message["body"] = json!("{\"told\": \"decline\",\n \"id\": \"m-1\", \"name\": \"Zoë\"}");
+    message["body"] = json!("{\"act\": \"decline\",\n \"id\": \"m-1\", \"name\": \"Zoë\"}");
     message["messageAttributes"] = json!({
         "plain": string("String", "x"),
         "typed": string("String.json", "{\"a\": 1}"),
@@ -213,13 +215,13 @@ async fn body_and_attributes_are_copied_unchanged() {
 async fn permanent_outcomes_are_copied_with_reason() {
     let keys: KeySource = "body:/id".parse().unwrap();
     let world = World::with(|consumer| consumer.key(keys)).await;
-    world.sqs.turn_for(SEND, Mood::Denying);
+    world.sqs.turn_for(SEND, SqsBehaviour::Denying);
     assert_eq!(world.process([declined("m-1")]).await, ["m-1"]);
-    world.sqs.turn_for(SEND, Mood::Willing);
+    world.sqs.turn_for(SEND, SqsBehaviour::Willing);
     assert_eq!(world.process([order("o-1", "succeed")]).await, [""; 0]);
 
     let mut reused = declined("m-2");
-    reused["body"] = json!(json!({"id": "o-1", "told": "fail"}).to_string());
+    reused["body"] = json!(json!({"id": "o-1", "act": "fail"}).to_string());
     let mut undecodable = declined("m-3");
     undecodable["body"] = json!("{");
     let mut keyless = declined("m-4");
@@ -253,7 +255,7 @@ async fn permanent_outcomes_are_copied_with_reason() {
 #[tokio::test]
 async fn copy_is_sent_after_failure_is_recorded() {
     let world = World::start().await;
-    world.sqs.turn_for(SEND, Mood::Hanging);
+    world.sqs.turn_for(SEND, SqsBehaviour::Hanging);
     tokio::select! {
         _ = world.process([declined("m-1")]) => unreachable!("SQS hangs"),
         () = world.sqs.called(SEND, 1) => assert!(world.is_failed("m-1")),
@@ -262,11 +264,11 @@ async fn copy_is_sent_after_failure_is_recorded() {
 
 #[tokio::test]
 async fn copy_is_not_sent_when_switched_off() {
-    let sqs = Sqs::start(Mood::Willing).await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
     let consumer = Consumer::new(
         Once::new(MemoryStore::default()),
         namespace(),
-        Obedient::default(),
+        ScriptedHandler::default(),
     );
     let consumer = Arc::new(consumer.visibility(Visibility::new(sqs.client())));
     let failed = process(&consumer, batch([declined("m-1")]), within(10 * SECOND)).await;
@@ -277,13 +279,13 @@ async fn copy_is_not_sent_when_switched_off() {
 #[tokio::test]
 async fn crash_before_copy_copies_on_next_receive() {
     let world = World::start().await;
-    world.sqs.turn_for(SEND, Mood::Hanging);
+    world.sqs.turn_for(SEND, SqsBehaviour::Hanging);
     tokio::select! {
         _ = world.process([declined("m-1")]) => unreachable!("SQS hangs"),
         () = world.sqs.called(SEND, 1) => {}
     }
     assert_eq!(world.copied(), [""; 0]);
-    world.sqs.turn_for(SEND, Mood::Willing);
+    world.sqs.turn_for(SEND, SqsBehaviour::Willing);
     assert_eq!(world.process([declined("m-1")]).await, [""; 0]);
     assert_eq!(world.copied(), ["m-1"]);
     assert_eq!(world.runs(), 1);
@@ -300,7 +302,7 @@ async fn crash_after_copy_duplicates_only_on_standard() {
                 declined("m-1")
             }
         };
-        world.sqs.turn_for(SEND, Mood::Silent);
+        world.sqs.turn_for(SEND, SqsBehaviour::Silent);
         tokio::select! {
             _ = world.process([message()]) => unreachable!("SQS is silent"),
             () = world.sqs.called(SEND, 1) => {}
@@ -313,7 +315,7 @@ async fn crash_after_copy_duplicates_only_on_standard() {
         tokio::time::timeout(support::PATIENCE, taken)
             .await
             .unwrap();
-        world.sqs.turn_for(SEND, Mood::Willing);
+        world.sqs.turn_for(SEND, SqsBehaviour::Willing);
         assert_eq!(world.process([message()]).await, [""; 0]);
         assert_eq!(world.copied(), copies);
         assert_eq!(world.runs(), 1);
@@ -323,14 +325,18 @@ async fn crash_after_copy_duplicates_only_on_standard() {
 #[tokio::test]
 async fn lost_responses_leave_message_unacknowledged() {
     let world = World::start().await;
-    for mood in [Mood::Cut, Mood::Empty] {
-        world.sqs.turn_for(SEND, mood);
-        assert_eq!(world.process([declined("m-1")]).await, ["m-1"], "{mood:?}");
+    for behaviour in [SqsBehaviour::Cut, SqsBehaviour::Empty] {
+        world.sqs.turn_for(SEND, behaviour);
+        assert_eq!(
+            world.process([declined("m-1")]).await,
+            ["m-1"],
+            "{behaviour:?}"
+        );
         assert!(!world.copies().is_empty());
         // The endpoint gave no response.
         later(301 * SECOND).await;
     }
-    world.sqs.turn_for(SEND, Mood::Willing);
+    world.sqs.turn_for(SEND, SqsBehaviour::Willing);
     assert_eq!(world.process([declined("m-1")]).await, [""; 0]);
     assert_eq!(world.runs(), 1);
 }
@@ -338,10 +344,13 @@ async fn lost_responses_leave_message_unacknowledged() {
 #[tokio::test]
 async fn partial_response_acknowledges_confirmed_copies() {
     let orders = || ["m-1", "m-2", "m-3"].map(declined);
-    for (mood, failed) in [(Mood::FailingFirst, ["m-1"]), (Mood::Forgetful, ["m-3"])] {
+    for (behaviour, failed) in [
+        (SqsBehaviour::FailingFirst, ["m-1"]),
+        (SqsBehaviour::Forgetful, ["m-3"]),
+    ] {
         let world = World::start().await;
-        world.sqs.turn_for(SEND, mood);
-        assert_eq!(world.process(orders()).await, failed, "{mood:?}");
+        world.sqs.turn_for(SEND, behaviour);
+        assert_eq!(world.process(orders()).await, failed, "{behaviour:?}");
         let changed = world.sqs.changes();
         assert_eq!(changed, [(format!("receipt-{}-1", failed[0]), 0)]);
     }
@@ -359,7 +368,7 @@ async fn message_that_cannot_be_copied_is_failed() {
     }
     let mut large = declined("large");
     let padding = "x".repeat(1024 * 1024 - 120);
-    large["body"] = json!(json!({"id": "large", "told": "decline", "pad": padding}).to_string());
+    large["body"] = json!(json!({"id": "large", "act": "decline", "pad": padding}).to_string());
     let mut bodiless = declined("bodiless");
     bodiless["body"] = Value::Null;
     let world = World::start().await;
@@ -377,7 +386,7 @@ async fn message_without_reachable_dlq_is_failed() {
         ("GetQueueAttributes", "redrive policy"),
     ] {
         let world = World::start().await;
-        world.sqs.turn_for(denied, Mood::Denying);
+        world.sqs.turn_for(denied, SqsBehaviour::Denying);
         assert_eq!(world.process([declined("m-1")]).await, ["m-1"], "{denied}");
         assert_eq!(world.copied(), [""; 0]);
         let line = log::lines_containing("could not be sent to the dead-letter queue").remove(0);
@@ -398,7 +407,7 @@ async fn hanging_sqs_delays_response_within_bound() {
     for operation in ["GetQueueUrl", "GetQueueAttributes", SEND] {
         for (budget, at_most) in [(60 * SECOND, 5 * SECOND), (SECOND, SECOND)] {
             let world = World::start().await;
-            world.sqs.turn_for(operation, Mood::Hanging);
+            world.sqs.turn_for(operation, SqsBehaviour::Hanging);
             let started = Instant::now();
             let event = batch([declined("m-1")]);
             let failed = process(&world.consumer, event, within(budget)).await;
@@ -442,7 +451,7 @@ async fn send_batch_is_limited_to_10_copies_and_256_kib() {
     let large = |id: &str, kib: usize| {
         let padding = "x".repeat(kib * 1024);
         let mut message = declined(id);
-        message["body"] = json!(json!({"id": id, "told": "decline", "pad": padding}).to_string());
+        message["body"] = json!(json!({"id": id, "act": "decline", "pad": padding}).to_string());
         message
     };
     let messages = [
@@ -521,7 +530,7 @@ async fn message_with_shared_outcome_is_not_copied() {
 #[tokio::test]
 async fn two_deliveries_of_message_are_copied_once() {
     let world = World::start().await;
-    let delivery = |n| received("m-1", &json!({"id": "m-1", "told": "decline"}), n);
+    let delivery = |n| received("m-1", &json!({"id": "m-1", "act": "decline"}), n);
     for messages in [
         [delivery(1), delivery(2)],
         [fifo(delivery(3)), fifo(delivery(4))],
@@ -558,7 +567,7 @@ async fn stale_attributes_of_copy_are_removed() {
     let mut keyless = declined("m-1");
     keyless["body"] = json!("{}");
     let mut wordless = declined("m-2");
-    wordless["body"] = json!(json!({"id": "m-2", "told": "decline", "why": ""}).to_string());
+    wordless["body"] = json!(json!({"id": "m-2", "act": "decline", "why": ""}).to_string());
     for message in [&mut keyless, &mut wordless] {
         for name in ["SqsOnceKey", "SqsOnceError"] {
             message["messageAttributes"][name] = string("String", "earlier");
@@ -575,7 +584,7 @@ async fn error_and_key_attributes_fit_sqs() {
     let keys: KeySource = "body:/id".parse().unwrap();
     let world = World::with(|consumer| consumer.key(keys)).await;
     let message = |id: &str, why: &str| {
-        let body = json!({"id": id, "told": "decline", "why": why});
+        let body = json!({"id": id, "act": "decline", "why": why});
         received("m", &body, 1)
     };
     for (id, why) in [

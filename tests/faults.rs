@@ -24,7 +24,7 @@ use sqs_once::{
     protocol::{Key, Timestamp},
     store::DynamoStore,
 };
-use story::{Act, BUDGET, Before, Lasting, Left, Step, Story, TABLE, When};
+use story::{Act, BUDGET, Before, FaultDuration, RecordState, Step, Story, TABLE, When};
 use support::{
     PATIENCE,
     consumer::{namespace, process, within},
@@ -59,15 +59,15 @@ const FAULTS: [Row; 14] = [
 
 #[rustfmt::skip]
 const STEPS: [Step; 11] = {
-    use {Act::*, Before::{Delivery, UnansweredClaim}, Left::{Completed, Dead, Failed, Live}};
+    use {Act::*, Before::{Delivery, UnansweredClaim}, RecordState::{Completed, Dead, Failed, Live}};
     [
-        step("claim", "Claim", Before::Nothing, &[Succeed], [Completed, Dead, Left::Nothing]),
+        step("claim", "Claim", Before::Nothing, &[Succeed], [Completed, Dead, RecordState::Nothing]),
         step("takeover's claim", "Claim", Delivery, &[Panic, Succeed], [Completed, Dead, Dead]),
         step("duplicate's claim", "Claim", Delivery, &[Succeed], [Completed, Completed, Completed]),
         step("complete", "UpdateItem", Before::Nothing, &[Succeed], [Completed, Completed, Live]),
         step("fail", "UpdateItem", Before::Nothing, &[Decline], [Failed, Failed, Live]),
         step("end of the lease", "UpdateItem", Before::Nothing, &[Fail], [Dead, Dead, Live]),
-        step("restore", "DeleteItem", Before::Nothing, &[NoEffect], [Left::Nothing, Left::Nothing, Live]),
+        step("restore", "DeleteItem", Before::Nothing, &[NoEffect], [RecordState::Nothing, RecordState::Nothing, Live]),
         step("takeover's restore", "UpdateItem", Delivery, &[Panic, NoEffect], [Dead, Dead, Live]),
         step("end of the lease after a panic", "UpdateItem", Before::Nothing, &[Panic], [Dead, Dead, Live]),
         step("end of the lease at the deadline", "UpdateItem", Before::Nothing, &[Hang], [Dead, Dead, Live]),
@@ -80,7 +80,7 @@ const fn step(
     request: &'static str,
     before: Before,
     acts: &'static [Act],
-    [answered, applied, not_applied]: [Left; 3],
+    [answered, applied, not_applied]: [RecordState; 3],
 ) -> Step {
     Step {
         name,
@@ -103,14 +103,14 @@ fn live(faults: &[Row]) -> Vec<(Story, Row)> {
     let mut plots = Vec::new();
     for step in STEPS {
         for row in faults {
-            let lastings: &[Lasting] = match row.0 {
-                Fault::Refuse => &[Lasting::Throughout],
+            let lastings: &[FaultDuration] = match row.0 {
+                Fault::Refuse => &[FaultDuration::Throughout],
                 Fault::HoldRequest | Fault::HoldAnswer => &[
-                    Lasting::Once,
-                    Lasting::Throughout,
-                    Lasting::UntilTheDeadline,
+                    FaultDuration::Once,
+                    FaultDuration::Throughout,
+                    FaultDuration::UntilTheDeadline,
                 ],
-                _ => &[Lasting::Once, Lasting::Throughout],
+                _ => &[FaultDuration::Once, FaultDuration::Throughout],
             };
             plots.extend(lastings.iter().map(|lasting| (step, *row, *lasting)));
         }
@@ -131,7 +131,7 @@ fn answered(story: &Story, (fault, _, retried): Row) -> bool {
         // A worker retries a settlement after every error but a rejection.
         _ => fault != Fault::Denied && step.before != Before::UnansweredClaim,
     };
-    story.lasting == Lasting::Once && repeated
+    story.lasting == FaultDuration::Once && repeated
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn acknowledged_message_is_completed() {
 
 fn acknowledged_only_if_completed(story: &Story) {
     for delivery in &story.deliveries {
-        let completed = delivery.left == Left::Completed;
+        let completed = delivery.left == RecordState::Completed;
         assert!(completed || !delivery.acknowledged, "{story}");
     }
 }
@@ -175,16 +175,16 @@ fn batch_is_answered_before_deadline() {
 #[test]
 fn repeated_effect_is_announced_to_handler() {
     for (story, _) in stories() {
-        told_of_effects(story);
+        assert_informed_of_effects(story);
     }
 }
 
 /// Only a run that declares so is sure to have had no effect.
-fn told_of_effects(story: &Story) {
+fn assert_informed_of_effects(story: &Story) {
     let mut effects = std::collections::BTreeMap::<_, usize>::new();
     for run in &story.runs {
         let effects = effects.entry(&run.key).or_default();
-        assert!(*effects == 0 || run.told, "{story}");
+        assert!(*effects == 0 || run.informed, "{story}");
         *effects += usize::from(run.act != Act::NoEffect);
     }
 }
@@ -196,8 +196,8 @@ fn retried_fault_changes_nothing() {
         .filter(|(story, row)| answered(story, *row))
     {
         let (step, first) = (&story.step, story.first());
-        let succeeds = step.answered == Left::Completed;
-        let runs = step.before != Before::UnansweredClaim && first.found != Left::Completed;
+        let succeeds = step.answered == RecordState::Completed;
+        let runs = step.before != Before::UnansweredClaim && first.found != RecordState::Completed;
         let seen = (first.acknowledged, first.runs.len(), first.left);
         assert_eq!(
             seen,
@@ -231,14 +231,16 @@ fn unanswered_request_fails_message_and_keeps_write() {
 fn redelivery_after_fault_follows_record() {
     for (story, _) in stories() {
         for redelivery in story.redeliveries() {
-            let told: Vec<_> = redelivery.runs.iter().map(|run| run.told).collect();
-            let seen = (&told[..], redelivery.acknowledged, redelivery.left);
-            let expected: (&[bool], bool, Left) = match (redelivery.found, redelivery.when) {
-                (Left::Nothing, _) => (&[false], true, Left::Completed),
-                (Left::Live, When::Now) => (&[], false, Left::Live),
-                (Left::Dead, _) | (Left::Live, When::Later) => (&[true], true, Left::Completed),
-                (Left::Completed, _) => (&[], true, Left::Completed),
-                (Left::Failed, _) => (&[], false, Left::Failed),
+            let informed: Vec<_> = redelivery.runs.iter().map(|run| run.informed).collect();
+            let seen = (&informed[..], redelivery.acknowledged, redelivery.left);
+            let expected: (&[bool], bool, RecordState) = match (redelivery.found, redelivery.when) {
+                (RecordState::Nothing, _) => (&[false], true, RecordState::Completed),
+                (RecordState::Live, When::Now) => (&[], false, RecordState::Live),
+                (RecordState::Dead, _) | (RecordState::Live, When::Later) => {
+                    (&[true], true, RecordState::Completed)
+                }
+                (RecordState::Completed, _) => (&[], true, RecordState::Completed),
+                (RecordState::Failed, _) => (&[], false, RecordState::Failed),
             };
             assert_eq!(seen, expected, "{redelivery:?} of {story}");
         }
@@ -253,9 +255,9 @@ fn every_message_settles_after_lease_ends() {
         };
         for delivery in [later, again] {
             let settled = match delivery.left {
-                Left::Completed => delivery.acknowledged,
-                Left::Failed => !delivery.acknowledged,
-                Left::Nothing | Left::Live | Left::Dead => false,
+                RecordState::Completed => delivery.acknowledged,
+                RecordState::Failed => !delivery.acknowledged,
+                RecordState::Nothing | RecordState::Live | RecordState::Dead => false,
             };
             assert!(settled, "{story}");
         }
@@ -271,7 +273,7 @@ fn empty_response_is_rejected() {
     ];
     for (story, _) in live(&empty) {
         acknowledged_only_if_completed(&story);
-        told_of_effects(&story);
+        assert_informed_of_effects(&story);
     }
 }
 

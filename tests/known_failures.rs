@@ -132,10 +132,10 @@ async fn crash_without_deadline_locks_key_briefly() {
     assert!(locked <= FALLBACK + Duration::from_secs(1), "{locked:?}");
     assert_eq!(world.deliver_again(&order()).await, ["m-1"], "for so long");
 
-    let told = async |_: Value, attempt: Attempt| -> Result<bool, Failure> {
+    let informed = async |_: Value, attempt: Attempt| -> Result<bool, Failure> {
         Ok(attempt.may_have_run_before())
     };
-    let next = Arc::new(worker(world.once().clock(in_an_hour), told));
+    let next = Arc::new(worker(world.once().clock(in_an_hour), informed));
     let failed = process(&next, event(&order()), an_hour_later(TIME)).await;
     assert_eq!(failed, [""; 0]);
     assert_eq!(text(&world.the_record().await, "result"), "true");
@@ -206,7 +206,8 @@ async fn falsy_output_is_replayed_unchanged() {
 /// Two messages that lack the source `key`: both are reported as failed, and no handler runs.
 async fn two_without(key: &str, bodies: [Value; 2]) {
     let world = World::new().await;
-    let never = async |_: Value, _: Attempt| -> Result<(), Failure> { panic!("the message has no key") };
+    let never =
+        async |_: Value, _: Attempt| -> Result<(), Failure> { panic!("the message has no key") };
     let worker = Arc::new(world.worker(never).key(key.parse().unwrap()));
     let two = batch([record("m-1", &bodies[0]), record("m-2", &bodies[1])]);
     assert_eq!(process(&worker, two, within(TIME)).await, ["m-1", "m-2"]);

@@ -439,7 +439,7 @@ async fn record_outlives_lease_with_short_retention() {
 #[tokio::test]
 async fn panic_is_caught_and_next_attempt_informed() {
     let (store, runs) = (Lossy::default(), Runs::default());
-    let work = |_| async { panic!("told to") as Result<(), Failure> };
+    let work = |_| async { panic!("scripted") as Result<(), Failure> };
     let outcome = once(&store).run(operation("m-1", "p"), work).await;
     assert!(matches!(outcome, Outcome::Panicked));
     assert_eq!(
@@ -460,7 +460,7 @@ async fn panic_in_serialization_is_caught() {
     struct Bomb;
     impl serde::Serialize for Bomb {
         fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
-            panic!("told to")
+            panic!("scripted")
         }
     }
     let store = Lossy::default();

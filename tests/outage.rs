@@ -22,7 +22,7 @@ use support::{
     dynamo::Dynamo,
     event::{self, batch, in_group, record},
     faults::Fault,
-    sqs::{Mood, Sqs},
+    sqs::{Sqs, SqsBehaviour},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -119,7 +119,10 @@ async fn denied_access_fails_invocation() {
 
 #[tokio::test]
 async fn visibility_is_set_before_invocation_fails() {
-    let (dynamo, sqs) = (Dynamo::start().await, Sqs::start(Mood::Willing).await);
+    let (dynamo, sqs) = (
+        Dynamo::start().await,
+        Sqs::start(SqsBehaviour::Willing).await,
+    );
     let once = Once::new(store(&dynamo, "no-such-table"));
     let visibility = Visibility::new(sqs.client()).jitter(|most| most);
     let consumer = Consumer::new(once, namespace(), take).visibility(visibility);

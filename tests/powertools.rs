@@ -25,7 +25,7 @@ use sqs_once::{
 use support::event::order;
 
 /// Both directions of the promise, on one table.
-async fn each_knows_what_the_other_completed(both: &Both) {
+async fn assert_completed_is_shared(both: &Both) {
     let first = both.there(&order("theirs")).await;
     assert_eq!(
         first,
@@ -55,7 +55,7 @@ async fn each_knows_what_the_other_completed(both: &Both) {
 
 #[tokio::test]
 async fn completed_is_duplicate_on_both_sides() {
-    each_knows_what_the_other_completed(&Both::new().await).await;
+    assert_completed_is_shared(&Both::new().await).await;
 }
 
 #[tokio::test]
@@ -68,7 +68,7 @@ async fn prefix_sort_key_and_names_are_shared() {
     both.prefix = "orders";
     both.function = json!({"key_prefix": "orders"});
     both.layer = json!({"key_attr": "pk", "sort_key_attr": "sk", "expiry_attr": "ttl"});
-    each_knows_what_the_other_completed(&both).await;
+    assert_completed_is_shared(&both).await;
 }
 
 #[tokio::test]
@@ -195,7 +195,7 @@ async fn other_payload_is_refused_on_both_sides() {
     both.config =
         json!({"payload_validation_jmespath": "powertools_json(body).[amount, currency]"});
     both.fingerprint = "powertools:body:/amount,/currency";
-    each_knows_what_the_other_completed(&both).await;
+    assert_completed_is_shared(&both).await;
 
     let mut changed = order("theirs");
     changed["amount"] = json!(100);

@@ -23,7 +23,7 @@ use support::{
     consumer::{namespace, process, within},
     event::{QUEUE_ARN, batch, in_group, received, record},
     log,
-    sqs::{self, Mood, Sqs},
+    sqs::{self, Sqs, SqsBehaviour},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -32,10 +32,10 @@ const SECOND: Duration = Duration::from_secs(1);
 async fn obey(order: String, _: Attempt) -> Result<(), Failure> {
     match order.as_str() {
         "succeed" => Ok(()),
-        "fail" => Err(Failure::retryable("told to")),
-        "decline" => Err(Failure::permanent("told to")),
+        "fail" => Err(Failure::retryable("scripted")),
+        "decline" => Err(Failure::permanent("scripted")),
         "hang" => std::future::pending().await,
-        _ => panic!("told to"),
+        _ => panic!("scripted"),
     }
 }
 
@@ -63,7 +63,10 @@ fn change(id: &str, receive_count: u32, seconds: u64) -> (String, u64) {
 
 #[tokio::test]
 async fn each_failure_sets_its_visibility_timeout() {
-    let (sqs, store) = (Sqs::start(Mood::Willing).await, MemoryStore::default());
+    let (sqs, store) = (
+        Sqs::start(SqsBehaviour::Willing).await,
+        MemoryStore::default(),
+    );
     let now = Timestamp::now();
     let other = ClaimRequest {
         key: Key::new(&namespace(), ["busy"]).unwrap(),
@@ -107,7 +110,7 @@ async fn each_failure_sets_its_visibility_timeout() {
 
 #[tokio::test]
 async fn queue_lookup_is_cached_and_calls_hold_ten() {
-    let sqs = Sqs::start(Mood::Willing).await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
     let elsewhere = "arn:aws-cn:sqs:cn-north-1:210987654321:theirs";
     for n in 0..2 {
@@ -161,7 +164,7 @@ async fn queue_lookup_is_cached_and_calls_hold_ten() {
 
 #[tokio::test]
 async fn fifo_group_never_overtakes_failed_message() {
-    let sqs = Sqs::start(Mood::Willing).await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
     let fifo = |id: &str, group: &str, word: &str, receive_count| {
         in_group(order(id, word, receive_count), group)
@@ -189,7 +192,7 @@ async fn fifo_group_never_overtakes_failed_message() {
 
 #[tokio::test]
 async fn sqs_is_called_only_for_failures_with_receipt() {
-    let sqs = Sqs::start(Mood::Willing).await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
     let mut anonymous = [order("m-1", "decline", 1), order("m-2", "decline", 1)];
     anonymous[0]["receiptHandle"] = Value::Null;
@@ -204,8 +207,8 @@ async fn sqs_is_called_only_for_failures_with_receipt() {
 
 #[tokio::test]
 async fn sqs_error_does_not_change_response() {
-    for (mood, looked_up) in [(Mood::Denying, 2), (Mood::FailingFirst, 1)] {
-        let sqs = Sqs::start(mood).await;
+    for (behaviour, looked_up) in [(SqsBehaviour::Denying, 2), (SqsBehaviour::FailingFirst, 1)] {
+        let sqs = Sqs::start(behaviour).await;
         let consumer = consumer(MemoryStore::default(), visibility(&sqs));
         for n in 1..=2 {
             let event = batch([order("m-1", "fail", n), order("m-2", "succeed", n)]);
@@ -215,13 +218,13 @@ async fn sqs_error_does_not_change_response() {
             );
         }
         // A denied permission may be granted at any time.
-        assert_eq!(sqs.calls("GetQueueUrl").len(), looked_up, "{mood:?}");
+        assert_eq!(sqs.calls("GetQueueUrl").len(), looked_up, "{behaviour:?}");
     }
 }
 
 #[tokio::test]
 async fn hanging_sqs_costs_at_most_two_seconds() {
-    let sqs = Sqs::start(Mood::Hanging).await;
+    let sqs = Sqs::start(SqsBehaviour::Hanging).await;
     for (word, budget, at_most) in [
         ("fail", 60 * SECOND, 3 * SECOND),
         ("fail", SECOND, SECOND),
@@ -237,7 +240,7 @@ async fn hanging_sqs_costs_at_most_two_seconds() {
 
 #[tokio::test]
 async fn silent_sqs_is_not_called_for_five_minutes() {
-    let sqs = Sqs::start(Mood::Hanging).await;
+    let sqs = Sqs::start(SqsBehaviour::Hanging).await;
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
     let asked = || sqs.calls("GetQueueUrl").len();
     let fails = async || {
@@ -262,7 +265,7 @@ async fn silent_sqs_is_not_called_for_five_minutes() {
     assert_eq!(asked(), 1);
     assert_eq!(not_changed(), [""; 0], "logged once");
     later(11 * SECOND).await;
-    sqs.turn(Mood::Willing);
+    sqs.turn(SqsBehaviour::Willing);
     fails().await;
     assert_eq!(asked(), 2);
     assert_eq!(sqs.changes().len(), 1);
@@ -291,7 +294,7 @@ async fn unreachable_sqs_is_logged_with_its_cause() {
 
 #[tokio::test]
 async fn batch_does_not_wait_for_other_sqs_calls() {
-    let sqs = Sqs::start(Mood::Hanging).await;
+    let sqs = Sqs::start(SqsBehaviour::Hanging).await;
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
     let fails = |id| {
         let event = batch([order(id, "fail", 1)]);
@@ -299,7 +302,7 @@ async fn batch_does_not_wait_for_other_sqs_calls() {
     };
     let overtakes = async {
         sqs.called("GetQueueUrl", 1).await;
-        sqs.turn(Mood::Willing);
+        sqs.turn(SqsBehaviour::Willing);
         let started = Instant::now();
         fails("m-2").await;
         assert!(started.elapsed() < SECOND, "{:?}", started.elapsed());
@@ -341,7 +344,7 @@ const NOT_READ: &str = "the queue's attributes could not be read";
 
 #[tokio::test]
 async fn poison_with_dlq_is_visible_at_once() {
-    let sqs = Sqs::start(Mood::Willing).await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
     // Until the consumer has the queue's attributes.
     let settled = async { while decline(&sqs, &consumer, 40).await != 0 {} };
@@ -365,7 +368,7 @@ async fn poison_with_dlq_is_visible_at_once() {
 
 #[tokio::test]
 async fn poison_without_dlq_backs_off_and_warns_once() {
-    let sqs = Sqs::start(Mood::Willing).await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
     sqs.has(None, 345_600);
     log::start();
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
@@ -384,8 +387,8 @@ async fn poison_without_dlq_backs_off_and_warns_once() {
 
 #[tokio::test]
 async fn poison_with_unknown_dlq_backs_off() {
-    let sqs = Sqs::start(Mood::Willing).await;
-    sqs.turn_for("GetQueueAttributes", Mood::Denying);
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    sqs.turn_for("GetQueueAttributes", SqsBehaviour::Denying);
     log::start();
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
     assert_eq!(decline(&sqs, &consumer, 4).await, 32);
@@ -394,7 +397,7 @@ async fn poison_with_unknown_dlq_backs_off() {
     assert!(error.contains("sqs:GetQueueAttributes"), "{warning}");
     assert_eq!(decline(&sqs, &consumer, 4).await, 32);
     assert_eq!(sqs.calls("GetQueueAttributes").len(), 1, "for five minutes");
-    sqs.turn_for("GetQueueAttributes", Mood::Willing);
+    sqs.turn_for("GetQueueAttributes", SqsBehaviour::Willing);
     later(301 * SECOND).await;
     decline(&sqs, &consumer, 4).await;
     sqs.called("GetQueueAttributes", 2).await;
@@ -402,8 +405,8 @@ async fn poison_with_unknown_dlq_backs_off() {
 
 #[tokio::test]
 async fn queue_attributes_never_delay_response() {
-    let sqs = Sqs::start(Mood::Willing).await;
-    sqs.turn_for("GetQueueAttributes", Mood::Hanging);
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    sqs.turn_for("GetQueueAttributes", SqsBehaviour::Hanging);
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
     let started = Instant::now();
     assert_eq!(decline(&sqs, &consumer, 4).await, 32);
@@ -413,7 +416,7 @@ async fn queue_attributes_never_delay_response() {
 
     // Simulates a process frozen by Lambda: the call times out as soon as the process continues.
     later(600 * SECOND).await;
-    sqs.turn_for("GetQueueAttributes", Mood::Willing);
+    sqs.turn_for("GetQueueAttributes", SqsBehaviour::Willing);
     let settled = async { while decline(&sqs, &consumer, 40).await != 0 {} };
     tokio::time::timeout(support::PATIENCE, settled)
         .await
@@ -424,7 +427,7 @@ async fn queue_attributes_never_delay_response() {
 async fn queue_outliving_records_warns_once() {
     let day = 24 * 3600 * SECOND;
     for (records, warnings) in [(3 * day, 1), (4 * day, 0)] {
-        let sqs = Sqs::start(Mood::Willing).await;
+        let sqs = Sqs::start(SqsBehaviour::Willing).await;
         sqs.has(None, 4 * 24 * 3600);
         log::start();
         let consumer = consumer(
@@ -477,7 +480,7 @@ fn not_changed() -> Vec<String> {
 
 #[tokio::test]
 async fn default_backoff_is_jittered_from_half() {
-    let sqs = Sqs::start(Mood::Willing).await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
     let consumer = consumer(MemoryStore::default(), Visibility::new(sqs.client()));
     let event = batch((0..60).map(|n| order(&format!("m-{n}"), "fail", 3)));
     process(&consumer, event, within(10 * SECOND)).await;

@@ -62,7 +62,7 @@ pub(crate) fn accounts(events: &[Event]) -> Vec<Account> {
                 });
             }
             Event::Returned { delivery, end, .. } => accounts[places[&delivery.0]].ends.push(*end),
-            Event::Said {
+            Event::DeliveryLog {
                 delivery, outcome, ..
             } => {
                 accounts[places[&delivery.0]].outcomes.push(outcome.clone());

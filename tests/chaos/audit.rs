@@ -67,13 +67,13 @@ pub(crate) fn audit(events: &[Event], statuses: &HashMap<String, String>) -> Fin
     audit.charged_again.insert(NOTHING.to_owned(), 0);
     for event in events {
         match event {
-            Event::Said {
+            Event::DeliveryLog {
                 delivery,
                 outcome,
                 detail,
             } => {
                 let (outcome, detail) = (outcome.clone(), detail.clone());
-                let said = Said { outcome, detail };
+                let said = DeliveryLog { outcome, detail };
                 audit.said.insert(delivery.clone(), said);
             }
             Event::Late { message, worker } => {
@@ -98,12 +98,12 @@ pub(crate) fn audit(events: &[Event], statuses: &HashMap<String, String>) -> Fin
 }
 
 /// A worker's log line on a delivery.
-struct Said {
+struct DeliveryLog {
     outcome: String,
     detail: String,
 }
 
-impl Said {
+impl DeliveryLog {
     /// True if the delivery left work to repeat.
     fn is_unfinished(&self) -> bool {
         [
@@ -129,7 +129,7 @@ struct Audit {
     /// key, one claims it and the other shares the outcome.
     claimed_for: HashMap<(Worker, String), String>,
     /// Logged outcomes of deliveries.
-    said: HashMap<Delivery, Said>,
+    said: HashMap<Delivery, DeliveryLog>,
     /// Times of each worker's last claim of a key, last freeze and last thaw.
     claimed: HashMap<(Worker, String), usize>,
     frozen: HashMap<Worker, usize>,
@@ -274,7 +274,7 @@ impl Audit {
             Event::Thawed { worker } => {
                 self.thawed.insert(*worker, at);
             }
-            Event::Said { .. } | Event::Informed { .. } | Event::Late { .. } => {}
+            Event::DeliveryLog { .. } | Event::Informed { .. } | Event::Late { .. } => {}
         }
     }
 
@@ -330,7 +330,7 @@ impl Audit {
             let after = match (excuse, said.filter(|said| said.is_unfinished())) {
                 (Some(excuse), _) => excuse,
                 (None, Some(said)) => {
-                    let Said { outcome, detail } = said;
+                    let DeliveryLog { outcome, detail } = said;
                     (self.uninjected).push(format!("{name}: {outcome} ({detail})"));
                     "what nobody injected".to_owned()
                 }

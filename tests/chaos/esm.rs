@@ -75,7 +75,7 @@ impl Mapping {
             warm = self.invoke(environment, batch).await;
         }
         if let Some(environment) = warm {
-            self.bury(environment, Death::SentHome).await;
+            self.record_death(environment, Death::SentHome).await;
         }
     }
 
@@ -117,10 +117,10 @@ impl Mapping {
         if let Some(death) = death {
             if let (Fate::Thawed(_), Death::FrozenUntilTimeout) = (fate, death) {
                 self.ledger.note(Event::Died { worker, death });
-                let haunt = Arc::clone(self).haunt(environment);
-                self.zombies.lock().unwrap().spawn(haunt);
+                let thaw_late = Arc::clone(self).thaw_late(environment);
+                self.zombies.lock().unwrap().spawn(thaw_late);
             } else {
-                self.bury(environment, death).await;
+                self.record_death(environment, death).await;
             }
             self.settle(worker, &messages, &failed);
             return None;
@@ -172,7 +172,7 @@ impl Mapping {
 
     /// Thaws a frozen worker after its lease, before or after a redelivery to another worker, and
     /// lets it run until its next poll.
-    async fn haunt(self: Arc<Self>, environment: Environment) {
+    async fn thaw_late(self: Arc<Self>, environment: Environment) {
         let Environment {
             worker,
             lambda,
@@ -187,7 +187,7 @@ impl Mapping {
         self.read(worker, &exit.output);
     }
 
-    async fn bury(&self, environment: Environment, death: Death) {
+    async fn record_death(&self, environment: Environment, death: Death) {
         let worker = environment.worker;
         let exit = environment.lambda.kill().await;
         self.ledger.note(Event::Died { worker, death });
@@ -212,7 +212,7 @@ impl Mapping {
             }
             if of_message(&line) {
                 let receive_count = line["receive_count"].as_u64().unwrap();
-                self.ledger.note(Event::Said {
+                self.ledger.note(Event::DeliveryLog {
                     delivery: (text("message_id"), receive_count.try_into().unwrap()),
                     outcome: text("outcome"),
                     detail: text("detail"),

@@ -29,7 +29,7 @@ pub(crate) struct Gateway {
     url: String,
 }
 
-struct Desk {
+struct GatewayState {
     seed: Seed,
     ledger: Arc<Ledger>,
     /// Requests by key.
@@ -38,7 +38,7 @@ struct Desk {
 
 impl Gateway {
     pub(crate) async fn start(seed: Seed, ledger: Arc<Ledger>) -> Self {
-        let desk = Desk {
+        let desk = GatewayState {
             seed,
             ledger,
             requests: Mutex::default(),
@@ -70,7 +70,7 @@ impl Drop for Open<'_> {
 }
 
 async fn charge(
-    State(desk): State<Arc<Desk>>,
+    State(desk): State<Arc<GatewayState>>,
     Path(worker): Path<Worker>,
     headers: HeaderMap,
     body: Bytes,

@@ -78,7 +78,7 @@ pub(crate) enum Event {
         worker: Worker,
     },
     /// A worker's log line about a delivery, read after the worker's end.
-    Said {
+    DeliveryLog {
         delivery: Delivery,
         outcome: String,
         detail: String,

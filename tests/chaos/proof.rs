@@ -86,7 +86,7 @@ pub(crate) fn dead_lettered(n: usize) -> Event {
 }
 
 pub(crate) fn said(n: usize, worker: u32, outcome: &str) -> Event {
-    Event::Said {
+    Event::DeliveryLog {
         delivery: (format!("m-{n}"), worker),
         outcome: outcome.into(),
         detail: String::new(),

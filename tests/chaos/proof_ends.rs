@@ -55,7 +55,7 @@ fn given_up(receives: Vec<Vec<Event>>) -> Vec<Event> {
 }
 
 fn conflict(receive: u32, owner: &str) -> Event {
-    Event::Said {
+    Event::DeliveryLog {
         delivery: ("m-1".into(), receive),
         outcome: "conflict".into(),
         detail: format!("lease held by {owner} until"),
@@ -134,7 +134,7 @@ fn blocked_group_without_failure_is_found() {
         events.extend([1, 2].map(|n| returned(n, 7, End::ReportedFailed)));
         events.push(said(1, 7, ahead));
         let mut behind = said(2, 7, "not_started");
-        if let Event::Said { detail, .. } = &mut behind {
+        if let Event::DeliveryLog { detail, .. } = &mut behind {
             "behind a failure in its FIFO group".clone_into(detail);
         }
         events.push(behind);

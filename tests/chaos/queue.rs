@@ -140,7 +140,7 @@ impl Queue {
                 next = next.into_iter().chain(visible).min();
                 continue;
             }
-            self.bury(line, of_message);
+            self.dead_letter_spent(line, of_message);
             for stored in line.iter_mut().take(BATCH - batch.len()) {
                 batch.push(self.deliver(stored, now));
             }
@@ -154,7 +154,7 @@ impl Queue {
     }
 
     /// Moves messages that used up their receives to the dead-letter queue.
-    fn bury(&self, line: &mut Line, of_message: &mut HashMap<String, usize>) {
+    fn dead_letter_spent(&self, line: &mut Line, of_message: &mut HashMap<String, usize>) {
         line.retain(|stored| {
             let keep = stored.receives < self.rules.max_receive_count;
             if !keep {

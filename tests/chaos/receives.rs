@@ -164,7 +164,7 @@ impl<'a> Receives<'a> {
             Event::Died { worker, death } => {
                 self.deaths.insert(*worker, *death);
             }
-            Event::Said {
+            Event::DeliveryLog {
                 delivery,
                 outcome,
                 detail,

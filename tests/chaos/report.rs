@@ -63,7 +63,7 @@ impl Report {
                     report.count("workers, thawed");
                 }
                 Event::Informed { .. } => report.count("attempts informed of an open one"),
-                Event::Said { outcome, .. } => report.count(format!("outcome, {outcome}")),
+                Event::DeliveryLog { outcome, .. } => report.count(format!("outcome, {outcome}")),
                 _ => {}
             }
         }

@@ -10,7 +10,7 @@ use super::{
         event::{in_group, order, received, record},
         gateway::Reply,
         runtime_api::{FUNCTION_NAME, of_batch, says},
-        sqs::{DEAD_LETTER_QUEUE_ARN, Mood},
+        sqs::{DEAD_LETTER_QUEUE_ARN, SqsBehaviour},
         stage::{Stage, outcome, outcomes},
     },
 };
@@ -135,7 +135,9 @@ async fn declined_order_is_dead_lettered_directly() {
 async fn declined_order_without_copy_is_reported() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[DIRECT]).await;
-    stage.sqs.turn_for("SendMessageBatch", Mood::FailingFirst);
+    stage
+        .sqs
+        .turn_for("SendMessageBatch", SqsBehaviour::FailingFirst);
     let messages = ["1", "2"].map(|n| {
         let order_id = format!("o-{n}");
         stage.gateway.script(&order_id, [Reply::Status(402)]);

@@ -63,7 +63,7 @@ impl Chooser {
     }
 
     /// True if all later choices are the chooser's own.
-    pub fn on_new_ground(&self) -> bool {
+    pub fn past_given_choices(&self) -> bool {
         self.made.len() >= self.given.len()
     }
 
@@ -123,7 +123,7 @@ impl FromStr for Schedule {
 /// do not concern each other. Such a state is explored once. A state is known by a hash of 64 bits,
 /// and kept with the fewest deviations that led there.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub struct Visited {
     states: HashMap<u64, u32>,
     outcomes: BTreeSet<&'static str>,
     every_path: bool,
@@ -131,7 +131,7 @@ pub struct Seen {
     broken_after: Option<usize>,
 }
 
-impl Seen {
+impl Visited {
     /// Counts the states without pruning: every schedule runs to its end.
     pub fn on_every_path() -> Self {
         Self {
@@ -183,15 +183,15 @@ pub struct Found {
     pub broken: Option<Schedule>,
     pub executions: u64,
     /// By the last round, which repeats all the rounds before it.
-    pub seen: Seen,
+    pub seen: Visited,
 }
 
 /// Runs `execute` for every schedule with at most `bound` deviations, up to the first round in
 /// which it reports a broken promise and its number of steps. `new` makes the memory of each round.
 pub fn search(
     bound: u32,
-    new: fn() -> Seen,
-    mut execute: impl FnMut(&mut Seen, Chooser) -> (Chooser, Option<usize>),
+    new: fn() -> Visited,
+    mut execute: impl FnMut(&mut Visited, Chooser) -> (Chooser, Option<usize>),
 ) -> Found {
     let mut found = Found {
         broken: None,
@@ -221,7 +221,7 @@ pub fn search(
 fn schedule_found_is_the_shortest() {
     // The first deviation breaks the promise after so many steps.
     let broken_after = [3, 2, 4, 5];
-    let found = search(2, Seen::default, |_, mut chooser| {
+    let found = search(2, Visited::default, |_, mut chooser| {
         let broken = broken_after.into_iter().find(|_| chooser.choose(1, 2) == 1);
         (chooser, broken)
     });

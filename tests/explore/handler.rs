@@ -53,14 +53,14 @@ async fn charge(world: Shared, worker: usize, attempt: Attempt) -> Result<usize,
     Ok(worker)
 }
 
-pub fn obey(word: Word) -> Result<(), Failure> {
+pub fn obey(word: HandlerEnd) -> Result<(), Failure> {
     match word {
-        Word::Done | Word::Declined => Ok(()),
-        Word::Retryable => Err(Failure::retryable("the gateway is busy")),
-        Word::NoEffect => Err(Failure::no_effect("the gateway cannot be reached")),
-        Word::Permanent => Err(Failure::permanent("the card is declined")),
+        HandlerEnd::Done | HandlerEnd::Declined => Ok(()),
+        HandlerEnd::Retryable => Err(Failure::retryable("the gateway is busy")),
+        HandlerEnd::NoEffect => Err(Failure::no_effect("the gateway cannot be reached")),
+        HandlerEnd::Permanent => Err(Failure::permanent("the card is declined")),
         // Panics without printing to stderr.
-        Word::Panic => resume_unwind(Box::new("told to")),
+        HandlerEnd::Panic => resume_unwind(Box::new("scripted")),
     }
 }
 
@@ -75,7 +75,7 @@ impl Drop for Inside<'_> {
 
 /// Answer of a handler at its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Word {
+pub enum HandlerEnd {
     Done,
     Retryable,
     NoEffect,
@@ -100,22 +100,22 @@ impl World {
     }
 
     /// Makes the effect, unless it was made before or another choice comes first.
-    fn acts(&mut self, worker: usize, told: bool) -> Word {
+    fn acts(&mut self, worker: usize, informed: bool) -> HandlerEnd {
         let charged = self.promises.effects() > 0;
-        self.workers[worker].is_told(charged);
-        if told && charged {
+        self.workers[worker].receives_answer(charged);
+        if informed && charged {
             self.log(worker, || "looks: the card was charged before".into());
-            return Word::Done;
+            return HandlerEnd::Done;
         }
         let words = [
-            Word::Done,
-            Word::NoEffect,
-            Word::Retryable,
-            Word::Permanent,
-            Word::Panic,
+            HandlerEnd::Done,
+            HandlerEnd::NoEffect,
+            HandlerEnd::Retryable,
+            HandlerEnd::Permanent,
+            HandlerEnd::Panic,
         ];
         let word = words[self.choose(worker, words.len())];
-        if word == Word::Done {
+        if word == HandlerEnd::Done {
             self.log(worker, || "charges the card".into());
             self.promises.acts(worker);
         } else {
@@ -124,14 +124,14 @@ impl World {
         word
     }
 
-    fn returns(&mut self, worker: usize) -> Word {
-        let words = [Word::Done, Word::Retryable, Word::Panic];
+    fn returns(&mut self, worker: usize) -> HandlerEnd {
+        let words = [HandlerEnd::Done, HandlerEnd::Retryable, HandlerEnd::Panic];
         let word = words[self.choose(worker, words.len())];
         self.says(worker, word);
         word
     }
 
-    pub fn says(&mut self, worker: usize, word: Word) {
+    pub fn says(&mut self, worker: usize, word: HandlerEnd) {
         self.log(worker, || format!("says {word:?}"));
         self.promises.says(worker, word);
     }

@@ -101,7 +101,7 @@ impl ItemRequest {
     }
 
     /// The same from a program with a flaw.
-    pub fn spoilt(&self, flaw: Flaw) -> Self {
+    pub fn with_flaw(&self, flaw: Flaw) -> Self {
         let mut body = self.parsed();
         let fields = body.as_object_mut().expect("a request is an object");
         match (flaw, fields.get_mut("ConditionExpression")) {
@@ -121,7 +121,7 @@ impl ItemRequest {
 
 /// The changes recorded in an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tells {
+pub struct ItemHistory {
     /// Number of sales.
     pub sold: usize,
     /// True if the item remembers the operation.
@@ -130,7 +130,7 @@ pub struct Tells {
     pub others: usize,
 }
 
-pub fn tells(item: &Item) -> Tells {
+pub fn tells(item: &Item) -> ItemHistory {
     let item: Value = item.as_ref().map_or(Value::Null, |item| {
         serde_json::from_str(item).expect("an item is JSON")
     });
@@ -142,7 +142,7 @@ pub fn tells(item: &Item) -> Tells {
     let until = ends.contains_key(KEY.as_str());
     let others = count(&item, "others") + ends.len() - usize::from(until);
     let known = kept || until;
-    Tells {
+    ItemHistory {
         sold,
         known,
         others,
@@ -154,7 +154,7 @@ pub fn tells(item: &Item) -> Tells {
 /// An update or a create is refused because of a mark, which is gone the next moment. A put that
 /// counts versions is refused because of the version, as after any other change. An update that
 /// makes the map is refused because another operation has made the map meanwhile.
-pub fn meddle(item: &Item, request: &ItemRequest) -> (Item, bool) {
+pub fn change_by_other(item: &Item, request: &ItemRequest) -> (Item, bool) {
     let mut item: Value = item.as_ref().map_or_else(
         || json!({ "id": { "S": ITEM } }),
         |item| serde_json::from_str(item).expect("an item is JSON"),

@@ -96,8 +96,8 @@ mod world;
 
 use std::{collections::BTreeSet, env, str::FromStr as _};
 
-use changer::Way;
-use chooser::{Found, Schedule, Seen};
+use changer::ChangeKind;
+use chooser::{Found, Schedule, Visited};
 use flaw::Flaw;
 use scenario::Scenario;
 use schedule::Ended;
@@ -108,7 +108,7 @@ fn bound() -> u32 {
 }
 
 /// The broken promise, the time line, and the line that repeats it.
-fn told(scenario: &Scenario, schedule: &Schedule) -> (Ended, String) {
+fn replayed(scenario: &Scenario, schedule: &Schedule) -> (Ended, String) {
     let (ended, timeline) = scenario.replay(schedule);
     let line = scenario.line(schedule);
     let text = format!(
@@ -118,9 +118,9 @@ fn told(scenario: &Scenario, schedule: &Schedule) -> (Ended, String) {
 }
 
 fn keeps_every_promise(scenario: &Scenario) -> Found {
-    let found = scenario.explore(bound() - scenario.fewer, Seen::default);
+    let found = scenario.explore(bound() - scenario.fewer, Visited::default);
     if let Some(schedule) = &found.broken {
-        panic!("{}", told(scenario, schedule).1);
+        panic!("{}", replayed(scenario, schedule).1);
     }
     found
 }
@@ -140,12 +140,19 @@ fn pruning_loses_no_state() {
     ];
     // These scenarios take longer, and with one deviation nothing would be pruned.
     if bound() > 3 {
-        scenarios
-            .extend([Way::Create, Way::Update, Way::Retain, Way::Modify].map(Scenario::on_item));
+        scenarios.extend(
+            [
+                ChangeKind::Create,
+                ChangeKind::Update,
+                ChangeKind::Retain,
+                ChangeKind::Modify,
+            ]
+            .map(Scenario::on_item),
+        );
     }
     for scenario in scenarios {
-        let once_each = scenario.explore(2, Seen::default);
-        let every_path = scenario.explore(2, Seen::on_every_path);
+        let once_each = scenario.explore(2, Visited::default);
+        let every_path = scenario.explore(2, Visited::on_every_path);
         assert!(once_each.executions < every_path.executions);
         let once_each: BTreeSet<u64> = once_each.seen.states().collect();
         let every_path: BTreeSet<u64> = every_path.seen.states().collect();
@@ -164,20 +171,20 @@ fn pruning_keeps_shortest_schedule() {
     ] {
         let steps = |seen| {
             let schedule = scenario.explore(3, seen).broken.expect("a flaw");
-            match told(&scenario, &schedule).0 {
+            match replayed(&scenario, &schedule).0 {
                 Ended::Broken(_, steps) => steps,
                 ended => panic!("{ended:?}"),
             }
         };
-        assert_eq!(steps(Seen::default), steps(Seen::on_every_path));
+        assert_eq!(steps(Visited::default), steps(Visited::on_every_path));
     }
 }
 
 /// Explores a table with a flaw, and expects the promise that the flaw breaks.
 fn finds(scenario: &Scenario, promise: &str) {
-    let found = scenario.explore(3, Seen::default);
+    let found = scenario.explore(3, Visited::default);
     let schedule = found.broken.expect("the flaw breaks no promise");
-    let (ended, text) = told(scenario, &schedule);
+    let (ended, text) = replayed(scenario, &schedule);
     println!("{text}");
     let Ended::Broken(how, _) = ended else {
         panic!("the repeated schedule breaks no promise")
@@ -192,7 +199,7 @@ fn replay() {
     let repeat = |line: &str| {
         let (name, schedule) = line.split_once(':').expect("scenario:choices");
         let scenario = Scenario::named(name).expect("a scenario of scenario.rs");
-        told(&scenario, &Schedule::from_str(schedule).unwrap())
+        replayed(&scenario, &Schedule::from_str(schedule).unwrap())
     };
     if let Ok(line) = env::var("SCHEDULE") {
         let (ended, text) = repeat(&line);
@@ -200,7 +207,7 @@ fn replay() {
         assert_eq!(ended, Ended::Well);
     } else {
         let scenario = Scenario::claim().with(Flaw::RestoreWithoutOwner);
-        let found = scenario.explore(3, Seen::default);
+        let found = scenario.explore(3, Visited::default);
         let line = scenario.line(&found.broken.expect("the flaw breaks no promise"));
         assert!(matches!(repeat(&line).0, Ended::Broken(..)));
     }

@@ -5,7 +5,7 @@ use sqs_once::store::StoreError;
 
 use crate::{
     request::{Answer, Request},
-    table::Finds,
+    table::Circumstances,
     world::World,
 };
 
@@ -127,7 +127,7 @@ impl World {
         if times == 0 {
             self.log(worker, || format!("sends {name}: {fate:?}"));
         }
-        let finds = Finds {
+        let finds = Circumstances {
             sold_out: matches!(fate, Cancelled | CancelledCopyArrivesLater),
             stale: fate == Stale,
             forgotten: false,
@@ -146,7 +146,7 @@ impl World {
             call,
             request,
         } = self.in_flight.remove(index);
-        let answer = self.apply(worker, &request, Finds::default(), "arrives now");
+        let answer = self.apply(worker, &request, Circumstances::default(), "arrives now");
         let worker = &mut self.workers[worker];
         // A call that its worker gave up has no receiver.
         if let Some(call) = call.filter(|call| call + 1 == worker.calls) {

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::{changer::Way, finds, flaw::Flaw, keeps_every_promise, scenario::Scenario};
+use crate::{changer::ChangeKind, finds, flaw::Flaw, keeps_every_promise, scenario::Scenario};
 
 /// Possible outcomes of a change, and the further ones of a change that reads first.
-fn keeps(way: Way, others: &[&'static str]) {
+fn keeps(way: ChangeKind, others: &[&'static str]) {
     let mut outcomes = BTreeSet::from([
         "commit_unknown",
         "done",
@@ -22,27 +22,32 @@ fn keeps(way: Way, others: &[&'static str]) {
 
 #[test]
 fn created_item_keeps_every_promise() {
-    keeps(Way::Create, &[]);
+    keeps(ChangeKind::Create, &[]);
 }
 
 #[test]
 fn updated_item_keeps_every_promise() {
-    keeps(Way::Update, &[]);
+    keeps(ChangeKind::Update, &[]);
 }
 
 #[test]
 fn item_with_retention_keeps_every_promise() {
-    keeps(Way::Retain, &["store_unavailable"]);
+    keeps(ChangeKind::Retain, &["store_unavailable"]);
 }
 
 #[test]
 fn modified_item_keeps_every_promise() {
-    keeps(Way::Modify, &["store_unavailable"]);
+    keeps(ChangeKind::Modify, &["store_unavailable"]);
 }
 
 #[test]
 fn explorer_finds_change_without_condition() {
-    for way in [Way::Create, Way::Update, Way::Retain, Way::Modify] {
+    for way in [
+        ChangeKind::Create,
+        ChangeKind::Update,
+        ChangeKind::Retain,
+        ChangeKind::Modify,
+    ] {
         let flawed = Scenario::on_item(way).with(Flaw::ChangeWithoutCondition);
         finds(&flawed, "P4");
     }
@@ -50,7 +55,7 @@ fn explorer_finds_change_without_condition() {
 
 #[test]
 fn explorer_finds_refused_change_without_item() {
-    for way in [Way::Create, Way::Update, Way::Retain] {
+    for way in [ChangeKind::Create, ChangeKind::Update, ChangeKind::Retain] {
         let flawed = Scenario::on_item(way).with(Flaw::RefusalWithoutItem);
         finds(&flawed, "P4");
     }

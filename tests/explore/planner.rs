@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use sqs_once::{Attempt, Delivery, Done, Failure, Outcome, Write};
 
 use crate::{
-    handler::{Inside, Word, obey, once, operation},
+    handler::{HandlerEnd, Inside, obey, once, operation},
     line::pause,
     promises::DECLINED,
     world::{Shared, World, lock},
@@ -68,20 +68,20 @@ fn sale(world: &Shared, worker: usize) -> Done<Value> {
     sale_of_one.on_refused(move |_| {
         let word = lock(&world).decides(worker);
         match word {
-            Word::Declined => Ok(Done::new(json!(DECLINED))),
+            HandlerEnd::Declined => Ok(Done::new(json!(DECLINED))),
             word => obey(word).map(|()| sale(&world, worker)),
         }
     })
 }
 
 impl World {
-    pub fn plans(&mut self, worker: usize) -> Word {
+    pub fn plans(&mut self, worker: usize) -> HandlerEnd {
         let words = [
-            Word::Done,
-            Word::Retryable,
-            Word::NoEffect,
-            Word::Permanent,
-            Word::Panic,
+            HandlerEnd::Done,
+            HandlerEnd::Retryable,
+            HandlerEnd::NoEffect,
+            HandlerEnd::Permanent,
+            HandlerEnd::Panic,
         ];
         let word = words[self.choose(worker, words.len())];
         self.says(worker, word);
@@ -89,14 +89,14 @@ impl World {
     }
 
     /// The writes were refused.
-    fn decides(&mut self, worker: usize) -> Word {
+    fn decides(&mut self, worker: usize) -> HandlerEnd {
         let words = [
-            Word::Declined,
-            Word::Permanent,
-            Word::Retryable,
-            Word::Panic,
+            HandlerEnd::Declined,
+            HandlerEnd::Permanent,
+            HandlerEnd::Retryable,
+            HandlerEnd::Panic,
             // A changed plan, under another token.
-            Word::Done,
+            HandlerEnd::Done,
         ];
         let word = words[self.choose(worker, words.len())];
         self.says(worker, word);

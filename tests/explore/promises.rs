@@ -28,8 +28,8 @@ use sqs_once::{
 
 use crate::{
     clock::{from_now, wall},
-    handler::{BUDGET, MARGIN, Word},
-    items::Tells,
+    handler::{BUDGET, HandlerEnd, MARGIN},
+    items::ItemHistory,
 };
 
 /// One run of the handler.
@@ -40,7 +40,7 @@ struct Run {
     claimed_at: Timestamp,
     lease_until: Timestamp,
     /// Answers of the handler: at its end, and then to refused writes.
-    said: Vec<Word>,
+    said: Vec<HandlerEnd>,
     /// Its worker has crashed, ended, or cut it off.
     gone: bool,
     /// Its commit was not answered at once.
@@ -160,12 +160,15 @@ impl Promises {
             let said = run.said.last();
             let cut_off = run.gone
                 || run.unanswered
-                || matches!(said, Some(Word::Panic | Word::Retryable | Word::NoEffect))
+                || matches!(
+                    said,
+                    Some(HandlerEnd::Panic | HandlerEnd::Retryable | HandlerEnd::NoEffect)
+                )
                 || !run.lease_lives();
             self.break_if(!cut_off, || {
                 format!("P3: w{worker} runs again without a cause from w{other}")
             });
-            if said == Some(&Word::NoEffect) {
+            if said == Some(&HandlerEnd::NoEffect) {
                 continue;
             }
             self.break_if(history.open.is_none(), || {
@@ -206,7 +209,7 @@ impl Promises {
         );
     }
 
-    pub fn says(&mut self, worker: usize, word: Word) {
+    pub fn says(&mut self, worker: usize, word: HandlerEnd) {
         self.run(worker).said.push(word);
     }
 
@@ -261,11 +264,11 @@ impl Promises {
 
     /// Checks an effect on an item; `made` lists the workers whose requests made it. Other programs
     /// have changed the item too.
-    pub fn changed(&mut self, made: &[usize], tells: Tells, others: usize) {
+    pub fn changed(&mut self, made: &[usize], tells: ItemHistory, others: usize) {
         self.break_if(made.len() > 1, || {
             format!("P4: the item was changed {} times, by {made:?}", made.len())
         });
-        let Tells { sold, known, .. } = tells;
+        let ItemHistory { sold, known, .. } = tells;
         self.break_if(sold != made.len() || known == made.is_empty(), || {
             format!("P4: changed by {made:?}, the item tells {tells:?}")
         });
@@ -277,7 +280,7 @@ impl Promises {
     /// A worker ends whose effect is on an item.
     pub fn ended_on_item(&mut self, worker: usize, outcome: &Outcome, made: &[usize]) {
         let mut said = self.run(worker).said.iter();
-        let unsaid = !said.any(|word| *word == Word::Permanent);
+        let unsaid = !said.any(|word| *word == HandlerEnd::Permanent);
         self.gone(worker);
         let right = match outcome {
             Outcome::Done(result) => made == [worker] && *result == output_of(worker),
@@ -312,8 +315,8 @@ impl Promises {
             Some(State::Completed { result }) => {
                 let mut said = self.runs.iter().flat_map(|run| {
                     let outputs = run.said.iter().map(|word| match word {
-                        Word::Done => Some(output_of(run.worker)),
-                        Word::Declined => Some(declined()),
+                        HandlerEnd::Done => Some(output_of(run.worker)),
+                        HandlerEnd::Declined => Some(declined()),
                         _ => None,
                     });
                     outputs.flatten()
@@ -390,7 +393,7 @@ impl Hash for Promises {
         for run in &self.runs {
             let lease = run.lease_lives().then(|| from_now(run.lease_until));
             (run.worker, &run.said, run.gone, run.settled, lease).hash(state);
-            let open = !run.settled && run.said.last() != Some(&Word::NoEffect);
+            let open = !run.settled && run.said.last() != Some(&HandlerEnd::NoEffect);
             open.then(|| from_now(run.claimed_at)).hash(state);
             run.unanswered.hash(state);
         }

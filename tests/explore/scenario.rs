@@ -8,8 +8,8 @@ use std::{
 use sqs_once::{Delivery, Outcome};
 
 use crate::{
-    changer::{self, Way},
-    chooser::{Chooser, Found, Schedule, Seen, search},
+    changer::{self, ChangeKind},
+    chooser::{Chooser, Found, Schedule, Visited, search},
     clock::Clocks,
     flaw::Flaw,
     handler, planner,
@@ -168,19 +168,19 @@ impl Scenario {
     }
 
     /// One change of one item.
-    pub fn on_item(way: Way) -> Self {
+    pub fn on_item(way: ChangeKind) -> Self {
         let (name, work): (_, Work) = match way {
-            Way::Create => ("create", |world, worker, delivery| {
-                Box::pin(changer::change(world, worker, delivery, Way::Create))
+            ChangeKind::Create => ("create", |world, worker, delivery| {
+                Box::pin(changer::change(world, worker, delivery, ChangeKind::Create))
             }),
-            Way::Update => ("update", |world, worker, delivery| {
-                Box::pin(changer::change(world, worker, delivery, Way::Update))
+            ChangeKind::Update => ("update", |world, worker, delivery| {
+                Box::pin(changer::change(world, worker, delivery, ChangeKind::Update))
             }),
-            Way::Retain => ("retain", |world, worker, delivery| {
-                Box::pin(changer::change(world, worker, delivery, Way::Retain))
+            ChangeKind::Retain => ("retain", |world, worker, delivery| {
+                Box::pin(changer::change(world, worker, delivery, ChangeKind::Retain))
             }),
-            Way::Modify => ("modify", |world, worker, delivery| {
-                Box::pin(changer::change(world, worker, delivery, Way::Modify))
+            ChangeKind::Modify => ("modify", |world, worker, delivery| {
+                Box::pin(changer::change(world, worker, delivery, ChangeKind::Modify))
             }),
         };
         Self {
@@ -217,10 +217,10 @@ impl Scenario {
             Self::commit_untimed(),
             Self::inbox(),
             Self::first_look(),
-            Self::on_item(Way::Create),
-            Self::on_item(Way::Update),
-            Self::on_item(Way::Retain),
-            Self::on_item(Way::Modify),
+            Self::on_item(ChangeKind::Create),
+            Self::on_item(ChangeKind::Update),
+            Self::on_item(ChangeKind::Retain),
+            Self::on_item(ChangeKind::Modify),
         ];
         let base = all.into_iter().find(|scenario| scenario.name == base)?;
         let Some(flaw) = flaw else { return Some(base) };
@@ -231,13 +231,13 @@ impl Scenario {
 
     /// Tries every schedule with at most `bound` deviations, and returns the shortest that breaks a
     /// promise.
-    pub fn explore(&self, bound: u32, seen: fn() -> Seen) -> Found {
+    pub fn explore(&self, bound: u32, seen: fn() -> Visited) -> Found {
         let clocks = Clocks::new();
         let found = search(bound, seen, |seen, chooser| {
             let (ended, chooser, _) = execute(self, &clocks, seen, chooser, Timeline::default());
             let broken_after = match ended {
                 Ended::Broken(_, steps) => Some(steps),
-                Ended::Well | Ended::Seen => None,
+                Ended::Well | Ended::Visited => None,
             };
             (chooser, broken_after)
         });
@@ -254,7 +254,7 @@ impl Scenario {
 
     /// Runs one schedule, and records its time line.
     pub fn replay(&self, schedule: &Schedule) -> (Ended, Timeline) {
-        let (clocks, mut seen) = (Clocks::new(), Seen::on_every_path());
+        let (clocks, mut seen) = (Clocks::new(), Visited::on_every_path());
         let chooser = Chooser::new(schedule);
         let (ended, _, timeline) = execute(self, &clocks, &mut seen, chooser, Timeline::written());
         (ended, timeline)

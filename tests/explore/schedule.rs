@@ -17,7 +17,7 @@ use std::{
 use sqs_once::{Delivery, Outcome, protocol::Timestamp};
 
 use crate::{
-    chooser::{Chooser, Seen},
+    chooser::{Chooser, Visited},
     clock::{self, Clocks, from_now, wall},
     handler::{BUDGET, MARGIN, RESERVE},
     scenario::{Effect, Freeze, Scenario},
@@ -64,7 +64,7 @@ pub enum Ended {
     /// All promises kept, all messages settled.
     Well,
     /// In a state that was fully explored before, or when no shorter schedule was possible.
-    Seen,
+    Visited,
     /// With a promise broken, after so many steps.
     Broken(String, usize),
 }
@@ -90,7 +90,7 @@ fn message_id(message: usize) -> String {
 pub fn execute(
     scenario: &Scenario,
     clocks: &Clocks,
-    seen: &mut Seen,
+    seen: &mut Visited,
     chooser: Chooser,
     timeline: Timeline,
 ) -> (Ended, Chooser, Timeline) {
@@ -113,10 +113,10 @@ pub fn execute(
 }
 
 impl Execution<'_> {
-    fn run(&mut self, seen: &mut Seen) -> Ended {
+    fn run(&mut self, seen: &mut Visited) -> Ended {
         for steps in 1..=TOO_MANY_STEPS {
             if seen.no_shorter(steps) || self.seen_before(seen, steps) {
-                return Ended::Seen;
+                return Ended::Visited;
             }
             let (free, deviations) = self.options();
             let of = free.len() + deviations.len();
@@ -235,7 +235,7 @@ impl Execution<'_> {
         {
             let state = &mut lock(&self.world).workers[worker];
             state.waiting = false;
-            state.is_told(elapsed - state.started);
+            state.receives_answer(elapsed - state.started);
         }
         let work = self.work[worker].as_mut().expect("a live worker has work");
         let waker = Waker::noop();
@@ -310,9 +310,9 @@ impl Execution<'_> {
     /// record's `expires_at`, a day away, and its time of writing, which has no influence. It
     /// includes the number of deliveries, so a world that goes in circles is not taken for one that
     /// ends.
-    fn seen_before(&self, seen: &mut Seen, steps: usize) -> bool {
+    fn seen_before(&self, seen: &mut Visited, steps: usize) -> bool {
         let world = lock(&self.world);
-        if !world.chooser.on_new_ground() {
+        if !world.chooser.past_given_choices() {
             return false;
         }
         let mut state = DefaultHasher::new();
@@ -320,7 +320,7 @@ impl Execution<'_> {
             if worker.live {
                 let age = self.clocks.elapsed() - worker.started;
                 let lease = from_now(world.promises.lease(index));
-                (index, worker.message, worker.waiting, worker.told).hash(&mut state);
+                (index, worker.message, worker.waiting, worker.received).hash(&mut state);
                 (age, lease).hash(&mut state);
             }
         }

@@ -34,7 +34,7 @@ struct Made {
 
 /// Circumstances of a request beside the current record.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Finds {
+pub struct Circumstances {
     /// The condition of its writes is not met.
     pub sold_out: bool,
     /// It was made more than ten minutes ago.
@@ -79,7 +79,7 @@ impl Table {
         &mut self,
         worker: usize,
         commit: &Commit,
-        finds: Finds,
+        finds: Circumstances,
     ) -> Result<CommitAnswer, StoreError> {
         let (token, owner) = (self.token(commit), owner(commit));
         let made = self.made.iter().find(|made| made.token == token);

@@ -23,7 +23,7 @@ use crate::{
     promises::{Promises, lives},
     request::{Answer, Request},
     scenario::{Effect, Scenario},
-    table::{Finds, Table},
+    table::{Circumstances, Table},
     timeline::Timeline,
 };
 
@@ -79,14 +79,14 @@ pub struct Worker {
     pub calls: usize,
     pub answer: Option<(usize, Result<Answer, StoreError>)>,
     /// Hash of all responses so far, which determine the worker's next step.
-    pub told: u64,
+    pub received: u64,
 }
 
 impl Worker {
-    pub fn is_told(&mut self, what: impl Hash) {
+    pub fn receives_answer(&mut self, what: impl Hash) {
         let mut hasher = DefaultHasher::new();
-        (self.told, what).hash(&mut hasher);
-        self.told = hasher.finish();
+        (self.received, what).hash(&mut hasher);
+        self.received = hasher.finish();
     }
 
     /// Longest pause before a retry: 20 ms at first, doubled each time, up to a second.
@@ -161,7 +161,7 @@ impl World {
     /// One of a number of possible events for `worker`; all but the first are deviations.
     pub fn choose(&mut self, worker: usize, of: usize) -> usize {
         let taken = self.chooser.choose(1, of);
-        self.workers[worker].is_told(taken);
+        self.workers[worker].receives_answer(taken);
         taken
     }
 
@@ -191,7 +191,7 @@ impl World {
         &mut self,
         worker: usize,
         request: &Request,
-        finds: Finds,
+        finds: Circumstances,
         how: &str,
     ) -> Result<Answer, StoreError> {
         let answer = match request {
@@ -203,7 +203,7 @@ impl World {
             Request::Commit(commit) => {
                 let known = self.table.knows(commit);
                 let forgotten = known && self.chooser.choose(1, 2) == 1;
-                let finds = Finds { forgotten, ..finds };
+                let finds = Circumstances { forgotten, ..finds };
                 let answer = self.table.commit(worker, commit, finds);
                 answer.map(Answer::Commit)
             }
@@ -229,8 +229,8 @@ impl World {
         if self.looks && before != self.record {
             self.before = before;
         }
-        let seen = self.what_it_says(&answer);
-        self.workers[worker].is_told(seen);
+        let seen = self.hash_of_answer(&answer);
+        self.workers[worker].receives_answer(seen);
         self.log(worker, || {
             let became = answer.as_ref().map_or("failed", |answer| answer.tells().0);
             format!("{} {became} ({how})", request.name())
@@ -239,14 +239,14 @@ impl World {
     }
 
     /// A request reaches the item.
-    fn change(&mut self, worker: usize, request: &ItemRequest, finds: Finds) -> ItemAnswer {
+    fn change(&mut self, worker: usize, request: &ItemRequest, finds: Circumstances) -> ItemAnswer {
         let (found, stays) = if finds.sold_out {
-            items::meddle(&self.item, request)
+            items::change_by_other(&self.item, request)
         } else {
             (self.item.clone(), true)
         };
-        let spoilt = self.flaw.map(|flaw| request.spoilt(flaw));
-        let request = spoilt.as_ref().unwrap_or(request);
+        let with_flaw = self.flaw.map(|flaw| request.with_flaw(flaw));
+        let request = with_flaw.as_ref().unwrap_or(request);
         let (answer, left) = items::answer(&found, request);
         let made = answer.said.is_ok() && !request.reads();
         if made || stays {
@@ -262,7 +262,7 @@ impl World {
     }
 
     /// Hash of a response.
-    fn what_it_says(&self, answer: &Result<Answer, StoreError>) -> u64 {
+    fn hash_of_answer(&self, answer: &Result<Answer, StoreError>) -> u64 {
         let mut hasher = DefaultHasher::new();
         let (word, record) = match answer {
             Ok(answer) => answer.tells(),

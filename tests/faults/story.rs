@@ -36,11 +36,11 @@ pub(crate) struct Step {
     /// Behaviour of the handler, run by run; after these it succeeds.
     pub(crate) acts: &'static [Act],
     /// State after the first delivery if the request is answered in the end.
-    pub(crate) answered: Left,
+    pub(crate) answered: RecordState,
     /// State if the request is applied and never answered.
-    pub(crate) applied: Left,
+    pub(crate) applied: RecordState,
     /// State if the request is not applied.
-    pub(crate) not_applied: Left,
+    pub(crate) not_applied: RecordState,
 }
 
 /// Events before the request that meets the fault.
@@ -68,7 +68,7 @@ pub(crate) enum Act {
 
 /// State of the record after a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Left {
+pub(crate) enum RecordState {
     Nothing,
     /// In progress, under its lease.
     Live,
@@ -80,7 +80,7 @@ pub(crate) enum Left {
 
 /// Number of requests that meet the fault in the first delivery, and its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lasting {
+pub(crate) enum FaultDuration {
     /// All requests; the fault ends before the message is delivered again.
     Throughout,
     /// One request. If it is held back, it arrives after a redelivery.
@@ -102,7 +102,7 @@ struct Worker {
 pub(crate) struct Run {
     pub(crate) key: String,
     /// True if the handler was informed of an earlier attempt.
-    pub(crate) told: bool,
+    pub(crate) informed: bool,
     pub(crate) act: Act,
 }
 
@@ -123,18 +123,18 @@ impl Handler for Worker {
             let act = self.acts.get(n).copied().unwrap_or(Act::Succeed);
             runs.push(Run {
                 key: attempt.key().to_string(),
-                told: attempt.may_have_run_before(),
+                informed: attempt.may_have_run_before(),
                 act,
             });
             (n, act)
         };
         match act {
             Act::Succeed => Ok(n),
-            Act::Fail => Err(Failure::retryable("told to")),
-            Act::NoEffect => Err(Failure::no_effect("told to")),
-            Act::Decline => Err(Failure::permanent("told to")),
+            Act::Fail => Err(Failure::retryable("scripted")),
+            Act::NoEffect => Err(Failure::no_effect("scripted")),
+            Act::Decline => Err(Failure::permanent("scripted")),
             // A panic that is not printed.
-            Act::Panic => resume_unwind(Box::new("told to")),
+            Act::Panic => resume_unwind(Box::new("scripted")),
             Act::Hang => std::future::pending().await,
         }
     }
@@ -145,7 +145,7 @@ impl Handler for Worker {
 pub(crate) struct Story {
     pub(crate) step: Step,
     pub(crate) fault: Fault,
-    pub(crate) lasting: Lasting,
+    pub(crate) lasting: FaultDuration,
     /// Number of requests that met the fault.
     pub(crate) met: usize,
     /// The first delivery and the three after it: at once, after every lease has ended, and once
@@ -159,10 +159,10 @@ pub(crate) struct Story {
 #[derive(Debug)]
 pub(crate) struct Delivery {
     pub(crate) when: When,
-    pub(crate) found: Left,
+    pub(crate) found: RecordState,
     pub(crate) runs: Vec<Run>,
     pub(crate) acknowledged: bool,
-    pub(crate) left: Left,
+    pub(crate) left: RecordState,
     /// Result in the record after the delivery.
     pub(crate) result: Option<String>,
     pub(crate) took: Duration,
@@ -196,7 +196,7 @@ impl fmt::Display for Story {
 }
 
 impl Story {
-    pub(crate) async fn live(step: Step, fault: Fault, lasting: Lasting) -> Self {
+    pub(crate) async fn live(step: Step, fault: Fault, lasting: FaultDuration) -> Self {
         let stage = Stage::set(step.acts).await;
         match step.before {
             Before::Nothing => {}
@@ -206,11 +206,13 @@ impl Story {
             }
         }
         match lasting {
-            Lasting::Throughout => stage.dynamo.fail_all(step.request, fault),
-            Lasting::Once | Lasting::UntilTheDeadline => stage.dynamo.fail(step.request, fault),
+            FaultDuration::Throughout => stage.dynamo.fail_all(step.request, fault),
+            FaultDuration::Once | FaultDuration::UntilTheDeadline => {
+                stage.dynamo.fail(step.request, fault)
+            }
         }
         let attempt = match (lasting, fault) {
-            (Lasting::UntilTheDeadline, _) => None,
+            (FaultDuration::UntilTheDeadline, _) => None,
             // Only a timeout ends these, so only these wait for it.
             (_, Fault::HoldRequest | Fault::HoldAnswer) => Some(Duration::from_millis(600)),
             _ => Some(Duration::from_secs(1)),
@@ -220,9 +222,9 @@ impl Story {
 
         let mut met = None;
         for (when, healed) in [
-            (When::Now, Lasting::Throughout),
-            (When::Later, Lasting::Once),
-            (When::Later, Lasting::UntilTheDeadline),
+            (When::Now, FaultDuration::Throughout),
+            (When::Later, FaultDuration::Once),
+            (When::Later, FaultDuration::UntilTheDeadline),
         ] {
             if lasting == healed {
                 met = stage.dynamo.heal().await.remove(step.request);
@@ -290,18 +292,21 @@ impl Stage {
         }
     }
 
-    async fn left(&self) -> (Left, Option<String>) {
+    async fn left(&self) -> (RecordState, Option<String>) {
         let Some(record) = self.dynamo.record(TABLE, "test#m-1").await else {
-            return (Left::Nothing, None);
+            return (RecordState::Nothing, None);
         };
         match text(&record, "status") {
-            "COMPLETED" => (Left::Completed, Some(text(&record, "result").to_owned())),
-            "FAILED" => (Left::Failed, None),
+            "COMPLETED" => (
+                RecordState::Completed,
+                Some(text(&record, "result").to_owned()),
+            ),
+            "FAILED" => (RecordState::Failed, None),
             // An abandoned lease ends when it is abandoned.
             _ if number(&record, "lease_until") <= number(&record, "updated_at") => {
-                (Left::Dead, None)
+                (RecordState::Dead, None)
             }
-            _ => (Left::Live, None),
+            _ => (RecordState::Live, None),
         }
     }
 }

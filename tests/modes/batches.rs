@@ -16,7 +16,7 @@ use super::{
         event::{batch, in_group, received, record},
         faults::Fault,
         log,
-        sqs::{Mood, Sqs},
+        sqs::{Sqs, SqsBehaviour},
     },
     world::{SECOND, THINGS, World, now},
 };
@@ -25,25 +25,25 @@ use super::{
 struct Entry {
     id: String,
     list: String,
-    told: String,
+    act: String,
 }
 
 impl Entry {
     /// Appends its id to its list.
     fn write(&self) -> Result<Write<Update>, Failure> {
         let append = "SET entries = list_append(if_not_exists(entries, :none), :entry)";
-        match self.told.as_str() {
+        match self.act.as_str() {
             "succeed" => Ok(Write::update(THINGS, append)
                 .key("id", &self.list)
                 .value(":none", Vec::<String>::new())
                 .value(":entry", [&self.id])),
-            "fail" => Err(Failure::retryable("told to")),
-            "decline" => Err(Failure::permanent("told to")),
+            "fail" => Err(Failure::retryable("scripted")),
+            "decline" => Err(Failure::permanent("scripted")),
             "conflict" => Ok(Write::update(THINGS, "ADD n :n")
                 .key("id", &self.list)
                 .value(":n", 1)
                 .when("attribute_exists(nothing)")),
-            _ => panic!("told to"),
+            _ => panic!("scripted"),
         }
     }
 }
@@ -59,17 +59,17 @@ async fn change(entry: Entry, _: Attempt) -> Result<Change<String>, Failure> {
 }
 
 /// The message `id`, whose entry has the same name, for `list`.
-fn entry(id: &str, list: &str, told: &str) -> Value {
-    record(id, &body(id, list, told))
+fn entry(id: &str, list: &str, act: &str) -> Value {
+    record(id, &body(id, list, act))
 }
 
-fn body(id: &str, list: &str, told: &str) -> Value {
-    json!({"id": id, "list": list, "told": told})
+fn body(id: &str, list: &str, act: &str) -> Value {
+    json!({"id": id, "list": list, "act": act})
 }
 
 /// An [`entry`] of a FIFO queue.
-fn fifo(list: &str, name: &str, told: &str) -> Value {
-    in_group(entry(&format!("{list} {name}"), list, told), "group")
+fn fifo(list: &str, name: &str, act: &str) -> Value {
+    in_group(entry(&format!("{list} {name}"), list, act), "group")
 }
 
 impl World {
@@ -101,7 +101,7 @@ impl World {
     ) {
         let consumer = Arc::new(consumer);
         let id = |name: &str| format!("{list} {name}");
-        let message = |name: &str, told| entry(&id(name), list, told);
+        let message = |name: &str, act| entry(&id(name), list, act);
         let mut copy = message("1", "succeed");
         copy["messageId"] = json!("a copy");
         let event = batch([
@@ -165,7 +165,7 @@ impl World {
     async fn in_order<M: Mode<H::Output>, H: Handler>(&self, list: &str, consumer: Consumer<M, H>) {
         // The body controls the handler, and changes here.
         let consumer = Arc::new(consumer.fingerprint(FingerprintSource::Off));
-        let fifo = |name: &str, told| fifo(list, name, told);
+        let fifo = |name: &str, act| fifo(list, name, act);
         let names = |ids: &[&str]| {
             ids.iter()
                 .map(|id| format!("{list} {id}"))
@@ -188,7 +188,7 @@ impl World {
         M: Mode<H::Output>,
         H: Handler,
     {
-        let sqs = Sqs::start(Mood::Willing).await;
+        let sqs = Sqs::start(SqsBehaviour::Willing).await;
         let visibility = Visibility::new(sqs.client()).jitter(|most| most);
         let consumer = Arc::new(consumer().visibility(visibility.backoff(7 * SECOND, 60 * SECOND)));
         let names = ["1", "2"].map(|n| format!("{list} {n}"));
@@ -236,7 +236,7 @@ impl World {
 #[tokio::test]
 async fn consumer_claims_and_commits() {
     let world = World::start().await;
-    let client = world.patient();
+    let client = world.no_timeout_client();
     let consumer = || Consumer::new(world.once(&client), namespace(), plan);
     world.behind_a_consumer("claim", consumer).await;
 }
@@ -244,7 +244,7 @@ async fn consumer_claims_and_commits() {
 #[tokio::test]
 async fn consumer_runs_inbox() {
     let world = World::start().await;
-    let client = world.patient();
+    let client = world.no_timeout_client();
     let consumer = || Consumer::new(world.inbox(&client), namespace(), plan);
     world.behind_a_consumer("inbox", consumer).await;
 }
@@ -252,7 +252,7 @@ async fn consumer_runs_inbox() {
 #[tokio::test]
 async fn consumer_changes_items() {
     let world = World::start().await;
-    let client = world.patient();
+    let client = world.no_timeout_client();
     let consumer = || Consumer::new(world.on_item(&client), namespace(), change);
     world.behind_a_consumer("on item", consumer).await;
 }
@@ -263,7 +263,7 @@ async fn clock_is_set_for_each_mode() {
         consumer.deadline(now() + 10 * SECOND).time_left()
     }
     let world = World::start().await;
-    let client = world.patient();
+    let client = world.no_timeout_client();
     for left in [
         left(&Consumer::new(world.once(&client), namespace(), plan)),
         left(&Consumer::new(world.inbox(&client), namespace(), plan)),

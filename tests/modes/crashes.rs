@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     support::{dynamo::text, faults::Fault},
-    world::{Attempt, RECORDS, RETENTION, SECOND, Way, World, ample, pass, short},
+    world::{Attempt, EffectMode, RECORDS, RETENTION, SECOND, World, ample, pass, short},
 };
 
 /// Longer than any lease in these tests.
@@ -112,14 +112,14 @@ impl World {
     /// held-back request arrives after the second worker's.
     async fn story(
         &self,
-        way: Way,
+        way: EffectMode,
         request: &str,
         meets: Meets,
         expected: Option<&str>,
         late: bool,
     ) {
         let id = &format!("{way:?}: {request} {meets:?} {late}");
-        let client = &self.hurried();
+        let client = &self.short_timeout_client();
         let first = Attempt {
             way,
             id,
@@ -180,7 +180,7 @@ impl World {
     }
 }
 
-async fn whatever_fails(way: Way) {
+async fn survives_every_fault(way: EffectMode) {
     let world = World::start().await;
     for request in way.requests() {
         for (meets, in_transaction, on_item) in STORIES {
@@ -190,7 +190,7 @@ async fn whatever_fails(way: Way) {
             }
             let expected = match (way, in_transaction) {
                 // The claim is kept, and counted.
-                (Way::Claim, "retryable_failure") => "completion_unrecorded",
+                (EffectMode::Claim, "retryable_failure") => "completion_unrecorded",
                 _ if way.is_transaction() => in_transaction,
                 _ => on_item,
             };
@@ -205,45 +205,45 @@ async fn whatever_fails(way: Way) {
 
 #[tokio::test]
 async fn claim_and_commit_survive_every_fault() {
-    whatever_fails(Way::Claim).await;
+    survives_every_fault(EffectMode::Claim).await;
 }
 
 #[tokio::test]
 async fn inbox_survives_every_fault() {
-    whatever_fails(Way::Inbox).await;
+    survives_every_fault(EffectMode::Inbox).await;
 }
 
 #[tokio::test]
 async fn inbox_with_read_survives_every_fault() {
-    whatever_fails(Way::InboxWithLook).await;
+    survives_every_fault(EffectMode::InboxWithLook).await;
 }
 
 #[tokio::test]
 async fn item_creation_survives_every_fault() {
-    whatever_fails(Way::Create).await;
+    survives_every_fault(EffectMode::Create).await;
 }
 
 #[tokio::test]
 async fn item_update_survives_every_fault() {
-    whatever_fails(Way::Update).await;
+    survives_every_fault(EffectMode::Update).await;
 }
 
 #[tokio::test]
 async fn item_update_with_retention_survives_every_fault() {
-    whatever_fails(Way::UpdateForATime).await;
+    survives_every_fault(EffectMode::UpdateForATime).await;
 }
 
 #[tokio::test]
 async fn item_modification_survives_every_fault() {
-    whatever_fails(Way::Modify).await;
+    survives_every_fault(EffectMode::Modify).await;
 }
 
 #[tokio::test]
 async fn crash_in_handler_leaves_effect_to_next_attempt() {
     let world = World::start().await;
-    for way in Way::ALL {
+    for way in EffectMode::ALL {
         let id = &format!("{way:?}");
-        let client = &world.patient();
+        let client = &world.no_timeout_client();
         let attempt = Attempt {
             way,
             id,
@@ -267,9 +267,9 @@ async fn crash_in_handler_leaves_effect_to_next_attempt() {
 #[tokio::test]
 async fn commit_after_takeover_is_refused() {
     let world = World::start().await;
-    for way in Way::ALL {
+    for way in EffectMode::ALL {
         let id = &format!("{way:?}");
-        let client = &world.patient();
+        let client = &world.no_timeout_client();
         let attempt = Attempt {
             way,
             id,
@@ -284,7 +284,7 @@ async fn commit_after_takeover_is_refused() {
             outcome = &mut first => panic!("{id}: it ended: {outcome}"),
             () = world.met(way.commit()) => {}
         }
-        if way == Way::Claim {
+        if way == EffectMode::Claim {
             let meanwhile = world.deliver(way, id).await;
             assert_eq!(meanwhile.name(), "conflict", "{id}: {meanwhile}");
         }
@@ -296,7 +296,7 @@ async fn commit_after_takeover_is_refused() {
         let record = world.dynamo.record(RECORDS, key.as_str()).await;
 
         let (first, _met) = tokio::join!(first, world.dynamo.heal());
-        let refused = if way == Way::Claim {
+        let refused = if way == EffectMode::Claim {
             "lease_lost"
         } else {
             "duplicate"
@@ -315,7 +315,7 @@ async fn commit_after_takeover_is_refused() {
 #[tokio::test]
 async fn concurrent_workers_make_effect_once() {
     let world = World::start().await;
-    for way in Way::ALL {
+    for way in EffectMode::ALL {
         let id = &format!("{way:?}");
         let workers = (0..6).map(|_| world.deliver(way, id));
         let outcomes = futures_util::future::join_all(workers).await;
@@ -336,21 +336,21 @@ async fn concurrent_workers_make_effect_once() {
 #[tokio::test]
 async fn operation_is_new_only_after_retention() {
     let world = World::start().await;
-    for way in Way::ALL {
+    for way in EffectMode::ALL {
         assert_eq!(world.deliver(way, &format!("{way:?}")).await.name(), "done");
     }
     // Ends are rounded up to seconds, and compared with the process clock.
     pass(RETENTION - 60 * SECOND);
-    for way in Way::ALL {
+    for way in EffectMode::ALL {
         let id = &format!("{way:?}");
         assert_eq!(world.deliver(way, id).await.name(), "duplicate", "{id}");
         assert_eq!(world.effect(way, id).await, 1, "{id}");
     }
     pass(62 * SECOND);
-    for way in Way::ALL {
+    for way in EffectMode::ALL {
         let id = &format!("{way:?}");
         // A string set never expires.
-        let forgets = way.is_transaction() || way == Way::UpdateForATime;
+        let forgets = way.is_transaction() || way == EffectMode::UpdateForATime;
         let (name, effect) = if forgets {
             ("done", 2)
         } else {

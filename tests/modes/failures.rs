@@ -38,7 +38,7 @@ impl Fails {
             }
             Ok(Done::new(()).with(one_more(ID).when("attribute_exists(id)")))
         };
-        let client = &world.hurried();
+        let client = &world.short_timeout_client();
         let operation = operation(ID, deadline);
         match self {
             ClaimByHandler | ClaimByCondition => world.once(client).run(operation, handler).await,
@@ -67,7 +67,7 @@ impl Fails {
 }
 
 /// All stories concurrently: most of each is a wait for a deadline.
-async fn whatever_happens(fails: Fails) {
+async fn failure_survives_every_fault(fails: Fails) {
     let stories = STORIES.iter().filter(|(.., on_item)| {
         // A dead worker has no outcome, and the other injected faults concern effects of transactions.
         !on_item.is_empty()
@@ -93,20 +93,20 @@ async fn whatever_happens(fails: Fails) {
 
 #[tokio::test]
 async fn handler_failure_after_claim_survives_every_fault() {
-    whatever_happens(ClaimByHandler).await;
+    failure_survives_every_fault(ClaimByHandler).await;
 }
 
 #[tokio::test]
 async fn refused_commit_survives_every_fault() {
-    whatever_happens(ClaimByCondition).await;
+    failure_survives_every_fault(ClaimByCondition).await;
 }
 
 #[tokio::test]
 async fn inbox_plan_failure_survives_every_fault() {
-    whatever_happens(InboxByPlan).await;
+    failure_survives_every_fault(InboxByPlan).await;
 }
 
 #[tokio::test]
 async fn refused_inbox_write_survives_every_fault() {
-    whatever_happens(InboxByCondition).await;
+    failure_survives_every_fault(InboxByCondition).await;
 }

@@ -57,8 +57,8 @@ impl World {
             .await;
     }
 
-    async fn without_a(&self) {
-        let delete = self.patient().delete_item().table_name(THINGS);
+    async fn delete_a(&self) {
+        let delete = self.no_timeout_client().delete_item().table_name(THINGS);
         let delete = delete.key("id", AttributeValue::S("a".into()));
         delete.send().await.unwrap();
     }
@@ -83,7 +83,7 @@ async fn concurrent_operations_on_item_add_up() {
     const OPERATIONS: i64 = 10;
     let world = World::start().await;
     world.has(json!({"id": "a", "n": 1000})).await;
-    let (on_item, calls) = (world.on_item(&world.patient()), Arc::default());
+    let (on_item, calls) = (world.on_item(&world.no_timeout_client()), Arc::default());
     let mut open: Vec<i64> = (1..=OPERATIONS).collect();
     while !open.is_empty() {
         // Four workers have each operation.
@@ -110,7 +110,7 @@ async fn concurrent_operations_on_item_add_up() {
 async fn modification_restarts_from_newer_item() {
     let world = World::start().await;
     world.has(json!({"id": "a", "n": 0})).await;
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     let (first, second) = (Arc::default(), Arc::default());
     world.dynamo.reset_counts();
     world.dynamo.fail("PutItem", Fault::HoldRequest);
@@ -141,7 +141,7 @@ async fn modification_restarts_from_newer_item() {
 #[tokio::test]
 async fn modification_sees_version_attribute() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     let calls = Arc::default();
     world.has(json!({"id": "a", "n": 0})).await;
     for (key, theirs, n) in [
@@ -174,7 +174,7 @@ async fn modification_sees_version_attribute() {
 #[tokio::test]
 async fn modification_keeps_unknown_attributes() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     let calls = Arc::default();
     let outcome = run(&on_item, "1", add(1, &calls)).await;
     assert_eq!(
@@ -194,7 +194,7 @@ async fn modification_keeps_unknown_attributes() {
 
 /// A type that declares the memory attribute with another meaning.
 #[derive(Default, Deserialize, Serialize)]
-struct Nosy {
+struct OwnMemoryField {
     id: String,
     n: i64,
     #[serde(default)]
@@ -212,19 +212,19 @@ async fn modification_keeps_memory_of_item() {
     let nosy = || {
         Change::of(THINGS)
             .key("id", "a")
-            .modify(|found: Option<Nosy>| {
-                let Nosy { id, n, .. } = found.unwrap();
+            .modify(|found: Option<OwnMemoryField>| {
+                let OwnMemoryField { id, n, .. } = found.unwrap();
                 Ok((
-                    Nosy {
+                    OwnMemoryField {
                         id,
                         n: n + 1,
-                        ..Nosy::default()
+                        ..OwnMemoryField::default()
                     },
                     (),
                 ))
             })
     };
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     let for_a_time = on_item.clone().retention(RETENTION);
     for (on_item, key) in [
         (&on_item, "1"),
@@ -248,7 +248,7 @@ async fn modification_keeps_concurrent_update() {
     let world = World::start().await;
     for retention in [None, Some(RETENTION)] {
         world.has(json!({"id": "a", "n": 0})).await;
-        let mut on_item = world.on_item(&world.patient());
+        let mut on_item = world.on_item(&world.no_timeout_client());
         if let Some(retention) = retention {
             on_item = on_item.retention(retention);
         }
@@ -282,7 +282,7 @@ async fn modification_keeps_concurrent_update() {
 #[tokio::test]
 async fn update_composes_with_user_expression() {
     let world = World::start().await;
-    let client = world.patient();
+    let client = world.no_timeout_client();
     let set = world.on_item(&client);
     let map = world.on_item(&client).retention(RETENTION);
     let whole = || {
@@ -351,7 +351,7 @@ async fn update_composes_with_user_expression() {
 #[tokio::test]
 async fn conditions_in_parentheses_hold() {
     let world = World::start().await;
-    let client = world.patient();
+    let client = world.no_timeout_client();
     let set = world.on_item(&client);
     let map = world.on_item(&client).retention(RETENTION);
     for (n, condition) in [
@@ -423,7 +423,7 @@ struct Nested {
 #[tokio::test]
 async fn sets_that_become_empty_are_removed() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     let set_to = |n: u64| {
         Change::of(THINGS)
             .key("id", "a")
@@ -463,7 +463,7 @@ async fn sets_that_become_empty_are_removed() {
 #[tokio::test]
 async fn refused_change_may_be_replaced() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     world.has(json!({"id": "a", "n": 7})).await;
     let taken = || {
         let put = Write::put(THINGS, json!({"id": "a", "n": 0})).label("id taken");
@@ -484,7 +484,7 @@ async fn refused_change_may_be_replaced() {
 #[tokio::test]
 async fn refused_change_cannot_move_to_other_item() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     world.has(json!({"id": "a", "n": 0})).await;
     world.has(json!({"id": "b", "n": 0})).await;
     let other = || {
@@ -537,7 +537,7 @@ async fn refused_change_cannot_move_to_other_item() {
 #[tokio::test]
 async fn item_without_key_is_not_created() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     world.has(json!({"id": "a", "n": 7})).await;
     let put = Write::put(THINGS, json!({"id": "a", "n": 0}));
     let outcome = run(&on_item, "1", Change::create((), "Id", put)).await;
@@ -550,7 +550,7 @@ async fn item_without_key_is_not_created() {
 #[tokio::test]
 async fn item_with_foreign_memory_is_not_changed() {
     let world = World::start().await;
-    let set = world.on_item(&world.patient());
+    let set = world.on_item(&world.no_timeout_client());
     let map = set.clone().retention(RETENTION);
     let events = || json!({"id": "a", "n": 0, "processed_events": ["1"]});
     let until = || json!({"id": "a", "n": 0, "processed_until": "1"});
@@ -575,7 +575,7 @@ async fn item_with_foreign_memory_is_not_changed() {
 #[tokio::test]
 async fn memory_counts_with_and_without_retention() {
     let world = World::start().await;
-    let set = world.on_item(&world.patient());
+    let set = world.on_item(&world.no_timeout_client());
     let map = set.clone().retention(RETENTION);
     let calls = Arc::default();
     for (name, first, then) in [("set, then map", &set, &map), ("map, then set", &map, &set)] {
@@ -615,7 +615,7 @@ fn each_change() -> [(&'static str, Change<i64>); 3] {
 #[tokio::test]
 async fn differing_checked_payload_is_key_reused() {
     let world = World::start().await;
-    let checked = world.on_item(&world.patient()).check_payload();
+    let checked = world.on_item(&world.no_timeout_client()).check_payload();
     // As decimal digits, the last two differ in zeros alone.
     let payloads = ["1796af01bc", "", "000000000000000a", "0000000000000064"]
         .map(|print| Fingerprint::from_stored(format!("{print:0<64}")));
@@ -624,7 +624,7 @@ async fn differing_checked_payload_is_key_reused() {
             for way in 0..3 {
                 let change = || each_change().into_iter().nth(way).unwrap();
                 let (name, first) = change();
-                world.without_a().await;
+                world.delete_a().await;
                 if name != "create" {
                     world.has(json!({"id": "a", "n": 0})).await;
                 }
@@ -650,7 +650,7 @@ async fn differing_checked_payload_is_key_reused() {
 #[tokio::test]
 async fn checked_payload_costs_16_hex_digits_per_key() {
     let world = World::start().await;
-    let plain = world.on_item(&world.patient());
+    let plain = world.on_item(&world.no_timeout_client());
     let checked = plain.clone().check_payload();
     let digits = async |on_item: &OnItem| {
         world.has(json!({"id": "a", "n": 0})).await;
@@ -671,7 +671,7 @@ async fn checked_payload_costs_16_hex_digits_per_key() {
 #[tokio::test]
 async fn unchecked_key_is_duplicate_for_checked_payload() {
     let world = World::start().await;
-    let plain = world.on_item(&world.patient());
+    let plain = world.on_item(&world.no_timeout_client());
     let [one, other] = [b"1", b"2"].map(|body| Fingerprint::of(body));
     for unchecked in [plain.clone(), plain.retention(RETENTION)] {
         let checked = unchecked.clone().check_payload();
@@ -693,7 +693,7 @@ async fn unchecked_key_is_duplicate_for_checked_payload() {
     }
     // Without a fingerprint the payload cannot be compared.
     world.has(json!({"id": "a", "n": 0})).await;
-    let checked = world.on_item(&world.patient()).check_payload();
+    let checked = world.on_item(&world.no_timeout_client()).check_payload();
     for expected in ["done", "duplicate"] {
         let change = Change::update((), one_more());
         let outcome = run_payload(&checked, "1", None, change).await;
@@ -705,10 +705,10 @@ async fn unchecked_key_is_duplicate_for_checked_payload() {
 #[tokio::test]
 async fn checked_payload_detects_concurrent_reuse() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient()).check_payload();
+    let on_item = world.on_item(&world.no_timeout_client()).check_payload();
     let [one, other] = [b"1", b"2"].map(|body| Fingerprint::of(body));
     for (way, request) in [(0, "PutItem"), (1, "UpdateItem"), (2, "PutItem")] {
-        world.without_a().await;
+        world.delete_a().await;
         if way != 0 {
             world.has(json!({"id": "a", "n": 0})).await;
         }
@@ -732,7 +732,7 @@ async fn checked_payload_detects_concurrent_reuse() {
 #[tokio::test]
 async fn checked_payload_expires_with_key() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient()).check_payload();
+    let on_item = world.on_item(&world.no_timeout_client()).check_payload();
     let on_item = on_item.retention(RETENTION);
     world.has(json!({"id": "a", "n": 0})).await;
     let again = async |key: &str, payload: &[u8]| {
@@ -753,7 +753,7 @@ async fn checked_payload_expires_with_key() {
 async fn change_is_retried_after_sdk_gives_up() {
     const THROTTLED: usize = 5;
     let world = World::start().await;
-    let on_item = world.on_item(&world.hurried());
+    let on_item = world.on_item(&world.short_timeout_client());
     world.has(json!({"id": "a", "n": 0})).await;
     for _ in 0..THROTTLED {
         world.dynamo.fail("UpdateItem", Fault::Throttle);
@@ -768,7 +768,9 @@ async fn change_is_retried_after_sdk_gives_up() {
 async fn key_counts_until_retention_ends() {
     const NOON: Timestamp = Timestamp::from_millis(1_800_000_000_000);
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient()).retention(RETENTION);
+    let on_item = world
+        .on_item(&world.no_timeout_client())
+        .retention(RETENTION);
     let on_item = on_item.clock(|| NOON);
     for (end, expected) in [(NOON.as_secs(), "duplicate"), (NOON.as_secs() - 1, "done")] {
         let ends = json!({"test#1": end});
@@ -785,7 +787,9 @@ async fn key_counts_until_retention_ends() {
 #[tokio::test]
 async fn expired_keys_are_removed() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient()).retention(RETENTION);
+    let on_item = world
+        .on_item(&world.no_timeout_client())
+        .retention(RETENTION);
     let over = |many: usize| {
         let end = now().as_secs() - 1;
         let ends: HashMap<_, _> = (0..many).map(|n| (format!("over-{n}"), end)).collect();
@@ -832,7 +836,9 @@ async fn expired_keys_are_removed() {
 #[tokio::test]
 async fn cleanup_keeps_key_renewed_meanwhile() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient()).retention(RETENTION);
+    let on_item = world
+        .on_item(&world.no_timeout_client())
+        .retention(RETENTION);
     world.has(json!({"id": "a", "n": 0})).await;
     let again = || Change::update((), one_more());
     assert_eq!(run(&on_item, "old", again()).await.name(), "done");
@@ -857,7 +863,7 @@ async fn cleanup_keeps_key_renewed_meanwhile() {
 #[tokio::test]
 async fn full_item_error_names_memory() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     let full: Item = HashMap::from([
         ("id".to_owned(), AttributeValue::S("a".into())),
         ("n".to_owned(), AttributeValue::N("0".into())),

@@ -41,7 +41,7 @@ impl World {
         ran: &AtomicUsize,
         answer: impl FnOnce() -> Result<Done<&'static str>, Failure> + Send,
     ) -> Outcome {
-        let client = &self.patient();
+        let client = &self.no_timeout_client();
         let handler = async |_| {
             ran.fetch_add(1, Ordering::SeqCst);
             answer()
@@ -175,7 +175,7 @@ async fn handler_interprets_refused_condition() {
         let expected = ("failed, to be retried: restocked soon".into(), left);
         assert_eq!(said, expected, "{mode:?}");
 
-        let said = refused("panic", || panic!("told to")).await;
+        let said = refused("panic", || panic!("scripted")).await;
         let left = in_progress.filter(|_| mode == Mode::Claim);
         assert_eq!(said, ("the handler panicked".into(), left), "{mode:?}");
 
@@ -289,7 +289,7 @@ async fn unrecorded_failure_is_not_final() {
     let world = World::start().await;
     let denied = || Err(Failure::permanent("declined"));
     let handler = async |_| Err::<Done<()>, _>(Failure::permanent("declined"));
-    let inbox = world.inbox(&world.patient());
+    let inbox = world.inbox(&world.no_timeout_client());
     for fault in [Fault::CutBefore, Fault::Throttle] {
         world.dynamo.fail_all("TransactWriteItems", fault);
         let outcome = inbox.run(operation("a", short()), handler).await;
@@ -309,7 +309,7 @@ async fn unrecorded_failure_is_not_final() {
 async fn failure_refused_by_table_is_not_final() {
     let world = World::start().await;
     let layout = Layout::native().rename([(Field::Id, "pk")]);
-    let store = DynamoStore::new(world.patient(), RECORDS).layout(layout.unwrap());
+    let store = DynamoStore::new(world.no_timeout_client(), RECORDS).layout(layout.unwrap());
     let inbox = Once::new(store).inbox();
     let denied = async |_| Err::<Done<()>, _>(Failure::permanent("declined"));
     let placed = async |_| Ok(order("b"));
@@ -325,7 +325,7 @@ async fn late_commit_after_two_failures_is_refused() {
     let world = World::start().await;
     world.stock(1).await;
     world.dynamo.fail("TransactWriteItems", Fault::HoldRequest);
-    let client = world.patient();
+    let client = world.no_timeout_client();
     let inbox = world.inbox(&client);
     let placed = async |_| Ok(order("a"));
     tokio::select! {
@@ -401,7 +401,7 @@ async fn claim_is_repeated_over_admitting_record() {
     let world = World::start().await;
     world.expired().await;
     world.dynamo.fail("PutItem", Fault::HoldRequest);
-    let client = world.patient();
+    let client = world.no_timeout_client();
     let once = world.once(&client);
     let handler = async |_: Attempt| Ok::<_, Failure>("done");
     let claim = once.run(operation("a", ample()), handler);
@@ -426,15 +426,15 @@ async fn claim_is_repeated_over_admitting_record() {
 #[tokio::test]
 async fn attempt_after_unanswered_commit_is_informed() {
     let world = World::start().await;
-    let client = &world.patient();
+    let client = &world.no_timeout_client();
     for fault in [Fault::CutBefore, Fault::InternalError] {
         let key = &format!("{fault:?}");
         world.dynamo.fail_all("TransactWriteItems", fault);
         let tries: [(_, _, fn() -> Deadline); 2] =
             [("commit_unknown", false, short), ("done", true, ample)];
-        for (name, told, deadline) in tries {
+        for (name, informed, deadline) in tries {
             let handler = async |attempt: Attempt| {
-                assert_eq!(attempt.may_have_run_before(), told, "{key}");
+                assert_eq!(attempt.may_have_run_before(), informed, "{key}");
                 Ok(order(key).on_refused(|_| panic!("there is stock")))
             };
             world.stock(1).await;
@@ -517,7 +517,7 @@ async fn unwritable_plan_is_not_sent() {
     }
 
     world.dynamo.reset_counts();
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     let create = Change::create((), "id", Write::put(THINGS, "s3cret"));
     let update = Change::update((), take().value(":map", HashMap::from([((1, 2), 3)])));
     for change in [create, update] {
@@ -629,7 +629,7 @@ async fn missing_table_is_named_and_message_fails() {
         let done = || Ok(order(&key).with(missing()));
         outcomes.push(world.once_answered(mode, &key, done).await);
     }
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     let create = async |_| Ok(Change::create((), "id", missing()));
     outcomes.push(on_item.run(operation("c", ample()), create).await);
     let mut names = Vec::new();
@@ -655,7 +655,7 @@ async fn missing_table_is_named_and_message_fails() {
 async fn key_reused_for_other_payload_is_refused() {
     let world = World::start().await;
     world.stock(2).await;
-    let client = &world.patient();
+    let client = &world.no_timeout_client();
     for mode in MODES {
         let key = format!("{mode:?}");
         assert_eq!(

@@ -20,7 +20,7 @@ use super::{
         dynamo::{Counts, text},
         faults::Fault,
     },
-    world::{Attempt, RECORDS, THINGS, Way, World, ample, operation},
+    world::{Attempt, EffectMode, RECORDS, THINGS, World, ample, operation},
 };
 
 fn counted(counts: &Counts) -> Vec<String> {
@@ -33,21 +33,29 @@ async fn requests_per_message_match_documents() {
     let world = World::start().await;
     let transaction = "1 TransactWriteItems";
     for (way, new, known) in [
-        (Way::Claim, &["1 Claim", transaction][..], &["1 Claim"][..]),
-        (Way::Inbox, &[transaction], &[transaction]),
         (
-            Way::InboxWithLook,
+            EffectMode::Claim,
+            &["1 Claim", transaction][..],
+            &["1 Claim"][..],
+        ),
+        (EffectMode::Inbox, &[transaction], &[transaction]),
+        (
+            EffectMode::InboxWithLook,
             &["1 GetItem", transaction],
             &["1 GetItem"],
         ),
-        (Way::Create, &["1 PutItem"], &["1 PutItem"]),
-        (Way::Update, &["1 UpdateItem"], &["1 UpdateItem"]),
+        (EffectMode::Create, &["1 PutItem"], &["1 PutItem"]),
+        (EffectMode::Update, &["1 UpdateItem"], &["1 UpdateItem"]),
         (
-            Way::UpdateForATime,
+            EffectMode::UpdateForATime,
             &["1 GetItem", "1 UpdateItem"],
             &["1 GetItem"],
         ),
-        (Way::Modify, &["1 GetItem", "1 PutItem"], &["1 GetItem"]),
+        (
+            EffectMode::Modify,
+            &["1 GetItem", "1 PutItem"],
+            &["1 GetItem"],
+        ),
     ] {
         let id = &format!("{way:?}");
         for (name, expected) in [("done", new), ("duplicate", known), ("duplicate", known)] {
@@ -66,7 +74,10 @@ async fn requests_per_message_match_documents() {
 #[tokio::test]
 async fn inbox_with_read_skips_plan_of_duplicate() {
     let world = World::start().await;
-    for (way, plans) in [(Way::Inbox, true), (Way::InboxWithLook, false)] {
+    for (way, plans) in [
+        (EffectMode::Inbox, true),
+        (EffectMode::InboxWithLook, false),
+    ] {
         let id = &format!("{way:?}");
         assert_eq!(world.deliver(way, id).await.name(), "done");
         world.running.notified().await;
@@ -129,7 +140,7 @@ impl Intercept for Transactions {
 #[tokio::test]
 async fn resent_transaction_is_identical() {
     let world = World::start().await;
-    for way in [Way::Claim, Way::Inbox] {
+    for way in [EffectMode::Claim, EffectMode::Inbox] {
         for fault in [
             Fault::CutAfter,
             Fault::TransactionInProgress,
@@ -142,7 +153,7 @@ async fn resent_transaction_is_identical() {
         ] {
             let id = &format!("{way:?} {fault:?}");
             let sent = Transactions::default();
-            let client = &sent.of(&world.hurried());
+            let client = &sent.of(&world.short_timeout_client());
             world.dynamo.fail("TransactWriteItems", fault);
             let deadline = ample();
             let attempt = Attempt {
@@ -171,7 +182,7 @@ async fn changed_plan_is_another_transaction() {
     let put = |id: &str| Write::put(THINGS, json!({"id": id})).when("attribute_not_exists(id)");
     let taken = serde_dynamo::to_item(json!({"id": "taken"})).unwrap();
     world.dynamo.put(THINGS, taken).await;
-    for mode in [Way::Claim, Way::Inbox] {
+    for mode in [EffectMode::Claim, EffectMode::Inbox] {
         let free = &format!("free of {mode:?}");
         let plan = async |_| {
             let last = put(free);
@@ -180,10 +191,10 @@ async fn changed_plan_is_another_transaction() {
             Ok(Done::new(1).with(put("taken")).on_refused(second))
         };
         let sent = Transactions::default();
-        let client = sent.of(&world.patient());
+        let client = sent.of(&world.no_timeout_client());
         let operation = operation(free, ample());
         let outcome = match mode {
-            Way::Claim => world.once(&client).run(operation, plan).await,
+            EffectMode::Claim => world.once(&client).run(operation, plan).await,
             _ => world.inbox(&client).run(operation, plan).await,
         };
         assert_eq!(outcome.name(), "done", "{outcome}");

@@ -40,7 +40,7 @@ pub fn pass(time: Duration) {
 
 /// The mode that makes the effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum EffectMode {
     Claim,
     Inbox,
     InboxWithLook,
@@ -50,7 +50,7 @@ pub enum Way {
     Modify,
 }
 
-impl Way {
+impl EffectMode {
     pub const ALL: [Self; 7] = [
         Self::Claim,
         Self::Inbox,
@@ -92,7 +92,7 @@ pub struct Thing {
 
 /// One attempt of a worker.
 pub struct Attempt<'a> {
-    pub way: Way,
+    pub way: EffectMode,
     pub id: &'a str,
     pub client: &'a Client,
     pub deadline: Deadline,
@@ -120,13 +120,13 @@ impl World {
     }
 
     /// A client without timeouts and without retries.
-    pub fn patient(&self) -> Client {
+    pub fn no_timeout_client(&self) -> Client {
         self.dynamo
             .client_with(RetryConfig::disabled(), TimeoutConfig::disabled())
     }
 
     /// A client that gives up after two attempts of 300 ms.
-    pub fn hurried(&self) -> Client {
+    pub fn short_timeout_client(&self) -> Client {
         let retries = RetryConfig::standard().with_max_attempts(2);
         self.dynamo.client_with(
             retries.with_initial_backoff(Duration::from_millis(10)),
@@ -168,12 +168,12 @@ impl World {
         };
         let on_item = self.on_item(client);
         match way {
-            Way::Claim => self.once(client).run(operation, done).await,
-            Way::Inbox => self.inbox(client).run(operation, done).await,
-            Way::InboxWithLook => self.inbox(client).first_look().run(operation, done).await,
-            Way::Update => on_item.run(operation, update).await,
-            Way::UpdateForATime => on_item.retention(RETENTION).run(operation, update).await,
-            Way::Create => {
+            EffectMode::Claim => self.once(client).run(operation, done).await,
+            EffectMode::Inbox => self.inbox(client).run(operation, done).await,
+            EffectMode::InboxWithLook => self.inbox(client).first_look().run(operation, done).await,
+            EffectMode::Update => on_item.run(operation, update).await,
+            EffectMode::UpdateForATime => on_item.retention(RETENTION).run(operation, update).await,
+            EffectMode::Create => {
                 let put = Write::put(THINGS, json!({"id": id, "n": 1}));
                 let create = async |_| {
                     self.running.notify_one();
@@ -181,7 +181,7 @@ impl World {
                 };
                 on_item.run(operation, create).await
             }
-            Way::Modify => {
+            EffectMode::Modify => {
                 let modify = async |_| {
                     self.running.notify_one();
                     let id = id.to_owned();
@@ -197,8 +197,8 @@ impl World {
     }
 
     /// As [`run`](Self::run), by a worker with ample time and a client without timeouts.
-    pub async fn deliver(&self, way: Way, id: &str) -> Outcome {
-        let client = &self.patient();
+    pub async fn deliver(&self, way: EffectMode, id: &str) -> Outcome {
+        let client = &self.no_timeout_client();
         let deadline = ample();
         self.run(&Attempt {
             way,
@@ -210,11 +210,11 @@ impl World {
     }
 
     /// Number of times that the effect has happened.
-    pub async fn effect(&self, way: Way, id: &str) -> i64 {
+    pub async fn effect(&self, way: EffectMode, id: &str) -> i64 {
         let Some(mut thing) = self.dynamo.record(THINGS, id).await else {
             return 0;
         };
-        if way != Way::Create {
+        if way != EffectMode::Create {
             return number(&thing, "n");
         }
         // A re-created item looks new, so it is marked when it is seen.

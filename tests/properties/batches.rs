@@ -28,7 +28,7 @@ enum Body {
     /// An order with this key.
     Order {
         key: u8,
-        told: Told,
+        behaviour: Behaviour,
     },
     /// A valid key in a body that the handler's type rejects.
     Mistyped {
@@ -42,7 +42,7 @@ enum Body {
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
-enum Told {
+enum Behaviour {
     Succeed,
     Fail,
     Decline,
@@ -51,7 +51,7 @@ enum Told {
 
 #[derive(Deserialize)]
 struct Order {
-    told: Told,
+    behaviour: Behaviour,
 }
 
 /// Message as its producer sent it. All its deliveries are the same but for the receive count.
@@ -71,11 +71,11 @@ struct Batch {
 }
 
 fn body() -> impl Strategy<Value = Body> {
-    let told = prop_oneof![
-        6 => Just(Told::Succeed),
-        1 => Just(Told::Fail),
-        1 => Just(Told::Decline),
-        1 => Just(Told::Panic),
+    let behaviour = prop_oneof![
+        6 => Just(Behaviour::Succeed),
+        1 => Just(Behaviour::Fail),
+        1 => Just(Behaviour::Decline),
+        1 => Just(Behaviour::Panic),
     ];
     let keyless = prop::sample::select(vec![
         json!({}),
@@ -86,7 +86,7 @@ fn body() -> impl Strategy<Value = Body> {
         json!("text"),
     ]);
     prop_oneof![
-        12 => (0..5_u8, told).prop_map(|(key, told)| Body::Order { key, told }),
+        12 => (0..5_u8, behaviour).prop_map(|(key, behaviour)| Body::Order { key, behaviour }),
         1 => (0..5_u8).prop_map(|key| Body::Mistyped { key }),
         1 => Just(Body::NotJson),
         1 => Just(Body::Missing),
@@ -129,10 +129,11 @@ impl Batch {
     fn body(&self, sent: &Sent) -> Option<String> {
         let key = self.key(sent);
         Some(match &sent.body {
-            Body::Order { told, .. } => {
-                json!({"key": key, "told": format!("{told:?}").to_lowercase()}).to_string()
+            Body::Order { behaviour, .. } => {
+                json!({"key": key, "behaviour": format!("{behaviour:?}").to_lowercase()})
+                    .to_string()
             }
-            Body::Mistyped { .. } => json!({"key": key, "told": 7}).to_string(),
+            Body::Mistyped { .. } => json!({"key": key, "behaviour": 7}).to_string(),
             Body::NotJson => "{\"key\": ".into(),
             Body::Missing => return None,
             Body::Keyless(value) => value.to_string(),
@@ -184,7 +185,7 @@ impl Batch {
             matches!(
                 body,
                 Body::Order {
-                    told: Told::Succeed,
+                    behaviour: Behaviour::Succeed,
                     ..
                 }
             )
@@ -212,23 +213,23 @@ impl Batch {
 
 /// Handler that obeys the message, and records the keys of its successes.
 #[derive(Clone, Default)]
-struct Obedient(Arc<Mutex<BTreeMap<String, usize>>>);
+struct ScriptedHandler(Arc<Mutex<BTreeMap<String, usize>>>);
 
-impl Handler for Obedient {
+impl Handler for ScriptedHandler {
     type Message = Order;
     type Output = ();
 
     async fn handle(&self, order: Order, attempt: Attempt) -> Result<(), Failure> {
         tokio::task::yield_now().await;
-        match order.told {
-            Told::Succeed => {
+        match order.behaviour {
+            Behaviour::Succeed => {
                 let mut done = self.0.lock().unwrap();
                 *done.entry(attempt.key().to_string()).or_default() += 1;
                 Ok(())
             }
-            Told::Fail => Err(Failure::retryable("told to")),
-            Told::Decline => Err(Failure::permanent("told to")),
-            Told::Panic => panic!("told to"),
+            Behaviour::Fail => Err(Failure::retryable("behaviour to")),
+            Behaviour::Decline => Err(Failure::permanent("behaviour to")),
+            Behaviour::Panic => panic!("behaviour to"),
         }
     }
 }
@@ -242,7 +243,7 @@ proptest! {
         batch in batches(),
         concurrency in 1..12_usize,
     ) {
-        let (store, handler) = (MemoryStore::default(), Obedient::default());
+        let (store, handler) = (MemoryStore::default(), ScriptedHandler::default());
         let consumer = Consumer::new(Once::new(store.clone()), namespace(), handler.clone())
             .key("body:/key".parse().unwrap())
             .fifo_after_permanent(FifoAfterPermanent::Stop)

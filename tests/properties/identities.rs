@@ -107,11 +107,11 @@ fn payload() -> impl Strategy<Value = Value> {
 }
 
 /// Choices of formatting for a value: one after the other, from the start again when they end.
-struct Pen<'a> {
+struct JsonFormat<'a> {
     choices: std::iter::Cycle<std::slice::Iter<'a, u8>>,
 }
 
-impl Pen<'_> {
+impl JsonFormat<'_> {
     fn choose<T: Copy, const N: usize>(&mut self, of: [T; N]) -> T {
         of[usize::from(*self.choices.next().unwrap()) % N]
     }
@@ -230,7 +230,7 @@ proptest! {
         other in prop::collection::vec(any::<u8>(), 1..32),
     ) {
         let [one, other] = [&one, &other].map(|choices| {
-            Pen { choices: choices.iter().cycle() }.write(&value)
+            JsonFormat { choices: choices.iter().cycle() }.write(&value)
         });
         prop_assert_eq!(fingerprint(&one), fingerprint(&other), "{} and {}", one, other);
     }

@@ -6,7 +6,7 @@ use std::fs;
 use serde_json::{Value, json};
 
 use crate::{
-    secrets::{SECRET, telling},
+    secrets::{SECRET, lines_with_secrets},
     support::{
         PATIENCE,
         dynamo::Dynamo,
@@ -271,7 +271,7 @@ async fn invalid_bytes_fail_and_next_event_succeeds() {
         6,
         "only those that came after"
     );
-    assert_eq!(telling(&lambda.kill().await.output), [""; 0]);
+    assert_eq!(lines_with_secrets(&lambda.kill().await.output), [""; 0]);
 }
 
 /// Peak memory of the process, in bytes.

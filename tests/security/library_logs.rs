@@ -18,7 +18,7 @@ use sqs_once::{
 };
 
 use crate::{
-    secrets::{BODY, outcomes, telling},
+    secrets::{BODY, lines_with_secrets, outcomes},
     support::{
         PATIENCE,
         consumer::{namespace, process, within},
@@ -61,7 +61,7 @@ where
 
 /// Handler that obeys the body, and quotes it.
 async fn obey(body: Value, _: Attempt) -> Result<(), Failure> {
-    match body["told"].as_str() {
+    match body["act"].as_str() {
         Some("hang") => std::future::pending().await,
         _ => panic!("did not expect {body}"),
     }
@@ -70,11 +70,11 @@ async fn obey(body: Value, _: Attempt) -> Result<(), Failure> {
 async fn panic_and_hang() {
     let once = Once::new(MemoryStore::default());
     let consumer = Arc::new(Consumer::new(once, namespace(), obey));
-    let told = |told| json!({"told": told, "secret": BODY});
+    let act = |act| json!({"act": act, "secret": BODY});
     let event = batch([
-        record("m-1", &told("panic")),
+        record("m-1", &act("panic")),
         record("m-2", &json!(BODY)),
-        record("m-3", &told("hang")),
+        record("m-3", &act("hang")),
     ]);
     let failed = process(&consumer, event, within(Duration::from_secs(1))).await;
     assert_eq!(failed, ["m-1", "m-2", "m-3"]);
@@ -94,7 +94,7 @@ fn panic_is_logged_without_its_message() {
         .collect();
     assert_eq!(places.len(), 2, "{output:#?}");
     assert_eq!(outcomes(&output), ["out_of_time", "panicked"]);
-    assert_eq!(telling(&output), [""; 0]);
+    assert_eq!(lines_with_secrets(&output), [""; 0]);
 }
 
 /// The control: the search above is able to find these secrets.
@@ -102,7 +102,7 @@ fn panic_is_logged_without_its_message() {
 fn trace_level_logs_panic_message() {
     let name = "trace_level_logs_panic_message";
     if let Some(output) = logged_by(name, "TRACE", panic_and_hang) {
-        assert!(telling(&output).len() >= 2, "{output:#?}");
+        assert!(lines_with_secrets(&output).len() >= 2, "{output:#?}");
     }
 }
 
@@ -124,10 +124,10 @@ fn once(client: Client) -> Once<DynamoStore> {
 }
 
 /// Writes refused by a condition, writes refused by DynamoDB's validation, and writes that succeed.
-fn write(told: &str) -> Write<Update> {
+fn write(act: &str) -> Write<Update> {
     let write = Write::update(THINGS, "SET secret = :secret, n = n + :n").key("id", "thing");
     let write = write.value(":secret", BODY).label("thing");
-    match told {
+    match act {
         "refused" => write.value(":n", 1).when("n < :n").return_item(),
         "invalid" => write.value(":n", BODY),
         _ => write.value(":n", 1),
@@ -135,27 +135,27 @@ fn write(told: &str) -> Write<Update> {
 }
 
 async fn plan(body: Value, _: Attempt) -> Result<Done<Value>, Failure> {
-    let told = body["told"].as_str().unwrap();
-    Ok(Done::new(json!(BODY)).with(write(told)))
+    let act = body["act"].as_str().unwrap();
+    Ok(Done::new(json!(BODY)).with(write(act)))
 }
 
 async fn change(body: Value, _: Attempt) -> Result<Change<Value>, Failure> {
-    let told = body["told"].as_str().unwrap();
-    Ok(Change::update(json!(BODY), write(told)))
+    let act = body["act"].as_str().unwrap();
+    Ok(Change::update(json!(BODY), write(act)))
 }
 
 /// One refused message, one invalid message, and one without a response of DynamoDB.
 async fn run<M: Mode<H::Output>, H: Handler>(dynamo: &Dynamo, consumer: Consumer<M, H>) {
     let consumer = Arc::new(consumer);
-    let event = |told: &str| batch([record(told, &json!({"told": told, "secret": BODY}))]);
-    for (told, failed) in [
+    let event = |act: &str| batch([record(act, &json!({"act": act, "secret": BODY}))]);
+    for (act, failed) in [
         ("refused", true),
         ("invalid", true),
         ("made", false),
         ("made", false),
     ] {
-        let reported = process(&consumer, event(told), within(PATIENCE)).await;
-        assert_eq!(reported.len(), usize::from(failed), "{told}");
+        let reported = process(&consumer, event(act), within(PATIENCE)).await;
+        assert_eq!(reported.len(), usize::from(failed), "{act}");
     }
     for operation in ["TransactWriteItems", "UpdateItem"] {
         dynamo.fail_all(operation, Fault::CutAfter);
@@ -194,5 +194,5 @@ fn written_items_are_not_logged() {
     };
     let expected = ["commit_unknown", "done", "duplicate", "permanent_failure"];
     assert_eq!(outcomes(&output), expected);
-    assert_eq!(telling(&output), [""; 0]);
+    assert_eq!(lines_with_secrets(&output), [""; 0]);
 }

@@ -7,8 +7,8 @@ use std::{collections::BTreeSet, time::Duration};
 use serde_json::{Value, json};
 
 use crate::{
-    gossip::{Gossip, PATH, TABLE},
-    secrets::{ATTRIBUTE_BYTES, BODY, SECRET, outcomes, telling},
+    quoting_server::{PATH, QuotingServer, TABLE},
+    secrets::{ATTRIBUTE_BYTES, BODY, SECRET, lines_with_secrets, outcomes},
     support::{
         PATIENCE,
         event::{batch, failed, received, record},
@@ -109,10 +109,13 @@ fn broken_events() -> Vec<Value> {
 }
 
 /// Settings of a function with a secret in each value.
-fn env(gossip: &Gossip, url: &str, level: &str) -> Env {
+fn env(quoting_server: &QuotingServer, url: &str, level: &str) -> Env {
     let gateway = format!("{url}/{PATH}");
     let settings = [
-        ("AWS_ENDPOINT_URL_DYNAMODB", gossip.dynamo.endpoint()),
+        (
+            "AWS_ENDPOINT_URL_DYNAMODB",
+            quoting_server.dynamo.endpoint(),
+        ),
         ("AWS_ENDPOINT_URL_SQS", url),
         ("IDEMPOTENCY_TABLE_NAME", TABLE),
         ("PAYMENT_GATEWAY_URL", &gateway),
@@ -127,12 +130,12 @@ fn env(gossip: &Gossip, url: &str, level: &str) -> Env {
 
 /// Returns the whole output, and asserts that it holds no secret.
 async fn run_through_every_outcome(level: &str) -> Vec<String> {
-    let (gossip, url) = Gossip::start().await;
-    let env = env(&gossip, &url, level);
+    let (quoting_server, url) = QuotingServer::start().await;
+    let env = env(&quoting_server, &url, level);
     let lambda = Lambda::start(env.clone()).await;
     let mut messages_seen = 0;
     // A claim over an expired record is a put.
-    gossip.expire("busy").await;
+    quoting_server.expire("busy").await;
     for delivery in 1..=2 {
         let mut event = messages(delivery);
         messages_seen += event.len();
@@ -154,7 +157,7 @@ async fn run_through_every_outcome(level: &str) -> Vec<String> {
     // Five cases: a message in progress at another worker, a message recorded nowhere, more
     // messages than may start at a time that the gateway leaves unanswered, and one of these with
     // too little time.
-    gossip.claim("conflict").await;
+    quoting_server.claim("conflict").await;
     let hangs = |n: u32| format!("hangs-{n}");
     for (ids, seconds) in [
         (vec!["conflict".to_owned()], 4),
@@ -172,7 +175,7 @@ async fn run_through_every_outcome(level: &str) -> Vec<String> {
             assert_eq!(failed(&answer.response()), ids);
         }
         messages_seen += ids.len();
-        gossip.dynamo.heal().await;
+        quoting_server.dynamo.heal().await;
     }
     lambda.logged(messages_seen, of_message).await;
     let mut output = lambda.kill().await.output;
@@ -219,7 +222,7 @@ async fn run_through_every_outcome(level: &str) -> Vec<String> {
         "store_unavailable",
     ];
     assert_eq!(outcomes(&output), expected);
-    assert_eq!(telling(&output), [""; 0]);
+    assert_eq!(lines_with_secrets(&output), [""; 0]);
 
     // Permissions of the event source mapping; the consumer reads the attributes too.
     let polled = [
@@ -228,14 +231,14 @@ async fn run_through_every_outcome(level: &str) -> Vec<String> {
         "sqs:GetQueueAttributes",
     ];
     let spoken: BTreeSet<String> = [
-        gossip
+        quoting_server
             .dynamo
             .counts()
             .into_keys()
             .map(|name| name.replace("Claim", "UpdateItem"))
             .map(|name| format!("dynamodb:{name}"))
             .collect(),
-        gossip
+        quoting_server
             .asked
             .lock()
             .unwrap()
@@ -279,12 +282,16 @@ async fn debug_level_logs_no_secret() {
 /// The control: the search above is able to find the secrets, since this level logs payloads.
 #[tokio::test]
 async fn trace_level_logs_secrets_and_search_finds_them() {
-    let (gossip, url) = Gossip::start().await;
-    let lambda = Lambda::start(env(&gossip, &url, "TRACE")).await;
+    let (quoting_server, url) = QuotingServer::start().await;
+    let lambda = Lambda::start(env(&quoting_server, &url, "TRACE")).await;
     let event = batch([record("m-1", &order("o-1"))]);
     let response = lambda.invoke(event, PATIENCE).await.response();
     assert_eq!(failed(&response), [""; 0]);
     lambda.logged(1, of_message).await;
     let output = lambda.kill().await.output;
-    assert!(telling(&output).iter().any(|line| line.contains(BODY)));
+    assert!(
+        lines_with_secrets(&output)
+            .iter()
+            .any(|line| line.contains(BODY))
+    );
 }

@@ -12,7 +12,7 @@ pub(super) const BODY: &str = "s3cr3t-body-4242424242424242";
 pub(super) const ATTRIBUTE_BYTES: &str = "czNjcjN0LWF0dHJpYnV0ZQ==";
 
 /// Lines that hold a secret.
-pub(super) fn telling(lines: &[String]) -> Vec<&str> {
+pub(super) fn lines_with_secrets(lines: &[String]) -> Vec<&str> {
     let lines = lines.iter().map(String::as_str);
     lines
         .filter(|line| line.contains(SECRET) || line.contains(ATTRIBUTE_BYTES))

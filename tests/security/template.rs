@@ -230,7 +230,7 @@ fn place_order_role_allows_only_its_writes() {
 }
 
 /// A statement, or both that a condition chooses from.
-fn both_ways(statement: &Value) -> Vec<&Value> {
+fn variants(statement: &Value) -> Vec<&Value> {
     match statement["!If"].as_array() {
         Some(choice) => choice[1..].iter().collect(),
         None => vec![statement],
@@ -243,7 +243,7 @@ fn no_statement_allows_a_wildcard() {
         let template = read(path);
         let statements = statements(&template);
         assert!(statements.len() >= 4, "{statements:?}");
-        for statement in statements.into_iter().flat_map(both_ways) {
+        for statement in statements.into_iter().flat_map(variants) {
             for never in ["NotAction", "NotResource", "NotPrincipal"] {
                 assert!(statement[never].is_null(), "{statement}");
             }

@@ -197,12 +197,12 @@ fn states() -> Vec<(Option<Settlement>, Timestamp)> {
 }
 
 /// Every kind of claim for a key that `m-1` has claimed.
-fn askers() -> Vec<ClaimRequest> {
-    let mut askers = Vec::new();
+fn claimants() -> Vec<ClaimRequest> {
+    let mut claimants = Vec::new();
     for print in [None, Some("payload"), Some("other")] {
         for message_id in ["m-1", "m-2"] {
             for after_failure in [AfterFailure::Retry, AfterFailure::Replay] {
-                askers.push(ClaimRequest {
+                claimants.push(ClaimRequest {
                     fingerprint: print.map(|text| Fingerprint::of(text.as_bytes())),
                     after_failure,
                     ..request("key", message_id)
@@ -210,7 +210,7 @@ fn askers() -> Vec<ClaimRequest> {
             }
         }
     }
-    askers
+    claimants
 }
 
 pub async fn claim_admission_follows_rules(store: &impl Store) {
@@ -218,7 +218,7 @@ pub async fn claim_admission_follows_rules(store: &impl Store) {
     for (settlement, lease_until) in states() {
         for expires_at in [NOW.as_secs() - 1, NOW.as_secs(), NOW.as_secs() + 1] {
             for fingerprint in [None, Some(Fingerprint::of(b"payload"))] {
-                for asker in askers() {
+                for asker in claimants() {
                     tried += 1;
                     let theirs = ClaimRequest {
                         fingerprint: fingerprint.clone(),

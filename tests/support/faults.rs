@@ -232,7 +232,7 @@ async fn half(answer: Response<Body>) -> Response<Body> {
 }
 
 fn broken() -> io::Error {
-    io::Error::other("told to break")
+    io::Error::other("scripted break")
 }
 
 fn replaced(mut answer: Response<Body>, body: &'static str) -> Response<Body> {
@@ -255,7 +255,7 @@ fn throttled() -> Response<Body> {
 fn canceled(codes: &[&str]) -> Response<Body> {
     let reason = |code: &&str| match *code {
         "None" => json!({"Code": "None"}),
-        code => json!({"Code": code, "Message": format!("told to: {code}")}),
+        code => json!({"Code": code, "Message": format!("scripted: {code}")}),
     };
     let listed = codes.join(", ");
     let body = json!({

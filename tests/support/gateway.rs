@@ -42,12 +42,12 @@ pub struct Call {
 }
 
 pub struct Gateway {
-    desk: Arc<Desk>,
+    desk: Arc<GatewayState>,
     port: Port,
     url: String,
 }
 
-struct Desk {
+struct GatewayState {
     script: Mutex<HashMap<String, VecDeque<Reply>>>,
     calls: watch::Sender<Vec<Call>>,
     released: watch::Sender<bool>,
@@ -55,7 +55,7 @@ struct Desk {
 
 impl Gateway {
     pub async fn start() -> Self {
-        let desk = Arc::new(Desk {
+        let desk = Arc::new(GatewayState {
             script: Mutex::default(),
             calls: watch::Sender::new(Vec::new()),
             released: watch::Sender::new(false),
@@ -115,7 +115,11 @@ impl Gateway {
     }
 }
 
-async fn charge(State(desk): State<Arc<Desk>>, headers: HeaderMap, body: Bytes) -> Response {
+async fn charge(
+    State(desk): State<Arc<GatewayState>>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
     let body: Value = serde_json::from_slice(&body).unwrap_or_default();
     let Some(order) = body["orderId"].as_str().map(str::to_owned) else {
         return StatusCode::BAD_REQUEST.into_response();
@@ -141,7 +145,7 @@ async fn charge(State(desk): State<Arc<Desk>>, headers: HeaderMap, body: Bytes) 
     (StatusCode::CREATED, charged.to_string()).into_response()
 }
 
-impl Desk {
+impl GatewayState {
     fn next_reply(&self, order: &str) -> Reply {
         let mut script = self.script.lock().unwrap();
         let replies = script.get_mut(order);

@@ -29,7 +29,7 @@ pub struct Call {
 
 /// Behaviour other than an ordinary response.
 #[derive(Clone, Copy, Debug, Default)]
-pub enum Mood {
+pub enum SqsBehaviour {
     #[default]
     Willing,
     /// Denies every call.
@@ -49,14 +49,14 @@ pub enum Mood {
 }
 
 pub struct Sqs {
-    desk: Arc<Desk>,
+    desk: Arc<SqsState>,
     endpoint: String,
 }
 
-struct Desk {
-    mood: Mutex<Mood>,
+struct SqsState {
+    behaviour: Mutex<SqsBehaviour>,
     /// Behaviour by operation.
-    moods: Mutex<HashMap<&'static str, Mood>>,
+    moods: Mutex<HashMap<&'static str, SqsBehaviour>>,
     /// Response to `GetQueueAttributes`.
     attributes: Mutex<Value>,
     calls: watch::Sender<Vec<Call>>,
@@ -65,9 +65,9 @@ struct Desk {
 }
 
 impl Sqs {
-    pub async fn start(mood: Mood) -> Self {
-        let desk = Arc::new(Desk {
-            mood: Mutex::new(mood),
+    pub async fn start(behaviour: SqsBehaviour) -> Self {
+        let desk = Arc::new(SqsState {
+            behaviour: Mutex::new(behaviour),
             moods: Mutex::default(),
             attributes: Mutex::new(attributes(Some(DEAD_LETTER_QUEUE_ARN), 4 * 24 * 3600)),
             calls: watch::Sender::default(),
@@ -79,13 +79,13 @@ impl Sqs {
     }
 
     /// From the next call on.
-    pub fn turn(&self, mood: Mood) {
-        *self.desk.mood.lock().unwrap() = mood;
+    pub fn turn(&self, behaviour: SqsBehaviour) {
+        *self.desk.behaviour.lock().unwrap() = behaviour;
     }
 
     /// From the next call of `operation` on.
-    pub fn turn_for(&self, operation: &'static str, mood: Mood) {
-        self.desk.moods.lock().unwrap().insert(operation, mood);
+    pub fn turn_for(&self, operation: &'static str, behaviour: SqsBehaviour) {
+        self.desk.moods.lock().unwrap().insert(operation, behaviour);
     }
 
     /// Every queue has this dead-letter queue, or no dead-letter queue, and keeps messages for so
@@ -165,7 +165,7 @@ pub fn client(endpoint: &str) -> aws_sdk_sqs::Client {
     aws_sdk_sqs::Client::new(&config.retry_config(retries).build())
 }
 
-async fn answer(State(desk): State<Arc<Desk>>, headers: HeaderMap, body: Bytes) -> Response {
+async fn answer(State(desk): State<Arc<SqsState>>, headers: HeaderMap, body: Bytes) -> Response {
     let header = |name| headers.get(name).unwrap().to_str().unwrap();
     let operation = header("x-amz-target").replace("AmazonSQS.", "");
     let body: Value = serde_json::from_slice(&body).unwrap();
@@ -178,21 +178,21 @@ async fn answer(State(desk): State<Arc<Desk>>, headers: HeaderMap, body: Bytes) 
     };
     desk.calls.send_modify(|calls| calls.push(call));
     let of_operation = desk.moods.lock().unwrap().get(&*operation).copied();
-    let mood = of_operation.unwrap_or(*desk.mood.lock().unwrap());
+    let behaviour = of_operation.unwrap_or(*desk.behaviour.lock().unwrap());
     let entries = body["Entries"].as_array().cloned().unwrap_or_default();
     let mut successful = entries.clone();
     let mut failed = Vec::new();
-    match mood {
-        Mood::Denying => {
+    match behaviour {
+        SqsBehaviour::Denying => {
             let error =
                 json!({"__type": "com.amazonaws.sqs#AccessDeniedException", "message": "no"});
             return (StatusCode::BAD_REQUEST, Json(error)).into_response();
         }
-        Mood::Hanging => {
+        SqsBehaviour::Hanging => {
             tokio::time::sleep(Duration::from_secs(60)).await;
             return StatusCode::SERVICE_UNAVAILABLE.into_response();
         }
-        Mood::FailingFirst if !entries.is_empty() => {
+        SqsBehaviour::FailingFirst if !entries.is_empty() => {
             let id = successful.remove(0)["Id"].clone();
             failed.push(json!({"Id": id, "Code": "ReceiptHandleIsInvalid", "SenderFault": true}));
         }
@@ -205,11 +205,11 @@ async fn answer(State(desk): State<Arc<Desk>>, headers: HeaderMap, body: Bytes) 
             .map(|entry| (url.to_owned(), entry.clone()));
         desk.sent.lock().unwrap().extend(carried_out);
     }
-    match mood {
-        Mood::Silent => tokio::time::sleep(Duration::from_secs(60)).await,
-        Mood::Cut => return super::faults::cut(),
-        Mood::Empty => successful.clear(),
-        Mood::Forgetful => drop(successful.pop()),
+    match behaviour {
+        SqsBehaviour::Silent => tokio::time::sleep(Duration::from_secs(60)).await,
+        SqsBehaviour::Cut => return super::faults::cut(),
+        SqsBehaviour::Empty => successful.clear(),
+        SqsBehaviour::Forgetful => drop(successful.pop()),
         _ => {}
     }
     let confirmed =

@@ -8,7 +8,7 @@ use super::{
     dynamo::{Dynamo, Item, number, text},
     gateway::Gateway,
     runtime_api::{Env, FUNCTION_NAME, Lambda, of_message},
-    sqs::{Mood, Sqs},
+    sqs::{Sqs, SqsBehaviour},
 };
 
 pub const TABLE: &str = "idempotency";
@@ -48,7 +48,7 @@ impl Stage {
         Self {
             dynamo,
             gateway: Gateway::start().await,
-            sqs: Sqs::start(Mood::Willing).await,
+            sqs: Sqs::start(SqsBehaviour::Willing).await,
         }
     }
 

@@ -23,14 +23,14 @@ pub(super) const ANSWER: &str = "s3cr3t-answer";
 /// Part of the gateway's URL, for users whose URL is the password.
 pub(super) const PATH: &str = "s3cr3t-path";
 
-pub(super) struct Gossip {
+pub(super) struct QuotingServer {
     pub(super) dynamo: Dynamo,
     /// Requested operations of SQS.
     pub(super) asked: Mutex<BTreeSet<String>>,
 }
 
 async fn answer(
-    State(gossip): State<Arc<Gossip>>,
+    State(quoting_server): State<Arc<QuotingServer>>,
     uri: Uri,
     headers: HeaderMap,
     body: Bytes,
@@ -40,7 +40,11 @@ async fn answer(
     let header = |name| headers.get(name).and_then(|value| value.to_str().ok());
     if let Some(operation) = header("x-amz-target").and_then(|name| name.strip_prefix("AmazonSQS."))
     {
-        gossip.asked.lock().unwrap().insert(operation.to_owned());
+        quoting_server
+            .asked
+            .lock()
+            .unwrap()
+            .insert(operation.to_owned());
         return match operation {
             "GetQueueUrl" => json!({"QueueUrl": "http://sqs.example/1/orders"}).to_string(),
             "GetQueueAttributes" => {
@@ -69,12 +73,14 @@ async fn answer(
         "busy" => StatusCode::SERVICE_UNAVAILABLE,
         "moved" => StatusCode::TEMPORARY_REDIRECT,
         "lost" => {
-            gossip.take_over("lost").await;
+            quoting_server.take_over("lost").await;
             StatusCode::CREATED
         }
         hangs if hangs.starts_with("hangs") => std::future::pending().await,
         "unrecorded" => {
-            gossip.dynamo.fail_all("UpdateItem", Fault::CutBefore);
+            quoting_server
+                .dynamo
+                .fail_all("UpdateItem", Fault::CutBefore);
             StatusCode::CREATED
         }
         _ => StatusCode::CREATED,
@@ -87,17 +93,22 @@ async fn answer(
         .into_response()
 }
 
-impl Gossip {
+impl QuotingServer {
     /// With a table, and the URL for both services.
     pub(super) async fn start() -> (Arc<Self>, String) {
         let dynamo = Dynamo::start().await;
         dynamo.create_table(TABLE).await;
-        let gossip = Arc::new(Self {
+        let quoting_server = Arc::new(Self {
             dynamo,
             asked: Mutex::default(),
         });
-        let app = Router::new().fallback(answer).with_state(gossip.clone());
-        (gossip, format!("http://{}", support::serve(app).await))
+        let app = Router::new()
+            .fallback(answer)
+            .with_state(quoting_server.clone());
+        (
+            quoting_server,
+            format!("http://{}", support::serve(app).await),
+        )
     }
 
     /// Another worker completes the operation in progress here.
