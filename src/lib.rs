@@ -101,7 +101,23 @@ pub use handler::{
 pub use once::{Change, Inbox, Mode, OnItem, Once, Operation, Outcome, Retry, Severity};
 pub use sqs::{BatchError, Consumer, run};
 
-/// Compiles the README's example.
-#[cfg(doctest)]
+/// Compiles the Rust blocks of the README. They use reqwest, a dependency of the shipped consumer.
+#[cfg(all(doctest, feature = "consumer", feature = "testing"))]
 #[doc = include_str!("../README.md")]
-struct Readme;
+mod readme {}
+
+#[cfg(doctest)]
+#[doc = include_str!("../docs/choosing-a-key.md")]
+mod choosing_a_key {}
+
+#[cfg(doctest)]
+#[doc = include_str!("../docs/effects-in-dynamodb.md")]
+mod effects_in_dynamodb {}
+
+#[cfg(all(doctest, feature = "testing"))]
+#[doc = include_str!("../docs/handlers.md")]
+mod handlers {}
+
+#[cfg(doctest)]
+#[doc = include_str!("../docs/settings.md")]
+mod settings_page {}
