@@ -14,8 +14,8 @@ use aws_sdk_dynamodb::Client;
 use axum::{Json, Router, http::StatusCode};
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, BatchError, Consumer, Done, Failure, Handler, Mode, Once, Write, sqs::Visibility,
-    store::DynamoStore,
+    Attempt, BatchError, Consumer, Done, Failure, Handler, Mode, Once, Write, handler_fn,
+    sqs::Visibility, store::DynamoStore,
 };
 use support::{
     consumer::{namespace, within},
@@ -80,7 +80,11 @@ fn assert_fails(answer: Result<Vec<String>, BatchError>, because: &str) {
 async fn invocation_fails_where_dynamodb_is_unreachable() {
     let dynamo = dynamo().await;
     dynamo.fail_all("Claim", Fault::Refuse);
-    let consumer = Consumer::new(Once::new(store(&dynamo, TABLE)), namespace(), take);
+    let consumer = Consumer::new(
+        Once::new(store(&dynamo, TABLE)),
+        namespace(),
+        handler_fn(take),
+    );
     assert_fails(process(consumer, messages()).await, "could not connect");
 }
 
@@ -89,7 +93,11 @@ async fn invocation_fails_where_dynamodb_never_answers() {
     let dynamo = dynamo().await;
     dynamo.fail_all("Claim", Fault::HoldRequest);
     dynamo.fail_all("UpdateItem", Fault::HoldRequest);
-    let consumer = Consumer::new(Once::new(store(&dynamo, TABLE)), namespace(), take);
+    let consumer = Consumer::new(
+        Once::new(store(&dynamo, TABLE)),
+        namespace(),
+        handler_fn(take),
+    );
     assert_fails(process(consumer, messages()).await, "no answer in time");
 }
 
@@ -97,9 +105,9 @@ async fn invocation_fails_where_dynamodb_never_answers() {
 async fn invocation_fails_where_there_is_no_table() {
     let dynamo = Dynamo::start().await;
     let store = || store(&dynamo, "no-such-table");
-    let claims = Consumer::new(Once::new(store()), namespace(), take);
+    let claims = Consumer::new(Once::new(store()), namespace(), handler_fn(take));
     assert_fails(process(claims, messages()).await, "no such table");
-    let commits = Consumer::new(Once::new(store()).inbox(), namespace(), plan);
+    let commits = Consumer::new(Once::new(store()).inbox(), namespace(), handler_fn(plan));
     assert_fails(process(commits, messages()).await, "no such table");
 }
 
@@ -113,7 +121,7 @@ async fn invocation_fails_where_access_is_denied() {
     let endpoint = support::serve(Router::new().fallback(deny)).await;
     let client = Client::new(&support::sdk_config(&format!("http://{endpoint}")));
     let once = Once::new(DynamoStore::new(client, TABLE));
-    let consumer = Consumer::new(once, namespace(), take);
+    let consumer = Consumer::new(once, namespace(), handler_fn(take));
     assert_fails(process(consumer, messages()).await, "this role may not");
 }
 
@@ -122,7 +130,7 @@ async fn visibility_is_set_before_the_invocation_fails() {
     let (dynamo, sqs) = (Dynamo::start().await, Sqs::start(Mood::Willing).await);
     let once = Once::new(store(&dynamo, "no-such-table"));
     let visibility = Visibility::new(sqs.client()).jitter(|most| most);
-    let consumer = Consumer::new(once, namespace(), take).visibility(visibility);
+    let consumer = Consumer::new(once, namespace(), handler_fn(take)).visibility(visibility);
     assert_fails(process(consumer, messages()).await, "no such table");
     let changes = sqs.changes();
     assert_eq!(changes.len(), 3);
@@ -135,7 +143,11 @@ async fn invocation_succeeds_where_dynamodb_throttles() {
     for fault in [Fault::Throttle, Fault::ThroughputExceeded] {
         dynamo.fail_all("Claim", fault);
         dynamo.fail_all("UpdateItem", fault);
-        let consumer = Consumer::new(Once::new(store(&dynamo, TABLE)), namespace(), take);
+        let consumer = Consumer::new(
+            Once::new(store(&dynamo, TABLE)),
+            namespace(),
+            handler_fn(take),
+        );
         let answer = process(consumer, messages()).await;
         assert_eq!(answer.unwrap(), ["m-1", "m-2", "m-3"], "{fault:?}");
     }
@@ -146,7 +158,7 @@ async fn invocation_succeeds_where_one_message_has_another_outcome() {
     let dynamo = Dynamo::start().await;
     let consumer = || {
         let once = Once::new(store(&dynamo, "no-such-table"));
-        Consumer::new(once, namespace(), take)
+        Consumer::new(once, namespace(), handler_fn(take))
     };
     let undecodable = record("m-4", "{");
     let answer = process(consumer(), messages().into_iter().chain([undecodable])).await;
@@ -158,7 +170,7 @@ async fn invocation_succeeds_where_one_message_has_another_outcome() {
 async fn messages_behind_an_outage_in_their_group_count_too() {
     let dynamo = Dynamo::start().await;
     let once = Once::new(store(&dynamo, "no-such-table"));
-    let consumer = Consumer::new(once, namespace(), take);
+    let consumer = Consumer::new(once, namespace(), handler_fn(take));
     let group = messages().map(|message| in_group(message, "g"));
     assert_fails(process(consumer, group).await, "no such table");
 }
@@ -167,7 +179,8 @@ async fn messages_behind_an_outage_in_their_group_count_too() {
 async fn invocation_succeeds_in_an_outage_where_so_set() {
     let dynamo = Dynamo::start().await;
     let once = Once::new(store(&dynamo, "no-such-table"));
-    let consumer = Consumer::new(once, namespace(), take).fail_when_store_unavailable(false);
+    let consumer =
+        Consumer::new(once, namespace(), handler_fn(take)).fail_when_store_unavailable(false);
     let answer = process(consumer, messages()).await;
     assert_eq!(answer.unwrap(), ["m-1", "m-2", "m-3"]);
 }
