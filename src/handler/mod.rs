@@ -50,6 +50,12 @@ use crate::protocol::StoredResult;
 /// it has spawned (`tokio::spawn`, `spawn_blocking`). Such work must end by itself within
 /// [`Attempt::time_left`], or it may run beside the next attempt; and where handlers block every
 /// thread of the runtime, not even the rest of the batch can be answered in time.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a handler",
+    label = "not a handler",
+    note = "to make a handler of an async function, write `sqs_once::handler_fn(function)`",
+    note = "the function takes the message and an `Attempt`, and returns `Result<Output, Failure>`"
+)]
 pub trait Handler: Send + Sync + 'static {
     /// The type of the message's body, as JSON. A body of another type is a permanent
     /// failure.

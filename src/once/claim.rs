@@ -429,6 +429,7 @@ impl<S: TransactionalStore> Claim<'_, S> {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<S: Store, O: Serialize + Send> Mode<O> for Once<S> {
     async fn run<W, F>(&self, operation: Operation, work: W) -> Outcome
     where
@@ -449,6 +450,7 @@ impl<S: Store, O: Serialize + Send> Mode<O> for Once<S> {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<S: TransactionalStore, O: Serialize + Send + 'static> Mode<Done<O>> for Once<S> {
     async fn run<W, F>(&self, operation: Operation, work: W) -> Outcome
     where

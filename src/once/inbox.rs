@@ -233,6 +233,7 @@ impl<S: TransactionalStore> Insert<'_, S> {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<S: TransactionalStore, O: Serialize + Send + 'static> Mode<Done<O>> for Inbox<S> {
     fn run<W, F>(&self, operation: Operation, work: W) -> impl Future<Output = Outcome> + Send
     where

@@ -101,12 +101,16 @@ impl FromStr for FifoAfterPermanent {
 #[error("must be `continue` or `stop`")]
 pub struct FifoAfterPermanentError;
 
-impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
+impl<M, H> Consumer<M, H> {
     /// Runs `handler` for each message in this `mode` ([`Once`](crate::Once),
     /// [`Inbox`](crate::Inbox) or [`OnItem`](crate::OnItem)), keys prefixed with `namespace`: ten messages at a time,
     /// keyed by message id, half a second kept back to end well. An async function is a handler by
     /// way of [`handler_fn`](crate::handler_fn).
-    pub fn new(mode: M, namespace: Namespace, handler: H) -> Self {
+    pub fn new(mode: M, namespace: Namespace, handler: H) -> Self
+    where
+        M: Mode<H::Output>,
+        H: Handler,
+    {
         Self {
             mode,
             handler,
@@ -238,7 +242,11 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
 
     /// The deadline of an invocation that Lambda ends at `at`.
     #[must_use]
-    pub fn deadline(&self, at: Timestamp) -> Deadline {
+    pub fn deadline(&self, at: Timestamp) -> Deadline
+    where
+        M: Mode<H::Output>,
+        H: Handler,
+    {
         let deadline = Deadline::of_invocation(
             self.mode.now(),
             at,

@@ -225,6 +225,7 @@ impl OnItem {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<O: Serialize + Send + 'static> Mode<Change<O>> for OnItem {
     fn run<W, F>(&self, operation: Operation, work: W) -> impl Future<Output = Outcome> + Send
     where
