@@ -229,6 +229,7 @@ impl<F, M> fmt::Debug for HandlerFn<F, M> {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<F, M, O, Fut> Handler for HandlerFn<F, M>
 where
     F: Fn(M, Attempt) -> Fut + Send + Sync + 'static,
