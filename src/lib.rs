@@ -7,7 +7,7 @@
 //!
 //! ```no_run
 //! use serde::{Deserialize, Serialize};
-//! use sqs_once::{Attempt, Consumer, Failure, Once, ResultExt as _, aws, telemetry};
+//! use sqs_once::{Attempt, Consumer, Failure, Once, ResultExt as _, aws, handler_fn, telemetry};
 //! use sqs_once::{protocol::Namespace, store::DynamoStore};
 //!
 //! #[derive(Deserialize)]
@@ -30,7 +30,7 @@
 //!     telemetry::init();
 //!     let client = aws_sdk_dynamodb::Client::new(&aws::config().await);
 //!     let once = Once::new(DynamoStore::new(client, "idempotency"));
-//!     sqs_once::run(Consumer::new(once, Namespace::new("payments")?, charge)).await
+//!     sqs_once::run(Consumer::new(once, Namespace::new("payments")?, handler_fn(charge))).await
 //! }
 //! ```
 //!
@@ -95,8 +95,8 @@ pub use dynamodb::{
     write::{Action, IntoWrite, Keyed, MAX_WRITES, Write},
 };
 pub use handler::{
-    Answer, Attempt, Attribute, Delivery, Done, Failure, FnHandler, Handler, History, IntoHandler,
-    OpenAttempts, ResultExt, Stored, ViaFn, ViaHandler,
+    Answer, Attempt, Attribute, Delivery, Done, Failure, Handler, HandlerFn, History, OpenAttempts,
+    ResultExt, Stored, handler_fn,
 };
 pub use once::{Change, Inbox, Mode, OnItem, Once, Operation, Outcome, Retry, Severity};
 pub use sqs::{BatchError, Consumer, run};

@@ -225,6 +225,7 @@ fn log_history(key: &Key, history: &History) {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<S: Store, O: Serialize + Send> Mode<O> for Once<S> {
     async fn run<W, F>(&self, operation: Operation, work: W) -> Outcome
     where
@@ -245,6 +246,7 @@ impl<S: Store, O: Serialize + Send> Mode<O> for Once<S> {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<S: TransactionalStore, O: Serialize + Send + 'static> Mode<Done<O>> for Once<S> {
     async fn run<W, F>(&self, operation: Operation, work: W) -> Outcome
     where

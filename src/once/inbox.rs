@@ -40,7 +40,7 @@ use crate::{
 ///
 /// ```
 /// use aws_sdk_dynamodb::Client;
-/// use sqs_once::{Attempt, Consumer, Done, Failure, Once, Write};
+/// use sqs_once::{Attempt, Consumer, Done, Failure, Once, Write, handler_fn};
 /// use sqs_once::{protocol::Namespace, store::DynamoStore};
 ///
 /// async fn register(user: String, _: Attempt) -> Result<Done<()>, Failure> {
@@ -49,7 +49,7 @@ use crate::{
 ///
 /// # fn consumer(client: Client) -> Result<(), Box<dyn std::error::Error>> {
 /// let inbox = Once::new(DynamoStore::new(client, "idempotency")).inbox();
-/// let consumer = Consumer::new(inbox, Namespace::new("users")?, register);
+/// let consumer = Consumer::new(inbox, Namespace::new("users")?, handler_fn(register));
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
@@ -240,6 +240,7 @@ impl<S: TransactionalStore> Insert<'_, S> {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<S: TransactionalStore, O: Serialize + Send + 'static> Mode<Done<O>> for Inbox<S> {
     fn run<W, F>(&self, operation: Operation, work: W) -> impl Future<Output = Outcome> + Send
     where

@@ -10,6 +10,13 @@ use crate::{
 ///
 /// [`Once`](crate::Once), [`Inbox`](crate::Inbox) and [`OnItem`](crate::OnItem) are the three; a
 /// [`Consumer`](crate::Consumer) takes each of them.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not run handlers that return `{A}`",
+    label = "not a mode for handlers that return `{A}`",
+    note = "for an output that implements `serde::Serialize`, use `Once` on any store",
+    note = "for `Done`, use `Once` or `Once::inbox` on a `DynamoStore`: a `MemoryStore` has no transactions",
+    note = "for `Change`, use `OnItem`"
+)]
 pub trait Mode<A: Answer>: Send + Sync + 'static {
     /// Runs `work` unless the operation is completed, has failed, or is claimed by another worker,
     /// and records the result.

@@ -85,7 +85,7 @@ use crate::{
 ///
 /// ```
 /// use aws_sdk_dynamodb::Client;
-/// use sqs_once::{Attempt, Change, Consumer, Failure, OnItem, Write, protocol::Namespace};
+/// use sqs_once::{Attempt, Change, Consumer, Failure, OnItem, Write, handler_fn, protocol::Namespace};
 ///
 /// async fn like(post: String, _: Attempt) -> Result<Change<()>, Failure> {
 ///     Ok(Change::update((), Write::update("posts", "ADD likes :one").key("id", post).value(":one", 1)))
@@ -94,7 +94,7 @@ use crate::{
 /// # fn consumer(client: Client) -> Result<(), Box<dyn std::error::Error>> {
 /// let week = std::time::Duration::from_secs(7 * 24 * 3600);
 /// let on_item = OnItem::new(client).retention(week);
-/// let consumer = Consumer::new(on_item, Namespace::new("likes")?, like);
+/// let consumer = Consumer::new(on_item, Namespace::new("likes")?, handler_fn(like));
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
@@ -211,6 +211,7 @@ impl OnItem {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<O: Serialize + Send + 'static> Mode<Change<O>> for OnItem {
     fn run<W, F>(&self, operation: Operation, work: W) -> impl Future<Output = Outcome> + Send
     where
