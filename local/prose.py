@@ -3,7 +3,7 @@
 Reads comments, documents, help texts, template descriptions and messages in macros. Prints one line per
 finding and a summary, and exits with 1 above a limit.
 
-    python local/prose.py [--summary] [PATH ...]
+    python local/prose.py [--summary] [--long] [PATH ...]
     python local/prose.py --self-test
 """
 
@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FREE_RELATIVES_PER_1000 = 1
 NAME_LIMIT = 60
 NAME_MEDIAN = 40
+SENTENCE_WORDS = 25  # counted, not enforced
 
 # Regular expressions, in lower case.
 BANNED = (
@@ -244,8 +245,15 @@ def sentences(text: str) -> Iterator[tuple[int, str]]:
         start = end.end()
 
 
+def words(text: str) -> int:
+    return len(re.findall(r"[A-Za-z][\w'-]*", text))
+
+
 def findings_in(path: str, text: Text) -> Iterator[Finding]:
     for start, sentence in sentences(text.text):
+        if (length := words(sentence)) > SENTENCE_WORDS:
+            line = text.line_at(start + len(sentence) - len(sentence.lstrip()))
+            yield Finding("long sentence", path, line, f"{length} words: {' '.join(sentence.split())[:80]}")
         if sentence.rstrip("\"')]*_ \n").endswith("?"):
             continue
         hits = [("opening", found) for found in [OPENING.match(sentence)] if found]
@@ -268,7 +276,6 @@ def findings_in_names(path: str, names: list[tuple[int, str]]) -> Iterator[Findi
 class Report(NamedTuple):
     findings: list[Finding]
     words: int
-    long_sentences: int
     names: list[str]
 
     def count(self, kind: str) -> int:
@@ -291,18 +298,16 @@ def report(files: dict[str, tuple[str, str]]) -> Report:
     """Report on files, given as path: (reader, source)."""
     findings: list[Finding] = []
     all_names: list[str] = []
-    words = long_sentences = 0
+    total = 0
     for path, (reader, source) in files.items():
         for text in READERS[reader][0](source):
             findings += findings_in(path, text)
-            lengths = [len(re.findall(r"[A-Za-z][\w'-]*", sentence)) for _, sentence in sentences(text.text)]
-            words += sum(lengths)
-            long_sentences += sum(length > 25 for length in lengths)
+            total += words(text.text)
         if reader == "Rust":
             names = list(test_names(source))
             findings += findings_in_names(path, names)
             all_names += [name for _, name in names]
-    return Report(findings, words, long_sentences, all_names)
+    return Report(findings, total, all_names)
 
 
 def project_files(only: list[str]) -> dict[str, tuple[str, str]]:
@@ -355,6 +360,7 @@ def self_test() -> None:
     expect("Python", BAD_PYTHON, [(opening, 3), (relative, 3), (relative, 4), (banned, 5)])
     expect("configuration", BAD_CONFIG, [(opening, 1), (relative, 1), (banned, 5), (relative, 7)])
     long_name = f"#[test]\nfn {'x' * (NAME_LIMIT + 1)}() {{}}"
+    expect("Markdown", "One.\nTwo\n" + "word " * SENTENCE_WORDS, [("long sentence", 2)])
     expect("Rust", long_name, [(f"test name of {NAME_LIMIT + 1} characters", 2)])
     bad = report({"file": ("Rust", BAD_RUST + long_name)})
     good = report({"file": ("Rust", "/// Returns the lease.\n#[test]\nfn claim_is_refused() {}\n")})
@@ -365,6 +371,7 @@ def self_test() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Checks the prose of the repository.")
     parser.add_argument("--summary", action="store_true", help="print the counts alone")
+    parser.add_argument("--long", action="store_true", help="print the long sentences too")
     parser.add_argument("--self-test", action="store_true", help="feed the checks bad sentences, and nothing else")
     parser.add_argument("paths", nargs="*", metavar="PATH", help="start of a path in the repository")
     arguments = parser.parse_args()
@@ -377,11 +384,12 @@ def main() -> int:
     result = report(files)
     if not arguments.summary:
         for finding in result.findings:
-            print(f"{finding.path}:{finding.line}: {finding.kind}: {finding.text}")
+            if arguments.long or finding.kind != "long sentence":
+                print(f"{finding.path}:{finding.line}: {finding.kind}: {finding.text}")
     print(f"{len(files)} files, {result.words} words, {len(result.names)} tests")
     for measure, value, kept in result.measured():
         print(f"  {'ok ' if kept else 'BAD'} {value:>6} {measure}")
-    print(f"      {result.long_sentences:>6} sentences over 25 words (not limited)")
+    print(f"      {result.count('long'):>6} sentences over {SENTENCE_WORDS} words (no limit)")
     return 0 if all(kept for _, _, kept in result.measured()) else 1
 
 
