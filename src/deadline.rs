@@ -64,7 +64,7 @@ impl Deadline {
     /// API for custom runtimes").
     ///
     /// Where that is not later than `now`, as under `cargo lambda watch`, no deadline is known,
-    /// and `fallback` is the budget.
+    /// and `assumed_timeout` is the budget.
     ///
     /// ```
     /// use std::time::Duration;
@@ -80,10 +80,14 @@ impl Deadline {
     pub fn of_invocation(
         now: Timestamp,
         at: Timestamp,
-        fallback: Duration,
+        assumed_timeout: Duration,
         reserve: Duration,
     ) -> Self {
-        let budget = if at > now { now.until(at) } else { fallback };
+        let budget = if at > now {
+            now.until(at)
+        } else {
+            assumed_timeout
+        };
         Self::after(now, budget, reserve)
     }
 
@@ -97,10 +101,10 @@ impl Deadline {
     ///
     /// let second = Duration::from_secs(1);
     /// let deadline = Deadline::after(Timestamp::now(), 10 * second, second);
-    /// assert!(deadline.time_needed(5 * second).may_start());
+    /// assert!(deadline.min_time_to_start(5 * second).may_start());
     /// ```
     #[must_use]
-    pub fn time_needed(self, needed: Duration) -> Self {
+    pub fn min_time_to_start(self, needed: Duration) -> Self {
         let latest_start = match self.time_left().checked_sub(needed) {
             Some(slack) => Instant::now() + slack,
             None => self.stop,

@@ -23,7 +23,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use sqs_once::{
     Attempt, Attribute, BatchError, Consumer, Deadline, Failure, Handler, Mode, Once, Operation,
-    Outcome, Stored,
+    Outcome, Stored, handler_fn,
     protocol::{Key, State, StoredResult, Timestamp},
     sqs::{FifoAfterPermanent, KeySource, Pointers},
     store::{DynamoStore, MemoryStore, Store},
@@ -183,7 +183,7 @@ async fn panicking_deserializer_is_reported_as_panic() {
         unreachable!()
     }
     let once = Once::new(MemoryStore::default());
-    let consumer = Arc::new(Consumer::new(once, namespace(), never));
+    let consumer = Arc::new(Consumer::new(once, namespace(), handler_fn(never)));
     let event = batch([record("m-1", "{}"), record("m-2", "{}")]);
     assert_eq!(
         process(&consumer, event, within(10 * SECOND)).await,
@@ -219,7 +219,7 @@ async fn second_payload_of_key_in_batch_is_refused() {
         Ok(())
     }
     let store = MemoryStore::default();
-    let consumer = Consumer::new(Once::new(store.clone()), namespace(), take);
+    let consumer = Consumer::new(Once::new(store.clone()), namespace(), handler_fn(take));
     let consumer = Arc::new(consumer.key(KeySource::Body(Pointers::new("/id").unwrap())));
     let event = batch([
         record("m-1", &json!({"id": "o-7", "amount": 1})),
@@ -242,7 +242,7 @@ async fn key_ignores_changes_by_handler() {
         Ok(order)
     }
     let store = MemoryStore::default();
-    let consumer = Consumer::new(Once::new(store.clone()), namespace(), change);
+    let consumer = Consumer::new(Once::new(store.clone()), namespace(), handler_fn(change));
     let consumer = Arc::new(consumer.key(KeySource::Body(Pointers::new("/id").unwrap())));
     let event = batch([record("m-1", &json!({"id": "o-1"}))]);
     assert_eq!(
@@ -374,7 +374,7 @@ async fn cut_off_messages_are_logged_in_one_line() {
     assert_eq!(failed, ["hangs", "waits"]);
     let (logged, unfinished) = outcomes_and_unfinished();
     let expected = [
-        ("done", "done"),
+        ("done", "completed"),
         ("hangs", "out_of_time"),
         ("waits", "not_started"),
     ];
@@ -405,9 +405,9 @@ async fn finished_batch_logs_no_deadline() {
 async fn deadline_follows_settings() {
     let of = || consumer(MemoryStore::default(), &ScriptedHandler::default());
     let set = of()
-        .reserve(2 * SECOND)
-        .fallback(60 * SECOND)
-        .time_needed(5 * SECOND);
+        .deadline_reserve(2 * SECOND)
+        .assumed_timeout(60 * SECOND)
+        .min_time_to_start(5 * SECOND);
     let now = Timestamp::now();
     let near = |deadline: Deadline, left: Duration| {
         let far = left.abs_diff(deadline.time_left());
@@ -471,7 +471,7 @@ async fn handler_receives_delivery_facts() {
         Ok(())
     }
     let once = Once::new(MemoryStore::default());
-    let consumer = Arc::new(Consumer::new(once, namespace(), look));
+    let consumer = Arc::new(Consumer::new(once, namespace(), handler_fn(look)));
     let mut message = received("m-1", "{}", 3);
     message["messageAttributes"] = json!({
         "tenant": {"stringValue": "acme", "dataType": "String", "stringListValues": [], "binaryListValues": []},
@@ -567,8 +567,9 @@ async fn awaited_conflict_takes_outcome_of_owner() {
     };
     let never = async |_: Value, _: Attempt| -> Result<u32, Failure> { unreachable!() };
     let once = || Once::new(store.clone());
-    let owner = Arc::new(Consumer::new(once(), namespace(), slow));
-    let waiting = |wait| Arc::new(Consumer::new(once(), namespace(), never).conflict_wait(wait));
+    let owner = Arc::new(Consumer::new(once(), namespace(), handler_fn(slow)));
+    let waiting =
+        |wait| Arc::new(Consumer::new(once(), namespace(), handler_fn(never)).conflict_wait(wait));
     let (hasty, patient, endless) = (waiting(SECOND), waiting(5 * SECOND), waiting(Duration::MAX));
     let event = || batch([record("m-1", "{}")]);
     let (owned, gave_up, waited, waited_on) = tokio::join!(

@@ -92,7 +92,7 @@ impl std::io::Write for Log {
 
 fn permanent(why: &str) -> (String, String) {
     let outcome = "permanent_failure".to_owned();
-    (outcome, format!("failed permanently: {why}"))
+    (outcome, format!("permanent failure: {why}"))
 }
 
 /// Items of a table as JSON, by primary key.

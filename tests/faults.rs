@@ -20,7 +20,7 @@ use std::{
 
 use futures_util::{StreamExt as _, future::join_all, stream};
 use sqs_once::{
-    Attempt, Consumer, Deadline, Delivery, Once, Operation,
+    Attempt, Consumer, Deadline, Delivery, Once, Operation, handler_fn,
     protocol::{Key, Timestamp},
     store::DynamoStore,
 };
@@ -299,7 +299,8 @@ async fn fault_of_one_message_spares_others() {
         (0..tries).for_each(|_| dynamo.fail(request, fault));
         let once = Once::new(DynamoStore::new(dynamo.worker(None), TABLE));
         let handler = |(): (), _: Attempt| async { Ok(()) };
-        let consumer = Consumer::new(once, namespace(), handler).concurrency(NonZeroUsize::MIN);
+        let consumer =
+            Consumer::new(once, namespace(), handler_fn(handler)).concurrency(NonZeroUsize::MIN);
         let event = batch((1..=3).map(|n| record(&format!("m-{n}"), "null")));
         let failed = process(&Arc::new(consumer), event, within(PATIENCE)).await;
         let expected: &[&str] = if outlasted { &[] } else { &["m-1"] };
@@ -361,7 +362,7 @@ async fn throttled_completion_is_recorded_in_time() {
             tokio::time::sleep(throttled).await;
             dynamo.heal().await;
         });
-        assert_eq!(outcome.name(), "done", "{fault:?}: {outcome}");
+        assert_eq!(outcome.name(), "completed", "{fault:?}: {outcome}");
         let sent = dynamo.reset_counts()["UpdateItem"];
         assert!(sent < 40, "{fault:?}: {sent} requests");
     }

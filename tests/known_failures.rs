@@ -25,7 +25,7 @@ use std::{
 use aws_lambda_events::sqs::SqsEventObj;
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Failure, Handler, Stored,
+    Attempt, Failure, Handler, Stored, handler_fn,
     protocol::{Timestamp, record::MAX_RESULT_BYTES},
 };
 use support::{
@@ -47,7 +47,7 @@ async fn overtaken(late: fn() -> Result<&'static str, Failure>) -> (World, Vec<S
         assert!(attempt.may_have_run_before(), "the successor is informed");
         Ok("newer")
     };
-    let quick = Arc::new(worker(world.once().clock(in_an_hour), newer));
+    let quick = Arc::new(worker(world.once().clock(in_an_hour), handler_fn(newer)));
     let outlive = move |_: Value, _: Attempt| {
         let quick = quick.clone();
         async move {
@@ -58,7 +58,7 @@ async fn overtaken(late: fn() -> Result<&'static str, Failure>) -> (World, Vec<S
             late()
         }
     };
-    let slow = Arc::new(world.worker(outlive));
+    let slow = Arc::new(world.worker(handler_fn(outlive)));
     let failed = process(&slow, event(&order()), within(TIME)).await;
     (world, failed)
 }
@@ -119,7 +119,7 @@ async fn crash_without_deadline_locks_key_briefly() {
             std::future::pending::<Result<(), Failure>>()
         }
     };
-    let dying = Arc::new(world.worker(hang).fallback(FALLBACK));
+    let dying = Arc::new(world.worker(handler_fn(hang)).assumed_timeout(FALLBACK));
     let unknown = dying.deadline(Timestamp::default());
     tokio::select! {
         _ = process(&dying, event(&order()), unknown) => unreachable!("the handler hangs"),
@@ -135,7 +135,7 @@ async fn crash_without_deadline_locks_key_briefly() {
     let informed = async |_: Value, attempt: Attempt| -> Result<bool, Failure> {
         Ok(attempt.may_have_run_before())
     };
-    let next = Arc::new(worker(world.once().clock(in_an_hour), informed));
+    let next = Arc::new(worker(world.once().clock(in_an_hour), handler_fn(informed)));
     let failed = process(&next, event(&order()), an_hour_later(TIME)).await;
     assert_eq!(failed, [""; 0]);
     assert_eq!(text(&world.the_record().await, "result"), "true");
@@ -153,7 +153,7 @@ async fn lost_claim_response_does_not_block_worker() {
     let world = World::new().await;
     world.0.fail("Claim", Fault::CutAfter);
     let done = async |_: Value, _: Attempt| -> Result<(), Failure> { Ok(()) };
-    let worker = world.worker(done);
+    let worker = world.worker(handler_fn(done));
     assert_eq!(
         process(&Arc::new(worker), event(&order()), within(TIME)).await,
         [""; 0]
@@ -208,7 +208,7 @@ async fn two_without(key: &str, bodies: [Value; 2]) {
     let world = World::new().await;
     let never =
         async |_: Value, _: Attempt| -> Result<(), Failure> { panic!("the message has no key") };
-    let worker = Arc::new(world.worker(never).key(key.parse().unwrap()));
+    let worker = Arc::new(world.worker(handler_fn(never)).key(key.parse().unwrap()));
     let two = batch([record("m-1", &bodies[0]), record("m-2", &bodies[1])]);
     assert_eq!(process(&worker, two, within(TIME)).await, ["m-1", "m-2"]);
     assert!(world.0.records(TABLE).await.is_empty(), "a record of what?");
@@ -262,7 +262,12 @@ async fn key_twice_in_batch_runs_once() {
     };
     let twice = batch(["m-1", "m-2"].map(|id| record(id, &order())));
     assert_eq!(
-        process(&Arc::new(world.worker(count)), twice, within(TIME)).await,
+        process(
+            &Arc::new(world.worker(handler_fn(count))),
+            twice,
+            within(TIME)
+        )
+        .await,
         [""; 0]
     );
     assert_eq!(ran.load(Ordering::SeqCst), 1);
@@ -284,7 +289,7 @@ async fn message_changed_by_handler_keeps_key() {
         order["orderId"] = json!("changed");
         Ok(order)
     };
-    let worker = Arc::new(world.worker(change));
+    let worker = Arc::new(world.worker(handler_fn(change)));
     assert_eq!(
         process(&worker, event(&order()), within(TIME)).await,
         [""; 0]
@@ -315,7 +320,12 @@ async fn malformed_message_fails_alone() {
         record("m-4", &json!({"orderId": "o-4"})),
     ]);
     assert!(serde_json::from_value::<SqsEventObj<Value>>(event.clone()).is_err());
-    let failed = process(&Arc::new(world.worker(done)), event, within(TIME)).await;
+    let failed = process(
+        &Arc::new(world.worker(handler_fn(done))),
+        event,
+        within(TIME),
+    )
+    .await;
     assert_eq!(failed, ["bad", "bodiless"]);
     assert_eq!(world.0.records(TABLE).await.len(), 2);
 }
@@ -330,7 +340,7 @@ async fn oversized_result_does_not_run_again() {
     for size in [MAX_RESULT_BYTES, 420_000] {
         let world = World::new().await;
         let large = move |_: Value, _: Attempt| async move { Ok("x".repeat(size)) };
-        let worker = Arc::new(world.worker(large));
+        let worker = Arc::new(world.worker(handler_fn(large)));
         assert_eq!(
             process(&worker, event(&order()), within(TIME)).await,
             [""; 0]

@@ -14,8 +14,8 @@ use aws_sdk_dynamodb::Client;
 use axum::{Json, Router, http::StatusCode};
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, BatchError, Consumer, Done, Failure, Handler, Mode, Once, Write, sqs::Visibility,
-    store::DynamoStore,
+    Attempt, BatchError, Consumer, Done, Failure, Handler, Mode, Once, Write, handler_fn,
+    sqs::Visibility, store::DynamoStore,
 };
 use support::{
     consumer::{namespace, within},
@@ -80,7 +80,11 @@ fn assert_fails(answer: Result<Vec<String>, BatchError>, because: &str) {
 async fn unreachable_dynamodb_fails_invocation() {
     let dynamo = dynamo().await;
     dynamo.fail_all("Claim", Fault::Refuse);
-    let consumer = Consumer::new(Once::new(store(&dynamo, TABLE)), namespace(), take);
+    let consumer = Consumer::new(
+        Once::new(store(&dynamo, TABLE)),
+        namespace(),
+        handler_fn(take),
+    );
     assert_fails(process(consumer, messages()).await, "could not connect");
 }
 
@@ -89,7 +93,11 @@ async fn silent_dynamodb_fails_invocation() {
     let dynamo = dynamo().await;
     dynamo.fail_all("Claim", Fault::HoldRequest);
     dynamo.fail_all("UpdateItem", Fault::HoldRequest);
-    let consumer = Consumer::new(Once::new(store(&dynamo, TABLE)), namespace(), take);
+    let consumer = Consumer::new(
+        Once::new(store(&dynamo, TABLE)),
+        namespace(),
+        handler_fn(take),
+    );
     assert_fails(process(consumer, messages()).await, "no answer in time");
 }
 
@@ -97,9 +105,9 @@ async fn silent_dynamodb_fails_invocation() {
 async fn missing_table_fails_invocation() {
     let dynamo = Dynamo::start().await;
     let store = || store(&dynamo, "no-such-table");
-    let claims = Consumer::new(Once::new(store()), namespace(), take);
+    let claims = Consumer::new(Once::new(store()), namespace(), handler_fn(take));
     assert_fails(process(claims, messages()).await, "no such table");
-    let commits = Consumer::new(Once::new(store()).inbox(), namespace(), plan);
+    let commits = Consumer::new(Once::new(store()).inbox(), namespace(), handler_fn(plan));
     assert_fails(process(commits, messages()).await, "no such table");
 }
 
@@ -113,7 +121,7 @@ async fn denied_access_fails_invocation() {
     let endpoint = support::serve(Router::new().fallback(deny)).await;
     let client = Client::new(&support::sdk_config(&format!("http://{endpoint}")));
     let once = Once::new(DynamoStore::new(client, TABLE));
-    let consumer = Consumer::new(once, namespace(), take);
+    let consumer = Consumer::new(once, namespace(), handler_fn(take));
     assert_fails(process(consumer, messages()).await, "this role may not");
 }
 
@@ -125,7 +133,7 @@ async fn visibility_is_set_before_invocation_fails() {
     );
     let once = Once::new(store(&dynamo, "no-such-table"));
     let visibility = Visibility::new(sqs.client()).jitter(|most| most);
-    let consumer = Consumer::new(once, namespace(), take).visibility(visibility);
+    let consumer = Consumer::new(once, namespace(), handler_fn(take)).visibility(visibility);
     assert_fails(process(consumer, messages()).await, "no such table");
     let changes = sqs.changes();
     assert_eq!(changes.len(), 3);
@@ -138,7 +146,11 @@ async fn throttling_does_not_fail_invocation() {
     for fault in [Fault::Throttle, Fault::ThroughputExceeded] {
         dynamo.fail_all("Claim", fault);
         dynamo.fail_all("UpdateItem", fault);
-        let consumer = Consumer::new(Once::new(store(&dynamo, TABLE)), namespace(), take);
+        let consumer = Consumer::new(
+            Once::new(store(&dynamo, TABLE)),
+            namespace(),
+            handler_fn(take),
+        );
         let answer = process(consumer, messages()).await;
         assert_eq!(answer.unwrap(), ["m-1", "m-2", "m-3"], "{fault:?}");
     }
@@ -149,7 +161,7 @@ async fn other_outcome_in_batch_prevents_failed_invocation() {
     let dynamo = Dynamo::start().await;
     let consumer = || {
         let once = Once::new(store(&dynamo, "no-such-table"));
-        Consumer::new(once, namespace(), take)
+        Consumer::new(once, namespace(), handler_fn(take))
     };
     let undecodable = record("m-4", "{");
     let answer = process(consumer(), messages().into_iter().chain([undecodable])).await;
@@ -161,7 +173,7 @@ async fn other_outcome_in_batch_prevents_failed_invocation() {
 async fn outage_counts_blocked_fifo_messages() {
     let dynamo = Dynamo::start().await;
     let once = Once::new(store(&dynamo, "no-such-table"));
-    let consumer = Consumer::new(once, namespace(), take);
+    let consumer = Consumer::new(once, namespace(), handler_fn(take));
     let group = messages().map(|message| in_group(message, "g"));
     assert_fails(process(consumer, group).await, "no such table");
 }
@@ -170,7 +182,8 @@ async fn outage_counts_blocked_fifo_messages() {
 async fn outage_does_not_fail_invocation_if_set() {
     let dynamo = Dynamo::start().await;
     let once = Once::new(store(&dynamo, "no-such-table"));
-    let consumer = Consumer::new(once, namespace(), take).fail_when_store_unavailable(false);
+    let consumer =
+        Consumer::new(once, namespace(), handler_fn(take)).fail_when_store_unavailable(false);
     let answer = process(consumer, messages()).await;
     assert_eq!(answer.unwrap(), ["m-1", "m-2", "m-3"]);
 }

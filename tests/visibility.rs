@@ -14,7 +14,7 @@ use std::{
 
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Consumer, Failure, Handler, Once,
+    Attempt, Consumer, Failure, Handler, Once, handler_fn,
     protocol::{AfterFailure, ClaimRequest, Key, Owner, Timestamp},
     sqs::Visibility,
     store::{MemoryStore, Store},
@@ -49,7 +49,7 @@ fn consumer(
     store: MemoryStore,
     visibility: Visibility,
 ) -> Arc<Consumer<Once<MemoryStore>, impl Handler<Output: serde::Serialize>>> {
-    let consumer = Consumer::new(Once::new(store), namespace(), obey);
+    let consumer = Consumer::new(Once::new(store), namespace(), handler_fn(obey));
     Arc::new(consumer.visibility(visibility))
 }
 

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use crate::{
-    Deadline,
+    deadline::Deadline,
     protocol::{AttemptEnd, Claimed, Key, Timestamp},
 };
 

@@ -1,7 +1,8 @@
 //! [`Operation`]: one thing to do once.
 
 use crate::{
-    Deadline, Delivery,
+    deadline::Deadline,
+    handler::Delivery,
     protocol::{Fingerprint, Key},
 };
 

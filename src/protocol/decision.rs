@@ -127,9 +127,9 @@ impl Claimed {
 pub enum ClaimRefused {
     /// The record is the one that was to be written: the request was applied and its answer was
     /// lost. The worker holds the claim.
-    Mine(Claimed),
-    /// It is the record of another.
-    NotMine(Refusal),
+    Held(Claimed),
+    /// The record of another claim, or of another program.
+    Refused(Refusal),
 }
 
 /// The reason why nothing may run.
@@ -163,9 +163,9 @@ pub enum Refusal {
 pub fn claim_refused(record: Record, request: &ClaimRequest) -> ClaimRefused {
     let in_progress = matches!(record.state, State::InProgress { .. });
     if in_progress && record.owner.as_ref() == Some(&request.owner) {
-        return ClaimRefused::Mine(Claimed::recovered(&record, request));
+        return ClaimRefused::Held(Claimed::recovered(&record, request));
     }
-    ClaimRefused::NotMine(refusal(record, request))
+    ClaimRefused::Refused(refusal(record, request))
 }
 
 /// Interprets the record that refused an insert: a claim and its `settlement` in one write.
@@ -178,9 +178,9 @@ pub fn insert_refused(
     let fence = request.fence();
     match settlement_refused(Some(&record), &fence, settlement) {
         SettlementRefused::AlreadySettled => {
-            ClaimRefused::Mine(Claimed::recovered(&record, request))
+            ClaimRefused::Held(Claimed::recovered(&record, request))
         }
-        SettlementRefused::LeaseLost => ClaimRefused::NotMine(refusal(record, request)),
+        SettlementRefused::LeaseLost => ClaimRefused::Refused(refusal(record, request)),
     }
 }
 
@@ -461,8 +461,8 @@ mod tests {
 
     fn not_mine(record: Record, request: &ClaimRequest) -> Refusal {
         match claim_refused(record, request) {
-            ClaimRefused::NotMine(refusal) => refusal,
-            ClaimRefused::Mine(claimed) => panic!("mine: {claimed:?}"),
+            ClaimRefused::Refused(refusal) => refusal,
+            ClaimRefused::Held(claimed) => panic!("mine: {claimed:?}"),
         }
     }
 
@@ -579,8 +579,8 @@ mod tests {
     fn own_record_means_lost_response() {
         let mine = request("m-1", "payload");
         let recovered = |record: Record| match claim_refused(record, &mine) {
-            ClaimRefused::Mine(claimed) => claimed,
-            refused @ ClaimRefused::NotMine(_) => panic!("{refused:?}"),
+            ClaimRefused::Held(claimed) => claimed,
+            refused @ ClaimRefused::Refused(_) => panic!("{refused:?}"),
         };
         let first = recovered(mine.record(None));
         assert_eq!(first, Claimed::over(None));
@@ -619,7 +619,7 @@ mod tests {
         for settlement in [complete.clone(), fail.clone()] {
             let inserted = settlement.apply(&mine.record(None), NOW).unwrap();
             let refused = insert_refused(inserted, &mine, &settlement);
-            assert!(matches!(refused, ClaimRefused::Mine(_)), "{settlement:?}");
+            assert!(matches!(refused, ClaimRefused::Held(_)), "{settlement:?}");
         }
         for other in [
             complete.apply(&theirs.record(None), NOW).unwrap(),
@@ -628,7 +628,7 @@ mod tests {
             record(&mine, completed()),
         ] {
             let refused = insert_refused(other, &mine, &complete);
-            assert!(matches!(refused, ClaimRefused::NotMine(_)), "{refused:?}");
+            assert!(matches!(refused, ClaimRefused::Refused(_)), "{refused:?}");
         }
     }
 

@@ -183,7 +183,7 @@ pub enum KeyError {
 /// SHA-256 of the part of a payload that must not change under one key.
 ///
 /// Shown and stored as 64 lower-case hex digits (and as 32 where it is
-/// [Powertools' hash](super::powertools::hash)).
+/// `sqs::powertools::hash`).
 ///
 /// ```
 /// use sqs_once::protocol::Fingerprint;
@@ -222,7 +222,7 @@ impl fmt::Display for Fingerprint {
 }
 
 /// Lower-case hex digits.
-pub(super) fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let mut hex = String::with_capacity(2 * bytes.len());
     for byte in bytes {

@@ -5,15 +5,15 @@
 //! | [`key`] | what makes two deliveries the same operation |
 //! | [`record`] | what is remembered of an operation, and for how long |
 //! | [`decision`] | who may claim, and what a refused write means |
-//! | [`powertools`] | what Powertools for AWS Lambda makes of a key |
+//! | [`Unavailability`] | the effect of a failed request, and the use of repeating it |
 //!
 //! Each decision is a pure function of its arguments, so a reader can check it
 //! against the tables in the crate's `DESIGN.md`, and a test can try every row.
 
 pub mod decision;
 pub mod key;
-pub mod powertools;
 pub mod record;
+mod unavailability;
 
 pub use decision::{Before, ClaimRefused, Claimed, Refusal, Settlement, SettlementRefused};
 pub(crate) use key::KeyPart;
@@ -21,3 +21,4 @@ pub use key::{Fingerprint, Key, KeyError, Namespace};
 pub use record::{
     AfterFailure, AttemptEnd, ClaimRequest, Fence, Owner, Record, State, StoredResult, Timestamp,
 };
+pub use unavailability::Unavailability;

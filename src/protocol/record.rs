@@ -45,13 +45,6 @@ impl Timestamp {
         Self(millis)
     }
 
-    /// The time of the system's clock; 0 before 1970.
-    #[must_use]
-    pub fn now() -> Self {
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        Self(u64::try_from(since.unwrap_or_default().as_millis()).unwrap_or(u64::MAX))
-    }
-
     /// Milliseconds since the epoch.
     #[must_use]
     pub const fn as_millis(self) -> u64 {
@@ -110,13 +103,6 @@ impl std::ops::Add<Duration> for Timestamp {
 pub struct Owner(String);
 
 impl Owner {
-    /// A new token, from the operating system's random numbers: a process that was
-    /// forked or restored from a snapshot never repeats one.
-    #[must_use]
-    pub fn fresh() -> Self {
-        Self(uuid::Uuid::new_v4().simple().to_string())
-    }
-
     /// A token read back from a record.
     #[must_use]
     pub fn from_stored(text: String) -> Self {

@@ -7,21 +7,17 @@ use aws_lambda_events::sqs::SqsMessage;
 use serde_json::Value;
 
 use super::{
-    message::InvalidMessage,
+    message::{Identity, InvalidMessage},
     pointer::{Pointers, canonical, find, is_distinct, key_part},
 };
-use crate::protocol::{Fingerprint, Key, Namespace, powertools};
+use crate::{
+    protocol::{Fingerprint, Key, Namespace},
+    sqs::powertools,
+};
 
 /// The message attribute in which a copy in a dead-letter queue keeps the deduplication id of the
 /// message that was copied.
 pub(crate) const ORIGINAL_DEDUPLICATION_ID: &str = "SqsOnceDeduplicationId";
-
-/// The key and the fingerprint of a message.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Identity {
-    pub(crate) key: Key,
-    pub(crate) fingerprint: Option<Fingerprint>,
-}
 
 impl Identity {
     pub(crate) fn of(

@@ -7,7 +7,7 @@ use lambda_runtime::{Diagnostic, Error, LambdaEvent, service_fn};
 use serde_json::value::RawValue;
 
 use super::{BatchError, Consumer};
-use crate::{Handler, Mode, protocol::Timestamp};
+use crate::{handler::Handler, once::Mode, protocol::Timestamp};
 
 /// Runs `consumer` as a Lambda function, until Lambda ends the process.
 ///

@@ -5,8 +5,10 @@ use std::collections::HashMap;
 use aws_lambda_events::sqs::{SqsMessage, SqsMessageAttribute};
 use serde::de::DeserializeOwned;
 
-use super::identity::Identity;
-use crate::{Attribute, Delivery, protocol::Key};
+use crate::{
+    handler::{Attribute, Delivery},
+    protocol::{Fingerprint, Key},
+};
 
 /// A message of a batch. It has an id: what has none cannot be named in the response.
 #[derive(Debug)]
@@ -20,6 +22,13 @@ pub(crate) struct Message {
     deduplication_id: Option<String>,
     /// As they were sent: a copy must carry them unchanged.
     attributes: HashMap<String, SqsMessageAttribute>,
+}
+
+/// The key and the fingerprint of a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub(crate) key: Key,
+    pub(crate) fingerprint: Option<Fingerprint>,
 }
 
 /// The id that names a message in the response: never empty.

@@ -5,27 +5,18 @@
 //! methods and no rules of its own to get wrong; the suite in
 //! `tests/store_conformance.rs` tells whether it got the conditions right.
 
-mod dynamodb;
-mod item;
-mod layout;
+pub(crate) mod dynamodb;
 mod memory;
 mod transaction;
-mod write;
 
 use std::error::Error;
 
-pub use dynamodb::{DynamoStore, PrimeError};
-pub(crate) use dynamodb::{explain, kind, with_answers, without_retries};
-pub(crate) use item::{Item, number, sizes, string};
-pub use layout::{Field, Layout, LayoutError};
+pub use dynamodb::{DynamoStore, Field, Layout, LayoutError, PrimeError};
 pub use memory::MemoryStore;
-pub use transaction::{
-    Commit, CommitAnswer, MAX_WRITES, RecordWrite, Refused, RefusedWrite, TransactionalStore,
-};
-pub use write::{Action, IntoWrite, Keyed, Write};
-pub(crate) use write::{put_item, update_item};
+#[doc(hidden)]
+pub use transaction::{Commit, CommitAnswer, RecordWrite, TransactionalStore};
 
-use crate::protocol::{ClaimRequest, Fence, Record, Settlement, Timestamp};
+use crate::protocol::{ClaimRequest, Fence, Record, Settlement, Timestamp, Unavailability};
 
 /// A table of [`Record`]s that can be written under a condition.
 ///
@@ -108,20 +99,6 @@ pub enum SettleAnswer {
     Applied,
     /// This record refused the settlement, or there is no record.
     Refused(Option<Record>),
-}
-
-/// The effect of a failed request on the table, and the use of repeating it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Unavailability {
-    /// No answer, or one that cannot be read: the request may have been applied.
-    Unanswered,
-    /// Throttled, or in conflict with a transaction on the same item: the request was not applied,
-    /// and may succeed when it is repeated.
-    Contended,
-    /// Access denied, no such table, not valid: the request was not applied, and a repetition
-    /// would fail again.
-    Rejected,
 }
 
 /// The reason why a store gave no answer.

@@ -1,16 +1,12 @@
 //! [`TransactionalStore`]: records that commit together with other writes.
 
-use std::{borrow::Cow, collections::HashMap, fmt, sync::OnceLock};
+use std::sync::OnceLock;
 
-use aws_sdk_dynamodb::types::{AttributeValue, TransactWriteItem};
+use aws_sdk_dynamodb::types::TransactWriteItem;
 
-use super::{Store, StoreError, Write, write::Place};
+use super::{Store, StoreError};
+use crate::dynamodb::{refused::Refused, write::Write};
 use crate::protocol::{ClaimRequest, Fence, Key, Record, Settlement, Timestamp};
-
-/// The most writes that commit together with a record: a DynamoDB transaction has at most 100
-/// actions (*Amazon DynamoDB Developer Guide*, "Amazon DynamoDB Transactions: How it works"),
-/// and the record is one of them.
-pub const MAX_WRITES: usize = 99;
 
 /// A [`Store`] whose records commit together with other writes, all or nothing.
 ///
@@ -44,7 +40,7 @@ pub trait TransactionalStore: Store {
 pub struct Commit {
     /// The record's write.
     pub record: RecordWrite,
-    /// The others, [`MAX_WRITES`] at most.
+    /// The others, [`MAX_WRITES`](crate::MAX_WRITES) at most.
     pub writes: Vec<Write<TransactWriteItem>>,
     /// Separates this commit from every other: at most 35 characters.
     pub token: String,
@@ -97,63 +93,6 @@ pub enum CommitAnswer {
     Refused(Option<Record>),
     /// Nothing was written: these conditions are not met.
     Cancelled(Refused),
-    /// It collided with another write to one of its items, or was throttled. Sent again, it
-    /// may pass.
-    Contended(String),
     /// Nothing was written: it never can be.
     Invalid(String),
-}
-
-/// The writes whose conditions were not met. Nothing was written.
-///
-/// Its text names each by its place, its label and its table.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Refused(Vec<RefusedWrite>);
-
-/// One of [`Refused`].
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct RefusedWrite {
-    /// Its place among the writes, from 0.
-    pub index: usize,
-    /// Its label.
-    pub label: Option<Cow<'static, str>>,
-    /// The table.
-    pub table: String,
-    /// The item as it is, where the write asked for it ([`Write::return_item`]) and there is one.
-    pub item: Option<HashMap<String, AttributeValue>>,
-}
-
-impl Refused {
-    pub(crate) fn new(writes: Vec<RefusedWrite>) -> Self {
-        Self(writes)
-    }
-
-    /// Each of them.
-    #[must_use]
-    pub fn writes(&self) -> &[RefusedWrite] {
-        &self.0
-    }
-
-    /// The first with this label.
-    #[must_use]
-    pub fn get(&self, label: &str) -> Option<&RefusedWrite> {
-        let mut writes = self.0.iter();
-        writes.find(|write| write.label.as_deref() == Some(label))
-    }
-}
-
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (n, write) in self.0.iter().enumerate() {
-            let comma = if n == 0 { "" } else { "; " };
-            let place = Place {
-                index: write.index,
-                label: write.label.as_deref(),
-                table: &write.table,
-            };
-            write!(f, "{comma}the condition of {place} is not met")?;
-        }
-        Ok(())
-    }
 }

@@ -3,10 +3,9 @@
 use std::{future::poll_fn, task::Poll};
 
 use sqs_once::{
-    protocol::{ClaimRequest, Fence, Key, Record, Settlement, Timestamp},
+    protocol::{ClaimRequest, Fence, Key, Record, Settlement, Timestamp, Unavailability},
     store::{
         ClaimAnswer, Commit, CommitAnswer, SettleAnswer, Store, StoreError, TransactionalStore,
-        Unavailability,
     },
 };
 

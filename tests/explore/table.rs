@@ -5,12 +5,10 @@
 
 use sqs_once::{
     protocol::{
-        Key, Owner, Record,
+        Key, Owner, Record, Unavailability,
         decision::{may_claim, may_settle},
     },
-    store::{
-        ClaimAnswer, Commit, CommitAnswer, RecordWrite, SettleAnswer, StoreError, Unavailability,
-    },
+    store::{ClaimAnswer, Commit, CommitAnswer, RecordWrite, SettleAnswer, StoreError},
 };
 
 use crate::{flaw::Flaw, records::Records, refusal::refused};

@@ -6,7 +6,7 @@ use aws_sdk_dynamodb::types::Update;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Change, Consumer, Done, Failure, Handler, Mode, Write,
+    Attempt, Change, Consumer, Done, Failure, Handler, Mode, Write, handler_fn,
     sqs::{FingerprintSource, KeySource, Visibility},
 };
 
@@ -237,7 +237,7 @@ impl World {
 async fn consumer_claims_and_commits() {
     let world = World::start().await;
     let client = world.no_timeout_client();
-    let consumer = || Consumer::new(world.once(&client), namespace(), plan);
+    let consumer = || Consumer::new(world.once(&client), namespace(), handler_fn(plan));
     world.behind_a_consumer("claim", consumer).await;
 }
 
@@ -245,7 +245,7 @@ async fn consumer_claims_and_commits() {
 async fn consumer_runs_inbox() {
     let world = World::start().await;
     let client = world.no_timeout_client();
-    let consumer = || Consumer::new(world.inbox(&client), namespace(), plan);
+    let consumer = || Consumer::new(world.inbox(&client), namespace(), handler_fn(plan));
     world.behind_a_consumer("inbox", consumer).await;
 }
 
@@ -253,7 +253,7 @@ async fn consumer_runs_inbox() {
 async fn consumer_changes_items() {
     let world = World::start().await;
     let client = world.no_timeout_client();
-    let consumer = || Consumer::new(world.on_item(&client), namespace(), change);
+    let consumer = || Consumer::new(world.on_item(&client), namespace(), handler_fn(change));
     world.behind_a_consumer("on item", consumer).await;
 }
 
@@ -265,9 +265,21 @@ async fn clock_is_set_for_each_mode() {
     let world = World::start().await;
     let client = world.no_timeout_client();
     for left in [
-        left(&Consumer::new(world.once(&client), namespace(), plan)),
-        left(&Consumer::new(world.inbox(&client), namespace(), plan)),
-        left(&Consumer::new(world.on_item(&client), namespace(), change)),
+        left(&Consumer::new(
+            world.once(&client),
+            namespace(),
+            handler_fn(plan),
+        )),
+        left(&Consumer::new(
+            world.inbox(&client),
+            namespace(),
+            handler_fn(plan),
+        )),
+        left(&Consumer::new(
+            world.on_item(&client),
+            namespace(),
+            handler_fn(change),
+        )),
     ] {
         assert!(left <= 10 * SECOND, "{left:?}");
     }

@@ -17,10 +17,8 @@ use aws_lambda_events::sqs::SqsEvent;
 use serde_json::{Value, json};
 use sqs_once::{
     Attempt, Consumer, Deadline, Failure, Handler, History, Once,
-    protocol::{
-        AfterFailure, ClaimRequest, Key, Namespace, Owner, Record, Settlement, Timestamp,
-        powertools,
-    },
+    protocol::{AfterFailure, ClaimRequest, Key, Namespace, Owner, Record, Settlement, Timestamp},
+    sqs::powertools,
     store::{ClaimAnswer, DynamoStore, Layout, SettleAnswer, Store},
 };
 use tokio::process::Command;

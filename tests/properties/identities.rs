@@ -5,7 +5,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use sqs_once::{
-    Attempt, Consumer, Failure, Once,
+    Attempt, Consumer, Failure, Once, handler_fn,
     protocol::{Fingerprint, Key, Namespace, key::MAX_KEY_BYTES},
     store::MemoryStore,
 };
@@ -166,7 +166,7 @@ fn records(key: &str, bodies: &[String]) -> MemoryStore {
         Ok(())
     }
     let store = MemoryStore::default();
-    let consumer = Consumer::new(Once::new(store.clone()), namespace(), take);
+    let consumer = Consumer::new(Once::new(store.clone()), namespace(), handler_fn(take));
     let consumer = Arc::new(consumer.key(key.parse().unwrap()));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()

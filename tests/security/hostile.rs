@@ -212,7 +212,7 @@ async fn hostile_message_fails_alone_with_clear_outcome() {
                 .find(|line| line["message_id"] == id)
                 .unwrap()
         };
-        let (wanted, word) = outcome.unwrap_or(("done", ""));
+        let (wanted, word) = outcome.unwrap_or(("completed", ""));
         let line = of("m-hostile");
         assert_eq!(line["outcome"], wanted, "{name}: {line}");
         assert!(
@@ -220,7 +220,7 @@ async fn hostile_message_fails_alone_with_clear_outcome() {
             "{name}: {line}"
         );
         for id in ["m-before", "m-after"] {
-            assert_eq!(of(id)["outcome"], "done", "{name}: {}", of(id));
+            assert_eq!(of(id)["outcome"], "completed", "{name}: {}", of(id));
         }
         for line in lines {
             // The key is logged: at most 2,048 bytes, each up to six characters of JSON.

@@ -12,7 +12,7 @@ use std::{
 use aws_sdk_dynamodb::{Client, types::Update};
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Change, Consumer, Done, Failure, Handler, Mode, OnItem, Once, Write,
+    Attempt, Change, Consumer, Done, Failure, Handler, Mode, OnItem, Once, Write, handler_fn,
     store::{DynamoStore, MemoryStore},
     telemetry,
 };
@@ -69,7 +69,7 @@ async fn obey(body: Value, _: Attempt) -> Result<(), Failure> {
 
 async fn panic_and_hang() {
     let once = Once::new(MemoryStore::default());
-    let consumer = Arc::new(Consumer::new(once, namespace(), obey));
+    let consumer = Arc::new(Consumer::new(once, namespace(), handler_fn(obey)));
     let act = |act| json!({"act": act, "secret": BODY});
     let event = batch([
         record("m-1", &act("panic")),
@@ -171,17 +171,25 @@ async fn run<M: Mode<H::Output>, H: Handler>(dynamo: &Dynamo, consumer: Consumer
 
 async fn write_in_every_mode() {
     let (dynamo, client) = world().await;
-    run(&dynamo, Consumer::new(once(client), namespace(), plan)).await;
-    let (dynamo, client) = world().await;
     run(
         &dynamo,
-        Consumer::new(once(client).inbox().first_look(), namespace(), plan),
+        Consumer::new(once(client), namespace(), handler_fn(plan)),
     )
     .await;
     let (dynamo, client) = world().await;
     run(
         &dynamo,
-        Consumer::new(OnItem::new(client), namespace(), change),
+        Consumer::new(
+            once(client).inbox().first_look(),
+            namespace(),
+            handler_fn(plan),
+        ),
+    )
+    .await;
+    let (dynamo, client) = world().await;
+    run(
+        &dynamo,
+        Consumer::new(OnItem::new(client), namespace(), handler_fn(change)),
     )
     .await;
 }
@@ -192,7 +200,12 @@ fn written_items_are_not_logged() {
     let Some(output) = logged_by(name, "DEBUG", write_in_every_mode) else {
         return;
     };
-    let expected = ["commit_unknown", "done", "duplicate", "permanent_failure"];
+    let expected = [
+        "commit_unknown",
+        "completed",
+        "duplicate",
+        "permanent_failure",
+    ];
     assert_eq!(outcomes(&output), expected);
     assert_eq!(lines_with_secrets(&output), [""; 0]);
 }

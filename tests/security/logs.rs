@@ -206,9 +206,9 @@ async fn run_through_every_outcome(level: &str) -> Vec<String> {
         output.extend(lambda.kill().await.output);
     }
     let expected = [
+        "completed",
         "completion_unrecorded",
         "conflict",
-        "done",
         "duplicate",
         "failed_before",
         "invalid",

@@ -10,8 +10,8 @@ use std::{
 use tokio::time::Instant;
 
 use sqs_once::{
-    protocol::{ClaimRequest, Fence, Settlement, Timestamp},
-    store::{ClaimAnswer, MemoryStore, SettleAnswer, Store, StoreError, Unavailability},
+    protocol::{ClaimRequest, Fence, Settlement, Timestamp, Unavailability},
+    store::{ClaimAnswer, MemoryStore, SettleAnswer, Store, StoreError},
 };
 
 /// Fate of one request.

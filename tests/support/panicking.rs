@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use serde::Deserialize;
-use sqs_once::{Attempt, Consumer, Failure, Once, aws, protocol::Namespace, store::DynamoStore};
+use sqs_once::{
+    Attempt, Consumer, Failure, Once, aws, handler_fn, protocol::Namespace, store::DynamoStore,
+};
 
 #[derive(Deserialize)]
 struct Order {
@@ -28,5 +30,5 @@ async fn main() -> Result<(), lambda_runtime::Error> {
     let client = aws_sdk_dynamodb::Client::new(&aws::config().await);
     let store = DynamoStore::new(client, std::env::var("IDEMPOTENCY_TABLE_NAME")?);
     let namespace = Namespace::new(std::env::var("AWS_LAMBDA_FUNCTION_NAME")?)?;
-    sqs_once::run(Consumer::new(Once::new(store), namespace, obey)).await
+    sqs_once::run(Consumer::new(Once::new(store), namespace, handler_fn(obey))).await
 }

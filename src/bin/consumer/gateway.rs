@@ -6,7 +6,7 @@ use reqwest::{Client, Response, StatusCode, Url, header::CONTENT_TYPE, redirect:
 use serde_json::{json, value::RawValue};
 use sqs_once::{Failure, protocol::Fingerprint};
 
-use crate::payments::Order;
+use crate::order::Order;
 
 /// The most of an answer that is kept.
 const MAX_ANSWER_BYTES: usize = 1024 * 1024;

@@ -1,8 +1,9 @@
 //! The Lambda that ships: charges each order of an SQS queue once.
 //!
-//! Put your own business in place of `payments` and `gateway`; the rest stays.
+//! Put your own business in place of `payments`, `order` and `gateway`; the rest stays.
 
 mod gateway;
+mod order;
 mod payments;
 mod settings;
 
@@ -53,9 +54,9 @@ async fn run() -> Result<(), lambda_runtime::Error> {
         .fingerprint(settings.fingerprint)
         .concurrency(settings.concurrency)
         .conflict_wait(settings.conflict_wait)
-        .reserve(settings.reserve)
-        .fallback(settings.lease_fallback)
-        .time_needed(settings.gateway_timeout)
+        .deadline_reserve(settings.reserve)
+        .assumed_timeout(settings.lease_fallback)
+        .min_time_to_start(settings.gateway_timeout)
         .fail_when_store_unavailable(settings.fail_when_store_unavailable)
         .fifo_after_permanent(settings.fifo_after_permanent)
         .visibility(visibility);

@@ -6,10 +6,13 @@ use aws_sdk_dynamodb::types::{ConditionCheck, Put, Update};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
-    Failure,
-    handler::{Answer, OnRefused, to_result},
+    dynamodb::{
+        item::Item,
+        refused::Refused,
+        write::{IntoWrite, Write},
+    },
+    handler::{Answer, Failure, OnRefused, to_result},
     protocol::StoredResult,
-    store::{IntoWrite, Item, Refused, Write},
 };
 
 /// An output, and the change of one item that it stands for: made exactly once, because the item
@@ -82,6 +85,7 @@ impl Kind {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<O: Serialize + Send> Answer for Change<O> {
     type Result = O;
 }

@@ -2,7 +2,10 @@
 
 use aws_sdk_dynamodb::types::Put;
 
-use crate::store::{Item, Write, number};
+use crate::dynamodb::{
+    item::{Item, number},
+    write::Write,
+};
 
 /// Counts an item's changes.
 const VERSION: &str = "version";

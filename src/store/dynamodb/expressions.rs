@@ -13,12 +13,13 @@ use aws_sdk_dynamodb::types::{
 };
 
 use crate::{
+    dynamodb::item::{Item, number, string},
     protocol::{
         AfterFailure, Before, ClaimRequest, Fence, Fingerprint, Record, Settlement, State,
         StoredResult, Timestamp, decision::Claimed, record::MAX_FAILED_MESSAGES,
     },
-    store::{
-        item::{Item, millis, number, string},
+    store::dynamodb::{
+        item::millis,
         layout::{Field, Layout},
     },
 };

@@ -1,15 +1,14 @@
 //! [`DynamoStore`]: records in a DynamoDB table.
 
-mod answered;
-mod explain;
 mod expressions;
+mod item;
+mod layout;
 mod transaction;
 
 use std::time::Duration;
 
 use aws_sdk_dynamodb::{
     Client,
-    config::retry::RetryConfig,
     error::{ProvideErrorMetadata, SdkError},
     operation::{
         delete_item::DeleteItemError, put_item::PutItemError, update_item::UpdateItemError,
@@ -17,19 +16,22 @@ use aws_sdk_dynamodb::{
     types::ReturnValue,
 };
 
-pub(crate) use answered::with_answers;
-pub(crate) use explain::{explain, kind};
+pub use layout::{Field, Layout, LayoutError};
 
-use super::{
-    ClaimAnswer, SettleAnswer, Store, StoreError, Unavailability,
-    item::{self, Item},
-    layout::{Field, Layout},
-    write::{delete_item, put_item, update_item},
-};
-use crate::protocol::{
-    ClaimRequest, Fence, Key, Record, Settlement, StoredResult, Timestamp,
-    decision::may_claim,
-    record::{MAX_ITEM_BYTES, MAX_RESULT_BYTES},
+use super::{ClaimAnswer, SettleAnswer, Store, StoreError};
+use crate::{
+    dynamodb::{
+        empty_response::reject_empty_responses,
+        explain::{explain, kind},
+        item::{self as items, Item},
+        without_retries,
+        write::{delete_item, put_item, update_item},
+    },
+    protocol::{
+        ClaimRequest, Fence, Key, Record, Settlement, StoredResult, Timestamp, Unavailability,
+        decision::may_claim,
+        record::{MAX_ITEM_BYTES, MAX_RESULT_BYTES},
+    },
 };
 
 /// Records in a DynamoDB table.
@@ -118,7 +120,7 @@ impl DynamoStore {
     /// timeouts suit a Lambda).
     #[must_use]
     pub fn new(client: Client, table: impl Into<String>) -> Self {
-        let client = with_answers(client);
+        let client = reject_empty_responses(client);
         Self {
             writing: without_retries(&client),
             client,
@@ -325,7 +327,7 @@ impl Store for DynamoStore {
         // The rest of the item is for the outcome: that must fit when the effect has happened.
         let room = MAX_ITEM_BYTES - MAX_RESULT_BYTES;
         let largest = self.layout.item(&request.key, &request.record(None));
-        check_size(&request.key, item::size(&largest), room)?;
+        check_size(&request.key, items::size(&largest), room)?;
         let (mut attempt, mut longest) = (1, FIRST_PAUSE);
         let mut may_have_been_applied = false;
         loop {
@@ -341,7 +343,7 @@ impl Store for DynamoStore {
                     error
                 });
             }
-            tokio::time::sleep(longest.mul_f64(fastrand::f64())).await;
+            tokio::time::sleep(longest.mul_f64(crate::system::random_fraction())).await;
             (attempt, longest) = (attempt + 1, (longest * 2).min(LONGEST_PAUSE));
         }
     }
@@ -370,13 +372,6 @@ impl Store for DynamoStore {
             },
         }
     }
-}
-
-/// The same client for requests that the caller repeats until its deadline. The SDK does not retry
-/// them, and so they need nothing of the retry quota that all other requests share.
-pub(crate) fn without_retries(client: &Client) -> Client {
-    let config = client.config().to_builder();
-    Client::from_conf(config.retry_config(RetryConfig::disabled()).build())
 }
 
 /// A result that was not cut to size ([`StoredResult::fit`]) is refused before it is sent.

@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    error::Error,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -14,6 +13,8 @@ use aws_sdk_sqs::{
     operation::RequestId as _,
 };
 use tokio::time::{Instant, timeout_at};
+
+use crate::dynamodb::explain::causes;
 
 /// A call in flight for so long is unanswered. One attempt of [`crate::aws::config`] may meet a
 /// connection that died while Lambda had the process frozen; the next has half a second.
@@ -175,7 +176,7 @@ impl Queues {
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err(error)) => match no_answer(&error) {
                 Some(cause) => cause,
-                None => return Err(CallError::Refused(explain(&error, permission))),
+                None => return Err(CallError::Refused(explain_rejection(&error, permission))),
             },
             // Too soon to say anything about the endpoint.
             Err(_elapsed) if sent.elapsed() < NO_ANSWER => return Err(CallError::OutOfTime),
@@ -209,14 +210,6 @@ fn no_answer<E>(error: &SdkError<E>) -> Option<String> {
     }
 }
 
-/// An error and its causes, in one line.
-fn causes(error: &(dyn Error + 'static)) -> String {
-    std::iter::successors(Some(error), |&error| error.source())
-        .map(ToString::to_string)
-        .collect::<Vec<_>>()
-        .join(": ")
-}
-
 /// Region, account and name: `arn:aws:sqs:eu-central-1:123456789012:orders`.
 fn parse(arn: &str) -> Option<(&str, &str, &str)> {
     let mut parts = arn.split(':');
@@ -229,7 +222,7 @@ fn parse(arn: &str) -> Option<(&str, &str, &str)> {
 }
 
 /// Cause and advice, without the request: it may hold payload.
-fn explain<E: ProvideErrorMetadata>(error: &SdkError<E>, permission: &str) -> String {
+fn explain_rejection<E: ProvideErrorMetadata>(error: &SdkError<E>, permission: &str) -> String {
     let Some(service) = error.as_service_error() else {
         return match error {
             SdkError::DispatchFailure(failure) => format!(

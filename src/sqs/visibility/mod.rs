@@ -1,5 +1,12 @@
 //! [`Visibility`]: sets the visibility timeouts of failed messages.
 
+mod attributes;
+mod dead_letter;
+mod delay;
+mod queues;
+#[cfg(test)]
+mod survival;
+
 use std::{
     collections::{BTreeMap, HashSet},
     sync::{Arc, Mutex},
@@ -10,15 +17,16 @@ use aws_sdk_sqs::{Client, types::ChangeMessageVisibilityBatchRequestEntry as Ent
 use futures_util::{FutureExt as _, StreamExt as _, stream};
 use tokio::time::Instant;
 
+use attributes::Attributes;
+use dead_letter::DeadLetters;
+use delay::{Backoff, LONGEST, Rule, TimeoutChange};
+use queues::{Bound, CallError, Queue, Queues, lock};
+
 use super::{
-    attributes::Attributes,
-    dead_letter::DeadLetters,
     message::{Message, MessageId},
     processed::Processed,
-    queues::{Bound, CallError, Queue, Queues, lock},
-    visibility::{Backoff, Change, LONGEST, Rule},
 };
-use crate::protocol::Timestamp;
+use crate::{protocol::Timestamp, system};
 
 /// Entries of one call, a limit of SQS.
 const PER_CALL: usize = 10;
@@ -83,7 +91,7 @@ impl Visibility {
             queues,
             dead_letter: false,
             backoff: Backoff::default(),
-            jitter: |most| fastrand::u64(..=most),
+            jitter: system::random_up_to,
         }
     }
 
@@ -227,7 +235,7 @@ impl Visibility {
         }
     }
 
-    async fn change_all(&self, arn: &str, changes: &[Change<'_>], bound: Bound) {
+    async fn change_all(&self, arn: &str, changes: &[TimeoutChange<'_>], bound: Bound) {
         let queue = match self.queues.queue(arn, bound).await {
             Ok(queue) => queue,
             Err(error) => return not_changed(arn, changes.len(), &error),
@@ -253,7 +261,7 @@ impl Visibility {
     async fn change(
         &self,
         queue: &Queue,
-        changes: &[Change<'_>],
+        changes: &[TimeoutChange<'_>],
         bound: Bound,
     ) -> Result<(), CallError> {
         let entries = changes.iter().enumerate().map(|(index, change)| {

@@ -17,6 +17,11 @@ use serde::Serialize;
 
 use super::item::Item;
 
+/// The most writes that commit together with a record: a DynamoDB transaction has at most 100
+/// actions (*Amazon DynamoDB Developer Guide*, "Amazon DynamoDB Transactions: How it works"),
+/// and the record is one of them.
+pub const MAX_WRITES: usize = 99;
+
 /// One write to an item: the SDK's own [`Put`], [`Update`], [`Delete`] or [`ConditionCheck`], and
 /// a label to know it by.
 ///
@@ -113,7 +118,7 @@ impl<A: Action> Write<A> {
     }
 
     /// Asks for the item as it is where the condition is not met:
-    /// [`RefusedWrite::item`](super::RefusedWrite::item).
+    /// [`RefusedWrite::item`](crate::RefusedWrite::item).
     #[must_use]
     pub fn return_item(mut self) -> Self {
         self.action.return_item();
@@ -395,7 +400,7 @@ macro_rules! keyed {
 keyed! { Update Delete ConditionCheck }
 
 /// Where an action writes to.
-pub(super) fn table(action: &TransactWriteItem) -> &str {
+pub(crate) fn table(action: &TransactWriteItem) -> &str {
     let put = action.put().map(Put::table_name);
     let update = || action.update().map(Update::table_name);
     let delete = || action.delete().map(Delete::table_name);
@@ -412,7 +417,7 @@ pub(crate) struct Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    pub(super) fn of(index: usize, write: &'a Write<TransactWriteItem>) -> Self {
+    pub(crate) fn of(index: usize, write: &'a Write<TransactWriteItem>) -> Self {
         Self {
             index,
             label: write.label.as_deref(),
@@ -463,7 +468,7 @@ pub(crate) fn update_item(client: &Client, update: Update) -> UpdateItemFluentBu
 }
 
 /// A delete by itself.
-pub(super) fn delete_item(client: &Client, delete: Delete) -> DeleteItemFluentBuilder {
+pub(crate) fn delete_item(client: &Client, delete: Delete) -> DeleteItemFluentBuilder {
     client
         .delete_item()
         .table_name(delete.table_name)

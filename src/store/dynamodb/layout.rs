@@ -2,8 +2,10 @@
 
 use std::{borrow::Cow, str::FromStr};
 
-use super::item::{Item, string};
-use crate::protocol::{Fingerprint, key::MAX_KEY_BYTES};
+use crate::{
+    dynamodb::item::{Item, string},
+    protocol::{Fingerprint, key::MAX_KEY_BYTES},
+};
 
 /// The most bytes that a DynamoDB sort key may have (*Amazon DynamoDB Developer Guide*,
 /// "Constraints in Amazon DynamoDB"); an attribute's name in a key or an index may have 255.
@@ -162,7 +164,7 @@ impl Layout {
     /// Powertools knows no FAILED. Such a record is to it one in progress whose time is over, so
     /// it runs the operation again when it is asked to, as it does after every exception.
     ///
-    /// Its ids are [`powertools::hash`](crate::protocol::powertools::hash)es behind its prefix,
+    /// Its ids are `sqs::powertools::hash`es behind its prefix,
     /// and so is its `validation`.
     ///
     /// ```

@@ -7,7 +7,7 @@ use aws_sdk_dynamodb::{
     operation::RequestId,
 };
 
-use crate::store::Unavailability;
+use crate::protocol::Unavailability;
 
 /// Explains a failure and what to do, without the request or the response: they hold payload.
 pub(crate) fn explain<E>(error: &SdkError<E>, permission: &str) -> String
@@ -75,7 +75,7 @@ pub(crate) fn kind<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Unavailabili
 }
 
 /// An error and its causes, in one line.
-fn causes(error: &(dyn Error + 'static)) -> String {
+pub(crate) fn causes(error: &(dyn Error + 'static)) -> String {
     std::iter::successors(Some(error), |&error| error.source())
         .map(ToString::to_string)
         .collect::<Vec<_>>()
@@ -87,7 +87,7 @@ fn causes(error: &(dyn Error + 'static)) -> String {
 /// - `1 validation error detected: Value '[TransactWriteItem(...)]' at 'transactItems' failed ...`
 /// - `The parameter cannot be converted to a numeric value: ...`
 /// - `Input collection [...] contains duplicates`
-pub(super) fn without_quotes(message: &str) -> &str {
+pub(crate) fn without_quotes(message: &str) -> &str {
     const NOT_A_NUMBER: &str = "cannot be converted to a numeric value";
     if let Some(quoted) = message.rfind("' at '") {
         &message[quoted + "' ".len()..]

@@ -5,8 +5,11 @@ use std::time::Duration;
 use aws_sdk_dynamodb::types::{AttributeValue, Put, Update};
 
 use crate::{
+    dynamodb::{
+        item::{Item, number, string},
+        write::Write,
+    },
     protocol::{Fingerprint, Key, Timestamp},
-    store::{Item, Write, number, string},
 };
 
 /// Every key, in a string set.
@@ -27,7 +30,7 @@ const MOST_PRUNED: usize = 50;
 
 /// How an item remembers one operation.
 #[derive(Clone, Copy)]
-pub(super) struct Memory<'a> {
+pub(super) struct ProcessedKeys<'a> {
     pub(super) key: &'a Key,
     pub(super) now: Timestamp,
     /// For how long; `None` is for ever.
@@ -55,7 +58,7 @@ pub(super) struct Seen {
     over: Vec<String>,
 }
 
-impl Memory<'_> {
+impl ProcessedKeys<'_> {
     pub(super) fn recall(&self, item: &Item) -> Recall {
         let in_set = item.get(EVENTS).and_then(|keys| keys.as_ss().ok());
         let end = item.get(UNTIL).and_then(|ends| ends.as_m().ok());

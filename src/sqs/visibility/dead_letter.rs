@@ -17,14 +17,16 @@ use tokio::time::Instant;
 
 use super::{
     attributes::Attributes,
-    identity::ORIGINAL_DEDUPLICATION_ID,
-    message::{Message, MessageId},
-    processed::Processed,
     queues::{Bound, CallError, Queue, Queues},
 };
 use crate::{
-    Outcome,
+    once::Outcome,
     protocol::{Fingerprint, Key},
+    sqs::{
+        identity::ORIGINAL_DEDUPLICATION_ID,
+        message::{Message, MessageId},
+        processed::Processed,
+    },
 };
 
 const REASON: &str = "SqsOnceReason";
@@ -189,7 +191,7 @@ impl<'a> MessageCopy<'a> {
                 attributes.insert(name.to_owned(), text(value));
             }
         };
-        set(REASON, processed.name());
+        set(REASON, processed.outcome().name());
         set(ERROR, &error(processed));
         if let Some(key) = message.key() {
             set(KEY, &printable(key));
@@ -246,13 +248,11 @@ fn calls(copies: Vec<MessageCopy<'_>>) -> Vec<Vec<MessageCopy<'_>>> {
 /// The stored error where there is one, in characters that SQS takes.
 fn error(processed: &Processed) -> String {
     let error = match processed.outcome() {
-        Some(Outcome::PermanentFailure(error) | Outcome::FailedBefore(error)) => {
-            Some(error.clone())
-        }
-        _ => processed.detail(),
+        Outcome::PermanentFailure(error) | Outcome::FailedBefore(error) => error.clone(),
+        outcome => outcome.to_string(),
     };
     let allowed = |char| if is_allowed(char) { char } else { '\u{fffd}' };
-    let mut error: String = error.unwrap_or_default().chars().map(allowed).collect();
+    let mut error: String = error.chars().map(allowed).collect();
     error.truncate(error.floor_char_boundary(MAX_ERROR_BYTES));
     error
 }

@@ -7,7 +7,7 @@
 use md5::{Digest, Md5};
 use serde_json::{Number, Value};
 
-use super::key::hex;
+use crate::protocol::key::hex;
 
 /// The hash that Powertools for Python makes of a value: the second half of an id, behind its prefix and
 /// `#`, and the payload's `validation`.
@@ -16,7 +16,7 @@ use super::key::hex;
 ///
 /// ```
 /// use serde_json::json;
-/// use sqs_once::protocol::{Key, Namespace, powertools};
+/// use sqs_once::{protocol::{Key, Namespace}, sqs::powertools};
 ///
 /// let prefix = Namespace::new("payments.app.charge")?;
 /// let id = Key::new(&prefix, [powertools::hash(&json!("order-1")).as_str()])?;

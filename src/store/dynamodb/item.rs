@@ -1,15 +1,14 @@
 //! A [`Record`] as an item of the table, by its [`Layout`].
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 
 use super::layout::{Field, Layout, Words};
-use crate::protocol::{
-    AttemptEnd, Fingerprint, Key, Owner, Record, State, StoredResult, Timestamp,
+use crate::{
+    dynamodb::item::{Item, number, string},
+    protocol::{AttemptEnd, Fingerprint, Key, Owner, Record, State, StoredResult, Timestamp},
 };
-
-pub(crate) type Item = HashMap<String, AttributeValue>;
 
 impl Layout {
     /// The item that a record is.
@@ -178,47 +177,8 @@ impl Layout {
     }
 }
 
-pub(crate) fn string(text: impl Into<String>) -> AttributeValue {
-    AttributeValue::S(text.into())
-}
-
-pub(crate) fn number(n: u64) -> AttributeValue {
-    AttributeValue::N(n.to_string())
-}
-
 pub(super) fn millis(at: Timestamp) -> AttributeValue {
     number(at.as_millis())
-}
-
-/// The size of an item as DynamoDB counts it, never too low: names and strings by their
-/// bytes, and a number at its largest, 21 bytes (*Amazon DynamoDB Developer Guide*,
-/// "DynamoDB item sizes and formats").
-pub(super) fn size(item: &Item) -> usize {
-    sizes(item).map(|(_, bytes)| bytes).sum()
-}
-
-/// The size of each attribute, its name included.
-pub(crate) fn sizes(item: &Item) -> impl Iterator<Item = (&str, usize)> {
-    item.iter()
-        .map(|(name, v)| (name.as_str(), name.len() + value_size(v)))
-}
-
-fn value_size(value: &AttributeValue) -> usize {
-    const NUMBER: usize = 21;
-    const NESTED: usize = 3;
-    match value {
-        AttributeValue::S(text) => text.len(),
-        AttributeValue::N(_) => NUMBER,
-        AttributeValue::B(blob) => blob.as_ref().len(),
-        AttributeValue::Ss(texts) => texts.iter().map(String::len).sum(),
-        AttributeValue::Ns(numbers) => numbers.len() * NUMBER,
-        AttributeValue::Bs(blobs) => blobs.iter().map(|blob| blob.as_ref().len()).sum(),
-        AttributeValue::L(values) => {
-            NESTED + values.iter().map(|v| 1 + value_size(v)).sum::<usize>()
-        }
-        AttributeValue::M(item) => NESTED + item.len() + size(item),
-        _ => 1,
-    }
 }
 
 #[cfg(test)]
@@ -338,30 +298,5 @@ mod tests {
         assert_eq!(read("DONE", None).unwrap_err(), unknown);
         assert_eq!(read("DONE", Some("no")).unwrap_err(), unknown);
         assert_eq!(read("FAILED", None), Ok(State::Failed));
-    }
-
-    /// Computed by hand from the Developer Guide's rules.
-    #[test]
-    fn item_size_matches_dynamodb_count() {
-        use AttributeValue::{B, Bool, Bs, L, M, N, Ns, Null, Ss};
-        let texts = || vec!["ab".to_owned(), "cde".to_owned()];
-        for (value, bytes) in [
-            (string("é"), 2),
-            (N("7".into()), 21),
-            (B(vec![1, 2, 3].into()), 3),
-            (Ss(texts()), 5),
-            (Ns(vec!["1".into(), "2".into()]), 42),
-            (Bs(vec![vec![1].into(), vec![2, 3].into()]), 3),
-            (Null(true), 1),
-            (Bool(false), 1),
-            (L(vec![]), 3),
-            (L(vec![string("ab"), Null(true)]), 3 + (1 + 2) + (1 + 1)),
-            (M(Item::new()), 3),
-            (M(Item::from([("key".into(), string("ab"))])), 3 + 1 + 3 + 2),
-        ] {
-            let item = Item::from([("name".to_owned(), value)]);
-            assert_eq!(size(&item), 4 + bytes, "{item:?}");
-            assert_eq!(sizes(&item).collect::<Vec<_>>(), [("name", 4 + bytes)]);
-        }
     }
 }

@@ -4,11 +4,8 @@
 
 use std::{fs, path::Path, time::Duration};
 
-use super::{
-    processed::Processed,
-    visibility::{Backoff, Receive, Rule},
-};
-use crate::{Outcome, protocol::Timestamp};
+use super::delay::{Backoff, Receive, Rule};
+use crate::{once::Outcome, protocol::Timestamp, sqs::processed::Processed};
 
 const MESSAGES: usize = 100_000;
 const SEED: u64 = 10;
@@ -56,7 +53,7 @@ fn outages(template: &Template) -> Vec<Duration> {
         backoff: template.backoff,
         jitter: |most| fastrand::u64(..=most),
     };
-    let failed = Processed::Ran(Outcome::RetryableFailure("busy".into()));
+    let failed = Processed::from(Outcome::RetryableFailure("busy".into()));
     let survived = |_| {
         let receives = 1..template.max_receive_count;
         let waits = receives.map(|count| rule.seconds(&failed, Receive::of_standard_queue(count)));
