@@ -327,7 +327,7 @@ BAD_RUST = """
 /// What a worker holds.
 //! Fine. Whether the lease is over
 //! is told to the handler.
-fn a<'a>() { let c = ('"', r#"a " // What is in code"#); warn!(c, "{what} is None, and what it holds", f("none of it, that is")); }
+fn a<'a>() { let c = ('"', r#"a " // What is in code"#); warn!("{what} is None, what it holds", f("none of it, that is")); }
 // Says `what the code is` and
 // lets go of the record.
 #[tokio::test(start_paused = true)]
@@ -342,7 +342,10 @@ async fn what_a_test_says_is_too_long_for_the_median() {}
 BAD_MARKDOWN = (
     "# What is asked?\n\nText.\n\n## What is not\n\n| what | it is none |\n\n- `what a code` span\n\n    None of it\n"
 )
-BAD_PYTHON = '"""Fine.\n\nNobody knows what it is."""\nx = 1  # the worker to who it belongs\n# faults\n# injected faults, if there is none\n'
+BAD_PYTHON = (
+    '"""Fine.\n\nNobody knows what it is."""\n'
+    "x = 1  # the worker to who it belongs\n# faults\n# injected faults, if there is none\n"
+)
 BAD_CONFIG = (
     "help: ## What it does\nD:\n  Description: >-\n    A key that\n    is mended\n  Type: what is\n# Whoever reads\n"
 )
