@@ -327,7 +327,7 @@ BAD_RUST = """
 /// What a worker holds.
 //! Fine. Whether the lease is over
 //! is told to the handler.
-fn a<'a>() { let c = ('"', r#"a " // What is in code"#); warn!("{what} is None, what it holds", f("none of it, that is")); }
+fn a<'a>() { ('"', r#"a " // What is in code"#); warn!("{what} is None, what it holds", f("none of it, that is")); }
 // Says `what the code is` and
 // lets go of the record.
 #[tokio::test(start_paused = true)]
