@@ -1,4 +1,4 @@
-//! The loop that asks Lambda for batches.
+//! [`run`]: asks Lambda for batches, and answers.
 
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ use crate::{handler::Handler, once::Mode, protocol::Timestamp};
 ///
 /// # Panics
 ///
-/// If the environment is not a Lambda's: without `AWS_LAMBDA_RUNTIME_API`,
-/// `AWS_LAMBDA_FUNCTION_NAME` and what else Lambda sets.
+/// If a variable of the Lambda environment is missing: `AWS_LAMBDA_RUNTIME_API`,
+/// `AWS_LAMBDA_FUNCTION_NAME` and others.
 ///
 /// ```no_run
 /// # use sqs_once::{Consumer, Handler, Mode};
@@ -32,7 +32,7 @@ use crate::{handler::Handler, once::Mode, protocol::Timestamp};
 /// ```
 pub async fn run<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Result<(), Error> {
     let consumer = Arc::new(consumer);
-    // Not LambdaEvent<SqsEvent>: the runtime would log what it can't read, payload and all.
+    // Not LambdaEvent<SqsEvent>: the runtime would log an event that it cannot parse, payload included.
     lambda_runtime::run_concurrent(service_fn(move |event: LambdaEvent<Box<RawValue>>| {
         let consumer = Arc::clone(&consumer);
         async move {

@@ -154,7 +154,7 @@ fn blocked_group_without_failure_is_found() {
     }
     // The failure itself was not recorded, so the group waits for it.
     clean(&group(Some("g"), "failure_unrecorded"));
-    caught(&group(Some("g"), "done"), "nothing ahead failed");
+    caught(&group(Some("g"), "completed"), "nothing ahead failed");
     caught(&group(None, "store_unavailable"), "nothing ahead failed");
 }
 
