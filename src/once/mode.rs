@@ -15,7 +15,7 @@ use crate::{
 /// A way to process operations once, for handlers that answer with an `A`.
 ///
 /// [`Once`](crate::Once), [`Inbox`](crate::Inbox) and [`OnItem`](crate::OnItem) are the three; a
-/// [`Consumer`](crate::Consumer) takes each of them.
+/// `Consumer` takes each of them.
 pub trait Mode<A: Answer>: Send + Sync + 'static {
     /// Runs `work` unless the operation is done, has failed, or is claimed by another worker,
     /// and sees to it that its effect happens once.

@@ -1,9 +1,9 @@
-//! The loop that asks Lambda for batches.
+//! [`Consumer`] as a `tower` service, and the loop that asks Lambda for batches.
 
-use std::sync::Arc;
+use std::task::{Context, Poll};
 
-use aws_lambda_events::sqs::SqsEvent;
-use lambda_runtime::{Diagnostic, Error, LambdaEvent, service_fn};
+use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
+use lambda_runtime::{BoxFuture, Diagnostic, Error, LambdaEvent, Service};
 use serde_json::value::RawValue;
 
 use super::{BatchError, Consumer};
@@ -12,7 +12,11 @@ use crate::{handler::Handler, once::Mode, protocol::Timestamp};
 /// Runs `consumer` as a Lambda function, until Lambda ends the process.
 ///
 /// One invocation at a time, or as many as `AWS_LAMBDA_MAX_CONCURRENCY` says (Lambda Managed
-/// Instances).
+/// Instances). Logs a warning if the function was built with `panic = "abort"`: a panic in one
+/// message then ends the process, and every message of the batch is received again.
+///
+/// The same as `lambda_runtime::run_concurrent(consumer)`, but for the warning. To add layers,
+/// see [`Consumer`'s implementation of `Service`](Consumer#impl-Service<LambdaEvent<Box<RawValue>>>-for-Consumer<M,+H>).
 ///
 /// # Errors
 ///
@@ -31,22 +35,81 @@ use crate::{handler::Handler, once::Mode, protocol::Timestamp};
 /// # }
 /// ```
 pub async fn run<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Result<(), Error> {
-    let consumer = Arc::new(consumer);
-    // Not LambdaEvent<SqsEvent>: the runtime would log what it can't read, payload and all.
-    lambda_runtime::run_concurrent(service_fn(move |event: LambdaEvent<Box<RawValue>>| {
-        let consumer = Arc::clone(&consumer);
-        async move {
+    if cfg!(panic = "abort") {
+        tracing::warn!(
+            "built with panic = \"abort\": a panic ends the process and fails the whole batch; set panic = \"unwind\" in the build profile"
+        );
+    }
+    lambda_runtime::run_concurrent(consumer).await
+}
+
+/// Processes one invocation. Clones share mode and handler, so one consumer serves concurrent
+/// invocations, and `tower` layers go around it.
+///
+/// The request is the raw JSON of the event: the Lambda runtime logs the payload of an event that
+/// it can't parse, and a payload must not be logged. [`BatchError::NotSqs`] reports such an event
+/// without its payload.
+///
+/// A layer that cuts an invocation off counts as a crash: messages in progress are received again
+/// and run when their lease has ended. To bound an invocation, set the function's timeout.
+///
+/// ```no_run
+/// use lambda_runtime::tower::{ServiceBuilder, ServiceExt as _};
+/// use lambda_runtime::{Error, LambdaEvent};
+/// use serde_json::value::RawValue;
+/// use sqs_once::{Consumer, Handler, Mode, telemetry};
+///
+/// # async fn main_<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Result<(), Error> {
+/// telemetry::init();
+/// let service = ServiceBuilder::new()
+///     .map_request(|event: LambdaEvent<Box<RawValue>>| {
+///         tracing::info!(bytes = event.payload.get().len(), "event received");
+///         event
+///     })
+///     .service(consumer);
+/// lambda_runtime::run_concurrent(service).await
+/// # }
+/// ```
+///
+/// # Graceful shutdown
+///
+/// Lambda sends SIGTERM before it ends a process, if an extension is registered. The feature
+/// `graceful-shutdown` of `lambda_runtime` registers one and runs a hook, to flush spans for
+/// example:
+///
+/// ```toml
+/// lambda_runtime = { version = "1.5", default-features = false, features = ["graceful-shutdown"] }
+/// ```
+///
+/// ```ignore (needs a feature of lambda_runtime that this crate does not enable)
+/// lambda_runtime::spawn_graceful_shutdown_handler(|| async move {
+///     let _unsent = tracer_provider.shutdown();
+/// })
+/// .await;
+/// sqs_once::run(consumer).await
+/// ```
+impl<M: Mode<H::Output>, H: Handler> Service<LambdaEvent<Box<RawValue>>> for Consumer<M, H> {
+    type Response = SqsBatchResponse;
+    type Error = BatchError;
+    type Future = BoxFuture<'static, Result<SqsBatchResponse, BatchError>>;
+
+    /// Always ready: a batch has its own limit of concurrent messages.
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BatchError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, event: LambdaEvent<Box<RawValue>>) -> Self::Future {
+        let consumer = self.clone();
+        Box::pin(async move {
             let deadline = consumer.deadline(Timestamp::from_millis(event.context.deadline));
             let event = serde_json::from_str::<SqsEvent>(event.payload.get());
             let event = event.map_err(|error| BatchError::NotSqs {
                 line: error.line(),
                 column: error.column(),
             })?;
-            // Boxed: with the runtime's futures around it, the compiler would give up on its depth.
-            Box::pin(consumer.process(event, deadline)).await
-        }
-    }))
-    .await
+            consumer.process(event, deadline).await
+        })
+    }
 }
 
 impl From<BatchError> for Diagnostic {

@@ -113,7 +113,7 @@ pub struct OnItem {
 const MOST_COLLISIONS: usize = 20;
 
 impl OnItem {
-    /// Changes items through `client` (see [`crate::aws::config`] for one whose timeouts suit a
+    /// Changes items through `client` (see `aws::config` for one whose timeouts suit a
     /// Lambda), and lets them remember for ever.
     #[must_use]
     pub fn new(client: Client) -> Self {
