@@ -124,3 +124,86 @@ impl From<BatchError> for Diagnostic {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+    use lambda_runtime::tower::{ServiceBuilder, ServiceExt as _};
+    use serde_json::json;
+
+    use super::*;
+    use crate::{
+        handler::{Attempt, Failure},
+        once::Once,
+        protocol::Namespace,
+        store::MemoryStore,
+    };
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Handler for Count {
+        type Message = u64;
+        type Output = ();
+
+        async fn handle(&self, _: u64, _: Attempt) -> Result<(), Failure> {
+            self.0.fetch_add(1, SeqCst);
+            Ok(())
+        }
+    }
+
+    fn consumer() -> Consumer<Once<MemoryStore>, Count> {
+        let once = Once::new(MemoryStore::default());
+        Consumer::new(once, Namespace::new("test").unwrap(), Count::default())
+    }
+
+    fn event(payload: &serde_json::Value) -> LambdaEvent<Box<RawValue>> {
+        let payload = serde_json::value::to_raw_value(payload).unwrap();
+        LambdaEvent::new(payload, lambda_runtime::Context::default())
+    }
+
+    fn two_messages() -> LambdaEvent<Box<RawValue>> {
+        event(&json!({"Records": [
+            {"messageId": "m-1", "body": "1"},
+            {"messageId": "m-2", "body": "not JSON"},
+        ]}))
+    }
+
+    #[tokio::test]
+    async fn service_processes_a_batch() {
+        let response = consumer().oneshot(two_messages()).await.unwrap();
+        let failed = response.batch_item_failures;
+        assert_eq!(failed.len(), 1);
+        assert_eq!(failed[0].item_identifier, "m-2");
+    }
+
+    #[tokio::test]
+    async fn clones_share_records_and_handler() {
+        let consumer = consumer();
+        for _ in 0..2 {
+            consumer.clone().oneshot(two_messages()).await.unwrap();
+        }
+        assert_eq!(consumer.handler.0.load(SeqCst), 1);
+    }
+
+    #[tokio::test]
+    async fn layers_go_around_the_service() {
+        let batches = AtomicUsize::new(0);
+        let counting = ServiceBuilder::new().map_request(|event| {
+            batches.fetch_add(1, SeqCst);
+            event
+        });
+        let service = counting.service(consumer());
+        service.oneshot(two_messages()).await.unwrap();
+        assert_eq!(batches.load(SeqCst), 1);
+    }
+
+    #[tokio::test]
+    async fn event_of_another_source_is_reported_without_payload() {
+        let error = consumer().oneshot(event(&json!({"Records": "SECRET"})));
+        let error = error.await.unwrap_err();
+        assert!(matches!(error, BatchError::NotSqs { .. }), "{error}");
+        assert!(!error.to_string().contains("SECRET"), "{error}");
+    }
+}
