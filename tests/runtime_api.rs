@@ -16,7 +16,7 @@ use support::{
     dynamo::{Dynamo, number, text},
     event::{batch, failed, order, received, record},
     gateway::{Gateway, Reply},
-    runtime_api::{Answer, Env, FUNCTION_NAME, Lambda, consumer, example, of_message, of_takeover},
+    runtime_api::{Answer, Env, FUNCTION_NAME, Lambda, consumer, of_message, of_takeover, program},
     stage::{Stage, TABLE, TIME, env, now_ms, outcome, outcomes},
 };
 use tokio::{
@@ -541,7 +541,7 @@ async fn each_message_is_one_line_of_json_with_its_time_outcome_key_and_duration
 
 /// The release profile's other binary: its messages say what the handler does.
 async fn obedient(stage: &Stage) -> Lambda {
-    Lambda::start_binary(&example("panicking"), stage.env(&[])).await
+    Lambda::start_binary(&program("panicking"), stage.env(&[])).await
 }
 
 #[tokio::test]
