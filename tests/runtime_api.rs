@@ -15,7 +15,7 @@ use support::{
     dynamo::{Dynamo, number, text},
     event::{batch, failed, order, received, record},
     gateway::{Gateway, Reply},
-    runtime_api::{Answer, Env, FUNCTION_NAME, Lambda, consumer, example, of_message, of_takeover},
+    runtime_api::{Answer, Env, FUNCTION_NAME, Lambda, consumer, of_message, of_takeover, program},
     stage::{Stage, TABLE, TIME, env, now_ms, outcome, outcomes},
 };
 use tokio::{
@@ -540,7 +540,7 @@ async fn each_message_logs_one_json_line() {
 
 /// The other binary of the release profile, whose messages control the handler.
 async fn obedient(stage: &Stage) -> Lambda {
-    Lambda::start_binary(&example("panicking"), stage.env(&[])).await
+    Lambda::start_binary(&program("panicking"), stage.env(&[])).await
 }
 
 #[tokio::test]
