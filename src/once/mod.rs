@@ -8,7 +8,7 @@
 //! | one item of DynamoDB | [`OnItem`]: one conditional write | [`Change`] |
 //!
 //! With the first, a crash between the effect and the record of it runs the handler again, and it
-//! is informed. With the others, the effect happens exactly once. A [`Consumer`](crate::Consumer)
+//! is informed. With the others, the effect happens exactly once. A `Consumer`
 //! takes each of them. None knows of SQS, so they serve an HTTP API as well:
 //!
 //! ```

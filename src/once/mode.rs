@@ -9,7 +9,7 @@ use crate::{
 /// A way to process operations once, for handlers that answer with an `A`.
 ///
 /// [`Once`](crate::Once), [`Inbox`](crate::Inbox) and [`OnItem`](crate::OnItem) are the three; a
-/// [`Consumer`](crate::Consumer) takes each of them.
+/// `Consumer` takes each of them.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not run handlers that return `{A}`",
     label = "not a mode for handlers that return `{A}`",

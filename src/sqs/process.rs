@@ -70,7 +70,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     /// [`BatchError::NoMessageId`] if a record cannot be named; then nothing was processed.
     /// [`BatchError::StoreUnavailable`] if the store let every message fail.
     pub async fn process(
-        self: &Arc<Self>,
+        &self,
         event: SqsEvent,
         deadline: Deadline,
     ) -> Result<SqsBatchResponse, BatchError> {
@@ -83,7 +83,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             messages.push(message.ok_or(BatchError::NoMessageId { index })?);
         }
         let batch = Arc::new(Batch::new(messages, deadline));
-        let consumer = Arc::clone(self);
+        let consumer = Arc::new(self.clone());
         let run_lane = move |batch: Arc<Batch>, lane: Lane| {
             let consumer = Arc::clone(&consumer);
             async move { consumer.run_lane(&lane, &batch).await }

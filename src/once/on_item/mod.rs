@@ -115,7 +115,7 @@ const OTHER_ITEM: &str = "a refused change can be replaced by a change of the sa
      another item; nothing was written (where either of two items may change, use an inbox)";
 
 impl OnItem {
-    /// Changes items through `client` (see [`crate::aws::config`] for one whose timeouts suit a
+    /// Changes items through `client` (see `aws::config` for one whose timeouts suit a
     /// Lambda), and lets them remember for ever.
     #[must_use]
     pub fn new(client: Client) -> Self {

@@ -68,7 +68,7 @@ const BUDGET: Duration = Duration::from_secs(2);
 /// let consumer = consumer.visibility(Visibility::new(sqs));
 /// # }
 /// ```
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Visibility {
     queues: Arc<Queues>,
     attributes: Arc<Attributes>,

@@ -116,7 +116,7 @@ pub struct DynamoStore {
 }
 
 impl DynamoStore {
-    /// Records in `table`, through `client` (see [`crate::aws::config`] for one whose
+    /// Records in `table`, through `client` (see `aws::config` for one whose
     /// timeouts suit a Lambda).
     #[must_use]
     pub fn new(client: Client, table: impl Into<String>) -> Self {
