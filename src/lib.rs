@@ -150,8 +150,8 @@ pub use settings::{Settings, SettingsError};
 #[cfg(feature = "lambda")]
 pub use sqs::{BatchError, Consumer, run};
 
-/// The Rust blocks of the README and of `docs/`, as doctests. The README uses reqwest, a dependency of
-/// the feature `consumer`.
+// Doctests: the Rust blocks of the README and of `docs/`. The README uses reqwest, a dependency of
+// the feature `consumer`.
 #[cfg(all(doctest, feature = "consumer", feature = "testing"))]
 #[doc = include_str!("../README.md")]
 mod readme {}
