@@ -164,7 +164,7 @@ mod choosing_a_key {}
 #[doc = include_str!("../docs/effects-in-dynamodb.md")]
 mod effects_in_dynamodb {}
 
-#[cfg(all(doctest, feature = "testing"))]
+#[cfg(all(doctest, feature = "settings", feature = "testing"))]
 #[doc = include_str!("../docs/handlers.md")]
 mod handlers {}
 
