@@ -150,23 +150,24 @@ pub use settings::{Settings, SettingsError};
 #[cfg(feature = "lambda")]
 pub use sqs::{BatchError, Consumer, run};
 
-/// Compiles the Rust blocks of the README. They use reqwest, a dependency of the shipped consumer.
+// Doctests: the Rust blocks of the README and of `docs/`. The README uses reqwest, a dependency of
+// the feature `consumer`.
 #[cfg(all(doctest, feature = "consumer", feature = "testing"))]
 #[doc = include_str!("../README.md")]
 mod readme {}
 
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "lambda"))]
 #[doc = include_str!("../docs/choosing-a-key.md")]
 mod choosing_a_key {}
 
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "settings"))]
 #[doc = include_str!("../docs/effects-in-dynamodb.md")]
 mod effects_in_dynamodb {}
 
-#[cfg(all(doctest, feature = "testing"))]
+#[cfg(all(doctest, feature = "settings", feature = "testing"))]
 #[doc = include_str!("../docs/handlers.md")]
 mod handlers {}
 
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "settings"))]
 #[doc = include_str!("../docs/settings.md")]
 mod settings_page {}
