@@ -104,7 +104,7 @@ async fn refused_condition_is_recorded_as_failure() {
     for mode in MODES {
         let (key, ran) = (&format!("{mode:?}"), AtomicUsize::new(0));
         let outcome = world.answer(mode, key, &ran, || Ok(order(key))).await;
-        let why = "the condition of write 1, `stock`, to table `things` is not met";
+        let why = "condition check failed for write 1, `stock`, to table `things`";
         assert_eq!(
             outcome.to_string(),
             format!("permanent failure: {why}"),
