@@ -58,8 +58,8 @@ fn same_payload(record: &Record, request: &ClaimRequest) -> bool {
 
 /// History of a key, as the answer to a successful claim shows it.
 ///
-/// The history decides how the claim can be undone, and which earlier attempts the handler learns
-/// about.
+/// The history decides how the claim can be undone, and of which earlier attempts the handler is
+/// informed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claimed {
     /// The record before the claim.
@@ -259,8 +259,8 @@ pub enum Settlement {
         /// End of the record's retention, in seconds since the epoch.
         expires_at: u64,
     },
-    /// The attempt may have had its effect. The lease ends now, and the handler learns of this
-    /// attempt on the next one.
+    /// The attempt may have had its effect. The lease ends now, and the next attempt is informed of
+    /// this attempt.
     ///
     /// The lease ends at the settling worker's time, not at 0. A claim that was sent earlier and
     /// arrives late must not pass the condition.

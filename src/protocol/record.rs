@@ -207,7 +207,7 @@ pub enum AttemptEnd {
     Retryable,
     /// The handler panicked.
     Panic,
-    /// The handler was stopped at the deadline.
+    /// The handler was cut off at the deadline.
     Deadline,
 }
 
