@@ -121,7 +121,7 @@ async fn refused_condition_is_recorded_as_failure() {
         let again = world.answer(mode, key, &ran, || Ok(order(key))).await;
         assert_eq!(
             again.to_string(),
-            format!("this message failed permanently before, and the handler did not run: {why}"),
+            format!("this message failed permanently before; the handler did not run: {why}"),
             "{key}"
         );
         // An inbox plans before it knows of duplicates.
