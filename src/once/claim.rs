@@ -1,5 +1,4 @@
-//! [`Once`]: claim -> handler -> complete | fail | end the lease | restore. For effects outside
-//! DynamoDB, and for those that commit together with the completion.
+//! [`Once`], the claim mode: claim -> handler -> complete | fail | end the lease | restore.
 
 use std::time::Duration;
 
@@ -20,12 +19,14 @@ use crate::{
     store::{ClaimAnswer, Store, StoreError, TransactionalStore},
 };
 
-/// Runs operations once, with their records in a [`Store`].
+/// Claim mode: runs each operation once, with its record in a [`Store`].
+///
+/// For effects outside DynamoDB, and for DynamoDB writes that commit together with the completion.
 ///
 /// ```text
-/// attempt 1  claim ──── handler ──────── cut off at `stop`, or crashed
+/// attempt 1  claim ──── handler ──────── cut off at the deadline, or crashed
 ///            |<────────────── lease ───────────────>|
-/// attempt 2       claim: conflict                     claim: takeover, and is informed
+/// attempt 2       claim: conflict                     claim: takeover, attempt is informed
 /// attempt 3                                                             claim: duplicate
 /// ```
 ///
@@ -38,19 +39,21 @@ use crate::{
 ///     .lease_margin(Duration::from_secs(2));
 /// ```
 ///
-/// See [`once`](crate::once) for a whole run.
+/// The [module documentation](crate::once) shows a complete run.
 #[derive(Clone, Debug)]
 pub struct Once<S> {
     pub(super) records: Records<S>,
     lease_margin: Duration,
 }
 
-/// The longest time in which a throttled claim is repeated.
-const MOST_CLAIMING: Duration = Duration::from_secs(2);
+/// Maximum time for retries of a throttled claim.
+const MAX_CLAIM_TIME: Duration = Duration::from_secs(2);
 
 impl<S: Store> Once<S> {
-    /// Keeps records in `store` for 20 days ([`retention`](Self::retention)), with a lease margin of
-    /// one second.
+    /// Creates a claim mode with records in `store`.
+    ///
+    /// The [retention](Self::retention) is 20 days and the [lease margin](Self::lease_margin) one
+    /// second.
     #[must_use]
     pub fn new(store: S) -> Self {
         Self {
@@ -64,17 +67,19 @@ impl<S: Store> Once<S> {
         }
     }
 
-    /// How long a record is kept. Messages must not come back after it, or they run again: choose
-    /// longer than the retention of the queue and of its dead-letter queue together. The default
-    /// is 4 days of the queue, 14 days of the dead-letter queue, and 2 days more.
+    /// Sets the retention of records.
+    ///
+    /// A message that arrives after the retention runs again. Choose a longer time than the message
+    /// retention periods of the queue and its dead-letter queue together. The default of 20 days
+    /// suits 4 days in the queue and 14 days in the dead-letter queue, and adds 2 days.
     #[must_use]
     pub fn retention(mut self, retention: Duration) -> Self {
         self.records.retention = retention;
         self
     }
 
-    /// The time that a lease lasts longer than the invocation: by how much two workers' clocks may
-    /// differ.
+    /// Sets the time by which a lease outlasts the invocation. Choose at least the difference that
+    /// two workers' clocks may have.
     #[must_use]
     pub fn lease_margin(self, lease_margin: Duration) -> Self {
         Self {
@@ -83,22 +88,24 @@ impl<S: Store> Once<S> {
         }
     }
 
-    /// Sets the effect of a FAILED record on another message with its key.
+    /// Sets the effect of a `FAILED` record on another message with the same key.
     #[must_use]
     pub fn after_failure(mut self, after_failure: AfterFailure) -> Self {
         self.records.after_failure = after_failure;
         self
     }
 
-    /// Another wall clock than the system's, for tests.
+    /// Replaces the system's wall clock, for tests.
     #[must_use]
     pub fn clock(mut self, clock: fn() -> Timestamp) -> Self {
         self.records.clock = clock;
         self
     }
 
-    /// The same store, retention and clock, for operations whose whole effect is DynamoDB writes: one
-    /// transaction each, without a claim.
+    /// Returns an [`Inbox`] with the same store, retention and clock.
+    ///
+    /// An inbox suits operations whose whole effect is DynamoDB writes. It runs one transaction for
+    /// each operation, without a claim.
     #[must_use]
     pub fn inbox(self) -> Inbox<S>
     where
@@ -107,10 +114,10 @@ impl<S: Store> Once<S> {
         Inbox::new(self.records)
     }
 
-    /// Runs one operation; see [`Mode::run`].
+    /// Runs one operation: see [`Mode::run`].
     ///
-    /// Dropping the returned future has the effect of a crash: the claim stays until its lease ends,
-    /// and the next attempt is informed.
+    /// Dropping the returned future has the effect of a crash. The claim stays until its lease
+    /// expires, and the next attempt is informed.
     pub async fn run<W, F, A>(&self, operation: Operation, work: W) -> Outcome
     where
         Self: Mode<A>,
@@ -121,7 +128,7 @@ impl<S: Store> Once<S> {
         Mode::run(self, operation, work).await
     }
 
-    /// Claims and runs `work`. Settles the claim here where `work` returns no answer.
+    /// Claims the operation and runs `work`. Settles the claim if `work` returns no answer.
     async fn claim_and_run<T>(
         &self,
         operation: Operation,
@@ -140,8 +147,8 @@ impl<S: Store> Once<S> {
         let message_id = delivery.message_id();
         let request = (self.records).request(&key, fingerprint, message_id, lease_until);
         let claim = self.claim(&request, deadline).await?;
-        // A claim takes time, and a process that was frozen may have outlived its lease. The margin
-        // is for the clocks of other workers: one that is ahead sees the lease end this early.
+        // A claim takes time, and Lambda may have frozen the process beyond the lease. The check
+        // leaves out the lease margin: a worker whose clock is ahead sees the lease expire earlier.
         if !deadline.may_start() || self.records.now() > deadline.at() {
             return Err(claim.restore(Outcome::NotStarted).await);
         }
@@ -166,8 +173,8 @@ impl<S: Store> Once<S> {
             claimed,
             deadline,
         };
-        let patience = MOST_CLAIMING.min(deadline.time_left() / 10);
-        let mut pauses = RetryPauses::until(Instant::now() + patience);
+        let retry_time = MAX_CLAIM_TIME.min(deadline.time_left() / 10);
+        let mut pauses = RetryPauses::until(Instant::now() + retry_time);
         loop {
             let answer = timeout_at(deadline.stop(), self.records.store.claim(request)).await;
             let error = match answer {
@@ -194,28 +201,29 @@ impl<S: Store> Once<S> {
         }
     }
 
-    /// Ends the lease of a claim that got no answer and may have been applied, in one attempt.
-    /// The record is not deleted: the claim may have been a takeover, and the next attempt must
-    /// still be informed of the attempt before.
+    /// Ends the lease of a claim that got no answer and may have been applied. Sends one request.
+    ///
+    /// The record is not deleted. The claim may have been a takeover, and the next attempt must be
+    /// informed of the earlier attempt.
     async fn abandon(&self, fence: &Fence, deadline: Deadline) {
         let settlement = Settlement::EndLease { last_end: None };
         let settled = (self.records.store).settle(fence, &settlement, self.records.now());
-        // If the settlement fails, the claim ends with its lease.
+        // If this settlement fails, the claim stays until its lease expires.
         let _best_effort = timeout_at(deadline.end(), settled).await;
     }
 }
 
-/// Logs open attempts: a retry where the handler returned the failure, else a takeover.
+/// Logs an open attempt: as a retry after a failure that the handler returned, else as a takeover.
 fn log_history(key: &Key, history: &History) {
     let Some(open) = history.open else { return };
     macro_rules! line {
-        ($level:ident, $what:literal) => {
+        ($level:ident, $start:literal) => {
             tracing::$level!(
                 %key,
                 attempts = history.attempts,
                 first_claimed_at = open.first_claimed_at.map(tracing::field::display),
                 last_end = open.last_end.map(AttemptEnd::name),
-                concat!($what, ": an earlier attempt may have had its effect")
+                concat!($start, ": an earlier attempt may have had its effect")
             )
         };
     }
@@ -232,8 +240,8 @@ impl<S: Store, O: Serialize + Send> Mode<O> for Once<S> {
         W: FnOnce(Attempt) -> F + Send,
         F: Future<Output = Result<O, Failure>> + Send,
     {
-        // Inside the guard: making the future and writing the output as JSON are the user's
-        // code too.
+        // The guard includes creation of the future and serialization of the output, because both
+        // run the application's code.
         let work = async |attempt| Ok(to_result(&work(attempt).await?));
         match self.claim_and_run(operation, work).await {
             Ok((claim, result)) => claim.complete(result).await,

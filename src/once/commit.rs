@@ -1,4 +1,4 @@
-//! Commits writes together with a record.
+//! Commits a handler's writes together with a record.
 
 use std::sync::OnceLock;
 
@@ -19,17 +19,20 @@ use crate::{
 /// The answer to a commit.
 pub(super) enum Committed {
     Applied,
-    /// The condition on the record is not met by this record.
+    /// The record's condition check failed. Holds the record, or `None` if no record exists.
     Refused(Option<Record>),
-    /// Conditions of the writes are not met, or the writes are invalid. Nothing was written.
+    /// Condition checks of the writes failed, or the writes are invalid. Nothing was written.
     Declined(Declined),
-    /// DynamoDB did not answer.
+    /// DynamoDB did not answer, so the commit may have been applied.
     Unknown(Outcome),
-    /// The commit was rejected, or met contention until no time was left. Nothing was written.
+    /// The commit was rejected, or contention lasted until the deadline. Nothing was written.
     Unwritten(StoreError),
 }
 
-/// Commits writes with a record. `round` separates the answers of one attempt, which have one owner.
+/// Commits writes with a record.
+///
+/// `round` counts the handler's answers in one attempt. With the owner, it makes the
+/// `ClientRequestToken` unique.
 pub(super) async fn commit<S: TransactionalStore>(
     store: &S,
     owner: &Owner,
@@ -42,12 +45,12 @@ pub(super) async fn commit<S: TransactionalStore>(
     let commit = Commit {
         record,
         writes,
-        // 32 characters and the round: 35 at most.
+        // 32 characters and the round: at most 35.
         token: format!("{owner}{round:x}"),
         sent: OnceLock::new(),
         sent_over: OnceLock::new(),
     };
-    // Each repetition is the same transaction, which DynamoDB applies once.
+    // Each retry sends the same transaction, which DynamoDB applies once.
     match repeat(deadline.end(), "commit", &key, || store.commit(&commit)).await {
         Ok(Answered { answer, .. }) => match answer {
             CommitAnswer::Applied => Committed::Applied,

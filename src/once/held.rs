@@ -1,4 +1,4 @@
-//! [`HeldClaim`]: a claim that this worker holds, and the ways to end it.
+//! [`HeldClaim`]: a claim that this worker holds, and its settlements.
 
 use std::sync::Arc;
 
@@ -19,8 +19,10 @@ use crate::{
     store::{RecordWrite, SettleAnswer, Store, StoreError, TransactionalStore},
 };
 
-/// A claim that this worker holds. Only a successful claim makes one, and each way to end it
-/// consumes it.
+/// A claim that this worker holds.
+///
+/// Only a successful claim creates a `HeldClaim`. Each settlement consumes the value, so the worker
+/// settles no claim twice.
 pub(super) struct HeldClaim<'a, S> {
     pub(super) records: &'a Records<S>,
     pub(super) fence: Fence,
@@ -47,12 +49,13 @@ impl<S: Store> HeldClaim<'_, S> {
         match self.settle(&settlement).await {
             Settled::Applied => Outcome::Completed(result),
             Settled::LeaseLost => Outcome::LeaseLost,
-            // The effect has occurred. Without the claim, it would be repeated at once.
+            // The effect has occurred. The claim stays, so that no retry repeats the effect at
+            // once.
             Settled::Unknown(error) => Outcome::completion_unrecorded(error),
         }
     }
 
-    /// Settles the claim of a handler that returned no answer.
+    /// Settles the claim after a handler that returned no answer.
     pub(super) async fn end_without_answer(self, end: NoAnswer) -> Outcome {
         let last_end = match &end {
             NoAnswer::Failed(failure @ Failure::Permanent(_)) => {
@@ -82,26 +85,30 @@ impl<S: Store> HeldClaim<'_, S> {
         }
     }
 
-    /// Undoes the claim of an attempt that had no effect.
+    /// Undoes the claim after an attempt that had no effect.
     pub(super) async fn restore(self, outcome: Outcome) -> Outcome {
         let settlement = Settlement::Restore(self.claimed.clone());
         self.end(&settlement, outcome).await
     }
 
-    /// Ends a claim whose message goes back to the queue, whether that is recorded or not.
+    /// Settles a claim whose message returns to the queue. If the settlement fails, logs a warning
+    /// and returns the same outcome.
     async fn end(self, settlement: &Settlement, outcome: Outcome) -> Outcome {
         match self.settle(settlement).await {
             Settled::Applied => outcome,
             Settled::LeaseLost => Outcome::LeaseLost,
             Settled::Unknown(error) => {
-                tracing::warn!(key = %self.fence.key, %error, "the claim stays until its lease ends");
+                tracing::warn!(
+                    key = %self.fence.key,
+                    %error,
+                    "settlement failed: the claim stays until its lease expires"
+                );
                 outcome
             }
         }
     }
 
-    /// Repeats the settlement until it is answered, or no time is left. It is fenced, so a
-    /// repetition is harmless.
+    /// Retries a settlement until an answer or the deadline. The fence makes retries harmless.
     async fn settle(&self, settlement: &Settlement) -> Settled {
         let (store, fence, now) = (&self.records.store, &self.fence, self.records.now());
         let send = || store.settle(fence, settlement, now);
@@ -121,7 +128,8 @@ impl<S: Store> HeldClaim<'_, S> {
 }
 
 impl<S: TransactionalStore> HeldClaim<'_, S> {
-    /// Completes together with the handler's writes, if there are any.
+    /// Commits the completion and the handler's writes in one transaction. Without writes, one
+    /// update records the completion.
     pub(super) async fn commit(self, plan: Plan) -> Outcome {
         let write = |round, plan| self.commit_once(round, plan);
         match write_until_accepted(Ok(plan), write).await {
@@ -152,8 +160,8 @@ impl<S: TransactionalStore> HeldClaim<'_, S> {
                     },
                 );
             }
-            // The handler may have had effects elsewhere too, so the claim is kept until its
-            // lease ends, as after every completion that is not recorded.
+            // The handler may have had other effects too. So the claim stays until its lease
+            // expires, as after every completion without a record.
             Committed::Unknown(outcome) => return Ok(outcome),
             Committed::Unwritten(error) => return Ok(Outcome::completion_unrecorded(error)),
             Committed::Declined(declined) => declined,

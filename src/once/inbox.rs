@@ -1,5 +1,5 @@
-//! [`Inbox`]: plan -> one transaction of record and writes. For effects that are DynamoDB writes
-//! alone.
+//! [`Inbox`], the inbox mode: the handler plans writes, and one transaction commits the writes and
+//! the record.
 
 use std::sync::Arc;
 
@@ -24,19 +24,19 @@ use crate::{
     store::{RecordWrite, StoreError, TransactionalStore},
 };
 
-/// Runs operations whose whole effect is DynamoDB writes: the handler plans them, and they
-/// commit together with the record, in one transaction and without a claim before it.
+/// Inbox mode: runs operations whose whole effect is DynamoDB writes.
 ///
-/// Made by [`Once::inbox`].
+/// The handler plans the writes. One transaction commits the writes and the record, without an
+/// earlier claim. [`Once::inbox`](crate::Once::inbox) creates an inbox.
 ///
 /// ```text
 /// attempt 1  handler plans ──── commit: record COMPLETED + writes
-/// attempt 2  handler plans ──────── commit: refused by the record: a duplicate
+/// attempt 2  handler plans ──────── commit: record's condition check fails: duplicate
 /// ```
 ///
-/// Two attempts may plan at the same time, and a handler may run again for a completed operation. A
-/// handler may read anything, and must have no effect of its own. Where planning is costly and
-/// duplicates are many, use [`first_look`](Self::first_look).
+/// Two attempts may plan at the same time, and a handler may run again for a completed operation.
+/// So a handler may read any data, but must have no effect except its writes. If planning is costly
+/// and duplicates are frequent, use [`first_look`](Self::first_look).
 ///
 /// ```
 /// use aws_sdk_dynamodb::Client;
@@ -66,9 +66,11 @@ impl<S> Inbox<S> {
         }
     }
 
-    /// Reads the record before the handler runs: one eventually consistent read for each message,
-    /// half a read unit. Skips handler and transaction for known duplicates. The commit catches those
-    /// that the read misses.
+    /// Reads the record before the handler runs.
+    ///
+    /// Skips handler and transaction for known duplicates. The commit catches duplicates that the
+    /// read misses. The cost is one eventually consistent read for each message: half a read unit
+    /// for each 4 KB of the record.
     #[must_use]
     pub fn first_look(self) -> Self {
         Self {
@@ -79,7 +81,7 @@ impl<S> Inbox<S> {
 }
 
 impl<S: TransactionalStore> Inbox<S> {
-    /// Runs one operation; see [`Mode::run`].
+    /// Runs one operation: see [`Mode::run`].
     pub async fn run<W, F, O>(&self, operation: Operation, work: W) -> Outcome
     where
         W: FnOnce(Attempt) -> F,
@@ -95,7 +97,7 @@ impl<S: TransactionalStore> Inbox<S> {
         if !deadline.may_start() {
             return Outcome::NotStarted;
         }
-        // There is no lease: the record is written in its final state.
+        // An inbox needs no lease, because it writes the record in its final state.
         let (now, message_id) = (self.records.now(), delivery.message_id());
         let request = (self.records).request(&key, fingerprint, message_id, now);
         if self.first_look
@@ -124,7 +126,7 @@ impl<S: TransactionalStore> Inbox<S> {
         }
     }
 
-    /// The outcome, if the record decides it.
+    /// Reads the record. Returns an outcome if the handler must not run.
     async fn look(&self, request: &ClaimRequest, deadline: Deadline) -> Option<Outcome> {
         match timeout_at(deadline.stop(), self.records.store.look(&request.key)).await {
             Ok(Ok(Some(record))) if !may_claim(Some(&record), request) => {
@@ -133,14 +135,14 @@ impl<S: TransactionalStore> Inbox<S> {
             Ok(Ok(_)) => None,
             Ok(Err(error)) => Some(Outcome::store_unavailable(error)),
             Err(_elapsed) => Some(Outcome::store_unavailable(StoreError::OutOfTime {
-                action: "look for",
+                action: "read",
                 key: request.key.to_string(),
             })),
         }
     }
 }
 
-/// One operation's record, about to be written.
+/// Insert of one operation's record.
 struct Insert<'a, S> {
     records: &'a Records<S>,
     request: ClaimRequest,
@@ -163,8 +165,10 @@ impl<S: TransactionalStore> Insert<'_, S> {
         })
     }
 
-    /// Records a permanent failure. Where the operation is completed, the handler of a duplicate failed
-    /// for the effect of the first attempt, and the outcome is the record's.
+    /// Records a permanent failure.
+    ///
+    /// If the operation is completed already, returns the outcome of the record. The handler of a
+    /// duplicate may fail because of the first attempt's effect.
     async fn fail(&self, round: usize, error: String) -> Outcome {
         let failed = Outcome::PermanentFailure(error.clone());
         let until = self.records.expires_at();
@@ -178,8 +182,8 @@ impl<S: TransactionalStore> Insert<'_, S> {
             }),
         };
         match self.insert(round, settlement, Vec::new(), failed).await {
-            // There are no writes, so the record can't be written: the table has another key schema.
-            // The message is not the cause.
+            // The commit has no other writes, so the record is invalid: the table has another key
+            // schema. The message is not the cause.
             Err(Declined::Invalid(why)) | Ok(Outcome::RetryableFailure(why)) => unrecorded(why),
             Err(Declined::Conditions(refused)) => unrecorded(refused.to_string()),
             Ok(Outcome::CommitUnknown(cause) | Outcome::StoreUnavailable(cause)) => {
@@ -213,10 +217,10 @@ impl<S: TransactionalStore> Insert<'_, S> {
         .await
         {
             Committed::Applied => Ok(inserted),
-            // Another worker replaced the record meanwhile, and the new one admits the insert.
+            // Another worker replaced the record meanwhile, and the new record admits the insert.
             Committed::Refused(Some(record)) if may_claim(Some(&record), request) => {
                 Ok(Outcome::RetryableFailure(
-                    "another worker changed the record before this commit was written".into(),
+                    "another worker changed the record before this commit".into(),
                 ))
             }
             Committed::Refused(Some(refused_by)) => {
@@ -226,7 +230,8 @@ impl<S: TransactionalStore> Insert<'_, S> {
                 })
             }
             Committed::Refused(None) => Ok(Outcome::RetryableFailure(
-                "a record refused the commit, and the answer does not hold it".into(),
+                "the record's condition check failed, and DynamoDB did not return the record"
+                    .into(),
             )),
             Committed::Declined(declined) => Err(declined),
             Committed::Unknown(outcome) => Ok(outcome),

@@ -6,10 +6,10 @@ use crate::{
     protocol::Timestamp,
 };
 
-/// A way to process operations once, for handlers that answer with an `A`.
+/// A mode: a way to process operations once, for handlers that return an `A`.
 ///
-/// [`Once`](crate::Once), [`Inbox`](crate::Inbox) and [`OnItem`](crate::OnItem) are the three; a
-/// `Consumer` takes each of them.
+/// The modes are [`Once`](crate::Once), [`Inbox`](crate::Inbox) and [`OnItem`](crate::OnItem). A
+/// `Consumer` accepts each of them.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not run handlers that return `{A}`",
     label = "not a mode for handlers that return `{A}`",
@@ -18,21 +18,23 @@ use crate::{
     note = "for `Change`, use `OnItem`"
 )]
 pub trait Mode<A: Answer>: Send + Sync + 'static {
-    /// Runs `work` unless the operation is completed, has failed, or is claimed by another worker,
-    /// and records the result.
+    /// Runs `work` and records the result.
     ///
-    /// `work` is cut off when [`Deadline::time_left`](crate::Deadline::time_left) is zero. Its panics
-    /// are caught (a build with `panic = "abort"` can't). Dropping the returned future has the effect
-    /// of a crash.
+    /// Does not run `work` if the operation is completed, failed permanently before, or is claimed
+    /// by another worker. Cuts `work` off when [`Deadline::time_left`](crate::Deadline::time_left)
+    /// is zero. Catches panics of `work`, except in a build with `panic = "abort"`.
+    ///
+    /// Dropping the returned future has the effect of a crash.
     fn run<W, F>(&self, operation: Operation, work: W) -> impl Future<Output = Outcome> + Send
     where
         W: FnOnce(Attempt) -> F + Send,
         F: Future<Output = Result<A, Failure>> + Send;
 
-    /// The wall clock.
+    /// Returns the time of the mode's wall clock.
     fn now(&self) -> Timestamp;
 
-    /// Returns whether a permanent failure leaves a record, so that its message never runs again.
+    /// Returns whether this mode records permanent failures. A message with a recorded failure
+    /// never runs again.
     fn records_failures(&self) -> bool {
         true
     }

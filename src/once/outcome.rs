@@ -1,4 +1,4 @@
-//! [`Outcome`]: the result of one attempt at an operation, and all that follows from it.
+//! [`Outcome`]: the result of one attempt at an operation, with severity, retry and HTTP status.
 
 use std::{fmt, sync::Arc};
 
@@ -10,8 +10,12 @@ use crate::{
 
 /// The result of one attempt at an operation.
 ///
-/// Log level, visibility timeout and HTTP status derive from [`severity`](Self::severity) and
-/// [`retry`](Self::retry); [`name`](Self::name) is the word in logs and metrics.
+/// | use | derives from |
+/// | --- | --- |
+/// | name in logs and metrics | [`name`](Self::name) |
+/// | log level | [`severity`](Self::severity) |
+/// | visibility timeout | [`retry`](Self::retry) |
+/// | HTTP status | [`http_status`](Self::http_status) |
 ///
 /// ```
 /// use sqs_once::{Outcome, Retry, Severity, protocol::StoredResult};
@@ -28,97 +32,103 @@ use crate::{
 pub enum Outcome {
     /// The handler ran, and its result is recorded.
     Completed(StoredResult),
-    /// An earlier attempt completed the operation, and this is its recorded result. The handler did
-    /// not run.
+    /// An earlier attempt completed the operation. Holds the recorded result. The handler did not
+    /// run.
     Duplicate(StoredResult),
     /// Another worker holds the claim. The handler did not run.
     Conflict {
-        /// The worker's token, if the record has one.
+        /// Owner token of the other worker's claim, if the record has one.
         owner: Option<Owner>,
-        /// The end of the worker's lease.
+        /// End of the other worker's lease.
         lease_until: Timestamp,
     },
-    /// An attempt with the same key and another payload is open, and its lease has ended. The handler
-    /// did not run. No handler runs under this key until an attempt with that payload is recorded,
-    /// the record expires or it is deleted.
+    /// An attempt with the same key and another payload is open, and its lease expired. The handler
+    /// did not run.
+    ///
+    /// This payload does not run under this key until one of these events:
+    ///
+    /// - an attempt with the other payload is recorded;
+    /// - the record expires;
+    /// - an operator deletes the record.
     PayloadConflict {
-        /// The time of the claim of the earliest open attempt, if the record has it.
+        /// Claim time of the earliest open attempt, if the record has it.
         open_since: Option<Timestamp>,
     },
     /// The handler returned a retryable failure. The attempt may have had its effect.
     RetryableFailure(String),
-    /// The handler failed without an effect, and a later attempt may succeed.
+    /// The handler returned a retryable failure without an effect.
     NoEffect(String),
     /// The handler returned a permanent failure.
     PermanentFailure(String),
-    /// The message failed permanently before, and this is the recorded error. The handler did not
-    /// run.
+    /// The message failed permanently before. Holds the recorded error. The handler did not run.
     FailedBefore(String),
-    /// Twenty messages failed permanently under this key, so no further message runs. This is the
+    /// Twenty messages failed permanently under this key, so no further message runs. Holds the
     /// last recorded error. The handler did not run.
     TooManyFailures(String),
     /// The key was used before for another payload. The handler did not run, and the record is
     /// unchanged.
     KeyReused,
-    /// The message has no body, no key, or a body that is not of the handler's type. Nothing was
-    /// claimed.
+    /// The message has no body, no key, or a body that is not of the handler's type. The handler
+    /// did not run.
     Invalid(String),
-    /// Too little time was left before the deadline. Nothing was claimed.
+    /// Too little time was left before the deadline. The handler did not run.
     NotStarted,
-    /// A message before this one in its ordered group failed. Nothing was claimed.
+    /// An earlier message of the same FIFO group failed. The handler did not run.
     BehindFailure,
     /// The handler panicked. After a claim, the next attempt is informed.
     Panicked,
     /// The handler was cut off at the deadline. After a claim, the next attempt is informed.
     OutOfTime,
-    /// The handler ran, but its lease ended before its result was recorded, and another attempt
-    /// took over. The record of that attempt decides.
+    /// The lease expired before the worker recorded the attempt's result, and another attempt took
+    /// over. The record of the other attempt decides.
     LeaseLost,
     /// The handler succeeded, but its result could not be recorded. The claim stays until its lease
-    /// ends; then the next attempt is informed.
+    /// expires, and the next attempt is informed.
     CompletionUnrecorded(Arc<StoreError>),
-    /// The handler failed permanently, but the failure could not be recorded, so the message runs
+    /// The handler failed permanently, but the failure could not be recorded. The message runs
     /// again.
     FailureUnrecorded {
-        /// The text of the failure.
+        /// Text of the failure.
         error: String,
-        /// The reason why the failure is not recorded.
+        /// Reason why the failure is not recorded.
         cause: Arc<StoreError>,
     },
-    /// The handler's writes were sent, and DynamoDB did not answer: either all of them were applied,
-    /// or none. The next attempt finds out, and writes only if none were.
+    /// DynamoDB did not answer the commit of the handler's writes. Either all writes were applied
+    /// or no write.
+    ///
+    /// The condition of the next attempt's commit prevents a second application.
     CommitUnknown(Arc<StoreError>),
-    /// The claim, or in an inbox the commit, could not be written. Nothing was applied.
+    /// The claim could not be written, or in an inbox the commit. No write was applied.
     StoreUnavailable(Arc<StoreError>),
 }
 
-/// The level of an outcome's log line.
+/// Log level of an outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Severity {
-    /// The expected course, duplicates and conflicts included.
+    /// Normal operation, including duplicates and conflicts.
     Info,
-    /// A failure that a later attempt may repair, or that a person should know of.
+    /// A retryable failure, or a state that an operator should know of.
     Warn,
-    /// A failure that needs a person, or that may have repeated an effect.
+    /// A failure that needs an operator, or that may cause a repeated effect.
     Error,
 }
 
-/// The time at which another attempt can change the result.
+/// Time of the next attempt that can have another outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Retry {
-    /// No attempt can: the operation is complete, or every attempt fails.
+    /// No retry: the operation is completed, or every attempt fails.
     Never,
-    /// Any later attempt.
+    /// Retry at once.
     Now,
-    /// A later attempt, after a back-off.
+    /// Retry after a back-off.
     Backoff,
-    /// An attempt after this time, the end of another worker's lease.
+    /// Retry after this time, the end of another worker's lease.
     At(Timestamp),
 }
 
-/// All that derives from the kind of an outcome.
+/// Properties of one kind of outcome.
 struct Facts {
     name: &'static str,
     severity: Severity,
@@ -127,7 +137,7 @@ struct Facts {
 }
 
 impl Outcome {
-    /// One row for each outcome. Whoever adds an outcome adds its row, and its text below.
+    /// Table of all outcomes. A new outcome needs a row here and a text in `Display`.
     const fn facts(&self) -> Facts {
         use {Retry::*, Severity::*};
         let (name, severity, retry, http_status) = match self {
@@ -160,25 +170,25 @@ impl Outcome {
         }
     }
 
-    /// The word for this outcome in logs and metrics: stable, in lower case, for filters.
+    /// Returns the name of this outcome in logs and metrics: stable and in lower case.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         self.facts().name
     }
 
-    /// The level of its log line.
+    /// Returns the log level of this outcome.
     #[must_use]
     pub const fn severity(&self) -> Severity {
         self.facts().severity
     }
 
-    /// The time at which another attempt can change the result.
+    /// Returns the time of the next attempt that can have another outcome.
     #[must_use]
     pub const fn retry(&self) -> Retry {
         self.facts().retry
     }
 
-    /// The status of an HTTP response for this outcome (RFC 9110). A 409 and a 503 ask the client to
+    /// Returns the HTTP status for this outcome (RFC 9110). After a 409 or a 503, the client should
     /// send the request again with the same key.
     ///
     /// ```
@@ -190,19 +200,20 @@ impl Outcome {
         self.facts().http_status
     }
 
-    /// Returns whether the operation is recorded as completed. Only then may a message be deleted.
+    /// Returns whether the operation is recorded as completed. Delete a message from the queue only
+    /// if this method returns true.
     #[must_use]
     pub const fn is_success(&self) -> bool {
         matches!(self, Self::Completed(_) | Self::Duplicate(_))
     }
 
-    /// Returns whether every attempt with this message fails.
+    /// Returns whether every further attempt with this message fails.
     #[must_use]
     pub const fn is_permanent(&self) -> bool {
         matches!(self.retry(), Retry::Never) && !self.is_success()
     }
 
-    /// The store's error that caused this outcome.
+    /// Returns the store's error that caused this outcome.
     #[must_use]
     pub fn store_error(&self) -> Option<&StoreError> {
         match self {
@@ -227,7 +238,7 @@ impl Outcome {
     }
 }
 
-/// The outcome of a failure that needs no record.
+/// The outcome of a handler's failure, if no record is needed.
 impl From<Failure> for Outcome {
     fn from(failure: Failure) -> Self {
         match failure {
@@ -251,7 +262,8 @@ impl From<Refusal> for Outcome {
     }
 }
 
-/// Describes the outcome and what follows, for people. It contains no payload and no result.
+/// Describes the outcome and its consequence for operators. The text contains no payload and no
+/// result.
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -268,24 +280,24 @@ impl fmt::Display for Outcome {
                     write!(f, " since {since}")?;
                 }
                 f.write_str(
-                    ": find out whether it had its effect, then delete the record of this key (`record forget KEY`)",
+                    ": check whether that attempt had its effect, then delete the record of this key (`record forget KEY`)",
                 )
             }
             Self::RetryableFailure(error) => write!(f, "retryable failure: {error}"),
-            Self::NoEffect(error) => write!(f, "retryable failure without effect: {error}"),
+            Self::NoEffect(error) => write!(f, "retryable failure without an effect: {error}"),
             Self::PermanentFailure(error) => write!(f, "permanent failure: {error}"),
             Self::FailedBefore(error) => write!(
                 f,
-                "this message failed permanently before, and the handler did not run: {error}"
+                "this message failed permanently before; the handler did not run: {error}"
             ),
             Self::TooManyFailures(error) => write!(
                 f,
-                "{MAX_FAILED_MESSAGES} messages failed permanently under this key, so no further message \
-                 runs until the record is deleted (`record forget KEY`); the last error: {error}"
+                "{MAX_FAILED_MESSAGES} messages failed permanently under this key; no further message \
+                 runs until the record is deleted (`record forget KEY`); last error: {error}"
             ),
             Self::KeyReused => f.write_str(
-                "the idempotency key was used before for another payload: choose a key that \
-                 differs where the operation differs",
+                "the idempotency key was used before for another payload: choose a key that is \
+                 unique to each operation",
             ),
             Self::Invalid(why) => f.write_str(why),
             Self::NotStarted => {
@@ -297,21 +309,21 @@ impl fmt::Display for Outcome {
             Self::Panicked => f.write_str("the handler panicked"),
             Self::OutOfTime => f.write_str("the handler was cut off at the deadline"),
             Self::LeaseLost => f.write_str(
-                "the lease ended before the result was recorded, and another attempt took over",
+                "the lease expired before the result was recorded, and another attempt took over",
             ),
             Self::CompletionUnrecorded(error) => write!(
                 f,
-                "the handler succeeded, but its result is not recorded, so the message runs again: {error}"
+                "the handler succeeded, but its result is not recorded; the message will run again: {error}"
             ),
             Self::FailureUnrecorded { error, cause } => write!(
                 f,
-                "permanent failure, but it is not recorded, so the message runs again: {error}; {cause}"
+                "permanent failure that is not recorded; the message will run again: {error}; {cause}"
             ),
             Self::CommitUnknown(error) => write!(
                 f,
-                "DynamoDB did not answer the commit, and the next attempt finds out whether it was applied: {error}"
+                "DynamoDB did not answer the commit; the next attempt will show whether the writes were applied: {error}"
             ),
-            Self::StoreUnavailable(error) => write!(f, "nothing was applied: {error}"),
+            Self::StoreUnavailable(error) => write!(f, "no write was applied: {error}"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! [`Records`]: store, retention and clock, which the modes with records share.
+//! [`Records`]: store, retention and clock, shared by claim mode and inbox.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use crate::protocol::{
     AfterFailure, ClaimRequest, Fingerprint, Key, Owner, Settlement, StoredResult, Timestamp,
 };
 
-/// Where records are kept, for how long, and by which clock.
+/// Store, retention and clock of records.
 #[derive(Clone, Debug)]
 pub(super) struct Records<S> {
     pub(super) store: S,
@@ -20,7 +20,7 @@ impl<S> Records<S> {
         (self.clock)()
     }
 
-    /// A claim of now, by a new owner.
+    /// Creates a claim request with the current time and a new owner.
     pub(super) fn request(
         &self,
         key: &Key,
@@ -41,7 +41,7 @@ impl<S> Records<S> {
         }
     }
 
-    /// The settlement that records a result of now.
+    /// Creates the settlement for a result, with the retention from now on.
     pub(super) fn completion(&self, result: &StoredResult) -> Settlement {
         Settlement::Complete {
             result: result.clone(),
@@ -49,13 +49,13 @@ impl<S> Records<S> {
         }
     }
 
-    /// Seconds since the epoch at which a record that is written now expires.
+    /// Returns the end of the retention for a record written now, in seconds since the epoch.
     pub(super) fn expires_at(&self) -> u64 {
         (self.now() + self.retention).as_secs_ceil()
     }
 }
 
-/// Warns that a result is not stored, and why.
+/// Logs a warning if the result is not stored, with the reason.
 pub(super) fn warn_of_omitted(key: &Key, result: &StoredResult) {
     if let StoredResult::Omitted(why) = result {
         tracing::warn!(%key, result_omitted = why, "the result is not stored");

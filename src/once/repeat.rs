@@ -1,4 +1,4 @@
-//! Repeats a request until it is answered, or no time is left.
+//! Retries of requests until an answer or the deadline.
 
 use std::time::Duration;
 
@@ -9,22 +9,22 @@ use crate::{protocol::Key, store::StoreError, system};
 /// The answer to a request.
 pub(super) struct Answered<T> {
     pub(super) answer: T,
-    /// The error of an earlier attempt that got no answer, and may still be applied.
+    /// Error of an earlier try without an answer. DynamoDB may still apply that request.
     pub(super) unanswered: Option<StoreError>,
 }
 
-/// A request that was not answered before its time ended, or that cannot succeed.
+/// A request without an answer before the deadline, or one that cannot succeed.
 pub(super) struct GivenUp {
     pub(super) error: StoreError,
-    /// One of the attempts got no answer, so the request may have been applied.
+    /// True if one try got no answer, so DynamoDB may have applied the request.
     pub(super) may_have_been_applied: bool,
 }
 
-/// Sends a request again while a repetition may succeed. The request must be safe to repeat.
+/// Sends a request, and retries while a retry may succeed. The request must be safe to repeat.
 ///
 /// # Errors
 ///
-/// [`GivenUp`] after an error that a repetition cannot change, or at `until`.
+/// [`GivenUp`] after an error that is not retryable, or at `until`.
 pub(super) async fn repeat<T, F>(
     until: Instant,
     action: &'static str,
@@ -41,7 +41,7 @@ where
             Ok(Ok(answer)) => return Ok(Answered { answer, unanswered }),
             Ok(Err(error)) => error,
             Err(_elapsed) => {
-                // An error of an earlier attempt tells more, such as throttling.
+                // An error of an earlier try is more specific, such as throttling.
                 let error = unanswered.or(contended);
                 let error = error.unwrap_or_else(|| StoreError::OutOfTime {
                     action,
@@ -67,18 +67,18 @@ where
     }
 }
 
-/// Pauses between attempts at one request: a random time up to 20 ms at first, doubled each time,
-/// up to a second.
+/// Random pauses between tries of one request. The upper limit starts at 20 ms, and doubles with
+/// each pause up to one second.
 ///
-/// No pause is longer than half of the time left. So when the contention ends 100 ms before the
-/// time does, an attempt follows in which the request can succeed.
+/// No pause is longer than half of the time left. So if contention ends 100 ms before the deadline,
+/// there is time for another try.
 pub(super) struct RetryPauses {
     longest: Duration,
     until: Instant,
 }
 
-/// With less time left, no further attempt can succeed.
-const TOO_LATE: Duration = Duration::from_millis(10);
+/// Minimum time left for another try. With less time, no answer can arrive.
+const MIN_TIME_FOR_TRY: Duration = Duration::from_millis(10);
 
 impl RetryPauses {
     pub(super) fn until(until: Instant) -> Self {
@@ -88,10 +88,10 @@ impl RetryPauses {
         }
     }
 
-    /// Pauses. Returns false where no time is left for another attempt.
+    /// Pauses, and returns true. Returns false if no time is left for another try.
     pub(super) async fn pause(&mut self) -> bool {
         let left = self.until.saturating_duration_since(Instant::now());
-        if left <= TOO_LATE {
+        if left <= MIN_TIME_FOR_TRY {
             return false;
         }
         let pause = self.longest.mul_f64(system::random_fraction());

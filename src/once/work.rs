@@ -1,4 +1,4 @@
-//! The handler's part: runs it to its end, and asks it again about refused writes.
+//! Runs the handler, and calls its decision after failed condition checks.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -19,7 +19,7 @@ pub(super) enum NoAnswer {
     OutOfTime,
 }
 
-/// The outcome of a handler whose end needs no record.
+/// The outcome of a handler that returned no answer, if no record is needed.
 impl From<NoAnswer> for Outcome {
     fn from(end: NoAnswer) -> Self {
         match end {
@@ -30,7 +30,7 @@ impl From<NoAnswer> for Outcome {
     }
 }
 
-/// Runs a handler to its end, or to the deadline.
+/// Runs a handler until it returns, panics or reaches the deadline.
 pub(super) async fn guard<T>(
     deadline: Deadline,
     work: impl Future<Output = Result<T, Failure>>,
@@ -44,24 +44,25 @@ pub(super) async fn guard<T>(
 
 /// The reason why nothing was written.
 pub(super) enum Declined {
-    /// Conditions of these writes are not met.
+    /// Condition checks of these writes failed.
     Conditions(Refused),
-    /// The writes can never be applied.
+    /// The writes are invalid. A retry would fail again.
     Invalid(String),
 }
 
-/// An answer whose writes were not applied, and the handler's decision about refused conditions.
+/// An answer whose writes were not applied, and the handler's decision after failed condition
+/// checks.
 pub(super) struct DeclinedAnswer<T> {
     pub(super) declined: Declined,
     pub(super) on_refused: Option<OnRefused<T>>,
 }
 
-/// Writes the handler's answer. Each time its conditions are refused, asks the handler for another
-/// one. `write` gets the number of the answer, from 0.
+/// Writes the handler's answer. After each failed condition check, asks the handler for another
+/// answer. `write` gets the number of the answer, from 0.
 ///
 /// # Errors
 ///
-/// The end of a handler that returned no answer, and the number of answers before it.
+/// The end of a handler that returned no answer, and the number of answers before that end.
 pub(super) async fn write_until_accepted<T, F>(
     first: Result<T, NoAnswer>,
     write: impl Fn(usize, T) -> F,

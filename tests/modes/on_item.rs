@@ -322,7 +322,7 @@ async fn update_composes_with_user_expression() {
 
         let outcome = run(on_item, "2", Change::update((), whole())).await;
         let why =
-            "permanent failure: the condition of write 0, `room`, to table `things` is not met";
+            "permanent failure: condition check failed for write 0, `room`, to table `things`";
         assert_eq!(outcome.to_string(), why, "{name}");
         assert_eq!(
             world.a().await,
@@ -376,7 +376,7 @@ async fn conditions_in_parentheses_hold() {
                 let outcome = run(on_item, "1", change).await;
                 assert_eq!(outcome.name(), expected, "{condition} {name}: {outcome}");
                 assert!(
-                    outcome.is_success() || outcome.to_string().contains("is not met"),
+                    outcome.is_success() || outcome.to_string().contains("condition check failed"),
                     "{condition} {name}: {outcome}"
                 );
             }

@@ -104,7 +104,7 @@ async fn refused_condition_is_recorded_as_failure() {
     for mode in MODES {
         let (key, ran) = (&format!("{mode:?}"), AtomicUsize::new(0));
         let outcome = world.answer(mode, key, &ran, || Ok(order(key))).await;
-        let why = "the condition of write 1, `stock`, to table `things` is not met";
+        let why = "condition check failed for write 1, `stock`, to table `things`";
         assert_eq!(
             outcome.to_string(),
             format!("permanent failure: {why}"),
@@ -121,7 +121,7 @@ async fn refused_condition_is_recorded_as_failure() {
         let again = world.answer(mode, key, &ran, || Ok(order(key))).await;
         assert_eq!(
             again.to_string(),
-            format!("this message failed permanently before, and the handler did not run: {why}"),
+            format!("this message failed permanently before; the handler did not run: {why}"),
             "{key}"
         );
         // An inbox plans before it knows of duplicates.

@@ -1,4 +1,4 @@
-//! [`Change`]: what a handler wants of one item.
+//! [`Change`]: the change of one item that a handler returns.
 
 use std::{fmt, marker::PhantomData};
 
@@ -15,8 +15,10 @@ use crate::{
     protocol::StoredResult,
 };
 
-/// An output, and the change of one item that it stands for: made exactly once, because the item
-/// itself remembers the idempotency keys of its changes. For [`OnItem`](crate::OnItem).
+/// An output and a change of one item, for [`OnItem`](crate::OnItem).
+///
+/// The change is applied exactly once, because the item itself stores the idempotency keys of its
+/// changes.
 ///
 /// ```
 /// use serde::{Deserialize, Serialize};
@@ -61,7 +63,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// A table, and attributes of the item there, its whole key among them.
+    /// Returns the table, and attributes of the item that include its primary key.
     fn place(&self) -> (&str, &Item) {
         match self {
             Self::Create { put, .. } => (put.table(), &put.action.item),
@@ -70,18 +72,19 @@ impl Kind {
         }
     }
 
-    /// The same, for later.
+    /// Returns the table and the attributes as owned values.
     pub(super) fn item(&self) -> (String, Item) {
         let (table, attributes) = self.place();
         (table.to_owned(), attributes.clone())
     }
 
-    /// Returns whether it changes that item. An existing item can't be created, so no create does.
-    pub(super) fn is_of(&self, (table, attributes): &(String, Item)) -> bool {
-        let (its_table, its_key) = self.place();
+    /// Returns whether this change applies to the given existing item. Always false for a create,
+    /// which requires that no item exists.
+    pub(super) fn applies_to(&self, (table, attributes): &(String, Item)) -> bool {
+        let (own_table, own_key) = self.place();
         !matches!(self, Self::Create { .. })
-            && its_table == table
-            && (its_key.iter()).all(|(name, value)| attributes.get(name) == Some(value))
+            && own_table == table
+            && (own_key.iter()).all(|(name, value)| attributes.get(name) == Some(value))
     }
 }
 
@@ -91,10 +94,11 @@ impl<O: Serialize + Send> Answer for Change<O> {
 }
 
 impl<O: Serialize> Change<O> {
-    /// Makes an item that must not be there yet. `key` is an attribute of its primary key.
+    /// Creates an item that must not exist yet. `key` is the name of an attribute of its primary
+    /// key.
     ///
-    /// If it is there, and this operation did not make it, that is refused like a condition of
-    /// the put's own.
+    /// If the item exists and another operation created it, the condition check fails, as with a
+    /// condition of the put.
     ///
     /// ```
     /// use sqs_once::{Change, Write};
@@ -111,7 +115,7 @@ impl<O: Serialize> Change<O> {
         })
     }
 
-    /// Updates an item, under whatever condition the update has.
+    /// Updates an item, on the update's conditions.
     #[must_use]
     pub fn update(output: O, update: impl IntoWrite<Action = Update>) -> Self {
         Self::new(Kind::Update {
@@ -120,13 +124,15 @@ impl<O: Serialize> Change<O> {
         })
     }
 
-    /// Decides what follows from a condition that is not met: a failure, or an update or modification of
-    /// the same item in place of this one. Without it, the operation has failed permanently. So it has
-    /// where the change in its place is of another item: that would not be looked at when the
-    /// message is delivered again. A [`modify`](Target::modify) is never refused.
+    /// Sets the decision after a failed condition check. By default, the operation fails
+    /// permanently.
     ///
-    /// Nothing was written when this is asked. It is for deciding, not for effects: it may be
-    /// asked again for the same message.
+    /// `decide` returns a failure, or another change: an update or modification of the same item. A
+    /// change of another item is a permanent failure, because the next delivery would not find the
+    /// key on that item. The condition of a [`modify`](Target::modify) never fails.
+    ///
+    /// Nothing was written when the consumer calls `decide`. The function must have no effect,
+    /// because the consumer may call it again for the same message.
     #[must_use]
     pub fn on_refused(
         self,
@@ -148,10 +154,10 @@ impl<O: Serialize> Change<O> {
 }
 
 impl Change<()> {
-    /// The item of `table` under the [`key`](Target::key) that follows.
+    /// Selects an item of `table`. [`key`](Target::key) sets its primary key.
     #[must_use]
     pub fn of(table: impl Into<String>) -> Target {
-        // Nothing is checked: what is taken of it is the table and the key.
+        // Only the table and the key of this condition check are used.
         Target(Write::check(table, ""))
     }
 }
@@ -162,29 +168,34 @@ impl<O> fmt::Debug for Change<O> {
     }
 }
 
-/// An item by its key. Made by [`Change::of`].
+/// An item, identified by its primary key. [`Change::of`] creates a target.
 #[derive(Clone, Debug)]
 pub struct Target(pub(super) Write<ConditionCheck>);
 
 impl Target {
-    /// An attribute of the item's primary key: one, or two where the table has a sort key.
+    /// Sets an attribute of the item's primary key. Call it twice if the table has a sort key.
     #[must_use]
     pub fn key(self, attribute: impl Into<String>, value: impl Serialize) -> Self {
         Self(self.0.key(attribute, value))
     }
 
-    /// Reads the item, has `modify` make another of it, and writes that if nobody changed the item
-    /// meanwhile; else it begins anew with the item as it is then.
+    /// Reads the item, calls `modify`, and writes the new item with optimistic locking.
     ///
-    /// `modify` gets `None` where there is no item, and is not called for an operation that the
-    /// item has seen. It may be called several times, so it must have no effect of its own.
-    /// Attributes that `T` does not know stay as they are. There will be some, so `T` must let
-    /// them pass: no `serde(deny_unknown_fields)`. A set that `T` knows is written as a list, unless
-    /// `T` says otherwise (`serde_dynamo::string_set` and its like). DynamoDB stores no empty set, so
-    /// an attribute whose set became empty is removed: mark the field `#[serde(default)]`.
+    /// If another worker changed the item meanwhile, the worker calls `modify` again with the
+    /// current item. So `modify` must have no effect of its own. `modify` gets `None` if no item
+    /// exists. The worker does not call `modify` for an operation whose key is on the item.
     ///
-    /// An attribute `version` counts the changes; what writes to the item without an
-    /// [`OnItem`](crate::OnItem) must count too.
+    /// Requirements for `T`:
+    ///
+    /// - No `serde(deny_unknown_fields)`: the item has the processed keys and `version` as further
+    ///   attributes. Attributes without a field in `T` stay unchanged.
+    /// - A set is written as a list, unless the field uses `serde_dynamo::string_set` or a similar
+    ///   module.
+    /// - A field that is a set needs `#[serde(default)]`. DynamoDB stores no empty sets, so an
+    ///   empty set removes the attribute.
+    ///
+    /// The attribute `version` counts the changes. Programs that write to the item without
+    /// [`OnItem`](crate::OnItem) must increase it as well.
     ///
     /// ```
     /// use serde::{Deserialize, Serialize};
@@ -218,23 +229,25 @@ impl Target {
         Change::new(Kind::Modify {
             target: self,
             modify: Box::new(move |found| {
-                // serde's own words may quote the item.
-                let strange =
-                    |what: &str| Failure::permanent(format!("an item of table `{table}` {what}"));
+                // serde's error may quote the item, which is payload.
+                let mismatch = |problem: &str| {
+                    Failure::permanent(format!("item of table `{table}`: {problem}"))
+                };
+                let unreadable = || mismatch("serde can't read it as the handler's type");
+                let unwritable = || mismatch("serde can't write the handler's type as an item");
                 let current: Option<T> = match found {
                     None => None,
-                    Some(item) => serde_dynamo::from_item(item.clone())
-                        .map_err(|_| strange("is not of the handler's type"))?,
+                    Some(item) => {
+                        serde_dynamo::from_item(item.clone()).map_err(|_| unreadable())?
+                    }
                 };
                 let mut item = found.cloned().unwrap_or_default();
                 if let Some(current) = &current {
-                    let known: Item = serde_dynamo::to_item(current)
-                        .map_err(|_| strange("can't be made of the handler's type"))?;
+                    let known: Item = serde_dynamo::to_item(current).map_err(|_| unwritable())?;
                     item.retain(|name, _| !known.contains_key(name));
                 }
                 let (changed, output) = modify(current)?;
-                let changed: Item = serde_dynamo::to_item(changed)
-                    .map_err(|_| strange("can't be made of the handler's type"))?;
+                let changed: Item = serde_dynamo::to_item(changed).map_err(|_| unwritable())?;
                 item.extend(changed);
                 Ok((item, to_result(&output)))
             }),

@@ -1,4 +1,4 @@
-//! The requests, and what their answers say.
+//! Sends changes and reads, and interprets their answers.
 
 use aws_sdk_dynamodb::{
     error::{ProvideErrorMetadata, SdkError},
@@ -8,7 +8,7 @@ use aws_sdk_dynamodb::{
 use futures_util::FutureExt as _;
 use tokio::time::timeout_at;
 
-use super::Changing;
+use super::ChangeWriter;
 use crate::{
     dynamodb::{
         explain::{explain, kind},
@@ -23,22 +23,22 @@ use crate::{
     store::StoreError,
 };
 
-/// The answer to a change.
+/// The result of sending a change, after retries.
 pub(super) enum Sent {
     Applied,
-    /// Its condition is not met by this item, or because there is none.
+    /// The condition check failed for this item, or because no item exists (`None`).
     Refused {
         item: Option<Item>,
-        /// The error of an earlier copy of the change that got no answer: it may still arrive.
+        /// Error of an earlier try without an answer. DynamoDB may still apply that request.
         unanswered: Option<StoreError>,
     },
-    /// The change can never be applied.
+    /// The change is invalid. A retry would fail again.
     Invalid(String),
-    /// The change met contention until no time was left, and was not applied.
+    /// Contention lasted until the deadline. The change was not applied.
     Contended(String),
     /// The change may have been applied.
     Unknown(StoreError),
-    /// The change was rejected, and was not applied.
+    /// The change was rejected and not applied.
     Unwritten(StoreError),
 }
 
@@ -50,10 +50,10 @@ enum Answer {
     TooLarge,
 }
 
-/// The item would have more than 400 KB.
+/// The changed item would exceed 400 KB.
 struct TooLarge;
 
-impl Changing<'_> {
+impl ChangeWriter<'_> {
     pub(super) async fn put(&self, put: &Put) -> Sent {
         let table = &put.table_name;
         let request = || put_item(&self.on_item.changing, put.clone()).send();
@@ -75,8 +75,8 @@ impl Changing<'_> {
         }
     }
 
-    /// Sends a change until it is answered, or no time is left. An applied change is known to its
-    /// item, so a repetition is harmless.
+    /// Sends a change, and retries until an answer or the deadline. An applied change stores its
+    /// key on the item, so a retry is harmless.
     async fn send<T, E, F>(
         &self,
         table: &str,
@@ -136,7 +136,7 @@ impl Changing<'_> {
         }
     }
 
-    /// The item as it is now.
+    /// Reads the item with strong consistency.
     pub(super) async fn read(
         &self,
         table: &str,
@@ -150,10 +150,10 @@ impl Changing<'_> {
             Ok(Ok(found)) => return Ok(found.item),
             Ok(Err(error)) => {
                 let why = explain(&error, "dynamodb:GetItem");
-                self.unavailable("read for", table, why, error)
+                self.unavailable("read the item for", table, why, error)
             }
             Err(_elapsed) => StoreError::OutOfTime {
-                action: "read for",
+                action: "read the item for",
                 key: self.key.to_string(),
             },
         };
@@ -181,9 +181,10 @@ impl Changing<'_> {
     }
 }
 
-/// An error that may be a condition that is not met.
+/// An error of a conditional write.
 trait ConditionError {
-    /// The item that does not meet it.
+    /// Returns the item whose condition check failed. `Some(None)` if no item exists, and `None`
+    /// for any other error.
     fn item(&self) -> Option<Option<&Item>>;
 }
 
@@ -217,8 +218,8 @@ fn too_large(table: &str, item: Option<&Item>) -> String {
         largest => format!(" ({largest})"),
     };
     format!(
-        "the item of table `{table}` would have more than 400 KB, the most that DynamoDB holds{largest}: if that is \
-         `processed_events`, set OnItem::retention, and remove the attribute once none of its keys can come back; \
-         if `processed_until`, set or shorten the retention; else split the item"
+        "the item of table `{table}` would exceed DynamoDB's limit of 400 KB{largest}: if `processed_events` is \
+         large, set OnItem::retention, and remove the attribute after the last possible redelivery of its keys; \
+         if `processed_until` is large, set or shorten the retention; otherwise split the item"
     )
 }
