@@ -111,15 +111,20 @@ mutants: $(VENV) $(CARGO_MUTANTS) ## Break the source at each place in turn, and
 
 .PHONY: lint
 lint: export RUSTDOCFLAGS := -D warnings
-lint: $(VENV) ## Format, clippy, rustdoc, licences, one TLS stack, templates
+lint: $(VENV) ## Format, clippy, rustdoc, licences, one TLS stack, features, templates
 	cargo fmt --check
 	cargo clippy --locked --all-targets -- -D warnings
 	cargo doc --locked --no-deps
 	cargo deny --locked check bans licenses sources
 	python local/one_tls_stack.py
+	python local/features.py
 	sam validate --lint --region us-east-1
 	sam validate --lint --region us-east-1 --template-file examples/place_order.template.yaml
 	cfn-lint template.yaml examples/place_order.template.yaml
+
+.PHONY: features
+features: $(VENV) ## Check combinations of features, the crates they bring, and a handler in the sample's place
+	python local/features.py
 
 .PHONY: fmt
 fmt: ## Format the source
