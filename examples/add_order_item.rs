@@ -90,12 +90,9 @@ pub async fn consumer(
     // No retention: an order is open for a while only, so the keys that it has seen are few.
     // It would need permissions that the function's role does not have.
     settings.set_default("CONSUMER_VISIBILITY", "off");
+    let orders = settings.required("ORDERS_TABLE_NAME", "table of the orders", str::parse);
     settings
-        .on_item(|settings| {
-            let orders =
-                settings.required("ORDERS_TABLE_NAME", "table of the orders", str::parse)?;
-            Ok(AddToOrder { orders })
-        })
+        .on_item(orders.map(|orders| AddToOrder { orders }))
         .await
 }
 

@@ -69,11 +69,9 @@ pub async fn consumer(
     settings.set_default("IDEMPOTENCY_KEY", "body:/userId");
     // It would need permissions that the function's role does not have.
     settings.set_default("CONSUMER_VISIBILITY", "off");
+    let users = settings.required("USERS_TABLE_NAME", "table of the users", str::parse);
     settings
-        .on_item(|settings| {
-            let users = settings.required("USERS_TABLE_NAME", "table of the users", str::parse)?;
-            Ok(CreateUser { users })
-        })
+        .on_item(users.map(|users| CreateUser { users }))
         .await
 }
 

@@ -80,12 +80,9 @@ pub async fn consumer(
     settings.set_default("IDEMPOTENCY_RETENTION", REMEMBERED);
     // It would need permissions that the function's role does not have.
     settings.set_default("CONSUMER_VISIBILITY", "off");
+    let accounts = settings.required("ACCOUNTS_TABLE_NAME", "table of the accounts", str::parse);
     settings
-        .on_item(|settings| {
-            let accounts =
-                settings.required("ACCOUNTS_TABLE_NAME", "table of the accounts", str::parse)?;
-            Ok(DebitAccount { accounts })
-        })
+        .on_item(accounts.map(|accounts| DebitAccount { accounts }))
         .await
 }
 

@@ -39,6 +39,17 @@ struct PlaceOrder {
     stock: String,
 }
 
+impl PlaceOrder {
+    fn read(settings: &mut Settings) -> Result<Self, SettingsError> {
+        let orders = settings.required("ORDERS_TABLE_NAME", "table of the orders", str::parse);
+        let stock = settings.required("STOCK_TABLE_NAME", "table of the stock", str::parse);
+        Ok(Self {
+            orders: orders?,
+            stock: stock?,
+        })
+    }
+}
+
 impl Handler for PlaceOrder {
     type Message = Order;
     type Output = Done<Value>;
@@ -91,16 +102,8 @@ pub async fn consumer(
     // Both would need permissions that the function's role does not have.
     settings.set_default("CONSUMER_VISIBILITY", "off");
     settings.set_default("CONSUMER_PRIME", "off");
-    settings
-        .inbox(|settings| {
-            let orders = settings.required("ORDERS_TABLE_NAME", "table of the orders", str::parse);
-            let stock = settings.required("STOCK_TABLE_NAME", "table of the stock", str::parse);
-            Ok(PlaceOrder {
-                orders: orders?,
-                stock: stock?,
-            })
-        })
-        .await
+    let handler = PlaceOrder::read(&mut settings);
+    settings.inbox(handler).await
 }
 
 #[tokio::main]

@@ -44,7 +44,7 @@ impl Handler for Greet {
 pub(crate) async fn consumer(
     settings: Settings,
 ) -> Result<Consumer<Once<DynamoStore>, impl Handler<Output = String>>, SettingsError> {
-    settings.once(|_| Ok(Greet)).await
+    settings.once(Ok(Greet)).await
 }
 """
 
