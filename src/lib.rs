@@ -7,7 +7,7 @@
 //!
 //! ```no_run
 //! use serde::{Deserialize, Serialize};
-//! use sqs_once::{Attempt, Consumer, Failure, Once, ResultExt as _, aws, telemetry};
+//! use sqs_once::{Attempt, Consumer, Failure, Once, ResultExt as _, aws, handler_fn, telemetry};
 //! use sqs_once::{protocol::Namespace, store::DynamoStore};
 //!
 //! #[derive(Deserialize)]
@@ -30,7 +30,7 @@
 //!     telemetry::init();
 //!     let client = aws_sdk_dynamodb::Client::new(&aws::config().await);
 //!     let once = Once::new(DynamoStore::new(client, "idempotency"));
-//!     sqs_once::run(Consumer::new(once, Namespace::new("payments")?, charge)).await
+//!     sqs_once::run(Consumer::new(once, Namespace::new("payments")?, handler_fn(charge))).await
 //! }
 //! ```
 //!
@@ -141,16 +141,32 @@ pub use dynamodb::{
     write::{Action, IntoWrite, Keyed, MAX_WRITES, Write},
 };
 pub use handler::{
-    Answer, Attempt, Attribute, Delivery, Done, Failure, FnHandler, Handler, History, IntoHandler,
-    OpenAttempts, ResultExt, Stored, ViaFn, ViaHandler,
+    Answer, Attempt, Attribute, Delivery, Done, Failure, Handler, HandlerFn, History, OpenAttempts,
+    ResultExt, Stored, handler_fn,
 };
-pub use once::{Change, Inbox, Mode, OnItem, Once, Operation, Outcome};
+pub use once::{Change, Inbox, Mode, OnItem, Once, Operation, Outcome, Retry, Severity};
 #[cfg(feature = "settings")]
 pub use settings::{Settings, SettingsError};
 #[cfg(feature = "lambda")]
 pub use sqs::{BatchError, Consumer, run};
 
-/// Compiles the README's example.
-#[cfg(doctest)]
+/// Compiles the Rust blocks of the README. They use reqwest, a dependency of the shipped consumer.
+#[cfg(all(doctest, feature = "consumer", feature = "testing"))]
 #[doc = include_str!("../README.md")]
-struct Readme;
+mod readme {}
+
+#[cfg(doctest)]
+#[doc = include_str!("../docs/choosing-a-key.md")]
+mod choosing_a_key {}
+
+#[cfg(doctest)]
+#[doc = include_str!("../docs/effects-in-dynamodb.md")]
+mod effects_in_dynamodb {}
+
+#[cfg(all(doctest, feature = "testing"))]
+#[doc = include_str!("../docs/handlers.md")]
+mod handlers {}
+
+#[cfg(doctest)]
+#[doc = include_str!("../docs/settings.md")]
+mod settings_page {}

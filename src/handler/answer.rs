@@ -22,15 +22,22 @@ use crate::{
 /// | anything serializable | outside DynamoDB, that the handler has had |
 /// | [`Done`] of it | in DynamoDB, that commit together with the record |
 /// | [`Change`](crate::Change) of it | on one item, which keeps the key itself |
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be the output of a handler: it does not implement `serde::Serialize`",
+    label = "the output is recorded as JSON, so it must implement `serde::Serialize`",
+    note = "add `#[derive(serde::Serialize)]` to `{Self}`, or return `()` where there is nothing to record"
+)]
 pub trait Answer: Send {
     /// The result that is stored, as JSON.
     type Result: Serialize + Send;
 }
 
+#[diagnostic::do_not_recommend]
 impl<O: Serialize + Send> Answer for O {
     type Result = O;
 }
 
+#[diagnostic::do_not_recommend]
 impl<O: Serialize + Send> Answer for Done<O> {
     type Result = O;
 }

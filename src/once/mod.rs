@@ -28,7 +28,7 @@
 //!     ))
 //! };
 //! let charged = once.run(operation()?, |_attempt| async { Ok("charged") }).await;
-//! assert!(matches!(charged, Outcome::Done(_)));
+//! assert!(matches!(charged, Outcome::Completed(_)));
 //! let again = once.run(operation()?, |_attempt| async { Ok("never runs") }).await;
 //! assert!(matches!(again, Outcome::Duplicate(_)));
 //! # Ok(()) }
@@ -36,15 +36,19 @@
 
 mod claim;
 mod commit;
+mod held;
 mod inbox;
 mod mode;
 mod on_item;
 mod operation;
 mod outcome;
+mod records;
+mod repeat;
+mod work;
 
 pub use claim::Once;
 pub use inbox::Inbox;
 pub use mode::Mode;
 pub use on_item::{Change, OnItem, Target};
 pub use operation::Operation;
-pub use outcome::Outcome;
+pub use outcome::{Outcome, Retry, Severity};

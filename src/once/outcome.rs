@@ -1,4 +1,4 @@
-//! [`Outcome`]: how an attempt at an operation ended.
+//! [`Outcome`]: the result of one attempt at an operation, and all that follows from it.
 
 use std::{fmt, sync::Arc};
 
@@ -8,108 +8,226 @@ use crate::{
     store::StoreError,
 };
 
-/// How an attempt at an operation ended.
+/// The result of one attempt at an operation.
+///
+/// Log level, visibility timeout and HTTP status derive from [`severity`](Self::severity) and
+/// [`retry`](Self::retry); [`name`](Self::name) is the word in logs and metrics.
 ///
 /// ```
-/// use sqs_once::{Outcome, protocol::StoredResult};
+/// use sqs_once::{Outcome, Retry, Severity, protocol::StoredResult};
 ///
-/// let done = Outcome::Done(StoredResult::Json("42".into()));
-/// assert!(done.is_success());
-/// assert_eq!(done.name(), "done");
-/// assert!(!Outcome::KeyReused.is_success());
+/// let completed = Outcome::Completed(StoredResult::Json("42".into()));
+/// assert!(completed.is_success());
+/// assert_eq!(completed.name(), "completed");
+/// assert_eq!(Outcome::KeyReused.retry(), Retry::Never);
+/// assert_eq!(Outcome::KeyReused.severity(), Severity::Error);
 /// ```
 #[derive(Clone, Debug)]
+#[must_use]
 #[non_exhaustive]
 pub enum Outcome {
     /// The handler ran, and its result is recorded.
-    Done(StoredResult),
-    /// It was done before; this is the recorded result. Nothing ran.
+    Completed(StoredResult),
+    /// An earlier attempt completed the operation, and this is its recorded result. The handler did
+    /// not run.
     Duplicate(StoredResult),
-    /// Another worker holds the claim. Nothing ran.
+    /// Another worker holds the claim. The handler did not run.
     Conflict {
-        /// Its token, if the record has one.
+        /// The worker's token, if the record has one.
         owner: Option<Owner>,
-        /// The end of its lease.
+        /// The end of the worker's lease.
         lease_until: Timestamp,
     },
-    /// An attempt with the same key and another payload is open, and its lease has ended. Nothing
-    /// ran, and nothing will under this key until an attempt with that payload is recorded, the
-    /// record expires or it is deleted.
+    /// An attempt with the same key and another payload is open, and its lease has ended. The handler
+    /// did not run. No handler runs under this key until an attempt with that payload is recorded,
+    /// the record expires or it is deleted.
     PayloadConflict {
-        /// When the earliest open attempt was claimed, if the record tells.
+        /// The time of the claim of the earliest open attempt, if the record has it.
         open_since: Option<Timestamp>,
     },
-    /// The handler failed, a later attempt may succeed, and this one may have had its effect.
+    /// The handler returned a retryable failure. The attempt may have had its effect.
     RetryableFailure(String),
     /// The handler failed without an effect, and a later attempt may succeed.
     NoEffect(String),
-    /// The handler said: it will fail again.
+    /// The handler returned a permanent failure.
     PermanentFailure(String),
-    /// The message failed permanently before; this is the stored error. Nothing ran.
+    /// The message failed permanently before, and this is the recorded error. The handler did not
+    /// run.
     FailedBefore(String),
-    /// So many messages failed permanently under this key that no other runs; this is the last
-    /// error. Nothing ran.
+    /// Twenty messages failed permanently under this key, so no further message runs. This is the
+    /// last recorded error. The handler did not run.
     TooManyFailures(String),
-    /// The key was used before for another payload. Nothing ran, and the record is as it was.
+    /// The key was used before for another payload. The handler did not run, and the record is
+    /// unchanged.
     KeyReused,
-    /// There was not enough time left. Nothing ran.
+    /// The message has no body, no key, or a body that is not of the handler's type. Nothing was
+    /// claimed.
+    Invalid(String),
+    /// Too little time was left before the deadline. Nothing was claimed.
     NotStarted,
+    /// A message before this one in its ordered group failed. Nothing was claimed.
+    BehindFailure,
     /// The handler panicked. After a claim, the next attempt is informed.
     Panicked,
     /// The handler was cut off at the deadline. After a claim, the next attempt is informed.
     OutOfTime,
-    /// The handler ran, but meanwhile its lease was over and somebody else went on. Their
-    /// record is as they left it, and settles the message.
+    /// The handler ran, but its lease ended before its result was recorded, and another attempt
+    /// took over. The record of that attempt decides.
     LeaseLost,
-    /// The handler ran and succeeded, but that could not be recorded. The claim is kept; when
-    /// its lease has ended, the next attempt is informed.
+    /// The handler succeeded, but its result could not be recorded. The claim stays until its lease
+    /// ends; then the next attempt is informed.
     CompletionUnrecorded(Arc<StoreError>),
-    /// The handler failed permanently, but that could not be recorded, so the message runs again.
+    /// The handler failed permanently, but the failure could not be recorded, so the message runs
+    /// again.
     FailureUnrecorded {
         /// The text of the failure.
         error: String,
-        /// The reason why it is not recorded.
+        /// The reason why the failure is not recorded.
         cause: Arc<StoreError>,
     },
-    /// The handler's writes were sent, and no answer came: they may have been made, all of them,
-    /// or none. The next attempt finds out, and makes them only if they were not.
+    /// The handler's writes were sent, and DynamoDB did not answer: either all of them were applied,
+    /// or none. The next attempt finds out, and writes only if none were.
     CommitUnknown(Arc<StoreError>),
-    /// The claim could not be made, or in an inbox the commit. Nothing was done.
+    /// The claim, or in an inbox the commit, could not be written. Nothing was applied.
     StoreUnavailable(Arc<StoreError>),
 }
 
+/// The level of an outcome's log line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Severity {
+    /// The expected course, duplicates and conflicts included.
+    Info,
+    /// A failure that a later attempt may repair, or that a person should know of.
+    Warn,
+    /// A failure that needs a person, or that may have repeated an effect.
+    Error,
+}
+
+/// The time at which another attempt can change the result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Retry {
+    /// No attempt can: the operation is complete, or every attempt fails.
+    Never,
+    /// Any later attempt.
+    Now,
+    /// A later attempt, after a back-off.
+    Backoff,
+    /// An attempt after this time, the end of another worker's lease.
+    At(Timestamp),
+}
+
+/// All that derives from the kind of an outcome.
+struct Facts {
+    name: &'static str,
+    severity: Severity,
+    retry: Retry,
+    http_status: u16,
+}
+
 impl Outcome {
-    /// Returns whether the operation is recorded as done. Only then may a message be acknowledged.
-    #[must_use]
-    pub const fn is_success(&self) -> bool {
-        matches!(self, Self::Done(_) | Self::Duplicate(_))
+    /// One row for each outcome. Whoever adds an outcome adds its row, and its text below.
+    const fn facts(&self) -> Facts {
+        use {Retry::*, Severity::*};
+        let (name, severity, retry, http_status) = match self {
+            Self::Completed(_) => ("completed", Info, Never, 200),
+            Self::Duplicate(_) => ("duplicate", Info, Never, 200),
+            Self::Conflict { lease_until, .. } => ("conflict", Info, At(*lease_until), 409),
+            Self::PayloadConflict { .. } => ("conflict", Warn, Backoff, 409),
+            Self::RetryableFailure(_) => ("retryable_failure", Warn, Backoff, 503),
+            Self::NoEffect(_) => ("no_effect", Warn, Backoff, 503),
+            Self::PermanentFailure(_) => ("permanent_failure", Error, Never, 422),
+            Self::FailedBefore(_) => ("failed_before", Error, Never, 422),
+            Self::TooManyFailures(_) => ("failed_before", Warn, Never, 422),
+            Self::KeyReused => ("key_reused", Error, Never, 422),
+            Self::Invalid(_) => ("invalid", Error, Never, 400),
+            Self::NotStarted => ("not_started", Info, Now, 503),
+            Self::BehindFailure => ("not_started", Info, Now, 503),
+            Self::Panicked => ("panicked", Error, Backoff, 503),
+            Self::OutOfTime => ("out_of_time", Error, Backoff, 503),
+            Self::LeaseLost => ("lease_lost", Error, Backoff, 503),
+            Self::CompletionUnrecorded(_) => ("completion_unrecorded", Error, Backoff, 503),
+            Self::FailureUnrecorded { .. } => ("failure_unrecorded", Error, Backoff, 503),
+            Self::CommitUnknown(_) => ("commit_unknown", Error, Backoff, 503),
+            Self::StoreUnavailable(_) => ("store_unavailable", Error, Backoff, 503),
+        };
+        Facts {
+            name,
+            severity,
+            retry,
+            http_status,
+        }
     }
 
-    /// The word for it in logs: stable, lower case, made for filters.
+    /// The word for this outcome in logs and metrics: stable, in lower case, for filters.
     #[must_use]
     pub const fn name(&self) -> &'static str {
+        self.facts().name
+    }
+
+    /// The level of its log line.
+    #[must_use]
+    pub const fn severity(&self) -> Severity {
+        self.facts().severity
+    }
+
+    /// The time at which another attempt can change the result.
+    #[must_use]
+    pub const fn retry(&self) -> Retry {
+        self.facts().retry
+    }
+
+    /// The status of an HTTP response for this outcome (RFC 9110). A 409 and a 503 ask the client to
+    /// send the request again with the same key.
+    ///
+    /// ```
+    /// # use sqs_once::Outcome;
+    /// assert_eq!(Outcome::KeyReused.http_status(), 422);
+    /// ```
+    #[must_use]
+    pub const fn http_status(&self) -> u16 {
+        self.facts().http_status
+    }
+
+    /// Returns whether the operation is recorded as completed. Only then may a message be deleted.
+    #[must_use]
+    pub const fn is_success(&self) -> bool {
+        matches!(self, Self::Completed(_) | Self::Duplicate(_))
+    }
+
+    /// Returns whether every attempt with this message fails.
+    #[must_use]
+    pub const fn is_permanent(&self) -> bool {
+        matches!(self.retry(), Retry::Never) && !self.is_success()
+    }
+
+    /// The store's error that caused this outcome.
+    #[must_use]
+    pub fn store_error(&self) -> Option<&StoreError> {
         match self {
-            Self::Done(_) => "done",
-            Self::Duplicate(_) => "duplicate",
-            Self::Conflict { .. } | Self::PayloadConflict { .. } => "conflict",
-            Self::RetryableFailure(_) => "retryable_failure",
-            Self::NoEffect(_) => "no_effect",
-            Self::PermanentFailure(_) => "permanent_failure",
-            Self::FailedBefore(_) | Self::TooManyFailures(_) => "failed_before",
-            Self::KeyReused => "key_reused",
-            Self::NotStarted => "not_started",
-            Self::Panicked => "panicked",
-            Self::OutOfTime => "out_of_time",
-            Self::LeaseLost => "lease_lost",
-            Self::CompletionUnrecorded(_) => "completion_unrecorded",
-            Self::FailureUnrecorded { .. } => "failure_unrecorded",
-            Self::CommitUnknown(_) => "commit_unknown",
-            Self::StoreUnavailable(_) => "store_unavailable",
+            Self::StoreUnavailable(error)
+            | Self::CommitUnknown(error)
+            | Self::CompletionUnrecorded(error)
+            | Self::FailureUnrecorded { cause: error, .. } => Some(error),
+            _ => None,
         }
+    }
+
+    pub(crate) fn store_unavailable(error: StoreError) -> Self {
+        Self::StoreUnavailable(Arc::new(error))
+    }
+
+    pub(crate) fn commit_unknown(error: StoreError) -> Self {
+        Self::CommitUnknown(Arc::new(error))
+    }
+
+    pub(crate) fn completion_unrecorded(error: StoreError) -> Self {
+        Self::CompletionUnrecorded(Arc::new(error))
     }
 }
 
-/// The outcome of a failure that nothing had to record.
+/// The outcome of a failure that needs no record.
 impl From<Failure> for Outcome {
     fn from(failure: Failure) -> Self {
         match failure {
@@ -137,8 +255,8 @@ impl From<Refusal> for Outcome {
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Done(_) => f.write_str("done"),
-            Self::Duplicate(_) => f.write_str("done before; nothing ran"),
+            Self::Completed(_) => f.write_str("completed"),
+            Self::Duplicate(_) => f.write_str("completed before; the handler did not run"),
             Self::Conflict { owner, lease_until } => write!(
                 f,
                 "lease held by {} until {lease_until}",
@@ -153,39 +271,125 @@ impl fmt::Display for Outcome {
                     ": find out whether it had its effect, then delete the record of this key (`record forget KEY`)",
                 )
             }
-            Self::RetryableFailure(error) => write!(f, "failed, to be retried: {error}"),
-            Self::NoEffect(error) => write!(f, "failed without effect, to be retried: {error}"),
-            Self::PermanentFailure(error) => write!(f, "failed permanently: {error}"),
-            Self::FailedBefore(error) => write!(f, "failed permanently before: {error}"),
+            Self::RetryableFailure(error) => write!(f, "retryable failure: {error}"),
+            Self::NoEffect(error) => write!(f, "retryable failure without effect: {error}"),
+            Self::PermanentFailure(error) => write!(f, "permanent failure: {error}"),
+            Self::FailedBefore(error) => write!(
+                f,
+                "this message failed permanently before, and the handler did not run: {error}"
+            ),
             Self::TooManyFailures(error) => write!(
                 f,
-                "{MAX_FAILED_MESSAGES} messages failed permanently under this key, so no other runs until the \
-                 record is deleted (`record forget KEY`); the last error: {error}"
+                "{MAX_FAILED_MESSAGES} messages failed permanently under this key, so no further message \
+                 runs until the record is deleted (`record forget KEY`); the last error: {error}"
             ),
             Self::KeyReused => f.write_str(
                 "the idempotency key was used before for another payload: choose a key that \
-                 differs where the operation does",
+                 differs where the operation differs",
             ),
-            Self::NotStarted => f.write_str("not enough time left in this invocation; nothing ran"),
-            Self::Panicked => f.write_str("the handler panicked"),
-            Self::OutOfTime => f.write_str("cut off at the deadline"),
-            Self::LeaseLost => f.write_str(
-                "the lease was over before the outcome was recorded, and another attempt went on",
-            ),
-            Self::CompletionUnrecorded(error) => {
-                write!(
-                    f,
-                    "done, but that is not recorded, so it will run again: {error}"
-                )
+            Self::Invalid(why) => f.write_str(why),
+            Self::NotStarted => {
+                f.write_str("too little time left in this invocation; the handler did not run")
             }
+            Self::BehindFailure => f.write_str(
+                "a message before this one in its FIFO group failed; the handler did not run",
+            ),
+            Self::Panicked => f.write_str("the handler panicked"),
+            Self::OutOfTime => f.write_str("the handler was cut off at the deadline"),
+            Self::LeaseLost => f.write_str(
+                "the lease ended before the result was recorded, and another attempt took over",
+            ),
+            Self::CompletionUnrecorded(error) => write!(
+                f,
+                "the handler succeeded, but its result is not recorded, so the message runs again: {error}"
+            ),
             Self::FailureUnrecorded { error, cause } => write!(
                 f,
-                "failed permanently, and that is not recorded, so it will run again: {error}; {cause}"
+                "permanent failure, but it is not recorded, so the message runs again: {error}; {cause}"
             ),
-            Self::CommitUnknown(error) => {
-                write!(f, "written or not, the next attempt finds out: {error}")
-            }
-            Self::StoreUnavailable(error) => write!(f, "nothing was done: {error}"),
+            Self::CommitUnknown(error) => write!(
+                f,
+                "DynamoDB did not answer the commit, and the next attempt finds out whether it was applied: {error}"
+            ),
+            Self::StoreUnavailable(error) => write!(f, "nothing was applied: {error}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn every() -> Vec<Outcome> {
+        let result = || StoredResult::Json("1".into());
+        let text = || "text".to_owned();
+        let error = || {
+            Arc::new(StoreError::OutOfTime {
+                action: "claim",
+                key: "k".into(),
+            })
+        };
+        vec![
+            Outcome::Completed(result()),
+            Outcome::Duplicate(result()),
+            Outcome::Conflict {
+                owner: None,
+                lease_until: Timestamp::from_millis(7),
+            },
+            Outcome::PayloadConflict { open_since: None },
+            Outcome::RetryableFailure(text()),
+            Outcome::NoEffect(text()),
+            Outcome::PermanentFailure(text()),
+            Outcome::FailedBefore(text()),
+            Outcome::TooManyFailures(text()),
+            Outcome::KeyReused,
+            Outcome::Invalid(text()),
+            Outcome::NotStarted,
+            Outcome::BehindFailure,
+            Outcome::Panicked,
+            Outcome::OutOfTime,
+            Outcome::LeaseLost,
+            Outcome::CompletionUnrecorded(error()),
+            Outcome::FailureUnrecorded {
+                error: text(),
+                cause: error(),
+            },
+            Outcome::CommitUnknown(error()),
+            Outcome::StoreUnavailable(error()),
+        ]
+    }
+
+    #[test]
+    fn success_is_never_retried_and_logged_as_info() {
+        for outcome in every().iter().filter(|outcome| outcome.is_success()) {
+            assert_eq!(outcome.retry(), Retry::Never, "{outcome:?}");
+            assert_eq!(outcome.severity(), Severity::Info, "{outcome:?}");
+            assert_eq!(outcome.http_status(), 200, "{outcome:?}");
+            assert!(!outcome.is_permanent(), "{outcome:?}");
+        }
+    }
+
+    #[test]
+    fn http_status_agrees_with_retry() {
+        for outcome in every().iter().filter(|outcome| !outcome.is_success()) {
+            let statuses: &[u16] = match outcome.retry() {
+                Retry::Never => &[400, 422],
+                Retry::Now | Retry::Backoff | Retry::At(_) => &[409, 503],
+            };
+            assert!(statuses.contains(&outcome.http_status()), "{outcome:?}");
+            assert_eq!(outcome.is_permanent(), outcome.retry() == Retry::Never);
+        }
+    }
+
+    #[test]
+    fn conflict_is_retried_at_the_end_of_its_lease() {
+        let at: Vec<_> = every()
+            .iter()
+            .filter_map(|outcome| match outcome.retry() {
+                Retry::At(end) => Some((outcome.name(), end.as_millis())),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(at, [("conflict", 7)]);
     }
 }

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     deadline::Deadline,
-    handler::{Handler, IntoHandler},
+    handler::Handler,
     once::Mode,
     protocol::{Namespace, Timestamp},
 };
@@ -18,7 +18,7 @@ use crate::{
 ///
 /// ```
 /// use serde::Deserialize;
-/// use sqs_once::{Attempt, Consumer, Failure, Once, protocol::Namespace, store::MemoryStore};
+/// use sqs_once::{Attempt, Consumer, Failure, Once, handler_fn, protocol::Namespace, store::MemoryStore};
 ///
 /// #[derive(Deserialize)]
 /// struct Order { id: String }
@@ -28,7 +28,7 @@ use crate::{
 /// }
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let consumer = Consumer::new(Once::new(MemoryStore::default()), Namespace::new("orders")?, ship)
+/// let consumer = Consumer::new(Once::new(MemoryStore::default()), Namespace::new("orders")?, handler_fn(ship))
 ///     .concurrency(std::num::NonZeroUsize::MIN)
 ///     .key("body:/id".parse()?);
 ///
@@ -120,18 +120,19 @@ impl FromStr for FifoAfterPermanent {
 #[error("must be `continue` or `stop`")]
 pub struct FifoAfterPermanentError;
 
-impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
+impl<M, H> Consumer<M, H> {
     /// Runs `handler` for each message in this `mode` ([`Once`](crate::Once),
     /// [`Inbox`](crate::Inbox) or [`OnItem`](crate::OnItem)), keys prefixed with `namespace`: ten messages at a time,
-    /// keyed by message id, half a second kept back to end well.
-    pub fn new<Via>(
-        mode: M,
-        namespace: Namespace,
-        handler: impl IntoHandler<Via, Handler = H>,
-    ) -> Self {
+    /// keyed by message id, half a second kept back to end well. An async function is a handler by
+    /// way of [`handler_fn`](crate::handler_fn).
+    pub fn new(mode: M, namespace: Namespace, handler: H) -> Self
+    where
+        M: Mode<H::Output>,
+        H: Handler,
+    {
         Self {
             mode: Arc::new(mode),
-            handler: Arc::new(handler.into_handler()),
+            handler: Arc::new(handler),
             namespace,
             key: KeySource::default(),
             fingerprint: FingerprintSource::default(),
@@ -261,7 +262,11 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
 
     /// The deadline of an invocation that Lambda ends at `at`.
     #[must_use]
-    pub fn deadline(&self, at: Timestamp) -> Deadline {
+    pub fn deadline(&self, at: Timestamp) -> Deadline
+    where
+        M: Mode<H::Output>,
+        H: Handler,
+    {
         let deadline = Deadline::of_invocation(
             self.mode.now(),
             at,

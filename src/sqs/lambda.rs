@@ -24,8 +24,8 @@ use crate::{handler::Handler, once::Mode, protocol::Timestamp};
 ///
 /// # Panics
 ///
-/// If the environment is not a Lambda's: without `AWS_LAMBDA_RUNTIME_API`,
-/// `AWS_LAMBDA_FUNCTION_NAME` and what else Lambda sets.
+/// If a variable of the Lambda environment is missing: `AWS_LAMBDA_RUNTIME_API`,
+/// `AWS_LAMBDA_FUNCTION_NAME` and others.
 ///
 /// ```no_run
 /// # use sqs_once::{Consumer, Handler, Mode};

@@ -13,9 +13,9 @@ pub(crate) struct Lane {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LaneKind {
-    /// Deliveries of one key: the second takes the first's outcome.
+    /// Deliveries of one key: the second takes the outcome of the first.
     SameKey,
-    /// A FIFO group: the rest is not run behind a failure that may pass.
+    /// A FIFO group: messages behind a retryable failure do not run.
     FifoGroup,
 }
 
@@ -27,9 +27,9 @@ pub(crate) struct LaneFacts<'a> {
     pub(crate) receive_count: u32,
 }
 
-/// Puts each message into one lane. The order of lanes is the order in which they start: on a
-/// standard queue, what was received most often first, so that a batch too big for its deadline
-/// starves nobody into the dead-letter queue.
+/// Puts each message into one lane. Lanes start in the returned order: on a standard queue, messages
+/// with the highest receive count first. Otherwise, in a batch that is too large for its deadline, the
+/// same messages could be left over each time, and reach the dead-letter queue.
 pub(crate) fn plan(messages: &[LaneFacts<'_>]) -> Vec<Lane> {
     #[derive(PartialEq, Eq, Hash)]
     enum LaneKey<'a> {
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn deliveries_of_one_key_share_a_lane_and_keyless_none() {
+    fn lane_groups_deliveries_by_key() {
         let (a, b) = (key("a"), key("b"));
         let batch = [
             standard(Some(&a), 1),
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn message_received_most_often_starts_first() {
+    fn highest_receive_count_starts_first() {
         let keys = ["a", "b", "c"].map(key);
         let batch = [
             standard(Some(&keys[0]), 1),
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fifo_group_is_one_lane_in_order_whatever_its_keys() {
+    fn fifo_group_is_one_lane_in_order() {
         let keys = ["a", "b"].map(key);
         let fifo = |key, group| LaneFacts {
             key,

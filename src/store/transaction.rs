@@ -93,9 +93,6 @@ pub enum CommitAnswer {
     Refused(Option<Record>),
     /// Nothing was written: these conditions are not met.
     Cancelled(Refused),
-    /// It collided with another write to one of its items, or was throttled. Sent again, it
-    /// may pass.
-    Contended(String),
     /// Nothing was written: it never can be.
     Invalid(String),
 }

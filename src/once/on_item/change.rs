@@ -85,6 +85,7 @@ impl Kind {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<O: Serialize + Send> Answer for Change<O> {
     type Result = O;
 }

@@ -7,7 +7,6 @@ mod version;
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
     time::Duration,
 };
 
@@ -25,8 +24,8 @@ use version::Unchanged;
 
 use super::{
     Mode, Operation, Outcome,
-    commit::{Backoff, Declined, decide},
-    mode::{Ended, guard},
+    repeat::RetryPauses,
+    work::{Declined, DeclinedAnswer, guard, write_until_accepted},
 };
 use crate::{
     deadline::Deadline,
@@ -86,7 +85,7 @@ use crate::{
 ///
 /// ```
 /// use aws_sdk_dynamodb::Client;
-/// use sqs_once::{Attempt, Change, Consumer, Failure, OnItem, Write, protocol::Namespace};
+/// use sqs_once::{Attempt, Change, Consumer, Failure, OnItem, Write, handler_fn, protocol::Namespace};
 ///
 /// async fn like(post: String, _: Attempt) -> Result<Change<()>, Failure> {
 ///     Ok(Change::update((), Write::update("posts", "ADD likes :one").key("id", post).value(":one", 1)))
@@ -95,7 +94,7 @@ use crate::{
 /// # fn consumer(client: Client) -> Result<(), Box<dyn std::error::Error>> {
 /// let week = std::time::Duration::from_secs(7 * 24 * 3600);
 /// let on_item = OnItem::new(client).retention(week);
-/// let consumer = Consumer::new(on_item, Namespace::new("likes")?, like);
+/// let consumer = Consumer::new(on_item, Namespace::new("likes")?, handler_fn(like));
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
@@ -111,6 +110,9 @@ pub struct OnItem {
 
 /// How often an item may be changed by others while it is being modified.
 const MOST_COLLISIONS: usize = 20;
+
+const OTHER_ITEM: &str = "a refused change can be replaced by a change of the same item only, and this one is of \
+     another item; nothing was written (where either of two items may change, use an inbox)";
 
 impl OnItem {
     /// Changes items through `client` (see `aws::config` for one whose timeouts suit a
@@ -188,43 +190,28 @@ impl OnItem {
             return Outcome::NotStarted;
         }
         let attempt = Attempt::new(key.clone(), delivery, History::fresh(), deadline);
-        let mut answer = guard(deadline, async { work(attempt).await }).await;
         let changing = Changing {
             on_item: self,
             key: &key,
             fingerprint: fingerprint.filter(|_| self.checks_payload),
             deadline,
         };
-        loop {
-            let change = match answer {
-                Ended::Well(change) => change,
-                Ended::Failed(failure) => return failure.into(),
-                Ended::Panicked => return Outcome::Panicked,
-                Ended::OutOfTime => return Outcome::OutOfTime,
-            };
-            let item = change.on_refused.is_some().then(|| change.kind.item());
-            let declined = match change.kind {
-                Kind::Create { put, key, result } => changing.create(put, &key, result).await,
-                Kind::Update { update, result } => changing.update(update, result).await,
-                Kind::Modify { target, modify } => changing.modify(target, modify).await,
-            };
-            answer = match declined {
-                Ok(outcome) => return outcome,
-                Err(declined) => decide(declined, change.on_refused),
-            };
-            // The next delivery begins with the first change, and only its item can tell it that
-            // the operation is done.
-            if let (Ended::Well(next), Some(item)) = (&answer, item)
-                && !next.kind.is_of(&item)
-            {
-                let why = "a change that was refused may become another of the same item, and this one is of \
-                           another; nothing was written (where either of two items may change, use an inbox)";
-                return Outcome::PermanentFailure(why.into());
-            }
+        let change = guard(deadline, async { work(attempt).await }).await;
+        // The next delivery begins with the first change, and only the item of that change can tell
+        // that the operation is completed.
+        let item = match &change {
+            Ok(change) if change.on_refused.is_some() => Some(change.kind.item()),
+            _ => None,
+        };
+        let write = |round, change| changing.write(round, change, item.as_ref());
+        match write_until_accepted(change, write).await {
+            Ok(outcome) => outcome,
+            Err((_, end)) => end.into(),
         }
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<O: Serialize + Send + 'static> Mode<Change<O>> for OnItem {
     fn run<W, F>(&self, operation: Operation, work: W) -> impl Future<Output = Outcome> + Send
     where
@@ -256,6 +243,27 @@ struct Changing<'a> {
 type Changed = Result<Outcome, Declined>;
 
 impl Changing<'_> {
+    /// Writes a change. Each change of an operation after the first one must be of the same `item`.
+    async fn write<O>(
+        &self,
+        round: usize,
+        change: Change<O>,
+        item: Option<&(String, Item)>,
+    ) -> Result<Outcome, DeclinedAnswer<Change<O>>> {
+        if round > 0 && item.is_none_or(|item| !change.kind.is_of(item)) {
+            return Ok(Outcome::PermanentFailure(OTHER_ITEM.into()));
+        }
+        let written = match change.kind {
+            Kind::Create { put, key, result } => self.create(put, &key, result).await,
+            Kind::Update { update, result } => self.update(update, result).await,
+            Kind::Modify { target, modify } => self.modify(target, modify).await,
+        };
+        written.map_err(|declined| DeclinedAnswer {
+            declined,
+            on_refused: change.on_refused,
+        })
+    }
+
     fn memory(&self) -> ProcessedKeys<'_> {
         ProcessedKeys {
             key: self.key,
@@ -318,7 +326,7 @@ impl Changing<'_> {
         let Some(key_name) = key.keys().next() else {
             return Err(Declined::Invalid("a change without a key".into()));
         };
-        let mut backoff = Backoff::until(self.deadline.stop());
+        let mut pauses = RetryPauses::until(self.deadline.stop());
         let mut found = match self.read(table, key, None).await {
             Ok(found) => found,
             Err(outcome) => return Ok(outcome),
@@ -351,7 +359,7 @@ impl Changing<'_> {
                 }
                 sent => return self.changed(&memory, sent, &put, result),
             }
-            if !backoff.pause().await {
+            if !pauses.pause().await {
                 break;
             }
         }
@@ -367,14 +375,14 @@ impl Changing<'_> {
         result: StoredResult,
     ) -> Changed {
         match sent {
-            Sent::Applied => Ok(Outcome::Done(result)),
+            Sent::Applied => Ok(Outcome::Completed(result)),
             Sent::Refused { item, unanswered } => {
                 if let Some(known) = known(memory, item.as_ref()) {
                     return Ok(known);
                 }
                 if let Some(error) = unanswered {
                     // A copy may still arrive when the condition is met, so nothing is decided.
-                    return Ok(Outcome::CommitUnknown(Arc::new(error)));
+                    return Ok(Outcome::commit_unknown(error));
                 }
                 remembers(item.as_ref())?;
                 Err(Declined::Conditions(Refused::new(vec![RefusedWrite {
@@ -386,10 +394,8 @@ impl Changing<'_> {
             }
             Sent::Invalid(why) => Err(Declined::Invalid(why)),
             Sent::Contended(why) => Ok(Outcome::RetryableFailure(why)),
-            Sent::Unknown(error) if error.may_have_been_applied() => {
-                Ok(Outcome::CommitUnknown(Arc::new(error)))
-            }
-            Sent::Unknown(error) => Ok(Outcome::StoreUnavailable(Arc::new(error))),
+            Sent::Unknown(error) => Ok(Outcome::commit_unknown(error)),
+            Sent::Unwritten(error) => Ok(Outcome::store_unavailable(error)),
         }
     }
 }

@@ -5,6 +5,7 @@ use aws_sdk_dynamodb::{
     operation::{put_item::PutItemError, update_item::UpdateItemError},
     types::{Put, Update},
 };
+use futures_util::FutureExt as _;
 use tokio::time::timeout_at;
 
 use super::Changing;
@@ -14,7 +15,10 @@ use crate::{
         item::{Item, sizes},
         write::{put_item, update_item},
     },
-    once::{Outcome, commit::Backoff},
+    once::{
+        Outcome,
+        repeat::{Answered, GivenUp, repeat},
+    },
     protocol::Unavailability,
     store::StoreError,
 };
@@ -28,12 +32,22 @@ pub(super) enum Sent {
         /// The error of an earlier copy of the change that got no answer: it may still arrive.
         unanswered: Option<StoreError>,
     },
-    /// It collided or was throttled until time was up.
-    Contended(String),
-    /// It never can be made.
+    /// The change can never be applied.
     Invalid(String),
-    /// It may have been made.
+    /// The change met contention until no time was left, and was not applied.
+    Contended(String),
+    /// The change may have been applied.
     Unknown(StoreError),
+    /// The change was rejected, and was not applied.
+    Unwritten(StoreError),
+}
+
+/// DynamoDB's answer to one request of a change.
+enum Answer {
+    Applied,
+    Refused(Option<Item>),
+    Invalid(String),
+    TooLarge,
 }
 
 /// The item would have more than 400 KB.
@@ -41,11 +55,12 @@ struct TooLarge;
 
 impl Changing<'_> {
     pub(super) async fn put(&self, put: &Put) -> Sent {
+        let table = &put.table_name;
         let request = || put_item(&self.on_item.changing, put.clone()).send();
-        let sent = self
-            .send(&put.table_name, "dynamodb:PutItem", request)
-            .await;
-        sent.unwrap_or_else(|TooLarge| Sent::Invalid(too_large(&put.table_name, Some(&put.item))))
+        match self.send(table, "dynamodb:PutItem", request).await {
+            Ok(sent) => sent,
+            Err(TooLarge) => Sent::Invalid(too_large(table, Some(&put.item))),
+        }
     }
 
     pub(super) async fn update_item(&self, update: &Update) -> Sent {
@@ -60,7 +75,8 @@ impl Changing<'_> {
         }
     }
 
-    /// Sends a change until it is clear what became of it, or no time is left.
+    /// Sends a change until it is answered, or no time is left. An applied change is known to its
+    /// item, so a repetition is harmless.
     async fn send<T, E, F>(
         &self,
         table: &str,
@@ -71,47 +87,52 @@ impl Changing<'_> {
         F: Future<Output = Result<T, SdkError<E>>>,
         E: ConditionError + ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
     {
-        let mut backoff = Backoff::until(self.deadline.end());
-        let mut unanswered = None;
-        loop {
-            let error = match timeout_at(self.deadline.end(), request()).await {
-                Ok(Ok(_)) => return Ok(Sent::Applied),
-                Ok(Err(error)) => error,
-                Err(_elapsed) => {
-                    return Ok(Sent::Unknown(StoreError::OutOfTime {
-                        action: "change",
-                        key: self.key.to_string(),
-                    }));
-                }
-            };
-            let why = explain(&error, needs);
-            let service = error.as_service_error();
-            if let Some(item) = service.and_then(ConditionError::item) {
-                let item = item.cloned();
-                return Ok(Sent::Refused { item, unanswered });
+        let send = || {
+            request().map(|sent| match sent {
+                Ok(_) => Ok(Answer::Applied),
+                Err(error) => self.answer(table, needs, error),
+            })
+        };
+        Ok(
+            match repeat(self.deadline.end(), "change", self.key, send).await {
+                Ok(Answered { answer, unanswered }) => match answer {
+                    Answer::Applied => Sent::Applied,
+                    Answer::Refused(item) => Sent::Refused { item, unanswered },
+                    Answer::Invalid(why) => Sent::Invalid(why),
+                    Answer::TooLarge => return Err(TooLarge),
+                },
+                Err(GivenUp {
+                    error,
+                    may_have_been_applied: true,
+                }) => Sent::Unknown(error),
+                Err(GivenUp { error, .. }) => match error {
+                    StoreError::Unavailable {
+                        kind: Unavailability::Contended,
+                        reason,
+                        ..
+                    } => Sent::Contended(reason),
+                    error => Sent::Unwritten(error),
+                },
+            },
+        )
+    }
+
+    fn answer<E>(&self, table: &str, needs: &str, error: SdkError<E>) -> Result<Answer, StoreError>
+    where
+        E: ConditionError + ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
+    {
+        let why = explain(&error, needs);
+        let service = error.as_service_error();
+        if let Some(item) = service.and_then(ConditionError::item) {
+            return Ok(Answer::Refused(item.cloned()));
+        }
+        match service.and_then(ProvideErrorMetadata::code) {
+            // "Item size has exceeded ...", "Item size to update has exceeded ...".
+            Some("ValidationException") if why.contains("Item size") => Ok(Answer::TooLarge),
+            Some("ValidationException" | "ItemCollectionSizeLimitExceededException") => {
+                Ok(Answer::Invalid(why))
             }
-            match service.and_then(ProvideErrorMetadata::code) {
-                // "Item size has exceeded ...", "Item size to update has exceeded ...".
-                Some("ValidationException") if why.contains("Item size") => return Err(TooLarge),
-                Some("ValidationException" | "ItemCollectionSizeLimitExceededException") => {
-                    return Ok(Sent::Invalid(why));
-                }
-                _ => {}
-            }
-            // A change that was made is known to its item, so a repetition is harmless.
-            match kind(&error) {
-                Unavailability::Contended if backoff.pause().await => {}
-                Unavailability::Contended if unanswered.is_none() => {
-                    return Ok(Sent::Contended(why));
-                }
-                kind => {
-                    let error = self.unavailable("change", table, why, error);
-                    if kind != Unavailability::Unanswered || !backoff.pause().await {
-                        return Ok(Sent::Unknown(unanswered.unwrap_or(error)));
-                    }
-                    unanswered = Some(error);
-                }
-            }
+            _ => Err(self.unavailable("change", table, why, error)),
         }
     }
 

@@ -17,7 +17,7 @@ use crate::{
         write::{Place, table},
     },
     protocol::{
-        ClaimRequest, Key, Record, Settlement, Timestamp, decision::may_claim,
+        ClaimRequest, Key, Record, Settlement, Timestamp, Unavailability, decision::may_claim,
         record::MAX_ITEM_BYTES,
     },
     store::{Commit, CommitAnswer, RecordWrite, StoreError, TransactionalStore},
@@ -176,40 +176,47 @@ impl DynamoStore {
         commit: &Commit,
         error: SdkError<TransactWriteItemsError>,
     ) -> Result<Sent, StoreError> {
-        let explained = || explain(&error, NEEDS);
-        let other = |answer| Ok(Sent::Other(answer));
         match error.as_service_error() {
             Some(TransactWriteItemsError::TransactionCanceledException(cancelled)) => {
-                let answer = self.cancelled(commit, cancelled.cancellation_reasons())?;
-                // Without reasons, nothing is known but that nothing was written.
-                Ok(answer.unwrap_or_else(|| Sent::Other(CommitAnswer::Contended(explained()))))
+                match self.cancelled(commit, cancelled.cancellation_reasons())? {
+                    Cancelled::Sent(sent) => Ok(sent),
+                    Cancelled::Contended(why) => {
+                        let why = why.unwrap_or_else(|| explain(&error, NEEDS));
+                        Err(self.not_answered(commit, Unavailability::Contended, why, error))
+                    }
+                }
             }
-            // Sent again it is the same transaction, so the answer to that will tell.
-            Some(
-                TransactWriteItemsError::TransactionInProgressException(_)
-                | TransactWriteItemsError::ProvisionedThroughputExceededException(_)
-                | TransactWriteItemsError::RequestLimitExceeded(_)
-                | TransactWriteItemsError::ThrottlingException(_),
-            ) => other(CommitAnswer::Contended(explained())),
             Some(service) if service.code() == Some("ValidationException") => {
-                other(CommitAnswer::Invalid(explained()))
+                Ok(Sent::Other(CommitAnswer::Invalid(explain(&error, NEEDS))))
             }
+            // Contention too: the same transaction is sent again, and its answer tells the result.
             _ => {
-                let writes = commit.writes.iter();
-                let tables = [self.table.as_str()].into_iter();
-                let tables: BTreeSet<_> = tables
-                    .chain(writes.map(|write| table(&write.action)))
-                    .collect();
-                let tables = tables.into_iter().collect::<Vec<_>>().join("`, `");
-                Err(StoreError::Unavailable {
-                    kind: kind(&error),
-                    action: "commit",
-                    key: commit.record.key().to_string(),
-                    store: format!("DynamoDB, tables `{tables}`"),
-                    reason: explained(),
-                    source: error.into(),
-                })
+                let (kind, why) = (kind(&error), explain(&error, NEEDS));
+                Err(self.not_answered(commit, kind, why, error))
             }
+        }
+    }
+
+    fn not_answered(
+        &self,
+        commit: &Commit,
+        kind: Unavailability,
+        reason: String,
+        error: SdkError<TransactWriteItemsError>,
+    ) -> StoreError {
+        let writes = commit.writes.iter();
+        let tables = [self.table.as_str()].into_iter();
+        let tables: BTreeSet<_> = tables
+            .chain(writes.map(|write| table(&write.action)))
+            .collect();
+        let tables = tables.into_iter().collect::<Vec<_>>().join("`, `");
+        StoreError::Unavailable {
+            kind,
+            action: "commit",
+            key: commit.record.key().to_string(),
+            store: format!("DynamoDB, tables `{tables}`"),
+            reason,
+            source: error.into(),
         }
     }
 
@@ -218,16 +225,16 @@ impl DynamoStore {
         &self,
         commit: &Commit,
         reasons: &[CancellationReason],
-    ) -> Result<Option<Sent>, StoreError> {
+    ) -> Result<Cancelled, StoreError> {
         let Some((record, others)) = reasons.split_first() else {
-            return Ok(None);
+            return Ok(Cancelled::Contended(None));
         };
         if Verdict::of(record) == Verdict::ConditionNotMet {
             let found = match record.item().filter(|item| !item.is_empty()) {
                 None => None,
                 Some(item) => Some((self.read(commit.record.key(), item)?, item.clone())),
             };
-            return Ok(Some(Sent::Refused(found)));
+            return Ok(Cancelled::Sent(Sent::Refused(found)));
         }
         let first = |verdict| {
             let mut reasons = reasons.iter().enumerate();
@@ -241,10 +248,10 @@ impl DynamoStore {
         // A collision may be with the very write that an unmet condition asks about, so it goes
         // first: tried again, the answer will be clear.
         if let Some(why) = first(Verdict::Contended) {
-            return Ok(Some(Sent::Other(CommitAnswer::Contended(why))));
+            return Ok(Cancelled::Contended(Some(why)));
         }
         if let Some(why) = first(Verdict::Invalid) {
-            return Ok(Some(Sent::Other(CommitAnswer::Invalid(why))));
+            return Ok(Cancelled::Sent(Sent::Other(CommitAnswer::Invalid(why))));
         }
         let refused = commit.writes.iter().zip(others).enumerate();
         let refused = refused.filter(|(_, (_, why))| Verdict::of(why) == Verdict::ConditionNotMet);
@@ -255,9 +262,23 @@ impl DynamoStore {
             item: reason.item().cloned().filter(|item| !item.is_empty()),
         });
         let refused: Vec<_> = refused.collect();
-        let cancelled = || Sent::Other(CommitAnswer::Cancelled(Refused::new(refused.clone())));
-        Ok((!refused.is_empty()).then(cancelled))
+        if refused.is_empty() {
+            return Ok(Cancelled::Contended(None));
+        }
+        let refused = CommitAnswer::Cancelled(Refused::new(refused));
+        Ok(Cancelled::Sent(Sent::Other(refused)))
     }
+}
+
+/// The meaning of a cancelled transaction. Nothing was written.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one value lives at a time, and is matched at once"
+)]
+enum Cancelled {
+    Sent(Sent),
+    /// A repetition may succeed. `None` where the reasons don't say why.
+    Contended(Option<String>),
 }
 
 /// The record that an insert leaves over a record that is not expired.

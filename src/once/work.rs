@@ -1,0 +1,97 @@
+//! The handler's part: runs it to its end, and asks it again about refused writes.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use futures_util::FutureExt as _;
+use tokio::time::timeout_at;
+
+use super::Outcome;
+use crate::{
+    deadline::Deadline,
+    dynamodb::refused::Refused,
+    handler::{Failure, OnRefused},
+};
+
+/// The end of a handler that returned no answer.
+pub(super) enum NoAnswer {
+    Failed(Failure),
+    Panicked,
+    OutOfTime,
+}
+
+/// The outcome of a handler whose end needs no record.
+impl From<NoAnswer> for Outcome {
+    fn from(end: NoAnswer) -> Self {
+        match end {
+            NoAnswer::Failed(failure) => failure.into(),
+            NoAnswer::Panicked => Self::Panicked,
+            NoAnswer::OutOfTime => Self::OutOfTime,
+        }
+    }
+}
+
+/// Runs a handler to its end, or to the deadline.
+pub(super) async fn guard<T>(
+    deadline: Deadline,
+    work: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, NoAnswer> {
+    match timeout_at(deadline.stop(), AssertUnwindSafe(work).catch_unwind()).await {
+        Ok(Ok(answer)) => answer.map_err(NoAnswer::Failed),
+        Ok(Err(_panic)) => Err(NoAnswer::Panicked),
+        Err(_elapsed) => Err(NoAnswer::OutOfTime),
+    }
+}
+
+/// The reason why nothing was written.
+pub(super) enum Declined {
+    /// Conditions of these writes are not met.
+    Conditions(Refused),
+    /// The writes can never be applied.
+    Invalid(String),
+}
+
+/// An answer whose writes were not applied, and the handler's decision about refused conditions.
+pub(super) struct DeclinedAnswer<T> {
+    pub(super) declined: Declined,
+    pub(super) on_refused: Option<OnRefused<T>>,
+}
+
+/// Writes the handler's answer. Each time its conditions are refused, asks the handler for another
+/// one. `write` gets the number of the answer, from 0.
+///
+/// # Errors
+///
+/// The end of a handler that returned no answer, and the number of answers before it.
+pub(super) async fn write_until_accepted<T, F>(
+    first: Result<T, NoAnswer>,
+    write: impl Fn(usize, T) -> F,
+) -> Result<Outcome, (usize, NoAnswer)>
+where
+    F: Future<Output = Result<Outcome, DeclinedAnswer<T>>>,
+{
+    let (mut round, mut answer) = (0, first);
+    loop {
+        match write(round, answer.map_err(|end| (round, end))?).await {
+            Ok(outcome) => return Ok(outcome),
+            Err(declined) => answer = declined.ask(),
+        }
+        round += 1;
+    }
+}
+
+impl<T> DeclinedAnswer<T> {
+    /// Asks the handler for another answer.
+    fn ask(self) -> Result<T, NoAnswer> {
+        let (refused, decide) = match (self.declined, self.on_refused) {
+            (Declined::Conditions(refused), Some(decide)) => (refused, decide),
+            (Declined::Conditions(refused), None) => {
+                return Err(NoAnswer::Failed(Failure::permanent(refused.to_string())));
+            }
+            (Declined::Invalid(why), _) => return Err(NoAnswer::Failed(Failure::permanent(why))),
+        };
+        match catch_unwind(AssertUnwindSafe(|| decide(&refused))) {
+            Ok(answer) => answer.map_err(NoAnswer::Failed),
+            Err(_panic) => Err(NoAnswer::Panicked),
+        }
+    }
+}
