@@ -32,7 +32,6 @@ const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
 ///
 /// impl Greet {
 ///     fn read(settings: &mut Settings) -> Result<Self, SettingsError> {
-///         settings.set_default("IDEMPOTENCY_KEY", "body:/customerId");
 ///         let sender = settings.required("SENDER", "name of the sender", str::parse)?;
 ///         Ok(Self { sender })
 ///     }
@@ -50,8 +49,10 @@ const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
 /// #[tokio::main]
 /// async fn main() -> Result<(), lambda_runtime::Error> {
 ///     telemetry::init();
-///     let consumer = Settings::from_env().once(Greet::read).await?;
-///     sqs_once::run(consumer).await
+///     let mut settings = Settings::from_env();
+///     settings.set_default("IDEMPOTENCY_KEY", "body:/customerId");
+///     let greet = Greet::read(&mut settings);
+///     sqs_once::run(settings.once(greet).await?).await
 /// }
 /// ```
 ///
@@ -75,7 +76,6 @@ const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
 /// | `CONSUMER_CONCURRENCY` | `10` | messages of one batch processed at a time |
 /// | `CONSUMER_CONFLICT_WAIT` | `0s` | time to wait for the outcome of another worker that holds the claim |
 /// | `CONSUMER_DEADLINE_RESERVE` | `500ms` | time reserved to record outcomes and answer |
-/// | `CONSUMER_MIN_TIME_TO_START` | `0s` | a message is not started with less time left |
 /// | `CONSUMER_VISIBILITY` | `on` | sets the visibility timeout of each failed message; always `off` without the feature `visibility` |
 /// | `CONSUMER_BACKOFF_BASE` | `10s` | longest back-off after the first receive, doubled with each receive |
 /// | `CONSUMER_BACKOFF_CAP` | `15m` | longest back-off, at most `11h 30m` |
@@ -158,7 +158,7 @@ where
     /// # }
     /// ```
     pub async fn from_env(handler: H) -> Result<Self, SettingsError> {
-        Settings::from_env().once(|_| Ok(handler)).await
+        Settings::from_env().once(Ok(handler)).await
     }
 }
 
@@ -280,19 +280,7 @@ impl Settings {
         self.optional(name, default, positive)
     }
 
-    /// Adds an error to the list: `variable` has a problem that came up after it was read.
-    ///
-    /// ```
-    /// # use sqs_once::Settings;
-    /// let mut settings = Settings::from_env();
-    /// let error = settings.invalid("PRINTER", "is out of paper");
-    /// assert_eq!(error.errors(), ["PRINTER: is out of paper"]);
-    /// ```
-    pub fn invalid(&mut self, variable: &str, problem: impl fmt::Display) -> SettingsError {
-        self.error(format!("{variable}: {problem}"))
-    }
-
-    /// A consumer in the mode [`Once`]. `handler` makes the handler, and reads the handler's own
+    /// A consumer in the mode [`Once`]. `handler` is the handler, or an error of the handler's own
     /// variables. Reads the table once, unless `CONSUMER_PRIME` is `off`; a failure of that read
     /// is logged.
     ///
@@ -301,12 +289,11 @@ impl Settings {
     /// Every error of the handler's variables and the consumer's.
     pub async fn once<H: Handler>(
         mut self,
-        handler: impl FnOnce(&mut Self) -> Result<H, SettingsError>,
+        handler: Result<H, SettingsError>,
     ) -> Result<Consumer<Once<DynamoStore>, H>, SettingsError>
     where
         Once<DynamoStore>: Mode<H::Output>,
     {
-        let handler = handler(&mut self);
         let (records, batches) = (self.records(), self.batches(Some("20d")));
         let read = (|| Ok((handler?, records?, batches?)))();
         let (handler, records, batches) = self.check(read)?;
@@ -325,17 +312,16 @@ impl Settings {
     /// use sqs_once::{Done, Handler, Settings};
     ///
     /// # async fn main_<H: Handler<Output = Done<String>>>(handler: H) -> Result<(), lambda_runtime::Error> {
-    /// let consumer = Settings::from_env().inbox(|_| Ok(handler)).await?;
+    /// let consumer = Settings::from_env().inbox(Ok(handler)).await?;
     /// # sqs_once::run(consumer).await }
     /// ```
     pub async fn inbox<H: Handler>(
         mut self,
-        handler: impl FnOnce(&mut Self) -> Result<H, SettingsError>,
+        handler: Result<H, SettingsError>,
     ) -> Result<Consumer<Inbox<DynamoStore>, H>, SettingsError>
     where
         Inbox<DynamoStore>: Mode<H::Output>,
     {
-        let handler = handler(&mut self);
         let (records, batches) = (self.records(), self.batches(Some("20d")));
         let read = (|| Ok((handler?, records?, batches?)))();
         let (handler, records, batches) = self.check(read)?;
@@ -344,9 +330,8 @@ impl Settings {
         Ok(batches.consumer(inbox, handler, &config))
     }
 
-    /// A consumer in the mode [`OnItem`]. `handler` makes the handler, and reads the handler's own
-    /// variables. There is no table of records. Items remember keys without limit, unless
-    /// `IDEMPOTENCY_RETENTION` is set.
+    /// A consumer in the mode [`OnItem`], otherwise as [`once`](Self::once). There is no table of
+    /// records. Items remember keys without limit, unless `IDEMPOTENCY_RETENTION` is set.
     ///
     /// # Errors
     ///
@@ -356,17 +341,16 @@ impl Settings {
     /// use sqs_once::{Change, Handler, Settings};
     ///
     /// # async fn main_<H: Handler<Output = Change<()>>>(handler: H) -> Result<(), lambda_runtime::Error> {
-    /// let consumer = Settings::from_env().on_item(|_| Ok(handler)).await?;
+    /// let consumer = Settings::from_env().on_item(Ok(handler)).await?;
     /// # sqs_once::run(consumer).await }
     /// ```
     pub async fn on_item<H: Handler>(
         mut self,
-        handler: impl FnOnce(&mut Self) -> Result<H, SettingsError>,
+        handler: Result<H, SettingsError>,
     ) -> Result<Consumer<OnItem, H>, SettingsError>
     where
         OnItem: Mode<H::Output>,
     {
-        let handler = handler(&mut self);
         let batches = self.batches(None);
         let read = (|| Ok((handler?, batches?)))();
         let (handler, batches) = self.check(read)?;
@@ -447,7 +431,6 @@ impl Settings {
         });
         let conflict_wait = self.optional("CONSUMER_CONFLICT_WAIT", "0s", duration);
         let deadline_reserve = self.duration("CONSUMER_DEADLINE_RESERVE", "500ms");
-        let min_time_to_start = self.optional("CONSUMER_MIN_TIME_TO_START", "0s", duration);
         let fifo_after_permanent = self.optional(
             "CONSUMER_FIFO_AFTER_PERMANENT",
             "continue",
@@ -466,7 +449,6 @@ impl Settings {
             concurrency: concurrency?,
             conflict_wait: conflict_wait?,
             deadline_reserve: deadline_reserve?,
-            min_time_to_start: min_time_to_start?,
             fifo_after_permanent: fifo_after_permanent?,
             fail_when_store_unavailable: fail_when_store_unavailable?,
             timeouts: timeouts?,
@@ -536,7 +518,7 @@ impl Settings {
         value: &str,
         parse: impl FnOnce(&str) -> Result<T, E>,
     ) -> Result<T, SettingsError> {
-        parse(value).map_err(|problem| self.invalid(name, problem))
+        parse(value).map_err(|problem| self.error(format!("{name}: {problem}")))
     }
 
     /// Adds an error to the list.
@@ -605,7 +587,6 @@ struct Batches {
     concurrency: NonZeroUsize,
     conflict_wait: Duration,
     deadline_reserve: Duration,
-    min_time_to_start: Duration,
     fifo_after_permanent: FifoAfterPermanent,
     fail_when_store_unavailable: bool,
     #[cfg(feature = "visibility")]
@@ -628,7 +609,6 @@ impl Batches {
             .conflict_wait(self.conflict_wait)
             .deadline_reserve(self.deadline_reserve)
             .assumed_timeout(self.assumed_timeout)
-            .min_time_to_start(self.min_time_to_start)
             .fail_when_store_unavailable(self.fail_when_store_unavailable)
             .fifo_after_permanent(self.fifo_after_permanent);
         #[cfg(feature = "visibility")]
@@ -748,7 +728,6 @@ mod tests {
         assert_eq!(batches.concurrency.get(), 10);
         assert_eq!(batches.conflict_wait, Duration::ZERO);
         assert_eq!(batches.deadline_reserve, Duration::from_millis(500));
-        assert_eq!(batches.min_time_to_start, Duration::ZERO);
         assert!(batches.fail_when_store_unavailable);
         assert_eq!(batches.fifo_after_permanent, FifoAfterPermanent::Continue);
         #[cfg(feature = "visibility")]
@@ -771,7 +750,6 @@ mod tests {
             ("IDEMPOTENCY_LEASE_MARGIN", "-1s"),
             ("CONSUMER_CONCURRENCY", "0"),
             ("CONSUMER_DEADLINE_RESERVE", "0s"),
-            ("CONSUMER_MIN_TIME_TO_START", "5"),
             ("CONSUMER_PRIME", "yes"),
             ("CONSUMER_VISIBILITY", "yes"),
             ("CONSUMER_DEAD_LETTER", "yes"),
@@ -788,8 +766,9 @@ mod tests {
             "IDEMPOTENCY_TABLE_NAME",
             "IDEMPOTENCY_NAMESPACE",
         ];
-        let settings = Settings::from_vars(invalid);
-        let error = settings.once(Unused::read).await.unwrap_err();
+        let mut settings = Settings::from_vars(invalid);
+        let handler = settings.duration("OWN", "5s").map(|_| Unused);
+        let error = settings.once(handler).await.unwrap_err();
         for name in missing.iter().chain(invalid.iter().map(|(name, _)| name)) {
             let of_name = error
                 .errors()
@@ -806,13 +785,6 @@ mod tests {
 
     #[derive(Debug)]
     struct Unused;
-
-    impl Unused {
-        fn read(settings: &mut Settings) -> Result<Self, SettingsError> {
-            settings.duration("OWN", "5s")?;
-            Ok(Self)
-        }
-    }
 
     impl Handler for Unused {
         type Message = ();

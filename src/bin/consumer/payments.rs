@@ -16,13 +16,15 @@ use order::Order;
 
 /// The consumer of orders, in the mode [`Once`]: a charge is an effect outside DynamoDB.
 pub(crate) async fn consumer(
-    settings: Settings,
+    mut settings: Settings,
 ) -> Result<Consumer<Once<DynamoStore>, impl Handler<Output = Box<RawValue>>>, SettingsError> {
-    let payments = |settings: &mut Settings| {
-        let gateway = Gateway::read(settings)?;
-        Ok(Payments { gateway })
-    };
-    settings.once(payments).await
+    let timeout = settings.duration("PAYMENT_GATEWAY_TIMEOUT", "5s");
+    // An invalid timeout is in the list of errors already.
+    let gateway = Gateway::read(&mut settings, timeout.clone().unwrap_or_default());
+    let payments = gateway.map(|gateway| Payments { gateway });
+    let consumer = settings.once(payments).await?;
+    // A charge that could not end in time is not started.
+    Ok(consumer.min_time_to_start(timeout?))
 }
 
 /// Charges each order through the gateway. Every attempt at an order has the same idempotency key,
