@@ -92,12 +92,13 @@ pub mod telemetry;
 pub use deadline::Deadline;
 pub use dynamodb::{
     refused::{Refused, RefusedWrite},
-    write::{Action, IntoWrite, Keyed, MAX_WRITES, Write},
+    write::{MAX_WRITES, Write},
 };
 pub use handler::{
-    Answer, Attempt, Attribute, Delivery, Done, Failure, Handler, HandlerFn, History, OpenAttempts,
-    ResultExt, Stored, handler_fn,
+    Attempt, Attribute, Delivery, Done, Failure, Handler, HandlerFn, ResultExt, Stored, handler_fn,
 };
+#[doc(hidden)]
+pub use handler::{History, OpenAttempts};
 pub use once::{Change, Inbox, Mode, OnItem, Once, Operation, Outcome};
 pub use sqs::{BatchError, Consumer, run};
 

@@ -25,7 +25,7 @@ use sqs_once::{
     Attempt, Attribute, BatchError, Consumer, Deadline, Failure, Handler, Mode, Once, Operation,
     Outcome, Stored, handler_fn,
     protocol::{Key, State, StoredResult, Timestamp},
-    sqs::{FifoAfterPermanent, KeySource, Pointers},
+    sqs::{FifoAfterPermanent, KeySource},
     store::{DynamoStore, MemoryStore, Store},
 };
 use support::{
@@ -220,7 +220,7 @@ async fn key_with_two_payloads_in_a_batch_refuses_the_second() {
     }
     let store = MemoryStore::default();
     let consumer = Consumer::new(Once::new(store.clone()), namespace(), handler_fn(take));
-    let consumer = Arc::new(consumer.key(KeySource::Body(Pointers::new("/id").unwrap())));
+    let consumer = Arc::new(consumer.key("body:/id".parse().unwrap()));
     let event = batch([
         record("m-1", &json!({"id": "o-7", "amount": 1})),
         record("m-2", &json!({"id": "o-7", "amount": 2})),
@@ -243,7 +243,7 @@ async fn key_never_changes_with_the_order_in_the_handler() {
     }
     let store = MemoryStore::default();
     let consumer = Consumer::new(Once::new(store.clone()), namespace(), handler_fn(change));
-    let consumer = Arc::new(consumer.key(KeySource::Body(Pointers::new("/id").unwrap())));
+    let consumer = Arc::new(consumer.key("body:/id".parse().unwrap()));
     let event = batch([record("m-1", &json!({"id": "o-1"}))]);
     assert_eq!(
         process(&consumer, event, within(10 * SECOND)).await,
@@ -651,28 +651,16 @@ async fn fifo_group_stops_at_a_permanent_failure_where_so_set() {
 
 #[tokio::test]
 async fn fifo_group_stops_where_the_failure_is_not_recorded() {
-    /// A mode whose permanent failures leave no record, as on an item.
-    struct Forgetful(Once<MemoryStore>);
-    impl Mode<u32> for Forgetful {
-        async fn run<W, F>(&self, operation: Operation, work: W) -> Outcome
-        where
-            W: FnOnce(Attempt) -> F + Send,
-            F: Future<Output = Result<u32, Failure>> + Send,
-        {
-            Mode::run(&self.0, operation, work).await
-        }
-
-        fn now(&self) -> Timestamp {
-            Timestamp::now()
-        }
-
-        fn records_failures(&self) -> bool {
-            false
-        }
-    }
-    let handler = Obedient::default();
-    let mode = Forgetful(Once::new(MemoryStore::default()));
-    let consumer = Arc::new(Consumer::new(mode, namespace(), handler.clone()));
+    let ran = Arc::new(Mutex::new(Vec::new()));
+    let runs = Arc::clone(&ran);
+    let decline = move |_: Order, attempt: Attempt| {
+        runs.lock().unwrap().push(attempt.message_id().to_owned());
+        async { Err::<Change<()>, _>(Failure::permanent("told to")) }
+    };
+    // Nothing is sent: no message gets as far as a change.
+    let config = aws_sdk_dynamodb::Config::builder().behavior_version_latest();
+    let mode = OnItem::new(aws_sdk_dynamodb::Client::from_conf(config.build()));
+    let consumer = Arc::new(Consumer::new(mode, namespace(), handler_fn(decline)));
     let mut undecodable = fifo("undecodable", "g", "");
     undecodable["body"] = json!("{");
     let event = batch([
@@ -682,7 +670,7 @@ async fn fifo_group_stops_where_the_failure_is_not_recorded() {
     ]);
     let failed = process(&consumer, event, within(10 * SECOND)).await;
     assert_eq!(failed, ["undecodable", "bad", "good"]);
-    assert_eq!(handler.ran(), ["bad"]);
+    assert_eq!(*ran.lock().unwrap(), ["bad"]);
 }
 
 #[tokio::test]

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use sqs_once::{
     History, OpenAttempts,
     protocol::{Claimed, Settlement, State, StoredResult, Timestamp},
-    store::{Field, Layout, SettleAnswer, Store},
+    store::{Layout, SettleAnswer, Store},
 };
 use support::event::order;
 
@@ -61,7 +61,7 @@ async fn what_one_completed_is_a_duplicate_to_the_other() {
 #[tokio::test]
 async fn a_prefix_a_sort_key_and_names_of_ones_own_are_shared() {
     let layout = Layout::powertools()
-        .rename([(Field::Id, "pk"), (Field::ExpiresAt, "ttl")])
+        .rename([("id", "pk"), ("expires_at", "ttl")])
         .unwrap();
     let layout = layout.sort_key("sk", "idempotency#payments").unwrap();
     let mut both = Both::with(&["pk", "sk"], layout).await;

@@ -11,7 +11,7 @@ mod conformance;
 mod support;
 
 use conformance::{key, request};
-use sqs_once::store::{DynamoStore, Field, Layout, MemoryStore, Store as _};
+use sqs_once::store::{DynamoStore, Layout, MemoryStore, Store as _};
 use support::dynamo::Dynamo;
 
 conformance!(memory, async { MemoryStore::default() });
@@ -41,29 +41,29 @@ async fn a_memory_store_says_what_it_holds() {
 }
 
 fn single_table() -> Layout {
-    let names = Layout::native().rename([(Field::Id, "PK")]).unwrap();
+    let names = Layout::native().rename([("id", "PK")]).unwrap();
     names.sort_key("SK", "idempotency").unwrap()
 }
 
 /// Every attribute by another name, among them reserved words and what an expression can't say.
 fn renamed() -> Layout {
     let names = [
-        (Field::Id, "size"),
-        (Field::Status, "state"),
-        (Field::Owner, "user"),
-        (Field::LeaseUntil, "until"),
-        (Field::ExpiresAt, "ttl"),
-        (Field::Fingerprint, "hash"),
-        (Field::MessageId, "message-id"),
-        (Field::Attempts, "number of claims"),
-        (Field::FirstClaimedAt, "since"),
-        (Field::LastEnd, "end"),
-        (Field::FailedMessageIds, "failed"),
-        (Field::Result, "value"),
-        (Field::ResultOmitted, "no.value"),
-        (Field::Error, "status"),
-        (Field::CreatedAt, "first time"),
-        (Field::UpdatedAt, ":now"),
+        ("id", "size"),
+        ("status", "state"),
+        ("owner", "user"),
+        ("lease_until", "until"),
+        ("expires_at", "ttl"),
+        ("fingerprint", "hash"),
+        ("message_id", "message-id"),
+        ("attempts", "number of claims"),
+        ("first_claimed_at", "since"),
+        ("last_end", "end"),
+        ("failed_message_ids", "failed"),
+        ("result", "value"),
+        ("result_omitted", "no.value"),
+        ("error", "status"),
+        ("created_at", "first time"),
+        ("updated_at", ":now"),
     ];
     let names = Layout::native().rename(names).unwrap();
     names.status_words("running", "done", "dead").unwrap()

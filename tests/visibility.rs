@@ -65,16 +65,9 @@ fn change(id: &str, receive_count: u32, seconds: u64) -> (String, u64) {
 async fn each_failure_has_a_visibility_timeout_of_its_own() {
     let (sqs, store) = (Sqs::start(Mood::Willing).await, MemoryStore::default());
     let now = Timestamp::now();
-    let other = ClaimRequest {
-        key: Key::new(&namespace(), ["busy"]).unwrap(),
-        owner: Owner::fresh(),
-        fingerprint: None,
-        message_id: "busy".into(),
-        now,
-        lease_until: now + 30 * SECOND,
-        expires_at: now.as_secs() + 60,
-        after_failure: AfterFailure::Retry,
-    };
+    let (lease_until, expires_at) = (now + 30 * SECOND, now.as_secs() + 60);
+    let key = Key::new(&namespace(), ["busy"]).unwrap();
+    let other = ClaimRequest::new(key, Owner::fresh(), "busy", now, lease_until, expires_at);
     store.claim(&other).await.unwrap();
     let consumer = consumer(store, visibility(&sqs));
     let event = batch([

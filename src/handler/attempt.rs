@@ -17,27 +17,69 @@ pub struct Attempt {
 }
 
 impl Attempt {
-    /// An attempt at `key`. Handlers are given theirs; make one to test a handler by itself.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use sqs_once::{Attempt, Deadline, Delivery, History};
-    /// use sqs_once::protocol::{Key, Namespace, Timestamp};
-    ///
-    /// let key = Key::new(&Namespace::new("payments")?, ["order-1"])?;
-    /// let deadline = Deadline::after(Timestamp::now(), Duration::from_secs(30), Duration::ZERO);
-    /// let attempt = Attempt::new(key, Delivery::new("m-1"), History::fresh(), deadline);
-    /// assert_eq!(attempt.key().as_str(), "payments#order-1");
-    /// assert!(attempt.time_left() > Duration::from_secs(29));
-    /// # Ok::<(), sqs_once::protocol::KeyError>(())
-    /// ```
-    #[must_use]
-    pub fn new(key: Key, delivery: Delivery, history: History, deadline: Deadline) -> Self {
+    pub(crate) fn new(key: Key, delivery: Delivery, history: History, deadline: Deadline) -> Self {
         Self {
             key,
             delivery,
             history,
             deadline,
+        }
+    }
+
+    /// A first attempt at `key`, to test a handler by itself. In a [`Consumer`](crate::Consumer)
+    /// handlers get theirs from the library.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use sqs_once::{Attempt, Deadline, Delivery};
+    /// use sqs_once::protocol::{Key, Namespace, Timestamp};
+    ///
+    /// let key = Key::new(&Namespace::new("payments")?, ["order-1"])?;
+    /// let deadline = Deadline::after(Timestamp::now(), Duration::from_secs(30), Duration::ZERO);
+    /// let attempt = Attempt::first(key, Delivery::new("m-1"), deadline);
+    /// assert_eq!(attempt.key().as_str(), "payments#order-1");
+    /// assert!(attempt.time_left() > Duration::from_secs(29));
+    /// # Ok::<(), sqs_once::protocol::KeyError>(())
+    /// ```
+    #[must_use]
+    pub fn first(key: Key, delivery: Delivery, deadline: Deadline) -> Self {
+        Self::new(key, delivery, History::fresh(), deadline)
+    }
+
+    /// The same, behind one attempt that may have had its effect: to test that a handler looks for
+    /// that effect.
+    ///
+    /// `first_claimed_at` is the time of that attempt's claim, and `last_end` its end; both are
+    /// `None` where they are not known.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// use sqs_once::protocol::{AttemptEnd, Timestamp};
+    /// # use sqs_once::{Attempt, Deadline, Delivery};
+    /// # use sqs_once::protocol::{Key, Namespace};
+    /// # let key = Key::new(&Namespace::new("payments")?, ["order-1"])?;
+    /// # let deadline = Deadline::after(Timestamp::now(), Duration::from_secs(30), Duration::ZERO);
+    /// # let attempt = Attempt::first(key, Delivery::new("m-1"), deadline);
+    ///
+    /// let at = Timestamp::from_millis(1_800_000_000_000);
+    /// let second = attempt.interrupted(Some(at), Some(AttemptEnd::Panic));
+    /// assert!(second.may_have_run_before());
+    /// assert_eq!(second.first_claimed_at(), Some(at));
+    /// # Ok::<(), sqs_once::protocol::KeyError>(())
+    /// ```
+    #[must_use]
+    pub fn interrupted(
+        self,
+        first_claimed_at: Option<Timestamp>,
+        last_end: Option<AttemptEnd>,
+    ) -> Self {
+        let open = OpenAttempts {
+            first_claimed_at,
+            last_end,
+        };
+        Self {
+            history: History::with_open(self.history.attempts + 1, open),
+            ..self
         }
     }
 
@@ -73,7 +115,15 @@ impl Attempt {
         &self.delivery.attributes
     }
 
+    /// Claims of this operation before this one, since the record was created. In an
+    /// [`Inbox`](crate::Inbox) or [`OnItem`](crate::OnItem) no attempt claims, so this is 0.
+    #[must_use]
+    pub fn earlier_claims(&self) -> u64 {
+        self.history.attempts
+    }
+
     /// The attempts before this one, as far as the record tells.
+    #[doc(hidden)]
     #[must_use]
     pub fn history(&self) -> &History {
         &self.history
@@ -97,6 +147,26 @@ impl Attempt {
         self.history.open.and_then(|open| open.first_claimed_at)
     }
 
+    /// How the attempt before this one ended, if it may have had its effect without that being
+    /// recorded. `None` if there is no such attempt, or if its end is not known (crash).
+    ///
+    /// ```
+    /// use sqs_once::{Attempt, protocol::AttemptEnd};
+    ///
+    /// fn search(attempt: &Attempt) -> String {
+    ///     let end = attempt.last_end().map_or("unknown", AttemptEnd::name);
+    ///     match attempt.first_claimed_at() {
+    ///         _ if !attempt.may_have_run_before() => "nothing to look for".into(),
+    ///         Some(at) => format!("look for charges from {at} on; last end: {end}"),
+    ///         None => format!("look for charges at any time; last end: {end}"),
+    ///     }
+    /// }
+    /// ```
+    #[must_use]
+    pub fn last_end(&self) -> Option<AttemptEnd> {
+        self.history.open.and_then(|open| open.last_end)
+    }
+
     /// The invocation's deadline.
     #[must_use]
     pub fn deadline(&self) -> Deadline {
@@ -110,22 +180,7 @@ impl Attempt {
     }
 }
 
-/// The attempts before this one, as far as the record tells. A handler in an
-/// [`Inbox`](crate::Inbox) or [`OnItem`](crate::OnItem) makes no claims, and its history is empty.
-///
-/// ```
-/// use sqs_once::{Attempt, protocol::AttemptEnd};
-///
-/// fn reconcile(attempt: &Attempt) -> String {
-///     match attempt.history().open {
-///         None => "nothing to look for".into(),
-///         Some(open) => match open.first_claimed_at {
-///             Some(at) => format!("look for charges from {} ms on", at.as_millis()),
-///             None => "look for charges at any time".into(),
-///         },
-///     }
-/// }
-/// ```
+/// The attempts before this one, as far as the record tells.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct History {
@@ -146,28 +201,12 @@ pub struct OpenAttempts {
 
 impl History {
     /// The history of a first attempt.
-    ///
-    /// ```
-    /// use sqs_once::History;
-    ///
-    /// assert_eq!(History::fresh(), History::default());
-    /// ```
     #[must_use]
     pub fn fresh() -> Self {
         Self::default()
     }
 
-    /// A history with open attempts, to test a handler by itself.
-    ///
-    /// ```
-    /// use sqs_once::{History, OpenAttempts, protocol::{AttemptEnd, Timestamp}};
-    ///
-    /// let crashed = OpenAttempts {
-    ///     first_claimed_at: Some(Timestamp::from_millis(1_800_000_000_000)),
-    ///     last_end: None,
-    /// };
-    /// assert_eq!(History::with_open(1, crashed).open, Some(crashed));
-    /// ```
+    /// A history with open attempts.
     #[must_use]
     pub fn with_open(attempts: u64, open: OpenAttempts) -> Self {
         Self {

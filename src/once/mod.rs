@@ -45,6 +45,6 @@ mod outcome;
 pub use claim::Once;
 pub use inbox::Inbox;
 pub use mode::Mode;
-pub use on_item::{Change, OnItem, Target};
+pub use on_item::{Change, OnItem};
 pub use operation::Operation;
 pub use outcome::Outcome;

@@ -23,7 +23,7 @@ use crate::{
     note = "for `Done`, use `Once` or `Once::inbox` on a `DynamoStore`: a `MemoryStore` has no transactions",
     note = "for `Change`, use `OnItem`"
 )]
-pub trait Mode<A: Answer>: Send + Sync + 'static {
+pub trait Mode<A: Answer>: sealed::Sealed + Send + Sync + 'static {
     /// Runs `work` unless the operation is done, has failed, or is claimed by another worker,
     /// and sees to it that its effect happens once.
     ///
@@ -42,6 +42,15 @@ pub trait Mode<A: Answer>: Send + Sync + 'static {
     fn records_failures(&self) -> bool {
         true
     }
+}
+
+/// Implemented by the modes of this crate alone.
+pub(crate) mod sealed {
+    pub trait Sealed {}
+
+    impl<S> Sealed for crate::once::Once<S> {}
+    impl<S> Sealed for crate::once::Inbox<S> {}
+    impl Sealed for crate::once::OnItem {}
 }
 
 /// How a user's code ended.

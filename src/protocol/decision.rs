@@ -46,6 +46,7 @@ fn same_payload(record: &Record, request: &ClaimRequest) -> bool {
 
 /// Facts that a worker has from its claim about the time before it. They decide how the claim can
 /// be undone, and what the handler is informed of.
+#[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claimed {
     /// The record before the claim.
@@ -60,6 +61,7 @@ pub struct Claimed {
 }
 
 /// The record before a claim.
+#[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Before {
     /// There was no record, or only an expired one.
@@ -123,6 +125,7 @@ impl Claimed {
 }
 
 /// The meaning of a refused claim or insert.
+#[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClaimRefused {
     /// The record is the one that was to be written: the request was applied and its answer was
@@ -133,6 +136,7 @@ pub enum ClaimRefused {
 }
 
 /// The reason why nothing may run.
+#[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The key was used before for another payload. The record is not touched.
@@ -159,6 +163,7 @@ pub enum Refusal {
 }
 
 /// Interprets the record that refused a claim.
+#[doc(hidden)]
 #[must_use]
 pub fn claim_refused(record: Record, request: &ClaimRequest) -> ClaimRefused {
     let in_progress = matches!(record.state, State::InProgress { .. });
@@ -169,6 +174,7 @@ pub fn claim_refused(record: Record, request: &ClaimRequest) -> ClaimRefused {
 }
 
 /// Interprets the record that refused an insert: a claim and its `settlement` in one write.
+#[doc(hidden)]
 #[must_use]
 pub fn insert_refused(
     record: Record,
@@ -185,6 +191,7 @@ pub fn insert_refused(
 }
 
 /// Interprets a record of another that refused a claim.
+#[doc(hidden)]
 #[must_use]
 pub fn refusal(record: Record, request: &ClaimRequest) -> Refusal {
     let same_payload = same_payload(&record, request);
@@ -353,6 +360,7 @@ pub fn may_settle(record: Option<&Record>, fence: &Fence) -> bool {
 }
 
 /// The meaning of a refused settlement.
+#[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SettlementRefused {
     /// The settlement was applied before, and its answer was lost.
@@ -362,6 +370,7 @@ pub enum SettlementRefused {
 }
 
 /// Interprets the record (`None`: there is no record) that refused a settlement.
+#[doc(hidden)]
 #[must_use]
 pub fn settlement_refused(
     record: Option<&Record>,

@@ -15,7 +15,9 @@ pub mod key;
 pub mod record;
 mod unavailability;
 
-pub use decision::{Before, ClaimRefused, Claimed, Refusal, Settlement, SettlementRefused};
+pub use decision::Settlement;
+#[doc(hidden)]
+pub use decision::{Before, ClaimRefused, Claimed, Refusal, SettlementRefused};
 pub(crate) use key::KeyPart;
 pub use key::{Fingerprint, Key, KeyError, Namespace};
 pub use record::{

@@ -236,6 +236,7 @@ impl AttemptEnd {
 ///
 /// An attempt is *open* if it may have had its effect without that being recorded.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Record {
     /// The status.
     pub state: State,
@@ -266,6 +267,34 @@ pub struct Record {
 }
 
 impl Record {
+    /// A record with this status, and nothing else known. A [`Store`](crate::store::Store) that
+    /// reads a record sets the other fields from its table.
+    ///
+    /// ```
+    /// use sqs_once::protocol::{Record, State};
+    ///
+    /// let mut record = Record::new(State::Failed, 1_800_000_000);
+    /// record.error = Some("the card was declined".into());
+    /// assert_eq!(record.attempts, 0);
+    /// ```
+    #[must_use]
+    pub fn new(state: State, expires_at: u64) -> Self {
+        Self {
+            state,
+            owner: None,
+            expires_at,
+            fingerprint: None,
+            message_id: None,
+            attempts: 0,
+            first_claimed_at: None,
+            last_end: None,
+            error: None,
+            failed_message_ids: BTreeSet::new(),
+            created_at: None,
+            updated_at: None,
+        }
+    }
+
     /// Returns whether the record is past its `expires_at`, and counts as absent.
     #[must_use]
     pub const fn is_expired(&self, now: Timestamp) -> bool {
@@ -288,6 +317,7 @@ impl Record {
 ///
 /// See [`Store`](crate::store::Store) for one in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ClaimRequest {
     /// The operation.
     pub key: Key,
@@ -310,6 +340,7 @@ pub struct ClaimRequest {
 /// The effect of a FAILED record on another message with its key. A message that failed itself
 /// gets the stored error again, whatever is chosen here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum AfterFailure {
     /// Another message runs (a new send, or a redrive from the dead-letter queue), until
     /// [`MAX_FAILED_MESSAGES`] have failed.
@@ -320,6 +351,31 @@ pub enum AfterFailure {
 }
 
 impl ClaimRequest {
+    /// A claim without a fingerprint, which another message's failure does not stop
+    /// ([`AfterFailure::Retry`]).
+    ///
+    /// `expires_at` is in seconds since the epoch.
+    #[must_use]
+    pub fn new(
+        key: Key,
+        owner: Owner,
+        message_id: impl Into<String>,
+        now: Timestamp,
+        lease_until: Timestamp,
+        expires_at: u64,
+    ) -> Self {
+        Self {
+            key,
+            owner,
+            fingerprint: None,
+            message_id: message_id.into(),
+            now,
+            lease_until,
+            expires_at,
+            after_failure: AfterFailure::default(),
+        }
+    }
+
     /// The record that this claim makes of the one that it `replaces`, which is not expired.
     ///
     /// It keeps what must outlive an attempt: the messages that failed, the last permanent failure
@@ -365,6 +421,7 @@ impl ClaimRequest {
 /// The condition of every write after the claim: the record still has this owner
 /// and still `IN_PROGRESS`.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Fence {
     /// The operation.
     pub key: Key,

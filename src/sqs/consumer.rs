@@ -3,7 +3,7 @@
 use std::{num::NonZeroUsize, str::FromStr, time::Duration};
 
 use super::{
-    identity::{FingerprintSource, KeySource},
+    identity::{FingerprintSource, KeySource, ParseError},
     processed::millis,
     visibility::Visibility,
 };
@@ -85,21 +85,16 @@ pub enum FifoAfterPermanent {
 }
 
 impl FromStr for FifoAfterPermanent {
-    type Err = FifoAfterPermanentError;
+    type Err = ParseError;
 
-    fn from_str(text: &str) -> Result<Self, FifoAfterPermanentError> {
+    fn from_str(text: &str) -> Result<Self, ParseError> {
         match text {
             "continue" => Ok(Self::Continue),
             "stop" => Ok(Self::Stop),
-            _ => Err(FifoAfterPermanentError),
+            _ => Err(ParseError("must be `continue` or `stop`")),
         }
     }
 }
-
-/// The text is neither `continue` nor `stop`.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("must be `continue` or `stop`")]
-pub struct FifoAfterPermanentError;
 
 impl<M, H> Consumer<M, H> {
     /// Runs `handler` for each message in this `mode` ([`Once`](crate::Once),

@@ -179,10 +179,10 @@ fn attribute<'a>(record: &'a SqsMessage, name: &str) -> Option<&'a str> {
 }
 
 impl FromStr for KeySource {
-    type Err = SourceError;
+    type Err = ParseError;
 
-    fn from_str(text: &str) -> Result<Self, SourceError> {
-        let fault = SourceError(
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        let fault = ParseError(
             "must be `message-id`, `deduplication-id`, `attribute:NAME`, or `body:` and JSON \
              pointers such as `body:/orderId` or `body:/tenant,/orderId`; or `powertools:` and one \
              of these",
@@ -256,10 +256,10 @@ impl FingerprintSource {
 }
 
 impl FromStr for FingerprintSource {
-    type Err = SourceError;
+    type Err = ParseError;
 
-    fn from_str(text: &str) -> Result<Self, SourceError> {
-        let fault = SourceError(
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        let fault = ParseError(
             "must be `body`, `off`, or `body:` and JSON pointers such as `body:/amount,/currency`; \
              or `powertools:` and one of these",
         );
@@ -288,10 +288,10 @@ fn one_or_list(mut values: Vec<Value>) -> Value {
     }
 }
 
-/// The text is not a source of keys or fingerprints.
+/// The text is not one of the texts that a setting accepts. The message lists them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct SourceError(&'static str);
+pub struct ParseError(pub(super) &'static str);
 
 #[cfg(test)]
 mod tests {

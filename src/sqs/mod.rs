@@ -26,9 +26,8 @@ mod process;
 mod processed;
 mod visibility;
 
-pub use consumer::{Consumer, FifoAfterPermanent, FifoAfterPermanentError};
-pub use identity::{FingerprintSource, KeySource, SourceError};
+pub use consumer::{Consumer, FifoAfterPermanent};
+pub use identity::{FingerprintSource, KeySource, ParseError};
 pub use lambda::run;
-pub use pointer::Pointers;
 pub use process::BatchError;
 pub use visibility::Visibility;

@@ -11,7 +11,9 @@ mod transaction;
 
 use std::error::Error;
 
-pub use dynamodb::{DynamoStore, Field, Layout, LayoutError, PrimeError};
+#[doc(hidden)]
+pub use dynamodb::Field;
+pub use dynamodb::{DynamoStore, Layout, LayoutError};
 pub use memory::MemoryStore;
 #[doc(hidden)]
 pub use transaction::{Commit, CommitAnswer, RecordWrite, TransactionalStore};
@@ -24,22 +26,16 @@ use crate::protocol::{ClaimRequest, Fence, Record, Settlement, Timestamp, Unavai
 /// record as it is at one moment.
 ///
 /// ```
-/// use sqs_once::protocol::{AfterFailure, ClaimRequest, Key, Namespace, Owner, Settlement, Timestamp};
+/// use sqs_once::protocol::{ClaimRequest, Key, Namespace, Owner, Settlement, Timestamp};
 /// use sqs_once::store::{ClaimAnswer, MemoryStore, SettleAnswer, Store};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let store = MemoryStore::default();
 /// let now = Timestamp::now();
-/// let request = ClaimRequest {
-///     key: Key::new(&Namespace::new("payments")?, ["order-1"])?,
-///     owner: Owner::fresh(),
-///     fingerprint: None,
-///     message_id: "m-1".into(),
-///     now,
-///     lease_until: now + std::time::Duration::from_secs(30),
-///     expires_at: now.as_secs() + 3600,
-///     after_failure: AfterFailure::Retry,
-/// };
+/// let key = Key::new(&Namespace::new("payments")?, ["order-1"])?;
+/// let lease_until = now + std::time::Duration::from_secs(30);
+/// let expires_at = now.as_secs() + 3600;
+/// let request = ClaimRequest::new(key, Owner::fresh(), "m-1", now, lease_until, expires_at);
 /// assert_eq!(store.claim(&request).await?, ClaimAnswer::Applied { replaced: None });
 /// assert_eq!(store.claim(&request).await?, ClaimAnswer::Refused(request.record(None)));
 /// let ended = store.settle(&request.fence(), &Settlement::EndLease { last_end: None }, now).await?;
@@ -76,8 +72,9 @@ pub trait Store: Send + Sync + 'static {
     ) -> impl Future<Output = Result<SettleAnswer, StoreError>> + Send;
 }
 
-/// The answer to a claim.
+/// The answer to a claim. There is no third: a conditional write is applied or refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a claim that was refused must not run"]
 pub enum ClaimAnswer {
     /// The claim was made.
     Applied {
@@ -94,6 +91,7 @@ pub enum ClaimAnswer {
     reason = "one answer lives at a time, and is taken apart at once"
 )]
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a settlement that was refused is not recorded"]
 pub enum SettleAnswer {
     /// The settlement was made.
     Applied,

@@ -34,6 +34,7 @@ use crate::{
 ///     Ok(Change::update((), update))
 /// }
 /// ```
+#[must_use = "the change is made only if the handler returns this"]
 pub struct Change<O> {
     pub(super) kind: Kind,
     pub(super) on_refused: Option<OnRefused<Change<O>>>,
@@ -55,7 +56,7 @@ pub(super) enum Kind {
         result: StoredResult,
     },
     Modify {
-        target: Target,
+        target: Write<ConditionCheck>,
         modify: Modify,
     },
 }
@@ -66,7 +67,7 @@ impl Kind {
         match self {
             Self::Create { put, .. } => (put.table(), &put.action.item),
             Self::Update { update, .. } => (update.table(), &update.action.key),
-            Self::Modify { target, .. } => (target.0.table(), &target.0.action.key),
+            Self::Modify { target, .. } => (target.table(), &target.action.key),
         }
     }
 
@@ -102,7 +103,6 @@ impl<O: Serialize> Change<O> {
     /// let user = serde_json::json!({ "id": "u-1", "name": "Ada" });
     /// let change = Change::create("welcome", "id", Write::put("users", &user).label("name taken"));
     /// ```
-    #[must_use]
     pub fn create(output: O, key: impl Into<String>, put: impl IntoWrite<Action = Put>) -> Self {
         Self::new(Kind::Create {
             put: put.into_write(),
@@ -112,7 +112,6 @@ impl<O: Serialize> Change<O> {
     }
 
     /// Updates an item, under whatever condition the update has.
-    #[must_use]
     pub fn update(output: O, update: impl IntoWrite<Action = Update>) -> Self {
         Self::new(Kind::Update {
             update: update.into_write(),
@@ -120,61 +119,10 @@ impl<O: Serialize> Change<O> {
         })
     }
 
-    /// Decides what follows from a condition that is not met: a failure, or an update or modification of
-    /// the same item in place of this one. Without it, the operation has failed permanently. So it has
-    /// where the change in its place is of another item: that would not be looked at when the
-    /// message is delivered again. A [`modify`](Target::modify) is never refused.
+    /// Reads the item of `table` under `key`, has `modify` make another of it, and writes that if
+    /// nobody changed the item meanwhile; else it begins anew with the item as it is then.
     ///
-    /// Nothing was written when this is asked. It is for deciding, not for effects: it may be
-    /// asked again for the same message.
-    #[must_use]
-    pub fn on_refused(
-        self,
-        decide: impl FnOnce(&Refused) -> Result<Self, Failure> + Send + 'static,
-    ) -> Self {
-        Self {
-            on_refused: Some(Box::new(decide)),
-            ..self
-        }
-    }
-
-    fn new(kind: Kind) -> Self {
-        Self {
-            kind,
-            on_refused: None,
-            output: PhantomData,
-        }
-    }
-}
-
-impl Change<()> {
-    /// The item of `table` under the [`key`](Target::key) that follows.
-    #[must_use]
-    pub fn of(table: impl Into<String>) -> Target {
-        // Nothing is checked: what is taken of it is the table and the key.
-        Target(Write::check(table, ""))
-    }
-}
-
-impl<O> fmt::Debug for Change<O> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Change").finish_non_exhaustive()
-    }
-}
-
-/// An item by its key. Made by [`Change::of`].
-#[derive(Clone, Debug)]
-pub struct Target(pub(super) Write<ConditionCheck>);
-
-impl Target {
-    /// An attribute of the item's primary key: one, or two where the table has a sort key.
-    #[must_use]
-    pub fn key(self, attribute: impl Into<String>, value: impl Serialize) -> Self {
-        Self(self.0.key(attribute, value))
-    }
-
-    /// Reads the item, has `modify` make another of it, and writes that if nobody changed the item
-    /// meanwhile; else it begins anew with the item as it is then.
+    /// `key` is the item's primary key: one attribute, or two where the table has a sort key.
     ///
     /// `modify` gets `None` where there is no item, and is not called for an operation that the
     /// item has seen. It may be called several times, so it must have no effect of its own.
@@ -194,7 +142,8 @@ impl Target {
     /// struct Account { id: String, balance: u64 }
     ///
     /// let debit = |amount: u64| {
-    ///     Change::of("accounts").key("id", "a-1").modify(move |account: Option<Account>| {
+    ///     let key = serde_json::json!({ "id": "a-1" });
+    ///     Change::modify("accounts", key, move |account: Option<Account>| {
     ///         let mut account = account.ok_or_else(|| Failure::permanent("there is no such account"))?;
     ///         account.balance = account
     ///             .balance
@@ -205,18 +154,18 @@ impl Target {
     ///     })
     /// };
     /// ```
-    #[must_use]
-    pub fn modify<T, O>(
-        self,
+    pub fn modify<T>(
+        table: impl Into<String>,
+        key: impl Serialize,
         mut modify: impl FnMut(Option<T>) -> Result<(T, O), Failure> + Send + 'static,
-    ) -> Change<O>
+    ) -> Self
     where
         T: Serialize + DeserializeOwned,
-        O: Serialize,
     {
-        let table = self.0.action.table_name.clone();
-        Change::new(Kind::Modify {
-            target: self,
+        let target = Write::item(table, key);
+        let table = target.table().to_owned();
+        Self::new(Kind::Modify {
+            target,
             modify: Box::new(move |found| {
                 // serde's own words may quote the item.
                 let strange =
@@ -239,5 +188,36 @@ impl Target {
                 Ok((item, to_result(&output)))
             }),
         })
+    }
+
+    /// Decides what follows from a condition that is not met: a failure, or an update or modification of
+    /// the same item in place of this one. Without it, the operation has failed permanently. So it has
+    /// where the change in its place is of another item: that would not be looked at when the
+    /// message is delivered again. A [`modify`](Self::modify) is never refused.
+    ///
+    /// Nothing was written when this is asked. It is for deciding, not for effects: it may be
+    /// asked again for the same message.
+    pub fn on_refused(
+        self,
+        decide: impl FnOnce(&Refused) -> Result<Self, Failure> + Send + 'static,
+    ) -> Self {
+        Self {
+            on_refused: Some(Box::new(decide)),
+            ..self
+        }
+    }
+
+    fn new(kind: Kind) -> Self {
+        Self {
+            kind,
+            on_refused: None,
+            output: PhantomData,
+        }
+    }
+}
+
+impl<O> fmt::Debug for Change<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Change").finish_non_exhaustive()
     }
 }

@@ -13,11 +13,11 @@ use std::{
 
 use aws_sdk_dynamodb::{
     Client,
-    types::{Put, Update},
+    types::{ConditionCheck, Put, Update},
 };
 use serde::Serialize;
 
-pub use change::{Change, Target};
+pub use change::Change;
 use change::{Kind, Modify};
 use processed_keys::{ProcessedKeys, Recall};
 use send::Sent;
@@ -53,7 +53,7 @@ use crate::{
 /// | --- | --- | --- |
 /// | [`Change::create`] | 1 | `processed_events`, a string set |
 /// | [`Change::update`] | 1 | the key added to it |
-/// | [`Target::modify`] | 2, and 1 more for each collision | that, and `version` |
+/// | [`Change::modify`] | 2, and 1 more for each collision | that, and `version` |
 ///
 /// With [`retention`](Self::retention) or [`check_payload`](Self::check_payload), `processed_until`
 /// takes its place, a map of each key to its end in epoch seconds, and an update takes 2 round
@@ -313,8 +313,8 @@ impl Changing<'_> {
         Ok(contended(update.table()))
     }
 
-    async fn modify(&self, target: Target, mut modify: Modify) -> Changed {
-        let target = sendable(target.0)?.action;
+    async fn modify(&self, target: Write<ConditionCheck>, mut modify: Modify) -> Changed {
+        let target = sendable(target)?.action;
         let (table, key) = (&target.table_name, &target.key);
         let Some(key_name) = key.keys().next() else {
             return Err(Declined::Invalid("a change without a key".into()));

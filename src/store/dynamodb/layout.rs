@@ -74,6 +74,12 @@ fields! {
     UpdatedAt "updated_at"
 }
 
+impl AsRef<str> for Field {
+    fn as_ref(&self) -> &str {
+        self.native_name()
+    }
+}
+
 impl FromStr for Field {
     type Err = LayoutError;
 
@@ -95,11 +101,11 @@ pub struct LayoutError(String);
 /// under other names are not found, and what they remember is done again.
 ///
 /// ```
-/// use sqs_once::store::{Field, Layout};
+/// use sqs_once::store::Layout;
 ///
 /// // A single-table design: every record in the partition `idempotency`, the key in `SK`.
 /// let shared = Layout::native()
-///     .rename([(Field::Id, "PK"), (Field::ExpiresAt, "ttl")])?
+///     .rename([("id", "PK"), ("expires_at", "ttl")])?
 ///     .sort_key("SK", "idempotency")?;
 /// # Ok::<(), sqs_once::store::LayoutError>(())
 /// ```
@@ -192,16 +198,18 @@ impl Layout {
         layout
     }
 
-    /// Calls these attributes by other names.
+    /// Renames attributes: each from its [native](Self::native) name.
     ///
     /// # Errors
     ///
-    /// [`LayoutError`] if a name is empty, longer than 255 bytes, or stands for two attributes.
+    /// [`LayoutError`] if a record has no such attribute, or if a name is empty, longer than 255
+    /// bytes, or stands for two attributes.
     pub fn rename<N: Into<String>>(
         mut self,
-        names: impl IntoIterator<Item = (Field, N)>,
+        names: impl IntoIterator<Item = (impl AsRef<str>, N)>,
     ) -> Result<Self, LayoutError> {
-        for (field, name) in names {
+        for (native, name) in names {
+            let field: Field = native.as_ref().parse()?;
             self.names[field as usize] = name.into().into();
         }
         self.checked()

@@ -151,7 +151,7 @@ impl DynamoStore {
     ///
     /// # Errors
     ///
-    /// [`PrimeError`], in words. It is advice: go on and start.
+    /// The reason in words, if the table could not be read. It is advice: go on and start.
     ///
     /// ```no_run
     /// # async fn run(store: sqs_once::store::DynamoStore) {
