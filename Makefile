@@ -117,6 +117,7 @@ lint: $(VENV) ## Format, clippy, rustdoc, licences, one TLS stack, templates
 	cargo doc --locked --no-deps
 	cargo deny --locked check bans licenses sources
 	python local/one_tls_stack.py
+	python local/prose.py --self-test && python local/prose.py
 	sam validate --lint --region us-east-1
 	sam validate --lint --region us-east-1 --template-file examples/place_order.template.yaml
 	cfn-lint template.yaml examples/place_order.template.yaml

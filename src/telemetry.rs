@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn levels_are_read_as_lambda_and_rust_write_them() {
+    fn log_levels_accept_lambda_and_rust_names() {
         for text in ["INFO", "debug", "FATAL", "warn,sqs_once=debug"] {
             assert!(level(text).is_some(), "{text}");
         }

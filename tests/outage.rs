@@ -1,4 +1,4 @@
-//! Outages of DynamoDB: the invocations that fail, so that Lambda's Errors metric shows them.
+//! Outages of DynamoDB: the failed invocations that show in Lambda's Errors metric.
 
 #![allow(
     clippy::unwrap_used,
@@ -22,7 +22,7 @@ use support::{
     dynamo::Dynamo,
     event::{self, batch, in_group, record},
     faults::Fault,
-    sqs::{Mood, Sqs},
+    sqs::{Sqs, SqsBehaviour},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -37,7 +37,7 @@ async fn plan(_: Value, _: Attempt) -> Result<Done<()>, Failure> {
     Ok(Done::new(()).with(write))
 }
 
-/// A store whose client gives up soon.
+/// Store whose client gives up soon.
 fn store(dynamo: &Dynamo, table: &str) -> DynamoStore {
     let timeouts = TimeoutConfig::builder()
         .operation_attempt_timeout(SECOND / 2)
@@ -52,7 +52,7 @@ async fn dynamo() -> Dynamo {
     dynamo
 }
 
-/// The ids that are reported as failed, or the error of the invocation.
+/// Ids reported as failed, or the error of the invocation.
 async fn process<M: Mode<H::Output>, H: Handler>(
     consumer: Consumer<M, H>,
     messages: impl IntoIterator<Item = Value>,
@@ -77,7 +77,7 @@ fn assert_fails(answer: Result<Vec<String>, BatchError>, because: &str) {
 }
 
 #[tokio::test]
-async fn invocation_fails_where_dynamodb_is_unreachable() {
+async fn unreachable_dynamodb_fails_invocation() {
     let dynamo = dynamo().await;
     dynamo.fail_all("Claim", Fault::Refuse);
     let consumer = Consumer::new(
@@ -89,7 +89,7 @@ async fn invocation_fails_where_dynamodb_is_unreachable() {
 }
 
 #[tokio::test]
-async fn invocation_fails_where_dynamodb_never_answers() {
+async fn silent_dynamodb_fails_invocation() {
     let dynamo = dynamo().await;
     dynamo.fail_all("Claim", Fault::HoldRequest);
     dynamo.fail_all("UpdateItem", Fault::HoldRequest);
@@ -102,7 +102,7 @@ async fn invocation_fails_where_dynamodb_never_answers() {
 }
 
 #[tokio::test]
-async fn invocation_fails_where_there_is_no_table() {
+async fn missing_table_fails_invocation() {
     let dynamo = Dynamo::start().await;
     let store = || store(&dynamo, "no-such-table");
     let claims = Consumer::new(Once::new(store()), namespace(), handler_fn(take));
@@ -112,7 +112,7 @@ async fn invocation_fails_where_there_is_no_table() {
 }
 
 #[tokio::test]
-async fn invocation_fails_where_access_is_denied() {
+async fn denied_access_fails_invocation() {
     let denied = json!({
         "__type": "com.amazon.coral.service#AccessDeniedException",
         "Message": "User: ... is not authorized to perform: dynamodb:PutItem",
@@ -126,8 +126,11 @@ async fn invocation_fails_where_access_is_denied() {
 }
 
 #[tokio::test]
-async fn visibility_is_set_before_the_invocation_fails() {
-    let (dynamo, sqs) = (Dynamo::start().await, Sqs::start(Mood::Willing).await);
+async fn visibility_is_set_before_invocation_fails() {
+    let (dynamo, sqs) = (
+        Dynamo::start().await,
+        Sqs::start(SqsBehaviour::Willing).await,
+    );
     let once = Once::new(store(&dynamo, "no-such-table"));
     let visibility = Visibility::new(sqs.client()).jitter(|most| most);
     let consumer = Consumer::new(once, namespace(), handler_fn(take)).visibility(visibility);
@@ -138,7 +141,7 @@ async fn visibility_is_set_before_the_invocation_fails() {
 }
 
 #[tokio::test]
-async fn invocation_succeeds_where_dynamodb_throttles() {
+async fn throttling_does_not_fail_invocation() {
     let dynamo = dynamo().await;
     for fault in [Fault::Throttle, Fault::ThroughputExceeded] {
         dynamo.fail_all("Claim", fault);
@@ -154,7 +157,7 @@ async fn invocation_succeeds_where_dynamodb_throttles() {
 }
 
 #[tokio::test]
-async fn invocation_succeeds_where_one_message_has_another_outcome() {
+async fn other_outcome_in_batch_prevents_failed_invocation() {
     let dynamo = Dynamo::start().await;
     let consumer = || {
         let once = Once::new(store(&dynamo, "no-such-table"));
@@ -167,7 +170,7 @@ async fn invocation_succeeds_where_one_message_has_another_outcome() {
 }
 
 #[tokio::test]
-async fn messages_behind_an_outage_in_their_group_count_too() {
+async fn outage_counts_blocked_fifo_messages() {
     let dynamo = Dynamo::start().await;
     let once = Once::new(store(&dynamo, "no-such-table"));
     let consumer = Consumer::new(once, namespace(), handler_fn(take));
@@ -176,7 +179,7 @@ async fn messages_behind_an_outage_in_their_group_count_too() {
 }
 
 #[tokio::test]
-async fn invocation_succeeds_in_an_outage_where_so_set() {
+async fn outage_does_not_fail_invocation_if_set() {
     let dynamo = Dynamo::start().await;
     let once = Once::new(store(&dynamo, "no-such-table"));
     let consumer =

@@ -1,4 +1,4 @@
-//! Every store keeps the same rules: one suite, run against each.
+//! The conformance suite, run against each store.
 
 #![allow(
     clippy::unwrap_used,
@@ -28,7 +28,7 @@ conformance!(sort_key, dynamo_store(&["PK", "SK"], single_table()));
 conformance!(renamed, dynamo_store(&["size"], renamed()));
 
 #[tokio::test]
-async fn a_memory_store_says_what_it_holds() {
+async fn memory_store_reads_back_its_records() {
     let store = MemoryStore::default();
     assert_eq!((store.len(), store.is_empty()), (0, true));
     for part in ["1", "2"] {
@@ -45,7 +45,8 @@ fn single_table() -> Layout {
     names.sort_key("SK", "idempotency").unwrap()
 }
 
-/// Every attribute by another name, among them reserved words and what an expression can't say.
+/// Other names for all attributes, among them reserved words and names that an expression cannot
+/// hold.
 fn renamed() -> Layout {
     let names = [
         ("id", "size"),

@@ -74,20 +74,20 @@ def overtaken(ours: Environment, late_end: dict):
 
 
 @scenario()
-def a_late_completion_does_not_overwrite_a_newer_result(ours):
+def late_completion_keeps_newer_result(ours):
     after = overtaken(ours, {"return": "older"})
     answer = after.outputs.get("m-1")
     return Seen(not after.ran and answer == "newer", f'the next delivery is answered "{answer}", not "newer"')
 
 
 @scenario()
-def a_late_failure_does_not_undo_a_newer_completion(ours):
+def late_failure_keeps_newer_completion(ours):
     after = overtaken(ours, {"raise": "too late"})
     return Seen(not after.ran, "the next delivery runs again")
 
 
 @scenario(lambda_context=False)
-def a_crash_without_a_deadline_does_not_lock_the_key_for_the_retention(ours):
+def crash_without_deadline_locks_key_briefly(ours):
     crashing = ours.function()
     crashing.deliver(ORDER, remaining_ms=500, does=lambda _: crashing.kill())
     pass_time(500)
@@ -98,7 +98,7 @@ def a_crash_without_a_deadline_does_not_lock_the_key_for_the_retention(ours):
 
 
 @scenario()
-def a_claim_whose_answer_was_lost_does_not_block_its_own_worker(ours):
+def lost_claim_response_does_not_block_worker(ours):
     line = ours.loses_first_answer()
     ended = ours.function(line.endpoint).deliver(ORDER, remaining_ms=2000)
     assert line.connections == 2, f"the SDK asked again: {line}"
@@ -109,7 +109,7 @@ def a_claim_whose_answer_was_lost_does_not_block_its_own_worker(ours):
 
 
 @scenario()
-def an_output_of_zero_false_null_or_nothing_is_replayed_as_such(ours):
+def falsy_output_is_replayed_unchanged(ours):
     function, wrong = ours.function(), []
     for number, output in enumerate([0, False, None, ""]):
         order = record(f"m-{number}", {"orderId": f"o-{number}"})
@@ -133,17 +133,17 @@ def two_without(ours, key: str) -> Seen:
 
 
 @scenario(key_required=True)
-def two_messages_without_a_key_do_not_collide(ours):
+def messages_without_key_do_not_collide(ours):
     return two_without(ours, "powertools_json(body).orderId")
 
 
 @scenario(key_required=True, validation=True)
-def two_messages_without_a_part_of_their_key_do_not_collide(ours):
+def messages_without_part_of_key_do_not_collide(ours):
     return two_without(ours, "powertools_json(body).[customerId, orderId]")
 
 
 @scenario(in_turn=True)
-def one_key_twice_in_a_batch_runs_once_and_answers_both(ours):
+def key_twice_in_batch_runs_once(ours):
     twice = [record(message_id, {"orderId": "o-1"}) for message_id in ("m-1", "m-2")]
     ended = ours.function().deliver(*twice)
     ran, failed = len(ended.ran), len(ended.failed)
@@ -151,7 +151,7 @@ def one_key_twice_in_a_batch_runs_once_and_answers_both(ours):
 
 
 @scenario()
-def a_message_changed_by_its_handler_keeps_its_key(ours):
+def message_changed_by_handler_keeps_key(ours):
     changed = {"body": json.dumps({"orderId": "changed"}), "return": "done"}
     first = ours.function().deliver(ORDER, does=lambda _: changed)
     again = ours.function().deliver(ORDER)
@@ -163,7 +163,7 @@ def a_message_changed_by_its_handler_keeps_its_key(ours):
 
 
 @scenario()
-def a_malformed_message_fails_alone(ours):
+def malformed_message_fails_alone(ours):
     batch = [record("m-1", {"orderId": "o-1"}), record("bad", "{"), record("m-3", {"orderId": "o-3"})]
     # As a handler does that reads the body, should it come to that.
     read = {"bad": {"raise": "not JSON"}}
@@ -173,7 +173,7 @@ def a_malformed_message_fails_alone(ours):
 
 
 @scenario()
-def a_result_too_large_to_store_does_not_run_again(ours):
+def oversized_result_does_not_run_again(ours):
     large = {"return": "x" * 420_000}
     first = ours.function().deliver(ORDER, remaining_ms=2000, does=lambda _: large)
     pass_time(2000)

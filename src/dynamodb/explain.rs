@@ -110,7 +110,7 @@ mod tests {
     type Failed = SdkError<PutItemError>;
 
     #[test]
-    fn a_request_without_an_answer_is_explained() {
+    fn unanswered_request_is_explained() {
         let refused = std::io::Error::other("connection refused");
         for (error, wanted) in [
             (Failed::timeout_error("secret"), "no answer in time"),
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_explained_by_its_code() {
+    fn refused_request_is_explained_by_code() {
         let of = |code: &str| {
             let said = ErrorMetadata::builder().code(code).message("said").build();
             let response = Response::new(400.try_into().unwrap(), "".into());
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_quoted_of_a_request_is_left_out() {
+    fn explanation_omits_quoted_request() {
         for (message, wanted) in [
             (
                 "1 validation error detected: Value '[secret]' at 'transactItems' failed to satisfy constraint: Member must have length less than or equal to 100",

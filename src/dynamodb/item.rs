@@ -50,9 +50,9 @@ fn value_size(value: &AttributeValue) -> usize {
 mod tests {
     use super::*;
 
-    /// By hand from the Developer Guide's rules.
+    /// Computed by hand from the Developer Guide's rules.
     #[test]
-    fn an_item_is_as_large_as_dynamodb_counts_it() {
+    fn item_size_matches_dynamodb_count() {
         use AttributeValue::{B, Bool, Bs, L, M, N, Ns, Null, Ss};
         let texts = || vec!["ab".to_owned(), "cde".to_owned()];
         for (value, bytes) in [

@@ -495,7 +495,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_condition_joins_the_one_that_is_there() {
+    fn condition_is_joined_to_existing_one() {
         let write = Write::put("t", HashMap::from([("id", "1")]));
         let write = write.when("a = :a OR b = :b").when("c = :c");
         let condition = write.action.condition_expression.unwrap();
@@ -505,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn parentheses_around_a_whole_condition_are_not_doubled() {
+    fn parenthesised_condition_is_not_wrapped_again() {
         for (first, second, both) in [
             ("(a OR b)", "(c)", "(a OR b) AND (c)"),
             (" ( a OR b ) ", "((c))", "(a OR b) AND (c)"),
@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_attribute_is_kept_as_a_fault_that_names_the_place() {
+    fn unserializable_attribute_error_names_place() {
         let no_item = Write::put("t", 7);
         assert!(no_item.fault.unwrap().starts_with("the item "));
         let no_key = Write::delete("t").key("id", HashMap::from([((), 1)]));

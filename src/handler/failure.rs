@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn question_mark_accepts_every_error_as_retryable() {
+    fn question_mark_makes_any_error_retryable() {
         let boxed: BoxError = "boxed".into();
         for (failure, text) in [
             (question_mark(std::fmt::Error), std::fmt::Error.to_string()),

@@ -425,7 +425,7 @@ mod tests {
         }
     }
 
-    /// The record that `theirs` left in this state.
+    /// Record left in this state by `theirs`.
     fn record(theirs: &ClaimRequest, state: State) -> Record {
         let mut record = Record {
             first_claimed_at: Some(EARLIER),
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn claim_is_admitted_by_the_rows_of_the_rule() {
+    fn claim_admission_follows_rule_table() {
         let theirs = request("m-1", "payload");
         let again = request("m-1", "payload");
         let resent = request("m-2", "payload");
@@ -532,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn claim_never_runs_a_failed_message_again() {
+    fn claim_of_failed_message_is_refused() {
         let other = request("m-2", "payload");
         let mut kept = record(&other, ended());
         kept.failed_message_ids.insert("m-1".into());
@@ -544,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn claim_is_refused_after_twenty_failed_messages() {
+    fn claim_after_20_failed_messages_is_refused() {
         let mut full = full_record(&request("m-1", "p"));
         let next = request("m-2", "p");
         assert!(!may_claim(Some(&full), &next));
@@ -557,7 +557,7 @@ mod tests {
     }
 
     #[test]
-    fn claim_keeps_what_must_outlive_an_attempt() {
+    fn claim_keeps_history_of_attempts() {
         let mut before = record(&request("m-1", "p"), ended());
         before.error = Some("declined".into());
         before.failed_message_ids.insert("m-0".into());
@@ -571,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn claim_over_another_program_has_no_first_time() {
+    fn takeover_from_other_program_has_no_first_time() {
         let foreign = Record {
             owner: None,
             attempts: 0,
@@ -585,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn own_record_means_that_the_answer_was_lost() {
+    fn own_record_means_lost_response() {
         let mine = request("m-1", "payload");
         let recovered = |record: Record| match claim_refused(record, &mine) {
             ClaimRefused::Mine(claimed) => claimed,
@@ -622,7 +622,7 @@ mod tests {
     }
 
     #[test]
-    fn own_insert_means_that_the_answer_was_lost() {
+    fn own_insert_means_lost_response() {
         let (mine, theirs) = (request("m-1", "payload"), request("m-1", "payload"));
         let [complete, fail, ..] = settlements();
         for settlement in [complete.clone(), fail.clone()] {
@@ -632,7 +632,7 @@ mod tests {
         }
         for other in [
             complete.apply(&theirs.record(None), NOW).unwrap(),
-            // The answer of an earlier round.
+            // The response of an earlier round.
             fail.apply(&mine.record(None), NOW).unwrap(),
             record(&mine, completed()),
         ] {
@@ -672,14 +672,14 @@ mod tests {
     }
 
     #[test]
-    fn completed_record_answers_with_its_result() {
+    fn completed_record_returns_its_result() {
         let kept = record(&request("m-1", "p"), completed());
         let refused = not_mine(kept, &request("m-2", "p"));
         assert_eq!(refused, Refusal::Duplicate(StoredResult::Json("1".into())));
     }
 
     #[test]
-    fn failed_record_answers_with_its_error() {
+    fn failed_record_returns_its_error() {
         let kept = record(&request("m-1", "p"), State::Failed);
         let strict = ClaimRequest {
             after_failure: AfterFailure::Replay,
@@ -724,7 +724,8 @@ mod tests {
         }
     }
 
-    /// Complete, fail, end the lease; restore nothing, a failed record, a takeover, an unknown one.
+    /// Complete, fail, end the lease; restore an absent, a failed, a taken-over and an unknown
+    /// record.
     fn settlements() -> [Settlement; 7] {
         let expires_at = NOW.as_secs() + 3600;
         let theirs = request("m-0", "p");
@@ -749,7 +750,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_owner_settles_a_record_in_progress() {
+    fn only_owner_settles_record_in_progress() {
         let (mine, theirs) = (request("m-1", "p"), request("m-1", "p"));
         let fence = mine.fence();
         assert!(may_settle(Some(&record(&mine, live())), &fence));
@@ -762,12 +763,12 @@ mod tests {
     }
 
     #[test]
-    fn refused_settlement_found_as_wanted_was_applied() {
+    fn refused_settlement_in_wanted_state_is_applied() {
         let mine = request("m-1", "p");
         for wanted in settlements() {
             let left = wanted.apply(&mine.record(None), NOW);
             if may_settle(left.as_ref(), &mine.fence()) {
-                // A lease that ended leaves the condition met: its settlement is never refused.
+                // An ended lease leaves the condition met: its settlement is never refused.
                 continue;
             }
             assert_eq!(
@@ -779,7 +780,7 @@ mod tests {
     }
 
     #[test]
-    fn result_of_another_is_not_my_completion() {
+    fn result_of_other_owner_is_not_own_completion() {
         let mine = request("m-1", "p");
         let [complete, ..] = settlements();
         assert_eq!(
@@ -789,7 +790,7 @@ mod tests {
     }
 
     #[test]
-    fn other_refused_settlement_means_lease_lost() {
+    fn other_refused_settlement_is_lease_lost() {
         let (mine, theirs) = (request("m-1", "p"), request("m-1", "p"));
         for wanted in settlements() {
             for state in [live(), ended(), completed(), State::Failed] {
@@ -806,7 +807,7 @@ mod tests {
     }
 
     #[test]
-    fn completion_removes_the_past() {
+    fn completion_removes_history() {
         let [complete, ..] = settlements();
         let mut before = record(&request("m-1", "p"), State::Failed);
         before.first_claimed_at = Some(EARLIER);
@@ -834,7 +835,7 @@ mod tests {
     }
 
     #[test]
-    fn restored_record_is_as_it_was() {
+    fn restore_returns_record_before_claim() {
         let mine = request("m-2", "corrected payload");
         let fresh = Settlement::Restore(Claimed::over(None));
         assert_eq!(fresh.apply(&mine.record(None), NOW), None);
@@ -860,7 +861,7 @@ mod tests {
     }
 
     #[test]
-    fn failure_text_is_cut_at_the_edge_of_a_character() {
+    fn failure_text_is_cut_between_characters() {
         let fail = Settlement::fail("é".repeat(MAX_ERROR_BYTES), "m-1", true, 0);
         let Settlement::Fail { error, .. } = fail else {
             unreachable!("Settlement::fail makes a Fail")

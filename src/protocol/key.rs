@@ -243,12 +243,12 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_is_its_name() {
+    fn namespace_displays_its_name() {
         assert_eq!(Namespace::new("payments").unwrap().as_str(), "payments");
     }
 
     #[test]
-    fn a_key_too_long_for_dynamodb_is_hashed_and_keeps_its_namespace() {
+    fn long_key_is_hashed_within_namespace() {
         let long = "x".repeat(MAX_KEY_BYTES);
         for name in ["ns".to_owned(), "#".repeat(MAX_NAMESPACE_BYTES)] {
             let key = Key::new(&ns(&name), [long.as_str()]).unwrap();
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_key_that_fits_is_kept_as_it_is() {
+    fn longest_key_that_fits_is_not_hashed() {
         let part = "x".repeat(MAX_KEY_BYTES - "ns#".len());
         assert_eq!(
             Key::new(&ns("ns"), [part.as_str()]).unwrap().as_str(),
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_key_is_an_error() {
+    fn empty_key_is_an_error() {
         assert_eq!(
             Namespace::new(""),
             Err(KeyError::NamespaceLength { bytes: 0 })
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fingerprint_is_sha_256() {
+    fn fingerprint_is_sha_256() {
         // FIPS 180-2, appendix B.1.
         assert_eq!(
             Fingerprint::of(b"abc").as_str(),
@@ -312,7 +312,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn different_parts_never_give_one_key(a in words(), b in words()) {
+        fn different_parts_make_different_keys(a in words(), b in words()) {
             let key = |(name, parts): &(String, Vec<KeyPart<'static>>)| {
                 Key::of_parts(&ns(name), parts.iter().cloned()).unwrap()
             };

@@ -434,7 +434,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_owner_is_thirty_two_hexadecimal_digits_and_never_the_same() {
+    fn owner_is_32_random_hex_digits() {
         let (one, other) = (Owner::fresh(), Owner::fresh());
         assert_ne!(one, other);
         assert_eq!(one.to_string(), one.as_str());
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn stored_texts_have_their_limits() {
+    fn stored_texts_are_limited() {
         assert_eq!((MAX_RESULT_BYTES, MAX_ERROR_BYTES), (392 * 1024, 4096));
     }
 }

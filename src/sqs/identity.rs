@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn text_stands_for_itself_and_other_json_is_marked() {
+    fn key_marks_json_other_than_text() {
         for (value, text) in [
             (r#""o-1""#, "o-1"),
             (r#"" ""#, " "),
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_key_is_an_error_that_says_what_was_looked_for() {
+    fn missing_key_error_names_its_source() {
         for body in [
             "{}",
             r#"{"order":{"id":""}}"#,
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_are_not_told_apart_are_no_keys() {
+    fn ambiguous_numbers_are_refused_as_keys() {
         for number in [
             "100000000000000000001",
             "0.30000000000000001",
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pointer_reaches_through_the_envelopes_of_other_services() {
+    fn pointer_reads_through_service_envelopes() {
         let order = json!({"orderId": "o-1", "lines": [{"sku": "a/b"}]});
         // Amazon SNS Developer Guide, "Fanout to Amazon SQS queues".
         let sns = json!({
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pointers_escapes_are_read() {
+    fn pointer_escapes_are_decoded() {
         let body = r#"{"a/b": {"m~n": "found", "~1": "also"}}"#;
         assert_eq!(key(body, "body:/a~1b/m~0n").unwrap(), "ns#found");
         assert_eq!(key(body, "body:/a~1b/~01").unwrap(), "ns#also");
@@ -509,11 +509,11 @@ mod tests {
     }
 
     #[test]
-    fn deduplication_id_of_a_dead_lettered_copy_is_the_first() {
+    fn dead_letter_copy_keeps_deduplication_id() {
         let key = |record: &SqsMessage| {
             identity(record, "deduplication-id", "off").map(|it| it.key.to_string())
         };
-        // A copy has the id of the message for its deduplication id, as SQS itself does it.
+        // The copy's deduplication id is the message id, as SQS itself sets it.
         let mut copy = fifo("g-1", "m-1");
         let original = (ORIGINAL_DEDUPLICATION_ID.to_owned(), text("d-1"));
         copy.message_attributes.extend([original.clone()]);
@@ -528,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fingerprint_is_that_of_the_canonical_body() {
+    fn fingerprint_covers_canonical_body() {
         // The example of RFC 8785, section 3.2.2.
         let example = r#"{
             "numbers": [333333333.33333329, 1E30, 4.50, 2e-3, 0.000000000000000000000000001],
@@ -543,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_payload_means_changes_its_fingerprint() {
+    fn fingerprint_ignores_json_formatting() {
         let one = fingerprint(r#"{"amount": 1.0, "currency": "EUR"}"#, "body");
         assert_eq!(one, fingerprint(r#"{"currency":"EUR","amount":1}"#, "body"));
         assert_ne!(one, fingerprint(r#"{"currency":"EUR","amount":2}"#, "body"));
@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn chosen_parts_alone_can_be_compared() {
+    fn fingerprint_covers_chosen_parts_alone() {
         let of = |body| fingerprint(body, "body:/amount,/currency");
         let one = of(r#"{"amount": 1, "currency": "EUR", "sentAt": 1}"#);
         assert_eq!(one, of(r#"{"sentAt": 2, "currency": "EUR", "amount": 1}"#));
@@ -572,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn powertools_hashes_are_those_of_its_own_source() {
+    fn powertools_hashes_match_powertools() {
         let body = r#"{"id": "o-1", "n": 7, "amount": 99.9, "e": ""}"#;
         let md5 = |text: &str| powertools::hash(&serde_json::from_str(text).unwrap());
         for (source, value) in [
@@ -598,7 +598,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_source_is_refused() {
+    fn invalid_source_is_refused() {
         for text in [
             "",
             "Message-Id",

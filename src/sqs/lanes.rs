@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn deliveries_of_one_key_share_a_lane_and_keyless_none() {
+    fn lane_groups_deliveries_by_key() {
         let (a, b) = (key("a"), key("b"));
         let batch = [
             standard(Some(&a), 1),
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn message_received_most_often_starts_first() {
+    fn highest_receive_count_starts_first() {
         let keys = ["a", "b", "c"].map(key);
         let batch = [
             standard(Some(&keys[0]), 1),
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fifo_group_is_one_lane_in_order_whatever_its_keys() {
+    fn fifo_group_is_one_lane_in_order() {
         let keys = ["a", "b"].map(key);
         let fifo = |key, group| LaneFacts {
             key,

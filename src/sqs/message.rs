@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_without_an_id_is_no_message() {
+    fn record_without_message_id_is_refused() {
         for id in [None, Some(String::new())] {
             let mut record = record("{}");
             record.message_id = id;
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn error_of_a_body_never_quotes_it() {
+    fn body_error_never_quotes_the_body() {
         for (body, told) in [
             (
                 r#"{"orderId":"o-1","card":"4242-SECRET"}"#,
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_counts_on_a_fifo_queue_only() {
+    fn message_group_counts_only_on_fifo_queues() {
         let group = |arn: &str| {
             let mut record = record("{}");
             record.event_source_arn = Some(arn.into());

@@ -105,8 +105,8 @@ mod tests {
 
     #[test]
     fn values_are_written_as_python_writes_them() {
-        // Left: JSON as it may come. Right: what `json.dumps(json.loads(it), sort_keys=True)`
-        // answers in CPython 3.11.
+        // Left: JSON input. Right: output of `json.dumps(json.loads(input), sort_keys=True)` in
+        // CPython 3.11.
         for (json, python) in [
             (r##""order-1""##, r##""order-1""##),
             (

@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_told_to_the_microsecond() {
+    fn durations_are_logged_to_the_microsecond() {
         let nanos = |n| millis(Duration::from_nanos(n)).to_string();
         assert_eq!(nanos(13_600_000), "13.6");
         assert_eq!(nanos(1_234_567), "1.235");

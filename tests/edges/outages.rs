@@ -30,7 +30,7 @@ async fn within(time: Duration, lambda: &Lambda, event: Value) -> Answer {
 }
 
 #[tokio::test]
-async fn completion_throttled_until_near_the_end_is_recorded() {
+async fn completion_throttled_for_long_is_recorded() {
     let stage = Stage::set().await;
     // Of four seconds, outcomes are written until half a second before the end.
     let settings = [("CONSUMER_DEADLINE_RESERVE", "2s")];
@@ -55,7 +55,7 @@ async fn completion_throttled_until_near_the_end_is_recorded() {
 }
 
 #[tokio::test]
-async fn completion_throttled_to_the_end_keeps_its_claim() {
+async fn completion_throttled_to_end_keeps_claim() {
     let stage = Stage::set().await;
     let settings = [("IDEMPOTENCY_LEASE_MARGIN", "20s")];
     let lambda = stage.consumer(&settings).await;
@@ -78,7 +78,7 @@ async fn completion_throttled_to_the_end_keeps_its_claim() {
 }
 
 #[tokio::test]
-async fn transaction_conflict_on_claim_and_completion_is_retried() {
+async fn transaction_conflict_is_retried() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[]).await;
     for request in ["Claim", "UpdateItem"] {
@@ -139,7 +139,7 @@ async fn outage_of_dynamodb_fails_the_invocation() {
 }
 
 #[tokio::test]
-async fn throttled_claims_fail_messages_and_not_the_invocation() {
+async fn throttled_claims_do_not_fail_invocation() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[]).await;
     stage.dynamo.fail_all("Claim", Fault::Throttle);
@@ -148,7 +148,7 @@ async fn throttled_claims_fail_messages_and_not_the_invocation() {
 }
 
 #[tokio::test]
-async fn messages_not_finished_at_the_deadline_are_in_one_line() {
+async fn messages_cut_off_are_logged_in_one_line() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[("CONSUMER_CONCURRENCY", "1")]).await;
     stage.gateway.script("o-2", [Reply::Hang]);

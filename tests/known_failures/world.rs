@@ -43,7 +43,7 @@ impl World {
         worker(self.once(), handler)
     }
 
-    /// Delivers once more: what is reported as failed. No handler may run.
+    /// Delivers once more and returns the ids reported as failed. No handler may run.
     pub async fn deliver_again(&self, order: &Value) -> Vec<String> {
         let never = async |_: Value, _: Attempt| -> Result<(), Failure> { panic!("it ran again") };
         process(
@@ -76,7 +76,7 @@ pub fn event(order: &Value) -> Value {
     batch([record("m-1", order)])
 }
 
-/// When every lease of now is over, and no record has expired.
+/// A time at which every current lease has ended, and no record has expired.
 pub fn in_an_hour() -> Timestamp {
     Timestamp::now() + Duration::from_secs(3600)
 }

@@ -1,4 +1,4 @@
-//! Changes of one item: what they compose with, what the item remembers, and what it forgets.
+//! Changes of one item: composition with other expressions, the item's memory, and its expiry.
 
 use std::{
     collections::HashMap,
@@ -24,13 +24,13 @@ use super::{
     world::{RETENTION, SECOND, THINGS, Thing, World, ample, now, operation, pass},
 };
 
-/// Runs the operation `key`, whose change this is.
+/// Runs the operation `key` with this change.
 async fn run<O: Serialize>(on_item: &OnItem, key: &str, change: Change<O>) -> Outcome {
     let handler = async |_| Ok(change);
     on_item.run(operation(key, ample()), handler).await
 }
 
-/// Adds to the thing `a` as often as it is called.
+/// Adds to the thing `a` for each call.
 fn add(n: i64, calls: &Arc<AtomicUsize>) -> Change<i64> {
     let calls = Arc::clone(calls);
     Change::modify(THINGS, json!({ "id": "a" }), move |thing| {
@@ -57,8 +57,8 @@ impl World {
             .await;
     }
 
-    async fn without_a(&self) {
-        let delete = self.patient().delete_item().table_name(THINGS);
+    async fn delete_a(&self) {
+        let delete = self.no_timeout_client().delete_item().table_name(THINGS);
         let delete = delete.key("id", AttributeValue::S("a".into()));
         delete.send().await.unwrap();
     }
@@ -79,14 +79,14 @@ fn ends(item: &Item) -> &HashMap<String, AttributeValue> {
 }
 
 #[tokio::test]
-async fn operations_on_one_item_from_many_workers_add_up() {
+async fn concurrent_operations_on_item_add_up() {
     const OPERATIONS: i64 = 10;
     let world = World::start().await;
     world.has(json!({"id": "a", "n": 1000})).await;
-    let (on_item, calls) = (world.on_item(&world.patient()), Arc::default());
+    let (on_item, calls) = (world.on_item(&world.no_timeout_client()), Arc::default());
     let mut open: Vec<i64> = (1..=OPERATIONS).collect();
     while !open.is_empty() {
-        // Four workers have each of them.
+        // Four workers have each operation.
         let deliveries = open.iter().cycle().take(4 * open.len());
         let runs = deliveries.map(|n| {
             let (on_item, calls) = (&on_item, &calls);
@@ -107,10 +107,10 @@ async fn operations_on_one_item_from_many_workers_add_up() {
 }
 
 #[tokio::test]
-async fn a_modification_begins_anew_with_what_it_collided_with() {
+async fn modification_restarts_from_newer_item() {
     let world = World::start().await;
     world.has(json!({"id": "a", "n": 0})).await;
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     let (first, second) = (Arc::default(), Arc::default());
     world.dynamo.reset_counts();
     world.dynamo.fail("PutItem", Fault::HoldRequest);
@@ -125,7 +125,7 @@ async fn a_modification_begins_anew_with_what_it_collided_with() {
     assert_eq!(outcome.name(), "done", "{outcome}");
     assert_eq!(number(&world.a().await, "n"), 11);
     assert_eq!(first.load(Ordering::SeqCst), 2);
-    // The refused put was answered with the item, so nobody read it a second time.
+    // The refused put returned the item, so no second read was sent.
     let counts = world.dynamo.reset_counts();
     assert_eq!((counts["GetItem"], counts["PutItem"]), (2, 3));
 
@@ -134,14 +134,14 @@ async fn a_modification_begins_anew_with_what_it_collided_with() {
     assert_eq!(
         second.load(Ordering::SeqCst),
         1,
-        "a known key calls nothing"
+        "a known key runs no closure"
     );
 }
 
 #[tokio::test]
-async fn a_modification_sees_what_counts_the_version() {
+async fn modification_sees_version_attribute() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     let calls = Arc::default();
     world.has(json!({"id": "a", "n": 0})).await;
     for (key, theirs, n) in [
@@ -159,7 +159,7 @@ async fn a_modification_sees_what_counts_the_version() {
             outcome = &mut held => panic!("{key}: it ended: {outcome}"),
             () = world.met("PutItem") => {}
         }
-        // Somebody else writes, and leaves the memory as it is.
+        // Another program writes, and keeps the memory attribute.
         let mut theirs: Item = serde_dynamo::to_item(theirs).unwrap();
         if let Some(events) = world.a().await.remove("processed_events") {
             theirs.insert("processed_events".into(), events);
@@ -172,9 +172,9 @@ async fn a_modification_sees_what_counts_the_version() {
 }
 
 #[tokio::test]
-async fn a_modification_keeps_what_its_type_does_not_know() {
+async fn modification_keeps_unknown_attributes() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     let calls = Arc::default();
     let outcome = run(&on_item, "1", add(1, &calls)).await;
     assert_eq!(
@@ -192,9 +192,9 @@ async fn a_modification_keeps_what_its_type_does_not_know() {
     assert_eq!(item["sizes"].as_l().unwrap().len(), 2);
 }
 
-/// It knows what is ours, and knows it as something else.
+/// A type that declares the memory attribute with another meaning.
 #[derive(Default, Deserialize, Serialize)]
-struct Nosy {
+struct OwnMemoryField {
     id: String,
     n: i64,
     #[serde(default)]
@@ -206,23 +206,27 @@ struct Nosy {
 }
 
 #[tokio::test]
-async fn a_type_that_has_the_items_memory_does_not_overwrite_it() {
+async fn modification_keeps_memory_of_item() {
     let world = World::start().await;
     world.has(json!({"id": "a", "n": 0})).await;
     let nosy = || {
-        Change::modify(THINGS, json!({ "id": "a" }), |found: Option<Nosy>| {
-            let Nosy { id, n, .. } = found.unwrap();
-            Ok((
-                Nosy {
-                    id,
-                    n: n + 1,
-                    ..Nosy::default()
-                },
-                (),
-            ))
-        })
+        Change::modify(
+            THINGS,
+            json!({ "id": "a" }),
+            |found: Option<OwnMemoryField>| {
+                let OwnMemoryField { id, n, .. } = found.unwrap();
+                Ok((
+                    OwnMemoryField {
+                        id,
+                        n: n + 1,
+                        ..OwnMemoryField::default()
+                    },
+                    (),
+                ))
+            },
+        )
     };
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     let for_a_time = on_item.clone().retention(RETENTION);
     for (on_item, key) in [
         (&on_item, "1"),
@@ -242,11 +246,11 @@ async fn a_type_that_has_the_items_memory_does_not_overwrite_it() {
 }
 
 #[tokio::test]
-async fn an_update_between_the_read_and_the_write_of_a_modification_is_not_lost() {
+async fn modification_keeps_concurrent_update() {
     let world = World::start().await;
     for retention in [None, Some(RETENTION)] {
         world.has(json!({"id": "a", "n": 0})).await;
-        let mut on_item = world.on_item(&world.patient());
+        let mut on_item = world.on_item(&world.no_timeout_client());
         if let Some(retention) = retention {
             on_item = on_item.retention(retention);
         }
@@ -278,9 +282,9 @@ async fn an_update_between_the_read_and_the_write_of_a_modification_is_not_lost(
 }
 
 #[tokio::test]
-async fn an_update_composes_with_the_users_own() {
+async fn update_composes_with_user_expression() {
     let world = World::start().await;
-    let client = world.patient();
+    let client = world.no_timeout_client();
     let set = world.on_item(&client);
     let map = world.on_item(&client).retention(RETENTION);
     let whole = || {
@@ -327,7 +331,7 @@ async fn an_update_composes_with_the_users_own() {
             item,
             "{name}: a refused update changes nothing"
         );
-        // What is known is a duplicate, though its own effect is what its condition refuses now.
+        // A known operation is a duplicate, even if its own effect makes its condition fail now.
         let outcome = run(on_item, "1", Change::update((), whole())).await;
         assert_eq!(outcome.name(), "duplicate", "{name}: {outcome}");
 
@@ -349,7 +353,7 @@ async fn an_update_composes_with_the_users_own() {
 #[tokio::test]
 async fn conditions_in_parentheses_hold() {
     let world = World::start().await;
-    let client = world.patient();
+    let client = world.no_timeout_client();
     let set = world.on_item(&client);
     let map = world.on_item(&client).retention(RETENTION);
     for (n, condition) in [
@@ -421,7 +425,7 @@ struct Nested {
 #[tokio::test]
 async fn sets_that_become_empty_are_removed() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     let set_to = |n: u64| {
         Change::modify(THINGS, json!({ "id": "a" }), move |sets: Option<Sets>| {
             let had = sets.map_or(0, |sets| {
@@ -457,9 +461,9 @@ async fn sets_that_become_empty_are_removed() {
 }
 
 #[tokio::test]
-async fn a_refused_change_may_become_another() {
+async fn refused_change_may_be_replaced() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     world.has(json!({"id": "a", "n": 7})).await;
     let taken = || {
         let put = Write::put(THINGS, json!({"id": "a", "n": 0})).label("id taken");
@@ -476,11 +480,11 @@ async fn a_refused_change_may_become_another() {
     assert_eq!(number(&world.a().await, "n"), 8);
 }
 
-/// The next delivery would not look at that other item, and change the first.
+/// The next delivery would read the first item, not the other one, and change it.
 #[tokio::test]
-async fn a_refused_change_may_not_become_one_of_another_item() {
+async fn refused_change_cannot_move_to_other_item() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     world.has(json!({"id": "a", "n": 0})).await;
     world.has(json!({"id": "b", "n": 0})).await;
     let other = || {
@@ -529,11 +533,11 @@ async fn a_refused_change_may_not_become_one_of_another_item() {
     }
 }
 
-/// On the condition that another attribute is not there, it would replace items.
+/// Conditional on the absence of another attribute, it would replace items.
 #[tokio::test]
-async fn an_item_is_not_created_without_its_key() {
+async fn item_without_key_is_not_created() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     world.has(json!({"id": "a", "n": 7})).await;
     let put = Write::put(THINGS, json!({"id": "a", "n": 0}));
     let outcome = run(&on_item, "1", Change::create((), "Id", put)).await;
@@ -542,11 +546,11 @@ async fn an_item_is_not_created_without_its_key() {
     assert_eq!(number(&world.a().await, "n"), 7);
 }
 
-/// What looks like a memory and is none could not tell a duplicate.
+/// An attribute that only looks like a memory could not detect a duplicate.
 #[tokio::test]
-async fn an_item_whose_memory_is_another_programs_is_left_alone() {
+async fn item_with_foreign_memory_is_not_changed() {
     let world = World::start().await;
-    let set = world.on_item(&world.patient());
+    let set = world.on_item(&world.no_timeout_client());
     let map = set.clone().retention(RETENTION);
     let events = || json!({"id": "a", "n": 0, "processed_events": ["1"]});
     let until = || json!({"id": "a", "n": 0, "processed_until": "1"});
@@ -569,9 +573,9 @@ async fn an_item_whose_memory_is_another_programs_is_left_alone() {
 }
 
 #[tokio::test]
-async fn what_an_item_has_seen_counts_with_and_without_a_retention() {
+async fn memory_counts_with_and_without_retention() {
     let world = World::start().await;
-    let set = world.on_item(&world.patient());
+    let set = world.on_item(&world.no_timeout_client());
     let map = set.clone().retention(RETENTION);
     let calls = Arc::default();
     for (name, first, then) in [("set, then map", &set, &map), ("map, then set", &map, &set)] {
@@ -598,7 +602,7 @@ async fn run_payload<'a, O: Serialize>(
     on_item.run(operation, async |_| Ok(change)).await
 }
 
-/// Each change of `a`, by its name. A creation needs that there is none.
+/// Each change of `a`, by its name. A creation requires that the item is absent.
 fn each_change() -> [(&'static str, Change<i64>); 3] {
     let put = Write::put(THINGS, json!({"id": "a", "n": 1}));
     [
@@ -609,9 +613,9 @@ fn each_change() -> [(&'static str, Change<i64>); 3] {
 }
 
 #[tokio::test]
-async fn checked_payload_that_differs_is_key_reused() {
+async fn differing_checked_payload_is_key_reused() {
     let world = World::start().await;
-    let checked = world.on_item(&world.patient()).check_payload();
+    let checked = world.on_item(&world.no_timeout_client()).check_payload();
     // As decimal digits, the last two differ in zeros alone.
     let payloads = ["1796af01bc", "", "000000000000000a", "0000000000000064"]
         .map(|print| Fingerprint::from_stored(format!("{print:0<64}")));
@@ -620,7 +624,7 @@ async fn checked_payload_that_differs_is_key_reused() {
             for way in 0..3 {
                 let change = || each_change().into_iter().nth(way).unwrap();
                 let (name, first) = change();
-                world.without_a().await;
+                world.delete_a().await;
                 if name != "create" {
                     world.has(json!({"id": "a", "n": 0})).await;
                 }
@@ -636,7 +640,7 @@ async fn checked_payload_that_differs_is_key_reused() {
                     };
                     assert_eq!(outcome.name(), expected, "{name} {n} {other}: {outcome}");
                 }
-                assert_eq!(world.a().await, before, "{name}: the item is left alone");
+                assert_eq!(world.a().await, before, "{name}: the item is unchanged");
                 assert_eq!(number(&before, "n"), 1, "{name}");
             }
         }
@@ -644,9 +648,9 @@ async fn checked_payload_that_differs_is_key_reused() {
 }
 
 #[tokio::test]
-async fn checked_payload_costs_16_hex_digits_a_key() {
+async fn checked_payload_costs_16_hex_digits_per_key() {
     let world = World::start().await;
-    let plain = world.on_item(&world.patient());
+    let plain = world.on_item(&world.no_timeout_client());
     let checked = plain.clone().check_payload();
     let digits = async |on_item: &OnItem| {
         world.has(json!({"id": "a", "n": 0})).await;
@@ -658,16 +662,16 @@ async fn checked_payload_costs_16_hex_digits_a_key() {
     };
     let without = digits(&plain.retention(RETENTION)).await;
     for checked in [checked.clone(), checked.retention(RETENTION)] {
-        // DynamoDB keeps two digits in a byte, and 38 at most.
+        // DynamoDB stores two digits in a byte, and at most 38 digits.
         let more = digits(&checked).await - without;
         assert!(more.div_ceil(2) <= 16 && without + more <= 38, "{more}");
     }
 }
 
 #[tokio::test]
-async fn checked_payload_counts_what_was_unchecked_as_duplicate() {
+async fn unchecked_key_is_duplicate_for_checked_payload() {
     let world = World::start().await;
-    let plain = world.on_item(&world.patient());
+    let plain = world.on_item(&world.no_timeout_client());
     let [one, other] = [b"1", b"2"].map(|body| Fingerprint::of(body));
     for unchecked in [plain.clone(), plain.retention(RETENTION)] {
         let checked = unchecked.clone().check_payload();
@@ -687,9 +691,9 @@ async fn checked_payload_counts_what_was_unchecked_as_duplicate() {
             assert_eq!(number(&world.a().await, "n"), 2);
         }
     }
-    // Without a fingerprint there is nothing to compare.
+    // Without a fingerprint the payload cannot be compared.
     world.has(json!({"id": "a", "n": 0})).await;
-    let checked = world.on_item(&world.patient()).check_payload();
+    let checked = world.on_item(&world.no_timeout_client()).check_payload();
     for expected in ["done", "duplicate"] {
         let change = Change::update((), one_more());
         let outcome = run_payload(&checked, "1", None, change).await;
@@ -699,12 +703,12 @@ async fn checked_payload_counts_what_was_unchecked_as_duplicate() {
 }
 
 #[tokio::test]
-async fn checked_payload_sees_a_rival_with_another_payload() {
+async fn checked_payload_detects_concurrent_reuse() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient()).check_payload();
+    let on_item = world.on_item(&world.no_timeout_client()).check_payload();
     let [one, other] = [b"1", b"2"].map(|body| Fingerprint::of(body));
     for (way, request) in [(0, "PutItem"), (1, "UpdateItem"), (2, "PutItem")] {
-        world.without_a().await;
+        world.delete_a().await;
         if way != 0 {
             world.has(json!({"id": "a", "n": 0})).await;
         }
@@ -726,9 +730,9 @@ async fn checked_payload_sees_a_rival_with_another_payload() {
 }
 
 #[tokio::test]
-async fn checked_payload_is_forgotten_with_its_key() {
+async fn checked_payload_expires_with_key() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient()).check_payload();
+    let on_item = world.on_item(&world.no_timeout_client()).check_payload();
     let on_item = on_item.retention(RETENTION);
     world.has(json!({"id": "a", "n": 0})).await;
     let again = async |key: &str, payload: &[u8]| {
@@ -740,16 +744,16 @@ async fn checked_payload_is_forgotten_with_its_key() {
     assert_eq!(again("1", b"2").await.name(), "key_reused");
     pass(RETENTION + 2 * SECOND);
     assert_eq!(again("1", b"2").await.name(), "done");
-    assert_eq!(ends(&world.a().await).len(), 1, "the other is cleared away");
+    assert_eq!(ends(&world.a().await).len(), 1, "the other key is removed");
     assert_eq!(again("1", b"1").await.name(), "key_reused");
     assert_eq!(number(&world.a().await, "n"), 3);
 }
 
 #[tokio::test]
-async fn a_change_is_tried_again_after_the_sdk_gave_up() {
+async fn change_is_retried_after_sdk_gives_up() {
     const THROTTLED: usize = 5;
     let world = World::start().await;
-    let on_item = world.on_item(&world.hurried());
+    let on_item = world.on_item(&world.short_timeout_client());
     world.has(json!({"id": "a", "n": 0})).await;
     for _ in 0..THROTTLED {
         world.dynamo.fail("UpdateItem", Fault::Throttle);
@@ -761,10 +765,12 @@ async fn a_change_is_tried_again_after_the_sdk_gave_up() {
 }
 
 #[tokio::test]
-async fn up_to_its_end_a_key_counts() {
+async fn key_counts_until_retention_ends() {
     const NOON: Timestamp = Timestamp::from_millis(1_800_000_000_000);
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient()).retention(RETENTION);
+    let on_item = world
+        .on_item(&world.no_timeout_client())
+        .retention(RETENTION);
     let on_item = on_item.clock(|| NOON);
     for (end, expected) in [(NOON.as_secs(), "duplicate"), (NOON.as_secs() - 1, "done")] {
         let ends = json!({"test#1": end});
@@ -779,9 +785,11 @@ async fn up_to_its_end_a_key_counts() {
 }
 
 #[tokio::test]
-async fn keys_whose_time_is_over_are_cleared_away() {
+async fn expired_keys_are_removed() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient()).retention(RETENTION);
+    let on_item = world
+        .on_item(&world.no_timeout_client())
+        .retention(RETENTION);
     let over = |many: usize| {
         let end = now().as_secs() - 1;
         let ends: HashMap<_, _> = (0..many).map(|n| (format!("over-{n}"), end)).collect();
@@ -792,7 +800,7 @@ async fn keys_whose_time_is_over_are_cleared_away() {
     assert_eq!(run(&on_item, "1", add(1, &calls)).await.name(), "done");
     assert_eq!(ends(&world.a().await).len(), 1, "a modification clears all");
 
-    // Whatever room the user's own expressions leave.
+    // With any space that the user's own expressions leave.
     let names: Vec<_> = (0..200).map(|n| format!("attr_{n:02} = :one")).collect();
     let long_update = format!("ADD n :one SET {}", names.join(", "));
     let long_condition = format!(
@@ -826,9 +834,11 @@ async fn keys_whose_time_is_over_are_cleared_away() {
 }
 
 #[tokio::test]
-async fn an_update_does_not_clear_away_what_came_back_meanwhile() {
+async fn cleanup_keeps_key_renewed_meanwhile() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient()).retention(RETENTION);
+    let on_item = world
+        .on_item(&world.no_timeout_client())
+        .retention(RETENTION);
     world.has(json!({"id": "a", "n": 0})).await;
     let again = || Change::update((), one_more());
     assert_eq!(run(&on_item, "old", again()).await.name(), "done");
@@ -841,7 +851,7 @@ async fn an_update_does_not_clear_away_what_came_back_meanwhile() {
         outcome = &mut held => panic!("it ended: {outcome}"),
         () = world.met("UpdateItem") => {}
     }
-    // Its time is over, so it is a new operation: once.
+    // Its retention has ended, so the operation is new and happens once.
     assert_eq!(run(&on_item, "old", again()).await.name(), "done");
     let (outcome, _met) = tokio::join!(held, world.dynamo.heal());
     assert_eq!(outcome.name(), "done", "{outcome}");
@@ -851,9 +861,9 @@ async fn an_update_does_not_clear_away_what_came_back_meanwhile() {
 }
 
 #[tokio::test]
-async fn an_item_that_can_take_no_more_says_what_grew() {
+async fn full_item_error_names_memory() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     let full: Item = HashMap::from([
         ("id".to_owned(), AttributeValue::S("a".into())),
         ("n".to_owned(), AttributeValue::N("0".into())),

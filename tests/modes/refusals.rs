@@ -1,4 +1,4 @@
-//! What a handler's writes are refused for, and what becomes of the message then.
+//! Refused writes of a handler, and the outcome of their messages.
 
 use std::{
     collections::HashMap,
@@ -23,7 +23,7 @@ use super::{
     world::{RECORDS, THINGS, World, ample, operation, pass, short},
 };
 
-/// The modes whose writes commit with a record.
+/// Modes whose writes commit with a record.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mode {
     Claim,
@@ -41,7 +41,7 @@ impl World {
         ran: &AtomicUsize,
         answer: impl FnOnce() -> Result<Done<&'static str>, Failure> + Send,
     ) -> Outcome {
-        let client = &self.patient();
+        let client = &self.no_timeout_client();
         let handler = async |_| {
             ran.fetch_add(1, Ordering::SeqCst);
             answer()
@@ -53,7 +53,7 @@ impl World {
         }
     }
 
-    /// One answer of a handler that is asked once.
+    /// Answer of a handler that runs once.
     async fn once_answered(
         &self,
         mode: Mode,
@@ -63,7 +63,7 @@ impl World {
         self.answer(mode, key, &AtomicUsize::new(0), answer).await
     }
 
-    /// How a record ended, and with which error.
+    /// Final state of a record, and its error.
     pub async fn ended(&self, key: &str) -> Option<(String, Option<String>)> {
         let key = Key::new(&namespace(), [key]).unwrap();
         let record = self.dynamo.record(RECORDS, key.as_str()).await?;
@@ -72,7 +72,7 @@ impl World {
         Some((text(&record, "status").to_owned(), error))
     }
 
-    /// So many of the product are left.
+    /// Stock of the product.
     async fn stock(&self, n: i64) {
         let item = serde_dynamo::to_item(json!({"id": "product", "n": n})).unwrap();
         self.dynamo.put(THINGS, item).await;
@@ -83,7 +83,7 @@ impl World {
     }
 }
 
-/// Takes one of the product, and says so in an order.
+/// Takes one of the product, and writes an order that says so.
 fn order(id: &str) -> Done<&'static str> {
     let write = Write::put(THINGS, json!({"id": id, "secret": "s3cret"}));
     Done::new("ordered").with(write).with(take())
@@ -98,7 +98,7 @@ fn take() -> Write<Update> {
 }
 
 #[tokio::test]
-async fn an_unmet_condition_fails_for_good_and_the_record_says_so() {
+async fn refused_condition_is_recorded_as_failure() {
     let world = World::start().await;
     world.stock(0).await;
     for mode in MODES {
@@ -114,7 +114,7 @@ async fn an_unmet_condition_fails_for_good_and_the_record_says_so() {
         assert_eq!(world.ended(key).await, ended, "{key}");
         assert!(
             world.dynamo.record(THINGS, key).await.is_none(),
-            "{key}: no half an order"
+            "{key}: no partial order"
         );
 
         world.stock(1).await;
@@ -124,7 +124,7 @@ async fn an_unmet_condition_fails_for_good_and_the_record_says_so() {
             format!("failed permanently before: {why}"),
             "{key}"
         );
-        // An inbox plans before it knows.
+        // An inbox plans before it knows of duplicates.
         let runs = if mode == Mode::Claim { 1 } else { 2 };
         assert_eq!((ran.into_inner(), world.left().await), (runs, 1), "{key}");
         world.stock(0).await;
@@ -132,7 +132,7 @@ async fn an_unmet_condition_fails_for_good_and_the_record_says_so() {
 }
 
 #[tokio::test]
-async fn a_handler_decides_what_an_unmet_condition_means() {
+async fn handler_interprets_refused_condition() {
     let world = World::start().await;
     world.stock(0).await;
     for mode in MODES {
@@ -153,7 +153,7 @@ async fn a_handler_decides_what_an_unmet_condition_means() {
                 let order = world.dynamo.record(THINGS, &name).await;
                 assert!(
                     order.is_none(),
-                    "{name}: nothing of the first answer is written"
+                    "{name}: no write of the first answer is applied"
                 );
                 (outcome.to_string(), world.ended(&name).await)
             }
@@ -175,7 +175,7 @@ async fn a_handler_decides_what_an_unmet_condition_means() {
         let expected = ("failed, to be retried: restocked soon".into(), left);
         assert_eq!(said, expected, "{mode:?}");
 
-        let said = refused("panic", || panic!("told to")).await;
+        let said = refused("panic", || panic!("scripted")).await;
         let left = in_progress.filter(|_| mode == Mode::Claim);
         assert_eq!(said, ("the handler panicked".into(), left), "{mode:?}");
 
@@ -198,7 +198,7 @@ async fn a_handler_decides_what_an_unmet_condition_means() {
         let Outcome::Duplicate(StoredResult::Json(result)) = &again else {
             panic!("{mode:?}: {again}");
         };
-        assert_eq!(result, "\"waiting\"", "what was committed is what is kept");
+        assert_eq!(result, "\"waiting\"", "the committed result is kept");
 
         let too_many = refused("too many", || {
             let write = |n: usize| Write::put(THINGS, json!({"id": n.to_string()}));
@@ -214,7 +214,7 @@ async fn a_handler_decides_what_an_unmet_condition_means() {
 }
 
 #[tokio::test]
-async fn the_refused_answer_holds_the_item_where_the_write_asked_for_it() {
+async fn refusal_holds_item_if_requested() {
     let world = World::start().await;
     world.stock(0).await;
     for mode in MODES {
@@ -256,7 +256,7 @@ async fn the_refused_answer_holds_the_item_where_the_write_asked_for_it() {
 
 /// The plan of a second delivery meets the effect of the first.
 #[tokio::test]
-async fn a_duplicate_whose_own_effect_fails_its_plan_is_a_duplicate() {
+async fn duplicate_failing_its_own_plan_is_duplicate() {
     let world = World::start().await;
     for mode in MODES {
         world.stock(1).await;
@@ -285,11 +285,11 @@ async fn a_duplicate_whose_own_effect_fails_its_plan_is_a_duplicate() {
 }
 
 #[tokio::test]
-async fn a_failure_that_cannot_be_recorded_is_not_final() {
+async fn unrecorded_failure_is_not_final() {
     let world = World::start().await;
     let denied = || Err(Failure::permanent("declined"));
     let handler = async |_| Err::<Done<()>, _>(Failure::permanent("declined"));
-    let inbox = world.inbox(&world.patient());
+    let inbox = world.inbox(&world.no_timeout_client());
     for fault in [Fault::CutBefore, Fault::Throttle] {
         world.dynamo.fail_all("TransactWriteItems", fault);
         let outcome = inbox.run(operation("a", short()), handler).await;
@@ -303,13 +303,13 @@ async fn a_failure_that_cannot_be_recorded_is_not_final() {
     assert_eq!(world.ended("a").await, ended);
 }
 
-/// A table of another make refuses every record. That is nobody's failure but the operator's, so
-/// the messages go back.
+/// A table with another key schema refuses every record. The operator must fix the table, so the
+/// messages return to the queue.
 #[tokio::test]
-async fn a_failure_that_the_table_does_not_take_is_not_final() {
+async fn failure_refused_by_table_is_not_final() {
     let world = World::start().await;
     let layout = Layout::native().rename([("id", "pk")]);
-    let store = DynamoStore::new(world.patient(), RECORDS).layout(layout.unwrap());
+    let store = DynamoStore::new(world.no_timeout_client(), RECORDS).layout(layout.unwrap());
     let inbox = Once::new(store).inbox();
     let denied = async |_| Err::<Done<()>, _>(Failure::permanent("declined"));
     let placed = async |_| Ok(order("b"));
@@ -319,13 +319,13 @@ async fn a_failure_that_the_table_does_not_take_is_not_final() {
     assert_eq!(placed.name(), "failure_unrecorded", "{placed}");
 }
 
-/// The commit was sent before its message failed, and arrives when another message has failed too.
+/// The commit was sent before its message failed, and arrives after another message has failed too.
 #[tokio::test]
 async fn late_commit_after_two_failures_is_refused() {
     let world = World::start().await;
     world.stock(1).await;
     world.dynamo.fail("TransactWriteItems", Fault::HoldRequest);
-    let client = world.patient();
+    let client = world.no_timeout_client();
     let inbox = world.inbox(&client);
     let placed = async |_| Ok(order("a"));
     tokio::select! {
@@ -346,7 +346,7 @@ async fn late_commit_after_two_failures_is_refused() {
 }
 
 impl World {
-    /// A record of the operation "a" that DynamoDB's TTL has not deleted yet.
+    /// A record of the operation "a" that has expired and that DynamoDB's TTL has not deleted yet.
     async fn expired(&self) {
         let record = json!({
             "id": "test#a",
@@ -366,7 +366,7 @@ impl World {
 }
 
 #[tokio::test]
-async fn failure_over_an_expired_record_is_recorded() {
+async fn failure_over_expired_record_is_recorded() {
     let world = World::start().await;
     world.expired().await;
     let declined = || Err(Failure::permanent("declined"));
@@ -379,7 +379,7 @@ async fn failure_over_an_expired_record_is_recorded() {
 }
 
 #[tokio::test]
-async fn failure_over_another_programs_claim_keeps_it_open() {
+async fn failure_over_foreign_claim_keeps_attempt_open() {
     let world = World::start().await;
     let claim = json!({
         "id": "test#a",
@@ -397,11 +397,11 @@ async fn failure_over_another_programs_claim_keeps_it_open() {
 
 /// Another worker was first to replace the expired record, and its message failed.
 #[tokio::test]
-async fn claim_is_repeated_over_a_record_that_admits_it() {
+async fn claim_is_repeated_over_admitting_record() {
     let world = World::start().await;
     world.expired().await;
     world.dynamo.fail("PutItem", Fault::HoldRequest);
-    let client = world.patient();
+    let client = world.no_timeout_client();
     let once = world.once(&client);
     let handler = async |_: Attempt| Ok::<_, Failure>("done");
     let claim = once.run(operation("a", ample()), handler);
@@ -424,17 +424,17 @@ async fn claim_is_repeated_over_a_record_that_admits_it() {
 
 /// Its handler may have had effects elsewhere too.
 #[tokio::test]
-async fn after_a_commit_that_nobody_answered_the_next_attempt_is_told() {
+async fn attempt_after_unanswered_commit_is_informed() {
     let world = World::start().await;
-    let client = &world.patient();
+    let client = &world.no_timeout_client();
     for fault in [Fault::CutBefore, Fault::InternalError] {
         let key = &format!("{fault:?}");
         world.dynamo.fail_all("TransactWriteItems", fault);
         let tries: [(_, _, fn() -> Deadline); 2] =
             [("commit_unknown", false, short), ("done", true, ample)];
-        for (name, told, deadline) in tries {
+        for (name, informed, deadline) in tries {
             let handler = async |attempt: Attempt| {
-                assert_eq!(attempt.may_have_run_before(), told, "{key}");
+                assert_eq!(attempt.may_have_run_before(), informed, "{key}");
                 Ok(order(key).on_refused(|_| panic!("there is stock")))
             };
             world.stock(1).await;
@@ -449,9 +449,9 @@ async fn after_a_commit_that_nobody_answered_the_next_attempt_is_told() {
     }
 }
 
-/// Each is known before anything is sent, and by words.
+/// The library detects each before sending, and explains it.
 #[tokio::test]
-async fn what_can_never_be_written_is_not_sent() {
+async fn unwritable_plan_is_not_sent() {
     let world = World::start().await;
     let no_item = || Done::new("?").with(Write::put(THINGS, "s3cret").label("audit"));
     let no_value =
@@ -490,7 +490,7 @@ async fn what_can_never_be_written_is_not_sent() {
             );
             assert!(!said.contains("s3cret"), "{key}: {said}");
             assert_eq!(world.ended(key).await.unwrap().0, "FAILED", "{key}");
-            // The record's own writes, and no other.
+            // Only the record's own writes.
             let sent: Vec<_> = world.dynamo.reset_counts().into_iter().collect();
             let expected = match mode {
                 Mode::Claim => vec![("Claim".to_owned(), 1), ("UpdateItem".to_owned(), 1)],
@@ -517,7 +517,7 @@ async fn what_can_never_be_written_is_not_sent() {
     }
 
     world.dynamo.reset_counts();
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     let create = Change::create((), "id", Write::put(THINGS, "s3cret"));
     let update = Change::update((), take().value(":map", HashMap::from([((1, 2), 3)])));
     for change in [create, update] {
@@ -534,9 +534,9 @@ async fn what_can_never_be_written_is_not_sent() {
     assert!(world.dynamo.reset_counts().is_empty());
 }
 
-/// What DynamoDB calls invalid fails for good, in words that hold no payload.
+/// A validation error of DynamoDB is permanent, and its stored text holds no payload.
 #[tokio::test]
-async fn what_dynamodb_calls_invalid_fails_for_good_and_without_payload() {
+async fn validation_error_is_permanent_without_payload() {
     let world = World::start().await;
     let secret = || Write::put(THINGS, json!({"id": "s3cret", "secret": "s3cret"}));
     let to = |expression: &str| {
@@ -620,7 +620,7 @@ async fn what_dynamodb_calls_invalid_fails_for_good_and_without_payload() {
 }
 
 #[tokio::test]
-async fn a_missing_table_is_named_and_the_message_goes_back() {
+async fn missing_table_is_named_and_message_fails() {
     let world = World::start().await;
     let missing = || Write::put("no-such-table", json!({"id": "a"}));
     let mut outcomes = Vec::new();
@@ -629,7 +629,7 @@ async fn a_missing_table_is_named_and_the_message_goes_back() {
         let done = || Ok(order(&key).with(missing()));
         outcomes.push(world.once_answered(mode, &key, done).await);
     }
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     let create = async |_| Ok(Change::create((), "id", missing()));
     outcomes.push(on_item.run(operation("c", ample()), create).await);
     let mut names = Vec::new();
@@ -650,12 +650,12 @@ async fn a_missing_table_is_named_and_the_message_goes_back() {
     assert!(world.dynamo.records(THINGS).await.is_empty());
 }
 
-/// A key that comes with another payload runs nothing and leaves the record alone.
+/// A reused key runs no handler and leaves the record unchanged.
 #[tokio::test]
-async fn a_key_reused_for_another_payload_is_refused() {
+async fn key_reused_for_other_payload_is_refused() {
     let world = World::start().await;
     world.stock(2).await;
-    let client = &world.patient();
+    let client = &world.no_timeout_client();
     for mode in MODES {
         let key = format!("{mode:?}");
         assert_eq!(

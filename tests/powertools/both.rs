@@ -29,10 +29,10 @@ use super::support::{
     event::{batch, failed, record},
 };
 
-/// What Powertools puts before its hash: function, module and function in it.
+/// Prefix of Powertools' key: function, module and function in it.
 const PREFIX: &str = "payments.__main__.charge";
 
-/// Our handler: does as told, and notes what it was told of attempts before it.
+/// Handler on the side of sqs-once: obeys the message, and records the history it gets.
 #[derive(Clone)]
 struct Charge {
     declines: bool,
@@ -60,9 +60,9 @@ pub fn theirs() -> Value {
     json!({"chargedBy": "python", "é": [1.5, null]})
 }
 
-/// What became of a delivery here.
+/// Result of a delivery to sqs-once.
 pub struct Delivered {
-    /// What the handler was told, if it ran.
+    /// History given to the handler, if it ran.
     pub ran: Option<History>,
     pub acknowledged: bool,
 }
@@ -73,7 +73,7 @@ pub struct Both {
     layout: Layout,
     pub prefix: &'static str,
     pub fingerprint: &'static str,
-    /// What Powertools is given, as its own arguments.
+    /// Arguments of the Powertools store.
     pub layer: Value,
     pub config: Value,
     pub function: Value,
@@ -114,7 +114,7 @@ impl Both {
         request
     }
 
-    /// What the table holds for an order, by way of a claim that nothing admits.
+    /// Record of an order, read by a claim that only an absent record admits.
     pub async fn kept(&self, id: &str) -> Record {
         let mut probe = self.claim(id);
         probe.now = Timestamp::default();
@@ -162,8 +162,8 @@ impl Both {
         self.powertools(order, "return", Some(60_000)).await
     }
 
-    /// Delivers to the function in `tests/powertools/worker.py`, which ends like this, with so
-    /// much time left of its invocation.
+    /// Delivers to the function in `tests/powertools/worker.py`, with this behaviour and time left
+    /// of its invocation.
     pub async fn powertools(&self, order: &Value, end: &str, remaining_ms: Option<u64>) -> Value {
         let told = json!({
             "endpoint": self.dynamo.endpoint(),

@@ -16,7 +16,7 @@ use sqs_once::{
 
 use crate::support::dynamo::{Dynamo, Item};
 
-/// Few enough that they meet.
+/// Few enough values to collide.
 fn owner() -> impl Strategy<Value = Owner> {
     (0..3).prop_map(|n| Owner::from_stored(format!("owner-{n}")))
 }
@@ -29,7 +29,7 @@ fn message_id() -> impl Strategy<Value = String> {
     (0..3).prop_map(|n| format!("m-{n}"))
 }
 
-/// Around a bound of seconds and one of milliseconds, so that some are equal.
+/// Around one bound in seconds and one in milliseconds, so that some values are equal.
 fn time() -> impl Strategy<Value = Timestamp> {
     const TIMES: [u64; 7] = [9_999, 10_000, 10_001, 10_500, 10_999, 11_000, 11_001];
     prop::sample::select(&TIMES[..]).prop_map(Timestamp::from_millis)
@@ -63,7 +63,7 @@ fn last_end() -> impl Strategy<Value = Option<AttemptEnd>> {
     prop::option::of(prop::sample::select(ends.to_vec()))
 }
 
-/// Now and then one below the limit, or at it.
+/// Sometimes one below the limit, or at it.
 fn failed_message_ids() -> impl Strategy<Value = BTreeSet<String>> {
     let crowd = |n: usize| (0..n).map(|n| format!("another-{n}"));
     prop_oneof![
@@ -156,7 +156,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(4096))]
 
     #[test]
-    fn what_a_refused_claim_means_is_borne_out_by_the_record(record in record(), mine in request()) {
+    fn refused_claim_decision_matches_record(record in record(), mine in request()) {
         if may_claim(Some(&record), &mine) {
             return Ok(());
         }
@@ -168,7 +168,7 @@ proptest! {
         match claim_refused(record.clone(), &mine) {
             ClaimRefused::Mine(claimed) => {
                 prop_assert_eq!(record.owner.as_ref(), Some(&mine.owner));
-                // A claim that is held can be settled.
+                // A held claim can be settled.
                 prop_assert!(may_settle(Some(&record), &mine.fence()));
                 let open = record.first_claimed_at.filter(|at| *at != mine.now);
                 prop_assert_eq!(claimed.open_since, open);
@@ -207,7 +207,7 @@ proptest! {
     }
 
     #[test]
-    fn a_fresh_claim_keeps_everybody_out_until_its_lease_or_its_record_ends(
+    fn fresh_claim_excludes_others_until_lease_ends(
         holder in request(),
         other in request(),
     ) {
@@ -216,7 +216,7 @@ proptest! {
     }
 
     #[test]
-    fn nobody_but_the_owner_of_a_claim_may_end_it_and_only_once(
+    fn only_owner_settles_claim_and_once(
         record in record(),
         asker in request(),
         wanted in settlement(),
@@ -230,7 +230,7 @@ proptest! {
         let in_progress = matches!(record.state, State::InProgress { .. });
         prop_assert!(in_progress, "an outcome would be overwritten");
         let left = wanted.apply(&record, now);
-        // A record whose lease ended stays its owner's until another worker takes over.
+        // A record whose lease ended belongs to its owner until another worker takes over.
         let ended = !may_settle(left.as_ref(), &fence);
         let leases = left.as_ref().map(|left| left.state.clone());
         prop_assert_eq!(ended, leases != Some(State::InProgress { lease_until: now }));
@@ -241,7 +241,7 @@ proptest! {
     }
 
     #[test]
-    fn a_refused_settlement_counts_as_made_only_where_the_record_says_so(
+    fn refused_settlement_counts_only_if_recorded(
         record in prop::option::weighted(0.9, record()),
         asker in request(),
         wanted in settlement(),
@@ -269,7 +269,7 @@ proptest! {
     }
 }
 
-/// One thing that somebody does to a key.
+/// One request for a key.
 #[derive(Clone, Debug)]
 enum Step {
     Claim(ClaimRequest),
@@ -283,8 +283,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// As the native layout has it. Written out here, so that the store's own writer is not both
-/// sides of the comparison.
+/// Condition values in the native layout. Written out here, so that the store's own writer is not
+/// on both sides of the comparison.
 fn item(id: &Key, record: &Record) -> Item {
     let text = |text: &str| AttributeValue::S(text.to_owned());
     let number = |n: u64| AttributeValue::N(n.to_string());
@@ -352,10 +352,10 @@ fn item(id: &Key, record: &Record) -> Item {
         .collect()
 }
 
-/// The table's conditions are text that DynamoDB reads; the rules are functions. Over any record
-/// and whatever is then done to it, step by step, both give the same answers.
+/// The table's conditions are text that DynamoDB evaluates; the rules are functions. Both give the
+/// same results, step by step, over any record and any sequence of requests.
 #[test]
-fn a_table_answers_each_step_as_the_rules_do() {
+fn dynamodb_matches_rules_step_by_step() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let (dynamo, table) = runtime.block_on(async {
         let dynamo = Dynamo::start().await;
@@ -364,7 +364,7 @@ fn a_table_answers_each_step_as_the_rules_do() {
         (dynamo, table)
     });
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
-        // Its seeds would be kept by the name of the file alone.
+        // proptest would file its seeds by the name of the file alone.
         failure_persistence: None,
         ..ProptestConfig::with_cases(256)
     });
@@ -391,7 +391,7 @@ fn a_table_answers_each_step_as_the_rules_do() {
         .unwrap();
 }
 
-/// Checks one step against the rules; answers the record it leaves.
+/// Checks one step against the rules, and returns the record after it.
 async fn same_answer(
     table: &DynamoStore,
     known: Option<Record>,

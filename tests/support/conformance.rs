@@ -1,4 +1,4 @@
-//! The suite that every [`Store`] passes.
+//! The conformance suite that every [`Store`] passes.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -6,8 +6,8 @@
 )]
 #![allow(unreachable_pub, reason = "shared between test crates")]
 //!
-//! A further backend is one line: `conformance!(name, its_constructor)`, where the constructor
-//! is an async function that answers an empty store.
+//! A further backend is one line: `conformance!(name, its_constructor)`. The constructor is an
+//! async function that returns an empty store.
 
 use std::time::Duration;
 
@@ -26,21 +26,21 @@ use sqs_once::{
 macro_rules! conformance {
     ($backend:ident, $new:expr) => {
         $crate::conformance!($backend, $new,
-            a_new_key_is_claimed_and_the_record_says_so
-            a_refused_claim_is_answered_with_the_record
-            claims_are_admitted_as_the_rules_say
-            a_takeover_is_told_from_whom
-            a_completed_record_keeps_its_result
-            a_failed_record_keeps_its_error
-            a_restored_key_is_as_before_the_claim
-            an_ended_lease_is_taken_over_at_once
+            new_key_is_claimed_and_recorded
+            refused_claim_returns_record
+            claim_admission_follows_rules
+            takeover_returns_replaced_record
+            completed_record_keeps_result
+            failed_record_keeps_error
+            restored_key_is_as_before_claim
+            ended_lease_is_taken_over_at_once
             failed_messages_are_never_admitted_again
-            settlements_are_admitted_as_the_rules_say
-            a_late_settlement_changes_nothing
-            a_settlement_sent_twice_is_found_as_wanted
-            of_many_claims_at_once_one_is_admitted
-            keys_keep_apart_whatever_they_hold
-            the_largest_result_fits
+            settlement_admission_follows_rules
+            late_settlement_changes_nothing
+            repeated_settlement_counts_as_applied
+            concurrent_claims_admit_one
+            keys_with_special_characters_are_distinct
+            largest_result_fits
         );
     };
     ($backend:ident, $new:expr, $($promise:ident)+) => {
@@ -102,7 +102,7 @@ fn refused(answer: ClaimAnswer) -> Record {
     }
 }
 
-/// What the store holds, by way of a claim that nothing admits but an empty place.
+/// Record in the store, read by a claim that only an absent record admits.
 async fn kept(store: &impl Store, part: &str, message_id: &str) -> Record {
     let probe = ClaimRequest {
         now: Timestamp::default(),
@@ -148,7 +148,7 @@ async fn settle(store: &impl Store, request: &ClaimRequest, wanted: &Settlement)
         .unwrap()
 }
 
-pub async fn a_new_key_is_claimed_and_the_record_says_so(store: &impl Store) {
+pub async fn new_key_is_claimed_and_recorded(store: &impl Store) {
     let mine = request("key", "m-1");
     assert_eq!(applied(claim(store, &mine).await), None);
     assert_eq!(kept(store, "key", "m-1").await, mine.record(None));
@@ -164,15 +164,15 @@ pub async fn a_new_key_is_claimed_and_the_record_says_so(store: &impl Store) {
     );
 }
 
-pub async fn a_refused_claim_is_answered_with_the_record(store: &impl Store) {
+pub async fn refused_claim_returns_record(store: &impl Store) {
     let (first, second) = (request("key", "m-1"), request("key", "m-1"));
     claim(store, &first).await;
     assert_eq!(refused(claim(store, &second).await), first.record(None));
-    // As the SDK's second try after a lost answer sees it.
+    // The SDK's second try after a lost response gets the same answer.
     assert_eq!(refused(claim(store, &first).await), first.record(None));
 }
 
-/// A lease that ends without a trace of its attempt.
+/// The end of a lease without a trace of its attempt.
 fn restore_unknown() -> Settlement {
     Settlement::Restore(Claimed {
         before: Before::Unknown,
@@ -180,7 +180,7 @@ fn restore_unknown() -> Settlement {
     })
 }
 
-/// Every state a record can be in, at every side of every bound.
+/// Every state of a record, on each side of every bound.
 fn states() -> Vec<(Option<Settlement>, Timestamp)> {
     let settlements = [
         None,
@@ -196,13 +196,13 @@ fn states() -> Vec<(Option<Settlement>, Timestamp)> {
     pairs.collect()
 }
 
-/// Everybody who may ask for a key that `m-1` has claimed.
-fn askers() -> Vec<ClaimRequest> {
-    let mut askers = Vec::new();
+/// Every kind of claim for a key that `m-1` has claimed.
+fn claimants() -> Vec<ClaimRequest> {
+    let mut claimants = Vec::new();
     for print in [None, Some("payload"), Some("other")] {
         for message_id in ["m-1", "m-2"] {
             for after_failure in [AfterFailure::Retry, AfterFailure::Replay] {
-                askers.push(ClaimRequest {
+                claimants.push(ClaimRequest {
                     fingerprint: print.map(|text| Fingerprint::of(text.as_bytes())),
                     after_failure,
                     ..request("key", message_id)
@@ -210,15 +210,15 @@ fn askers() -> Vec<ClaimRequest> {
             }
         }
     }
-    askers
+    claimants
 }
 
-pub async fn claims_are_admitted_as_the_rules_say(store: &impl Store) {
+pub async fn claim_admission_follows_rules(store: &impl Store) {
     let mut tried = 0;
     for (settlement, lease_until) in states() {
         for expires_at in [NOW.as_secs() - 1, NOW.as_secs(), NOW.as_secs() + 1] {
             for fingerprint in [None, Some(Fingerprint::of(b"payload"))] {
-                for asker in askers() {
+                for asker in claimants() {
                     tried += 1;
                     let theirs = ClaimRequest {
                         fingerprint: fingerprint.clone(),
@@ -264,7 +264,7 @@ fn expiring(settlement: Settlement, at: u64) -> Settlement {
     }
 }
 
-pub async fn a_takeover_is_told_from_whom(store: &impl Store) {
+pub async fn takeover_returns_replaced_record(store: &impl Store) {
     let dead = ClaimRequest {
         lease_until: before(NOW, 1),
         ..request("key", "m-1")
@@ -276,7 +276,7 @@ pub async fn a_takeover_is_told_from_whom(store: &impl Store) {
     assert_eq!(kept(store, "key", "m-1").await, record);
 }
 
-pub async fn a_completed_record_keeps_its_result(store: &impl Store) {
+pub async fn completed_record_keeps_result(store: &impl Store) {
     let omitted = StoredResult::Omitted("too long".into());
     for (part, result) in [
         ("object", StoredResult::Json(r#"{"id": "é\u0000"}"#.into())),
@@ -297,7 +297,7 @@ pub async fn a_completed_record_keeps_its_result(store: &impl Store) {
     }
 }
 
-pub async fn a_failed_record_keeps_its_error(store: &impl Store) {
+pub async fn failed_record_keeps_error(store: &impl Store) {
     for (part, error) in [
         ("told", "declined".to_owned()),
         ("empty", String::new()),
@@ -312,7 +312,7 @@ pub async fn a_failed_record_keeps_its_error(store: &impl Store) {
     }
 }
 
-pub async fn a_restored_key_is_as_before_the_claim(store: &impl Store) {
+pub async fn restored_key_is_as_before_claim(store: &impl Store) {
     let first = request("key", "m-1");
     claim(store, &first).await;
     assert_eq!(
@@ -335,7 +335,7 @@ pub async fn a_restored_key_is_as_before_the_claim(store: &impl Store) {
     let expected = undone.apply(&other.record(Some(&failed)), NOW + SECOND);
     assert_eq!(Some(kept(store, "key", "m-1").await), expected);
 
-    // A takeover, the attempt before which stays open.
+    // A takeover, whose earlier attempt stays open.
     let crashed = ClaimRequest {
         lease_until: before(NOW, 1),
         ..request("open", "m-1")
@@ -349,14 +349,14 @@ pub async fn a_restored_key_is_as_before_the_claim(store: &impl Store) {
     assert_eq!(Some(kept(store, "open", "m-1").await), expected);
 }
 
-pub async fn an_ended_lease_is_taken_over_at_once(store: &impl Store) {
+pub async fn ended_lease_is_taken_over_at_once(store: &impl Store) {
     let mine = request("key", "m-1");
     claim(store, &mine).await;
     assert_eq!(
         settle(store, &mine, &end_lease()).await,
         SettleAnswer::Applied
     );
-    // It ended a second after `NOW`.
+    // The attempt ended a second after `NOW`.
     let at = |now| ClaimRequest {
         now,
         ..request("key", "m-1")
@@ -374,8 +374,8 @@ pub async fn an_ended_lease_is_taken_over_at_once(store: &impl Store) {
     assert_eq!(record.first_claimed_at, Some(NOW));
 }
 
-/// A record remembers each message that failed under its key, up to the limit, and none of them
-/// is admitted again.
+/// A record remembers each message that failed under its key, up to the limit, and admits none of
+/// them again.
 pub async fn failed_messages_are_never_admitted_again(store: &impl Store) {
     for n in 0..MAX_FAILED_MESSAGES {
         let message_id = format!("m-{n}");
@@ -391,7 +391,8 @@ pub async fn failed_messages_are_never_admitted_again(store: &impl Store) {
     let record = refused(claim(store, &request("key", "another")).await);
     assert_eq!(record.error.as_deref(), Some("error 19"));
 
-    // And not while another message is at work, nor after its lease.
+    // The failed message is also refused while another message is in progress, and after that
+    // message's lease.
     let first = request("two", "m-1");
     claim(store, &first).await;
     settle(store, &first, &fail("declined")).await;
@@ -407,7 +408,7 @@ pub async fn failed_messages_are_never_admitted_again(store: &impl Store) {
     assert_eq!(record.error.as_deref(), Some("declined"));
 }
 
-pub async fn settlements_are_admitted_as_the_rules_say(store: &impl Store) {
+pub async fn settlement_admission_follows_rules(store: &impl Store) {
     let wanted = [complete("2"), fail("mine"), restore(None), end_lease()];
     for (n, (settlement, lease_until)) in states().into_iter().enumerate() {
         for (m, wanted) in wanted.iter().enumerate() {
@@ -448,7 +449,7 @@ pub async fn settlements_are_admitted_as_the_rules_say(store: &impl Store) {
     }
 }
 
-pub async fn a_late_settlement_changes_nothing(store: &impl Store) {
+pub async fn late_settlement_changes_nothing(store: &impl Store) {
     let slow = ClaimRequest {
         lease_until: before(NOW, 1),
         ..request("key", "m-1")
@@ -483,12 +484,12 @@ pub async fn a_late_settlement_changes_nothing(store: &impl Store) {
         settle(store, &slow, &wanted).await;
     }
     let State::Completed { result } = kept(store, "key", "m-1").await.state else {
-        panic!("the newer result is gone")
+        panic!("the newer result is lost")
     };
     assert_eq!(result, StoredResult::Json("mine".into()));
 }
 
-pub async fn a_settlement_sent_twice_is_found_as_wanted(store: &impl Store) {
+pub async fn repeated_settlement_counts_as_applied(store: &impl Store) {
     for wanted in [complete("1"), fail("no"), restore(None)] {
         let mine = request(wanted.name(), "m-1");
         claim(store, &mine).await;
@@ -501,7 +502,8 @@ pub async fn a_settlement_sent_twice_is_found_as_wanted(store: &impl Store) {
             SettlementRefused::AlreadySettled
         );
     }
-    // An ended lease leaves the record in progress, with its owner: the second one is applied too.
+    // An ended lease leaves the record in progress, with its owner: the second settlement is
+    // applied too.
     let mine = request("ended", "m-1");
     claim(store, &mine).await;
     for _ in 0..2 {
@@ -512,7 +514,7 @@ pub async fn a_settlement_sent_twice_is_found_as_wanted(store: &impl Store) {
     }
 }
 
-pub async fn of_many_claims_at_once_one_is_admitted(store: &impl Store) {
+pub async fn concurrent_claims_admit_one(store: &impl Store) {
     for round in 0..20 {
         let requests: Vec<_> = (0..8).map(|_| request(&round.to_string(), "m-1")).collect();
         let claims = requests.iter().map(|request| store.claim(request));
@@ -524,7 +526,7 @@ pub async fn of_many_claims_at_once_one_is_admitted(store: &impl Store) {
     }
 }
 
-pub async fn keys_keep_apart_whatever_they_hold(store: &impl Store) {
+pub async fn keys_with_special_characters_are_distinct(store: &impl Store) {
     let long = "x".repeat(4096);
     let parts = [
         "a",
@@ -544,7 +546,7 @@ pub async fn keys_keep_apart_whatever_they_hold(store: &impl Store) {
     }
 }
 
-pub async fn the_largest_result_fits(store: &impl Store) {
+pub async fn largest_result_fits(store: &impl Store) {
     let mine = ClaimRequest {
         key: key(&"x".repeat(2000)),
         message_id: "m".repeat(1024),

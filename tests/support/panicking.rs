@@ -1,4 +1,4 @@
-//! A consumer whose messages say what its handler does, for the tests of the release profile.
+//! A consumer whose messages control its handler, for the tests of the release profile.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ struct Order {
 async fn obey(order: Order, attempt: Attempt) -> Result<bool, Failure> {
     std::thread::sleep(Duration::from_millis(order.block_ms));
     tokio::time::sleep(Duration::from_millis(order.sleep_ms)).await;
-    assert!(!order.panic, "told to panic");
+    assert!(!order.panic, "scripted panic");
     Ok(attempt.may_have_run_before())
 }
 

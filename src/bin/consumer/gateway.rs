@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn status_2xx_is_done_and_what_the_order_caused_is_permanent() {
+    fn status_2xx_is_done_and_4xx_permanent() {
         for status in [200, 201, 202, 204, 299] {
             assert!(of_status(status).is_ok(), "{status}");
         }
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn status_that_is_no_verdict_on_the_order_is_retryable() {
+    fn status_unrelated_to_order_is_retryable() {
         let retryable = |status| match of_status(status) {
             Err(Failure::Retryable(why)) => why.to_string(),
             other => panic!("{status}: {other:?}"),
@@ -210,10 +210,10 @@ mod tests {
         }
     }
 
-    /// The other end of a connection.
+    /// Peer of a connection.
     #[derive(Clone, Copy, Debug)]
     enum End {
-        /// Closed before anything was sent.
+        /// Closed before the client sent anything.
         Closed,
         /// Open, and silent.
         Silent,
@@ -247,7 +247,7 @@ mod tests {
         format!("{scheme}://{address}")
     }
 
-    /// The URL of a port at which nothing listens.
+    /// URL of a port without a listener.
     async fn refusing() -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         format!("http://{}", listener.local_addr().unwrap())
@@ -281,9 +281,9 @@ mod tests {
     async fn failure_to_connect_has_no_effect() {
         for (url, timeout) in [
             (refusing().await, LONG),
-            // RFC 2606 reserves the name, so there is no address.
+            // RFC 2606 reserves the name, so it has no address.
             ("https://gateway.invalid".to_owned(), LONG),
-            // No TLS handshake, and none in time.
+            // A failed TLS handshake, and a handshake that times out.
             (serve("https", End::Closed).await, LONG),
             (serve("https", End::Silent).await, 4 * SHORT),
         ] {
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn failure_after_the_request_was_sent_is_retryable() {
+    async fn failure_after_sent_request_is_retryable() {
         for (url, timeout) in [
             (serve("http", End::Unanswered).await, LONG),
             (serve("http", End::Silent).await, SHORT),
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_no_header_can_carry_is_hashed() {
+    fn key_invalid_as_header_is_hashed() {
         assert_eq!(header_value("payments#o-1"), "payments#o-1");
         for key in [
             "payments#ö",
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_is_not_json_is_kept_as_text() {
+    fn response_without_json_is_kept_as_text() {
         assert_eq!(to_json(b"{\"id\": 1}").get(), "{\"id\": 1}");
         assert_eq!(to_json(b"ok").get(), "\"ok\"");
         assert_eq!(to_json(b"").get(), "null");

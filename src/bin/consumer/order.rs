@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_order_is_passed_on_to_the_letter() {
+    fn order_is_forwarded_unchanged() {
         let json =
             r#"{"orderId":"o-1", "amount":99999999999999999.99,"currency":"EUR","x":[1 , 2]}"#;
         let order: Order = serde_json::from_str(json).unwrap();
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_order_is_refused() {
+    fn malformed_order_is_refused() {
         for json in [
             r#"{"amount":1,"currency":"EUR"}"#,
             r#"{"orderId":"o-1","amount":"1","currency":"EUR"}"#,
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_gateway_would_charge_is_told_in_words() {
+    fn invalid_order_error_names_the_field() {
         for (json, word) in [
             (r#"{"orderId":"","amount":1,"currency":"EUR"}"#, "orderId"),
             (r#"{"orderId":"o-1","amount":0,"currency":"EUR"}"#, "amount"),

@@ -328,7 +328,7 @@ mod tests {
     ];
 
     #[test]
-    fn defaults_are_those_of_the_readme() {
+    fn defaults_match_readme() {
         let settings = read(&REQUIRED).unwrap();
         assert_eq!(settings.namespace.as_str(), "payments");
         assert_eq!(settings.layout, Layout::native());
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn every_fault_is_reported_at_once() {
+    fn all_errors_are_reported_at_once() {
         let wrong = [
             ("IDEMPOTENCY_RETENTION", "a day"),
             ("IDEMPOTENCY_LAYOUT", "python"),
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn dead_letter_needs_calls_to_sqs() {
+    fn dead_lettering_needs_calls_to_sqs() {
         let dead_letter = ("CONSUMER_DEAD_LETTER", "on");
         let settings = read(&[&[dead_letter], &REQUIRED[..]].concat()).unwrap();
         assert!(settings.dead_letter);
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layout_is_a_preset_with_names_and_a_sort_key_of_ones_own() {
+    fn layout_combines_preset_names_and_sort_key() {
         let layout = |variables: &[(&str, &str)]| {
             let settings = read(&[variables, &REQUIRED].concat());
             settings.map(|settings| settings.layout)
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gateway_is_reached_by_https_or_on_this_machine() {
+    fn gateway_needs_https_or_loopback() {
         for url in [
             "https://gateway.example",
             "https://gateway.example/v1/",

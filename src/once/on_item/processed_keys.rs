@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clause_is_found_or_made() {
+    fn clause_is_found_or_added() {
         assert_eq!(extended("", "ADD"), "ADD x");
         assert_eq!(extended("SET a = :a", "ADD"), "SET a = :a ADD x");
         assert_eq!(
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn as_much_is_cleared_away_as_an_expression_has_room_for() {
+    fn cleanup_fits_expression_size() {
         let over: Vec<_> = (0..MOST_PRUNED).map(|n| format!("key-{n}")).collect();
         let pruned = |update: usize, condition: usize| {
             let update = Write::update("t", format!("SET {}", "a".repeat(update)));
@@ -348,7 +348,7 @@ mod tests {
             (many, pruned.update_expression.len(), condition.len())
         };
         let most = |size| size <= MAX_EXPRESSION_BYTES;
-        // One more would not have fitted: its longest text, and what is kept for joining.
+        // One more would not have fitted: its longest text, and the space reserved for joining.
         let full = |size: usize| size + 80 > MAX_EXPRESSION_BYTES;
         assert_eq!(pruned(1, 1).0, MOST_PRUNED);
         for length in (0..4000).step_by(7) {
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_looks_like_a_clause_is_none() {
+    fn keyword_inside_name_is_not_a_clause() {
         let words = "SET #ADD = :add, a.add = :b, added = :c";
         assert_eq!(extended(words, "ADD"), format!("{words} ADD x"));
         let function = "SET a = if_not_exists(#set,:set)";

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_version_is_a_whole_number_or_the_item_is_left_alone() {
+    fn version_must_be_a_whole_number() {
         let of = |version| Unchanged::since(Some(&Item::from([("version".to_owned(), version)])));
         let n = |text: &str| of(AttributeValue::N(text.into()));
         assert_eq!(Unchanged::since(None), Ok(Unchanged::None));

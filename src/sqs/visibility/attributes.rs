@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn facts_are_read_from_the_attributes_as_sqs_writes_them() {
+    fn attributes_are_parsed_as_sqs_writes_them() {
         let arn = "arn:aws:sqs:eu-west-1:123456789012:dead";
         for count in ["8", "\"8\""] {
             let policy = format!(r#"{{"deadLetterTargetArn":"{arn}","maxReceiveCount":{count}}}"#);

@@ -68,7 +68,7 @@ pub(super) struct Receive {
 
 #[cfg(test)]
 impl Receive {
-    /// Of a queue of which nothing is known.
+    /// A receive from a standard queue whose attributes are unknown.
     pub(super) const fn of_standard_queue(count: u32) -> Self {
         Self {
             count,
@@ -226,12 +226,12 @@ mod tests {
     }
 
     #[test]
-    fn no_wait_is_longer_than_eleven_and_a_half_hours() {
+    fn wait_is_at_most_eleven_and_a_half_hours() {
         assert_eq!(u32::from(LONGEST), 11 * 3600 + 30 * 60);
     }
 
     #[test]
-    fn success_leaves_the_visibility_alone() {
+    fn success_keeps_visibility_timeout() {
         let result = || StoredResult::Json("1".into());
         for outcome in [Outcome::Done(result()), Outcome::Duplicate(result())] {
             assert_eq!(range(&ran(outcome), 1), None);
@@ -248,12 +248,12 @@ mod tests {
     }
 
     #[test]
-    fn message_that_was_not_started_is_visible_at_once() {
+    fn unstarted_message_is_visible_at_once() {
         assert_eq!(range(&ran(Outcome::NotStarted), 40), Some((0, 0)));
     }
 
     #[test]
-    fn permanent_failure_with_dead_letter_queue_is_visible_at_once() {
+    fn permanent_failure_with_dlq_is_visible_at_once() {
         for processed in permanent() {
             for (count, fifo) in [(1, false), (40, false), (40, true)] {
                 let receive = Receive {
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn permanent_failure_without_it_backs_off_from_the_4th_receive() {
+    fn permanent_failure_without_dlq_backs_off() {
         for processed in permanent() {
             for (count, least, most) in [(1, 0, 0), (3, 0, 0), (4, 16, 32), (40, 30, 60)] {
                 assert_eq!(range(&processed, count), Some((least, most)), "{count}");
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn retryable_failure_waits_half_to_all_of_a_doubling_backoff() {
+    fn retryable_failure_waits_doubling_backoff() {
         let error = || {
             Arc::new(StoreError::OutOfTime {
                 action: "claim",
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn conflict_waits_until_the_lease_ends_and_never_less() {
+    fn conflict_waits_until_lease_ends() {
         for (lease_until, least, most) in
             [(1_000_001, 2, 4), (1_030_000, 31, 33), (1_030_001, 32, 34)]
         {
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn wait_never_exceeds_the_limit_of_sqs() {
+    fn wait_never_exceeds_sqs_limit() {
         assert_eq!(
             range(&conflict(u64::MAX), 1),
             Some((LONGEST, LONGEST)),
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn message_behind_a_failure_waits_as_long_as_it() {
+    fn message_behind_failure_waits_as_long() {
         for (ahead, behind, not_started) in [(Some(7), Some(7), 7), (None, None, 0)] {
             let receive = Receive { ahead, ..STANDARD };
             let wait = |processed| rule(BACKOFF, least).seconds(&processed, receive);

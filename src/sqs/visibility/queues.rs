@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arn_tells_region_account_and_name_of_a_queue() {
+    fn queue_arn_has_region_account_and_name() {
         assert_eq!(
             parse("arn:aws-cn:sqs:cn-north-1:123456789012:orders.fifo"),
             Some(("cn-north-1", "123456789012", "orders.fifo"))

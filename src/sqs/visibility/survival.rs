@@ -65,7 +65,7 @@ fn outages(template: &Template) -> Vec<Duration> {
 }
 
 #[test]
-fn outage_of_ten_minutes_is_survived_by_99_percent_of_messages() {
+fn outage_of_10_minutes_loses_under_1_percent() {
     let template = Template::read();
     let outages = outages(&template);
     let survived_by = |percent: usize| outages[MESSAGES * (100 - percent) / 100];

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_read_back_as_it_was_written() {
+    fn record_survives_write_and_read() {
         let words = Layout::native().status_words("running", "done", "dead");
         for layout in [Layout::native(), Layout::powertools(), words.unwrap()] {
             let lease_until = Timestamp::from_millis(1);
@@ -244,7 +244,7 @@ mod tests {
         }
     }
 
-    /// Powertools waits for a record in progress until its end, and knows no FAILED.
+    /// Powertools waits for a record in progress until its end, and has no status FAILED.
     #[test]
     fn powertools_layout_expires_lease_of_failed_records() {
         let native = Layout::native().item(&key(), &failed());
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_another_program_is_read_as_far_as_it_goes() {
+    fn record_of_other_program_is_read_partly() {
         let layout = Layout::powertools();
         let read = |more: &[(&str, AttributeValue)]| {
             let expiration = AttributeValue::N("1800000000.75".into());

@@ -319,7 +319,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sort_key_takes_what_fits_and_the_hash_of_what_does_not() {
+    fn sort_key_too_long_is_hashed() {
         let layout = Layout::native().sort_key("sk", "all").unwrap();
         let sort = |id: &str| layout.primary_key(id)["sk"].as_s().unwrap().clone();
         assert_eq!(layout.primary_key("ns#a")["id"], string("all"));
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_is_found_by_its_native_name() {
+    fn field_is_found_by_native_name() {
         for field in Field::ALL {
             assert_eq!(field.native_name().parse(), Ok(field));
         }
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_told_apart_and_are_names() {
+    fn attribute_names_are_valid_and_distinct() {
         for names in [
             vec![(Field::Id, "status")],
             vec![(Field::Id, "a"), (Field::Owner, "a")],

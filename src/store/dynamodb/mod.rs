@@ -412,8 +412,8 @@ mod tests {
     use crate::protocol::{AfterFailure, Namespace, Owner};
 
     #[tokio::test]
-    async fn an_item_over_400_kb_is_refused_before_it_is_sent() {
-        // A client that has nowhere to send to: the error can only be ours.
+    async fn item_over_400_kb_is_refused_before_sending() {
+        // A client without an endpoint: the error can only come from the library's own check.
         let config = aws_sdk_dynamodb::Config::builder()
             .behavior_version(aws_sdk_dynamodb::config::BehaviorVersion::latest())
             .build();

@@ -1,4 +1,4 @@
-//! A payment gateway and an SQS in one, which quote in their answers all that they were sent.
+//! A payment gateway and an SQS in one, which quote every request in their responses.
 
 use std::{
     collections::BTreeSet,
@@ -18,19 +18,19 @@ use crate::support::{self, dynamo::Dynamo, faults::Fault, runtime_api::FUNCTION_
 
 pub(super) const TABLE: &str = "idempotency";
 
-/// Stands in every answer.
+/// Marker in every response.
 pub(super) const ANSWER: &str = "s3cr3t-answer";
-/// A part of the gateway's URL, as where the URL itself is the password.
+/// Part of the gateway's URL, for users whose URL is the password.
 pub(super) const PATH: &str = "s3cr3t-path";
 
-pub(super) struct Gossip {
+pub(super) struct QuotingServer {
     pub(super) dynamo: Dynamo,
-    /// SQS's operations that were asked for.
+    /// Requested operations of SQS.
     pub(super) asked: Mutex<BTreeSet<String>>,
 }
 
 async fn answer(
-    State(gossip): State<Arc<Gossip>>,
+    State(quoting_server): State<Arc<QuotingServer>>,
     uri: Uri,
     headers: HeaderMap,
     body: Bytes,
@@ -40,7 +40,11 @@ async fn answer(
     let header = |name| headers.get(name).and_then(|value| value.to_str().ok());
     if let Some(operation) = header("x-amz-target").and_then(|name| name.strip_prefix("AmazonSQS."))
     {
-        gossip.asked.lock().unwrap().insert(operation.to_owned());
+        quoting_server
+            .asked
+            .lock()
+            .unwrap()
+            .insert(operation.to_owned());
         return match operation {
             "GetQueueUrl" => json!({"QueueUrl": "http://sqs.example/1/orders"}).to_string(),
             "GetQueueAttributes" => {
@@ -49,7 +53,7 @@ async fn answer(
                 json!({"Attributes": {"RedrivePolicy": policy, "MessageRetentionPeriod": quoted}})
                     .to_string()
             }
-            // SQS quotes a handle that it doesn't take.
+            // SQS quotes a receipt handle that it rejects.
             _ if body.contains("no-such-receipt") => {
                 let error = json!({"__type": "com.amazonaws.sqs#ReceiptHandleIsInvalid", "message": quoted});
                 return (StatusCode::BAD_REQUEST, error.to_string()).into_response();
@@ -69,12 +73,14 @@ async fn answer(
         "busy" => StatusCode::SERVICE_UNAVAILABLE,
         "moved" => StatusCode::TEMPORARY_REDIRECT,
         "lost" => {
-            gossip.take_over("lost").await;
+            quoting_server.take_over("lost").await;
             StatusCode::CREATED
         }
         hangs if hangs.starts_with("hangs") => std::future::pending().await,
         "unrecorded" => {
-            gossip.dynamo.fail_all("UpdateItem", Fault::CutBefore);
+            quoting_server
+                .dynamo
+                .fail_all("UpdateItem", Fault::CutBefore);
             StatusCode::CREATED
         }
         _ => StatusCode::CREATED,
@@ -87,34 +93,39 @@ async fn answer(
         .into_response()
 }
 
-impl Gossip {
-    /// With a table, and the URL at which it is both.
+impl QuotingServer {
+    /// With a table, and the URL for both services.
     pub(super) async fn start() -> (Arc<Self>, String) {
         let dynamo = Dynamo::start().await;
         dynamo.create_table(TABLE).await;
-        let gossip = Arc::new(Self {
+        let quoting_server = Arc::new(Self {
             dynamo,
             asked: Mutex::default(),
         });
-        let app = Router::new().fallback(answer).with_state(gossip.clone());
-        (gossip, format!("http://{}", support::serve(app).await))
+        let app = Router::new()
+            .fallback(answer)
+            .with_state(quoting_server.clone());
+        (
+            quoting_server,
+            format!("http://{}", support::serve(app).await),
+        )
     }
 
-    /// Another worker completes what this one is at.
+    /// Another worker completes the operation in progress here.
     async fn take_over(&self, message_id: &str) {
         let result = json!(ANSWER).to_string();
         let record = json!({"status": "COMPLETED", "result": result});
         self.put(message_id, record).await;
     }
 
-    /// Another worker is at it, and will be for a long time.
+    /// Another worker holds the claim, with a long lease.
     pub(super) async fn claim(&self, message_id: &str) {
         let lease_until = 4_000_000_000_000_u64;
         let record = json!({"status": "IN_PROGRESS", "lease_until": lease_until});
         self.put(message_id, record).await;
     }
 
-    /// A record that DynamoDB's TTL has not deleted yet.
+    /// An expired record that DynamoDB's TTL has not deleted yet.
     pub(super) async fn expire(&self, message_id: &str) {
         let record = json!({"status": "COMPLETED", "result": "1", "expires_at": 1});
         self.put(message_id, record).await;
