@@ -88,6 +88,8 @@ pub mod sqs;
 pub mod store;
 mod system;
 pub mod telemetry;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use deadline::Deadline;
 pub use dynamodb::{

@@ -15,7 +15,7 @@ use std::{
 use serde_json::{Value, json};
 use sqs_once::{
     Attempt, Consumer, Failure, Handler, Once, handler_fn,
-    protocol::{AfterFailure, ClaimRequest, Key, Owner, Timestamp},
+    protocol::{ClaimRequest, Key, Owner, Timestamp},
     sqs::Visibility,
     store::{MemoryStore, Store},
 };
@@ -71,7 +71,7 @@ async fn each_failure_sets_its_visibility_timeout() {
     let (lease_until, expires_at) = (now + 30 * SECOND, now.as_secs() + 60);
     let key = Key::new(&namespace(), ["busy"]).unwrap();
     let other = ClaimRequest::new(key, Owner::fresh(), "busy", now, lease_until, expires_at);
-    store.claim(&other).await.unwrap();
+    let _ = store.claim(&other).await.unwrap();
     let consumer = consumer(store, visibility(&sqs));
     let event = batch([
         order("done", "succeed", 5),

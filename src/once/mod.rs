@@ -37,7 +37,7 @@
 mod claim;
 mod commit;
 mod inbox;
-mod mode;
+pub(crate) mod mode;
 mod on_item;
 mod operation;
 mod outcome;

@@ -19,7 +19,7 @@ mod consumer;
 mod identity;
 mod lambda;
 mod lanes;
-mod message;
+pub(crate) mod message;
 mod pointer;
 pub mod powertools;
 mod process;

@@ -2,6 +2,8 @@
 
 use std::{fmt, marker::PhantomData};
 
+#[cfg(feature = "testing")]
+use aws_sdk_dynamodb::types::TransactWriteItem;
 use aws_sdk_dynamodb::types::{ConditionCheck, Put, Update};
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -60,6 +62,10 @@ pub(super) enum Kind {
         modify: Modify,
     },
 }
+
+/// The failure of a change that takes the place of a refused one, and is of another item.
+pub(super) const OTHER_ITEM: &str = "a change that was refused may become another of the same item, and this one is of \
+                           another; nothing was written (where either of two items may change, use an inbox)";
 
 impl Kind {
     /// A table, and attributes of the item there, its whole key among them.
@@ -212,6 +218,71 @@ impl<O: Serialize> Change<O> {
             kind,
             on_refused: None,
             output: PhantomData,
+        }
+    }
+}
+
+/// A change as the write that would be sent, without the item's memory of keys.
+#[cfg(feature = "testing")]
+pub(crate) struct PlannedChange<O> {
+    pub(crate) write: Write<TransactWriteItem>,
+    pub(crate) result: StoredResult,
+    item: (String, Item),
+    on_refused: Option<OnRefused<Change<O>>>,
+}
+
+#[cfg(feature = "testing")]
+impl<O> Change<O> {
+    /// Plans the change. `item` reads an item of a table by its key.
+    pub(crate) fn plan(
+        self,
+        item: impl FnOnce(&str, &Item) -> Option<Item>,
+    ) -> Result<PlannedChange<O>, Failure> {
+        let of = self.kind.item();
+        let table = of.0.clone();
+        let (write, result) = match self.kind {
+            Kind::Create { put, key, result } => {
+                if put.fault.is_none() && !put.action.item.contains_key(&key) {
+                    return Err(Failure::permanent(format!(
+                        "the item to create has no attribute `{key}`, which is said to be of its primary key; nothing was written"
+                    )));
+                }
+                (put.into_item(), result)
+            }
+            Kind::Update { update, result } => (update.into_item(), result),
+            Kind::Modify { target, mut modify } => {
+                let found = item(&table, &target.action.key);
+                let (mut changed, result) = modify(found.as_ref())?;
+                changed.extend(target.action.key.clone());
+                let mut put = Write::put_item(&table, changed);
+                put.fault = target.fault;
+                (put.into_item(), result)
+            }
+        };
+        if let Some(fault) = &write.fault {
+            return Err(Failure::permanent(format!("{fault}; nothing was written")));
+        }
+        Ok(PlannedChange {
+            write,
+            result,
+            item: of,
+            on_refused: self.on_refused,
+        })
+    }
+}
+
+#[cfg(feature = "testing")]
+impl<O> PlannedChange<O> {
+    /// Decides what follows from a refused condition.
+    pub(crate) fn refused(self, refused: &Refused) -> Result<Change<O>, Failure> {
+        let Some(decide) = self.on_refused else {
+            return Err(Failure::permanent(refused.to_string()));
+        };
+        let next = decide(refused)?;
+        if next.kind.is_of(&self.item) {
+            Ok(next)
+        } else {
+            Err(Failure::permanent(OTHER_ITEM))
         }
     }
 }

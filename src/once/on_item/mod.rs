@@ -217,9 +217,7 @@ impl OnItem {
             if let (Ended::Well(next), Some(item)) = (&answer, item)
                 && !next.kind.is_of(&item)
             {
-                let why = "a change that was refused may become another of the same item, and this one is of \
-                           another; nothing was written (where either of two items may change, use an inbox)";
-                return Outcome::PermanentFailure(why.into());
+                return Outcome::PermanentFailure(change::OTHER_ITEM.into());
             }
         }
     }
