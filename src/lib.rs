@@ -82,6 +82,7 @@ pub mod aws;
 mod deadline;
 mod dynamodb;
 mod handler;
+mod invalid;
 pub mod once;
 pub mod protocol;
 pub mod sqs;
@@ -96,11 +97,10 @@ pub use dynamodb::{
     refused::{Refused, RefusedWrite},
     write::{MAX_WRITES, Write},
 };
-pub use handler::{
-    Attempt, Attribute, Delivery, Done, Failure, Handler, HandlerFn, ResultExt, Stored, handler_fn,
-};
+pub use handler::{Attempt, Done, Failure, Handler, HandlerFn, ResultExt, Stored, handler_fn};
 #[doc(hidden)]
-pub use handler::{History, OpenAttempts};
+pub use handler::{Delivery, History, OpenAttempts};
+pub use invalid::InvalidValue;
 pub use once::{Change, Inbox, Mode, OnItem, Once, Operation, Outcome};
 pub use sqs::{BatchError, Consumer, run};
 

@@ -22,8 +22,8 @@ use proptest::prelude::*;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Attribute, BatchError, Change, Consumer, Deadline, Failure, Handler, OnItem, Once,
-    Stored, handler_fn,
+    Attempt, BatchError, Change, Consumer, Deadline, Failure, Handler, OnItem, Once, Stored,
+    handler_fn,
     protocol::{Key, State, StoredResult, Timestamp},
     sqs::{FifoAfterPermanent, KeySource},
     store::{DynamoStore, MemoryStore, Store},
@@ -457,17 +457,12 @@ async fn handler_receives_delivery_facts() {
         assert_eq!(attempt.receive_count(), 3);
         assert!(!attempt.may_have_run_before());
         assert!(attempt.time_left() > 7 * SECOND && attempt.time_left() <= 7500 * SECOND / 1000);
-        let text = |name| attempt.attribute(name).and_then(Attribute::as_str);
-        assert_eq!(text("tenant"), Some("acme"));
-        assert_eq!(
-            attempt.attribute("weight"),
-            Some(&Attribute::Number("0.5".into()))
-        );
-        assert_eq!(
-            attempt.attribute("blob"),
-            Some(&Attribute::Binary(b"\0\x01".into()))
-        );
-        assert_eq!(attempt.attributes().len(), 3);
+        assert_eq!(attempt.attribute("tenant"), Some("acme"));
+        assert_eq!(attempt.attribute("weight"), Some("0.5"));
+        assert_eq!(attempt.attribute("blob"), None);
+        assert_eq!(attempt.binary_attribute("blob"), Some(&b"\0\x01"[..]));
+        assert_eq!(attempt.binary_attribute("tenant"), None);
+        assert_eq!(attempt.attribute_names().count(), 3);
         Ok(())
     }
     let once = Once::new(MemoryStore::default());

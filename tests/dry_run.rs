@@ -198,9 +198,7 @@ async fn panic_of_handler_is_an_outcome() {
 #[tokio::test]
 async fn event_reaches_handler_as_sqs_sends_it() {
     let seen = handler_fn(async |body: String, attempt: Attempt| {
-        let tenant = attempt
-            .attribute("tenant")
-            .and_then(|tenant| tenant.as_str());
+        let tenant = attempt.attribute("tenant");
         match (body.as_str(), tenant, attempt.receive_count()) {
             ("first", Some("acme"), 3) => Ok(()),
             other => Err(Failure::retryable(format!("{other:?}"))),

@@ -26,24 +26,24 @@ impl Attempt {
         }
     }
 
-    /// A first attempt at `key`, to test a handler by itself. In a [`Consumer`](crate::Consumer)
+    /// A first attempt at `key` for the message with this id, to test a handler by itself. In a [`Consumer`](crate::Consumer)
     /// handlers get theirs from the library.
     ///
     /// ```
     /// use std::time::Duration;
-    /// use sqs_once::{Attempt, Deadline, Delivery};
+    /// use sqs_once::{Attempt, Deadline};
     /// use sqs_once::protocol::{Key, Namespace, Timestamp};
     ///
     /// let key = Key::new(&Namespace::new("payments")?, ["order-1"])?;
     /// let deadline = Deadline::after(Timestamp::now(), Duration::from_secs(30), Duration::ZERO);
-    /// let attempt = Attempt::first(key, Delivery::new("m-1"), deadline);
+    /// let attempt = Attempt::first(key, "m-1", deadline);
     /// assert_eq!(attempt.key().as_str(), "payments#order-1");
     /// assert!(attempt.time_left() > Duration::from_secs(29));
     /// # Ok::<(), sqs_once::protocol::KeyError>(())
     /// ```
     #[must_use]
-    pub fn first(key: Key, delivery: Delivery, deadline: Deadline) -> Self {
-        Self::new(key, delivery, History::fresh(), deadline)
+    pub fn first(key: Key, message_id: impl Into<String>, deadline: Deadline) -> Self {
+        Self::new(key, Delivery::new(message_id), History::fresh(), deadline)
     }
 
     /// The same, behind one attempt that may have had its effect: to test that a handler looks for
@@ -55,11 +55,11 @@ impl Attempt {
     /// ```
     /// # use std::time::Duration;
     /// use sqs_once::protocol::{AttemptEnd, Timestamp};
-    /// # use sqs_once::{Attempt, Deadline, Delivery};
+    /// # use sqs_once::{Attempt, Deadline};
     /// # use sqs_once::protocol::{Key, Namespace};
     /// # let key = Key::new(&Namespace::new("payments")?, ["order-1"])?;
     /// # let deadline = Deadline::after(Timestamp::now(), Duration::from_secs(30), Duration::ZERO);
-    /// # let attempt = Attempt::first(key, Delivery::new("m-1"), deadline);
+    /// # let attempt = Attempt::first(key, "m-1", deadline);
     ///
     /// let at = Timestamp::from_millis(1_800_000_000_000);
     /// let second = attempt.interrupted(Some(at), Some(AttemptEnd::Panic));
@@ -103,16 +103,28 @@ impl Attempt {
         self.delivery.receive_count
     }
 
-    /// A message attribute.
+    /// The text of a message attribute of type String or Number. A number has up to 38 digits, so
+    /// SQS sends it as text too.
     #[must_use]
-    pub fn attribute(&self, name: &str) -> Option<&Attribute> {
-        self.delivery.attributes.get(name)
+    pub fn attribute(&self, name: &str) -> Option<&str> {
+        match self.delivery.attributes.get(name)? {
+            Attribute::Text(text) => Some(text),
+            Attribute::Binary(_) => None,
+        }
     }
 
-    /// All message attributes.
+    /// The bytes of a message attribute of type Binary.
     #[must_use]
-    pub fn attributes(&self) -> &HashMap<String, Attribute> {
-        &self.delivery.attributes
+    pub fn binary_attribute(&self, name: &str) -> Option<&[u8]> {
+        match self.delivery.attributes.get(name)? {
+            Attribute::Binary(bytes) => Some(bytes),
+            Attribute::Text(_) => None,
+        }
+    }
+
+    /// The names of the message attributes, in no order.
+    pub fn attribute_names(&self) -> impl Iterator<Item = &str> {
+        self.delivery.attributes.keys().map(String::as_str)
     }
 
     /// Claims of this operation before this one, since the record was created. In an
@@ -229,15 +241,8 @@ impl From<&Claimed> for History {
     }
 }
 
-/// One delivery of a message, as SQS describes it.
-///
-/// ```
-/// use std::collections::HashMap;
-/// use sqs_once::{Attribute, Delivery};
-///
-/// let tenant = HashMap::from([("tenant".to_owned(), Attribute::String("acme".into()))]);
-/// let second = Delivery::new("059f36b4").receive_count(2).attributes(tenant);
-/// ```
+/// One delivery of a message, as SQS describes it: made of its id, for the first time and without
+/// attributes.
 #[derive(Clone, Debug)]
 pub struct Delivery {
     message_id: String,
@@ -266,8 +271,7 @@ impl Delivery {
     }
 
     /// Its message attributes.
-    #[must_use]
-    pub fn attributes(self, attributes: HashMap<String, Attribute>) -> Self {
+    pub(crate) fn attributes(self, attributes: HashMap<String, Attribute>) -> Self {
         Self { attributes, ..self }
     }
 
@@ -276,33 +280,18 @@ impl Delivery {
     }
 }
 
-/// The value of a message attribute (*Amazon SQS Developer Guide*, "Amazon SQS message
-/// metadata").
-///
-/// ```
-/// use sqs_once::Attribute;
-///
-/// assert_eq!(Attribute::Number("0.5".into()).as_str(), Some("0.5"));
-/// assert_eq!(Attribute::Binary(vec![0]).as_str(), None);
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Attribute {
-    /// Of type `String` or `String.…`.
-    String(String),
-    /// Of type `Number` or `Number.…`, with up to 38 digits, so kept as text.
-    Number(String),
-    /// Of type `Binary` or `Binary.…`.
-    Binary(Vec<u8>),
+impl<T: Into<String>> From<T> for Delivery {
+    fn from(message_id: T) -> Self {
+        Self::new(message_id)
+    }
 }
 
-impl Attribute {
-    /// The text of a string or number.
-    #[must_use]
-    pub fn as_str(&self) -> Option<&str> {
-        match self {
-            Self::String(text) | Self::Number(text) => Some(text),
-            Self::Binary(_) => None,
-        }
-    }
+/// The value of a message attribute (*Amazon SQS Developer Guide*, "Amazon SQS message
+/// metadata").
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Attribute {
+    /// Of type String or Number.
+    Text(String),
+    /// Of type Binary.
+    Binary(Vec<u8>),
 }

@@ -11,7 +11,8 @@ use serde::de::DeserializeOwned;
 
 pub use answer::Done;
 pub(crate) use answer::{Answer, OnRefused, Plan, to_result};
-pub use attempt::{Attempt, Attribute, Delivery, History, OpenAttempts};
+pub(crate) use attempt::Attribute;
+pub use attempt::{Attempt, Delivery, History, OpenAttempts};
 pub use failure::{Failure, ResultExt};
 
 use crate::protocol::StoredResult;

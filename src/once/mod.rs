@@ -13,7 +13,7 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use sqs_once::{Deadline, Delivery, Once, Operation, Outcome};
+//! use sqs_once::{Deadline, Once, Operation, Outcome};
 //! use sqs_once::protocol::{Fingerprint, Key, Namespace, Timestamp};
 //! use sqs_once::store::MemoryStore;
 //!
@@ -23,7 +23,7 @@
 //!     Ok(Operation::new(
 //!         Key::new(&Namespace::new("payments")?, ["order-1"])?,
 //!         Some(Fingerprint::of(b"{\"amount\":1}")),
-//!         Delivery::new("request-1"),
+//!         "request-1",
 //!         Deadline::after(Timestamp::now(), Duration::from_secs(30), Duration::ZERO),
 //!     ))
 //! };

@@ -10,13 +10,13 @@ use crate::{
 ///
 /// ```
 /// use std::time::Duration;
-/// use sqs_once::{Deadline, Delivery, Operation};
+/// use sqs_once::{Deadline, Operation};
 /// use sqs_once::protocol::{Fingerprint, Key, Namespace, Timestamp};
 ///
 /// let operation = Operation::new(
 ///     Key::new(&Namespace::new("payments")?, ["order-1"])?,
 ///     Some(Fingerprint::of(b"{\"amount\":1}")),
-///     Delivery::new("059f36b4"),
+///     "059f36b4",
 ///     Deadline::after(Timestamp::now(), Duration::from_secs(30), Duration::ZERO),
 /// );
 /// # Ok::<(), sqs_once::protocol::KeyError>(())
@@ -29,24 +29,25 @@ pub struct Operation {
     /// The fingerprint of the payload, which must not change under the key; `None` is not compared.
     pub fingerprint: Option<Fingerprint>,
     /// The message that asks for it.
+    #[doc(hidden)]
     pub delivery: Delivery,
     /// Until when it must have ended.
     pub deadline: Deadline,
 }
 
 impl Operation {
-    /// An operation; see the fields.
+    /// An operation that the message, or request, with the id `delivery` asks for; see the fields.
     #[must_use]
     pub fn new(
         key: Key,
         fingerprint: Option<Fingerprint>,
-        delivery: Delivery,
+        delivery: impl Into<Delivery>,
         deadline: Deadline,
     ) -> Self {
         Self {
             key,
             fingerprint,
-            delivery,
+            delivery: delivery.into(),
             deadline,
         }
     }

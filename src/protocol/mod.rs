@@ -5,7 +5,6 @@
 //! | [`key`] | what makes two deliveries the same operation |
 //! | [`record`] | what is remembered of an operation, and for how long |
 //! | [`decision`] | who may claim, and what a refused write means |
-//! | [`Unavailability`] | the effect of a failed request, and the use of repeating it |
 //!
 //! Each decision is a pure function of its arguments, so a reader can check it
 //! against the tables in the crate's `DESIGN.md`, and a test can try every row.
@@ -23,4 +22,5 @@ pub use key::{Fingerprint, Key, KeyError, Namespace};
 pub use record::{
     AfterFailure, AttemptEnd, ClaimRequest, Fence, Owner, Record, State, StoredResult, Timestamp,
 };
+#[doc(hidden)]
 pub use unavailability::Unavailability;

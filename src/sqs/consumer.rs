@@ -3,13 +3,14 @@
 use std::{num::NonZeroUsize, str::FromStr, time::Duration};
 
 use super::{
-    identity::{FingerprintSource, KeySource, ParseError},
+    identity::{FingerprintSource, KeySource},
     processed::millis,
     visibility::Visibility,
 };
 use crate::{
     deadline::Deadline,
     handler::Handler,
+    invalid::InvalidValue,
     once::Mode,
     protocol::{Namespace, Timestamp},
 };
@@ -85,13 +86,13 @@ pub enum FifoAfterPermanent {
 }
 
 impl FromStr for FifoAfterPermanent {
-    type Err = ParseError;
+    type Err = InvalidValue;
 
-    fn from_str(text: &str) -> Result<Self, ParseError> {
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
         match text {
             "continue" => Ok(Self::Continue),
             "stop" => Ok(Self::Stop),
-            _ => Err(ParseError("must be `continue` or `stop`")),
+            _ => Err(InvalidValue::new("must be `continue` or `stop`")),
         }
     }
 }

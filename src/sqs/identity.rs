@@ -11,6 +11,7 @@ use super::{
     pointer::{Pointers, canonical, find, is_distinct, key_part},
 };
 use crate::{
+    invalid::InvalidValue,
     protocol::{Fingerprint, Key, Namespace},
     sqs::powertools,
 };
@@ -179,10 +180,10 @@ fn attribute<'a>(record: &'a SqsMessage, name: &str) -> Option<&'a str> {
 }
 
 impl FromStr for KeySource {
-    type Err = ParseError;
+    type Err = InvalidValue;
 
-    fn from_str(text: &str) -> Result<Self, ParseError> {
-        let fault = ParseError(
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+        let fault = InvalidValue::new(
             "must be `message-id`, `deduplication-id`, `attribute:NAME`, or `body:` and JSON \
              pointers such as `body:/orderId` or `body:/tenant,/orderId`; or `powertools:` and one \
              of these",
@@ -256,10 +257,10 @@ impl FingerprintSource {
 }
 
 impl FromStr for FingerprintSource {
-    type Err = ParseError;
+    type Err = InvalidValue;
 
-    fn from_str(text: &str) -> Result<Self, ParseError> {
-        let fault = ParseError(
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+        let fault = InvalidValue::new(
             "must be `body`, `off`, or `body:` and JSON pointers such as `body:/amount,/currency`; \
              or `powertools:` and one of these",
         );
@@ -287,11 +288,6 @@ fn one_or_list(mut values: Vec<Value>) -> Value {
         _ => values.into(),
     }
 }
-
-/// The text is not one of the texts that a setting accepts. The message lists them.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct ParseError(pub(super) &'static str);
 
 #[cfg(test)]
 mod tests {

@@ -27,7 +27,7 @@ mod processed;
 mod visibility;
 
 pub use consumer::{Consumer, FifoAfterPermanent};
-pub use identity::{FingerprintSource, KeySource, ParseError};
+pub use identity::{FingerprintSource, KeySource};
 pub use lambda::run;
 pub use process::BatchError;
 pub use visibility::Visibility;

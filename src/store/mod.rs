@@ -13,12 +13,12 @@ use std::error::Error;
 
 #[doc(hidden)]
 pub use dynamodb::Field;
-pub use dynamodb::{DynamoStore, Layout, LayoutError};
+pub use dynamodb::{DynamoStore, Layout};
 pub use memory::MemoryStore;
 #[doc(hidden)]
 pub use transaction::{Commit, CommitAnswer, RecordWrite, TransactionalStore};
 
-use crate::protocol::{ClaimRequest, Fence, Record, Settlement, Timestamp, Unavailability};
+use crate::protocol::{ClaimRequest, Fence, Key, Record, Settlement, Timestamp, Unavailability};
 
 /// A table of [`Record`]s that can be written under a condition.
 ///
@@ -126,6 +126,7 @@ pub enum StoreError {
     #[error("could not {action} key `{key}` in {store}: {reason}")]
     Unavailable {
         /// The effect of the request, and the use of repeating it.
+        #[doc(hidden)]
         kind: Unavailability,
         /// The request, in a word.
         action: &'static str,
@@ -172,6 +173,76 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// A request without an answer, or with one that cannot be read: it may have been applied.
+    ///
+    /// `action` is the request in a word, `store` a name of the store for people, and `reason` holds
+    /// no payload.
+    ///
+    /// ```
+    /// use sqs_once::protocol::{Key, Namespace};
+    /// use sqs_once::store::StoreError;
+    ///
+    /// let key = Key::new(&Namespace::new("payments")?, ["order-1"])?;
+    /// let error = StoreError::unanswered("claim", &key, "table `records`", "connection reset");
+    /// assert!(error.may_have_been_applied());
+    /// assert_eq!(
+    ///     error.to_string(),
+    ///     "could not claim key `payments#order-1` in table `records`: connection reset",
+    /// );
+    /// # Ok::<(), sqs_once::protocol::KeyError>(())
+    /// ```
+    #[must_use]
+    pub fn unanswered(
+        action: &'static str,
+        key: &Key,
+        store: impl Into<String>,
+        reason: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        Self::unavailable(Unavailability::Unanswered, action, key, store, reason)
+    }
+
+    /// A request that was throttled, or met another write: it was not applied, and may succeed when
+    /// it is repeated. The arguments are those of [`unanswered`](Self::unanswered).
+    #[must_use]
+    pub fn contended(
+        action: &'static str,
+        key: &Key,
+        store: impl Into<String>,
+        reason: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        Self::unavailable(Unavailability::Contended, action, key, store, reason)
+    }
+
+    /// A request that was denied, not valid or sent to no such table: it was not applied, and a
+    /// repetition would fail again. The arguments are those of [`unanswered`](Self::unanswered).
+    #[must_use]
+    pub fn denied(
+        action: &'static str,
+        key: &Key,
+        store: impl Into<String>,
+        reason: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        Self::unavailable(Unavailability::Rejected, action, key, store, reason)
+    }
+
+    fn unavailable(
+        kind: Unavailability,
+        action: &'static str,
+        key: &Key,
+        store: impl Into<String>,
+        reason: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        let source = reason.into();
+        Self::Unavailable {
+            kind,
+            action,
+            key: key.to_string(),
+            store: store.into(),
+            reason: source.to_string(),
+            source,
+        }
+    }
+
     /// Returns whether the request can have been applied although it failed.
     #[must_use]
     pub const fn may_have_been_applied(&self) -> bool {
@@ -183,7 +254,7 @@ impl StoreError {
     }
 
     /// The same error of a request that was sent before, got no answer, and may have been applied.
-    pub(crate) fn unanswered(mut self) -> Self {
+    pub(crate) fn into_unanswered(mut self) -> Self {
         if let Self::Unavailable { kind, .. } = &mut self {
             *kind = Unavailability::Unanswered;
         }

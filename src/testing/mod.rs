@@ -59,7 +59,7 @@ pub use plans::PlannedWrite;
 
 use crate::{
     deadline::Deadline,
-    handler::{Attempt, Delivery, Handler},
+    handler::{Attempt, Handler},
     once::{Mode, Outcome},
     protocol::{Key, KeyError, Namespace, StoredResult, Timestamp},
     sqs::{BatchError, Consumer},
@@ -119,7 +119,7 @@ pub async fn process<M: Mode<H::Output>, H: Handler>(
 /// ```
 pub fn attempt(key: &str) -> Result<Attempt, KeyError> {
     let key = Key::new(&Namespace::new("test")?, [key])?;
-    Ok(Attempt::first(key, Delivery::new("m-1"), deadline()))
+    Ok(Attempt::first(key, "m-1", deadline()))
 }
 
 /// The output of an operation that is done, now or before. `None` for every other outcome, for an

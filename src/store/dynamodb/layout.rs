@@ -4,6 +4,7 @@ use std::{borrow::Cow, str::FromStr};
 
 use crate::{
     dynamodb::item::{Item, string},
+    invalid::InvalidValue,
     protocol::{Fingerprint, key::MAX_KEY_BYTES},
 };
 
@@ -81,18 +82,13 @@ impl AsRef<str> for Field {
 }
 
 impl FromStr for Field {
-    type Err = LayoutError;
+    type Err = InvalidValue;
 
-    fn from_str(name: &str) -> Result<Self, LayoutError> {
+    fn from_str(name: &str) -> Result<Self, InvalidValue> {
         let field = Self::ALL.into_iter().find(|f| f.native_name() == name);
-        field.ok_or_else(|| LayoutError(format!("a record has no `{name}`")))
+        field.ok_or_else(|| InvalidValue::new(format!("a record has no `{name}`")))
     }
 }
-
-/// These names or words can't make a table.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct LayoutError(String);
 
 /// How a record stands in the table: what its attributes and its statuses are called, and
 /// whether a sort key holds the key.
@@ -107,7 +103,7 @@ pub struct LayoutError(String);
 /// let shared = Layout::native()
 ///     .rename([("id", "PK"), ("expires_at", "ttl")])?
 ///     .sort_key("SK", "idempotency")?;
-/// # Ok::<(), sqs_once::store::LayoutError>(())
+/// # Ok::<(), sqs_once::InvalidValue>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
@@ -178,7 +174,7 @@ impl Layout {
     ///
     /// // As DynamoDBPersistenceLayer(key_attr="pk", sort_key_attr="sk", static_pk_value="orders").
     /// let layout = Layout::powertools().rename([(Field::Id, "pk")])?.sort_key("sk", "orders")?;
-    /// # Ok::<(), sqs_once::store::LayoutError>(())
+    /// # Ok::<(), sqs_once::InvalidValue>(())
     /// ```
     #[must_use]
     pub fn powertools() -> Self {
@@ -202,12 +198,12 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// [`LayoutError`] if a record has no such attribute, or if a name is empty, longer than 255
+    /// [`InvalidValue`] if a record has no such attribute, or if a name is empty, longer than 255
     /// bytes, or stands for two attributes.
     pub fn rename<N: Into<String>>(
         mut self,
         names: impl IntoIterator<Item = (impl AsRef<str>, N)>,
-    ) -> Result<Self, LayoutError> {
+    ) -> Result<Self, InvalidValue> {
         for (native, name) in names {
             let field: Field = native.as_ref().parse()?;
             self.names[field as usize] = name.into().into();
@@ -223,17 +219,17 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// [`LayoutError`] if the name is not one, or is taken, or the partition is empty or longer
+    /// [`InvalidValue`] if the name is not one, or is taken, or the partition is empty or longer
     /// than 2048 bytes.
     pub fn sort_key(
         mut self,
         name: impl Into<String>,
         partition: impl Into<String>,
-    ) -> Result<Self, LayoutError> {
+    ) -> Result<Self, InvalidValue> {
         let (name, partition) = (name.into(), partition.into());
         if !(1..=MAX_KEY_BYTES).contains(&partition.len()) {
             let bytes = partition.len();
-            return Err(LayoutError(format!(
+            return Err(InvalidValue::new(format!(
                 "a partition key of {bytes} bytes is not between 1 and {MAX_KEY_BYTES}"
             )));
         }
@@ -253,13 +249,13 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// [`LayoutError`] if `completed` is the same as another.
+    /// [`InvalidValue`] if `completed` is the same as another.
     pub fn status_words(
         mut self,
         in_progress: impl Into<String>,
         completed: impl Into<String>,
         failed: impl Into<String>,
-    ) -> Result<Self, LayoutError> {
+    ) -> Result<Self, InvalidValue> {
         self.words = Words {
             in_progress: in_progress.into().into(),
             completed: completed.into().into(),
@@ -267,25 +263,27 @@ impl Layout {
             expired: None,
         };
         if [&self.words.in_progress, &self.words.failed].contains(&&self.words.completed) {
-            return Err(LayoutError(
+            return Err(InvalidValue::new(
                 "a completed record must be told from every other by its status".to_owned(),
             ));
         }
         Ok(self)
     }
 
-    fn checked(self) -> Result<Self, LayoutError> {
+    fn checked(self) -> Result<Self, InvalidValue> {
         let sort = self.sort.iter().map(|sort| sort.name.as_str());
         let names: Vec<_> = self.names.iter().map(AsRef::as_ref).chain(sort).collect();
         for (n, name) in names.iter().enumerate() {
             if !(1..=MAX_NAME_BYTES).contains(&name.len()) {
-                return Err(LayoutError(format!(
+                return Err(InvalidValue::new(format!(
                     "an attribute's name has 1 to {MAX_NAME_BYTES} bytes, and `{name}` has {}",
                     name.len()
                 )));
             }
             if names[..n].contains(name) {
-                return Err(LayoutError(format!("two attributes are called `{name}`")));
+                return Err(InvalidValue::new(format!(
+                    "two attributes are called `{name}`"
+                )));
             }
         }
         Ok(self)

@@ -16,7 +16,7 @@ use aws_sdk_dynamodb::{
     types::ReturnValue,
 };
 
-pub use layout::{Field, Layout, LayoutError};
+pub use layout::{Field, Layout};
 
 use super::{ClaimAnswer, SettleAnswer, Store, StoreError};
 use crate::{
@@ -338,7 +338,7 @@ impl Store for DynamoStore {
             may_have_been_applied |= error.may_have_been_applied();
             if attempt == CLAIM_ATTEMPTS || !error.may_pass() {
                 return Err(if may_have_been_applied {
-                    error.unanswered()
+                    error.into_unanswered()
                 } else {
                     error
                 });
