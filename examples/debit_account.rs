@@ -21,6 +21,7 @@
 //! ```
 
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use sqs_once::{
     Attempt, Change, Consumer, Failure, Handler, OnItem, Settings, SettingsError, telemetry,
 };
@@ -58,15 +59,19 @@ impl Handler for DebitAccount {
                 "a debit without an account, or of 0 cents",
             ));
         }
-        let account = Change::of(&self.accounts).key("accountId", debit.account_id);
-        Ok(account.modify(move |account: Option<Account>| {
-            let Account { balance } =
-                account.ok_or_else(|| Failure::permanent("there is no such account"))?;
-            let balance = (balance.checked_sub(debit.cents))
-                .ok_or_else(|| Failure::permanent("the balance is lower than the debit"))?;
-            // The account as it is to be, and the output.
-            Ok((Account { balance }, balance))
-        }))
+        let key = json!({ "accountId": debit.account_id });
+        Ok(Change::modify(
+            &self.accounts,
+            key,
+            move |account: Option<Account>| {
+                let Account { balance } =
+                    account.ok_or_else(|| Failure::permanent("there is no such account"))?;
+                let balance = (balance.checked_sub(debit.cents))
+                    .ok_or_else(|| Failure::permanent("the balance is lower than the debit"))?;
+                // The account as it is to be, and the output.
+                Ok((Account { balance }, balance))
+            },
+        ))
     }
 }
 

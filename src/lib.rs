@@ -124,6 +124,7 @@ pub mod aws;
 mod deadline;
 mod dynamodb;
 mod handler;
+mod invalid;
 pub mod once;
 pub mod protocol;
 #[cfg(feature = "settings")]
@@ -134,16 +135,18 @@ pub mod store;
 mod system;
 #[cfg(feature = "lambda")]
 pub mod telemetry;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use deadline::Deadline;
 pub use dynamodb::{
     refused::{Refused, RefusedWrite},
-    write::{Action, IntoWrite, Keyed, MAX_WRITES, Write},
+    write::{MAX_WRITES, Write},
 };
-pub use handler::{
-    Answer, Attempt, Attribute, Delivery, Done, Failure, Handler, HandlerFn, History, OpenAttempts,
-    ResultExt, Stored, handler_fn,
-};
+pub use handler::{Attempt, Done, Failure, Handler, HandlerFn, ResultExt, Stored, handler_fn};
+#[doc(hidden)]
+pub use handler::{Delivery, History, OpenAttempts};
+pub use invalid::InvalidValue;
 pub use once::{Change, Inbox, Mode, OnItem, Once, Operation, Outcome, Retry, Severity};
 #[cfg(feature = "settings")]
 pub use settings::{Settings, SettingsError};

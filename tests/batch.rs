@@ -22,10 +22,10 @@ use proptest::prelude::*;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Attribute, BatchError, Consumer, Deadline, Failure, Handler, Mode, Once, Operation,
-    Outcome, Stored, handler_fn,
+    Attempt, BatchError, Change, Consumer, Deadline, Failure, Handler, OnItem, Once, Stored,
+    handler_fn,
     protocol::{Key, State, StoredResult, Timestamp},
-    sqs::{FifoAfterPermanent, KeySource, Pointers},
+    sqs::{FifoAfterPermanent, KeySource},
     store::{DynamoStore, MemoryStore, Store},
 };
 use support::{
@@ -220,7 +220,7 @@ async fn second_payload_of_key_in_batch_is_refused() {
     }
     let store = MemoryStore::default();
     let consumer = Consumer::new(Once::new(store.clone()), namespace(), handler_fn(take));
-    let consumer = Arc::new(consumer.key(KeySource::Body(Pointers::new("/id").unwrap())));
+    let consumer = Arc::new(consumer.key("body:/id".parse().unwrap()));
     let event = batch([
         record("m-1", &json!({"id": "o-7", "amount": 1})),
         record("m-2", &json!({"id": "o-7", "amount": 2})),
@@ -243,7 +243,7 @@ async fn key_ignores_changes_by_handler() {
     }
     let store = MemoryStore::default();
     let consumer = Consumer::new(Once::new(store.clone()), namespace(), handler_fn(change));
-    let consumer = Arc::new(consumer.key(KeySource::Body(Pointers::new("/id").unwrap())));
+    let consumer = Arc::new(consumer.key("body:/id".parse().unwrap()));
     let event = batch([record("m-1", &json!({"id": "o-1"}))]);
     assert_eq!(
         process(&consumer, event, within(10 * SECOND)).await,
@@ -457,17 +457,12 @@ async fn handler_receives_delivery_facts() {
         assert_eq!(attempt.receive_count(), 3);
         assert!(!attempt.may_have_run_before());
         assert!(attempt.time_left() > 7 * SECOND && attempt.time_left() <= 7500 * SECOND / 1000);
-        let text = |name| attempt.attribute(name).and_then(Attribute::as_str);
-        assert_eq!(text("tenant"), Some("acme"));
-        assert_eq!(
-            attempt.attribute("weight"),
-            Some(&Attribute::Number("0.5".into()))
-        );
-        assert_eq!(
-            attempt.attribute("blob"),
-            Some(&Attribute::Binary(b"\0\x01".into()))
-        );
-        assert_eq!(attempt.attributes().len(), 3);
+        assert_eq!(attempt.attribute("tenant"), Some("acme"));
+        assert_eq!(attempt.attribute("weight"), Some("0.5"));
+        assert_eq!(attempt.attribute("blob"), None);
+        assert_eq!(attempt.binary_attribute("blob"), Some(&b"\0\x01"[..]));
+        assert_eq!(attempt.binary_attribute("tenant"), None);
+        assert_eq!(attempt.attribute_names().count(), 3);
         Ok(())
     }
     let once = Once::new(MemoryStore::default());
@@ -651,28 +646,16 @@ async fn fifo_group_stops_at_permanent_failure_if_set() {
 
 #[tokio::test]
 async fn fifo_group_stops_at_unrecorded_failure() {
-    /// Mode whose permanent failures leave no record, as on an item.
-    struct UnrecordedFailures(Once<MemoryStore>);
-    impl Mode<u32> for UnrecordedFailures {
-        async fn run<W, F>(&self, operation: Operation, work: W) -> Outcome
-        where
-            W: FnOnce(Attempt) -> F + Send,
-            F: Future<Output = Result<u32, Failure>> + Send,
-        {
-            Mode::run(&self.0, operation, work).await
-        }
-
-        fn now(&self) -> Timestamp {
-            Timestamp::now()
-        }
-
-        fn records_failures(&self) -> bool {
-            false
-        }
-    }
-    let handler = ScriptedHandler::default();
-    let mode = UnrecordedFailures(Once::new(MemoryStore::default()));
-    let consumer = Arc::new(Consumer::new(mode, namespace(), handler.clone()));
+    let ran = Arc::new(Mutex::new(Vec::new()));
+    let runs = Arc::clone(&ran);
+    let decline = move |_: Order, attempt: Attempt| {
+        runs.lock().unwrap().push(attempt.message_id().to_owned());
+        async { Err::<Change<()>, _>(Failure::permanent("told to")) }
+    };
+    // The client sends no request: no handler returns a change.
+    let config = aws_sdk_dynamodb::Config::builder().behavior_version_latest();
+    let mode = OnItem::new(aws_sdk_dynamodb::Client::from_conf(config.build()));
+    let consumer = Arc::new(Consumer::new(mode, namespace(), handler_fn(decline)));
     let mut undecodable = fifo("undecodable", "g", "");
     undecodable["body"] = json!("{");
     let event = batch([
@@ -682,7 +665,7 @@ async fn fifo_group_stops_at_unrecorded_failure() {
     ]);
     let failed = process(&consumer, event, within(10 * SECOND)).await;
     assert_eq!(failed, ["undecodable", "bad", "good"]);
-    assert_eq!(handler.ran(), ["bad"]);
+    assert_eq!(*ran.lock().unwrap(), ["bad"]);
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use std::{fs, path::Path};
 
 /// From the ground up. Modules on one floor do not import each other.
 const FLOORS: [&[&str]; 8] = [
-    &["protocol"],
+    &["protocol", "invalid"],
     &["system"],
     &["deadline", "dynamodb", "aws", "telemetry"],
     &["store"],

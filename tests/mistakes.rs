@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::Context as _;
 use sqs_once::{
-    Attempt, Deadline, Delivery, Failure, Once, Operation, Outcome,
+    Attempt, Deadline, Failure, Once, Operation, Outcome,
     protocol::{Key, Namespace, Timestamp},
     store::MemoryStore,
 };
@@ -113,7 +113,7 @@ async fn anyhow_error_passes_question_mark() {
     let operation = Operation::new(
         Key::new(&Namespace::new("payments").unwrap(), ["order-1"]).unwrap(),
         None,
-        Delivery::new("m-1"),
+        "m-1",
         Deadline::after(Timestamp::now(), Duration::from_secs(30), Duration::ZERO),
     );
     let outcome = Once::new(MemoryStore::default())

@@ -219,12 +219,10 @@ async fn failure_without_effect_restores_failed_record() {
     pass(SECOND);
     let _ = run(&store, operation("m-2", "corrected"), &runs, unsent()).await;
     let after = record(&store);
-    let expected = Record {
-        owner: after.owner.clone(),
-        updated_at: Some(now()),
-        attempts: 2,
-        ..before
-    };
+    let mut expected = before;
+    expected.owner = after.owner.clone();
+    expected.updated_at = Some(now());
+    expected.attempts = 2;
     assert_eq!(after, expected);
 }
 

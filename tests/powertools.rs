@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use sqs_once::{
     History, OpenAttempts,
     protocol::{Claimed, Settlement, State, StoredResult, Timestamp},
-    store::{Field, Layout, SettleAnswer, Store},
+    store::{Layout, SettleAnswer, Store},
 };
 use support::event::order;
 
@@ -61,7 +61,7 @@ async fn completed_is_duplicate_on_both_sides() {
 #[tokio::test]
 async fn prefix_sort_key_and_names_are_shared() {
     let layout = Layout::powertools()
-        .rename([(Field::Id, "pk"), (Field::ExpiresAt, "ttl")])
+        .rename([("id", "pk"), ("expires_at", "ttl")])
         .unwrap();
     let layout = layout.sort_key("sk", "idempotency#payments").unwrap();
     let mut both = Both::with(&["pk", "sk"], layout).await;
@@ -102,7 +102,7 @@ async fn in_progress_is_conflict_on_both_sides() {
         }
     }
 
-    both.store().claim(&both.claim("ours")).await.unwrap();
+    let _ = both.store().claim(&both.claim("ours")).await.unwrap();
     let second = both.there(&order("ours")).await;
     assert_eq!(second["ran"], false);
     assert_eq!(second["error"], "IdempotencyAlreadyInProgressError");
@@ -124,7 +124,7 @@ async fn ended_lease_is_taken_over_on_both_sides() {
     assert_eq!(both.there(&order("theirs")).await["answer"], ours());
 
     let mine = both.claim("ours");
-    both.store().claim(&mine).await.unwrap();
+    let _ = both.store().claim(&mine).await.unwrap();
     let abandoned = both
         .settle(&mine, Settlement::EndLease { last_end: None })
         .await;
@@ -153,7 +153,7 @@ async fn expired_record_is_absent_on_both_sides() {
 
     both.config = json!({});
     let mine = both.claim("ours");
-    both.store().claim(&mine).await.unwrap();
+    let _ = both.store().claim(&mine).await.unwrap();
     let complete = Settlement::Complete {
         result: StoredResult::Json("1".into()),
         expires_at: mine.now.as_secs() - 10,

@@ -15,7 +15,7 @@ use std::{
 use serde_json::{Value, json};
 use sqs_once::{
     Attempt, Consumer, Failure, Handler, Once, handler_fn,
-    protocol::{AfterFailure, ClaimRequest, Key, Owner, Timestamp},
+    protocol::{ClaimRequest, Key, Owner, Timestamp},
     sqs::Visibility,
     store::{MemoryStore, Store},
 };
@@ -68,17 +68,10 @@ async fn each_failure_sets_its_visibility_timeout() {
         MemoryStore::default(),
     );
     let now = Timestamp::now();
-    let other = ClaimRequest {
-        key: Key::new(&namespace(), ["busy"]).unwrap(),
-        owner: Owner::fresh(),
-        fingerprint: None,
-        message_id: "busy".into(),
-        now,
-        lease_until: now + 30 * SECOND,
-        expires_at: now.as_secs() + 60,
-        after_failure: AfterFailure::Retry,
-    };
-    store.claim(&other).await.unwrap();
+    let (lease_until, expires_at) = (now + 30 * SECOND, now.as_secs() + 60);
+    let key = Key::new(&namespace(), ["busy"]).unwrap();
+    let other = ClaimRequest::new(key, Owner::fresh(), "busy", now, lease_until, expires_at);
+    let _ = store.claim(&other).await.unwrap();
     let consumer = consumer(store, visibility(&sqs));
     let event = batch([
         order("done", "succeed", 5),

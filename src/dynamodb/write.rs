@@ -221,6 +221,15 @@ impl Write<ConditionCheck> {
             .condition_expression(condition);
         Self::new(check.build().expect("table, key and condition are set"))
     }
+
+    /// Names the item under `key`, and demands nothing of it.
+    pub(crate) fn item(table: impl Into<String>, key: impl Serialize) -> Self {
+        let mut write = Self::check(table, "");
+        if let Some(key) = write.serialized("the key", serde_dynamo::to_item(key)) {
+            write.action.key = key;
+        }
+        write
+    }
 }
 
 impl<A: Keyed> Write<A> {

@@ -14,14 +14,7 @@ use crate::{
     protocol::StoredResult,
 };
 
-/// The type of a handler's answer, and with it, how its operations are processed once
-/// ([`once`](crate::once)):
-///
-/// | answer | for effects |
-/// | --- | --- |
-/// | anything serializable | outside DynamoDB, that the handler has had |
-/// | [`Done`] of it | in DynamoDB, that commit together with the record |
-/// | [`Change`](crate::Change) of it | on one item, which keeps the key itself |
+/// The type of a handler's answer. Not exported, so that no other crate implements it.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be the output of a handler: it does not implement `serde::Serialize`",
     label = "the output is recorded as JSON, so it must implement `serde::Serialize`",
@@ -84,6 +77,7 @@ impl<O: Serialize + Send> Answer for Done<O> {
 /// write's own condition is not met, the operation has failed permanently, unless
 /// [`on_refused`](Self::on_refused) says otherwise. Collisions with other transactions and
 /// throttling are tried again while there is time.
+#[must_use = "the writes are made only if the handler returns this"]
 pub struct Done<O> {
     output: O,
     writes: Vec<Write<TransactWriteItem>>,
@@ -94,7 +88,6 @@ pub(crate) type OnRefused<T> = Box<dyn FnOnce(&Refused) -> Result<T, Failure> + 
 
 impl<O> Done<O> {
     /// An output, so far without writes.
-    #[must_use]
     pub fn new(output: O) -> Self {
         Self {
             output,
@@ -105,14 +98,12 @@ impl<O> Done<O> {
 
     /// One write more: a [`Write`], or a `Put`, `Update`, `Delete` or `ConditionCheck` of the
     /// SDK's.
-    #[must_use]
     pub fn with(mut self, write: impl IntoWrite) -> Self {
         self.writes.push(write.into_write().into_item());
         self
     }
 
     /// Some writes more.
-    #[must_use]
     pub fn with_all(self, writes: impl IntoIterator<Item = impl IntoWrite>) -> Self {
         writes.into_iter().fold(self, Self::with)
     }
@@ -122,7 +113,6 @@ impl<O> Done<O> {
     ///
     /// Nothing was written when this is asked. It is for deciding, not for effects: it may be
     /// asked again for the same message.
-    #[must_use]
     pub fn on_refused(
         self,
         decide: impl FnOnce(&Refused) -> Result<Self, Failure> + Send + 'static,

@@ -9,9 +9,10 @@ use std::{fmt, marker::PhantomData};
 
 use serde::de::DeserializeOwned;
 
-pub use answer::{Answer, Done};
-pub(crate) use answer::{OnRefused, Plan, to_result};
-pub use attempt::{Attempt, Attribute, Delivery, History, OpenAttempts};
+pub use answer::Done;
+pub(crate) use answer::{Answer, OnRefused, Plan, to_result};
+pub(crate) use attempt::Attribute;
+pub use attempt::{Attempt, Delivery, History, OpenAttempts};
 pub use failure::{Failure, ResultExt};
 
 use crate::protocol::StoredResult;
@@ -60,9 +61,16 @@ pub trait Handler: Send + Sync + 'static {
     /// The type of the message's body, as JSON. A body of another type is a permanent
     /// failure.
     type Message: DeserializeOwned + Send;
-    /// The result that is stored, as JSON of at most 392 KB. A longer one is not
-    /// stored; the operation is done all the same.
-    /// Or a [`Done`] of that, for effects that are DynamoDB writes (see [`Answer`]).
+    /// The output, and with it, how operations are processed once ([`once`](crate::once)):
+    ///
+    /// | output | for effects |
+    /// | --- | --- |
+    /// | any type that implements [`serde::Serialize`] | outside DynamoDB, that the handler has had |
+    /// | [`Done`] of it | in DynamoDB, that commit together with the record |
+    /// | [`Change`](crate::Change) of it | on one item, which keeps the key itself |
+    ///
+    /// The output is stored as JSON of at most 392 KB. A longer one is not stored; the operation is
+    /// done all the same.
     type Output: Answer;
 
     /// Handles one message.

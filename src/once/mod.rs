@@ -15,7 +15,7 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use sqs_once::{Deadline, Delivery, Once, Operation, Outcome};
+//! use sqs_once::{Deadline, Once, Operation, Outcome};
 //! use sqs_once::protocol::{Fingerprint, Key, Namespace, Timestamp};
 //! use sqs_once::store::MemoryStore;
 //!
@@ -25,7 +25,7 @@
 //!     Ok(Operation::new(
 //!         Key::new(&Namespace::new("payments")?, ["order-1"])?,
 //!         Some(Fingerprint::of(b"{\"amount\":1}")),
-//!         Delivery::new("request-1"),
+//!         "request-1",
 //!         Deadline::after(Timestamp::now(), Duration::from_secs(30), Duration::ZERO),
 //!     ))
 //! };
@@ -40,7 +40,7 @@ mod claim;
 mod commit;
 mod held;
 mod inbox;
-mod mode;
+pub(crate) mod mode;
 mod on_item;
 mod operation;
 mod outcome;
@@ -51,6 +51,6 @@ mod work;
 pub use claim::Once;
 pub use inbox::Inbox;
 pub use mode::Mode;
-pub use on_item::{Change, OnItem, Target};
+pub use on_item::{Change, OnItem};
 pub use operation::Operation;
 pub use outcome::{Outcome, Retry, Severity};

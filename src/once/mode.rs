@@ -17,7 +17,7 @@ use crate::{
     note = "for `Done`, use `Once` or `Once::inbox` on a `DynamoStore`: a `MemoryStore` has no transactions",
     note = "for `Change`, use `OnItem`"
 )]
-pub trait Mode<A: Answer>: Send + Sync + 'static {
+pub trait Mode<A: Answer>: sealed::Sealed + Send + Sync + 'static {
     /// Runs `work` and records the result.
     ///
     /// Does not run `work` if the operation is completed, failed permanently before, or is claimed
@@ -38,4 +38,13 @@ pub trait Mode<A: Answer>: Send + Sync + 'static {
     fn records_failures(&self) -> bool {
         true
     }
+}
+
+/// Implemented by the modes of this crate alone.
+pub(crate) mod sealed {
+    pub trait Sealed {}
+
+    impl<S> Sealed for crate::once::Once<S> {}
+    impl<S> Sealed for crate::once::Inbox<S> {}
+    impl Sealed for crate::once::OnItem {}
 }

@@ -10,13 +10,13 @@ use crate::{
 ///
 /// ```
 /// use std::time::Duration;
-/// use sqs_once::{Deadline, Delivery, Operation};
+/// use sqs_once::{Deadline, Operation};
 /// use sqs_once::protocol::{Fingerprint, Key, Namespace, Timestamp};
 ///
 /// let operation = Operation::new(
 ///     Key::new(&Namespace::new("payments")?, ["order-1"])?,
 ///     Some(Fingerprint::of(b"{\"amount\":1}")),
-///     Delivery::new("059f36b4"),
+///     "059f36b4",
 ///     Deadline::after(Timestamp::now(), Duration::from_secs(30), Duration::ZERO),
 /// );
 /// # Ok::<(), sqs_once::protocol::KeyError>(())
@@ -30,24 +30,25 @@ pub struct Operation {
     /// fingerprint.
     pub fingerprint: Option<Fingerprint>,
     /// Delivery of the message that carries the operation.
+    #[doc(hidden)]
     pub delivery: Delivery,
     /// Time limit of the attempt.
     pub deadline: Deadline,
 }
 
 impl Operation {
-    /// Creates an operation from the values of its fields.
+    /// Creates an operation of the message, or request, with the id `delivery`.
     #[must_use]
     pub fn new(
         key: Key,
         fingerprint: Option<Fingerprint>,
-        delivery: Delivery,
+        delivery: impl Into<Delivery>,
         deadline: Deadline,
     ) -> Self {
         Self {
             key,
             fingerprint,
-            delivery,
+            delivery: delivery.into(),
             deadline,
         }
     }

@@ -60,6 +60,7 @@ fn same_payload(record: &Record, request: &ClaimRequest) -> bool {
 ///
 /// The history decides how the claim can be undone, and of which earlier attempts the handler is
 /// informed.
+#[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claimed {
     /// The record before the claim.
@@ -74,6 +75,7 @@ pub struct Claimed {
 }
 
 /// The record before a claim.
+#[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Before {
     /// No record existed, or only an expired one.
@@ -138,6 +140,7 @@ impl Claimed {
 }
 
 /// The meaning of a refused claim or insert.
+#[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClaimRefused {
     /// The record carries this claim's owner: the request was applied and its answer was lost.
@@ -148,6 +151,7 @@ pub enum ClaimRefused {
 }
 
 /// The reason why the handler must not run.
+#[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The key was used before for another payload. The record stays unchanged.
@@ -174,6 +178,7 @@ pub enum Refusal {
 }
 
 /// Interprets the record that refused a claim.
+#[doc(hidden)]
 #[must_use]
 pub fn claim_refused(record: Record, request: &ClaimRequest) -> ClaimRefused {
     let in_progress = matches!(record.state, State::InProgress { .. });
@@ -186,6 +191,7 @@ pub fn claim_refused(record: Record, request: &ClaimRequest) -> ClaimRefused {
 /// Interprets the record that refused an insert.
 ///
 /// An insert is a claim and its `settlement` in one write.
+#[doc(hidden)]
 #[must_use]
 pub fn insert_refused(
     record: Record,
@@ -202,6 +208,7 @@ pub fn insert_refused(
 }
 
 /// Interprets a refused claim whose `record` belongs to another owner.
+#[doc(hidden)]
 #[must_use]
 pub fn refusal(record: Record, request: &ClaimRequest) -> Refusal {
     let same_payload = same_payload(&record, request);
@@ -380,6 +387,7 @@ pub fn may_settle(record: Option<&Record>, fence: &Fence) -> bool {
 }
 
 /// The meaning of a refused settlement.
+#[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SettlementRefused {
     /// An earlier request applied the settlement, and its answer was lost.
@@ -390,6 +398,7 @@ pub enum SettlementRefused {
 }
 
 /// Interprets the record (`None`: no record exists) that refused a settlement.
+#[doc(hidden)]
 #[must_use]
 pub fn settlement_refused(
     record: Option<&Record>,

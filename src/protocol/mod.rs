@@ -5,20 +5,22 @@
 //! | [`key`] | idempotency keys and payload fingerprints |
 //! | [`record`] | the record of an operation, and its limits |
 //! | [`decision`] | conditions for claims and settlements, and the meaning of a refused write |
-//! | [`Unavailability`] | kinds of failed requests: applied or not, retryable or not |
 //!
 //! Each decision is a pure function of its arguments. Readers can check each against the tables
-//! in the crate's `DESIGN.md`, and tests try every row.
+//! in the crate's `docs/protocol.md`, and tests try every row.
 
 pub mod decision;
 pub mod key;
 pub mod record;
 mod unavailability;
 
-pub use decision::{Before, ClaimRefused, Claimed, Refusal, Settlement, SettlementRefused};
+pub use decision::Settlement;
+#[doc(hidden)]
+pub use decision::{Before, ClaimRefused, Claimed, Refusal, SettlementRefused};
 pub(crate) use key::KeyPart;
 pub use key::{Fingerprint, Key, KeyError, Namespace};
 pub use record::{
     AfterFailure, AttemptEnd, ClaimRequest, Fence, Owner, Record, State, StoredResult, Timestamp,
 };
+#[doc(hidden)]
 pub use unavailability::Unavailability;

@@ -237,6 +237,7 @@ impl AttemptEnd {
 ///
 /// An attempt is *open* if it may have had its effect and no record confirms or denies the effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Record {
     /// Status of the operation.
     pub state: State,
@@ -268,6 +269,34 @@ pub struct Record {
 }
 
 impl Record {
+    /// A record with this status, and nothing else known. A [`Store`](crate::store::Store) that
+    /// reads a record sets the other fields from its table.
+    ///
+    /// ```
+    /// use sqs_once::protocol::{Record, State};
+    ///
+    /// let mut record = Record::new(State::Failed, 1_800_000_000);
+    /// record.error = Some("the card was declined".into());
+    /// assert_eq!(record.attempts, 0);
+    /// ```
+    #[must_use]
+    pub fn new(state: State, expires_at: u64) -> Self {
+        Self {
+            state,
+            owner: None,
+            expires_at,
+            fingerprint: None,
+            message_id: None,
+            attempts: 0,
+            first_claimed_at: None,
+            last_end: None,
+            error: None,
+            failed_message_ids: BTreeSet::new(),
+            created_at: None,
+            updated_at: None,
+        }
+    }
+
     /// Returns whether the record is past `expires_at` and so counts as absent.
     #[must_use]
     pub const fn is_expired(&self, now: Timestamp) -> bool {
@@ -290,6 +319,7 @@ impl Record {
 ///
 /// [`Store`](crate::store::Store) shows a claim in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ClaimRequest {
     /// Key of the operation.
     pub key: Key,
@@ -313,6 +343,7 @@ pub struct ClaimRequest {
 ///
 /// A message that failed permanently itself gets the stored error again in both cases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum AfterFailure {
     /// Another message (sent anew, or redriven from the dead-letter queue) runs the handler, until
     /// [`MAX_FAILED_MESSAGES`] messages have failed.
@@ -323,6 +354,31 @@ pub enum AfterFailure {
 }
 
 impl ClaimRequest {
+    /// A claim without a fingerprint, which another message's failure does not stop
+    /// ([`AfterFailure::Retry`]).
+    ///
+    /// `expires_at` is in seconds since the epoch.
+    #[must_use]
+    pub fn new(
+        key: Key,
+        owner: Owner,
+        message_id: impl Into<String>,
+        now: Timestamp,
+        lease_until: Timestamp,
+        expires_at: u64,
+    ) -> Self {
+        Self {
+            key,
+            owner,
+            fingerprint: None,
+            message_id: message_id.into(),
+            now,
+            lease_until,
+            expires_at,
+            after_failure: AfterFailure::default(),
+        }
+    }
+
     /// Returns the record after this claim. `replaces` is the record before the claim, and is
     /// `None` if that record was expired.
     ///
@@ -369,6 +425,7 @@ impl ClaimRequest {
 /// The condition of every write after the claim: the record still has this owner and is still
 /// `IN_PROGRESS`.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Fence {
     /// Key of the operation.
     pub key: Key,

@@ -10,6 +10,7 @@ use super::{
 use crate::{
     deadline::Deadline,
     handler::Handler,
+    invalid::InvalidValue,
     once::Mode,
     protocol::{Namespace, Timestamp},
 };
@@ -104,21 +105,16 @@ pub enum FifoAfterPermanent {
 }
 
 impl FromStr for FifoAfterPermanent {
-    type Err = FifoAfterPermanentError;
+    type Err = InvalidValue;
 
-    fn from_str(text: &str) -> Result<Self, FifoAfterPermanentError> {
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
         match text {
             "continue" => Ok(Self::Continue),
             "stop" => Ok(Self::Stop),
-            _ => Err(FifoAfterPermanentError),
+            _ => Err(InvalidValue::new("must be `continue` or `stop`")),
         }
     }
 }
-
-/// The text is neither `continue` nor `stop`.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("must be `continue` or `stop`")]
-pub struct FifoAfterPermanentError;
 
 impl<M, H> Consumer<M, H> {
     /// Runs `handler` for each message in this `mode` ([`Once`](crate::Once),

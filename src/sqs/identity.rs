@@ -11,6 +11,7 @@ use super::{
     pointer::{Pointers, canonical, find, is_distinct, key_part},
 };
 use crate::{
+    invalid::InvalidValue,
     protocol::{Fingerprint, Key, Namespace},
     sqs::powertools,
 };
@@ -176,10 +177,10 @@ fn attribute<'a>(record: &'a SqsMessage, name: &str) -> Option<&'a str> {
 }
 
 impl FromStr for KeySource {
-    type Err = SourceError;
+    type Err = InvalidValue;
 
-    fn from_str(text: &str) -> Result<Self, SourceError> {
-        let fault = SourceError(
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+        let fault = InvalidValue::new(
             "must be `message-id`, `deduplication-id`, `attribute:NAME`, or `body:` and JSON \
              pointers such as `body:/orderId` or `body:/tenant,/orderId`; or `powertools:` and one \
              of these",
@@ -253,10 +254,10 @@ impl FingerprintSource {
 }
 
 impl FromStr for FingerprintSource {
-    type Err = SourceError;
+    type Err = InvalidValue;
 
-    fn from_str(text: &str) -> Result<Self, SourceError> {
-        let fault = SourceError(
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+        let fault = InvalidValue::new(
             "must be `body`, `off`, or `body:` and JSON pointers such as `body:/amount,/currency`; \
              or `powertools:` and one of these",
         );
@@ -284,11 +285,6 @@ fn one_or_list(mut values: Vec<Value>) -> Value {
         _ => values.into(),
     }
 }
-
-/// The text is not a source of keys or fingerprints.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct SourceError(&'static str);
 
 #[cfg(test)]
 mod tests {

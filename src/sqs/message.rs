@@ -172,8 +172,7 @@ fn attribute(attribute: &SqsMessageAttribute) -> Option<Attribute> {
             let value = attribute.binary_value.as_ref()?;
             Some(Attribute::Binary(value.0.clone()))
         }
-        Some("Number") => text.map(Attribute::Number),
-        _ => text.map(Attribute::String),
+        _ => text.map(Attribute::Text),
     }
 }
 

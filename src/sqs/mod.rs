@@ -19,7 +19,7 @@ mod consumer;
 mod identity;
 mod lambda;
 mod lanes;
-mod message;
+pub(crate) mod message;
 mod pointer;
 pub mod powertools;
 mod process;
@@ -30,10 +30,9 @@ mod visibility;
 #[path = "no_visibility.rs"]
 mod visibility;
 
-pub use consumer::{Consumer, FifoAfterPermanent, FifoAfterPermanentError};
-pub use identity::{FingerprintSource, KeySource, SourceError};
+pub use consumer::{Consumer, FifoAfterPermanent};
+pub use identity::{FingerprintSource, KeySource};
 pub use lambda::run;
-pub use pointer::Pointers;
 pub use process::BatchError;
 #[cfg(feature = "visibility")]
 pub use visibility::Visibility;

@@ -11,34 +11,30 @@ mod transaction;
 
 use std::error::Error;
 
-pub use dynamodb::{DynamoStore, Field, Layout, LayoutError, PrimeError};
+#[doc(hidden)]
+pub use dynamodb::Field;
+pub use dynamodb::{DynamoStore, Layout};
 pub use memory::MemoryStore;
 #[doc(hidden)]
 pub use transaction::{Commit, CommitAnswer, RecordWrite, TransactionalStore};
 
-use crate::protocol::{ClaimRequest, Fence, Record, Settlement, Timestamp, Unavailability};
+use crate::protocol::{ClaimRequest, Fence, Key, Record, Settlement, Timestamp, Unavailability};
 
 /// A table of [`Record`]s with conditional writes.
 ///
 /// Both writes are atomic: no other write comes between the condition check and the write.
 ///
 /// ```
-/// use sqs_once::protocol::{AfterFailure, ClaimRequest, Key, Namespace, Owner, Settlement, Timestamp};
+/// use sqs_once::protocol::{ClaimRequest, Key, Namespace, Owner, Settlement, Timestamp};
 /// use sqs_once::store::{ClaimAnswer, MemoryStore, SettleAnswer, Store};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let store = MemoryStore::default();
 /// let now = Timestamp::now();
-/// let request = ClaimRequest {
-///     key: Key::new(&Namespace::new("payments")?, ["order-1"])?,
-///     owner: Owner::fresh(),
-///     fingerprint: None,
-///     message_id: "m-1".into(),
-///     now,
-///     lease_until: now + std::time::Duration::from_secs(30),
-///     expires_at: now.as_secs() + 3600,
-///     after_failure: AfterFailure::Retry,
-/// };
+/// let key = Key::new(&Namespace::new("payments")?, ["order-1"])?;
+/// let lease_until = now + std::time::Duration::from_secs(30);
+/// let expires_at = now.as_secs() + 3600;
+/// let request = ClaimRequest::new(key, Owner::fresh(), "m-1", now, lease_until, expires_at);
 /// assert_eq!(store.claim(&request).await?, ClaimAnswer::Applied { replaced: None });
 /// assert_eq!(store.claim(&request).await?, ClaimAnswer::Refused(request.record(None)));
 /// let ended = store.settle(&request.fence(), &Settlement::EndLease { last_end: None }, now).await?;
@@ -75,8 +71,9 @@ pub trait Store: Send + Sync + 'static {
     ) -> impl Future<Output = Result<SettleAnswer, StoreError>> + Send;
 }
 
-/// The answer to a claim.
+/// The answer to a claim. There is no third: a conditional write is applied or refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a claim that was refused must not run"]
 pub enum ClaimAnswer {
     /// The claim succeeded.
     Applied {
@@ -93,6 +90,7 @@ pub enum ClaimAnswer {
     reason = "one answer lives at a time, and is taken apart at once"
 )]
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a settlement that was refused is not recorded"]
 pub enum SettleAnswer {
     /// The settlement succeeded.
     Applied,
@@ -127,6 +125,7 @@ pub enum StoreError {
     #[error("could not {action} key `{key}` in {store}: {reason}")]
     Unavailable {
         /// Kind of the failure: whether the request was applied, and whether a retry may help.
+        #[doc(hidden)]
         kind: Unavailability,
         /// The request, as a verb.
         action: &'static str,
@@ -173,6 +172,76 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// A request without an answer, or with one that cannot be read: it may have been applied.
+    ///
+    /// `action` is the request in a word, `store` a name of the store for people, and `reason` holds
+    /// no payload.
+    ///
+    /// ```
+    /// use sqs_once::protocol::{Key, Namespace};
+    /// use sqs_once::store::StoreError;
+    ///
+    /// let key = Key::new(&Namespace::new("payments")?, ["order-1"])?;
+    /// let error = StoreError::unanswered("claim", &key, "table `records`", "connection reset");
+    /// assert!(error.may_have_been_applied());
+    /// assert_eq!(
+    ///     error.to_string(),
+    ///     "could not claim key `payments#order-1` in table `records`: connection reset",
+    /// );
+    /// # Ok::<(), sqs_once::protocol::KeyError>(())
+    /// ```
+    #[must_use]
+    pub fn unanswered(
+        action: &'static str,
+        key: &Key,
+        store: impl Into<String>,
+        reason: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        Self::unavailable(Unavailability::Unanswered, action, key, store, reason)
+    }
+
+    /// A request that was throttled, or met another write: it was not applied, and may succeed when
+    /// it is repeated. The arguments are those of [`unanswered`](Self::unanswered).
+    #[must_use]
+    pub fn contended(
+        action: &'static str,
+        key: &Key,
+        store: impl Into<String>,
+        reason: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        Self::unavailable(Unavailability::Contended, action, key, store, reason)
+    }
+
+    /// A request that was denied, not valid or sent to no such table: it was not applied, and a
+    /// repetition would fail again. The arguments are those of [`unanswered`](Self::unanswered).
+    #[must_use]
+    pub fn denied(
+        action: &'static str,
+        key: &Key,
+        store: impl Into<String>,
+        reason: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        Self::unavailable(Unavailability::Rejected, action, key, store, reason)
+    }
+
+    fn unavailable(
+        kind: Unavailability,
+        action: &'static str,
+        key: &Key,
+        store: impl Into<String>,
+        reason: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        let source = reason.into();
+        Self::Unavailable {
+            kind,
+            action,
+            key: key.to_string(),
+            store: store.into(),
+            reason: source.to_string(),
+            source,
+        }
+    }
+
     /// Returns whether the store may have applied the failed request.
     #[must_use]
     pub const fn may_have_been_applied(&self) -> bool {
@@ -185,7 +254,7 @@ impl StoreError {
 
     /// Returns the error as one whose request may have been applied, because an earlier try got no
     /// answer.
-    pub(crate) fn unanswered(mut self) -> Self {
+    pub(crate) fn into_unanswered(mut self) -> Self {
         if let Self::Unavailable { kind, .. } = &mut self {
             *kind = Unavailability::Unanswered;
         }

@@ -115,8 +115,8 @@ fn sale(world: &Shared, worker: usize, way: ChangeKind) -> Change<usize> {
             Change::update(worker, update.value(":one", 1))
         }
         ChangeKind::Modify => {
-            let item = Change::of(TABLE).key("id", ITEM);
-            return item.modify(move |found: Option<Stock>| {
+            let key = serde_json::json!({ "id": ITEM });
+            return Change::modify(TABLE, key, move |found: Option<Stock>| {
                 Ok((stock(found.map_or(0, |found| found.sold) + 1), worker))
             });
         }

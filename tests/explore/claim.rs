@@ -86,7 +86,7 @@ fn late_claim_does_not_replace_later_one() {
     let fence = later.fence();
     let end_lease = Settlement::EndLease { last_end: None };
     let ended = store.settle(&fence, &end_lease, later.now);
-    ended.now_or_never().unwrap().unwrap();
+    let _ = ended.now_or_never().unwrap().unwrap();
     assert!(matches!(claim(&early), ClaimAnswer::Refused(_)));
 }
 

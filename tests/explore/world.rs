@@ -8,9 +8,7 @@ use std::{
 };
 
 use sqs_once::{
-    protocol::{
-        AfterFailure, ClaimRequest, Fingerprint, Key, Namespace, Owner, Record, State, Timestamp,
-    },
+    protocol::{ClaimRequest, Fingerprint, Key, Namespace, Owner, Record, State, Timestamp},
     store::StoreError,
 };
 
@@ -99,16 +97,11 @@ impl Worker {
 }
 
 pub fn claim_of_the_first_message(now: Timestamp, lease_until: Timestamp) -> ClaimRequest {
-    ClaimRequest {
-        key: KEY.clone(),
-        owner: Owner::fresh(),
-        fingerprint: Some(FINGERPRINT.clone()),
-        message_id: "m-0".into(),
-        now,
-        lease_until,
-        expires_at: lease_until.as_secs_ceil() + 3600,
-        after_failure: AfterFailure::Retry,
-    }
+    let expires_at = lease_until.as_secs_ceil() + 3600;
+    let key = KEY.clone();
+    let mut request = ClaimRequest::new(key, Owner::fresh(), "m-0", now, lease_until, expires_at);
+    request.fingerprint = Some(FINGERPRINT.clone());
+    request
 }
 
 impl World {
@@ -140,7 +133,7 @@ impl World {
         let lease_until = Timestamp::from_millis(START.as_millis() - 1);
         let now = Timestamp::from_millis(START.as_millis() - 12_000);
         let request = claim_of_the_first_message(now, lease_until);
-        self.table.records.claim(&request).unwrap();
+        let _ = self.table.records.claim(&request).unwrap();
         self.record = self.table.records.record(&KEY);
         self.promises.crashed(now);
     }

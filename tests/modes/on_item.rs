@@ -33,7 +33,7 @@ async fn run<O: Serialize>(on_item: &OnItem, key: &str, change: Change<O>) -> Ou
 /// Adds to the thing `a` for each call.
 fn add(n: i64, calls: &Arc<AtomicUsize>) -> Change<i64> {
     let calls = Arc::clone(calls);
-    Change::of(THINGS).key("id", "a").modify(move |thing| {
+    Change::modify(THINGS, json!({ "id": "a" }), move |thing| {
         calls.fetch_add(1, Ordering::SeqCst);
         let mut thing: Thing = thing.ok_or_else(|| Failure::permanent("there is no such thing"))?;
         thing.n += n;
@@ -210,9 +210,10 @@ async fn modification_keeps_memory_of_item() {
     let world = World::start().await;
     world.has(json!({"id": "a", "n": 0})).await;
     let nosy = || {
-        Change::of(THINGS)
-            .key("id", "a")
-            .modify(|found: Option<OwnMemoryField>| {
+        Change::modify(
+            THINGS,
+            json!({ "id": "a" }),
+            |found: Option<OwnMemoryField>| {
                 let OwnMemoryField { id, n, .. } = found.unwrap();
                 Ok((
                     OwnMemoryField {
@@ -222,7 +223,8 @@ async fn modification_keeps_memory_of_item() {
                     },
                     (),
                 ))
-            })
+            },
+        )
     };
     let on_item = world.on_item(&world.no_timeout_client());
     let for_a_time = on_item.clone().retention(RETENTION);
@@ -425,25 +427,23 @@ async fn sets_that_become_empty_are_removed() {
     let world = World::start().await;
     let on_item = world.on_item(&world.no_timeout_client());
     let set_to = |n: u64| {
-        Change::of(THINGS)
-            .key("id", "a")
-            .modify(move |sets: Option<Sets>| {
-                let had = sets.map_or(0, |sets| {
-                    let nested = sets.nested.iter().map(|nested| nested.texts.len());
-                    sets.texts.len() + sets.numbers.len() + nested.sum::<usize>()
-                });
-                let texts: Vec<_> = (0..n).map(|n| n.to_string()).collect();
-                let sets = Sets {
-                    id: "a".into(),
-                    texts: texts.clone(),
-                    numbers: (0..n).collect(),
-                    nested: vec![Nested {
-                        name: "in a list".into(),
-                        texts,
-                    }],
-                };
-                Ok((sets, had))
-            })
+        Change::modify(THINGS, json!({ "id": "a" }), move |sets: Option<Sets>| {
+            let had = sets.map_or(0, |sets| {
+                let nested = sets.nested.iter().map(|nested| nested.texts.len());
+                sets.texts.len() + sets.numbers.len() + nested.sum::<usize>()
+            });
+            let texts: Vec<_> = (0..n).map(|n| n.to_string()).collect();
+            let sets = Sets {
+                id: "a".into(),
+                texts: texts.clone(),
+                numbers: (0..n).collect(),
+                nested: vec![Nested {
+                    name: "in a list".into(),
+                    texts,
+                }],
+            };
+            Ok((sets, had))
+        })
     };
     for (key, n, had) in [("1", 2, 0), ("2", 0, 6), ("3", 0, 0), ("4", 1, 0)] {
         let outcome = run(&on_item, key, set_to(n)).await;

@@ -10,7 +10,7 @@ use serde_json::json;
 use sqs_once::{
     Attempt, Change, Deadline, Delivery, Done, Failure, Once, Outcome, Write,
     protocol::{Key, StoredResult},
-    store::{DynamoStore, Field, Layout},
+    store::{DynamoStore, Layout},
 };
 
 use super::{
@@ -312,7 +312,7 @@ async fn unrecorded_failure_is_not_final() {
 #[tokio::test]
 async fn failure_refused_by_table_is_not_final() {
     let world = World::start().await;
-    let layout = Layout::native().rename([(Field::Id, "pk")]);
+    let layout = Layout::native().rename([("id", "pk")]);
     let store = DynamoStore::new(world.no_timeout_client(), RECORDS).layout(layout.unwrap());
     let inbox = Once::new(store).inbox();
     let denied = async |_| Err::<Done<()>, _>(Failure::permanent("declined"));

@@ -185,8 +185,8 @@ impl World {
                 let modify = async |_| {
                     self.running.notify_one();
                     let id = id.to_owned();
-                    let thing = Change::of(THINGS).key("id", &id);
-                    Ok(thing.modify(move |thing: Option<Thing>| {
+                    let key = json!({ "id": id });
+                    Ok(Change::modify(THINGS, key, move |thing: Option<Thing>| {
                         let n = thing.map_or(0, |thing| thing.n) + 1;
                         Ok((Thing { id: id.clone(), n }, n))
                     }))

@@ -106,24 +106,19 @@ impl Both {
     pub fn claim(&self, id: &str) -> ClaimRequest {
         let now = Timestamp::now();
         let namespace = Namespace::new(self.prefix).unwrap();
-        ClaimRequest {
-            key: Key::new(&namespace, [powertools::hash(&json!(id)).as_str()]).unwrap(),
-            owner: Owner::fresh(),
-            fingerprint: None,
-            message_id: "another".into(),
-            now,
-            lease_until: now + Duration::from_secs(60),
-            expires_at: now.as_secs() + 3600,
-            after_failure: AfterFailure::Replay,
-        }
+        let key = Key::new(&namespace, [powertools::hash(&json!(id)).as_str()]).unwrap();
+        let lease_until = now + Duration::from_secs(60);
+        let expires_at = now.as_secs() + 3600;
+        let mut request =
+            ClaimRequest::new(key, Owner::fresh(), "another", now, lease_until, expires_at);
+        request.after_failure = AfterFailure::Replay;
+        request
     }
 
     /// Record of an order, read by a claim that only an absent record admits.
     pub async fn kept(&self, id: &str) -> Record {
-        let probe = ClaimRequest {
-            now: Timestamp::default(),
-            ..self.claim(id)
-        };
+        let mut probe = self.claim(id);
+        probe.now = Timestamp::default();
         match self.store().claim(&probe).await.unwrap() {
             ClaimAnswer::Refused(record) => record,
             ClaimAnswer::Applied { .. } => panic!("there was no record of {id}"),

@@ -91,20 +91,18 @@ prop_compose! {
         (created_at, updated_at) in (prop::option::of(time()), prop::option::of(time())),
     ) -> Record {
         let error = error.filter(|_| !matches!(state, State::Completed { .. }));
-        Record {
-            state,
-            owner,
-            expires_at,
-            fingerprint,
-            message_id,
-            attempts,
-            first_claimed_at,
-            last_end,
-            error,
-            failed_message_ids,
-            created_at,
-            updated_at,
-        }
+        let mut record = Record::new(state, expires_at);
+        record.owner = owner;
+        record.fingerprint = fingerprint;
+        record.message_id = message_id;
+        record.attempts = attempts;
+        record.first_claimed_at = first_claimed_at;
+        record.last_end = last_end;
+        record.error = error;
+        record.failed_message_ids = failed_message_ids;
+        record.created_at = created_at;
+        record.updated_at = updated_at;
+        record
     }
 }
 
@@ -119,7 +117,10 @@ prop_compose! {
         retry in any::<bool>(),
     ) -> ClaimRequest {
         let after_failure = if retry { AfterFailure::Retry } else { AfterFailure::Replay };
-        ClaimRequest { key: key("key"), owner, fingerprint, message_id, now, lease_until, expires_at, after_failure }
+        let mut request = ClaimRequest::new(key("key"), owner, message_id, now, lease_until, expires_at);
+        request.fingerprint = fingerprint;
+        request.after_failure = after_failure;
+        request
     }
 }
 
@@ -398,11 +399,8 @@ async fn same_answer(
     step: Step,
 ) -> Result<Option<Record>, TestCaseError> {
     match step {
-        Step::Claim(request) => {
-            let request = ClaimRequest {
-                key: key.clone(),
-                ..request
-            };
+        Step::Claim(mut request) => {
+            request.key = key.clone();
             let answer = table.claim(&request).await.unwrap();
             if may_claim(known.as_ref(), &request) {
                 let replaced = known.filter(|record| !record.is_expired(request.now));
@@ -415,12 +413,9 @@ async fn same_answer(
                 Ok(Some(record))
             }
         }
-        Step::Settle(by, wanted, at) => {
-            let fence = ClaimRequest {
-                key: key.clone(),
-                ..by
-            }
-            .fence();
+        Step::Settle(mut by, wanted, at) => {
+            by.key = key.clone();
+            let fence = by.fence();
             let answer = table.settle(&fence, &wanted, at).await.unwrap();
             if may_settle(known.as_ref(), &fence) {
                 prop_assert_eq!(answer, SettleAnswer::Applied);

@@ -2,6 +2,8 @@
 
 use std::{fmt, marker::PhantomData};
 
+#[cfg(feature = "testing")]
+use aws_sdk_dynamodb::types::TransactWriteItem;
 use aws_sdk_dynamodb::types::{ConditionCheck, Put, Update};
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -36,6 +38,7 @@ use crate::{
 ///     Ok(Change::update((), update))
 /// }
 /// ```
+#[must_use = "the change is made only if the handler returns this"]
 pub struct Change<O> {
     pub(super) kind: Kind,
     pub(super) on_refused: Option<OnRefused<Change<O>>>,
@@ -57,10 +60,14 @@ pub(super) enum Kind {
         result: StoredResult,
     },
     Modify {
-        target: Target,
+        target: Write<ConditionCheck>,
         modify: Modify,
     },
 }
+
+/// The error of a replacement that changes another item.
+pub(super) const OTHER_ITEM: &str = "after a failed condition check, the replacement must change the same item, and this one \
+     changes another item or creates one; nothing was written (to change either of two items, use an inbox)";
 
 impl Kind {
     /// Returns the table, and attributes of the item that include its primary key.
@@ -68,7 +75,7 @@ impl Kind {
         match self {
             Self::Create { put, .. } => (put.table(), &put.action.item),
             Self::Update { update, .. } => (update.table(), &update.action.key),
-            Self::Modify { target, .. } => (target.0.table(), &target.0.action.key),
+            Self::Modify { target, .. } => (target.table(), &target.action.key),
         }
     }
 
@@ -106,7 +113,6 @@ impl<O: Serialize> Change<O> {
     /// let user = serde_json::json!({ "id": "u-1", "name": "Ada" });
     /// let change = Change::create("welcome", "id", Write::put("users", &user).label("name taken"));
     /// ```
-    #[must_use]
     pub fn create(output: O, key: impl Into<String>, put: impl IntoWrite<Action = Put>) -> Self {
         Self::new(Kind::Create {
             put: put.into_write(),
@@ -116,7 +122,6 @@ impl<O: Serialize> Change<O> {
     }
 
     /// Updates an item, on the update's conditions.
-    #[must_use]
     pub fn update(output: O, update: impl IntoWrite<Action = Update>) -> Self {
         Self::new(Kind::Update {
             update: update.into_write(),
@@ -124,62 +129,9 @@ impl<O: Serialize> Change<O> {
         })
     }
 
-    /// Sets the decision after a failed condition check. By default, the operation fails
-    /// permanently.
-    ///
-    /// `decide` returns a failure, or another change: an update or modification of the same item. A
-    /// change of another item is a permanent failure, because the next delivery would not find the
-    /// key on that item. The condition of a [`modify`](Target::modify) never fails.
-    ///
-    /// Nothing was written when the consumer calls `decide`. The function must have no effect,
-    /// because the consumer may call it again for the same message.
-    #[must_use]
-    pub fn on_refused(
-        self,
-        decide: impl FnOnce(&Refused) -> Result<Self, Failure> + Send + 'static,
-    ) -> Self {
-        Self {
-            on_refused: Some(Box::new(decide)),
-            ..self
-        }
-    }
-
-    fn new(kind: Kind) -> Self {
-        Self {
-            kind,
-            on_refused: None,
-            output: PhantomData,
-        }
-    }
-}
-
-impl Change<()> {
-    /// Selects an item of `table`. [`key`](Target::key) sets its primary key.
-    #[must_use]
-    pub fn of(table: impl Into<String>) -> Target {
-        // Only the table and the key of this condition check are used.
-        Target(Write::check(table, ""))
-    }
-}
-
-impl<O> fmt::Debug for Change<O> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Change").finish_non_exhaustive()
-    }
-}
-
-/// An item, identified by its primary key. [`Change::of`] creates a target.
-#[derive(Clone, Debug)]
-pub struct Target(pub(super) Write<ConditionCheck>);
-
-impl Target {
-    /// Sets an attribute of the item's primary key. Call it twice if the table has a sort key.
-    #[must_use]
-    pub fn key(self, attribute: impl Into<String>, value: impl Serialize) -> Self {
-        Self(self.0.key(attribute, value))
-    }
-
     /// Reads the item, calls `modify`, and writes the new item with optimistic locking.
+    ///
+    /// `key` is the item's primary key: one attribute, or two if the table has a sort key.
     ///
     /// If another worker changed the item meanwhile, the worker calls `modify` again with the
     /// current item. So `modify` must have no effect of its own. `modify` gets `None` if no item
@@ -205,7 +157,8 @@ impl Target {
     /// struct Account { id: String, balance: u64 }
     ///
     /// let debit = |amount: u64| {
-    ///     Change::of("accounts").key("id", "a-1").modify(move |account: Option<Account>| {
+    ///     let key = serde_json::json!({ "id": "a-1" });
+    ///     Change::modify("accounts", key, move |account: Option<Account>| {
     ///         let mut account = account.ok_or_else(|| Failure::permanent("there is no such account"))?;
     ///         account.balance = account
     ///             .balance
@@ -216,18 +169,18 @@ impl Target {
     ///     })
     /// };
     /// ```
-    #[must_use]
-    pub fn modify<T, O>(
-        self,
+    pub fn modify<T>(
+        table: impl Into<String>,
+        key: impl Serialize,
         mut modify: impl FnMut(Option<T>) -> Result<(T, O), Failure> + Send + 'static,
-    ) -> Change<O>
+    ) -> Self
     where
         T: Serialize + DeserializeOwned,
-        O: Serialize,
     {
-        let table = self.0.action.table_name.clone();
-        Change::new(Kind::Modify {
-            target: self,
+        let target = Write::item(table, key);
+        let table = target.table().to_owned();
+        Self::new(Kind::Modify {
+            target,
             modify: Box::new(move |found| {
                 // serde's error may quote the item, which is payload.
                 let mismatch = |problem: &str| {
@@ -252,5 +205,103 @@ impl Target {
                 Ok((item, to_result(&output)))
             }),
         })
+    }
+
+    /// Sets the decision after a failed condition check. By default, the operation fails
+    /// permanently.
+    ///
+    /// `decide` returns a failure, or another change: an update or modification of the same item. A
+    /// change of another item is a permanent failure, because the next delivery would not find the
+    /// key on that item. The condition of a [`modify`](Self::modify) never fails.
+    ///
+    /// Nothing was written when the consumer calls `decide`. The function must have no effect,
+    /// because the consumer may call it again for the same message.
+    pub fn on_refused(
+        self,
+        decide: impl FnOnce(&Refused) -> Result<Self, Failure> + Send + 'static,
+    ) -> Self {
+        Self {
+            on_refused: Some(Box::new(decide)),
+            ..self
+        }
+    }
+
+    fn new(kind: Kind) -> Self {
+        Self {
+            kind,
+            on_refused: None,
+            output: PhantomData,
+        }
+    }
+}
+
+/// A change as the write that would be sent, without the item's memory of keys.
+#[cfg(feature = "testing")]
+pub(crate) struct PlannedChange<O> {
+    pub(crate) write: Write<TransactWriteItem>,
+    pub(crate) result: StoredResult,
+    item: (String, Item),
+    on_refused: Option<OnRefused<Change<O>>>,
+}
+
+#[cfg(feature = "testing")]
+impl<O> Change<O> {
+    /// Plans the change. `item` reads an item of a table by its key.
+    pub(crate) fn plan(
+        self,
+        item: impl FnOnce(&str, &Item) -> Option<Item>,
+    ) -> Result<PlannedChange<O>, Failure> {
+        let of = self.kind.item();
+        let table = of.0.clone();
+        let (write, result) = match self.kind {
+            Kind::Create { put, key, result } => {
+                if put.fault.is_none() && !put.action.item.contains_key(&key) {
+                    return Err(Failure::permanent(format!(
+                        "the item to create has no attribute `{key}`, which is said to be of its primary key; nothing was written"
+                    )));
+                }
+                (put.into_item(), result)
+            }
+            Kind::Update { update, result } => (update.into_item(), result),
+            Kind::Modify { target, mut modify } => {
+                let found = item(&table, &target.action.key);
+                let (mut changed, result) = modify(found.as_ref())?;
+                changed.extend(target.action.key.clone());
+                let mut put = Write::put_item(&table, changed);
+                put.fault = target.fault;
+                (put.into_item(), result)
+            }
+        };
+        if let Some(fault) = &write.fault {
+            return Err(Failure::permanent(format!("{fault}; nothing was written")));
+        }
+        Ok(PlannedChange {
+            write,
+            result,
+            item: of,
+            on_refused: self.on_refused,
+        })
+    }
+}
+
+#[cfg(feature = "testing")]
+impl<O> PlannedChange<O> {
+    /// Decides what follows from a refused condition.
+    pub(crate) fn refused(self, refused: &Refused) -> Result<Change<O>, Failure> {
+        let Some(decide) = self.on_refused else {
+            return Err(Failure::permanent(refused.to_string()));
+        };
+        let next = decide(refused)?;
+        if next.kind.applies_to(&self.item) {
+            Ok(next)
+        } else {
+            Err(Failure::permanent(OTHER_ITEM))
+        }
+    }
+}
+
+impl<O> fmt::Debug for Change<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Change").finish_non_exhaustive()
     }
 }

@@ -12,11 +12,11 @@ use std::{
 
 use aws_sdk_dynamodb::{
     Client,
-    types::{Put, Update},
+    types::{ConditionCheck, Put, Update},
 };
 use serde::Serialize;
 
-pub use change::{Change, Target};
+pub use change::Change;
 use change::{Kind, Modify};
 use processed_keys::{Lookup, ProcessedKeys};
 use send::Sent;
@@ -54,7 +54,7 @@ use crate::{
 /// | --- | --- | --- |
 /// | [`Change::create`] | 1 | `processed_events`: a string set of keys |
 /// | [`Change::update`] | 1 | `processed_events` |
-/// | [`Target::modify`] | 2, and 1 more for each collision | `processed_events`, `version` |
+/// | [`Change::modify`] | 2, and 1 more for each collision | `processed_events`, `version` |
 ///
 /// With [`retention`](Self::retention) or [`check_payload`](Self::check_payload), the attribute
 /// `processed_until` replaces `processed_events`. It is a map from each key to the end of its
@@ -119,9 +119,6 @@ pub struct OnItem {
 
 /// Maximum number of retries after other workers changed the item between read and write.
 const MAX_COLLISIONS: usize = 20;
-
-const OTHER_ITEM: &str = "after a failed condition check, the replacement must change the same item, and this one \
-     changes another item or creates one; nothing was written (to change either of two items, use an inbox)";
 
 impl OnItem {
     /// Creates the mode without a [retention](Self::retention): items keep all processed keys.
@@ -263,7 +260,7 @@ impl ChangeWriter<'_> {
         item: Option<&(String, Item)>,
     ) -> Result<Outcome, DeclinedAnswer<Change<O>>> {
         if round > 0 && item.is_none_or(|item| !change.kind.applies_to(item)) {
-            return Ok(Outcome::PermanentFailure(OTHER_ITEM.into()));
+            return Ok(Outcome::PermanentFailure(change::OTHER_ITEM.into()));
         }
         let written = match change.kind {
             Kind::Create { put, key, result } => self.create(put, &key, result).await,
@@ -332,8 +329,8 @@ impl ChangeWriter<'_> {
         Ok(contended(update.table()))
     }
 
-    async fn modify(&self, target: Target, mut modify: Modify) -> WriteResult {
-        let target = serializable(target.0)?.action;
+    async fn modify(&self, target: Write<ConditionCheck>, mut modify: Modify) -> WriteResult {
+        let target = serializable(target)?.action;
         let (table, key) = (&target.table_name, &target.key);
         let Some(key_name) = key.keys().next() else {
             return Err(Declined::Invalid(

@@ -4,6 +4,7 @@ use std::{borrow::Cow, str::FromStr};
 
 use crate::{
     dynamodb::item::{Item, string},
+    invalid::InvalidValue,
     protocol::{Fingerprint, key::MAX_KEY_BYTES},
 };
 
@@ -75,19 +76,20 @@ fields! {
     UpdatedAt "updated_at"
 }
 
-impl FromStr for Field {
-    type Err = LayoutError;
-
-    fn from_str(name: &str) -> Result<Self, LayoutError> {
-        let field = Self::ALL.into_iter().find(|f| f.native_name() == name);
-        field.ok_or_else(|| LayoutError(format!("a record has no attribute `{name}`")))
+impl AsRef<str> for Field {
+    fn as_ref(&self) -> &str {
+        self.native_name()
     }
 }
 
-/// The reason why a [`Layout`] is invalid.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct LayoutError(String);
+impl FromStr for Field {
+    type Err = InvalidValue;
+
+    fn from_str(name: &str) -> Result<Self, InvalidValue> {
+        let field = Self::ALL.into_iter().find(|f| f.native_name() == name);
+        field.ok_or_else(|| InvalidValue::new(format!("a record has no attribute `{name}`")))
+    }
+}
 
 /// Attribute names, status words and key schema of the records in a table.
 ///
@@ -95,13 +97,13 @@ pub struct LayoutError(String);
 /// does not find records of another layout, so handlers run again for their messages.
 ///
 /// ```
-/// use sqs_once::store::{Field, Layout};
+/// use sqs_once::store::Layout;
 ///
 /// // A single-table design: all records in the partition `idempotency`, with the key in `SK`.
 /// let shared = Layout::native()
-///     .rename([(Field::Id, "PK"), (Field::ExpiresAt, "ttl")])?
+///     .rename([("id", "PK"), ("expires_at", "ttl")])?
 ///     .sort_key("SK", "idempotency")?;
-/// # Ok::<(), sqs_once::store::LayoutError>(())
+/// # Ok::<(), sqs_once::InvalidValue>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
@@ -184,7 +186,7 @@ impl Layout {
     ///
     /// // As DynamoDBPersistenceLayer(key_attr="pk", sort_key_attr="sk", static_pk_value="orders").
     /// let layout = Layout::powertools().rename([(Field::Id, "pk")])?.sort_key("sk", "orders")?;
-    /// # Ok::<(), sqs_once::store::LayoutError>(())
+    /// # Ok::<(), sqs_once::InvalidValue>(())
     /// ```
     #[must_use]
     pub fn powertools() -> Self {
@@ -204,16 +206,18 @@ impl Layout {
         layout
     }
 
-    /// Renames attributes.
+    /// Renames attributes: each from its [native](Self::native) name.
     ///
     /// # Errors
     ///
-    /// [`LayoutError`] if a name is empty, longer than 255 bytes, or the name of two attributes.
+    /// [`InvalidValue`] if a record has no such attribute, or if a name is empty, longer than 255
+    /// bytes, or stands for two attributes.
     pub fn rename<N: Into<String>>(
         mut self,
-        names: impl IntoIterator<Item = (Field, N)>,
-    ) -> Result<Self, LayoutError> {
-        for (field, name) in names {
+        names: impl IntoIterator<Item = (impl AsRef<str>, N)>,
+    ) -> Result<Self, InvalidValue> {
+        for (native, name) in names {
+            let field: Field = native.as_ref().parse()?;
             self.names[field as usize] = name.into().into();
         }
         self.checked()
@@ -227,7 +231,7 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// [`LayoutError`] if
+    /// [`InvalidValue`] if
     ///
     /// - `name` is empty, longer than 255 bytes, or the name of another attribute;
     /// - `partition` is empty or longer than 2048 bytes.
@@ -235,11 +239,11 @@ impl Layout {
         mut self,
         name: impl Into<String>,
         partition: impl Into<String>,
-    ) -> Result<Self, LayoutError> {
+    ) -> Result<Self, InvalidValue> {
         let (name, partition) = (name.into(), partition.into());
         if !(1..=MAX_KEY_BYTES).contains(&partition.len()) {
             let bytes = partition.len();
-            return Err(LayoutError(format!(
+            return Err(InvalidValue::new(format!(
                 "the partition key has {bytes} bytes; the limits are 1 and {MAX_KEY_BYTES}"
             )));
         }
@@ -260,13 +264,13 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// [`LayoutError`] if `completed` is the same word as `in_progress` or `failed`.
+    /// [`InvalidValue`] if `completed` is the same word as `in_progress` or `failed`.
     pub fn status_words(
         mut self,
         in_progress: impl Into<String>,
         completed: impl Into<String>,
         failed: impl Into<String>,
-    ) -> Result<Self, LayoutError> {
+    ) -> Result<Self, InvalidValue> {
         self.words = Words {
             in_progress: in_progress.into().into(),
             completed: completed.into().into(),
@@ -274,25 +278,25 @@ impl Layout {
             expired: None,
         };
         if [&self.words.in_progress, &self.words.failed].contains(&&self.words.completed) {
-            return Err(LayoutError(
+            return Err(InvalidValue::new(
                 "the status word for completed must differ from the other status words".to_owned(),
             ));
         }
         Ok(self)
     }
 
-    fn checked(self) -> Result<Self, LayoutError> {
+    fn checked(self) -> Result<Self, InvalidValue> {
         let sort = self.sort.iter().map(|sort| sort.name.as_str());
         let names: Vec<_> = self.names.iter().map(AsRef::as_ref).chain(sort).collect();
         for (n, name) in names.iter().enumerate() {
             if !(1..=MAX_NAME_BYTES).contains(&name.len()) {
-                return Err(LayoutError(format!(
+                return Err(InvalidValue::new(format!(
                     "the attribute name `{name}` has {} bytes; the limits are 1 and {MAX_NAME_BYTES}",
                     name.len()
                 )));
             }
             if names[..n].contains(name) {
-                return Err(LayoutError(format!(
+                return Err(InvalidValue::new(format!(
                     "two attributes have the name `{name}`"
                 )));
             }

@@ -16,7 +16,7 @@ use aws_sdk_dynamodb::{
     types::ReturnValue,
 };
 
-pub use layout::{Field, Layout, LayoutError};
+pub use layout::{Field, Layout};
 
 use super::{ClaimAnswer, SettleAnswer, Store, StoreError};
 use crate::{
@@ -164,7 +164,7 @@ impl DynamoStore {
     ///
     /// # Errors
     ///
-    /// [`PrimeError`] with the reason. Log the error and start the consumer nevertheless.
+    /// The reason, if the table could not be read. Log the error and start the consumer nevertheless.
     ///
     /// ```no_run
     /// # async fn run(store: sqs_once::store::DynamoStore) {
@@ -355,7 +355,7 @@ impl Store for DynamoStore {
             may_have_been_applied |= error.may_have_been_applied();
             if attempt == CLAIM_ATTEMPTS || !error.may_pass() {
                 return Err(if may_have_been_applied {
-                    error.unanswered()
+                    error.into_unanswered()
                 } else {
                     error
                 });

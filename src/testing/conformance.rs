@@ -1,17 +1,24 @@
 //! The conformance suite that every [`Store`] passes.
+//!
+//! A store's author runs [`all`], or each promise as a test of its own. The functions panic where
+//! the store breaks the promise. `new` and `store` must hold no records yet.
+//!
+//! ```
+//! use sqs_once::{store::MemoryStore, testing::conformance};
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() {
+//! conformance::all(async || MemoryStore::default()).await;
+//! # }
+//! ```
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
-    reason = "tests fail by panicking"
+    reason = "a test suite, which fails by panicking"
 )]
-#![allow(unreachable_pub, reason = "shared between test crates")]
-//!
-//! A further backend is one line: `conformance!(name, its_constructor)`. The constructor is an
-//! async function that returns an empty store.
 
 use std::time::Duration;
 
-use sqs_once::{
+use crate::{
     protocol::{
         AfterFailure, AttemptEnd, Before, ClaimRequest, Claimed, Fingerprint, Key, Namespace,
         Owner, Record, Settlement, SettlementRefused, State, StoredResult, Timestamp,
@@ -21,39 +28,39 @@ use sqs_once::{
     store::{ClaimAnswer, SettleAnswer, Store},
 };
 
-/// Makes a module of tests, one per promise, for the store that `$new` makes.
-#[macro_export]
-macro_rules! conformance {
-    ($backend:ident, $new:expr) => {
-        $crate::conformance!($backend, $new,
-            new_key_is_claimed_and_recorded
-            refused_claim_returns_record
-            claim_admission_follows_rules
-            takeover_returns_replaced_record
-            completed_record_keeps_result
-            failed_record_keeps_error
-            restored_key_is_as_before_claim
-            ended_lease_is_taken_over_at_once
-            failed_messages_are_never_admitted_again
-            settlement_admission_follows_rules
-            late_settlement_changes_nothing
-            repeated_settlement_counts_as_applied
-            concurrent_claims_admit_one
-            keys_with_special_characters_are_distinct
-            largest_result_fits
-        );
-    };
-    ($backend:ident, $new:expr, $($promise:ident)+) => {
-        mod $backend {
-            use super::*;
-
-            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $promise() {
-                let store = $new.await;
-                $crate::conformance::$promise(&store).await;
-            })+
+/// Declares [`all`], which runs each promise.
+macro_rules! promises {
+    ($($promise:ident)+) => {
+        /// Runs every promise, each on another store that `new` returns.
+        ///
+        /// # Panics
+        ///
+        /// If the store breaks a promise. The standard error output names the promise.
+        pub async fn all<S: Store>(new: impl AsyncFn() -> S) {
+            $(
+                eprintln!("conformance: {}", stringify!($promise));
+                $promise(&new().await).await;
+            )+
         }
     };
+}
+
+promises! {
+    new_key_is_claimed_and_recorded
+    refused_claim_returns_record
+    claim_admission_follows_rules
+    takeover_returns_replaced_record
+    completed_record_keeps_result
+    failed_record_keeps_error
+    restored_key_is_as_before_claim
+    ended_lease_is_taken_over_at_once
+    failed_messages_are_never_admitted_again
+    settlement_admission_follows_rules
+    late_settlement_changes_nothing
+    repeated_settlement_counts_as_applied
+    concurrent_claims_admit_one
+    keys_with_special_characters_are_distinct
+    largest_result_fits
 }
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -65,11 +72,11 @@ fn before(at: Timestamp, millis: u64) -> Timestamp {
     Timestamp::from_millis(at.as_millis() - millis)
 }
 
-pub fn key(part: &str) -> Key {
+fn key(part: &str) -> Key {
     Key::new(&Namespace::new("conformance").unwrap(), [part]).unwrap()
 }
 
-pub fn request(part: &str, message_id: &str) -> ClaimRequest {
+fn request(part: &str, message_id: &str) -> ClaimRequest {
     ClaimRequest {
         key: key(part),
         owner: Owner::fresh(),
@@ -148,6 +155,7 @@ async fn settle(store: &impl Store, request: &ClaimRequest, wanted: &Settlement)
         .unwrap()
 }
 
+/// A claim of a new key is applied, and its record is the one that the claim describes.
 pub async fn new_key_is_claimed_and_recorded(store: &impl Store) {
     let mine = request("key", "m-1");
     assert_eq!(applied(claim(store, &mine).await), None);
@@ -164,9 +172,10 @@ pub async fn new_key_is_claimed_and_recorded(store: &impl Store) {
     );
 }
 
+/// A refused claim returns the record that refused it.
 pub async fn refused_claim_returns_record(store: &impl Store) {
     let (first, second) = (request("key", "m-1"), request("key", "m-1"));
-    claim(store, &first).await;
+    let _ = claim(store, &first).await;
     assert_eq!(refused(claim(store, &second).await), first.record(None));
     // The SDK's second try after a lost response gets the same answer.
     assert_eq!(refused(claim(store, &first).await), first.record(None));
@@ -213,6 +222,8 @@ fn claimants() -> Vec<ClaimRequest> {
     claimants
 }
 
+/// A claim is admitted exactly where [`may_claim`] admits it: every state of a record, on each side
+/// of every bound.
 pub async fn claim_admission_follows_rules(store: &impl Store) {
     let mut tried = 0;
     for (settlement, lease_until) in states() {
@@ -226,10 +237,10 @@ pub async fn claim_admission_follows_rules(store: &impl Store) {
                         expires_at,
                         ..request(&tried.to_string(), "m-1")
                     };
-                    claim(store, &theirs).await;
+                    let _ = claim(store, &theirs).await;
                     let mut record = theirs.record(None);
                     if let Some(settlement) = settlement.clone().map(|s| expiring(s, expires_at)) {
-                        settle(store, &theirs, &settlement).await;
+                        let _ = settle(store, &theirs, &settlement).await;
                         record = settlement.apply(&record, NOW + SECOND).unwrap();
                     }
                     let mine = ClaimRequest {
@@ -264,18 +275,20 @@ fn expiring(settlement: Settlement, at: u64) -> Settlement {
     }
 }
 
+/// A takeover returns the record that it replaced.
 pub async fn takeover_returns_replaced_record(store: &impl Store) {
     let dead = ClaimRequest {
         lease_until: before(NOW, 1),
         ..request("key", "m-1")
     };
-    claim(store, &dead).await;
+    let _ = claim(store, &dead).await;
     let mine = request("key", "m-1");
     assert_eq!(applied(claim(store, &mine).await), Some(dead.record(None)));
     let record = mine.record(Some(&dead.record(None)));
     assert_eq!(kept(store, "key", "m-1").await, record);
 }
 
+/// A completed record keeps its result, whatever JSON that is.
 pub async fn completed_record_keeps_result(store: &impl Store) {
     let omitted = StoredResult::Omitted("too long".into());
     for (part, result) in [
@@ -286,7 +299,7 @@ pub async fn completed_record_keeps_result(store: &impl Store) {
         ("omitted", omitted),
     ] {
         let mine = request(part, "m-1");
-        claim(store, &mine).await;
+        let _ = claim(store, &mine).await;
         let wanted = Settlement::Complete {
             result,
             expires_at: NOW.as_secs() + 9,
@@ -297,6 +310,7 @@ pub async fn completed_record_keeps_result(store: &impl Store) {
     }
 }
 
+/// A failed record keeps its error.
 pub async fn failed_record_keeps_error(store: &impl Store) {
     for (part, error) in [
         ("told", "declined".to_owned()),
@@ -304,7 +318,7 @@ pub async fn failed_record_keeps_error(store: &impl Store) {
         ("long", "é".repeat(MAX_ERROR_BYTES)),
     ] {
         let mine = request(part, "m-1");
-        claim(store, &mine).await;
+        let _ = claim(store, &mine).await;
         let wanted = fail(&error);
         assert_eq!(settle(store, &mine, &wanted).await, SettleAnswer::Applied);
         let record = kept(store, part, "m-1").await;
@@ -312,16 +326,17 @@ pub async fn failed_record_keeps_error(store: &impl Store) {
     }
 }
 
+/// A restored key is as it was before the claim.
 pub async fn restored_key_is_as_before_claim(store: &impl Store) {
     let first = request("key", "m-1");
-    claim(store, &first).await;
+    let _ = claim(store, &first).await;
     assert_eq!(
         settle(store, &first, &restore(None)).await,
         SettleAnswer::Applied
     );
     let mine = request("key", "m-1");
     assert_eq!(applied(claim(store, &mine).await), None);
-    settle(store, &mine, &fail("declined")).await;
+    let _ = settle(store, &mine, &fail("declined")).await;
 
     let failed = kept(store, "key", "m-1").await;
     let other = ClaimRequest {
@@ -331,7 +346,7 @@ pub async fn restored_key_is_as_before_claim(store: &impl Store) {
     let replaced = applied(claim(store, &other).await);
     assert_eq!(replaced.as_ref(), Some(&failed));
     let undone = restore(replaced);
-    settle(store, &other, &undone).await;
+    let _ = settle(store, &other, &undone).await;
     let expected = undone.apply(&other.record(Some(&failed)), NOW + SECOND);
     assert_eq!(Some(kept(store, "key", "m-1").await), expected);
 
@@ -340,18 +355,19 @@ pub async fn restored_key_is_as_before_claim(store: &impl Store) {
         lease_until: before(NOW, 1),
         ..request("open", "m-1")
     };
-    claim(store, &crashed).await;
+    let _ = claim(store, &crashed).await;
     let mine = request("open", "m-1");
     let undone = restore(applied(claim(store, &mine).await));
-    settle(store, &mine, &undone).await;
+    let _ = settle(store, &mine, &undone).await;
     let record = mine.record(Some(&crashed.record(None)));
     let expected = undone.apply(&record, NOW + SECOND);
     assert_eq!(Some(kept(store, "open", "m-1").await), expected);
 }
 
+/// An ended lease is taken over at once.
 pub async fn ended_lease_is_taken_over_at_once(store: &impl Store) {
     let mine = request("key", "m-1");
-    claim(store, &mine).await;
+    let _ = claim(store, &mine).await;
     assert_eq!(
         settle(store, &mine, &end_lease()).await,
         SettleAnswer::Applied
@@ -382,7 +398,7 @@ pub async fn failed_messages_are_never_admitted_again(store: &impl Store) {
         let mine = request("key", &message_id);
         applied(claim(store, &mine).await);
         let wanted = fail_message(&format!("error {n}"), &message_id);
-        settle(store, &mine, &wanted).await;
+        let _ = settle(store, &mine, &wanted).await;
         for m in 0..=n {
             let again = claim(store, &request("key", &format!("m-{m}"))).await;
             assert_eq!(refused(again).failed_message_ids.len(), n + 1);
@@ -394,12 +410,12 @@ pub async fn failed_messages_are_never_admitted_again(store: &impl Store) {
     // The failed message is also refused while another message is in progress, and after that
     // message's lease.
     let first = request("two", "m-1");
-    claim(store, &first).await;
-    settle(store, &first, &fail("declined")).await;
+    let _ = claim(store, &first).await;
+    let _ = settle(store, &first, &fail("declined")).await;
     let second = request("two", "m-2");
     let replaced = applied(claim(store, &second).await);
     assert_eq!(replaced.unwrap().failed_message_ids.len(), 1);
-    settle(store, &second, &end_lease()).await;
+    let _ = settle(store, &second, &end_lease()).await;
     let later = ClaimRequest {
         now: NOW + 2 * SECOND,
         ..request("two", "m-1")
@@ -408,6 +424,7 @@ pub async fn failed_messages_are_never_admitted_again(store: &impl Store) {
     assert_eq!(record.error.as_deref(), Some("declined"));
 }
 
+/// A settlement is admitted exactly where [`may_settle`] admits it.
 pub async fn settlement_admission_follows_rules(store: &impl Store) {
     let wanted = [complete("2"), fail("mine"), restore(None), end_lease()];
     for (n, (settlement, lease_until)) in states().into_iter().enumerate() {
@@ -418,10 +435,10 @@ pub async fn settlement_admission_follows_rules(store: &impl Store) {
                     lease_until,
                     ..request(&part, "m-1")
                 };
-                claim(store, &theirs).await;
+                let _ = claim(store, &theirs).await;
                 let mut record = theirs.record(None);
                 if let Some(settlement) = &settlement {
-                    settle(store, &theirs, settlement).await;
+                    let _ = settle(store, &theirs, settlement).await;
                     record = settlement.apply(&record, NOW + SECOND).unwrap();
                 }
                 let mut fence = theirs.fence();
@@ -449,14 +466,15 @@ pub async fn settlement_admission_follows_rules(store: &impl Store) {
     }
 }
 
+/// A settlement of a lost lease changes nothing.
 pub async fn late_settlement_changes_nothing(store: &impl Store) {
     let slow = ClaimRequest {
         lease_until: before(NOW, 1),
         ..request("key", "m-1")
     };
-    claim(store, &slow).await;
+    let _ = claim(store, &slow).await;
     let quick = request("key", "m-1");
-    claim(store, &quick).await;
+    let _ = claim(store, &quick).await;
     for wanted in [
         complete("late"),
         fail("late"),
@@ -481,7 +499,7 @@ pub async fn late_settlement_changes_nothing(store: &impl Store) {
         restore_unknown(),
         end_lease(),
     ] {
-        settle(store, &slow, &wanted).await;
+        let _ = settle(store, &slow, &wanted).await;
     }
     let State::Completed { result } = kept(store, "key", "m-1").await.state else {
         panic!("the newer result is lost")
@@ -489,11 +507,12 @@ pub async fn late_settlement_changes_nothing(store: &impl Store) {
     assert_eq!(result, StoredResult::Json("mine".into()));
 }
 
+/// A settlement sent twice is recognised as applied.
 pub async fn repeated_settlement_counts_as_applied(store: &impl Store) {
     for wanted in [complete("1"), fail("no"), restore(None)] {
         let mine = request(wanted.name(), "m-1");
-        claim(store, &mine).await;
-        settle(store, &mine, &wanted).await;
+        let _ = claim(store, &mine).await;
+        let _ = settle(store, &mine, &wanted).await;
         let SettleAnswer::Refused(record) = settle(store, &mine, &wanted).await else {
             panic!("{wanted:?} was applied twice")
         };
@@ -505,7 +524,7 @@ pub async fn repeated_settlement_counts_as_applied(store: &impl Store) {
     // An ended lease leaves the record in progress, with its owner: the second settlement is
     // applied too.
     let mine = request("ended", "m-1");
-    claim(store, &mine).await;
+    let _ = claim(store, &mine).await;
     for _ in 0..2 {
         assert_eq!(
             settle(store, &mine, &end_lease()).await,
@@ -514,6 +533,7 @@ pub async fn repeated_settlement_counts_as_applied(store: &impl Store) {
     }
 }
 
+/// Of concurrent claims, one is admitted.
 pub async fn concurrent_claims_admit_one(store: &impl Store) {
     for round in 0..20 {
         let requests: Vec<_> = (0..8).map(|_| request(&round.to_string(), "m-1")).collect();
@@ -526,6 +546,7 @@ pub async fn concurrent_claims_admit_one(store: &impl Store) {
     }
 }
 
+/// Keys with special characters are distinct.
 pub async fn keys_with_special_characters_are_distinct(store: &impl Store) {
     let long = "x".repeat(4096);
     let parts = [
@@ -546,13 +567,14 @@ pub async fn keys_with_special_characters_are_distinct(store: &impl Store) {
     }
 }
 
+/// The largest result fits, beside the largest key.
 pub async fn largest_result_fits(store: &impl Store) {
     let mine = ClaimRequest {
         key: key(&"x".repeat(2000)),
         message_id: "m".repeat(1024),
         ..request("key", "m-1")
     };
-    claim(store, &mine).await;
+    let _ = claim(store, &mine).await;
     let json = "é".repeat(MAX_RESULT_BYTES / 2);
     assert_eq!(
         settle(store, &mine, &complete(&json)).await,
