@@ -7,8 +7,8 @@
 //! | [`decision`] | conditions for claims and settlements, and the meaning of a refused write |
 //! | [`Unavailability`] | kinds of failed requests: applied or not, retryable or not |
 //!
-//! Each decision is a pure function of its arguments. Readers can check each against the tables
-//! in the crate's `DESIGN.md`, and tests try every row.
+//! Each decision is a pure function of its arguments. Readers can check each one against the tables
+//! in `docs/protocol.md`, and tests try every row.
 
 pub mod decision;
 pub mod key;
