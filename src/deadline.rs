@@ -103,8 +103,8 @@ impl Deadline {
 
     /// Sets the minimum time left at which a handler may start.
     ///
-    /// If less time than `needed` is left already, the setting has no effect. Otherwise no handler
-    /// would ever start.
+    /// Has no effect if less time than `needed` is left already, because no handler could ever
+    /// start.
     ///
     /// ```
     /// use std::time::Duration;

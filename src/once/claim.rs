@@ -104,8 +104,8 @@ impl<S: Store> Once<S> {
 
     /// Returns an [`Inbox`] with the same store, retention and clock.
     ///
-    /// An inbox suits operations whose whole effect is DynamoDB writes. It runs one transaction for
-    /// each operation, without a claim.
+    /// An inbox suits operations whose whole effect is DynamoDB writes. Each operation is one
+    /// transaction, without a claim.
     #[must_use]
     pub fn inbox(self) -> Inbox<S>
     where

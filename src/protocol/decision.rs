@@ -158,8 +158,8 @@ pub enum Refusal {
     KeyReused,
     /// The operation is completed. Holds the stored result.
     Duplicate(StoredResult),
-    /// This message failed permanently before. With [`AfterFailure::Replay`], so may have another
-    /// message with this key. Holds the stored error.
+    /// This message failed permanently before, or another message with this key and
+    /// [`AfterFailure::Replay`] is set. Holds the stored error.
     FailedBefore(String),
     /// [`MAX_FAILED_MESSAGES`] messages failed permanently under this key. Holds the last error.
     TooManyFailures(String),
@@ -303,7 +303,7 @@ impl Settlement {
         }
     }
 
-    /// Name of the settlement in logs and errors.
+    /// Returns the name of the settlement in logs and errors.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {

@@ -14,7 +14,7 @@ const ESCAPE: char = '\\';
 /// Maximum size of a [`Namespace`], in bytes.
 pub const MAX_NAMESPACE_BYTES: usize = 256;
 
-/// The first part of every key. It separates consumers that share a table.
+/// The first part of every key. A namespace separates consumers that share a table.
 ///
 /// ```
 /// use sqs_once::protocol::Namespace;
@@ -40,7 +40,7 @@ impl Namespace {
         }
     }
 
-    /// The name.
+    /// Returns the name.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -121,7 +121,7 @@ impl Key {
         Ok(Self(id))
     }
 
-    /// The key as stored in the table: 1 to [`MAX_KEY_BYTES`] bytes of UTF-8.
+    /// Returns the key as stored in the table: 1 to [`MAX_KEY_BYTES`] bytes of UTF-8.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -163,7 +163,7 @@ fn escape_into(id: &mut String, part: &str) {
 pub enum KeyError {
     /// The namespace was empty or too long.
     #[error(
-        "the idempotency namespace has {bytes} bytes; the limits are 1 and {MAX_NAMESPACE_BYTES}"
+        "the idempotency namespace has {bytes} bytes, but must have 1 to {MAX_NAMESPACE_BYTES}"
     )]
     NamespaceLength {
         /// Size of the namespace in bytes.
@@ -208,7 +208,7 @@ impl Fingerprint {
         Self(text)
     }
 
-    /// The hex digits.
+    /// Returns the hex digits.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

@@ -6,8 +6,8 @@
 //! | [`record`] | the record of an operation, and its limits |
 //! | [`decision`] | conditions for claims and settlements, and the meaning of a refused write |
 //!
-//! Each decision is a pure function of its arguments. Readers can check each against the tables
-//! in the crate's `docs/protocol.md`, and tests try every row.
+//! Each decision is a pure function of its arguments. Readers can check each one against the tables
+//! in `docs/protocol.md`, and tests try every row.
 
 pub mod decision;
 pub mod key;

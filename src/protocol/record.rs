@@ -45,25 +45,25 @@ impl Timestamp {
         Self(millis)
     }
 
-    /// Milliseconds since the epoch.
+    /// Returns milliseconds since the epoch.
     #[must_use]
     pub const fn as_millis(self) -> u64 {
         self.0
     }
 
-    /// Whole seconds since the epoch, rounded down.
+    /// Returns whole seconds since the epoch, rounded down.
     #[must_use]
     pub const fn as_secs(self) -> u64 {
         self.0 / 1000
     }
 
-    /// Whole seconds since the epoch, rounded up. The result is never earlier than `self`.
+    /// Returns whole seconds since the epoch, rounded up. The result is never earlier than `self`.
     #[must_use]
     pub const fn as_secs_ceil(self) -> u64 {
         self.0.div_ceil(1000)
     }
 
-    /// Time from `self` to `later`, or zero if `later` is not after `self`.
+    /// Returns the time from `self` to `later`, or zero if `later` is not after `self`.
     #[must_use]
     pub fn until(self, later: Self) -> Duration {
         Duration::from_millis(later.0.saturating_sub(self.0))
@@ -109,7 +109,7 @@ impl Owner {
         Self(text)
     }
 
-    /// The token.
+    /// Returns the token.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -167,8 +167,8 @@ impl StoredResult {
 pub enum State {
     /// A worker holds a claim, or left a claim without a settlement.
     InProgress {
-        /// End of the lease. Until then the claim is exclusive; afterwards another worker can take
-        /// it over.
+        /// End of the lease. Until then the claim is exclusive. Afterwards another worker can take
+        /// over.
         lease_until: Timestamp,
     },
     /// The operation is completed. Its handler never runs again while the record is kept.
@@ -181,7 +181,7 @@ pub enum State {
 }
 
 impl State {
-    /// Value of the record's `status` attribute.
+    /// Returns the value of the record's `status` attribute.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -212,7 +212,7 @@ pub enum AttemptEnd {
 }
 
 impl AttemptEnd {
-    /// Value of the record's `last_end` attribute.
+    /// Returns the value of the record's `last_end` attribute.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -305,8 +305,8 @@ impl Record {
 
     /// Returns whether another program, or an earlier version of this crate, made the claim.
     ///
-    /// Every claim of this version counts attempts, so such a record has none. This crate cannot
-    /// settle it, because no owner token of this crate is in it.
+    /// Every claim of this version counts attempts, so a record without attempts has another
+    /// origin. No worker of this version can settle that record.
     pub(crate) const fn is_foreign_claim(&self) -> bool {
         matches!(self.state, State::InProgress { .. }) && self.attempts == 0
     }
@@ -314,8 +314,8 @@ impl Record {
 
 /// The contents of one claim.
 ///
-/// The worker reads its clock before it sends the request. So a slow answer shortens the lease and
-/// never lengthens it.
+/// The worker reads the clock before it sends the request. So a slow answer shortens the lease and
+/// never extends the lease.
 ///
 /// [`Store`](crate::store::Store) shows a claim in use.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -211,11 +211,11 @@ impl<O: Serialize> Change<O> {
     /// permanently.
     ///
     /// `decide` returns a failure, or another change: an update or modification of the same item. A
-    /// change of another item is a permanent failure, because the next delivery would not find the
-    /// key on that item. The condition of a [`modify`](Self::modify) never fails.
+    /// change of another item is a permanent failure. The next delivery begins with the first
+    /// change, and looks up its key only on the item of that change. The condition of a [`modify`](Self::modify) never fails.
     ///
-    /// Nothing was written when the consumer calls `decide`. The function must have no effect,
-    /// because the consumer may call it again for the same message.
+    /// Nothing was written when the worker calls `decide`. The function must have no effect,
+    /// because another delivery may call `decide` again.
     pub fn on_refused(
         self,
         decide: impl FnOnce(&Refused) -> Result<Self, Failure> + Send + 'static,

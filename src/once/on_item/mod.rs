@@ -56,9 +56,9 @@ use crate::{
 /// | [`Change::update`] | 1 | `processed_events` |
 /// | [`Change::modify`] | 2, and 1 more for each collision | `processed_events`, `version` |
 ///
-/// With [`retention`](Self::retention) or [`check_payload`](Self::check_payload), the attribute
-/// `processed_until` replaces `processed_events`. It is a map from each key to the end of its
-/// retention in epoch seconds. An update then takes 2 round trips.
+/// With [`retention`](Self::retention) or [`check_payload`](Self::check_payload), new keys go into
+/// the attribute `processed_until` instead. This map holds the end of each key's retention, in
+/// epoch seconds. An update then takes 2 round trips.
 ///
 /// # Requirements for the handler
 ///
@@ -67,7 +67,7 @@ use crate::{
 /// - The condition of the change, or the closure of `modify`, decides whether to make the change.
 ///   Both are skipped once the change was applied. A handler that reads the item itself may fail
 ///   because of its own earlier effect.
-/// - The handler and its closures have no other effect. They may run again for a completed
+/// - The handler and its closures have no other effect, because both may run again for a completed
 ///   operation.
 ///
 /// # Not stored

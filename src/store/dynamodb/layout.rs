@@ -176,8 +176,9 @@ impl Layout {
     ///
     /// All other attributes keep their native names, and Powertools ignores them.
     ///
-    /// Powertools has no status for failures. It reads a `FAILED` record as a record in progress
-    /// whose lease expired, and runs the operation again, as after every exception.
+    /// Powertools has no status for failures. For Powertools, a `FAILED` record is a record in
+    /// progress whose lease expired. So Powertools runs the operation again, as after every
+    /// exception.
     ///
     /// The id is a prefix and a hash, and `validation` is a hash (`sqs::powertools::hash`).
     ///
@@ -244,7 +245,7 @@ impl Layout {
         if !(1..=MAX_KEY_BYTES).contains(&partition.len()) {
             let bytes = partition.len();
             return Err(InvalidValue::new(format!(
-                "the partition key has {bytes} bytes; the limits are 1 and {MAX_KEY_BYTES}"
+                "the partition key has {bytes} bytes, but must have 1 to {MAX_KEY_BYTES}"
             )));
         }
         self.sort = Some(SortKey { name, partition });
@@ -291,7 +292,7 @@ impl Layout {
         for (n, name) in names.iter().enumerate() {
             if !(1..=MAX_NAME_BYTES).contains(&name.len()) {
                 return Err(InvalidValue::new(format!(
-                    "the attribute name `{name}` has {} bytes; the limits are 1 and {MAX_NAME_BYTES}",
+                    "the attribute name `{name}` has {} bytes, but must have 1 to {MAX_NAME_BYTES}",
                     name.len()
                 )));
             }
