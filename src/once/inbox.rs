@@ -27,7 +27,7 @@ use crate::{
 /// Runs operations whose whole effect is DynamoDB writes: the handler plans them, and they
 /// commit together with the record, in one transaction and without a claim before it.
 ///
-/// Made by [`Once::inbox`].
+/// Made by [`Once::inbox`](crate::Once::inbox).
 ///
 /// ```text
 /// attempt 1  handler plans ──── commit: record COMPLETED + writes
