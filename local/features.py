@@ -21,12 +21,13 @@ COMBINATIONS = (
     NONE,
     ("--no-default-features", "--features", "lambda"),
     ("--no-default-features", "--features", "settings"),
+    ("--no-default-features", "--features", "testing"),
     LIBRARY,
     DEFAULT,
     ("--all-features",),
 )
 
-# What a user writes in place of payments.rs, order.rs and gateway.rs.
+# Replaces payments.rs, order.rs and gateway.rs.
 OWN_HANDLER = """\
 use sqs_once::{Attempt, Consumer, Failure, Handler, Once, Settings, SettingsError, store::DynamoStore};
 

@@ -65,8 +65,9 @@
 //! | `visibility` | `sqs::Visibility`: visibility timeouts of failed messages, copies to the dead-letter queue. Implies `lambda` |
 //! | `settings` | `Settings` and `Consumer::from_env`: settings from environment variables. Implies `lambda` |
 //! | `consumer` | the binary `consumer`, which charges orders over HTTP. Implies `visibility` and `settings` |
+//! | `testing` | `testing`: tests of handlers without AWS, and the conformance suite for stores. Implies `lambda`; off by default |
 //!
-//! These four are on by default, so that `sam build` and `cargo lambda watch` find the binary. A
+//! The first four are on by default, so that `sam build` and `cargo lambda watch` find the binary. A
 //! library user switches the binary and its HTTP client off:
 //!
 //! ```toml

@@ -76,6 +76,7 @@ const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
 /// | `CONSUMER_CONCURRENCY` | `10` | messages of one batch processed at a time |
 /// | `CONSUMER_CONFLICT_WAIT` | `0s` | time to wait for the outcome of another worker that holds the claim |
 /// | `CONSUMER_DEADLINE_RESERVE` | `500ms` | time reserved to record outcomes and answer |
+/// | `CONSUMER_MIN_TIME_TO_START` | `0s` | longest run of the handler: a message is not started with less time left |
 /// | `CONSUMER_VISIBILITY` | `on` | sets the visibility timeout of each failed message; always `off` without the feature `visibility` |
 /// | `CONSUMER_BACKOFF_BASE` | `10s` | longest back-off after the first receive, doubled with each receive |
 /// | `CONSUMER_BACKOFF_CAP` | `15m` | longest back-off, at most `11h 30m` |
@@ -431,6 +432,7 @@ impl Settings {
         });
         let conflict_wait = self.optional("CONSUMER_CONFLICT_WAIT", "0s", duration);
         let deadline_reserve = self.duration("CONSUMER_DEADLINE_RESERVE", "500ms");
+        let min_time_to_start = self.optional("CONSUMER_MIN_TIME_TO_START", "0s", duration);
         let fifo_after_permanent = self.optional(
             "CONSUMER_FIFO_AFTER_PERMANENT",
             "continue",
@@ -449,6 +451,7 @@ impl Settings {
             concurrency: concurrency?,
             conflict_wait: conflict_wait?,
             deadline_reserve: deadline_reserve?,
+            min_time_to_start: min_time_to_start?,
             fifo_after_permanent: fifo_after_permanent?,
             fail_when_store_unavailable: fail_when_store_unavailable?,
             timeouts: timeouts?,
@@ -587,6 +590,7 @@ struct Batches {
     concurrency: NonZeroUsize,
     conflict_wait: Duration,
     deadline_reserve: Duration,
+    min_time_to_start: Duration,
     fifo_after_permanent: FifoAfterPermanent,
     fail_when_store_unavailable: bool,
     #[cfg(feature = "visibility")]
@@ -609,6 +613,7 @@ impl Batches {
             .conflict_wait(self.conflict_wait)
             .deadline_reserve(self.deadline_reserve)
             .assumed_timeout(self.assumed_timeout)
+            .min_time_to_start(self.min_time_to_start)
             .fail_when_store_unavailable(self.fail_when_store_unavailable)
             .fifo_after_permanent(self.fifo_after_permanent);
         #[cfg(feature = "visibility")]
@@ -728,6 +733,7 @@ mod tests {
         assert_eq!(batches.concurrency.get(), 10);
         assert_eq!(batches.conflict_wait, Duration::ZERO);
         assert_eq!(batches.deadline_reserve, Duration::from_millis(500));
+        assert_eq!(batches.min_time_to_start, Duration::ZERO);
         assert!(batches.fail_when_store_unavailable);
         assert_eq!(batches.fifo_after_permanent, FifoAfterPermanent::Continue);
         #[cfg(feature = "visibility")]
@@ -750,6 +756,7 @@ mod tests {
             ("IDEMPOTENCY_LEASE_MARGIN", "-1s"),
             ("CONSUMER_CONCURRENCY", "0"),
             ("CONSUMER_DEADLINE_RESERVE", "0s"),
+            ("CONSUMER_MIN_TIME_TO_START", "5"),
             ("CONSUMER_PRIME", "yes"),
             ("CONSUMER_VISIBILITY", "yes"),
             ("CONSUMER_DEAD_LETTER", "yes"),

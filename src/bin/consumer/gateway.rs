@@ -36,12 +36,18 @@ pub(super) enum Gateway {
 }
 
 impl Gateway {
-    /// The gateway of `PAYMENT_GATEWAY_URL`. A charge takes `timeout` at most.
-    pub(super) fn read(settings: &mut Settings, timeout: Duration) -> Result<Self, SettingsError> {
+    /// The gateway of `PAYMENT_GATEWAY_URL`. A charge takes `PAYMENT_GATEWAY_TIMEOUT` at most, and
+    /// is not started with less time left.
+    pub(super) fn read(settings: &mut Settings) -> Result<Self, SettingsError> {
+        let read = settings.duration("PAYMENT_GATEWAY_TIMEOUT", "5s");
+        let timeout = read.clone().unwrap_or_default();
+        let millis = format!("{}ms", timeout.as_millis());
+        settings.set_default("CONSUMER_MIN_TIME_TO_START", millis);
         let meaning = "URL of the payment gateway, or `sandbox` to charge nothing";
-        settings.required("PAYMENT_GATEWAY_URL", meaning, |text| {
+        let gateway = settings.required("PAYMENT_GATEWAY_URL", meaning, |text| {
             Self::new(gateway_url(text)?, timeout).map_err(|error| error.to_string())
-        })
+        });
+        read.and(gateway)
     }
 
     fn new(url: GatewayUrl, timeout: Duration) -> Result<Self, Box<dyn Error + Send + Sync>> {
@@ -230,7 +236,37 @@ mod tests {
     }
 
     #[test]
-    fn status_2xx_is_done_and_4xx_permanent() {
+    fn gateway_timeout_sets_the_time_needed_to_start() {
+        let minimum = |variables: &[(&str, &str)]| {
+            let sandbox = ("PAYMENT_GATEWAY_URL", "sandbox");
+            let variables = [&[sandbox], variables].concat();
+            let mut settings = Settings::from_vars(variables.iter().copied());
+            assert!(Gateway::read(&mut settings).is_ok());
+            settings.duration("CONSUMER_MIN_TIME_TO_START", "1ms")
+        };
+        assert_eq!(minimum(&[]), Ok(Duration::from_secs(5)));
+        let timeout = ("PAYMENT_GATEWAY_TIMEOUT", "7s");
+        assert_eq!(minimum(&[timeout]), Ok(Duration::from_secs(7)));
+        let own = ("CONSUMER_MIN_TIME_TO_START", "9s");
+        assert_eq!(minimum(&[timeout, own]), Ok(Duration::from_secs(9)));
+    }
+
+    #[test]
+    fn invalid_gateway_settings_are_reported_together() {
+        let settings = [
+            ("PAYMENT_GATEWAY_URL", "http://gateway.example"),
+            ("PAYMENT_GATEWAY_TIMEOUT", "0s"),
+        ];
+        let mut settings = Settings::from_vars(settings);
+        assert!(Gateway::read(&mut settings).is_err());
+        let errors = format!("{settings:?}");
+        for name in ["PAYMENT_GATEWAY_URL", "PAYMENT_GATEWAY_TIMEOUT"] {
+            assert!(errors.contains(name), "{name} is missing in: {errors}");
+        }
+    }
+
+    #[test]
+    fn status_2xx_completes_and_4xx_is_permanent() {
         for status in [200, 201, 202, 204, 299] {
             assert!(of_status(status).is_ok(), "{status}");
         }

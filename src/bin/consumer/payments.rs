@@ -18,13 +18,10 @@ use order::Order;
 pub(crate) async fn consumer(
     mut settings: Settings,
 ) -> Result<Consumer<Once<DynamoStore>, impl Handler<Output = Box<RawValue>>>, SettingsError> {
-    let timeout = settings.duration("PAYMENT_GATEWAY_TIMEOUT", "5s");
-    // An invalid timeout is in the list of errors already.
-    let gateway = Gateway::read(&mut settings, timeout.clone().unwrap_or_default());
-    let payments = gateway.map(|gateway| Payments { gateway });
-    let consumer = settings.once(payments).await?;
-    // A charge that could not end in time is not started.
-    Ok(consumer.min_time_to_start(timeout?))
+    let gateway = Gateway::read(&mut settings);
+    settings
+        .once(gateway.map(|gateway| Payments { gateway }))
+        .await
 }
 
 /// Charges each order through the gateway. Every attempt at an order has the same idempotency key,
