@@ -303,7 +303,8 @@ async fn a_fault_that_fails_one_message_leaves_the_others_done() {
         let expected: &[&str] = if outlasted { &[] } else { &["m-1"] };
         assert_eq!(failed, expected, "{fault:?} at {request}");
     });
-    join_all(stories).await;
+    // All at once would run out of time on a busy machine.
+    stream::iter(stories).buffered(8).collect::<()>().await;
 }
 
 /// A claim that is rejected was not applied, so there is no lease to end.
