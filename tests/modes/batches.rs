@@ -206,7 +206,7 @@ impl World {
         self.dynamo.fail_all(commit, Fault::CutAfter);
         log::start();
         // The commits are repeated until the deadline.
-        let failed = process(&consumer, event(2), within(SECOND)).await;
+        let failed = process(&consumer, event(2), within(2 * SECOND)).await;
         assert_eq!(failed, names, "{mode}");
         let lines = log::lines_of("message processed");
         assert_eq!(lines.len(), 2, "{mode}");
