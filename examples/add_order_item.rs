@@ -35,7 +35,7 @@ struct AddItem {
 #[derive(Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Item {
-    /// Given by who adds it, so that two pieces of one product are two items.
+    /// Chosen by the sender, so that two pieces of one product are two items.
     item_id: String,
     product: String,
     quantity: u32,
@@ -49,8 +49,8 @@ impl Handler for AddToOrder {
     type Message = AddItem;
     type Output = Change<()>;
 
-    /// Says what is to be updated; `sqs_once` adds the condition that the order has not seen this
-    /// message's key.
+    /// Plans the update; `sqs_once` adds the condition that the order has not seen this message's
+    /// key.
     async fn handle(&self, add: AddItem, _: Attempt) -> Result<Change<()>, Failure> {
         if add.order_id.is_empty() || add.item.quantity == 0 {
             return Err(Failure::permanent(

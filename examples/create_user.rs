@@ -41,7 +41,7 @@ impl Handler for CreateUser {
     type Message = User;
     type Output = Change<()>;
 
-    /// Says which item is to be made; `sqs_once` makes it on condition that it is not there.
+    /// Plans the item; `sqs_once` adds the condition that it does not exist.
     async fn handle(&self, mut user: User, _: Attempt) -> Result<Change<()>, Failure> {
         // The address is the primary key: however it is written, it is one user's.
         user.email = user.email.trim().to_lowercase();

@@ -1,6 +1,6 @@
 //! Debits an account, once: read, decide in Rust, write back if nobody changed it meanwhile. The
-//! account itself remembers which messages it has seen. What else writes to an account must add 1
-//! to its `version`.
+//! account itself remembers which messages it has seen. Other writers must add 1 to its
+//! `version`.
 //!
 //! Try it on this machine, from two terminals; the second time, every message is a duplicate:
 //!
@@ -37,7 +37,7 @@ struct Debit {
     cents: u64,
 }
 
-/// What a debit looks at. Other attributes of an account stay as they are.
+/// The attributes that a debit reads and writes. Others stay unchanged.
 #[derive(Deserialize, Serialize)]
 struct Account {
     balance: u64,

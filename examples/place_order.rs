@@ -1,5 +1,6 @@
 //! Places an order: puts it and takes its products from the stock, in one transaction with the
-//! record that this was done. What the stock does not have is declined.
+//! record that this was done. An order of more than the stock holds is
+//! declined.
 //!
 //! Try it on this machine, from two terminals; the second time, every message is a duplicate:
 //!
@@ -61,8 +62,8 @@ impl Handler for PlaceOrder {
             return Err(Failure::permanent("an order of nothing"));
         }
         let item = json!({ "orderId": id, "customerId": customer, "products": products });
-        // The record is kept for days and the order for good: a message that comes back after
-        // that must not take from the stock again.
+        // The order outlives its record. A message that is received again after that must not
+        // take from the stock a second time.
         let put = Write::put(&self.orders, item)
             .when("attribute_not_exists(orderId)")
             .label("order");

@@ -81,7 +81,7 @@
 //! | --- | --- |
 //! | default | 186 crates |
 //! | `lambda`, `visibility`, `settings` | 182 crates |
-//! | none | 110 crates |
+//! | no feature | 110 crates |
 //!
 //! # What is promised
 //!

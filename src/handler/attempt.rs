@@ -26,7 +26,7 @@ impl Attempt {
         }
     }
 
-    /// A first attempt at `key` for the message with this id, to test a handler by itself. In a [`Consumer`](crate::Consumer)
+    /// A first attempt at `key` for the message with this id, to test a handler by itself. In a `Consumer`
     /// handlers get theirs from the library.
     ///
     /// ```

@@ -88,8 +88,8 @@ impl Gateway {
                     .post(charges.clone())
                     .header("Idempotency-Key", key)
                     .header(CONTENT_TYPE, "application/json")
-                    // Not cut to the time left: what the deadline cuts off must count as cut
-                    // off, so that the next attempt is informed, not as failed.
+                    // Not shortened to the time left: a request that the deadline cuts off must
+                    // count as cut off, not as failed, so that the next attempt is informed.
                     .timeout(*timeout)
                     .body(order.json.get().to_owned());
                 let answer = request.send().await.map_err(unanswered)?;
@@ -162,7 +162,7 @@ fn verdict(status: StatusCode) -> Result<(), Failure> {
     Err(Failure::retryable(format!("{answered}: {check}")))
 }
 
-/// The body of an answer that says: charged. Whatever it is, that stands.
+/// The body of a 2xx answer. An unreadable body does not undo the charge.
 async fn read(mut answer: Response) -> Box<RawValue> {
     let mut body = Vec::new();
     let note = loop {

@@ -3,8 +3,7 @@
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::value::RawValue;
 
-/// An order, and its JSON to the letter: what is charged is what was sent, not what a float made
-/// of it.
+/// An order, and its JSON unchanged: a float could change the amount that was sent.
 pub(super) struct Order {
     pub(super) json: Box<RawValue>,
     pub(super) fields: Fields,
