@@ -3,7 +3,7 @@
 Reads comments, documents, help texts, template descriptions and messages in macros. Prints one line per
 finding and a summary, and exits with 1 above a limit.
 
-    python local/prose.py [--summary] [PATH ...]
+    python local/prose.py [--summary] [--long] [PATH ...]
     python local/prose.py --self-test
 """
 
@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FREE_RELATIVES_PER_1000 = 1
 NAME_LIMIT = 60
 NAME_MEDIAN = 40
+SENTENCE_WORDS = 25  # counted, not enforced
 
 # Regular expressions, in lower case.
 BANNED = (
@@ -34,7 +35,7 @@ BANNED = (
     r"\bseen again\b",
     r"\bof another make\b",
     r"\bmend(s|ed|ing)?\b",
-    r"\b(is|are|was|were) (?-i:none)\b",
+    r"(?<!there )\b(is|are|was|were) (?-i:none)\b",
     r"(?<!injected )(?<!network )\bfaults\b",
     r"\bas it must be\b",
 )
@@ -169,7 +170,8 @@ def messages(parsed: Rust) -> Iterator[Text]:
     for position in sorted(seen):
         line, text = parsed.strings[position]
         if len(text.split()) >= 3:
-            yield Text(line, without_code(re.sub(r"\\\n\s*", "\n", text)))
+            text = re.sub(r"\{[^{}]*\}", "VALUE", re.sub(r"\\\n\s*", "\n", text))
+            yield Text(line, without_code(text))
 
 
 def rust_texts(source: str) -> Iterator[Text]:
@@ -194,9 +196,9 @@ def python_texts(source: str) -> Iterator[Text]:
             comments.append((token.start[0], marker, token.string[1:]))
     yield from paragraphs(comments)
     for node in ast.walk(ast.parse(source)):
-        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        if documented and ast.get_docstring(node) is not None:
-            docstring = ast.get_docstring(node, clean=False) or ""
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if docstring := ast.get_docstring(node, clean=False):
             yield from markdown(docstring, node.body[0].lineno)
 
 
@@ -244,8 +246,15 @@ def sentences(text: str) -> Iterator[tuple[int, str]]:
         start = end.end()
 
 
+def words(text: str) -> int:
+    return len(re.findall(r"[A-Za-z][\w'-]*", text))
+
+
 def findings_in(path: str, text: Text) -> Iterator[Finding]:
     for start, sentence in sentences(text.text):
+        if (length := words(sentence)) > SENTENCE_WORDS:
+            line = text.line_at(start + len(sentence) - len(sentence.lstrip()))
+            yield Finding("long sentence", path, line, f"{length} words: {' '.join(sentence.split())[:80]}")
         if sentence.rstrip("\"')]*_ \n").endswith("?"):
             continue
         hits = [("opening", found) for found in [OPENING.match(sentence)] if found]
@@ -268,7 +277,6 @@ def findings_in_names(path: str, names: list[tuple[int, str]]) -> Iterator[Findi
 class Report(NamedTuple):
     findings: list[Finding]
     words: int
-    long_sentences: int
     names: list[str]
 
     def count(self, kind: str) -> int:
@@ -291,18 +299,16 @@ def report(files: dict[str, tuple[str, str]]) -> Report:
     """Report on files, given as path: (reader, source)."""
     findings: list[Finding] = []
     all_names: list[str] = []
-    words = long_sentences = 0
+    total = 0
     for path, (reader, source) in files.items():
         for text in READERS[reader][0](source):
             findings += findings_in(path, text)
-            lengths = [len(re.findall(r"[A-Za-z][\w'-]*", sentence)) for _, sentence in sentences(text.text)]
-            words += sum(lengths)
-            long_sentences += sum(length > 25 for length in lengths)
+            total += words(text.text)
         if reader == "Rust":
             names = list(test_names(source))
             findings += findings_in_names(path, names)
             all_names += [name for _, name in names]
-    return Report(findings, words, long_sentences, all_names)
+    return Report(findings, total, all_names)
 
 
 def project_files(only: list[str]) -> dict[str, tuple[str, str]]:
@@ -317,11 +323,11 @@ def project_files(only: list[str]) -> dict[str, tuple[str, str]]:
 
 # ---- the check of the checks ---------------------------------------------------------------------
 
-BAD_RUST = '''
+BAD_RUST = """
 /// What a worker holds.
 //! Fine. Whether the lease is over
 //! is told to the handler.
-fn a<'a>() { let c = ('"', r#"a " // What is in code"#); warn!(key, "nothing is done with {} and what it holds", f("none of it, that is")); }
+fn a<'a>() { ('"', r#"a " // What is in code"#); warn!("{what} is None, what it holds", f("none of it, that is")); }
 // Says `what the code is` and
 // lets go of the record.
 #[tokio::test(start_paused = true)]
@@ -332,10 +338,17 @@ async fn what_a_test_says_is_too_long_for_the_median() {}
 /// // What is in code does not count, nor faults.
 /// ```
 /// What is asked?
-'''
-BAD_MARKDOWN = "# What is asked?\n\nText.\n\n## What is not\n\n| what | it is none |\n\n- `what a code` span\n\n    None of it\n"
-BAD_PYTHON = '"""Fine.\n\nNobody knows what it is."""\nx = 1  # the worker to who it belongs\n# faults\n# injected faults\n'
-BAD_CONFIG = "help: ## What it does\nD:\n  Description: >-\n    A key that\n    is mended\n  Type: what is\n# Whoever reads\n"
+"""
+BAD_MARKDOWN = (
+    "# What is asked?\n\nText.\n\n## What is not\n\n| what | it is none |\n\n- `what a code` span\n\n    None of it\n"
+)
+BAD_PYTHON = (
+    '"""Fine.\n\nNobody knows what it is."""\n'
+    "x = 1  # the worker to who it belongs\n# faults\n# injected faults, if there is none\n"
+)
+BAD_CONFIG = (
+    "help: ## What it does\nD:\n  Description: >-\n    A key that\n    is mended\n  Type: what is\n# Whoever reads\n"
+)
 
 
 def self_test() -> None:
@@ -355,6 +368,7 @@ def self_test() -> None:
     expect("Python", BAD_PYTHON, [(opening, 3), (relative, 3), (relative, 4), (banned, 5)])
     expect("configuration", BAD_CONFIG, [(opening, 1), (relative, 1), (banned, 5), (relative, 7)])
     long_name = f"#[test]\nfn {'x' * (NAME_LIMIT + 1)}() {{}}"
+    expect("Markdown", "One.\nTwo\n" + "word " * SENTENCE_WORDS, [("long sentence", 2)])
     expect("Rust", long_name, [(f"test name of {NAME_LIMIT + 1} characters", 2)])
     bad = report({"file": ("Rust", BAD_RUST + long_name)})
     good = report({"file": ("Rust", "/// Returns the lease.\n#[test]\nfn claim_is_refused() {}\n")})
@@ -365,6 +379,7 @@ def self_test() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Checks the prose of the repository.")
     parser.add_argument("--summary", action="store_true", help="print the counts alone")
+    parser.add_argument("--long", action="store_true", help="print the long sentences too")
     parser.add_argument("--self-test", action="store_true", help="feed the checks bad sentences, and nothing else")
     parser.add_argument("paths", nargs="*", metavar="PATH", help="start of a path in the repository")
     arguments = parser.parse_args()
@@ -377,11 +392,12 @@ def main() -> int:
     result = report(files)
     if not arguments.summary:
         for finding in result.findings:
-            print(f"{finding.path}:{finding.line}: {finding.kind}: {finding.text}")
+            if arguments.long or finding.kind != "long sentence":
+                print(f"{finding.path}:{finding.line}: {finding.kind}: {finding.text}")
     print(f"{len(files)} files, {result.words} words, {len(result.names)} tests")
     for measure, value, kept in result.measured():
         print(f"  {'ok ' if kept else 'BAD'} {value:>6} {measure}")
-    print(f"      {result.long_sentences:>6} sentences over 25 words (not limited)")
+    print(f"      {result.count('long'):>6} sentences over {SENTENCE_WORDS} words (no limit)")
     return 0 if all(kept for _, _, kept in result.measured()) else 1
 
 

@@ -550,7 +550,7 @@ async fn conflict_costs_one_receive() {
             .await;
         let of = |n: usize| (&deliveries[n]["receive_count"], &deliveries[n]["outcome"]);
         assert_eq!(of(0), (&json!(2), &json!("conflict")));
-        assert_eq!(of(1), (&json!(3), &json!("done")));
+        assert_eq!(of(1), (&json!(3), &json!("completed")));
         assert_eq!(world.charges("o-1"), 2);
     })
     .await;

@@ -10,7 +10,7 @@
 //! DynamoDB writes of the last three rows are applied exactly once. For an effect outside DynamoDB,
 //! a crash between effect and completion makes the handler run again. That attempt is informed.
 //!
-//! A [`Consumer`](crate::Consumer) accepts every mode. Modes do not depend on SQS, so they also
+//! A `Consumer` accepts every mode. Modes do not depend on SQS, so they also
 //! serve an HTTP API:
 //!
 //! ```

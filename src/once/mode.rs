@@ -9,7 +9,7 @@ use crate::{
 /// A mode: a way to process operations once, for handlers that return an `A`.
 ///
 /// The modes are [`Once`](crate::Once), [`Inbox`](crate::Inbox) and [`OnItem`](crate::OnItem). A
-/// [`Consumer`](crate::Consumer) accepts each of them.
+/// `Consumer` accepts each of them.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not run handlers that return `{A}`",
     label = "not a mode for handlers that return `{A}`",

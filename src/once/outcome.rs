@@ -404,4 +404,15 @@ mod tests {
             .collect();
         assert_eq!(at, [("conflict", 7)]);
     }
+
+    #[test]
+    fn logs_page_lists_every_outcome_and_level() {
+        let page = include_str!("../../docs/logs.md");
+        for outcome in every() {
+            let level = format!("{:?}", outcome.severity()).to_uppercase();
+            let start = format!("| `{}` |", outcome.name());
+            let row = page.lines().find(|line| line.starts_with(&start));
+            assert!(row.is_some_and(|row| row.contains(&level)), "{outcome:?}");
+        }
+    }
 }

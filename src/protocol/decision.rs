@@ -712,7 +712,7 @@ mod tests {
     }
 
     #[test]
-    fn live_lease_is_a_conflict() {
+    fn live_lease_is_conflict() {
         let theirs = request("m-1", "p");
         let refused = not_mine(record(&theirs, live()), &request("m-1", "p"));
         let conflict = Refusal::Conflict {

@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn no_short_key_equals_a_hashed_one() {
+    fn short_key_never_equals_hashed_key() {
         let long = "x".repeat(MAX_KEY_BYTES);
         let hashed = Key::new(&ns("ns"), [long.as_str()]).unwrap();
         let forged = hashed.as_str().strip_prefix("ns#").unwrap();

@@ -21,7 +21,7 @@ use crate::{
     store::StoreError,
 };
 
-/// Between two looks at a conflict.
+/// Pauses between claims of a message that another worker holds.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -29,28 +29,29 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BatchError {
-    /// The event is something else, or not as SQS sends it.
+    /// The event is not an SQS event.
     #[error(
-        "the event is not as SQS sends it, at line {line}, column {column}: is this function behind an SQS queue? Nothing was processed"
+        "the event is not an SQS event, at line {line}, column {column}: check that the trigger of this function is an SQS queue; nothing was processed"
     )]
     NotSqs {
-        /// Where it differs.
+        /// Line of the first difference, from 1.
         line: usize,
-        /// Where it differs.
+        /// Column of the first difference, from 1.
         column: usize,
     },
-    /// A record cannot be named in the response, and one that is not named is deleted.
+    /// A record has no message id. SQS deletes messages that the response does not name, so the whole
+    /// invocation fails.
     #[error(
-        "record {index} of the event has no messageId, so the response could not name it: is this an SQS event? Nothing was processed"
+        "record {index} of the event has no messageId, so the response could not name it: check that the trigger of this function is an SQS queue; nothing was processed"
     )]
     NoMessageId {
-        /// Its place in the event, from 0.
+        /// Place of the record in the event, from 0.
         index: usize,
     },
-    /// DynamoDB could not be reached, denied access or has no such table, and every message of the
-    /// batch failed by that. As an error of the invocation, it shows in Lambda's Errors metric.
+    /// DynamoDB could not be reached, denied access or has no such table, and so every message of the
+    /// batch failed. Lambda counts the invocation in its Errors metric.
     #[error(
-        "all {messages} messages of the batch failed because the store is unavailable, and come back: {reason}"
+        "all {messages} messages of the batch failed because the store is unavailable, and go back to the queue: {reason}"
     )]
     StoreUnavailable {
         /// Messages of the batch.
@@ -61,15 +62,15 @@ pub enum BatchError {
 }
 
 impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
-    /// Processes a batch, and names in the response what has to go back to the queue. Answers
-    /// before `deadline`, whatever the handler does.
+    /// Processes a batch, and returns the batch item failures: the messages that go back to the queue.
+    /// Returns before `deadline`, even if the handler does not.
     ///
     /// # Errors
     ///
     /// [`BatchError::NoMessageId`] if a record cannot be named; then nothing was processed.
     /// [`BatchError::StoreUnavailable`] if the store let every message fail.
     pub async fn process(
-        self: &Arc<Self>,
+        &self,
         event: SqsEvent,
         deadline: Deadline,
     ) -> Result<SqsBatchResponse, BatchError> {
@@ -82,7 +83,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             messages.push(message.ok_or(BatchError::NoMessageId { index })?);
         }
         let batch = Arc::new(Batch::new(messages, deadline));
-        let consumer = Arc::clone(self);
+        let consumer = Arc::new(self.clone());
         let run_lane = move |batch: Arc<Batch>, lane: Lane| {
             let consumer = Arc::clone(&consumer);
             async move { consumer.run_lane(&lane, &batch).await }
@@ -163,7 +164,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
-    /// Nothing behind a message of a FIFO group may run before the message itself is settled.
+    /// Returns whether the messages behind this one in its FIFO group must not run.
     fn stops_group(&self, processed: &Processed) -> bool {
         let goes_on = match self.fifo_after_permanent {
             FifoAfterPermanent::Continue => {
@@ -235,8 +236,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     }
 }
 
-/// The store's error, where it let every message of a batch fail: by itself, or by the time that
-/// it took.
+/// The store's error, where every message of a batch failed by it, or for lack of time behind it.
 fn store_unavailable<'a>(batch: &[(&Message, &'a Processed)]) -> Option<&'a StoreError> {
     let mut first = None;
     for (_, processed) in batch {

@@ -222,9 +222,9 @@ impl Mapping {
     }
 }
 
-/// Messages that a response reports as failed; `None` if Lambda cannot read it and takes the whole
-/// batch for failed (Lambda Developer Guide, "Using Lambda with Amazon SQS", "Success and failure
-/// conditions").
+/// Messages that a response reports as failed. Returns `None` if Lambda cannot read the response
+/// and takes the whole batch for failed (Lambda Developer Guide, "Using Lambda with Amazon SQS",
+/// "Success and failure conditions").
 fn failures<'a>(response: &Value, batch: &[&'a str]) -> Option<HashSet<&'a str>> {
     let failures = match response {
         Value::Null => return Some(HashSet::new()),

@@ -1,7 +1,7 @@
 //! The ledger: one event after the other, as queue, gateway and table saw it.
 //!
-//! Events are in the order in which they were noted, and each is noted before any process can act
-//! upon it: a completion before its response leaves for the worker, a charge before it is made.
+//! Events are in the order in which they were noted. Each is noted before any process can act upon
+//! it: a completion before its response leaves for the worker, a charge before it is made.
 //! `audit.rs` has the rules over the events.
 
 use std::sync::{Mutex, MutexGuard};

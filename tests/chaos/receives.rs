@@ -1,5 +1,5 @@
-//! Cause of each failed receive of a good message, from the logs: an injected fault, another worker
-//! at the same operation, or a failure ahead in its FIFO group.
+//! Cause of each failed receive of a good message, from the logs. Causes are an injected fault,
+//! another worker at the same operation, or a failure ahead in its FIFO group.
 
 use std::collections::HashMap;
 

@@ -112,7 +112,7 @@ fn orders<const N: usize>() -> [Value; N] {
 }
 
 #[tokio::test]
-async fn outage_of_dynamodb_fails_the_invocation() {
+async fn dynamodb_outage_fails_invocation() {
     let missing = ("IDEMPOTENCY_TABLE_NAME", "missing");
     let as_set = ("IDEMPOTENCY_TABLE_NAME", TABLE);
     for (setting, fault, reason) in [

@@ -1,7 +1,7 @@
 //! Depth-first search over every choice of an execution.
 //!
 //! An execution asks its [`Chooser`] wherever the world has more than one next event. The search
-//! repeats the execution: it replays the choices of the last run up to a point, takes the next
+//! repeats the execution. It replays the choices of the last run up to a point, takes the next
 //! option there, and then the first option everywhere. Only one list of choices is stored, and that
 //! list is the schedule that repeats the execution.
 //!
@@ -186,8 +186,9 @@ pub struct Found {
     pub seen: Visited,
 }
 
-/// Runs `execute` for every schedule with at most `bound` deviations, up to the first round in
-/// which it reports a broken promise and its number of steps. `new` makes the memory of each round.
+/// Runs `execute` for every schedule with at most `bound` deviations, round by round. Stops after
+/// the first round in which `execute` reports a broken promise and its number of steps. `new` makes
+/// the memory of each round.
 pub fn search(
     bound: u32,
     new: fn() -> Visited,

@@ -70,9 +70,9 @@ fn explorer_finds_claim_forgetting_attempts() {
     finds(&flawed(Flaw::ClaimForgetsOpenAttempts), "P3");
 }
 
-/// Found with four deviations, when an abandoned lease ended at zero instead of now. Two requests
-/// of worker w0 arrived after worker w1 had abandoned its attempt: the first try of w0's claim,
-/// whose retry was answered long ago, and its release. The record then lost the attempt of w1.
+/// Found with four deviations, when an abandoned lease ended at zero instead of now. Worker w1 had
+/// abandoned its attempt. Then two requests of worker w0 arrived: the first try of its claim, whose
+/// retry was answered long ago, and its release. The record then lost the attempt of w1.
 /// `SCHEDULE=claim:0.8.0.0.1.4.0.0.0.0.0.0.0.0.0.0.1.0.0.1.1`.
 #[test]
 fn late_claim_does_not_replace_later_one() {

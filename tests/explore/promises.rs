@@ -3,16 +3,16 @@
 //! | | |
 //! | --- | --- |
 //! | P1 | no two workers are in the handler under live leases; no worker enters it after its lease has expired |
-//! | P2 | once COMPLETED, no worker enters the handler, and no worker with a live lease has an effect; a message whose failure was recorded never enters the handler again, and the table never admits it again |
-//! | P3 | a run follows only on a retryable failure, a failure without effect, or an attempt whose end was not recorded; it is informed of each but the second, with a time no later than the claim of the earliest |
+//! | P2 | once COMPLETED, no worker enters the handler, and no worker with a live lease has an effect. A message whose failure was recorded never enters the handler again, and the table never admits it again |
+//! | P3 | a run follows only on a retryable failure, a failure without effect, or an attempt whose end was not recorded. The run is informed of each but the second, with a time no later than the claim of the earliest |
 //! | P3, in money | the effect happens twice only if a worker had it after its lease had expired |
-//! | P4 | an effect in the table exists at most once, and exactly if the record is COMPLETED with the result of the same transaction; no worker makes it under another's live claim. On an item it exists at most once, and exactly if the item remembers the operation; no handler has to interpret a refusal that its own duplicate caused |
-//! | P5 | a worker reports success only of a COMPLETED operation, with the recorded result; a COMPLETED record does not change, and its result is that of a handler that returned it |
+//! | P4 | an effect in the table exists at most once, and exactly if the record is COMPLETED with the result of the same transaction. No worker makes it under another's live claim. On an item it exists at most once, and exactly if the item remembers the operation. No handler has to interpret a refusal that its own duplicate caused |
+//! | P5 | a worker reports success only of a COMPLETED operation, with the recorded result. A COMPLETED record does not change, and its result is that of a handler that returned it |
 //! | ends | every message ends in success or in a stored failure (`schedule.rs`) |
 //!
 //! The monitor computes a worker's lease as its invocation's deadline and the margin, and ignores
 //! the lease that the claim asks for. It checks promises against events, never against the library's
-//! internals: it sees handlers enter, act and leave, workers end, and the record before and after
+//! internals. It sees handlers enter, act and leave, workers end, and the record before and after
 //! each write.
 
 use std::{

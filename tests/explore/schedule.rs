@@ -1,7 +1,7 @@
 //! One execution: workers start, take steps, crash and end; messages return until they are settled;
 //! time passes.
 //!
-//! Without deviations a message is delivered, its worker takes step after step to its end, and then
+//! Without deviations a message is delivered, and its worker takes step after step to its end. Then
 //! the next message is delivered, until all are settled. A worker that did not settle its message
 //! sees it delivered again, after every lease. That is always the first option. So an execution
 //! without further deviations ends, or breaks the promise to end.

@@ -1,6 +1,6 @@
 //! The SDK's client over a wire of the test's own: no socket, no retries, no timeouts.
 //!
-//! The rest is the SDK's own code, and none of it waits: a call is polled up to the wire, and after
+//! The rest is the SDK's own code, and none of it waits. A call is polled up to the wire, and after
 //! the response to its end.
 
 use std::fmt;

@@ -337,7 +337,10 @@ async fn concurrent_workers_make_effect_once() {
 async fn operation_is_new_only_after_retention() {
     let world = World::start().await;
     for way in EffectMode::ALL {
-        assert_eq!(world.deliver(way, &format!("{way:?}")).await.name(), "completed");
+        assert_eq!(
+            world.deliver(way, &format!("{way:?}")).await.name(),
+            "completed"
+        );
     }
     // Ends are rounded up to seconds, and compared with the process clock.
     pass(RETENTION - 60 * SECOND);

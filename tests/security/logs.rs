@@ -154,8 +154,8 @@ async fn run_through_every_outcome(level: &str) -> Vec<String> {
         let error = lambda.invoke(event, PATIENCE).await.error();
         assert!(!error.to_string().contains(SECRET), "{error}");
     }
-    // Five cases: a message in progress at another worker, a message recorded nowhere, more
-    // messages than may start at a time that the gateway leaves unanswered, and one of these with
+    // First, a message in progress at another worker, and a message without a record. Then more
+    // messages than may start at a time, left unanswered by the gateway. Last, one of these with
     // too little time.
     quoting_server.claim("conflict").await;
     let hangs = |n: u32| format!("hangs-{n}");

@@ -1,20 +1,34 @@
 //! The business: charge an order.
 
+#[path = "gateway.rs"]
+mod gateway;
+#[path = "order.rs"]
+mod order;
+
 use serde_json::value::RawValue;
-use sqs_once::{Attempt, Failure, Handler, ResultExt as _};
+use sqs_once::{
+    Attempt, Consumer, Failure, Handler, Once, ResultExt as _, Settings, SettingsError,
+    store::DynamoStore,
+};
 
-use crate::{gateway::Gateway, order::Order};
+use gateway::Gateway;
+use order::Order;
 
-/// Charges each order through the gateway. What came before it is the gateway's to tell: every
-/// attempt at an order bears the same idempotency key.
-pub(crate) struct Payments {
-    gateway: Gateway,
+/// The consumer of orders, in the mode [`Once`]: a charge is an effect outside DynamoDB.
+pub(crate) async fn consumer(
+    settings: Settings,
+) -> Result<Consumer<Once<DynamoStore>, impl Handler<Output = Box<RawValue>>>, SettingsError> {
+    let payments = |settings: &mut Settings| {
+        let gateway = Gateway::read(settings)?;
+        Ok(Payments { gateway })
+    };
+    settings.once(payments).await
 }
 
-impl Payments {
-    pub(crate) fn new(gateway: Gateway) -> Self {
-        Self { gateway }
-    }
+/// Charges each order through the gateway. Every attempt at an order has the same idempotency key,
+/// so the gateway recognises repeated charges.
+struct Payments {
+    gateway: Gateway,
 }
 
 impl Handler for Payments {

@@ -126,7 +126,7 @@ const OTHER_ITEM: &str = "after a failed condition check, the replacement must c
 impl OnItem {
     /// Creates the mode without a [retention](Self::retention): items keep all processed keys.
     ///
-    /// [`crate::aws::config`] sets timeouts that suit a Lambda function.
+    /// `aws::config` sets timeouts that suit a Lambda function.
     #[must_use]
     pub fn new(client: Client) -> Self {
         let client = reject_empty_responses(client);

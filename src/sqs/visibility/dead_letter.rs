@@ -51,14 +51,14 @@ pub(super) struct DeadLetters<'a> {
     pub(super) until: Instant,
 }
 
-/// A message as it goes to the dead-letter queue.
+/// The copy of a message for the dead-letter queue.
 struct MessageCopy<'a> {
     id: &'a MessageId,
     entry: EntryBuilder,
     bytes: usize,
 }
 
-/// Why a message cannot be copied.
+/// The reason why a message cannot be copied.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum NoCopy {
     #[error("it has no body")]
@@ -70,8 +70,8 @@ enum NoCopy {
 }
 
 impl DeadLetters<'_> {
-    /// Copies each message to the dead-letter queue of its own queue, once for each id. Answers
-    /// the ids whose copies SQS confirmed: only these may be acknowledged.
+    /// Copies each message to the dead-letter queue of its own queue, once for each id. Returns the
+    /// ids whose copies SQS confirmed: only these messages may be deleted.
     pub(super) async fn send<'a>(
         &self,
         failed: Vec<(&'a Message, &'a Processed)>,
@@ -229,7 +229,7 @@ impl<'a> MessageCopy<'a> {
     }
 }
 
-/// As many copies in a call as SQS takes.
+/// Divides copies into calls within the limits of SQS.
 fn calls(copies: Vec<MessageCopy<'_>>) -> Vec<Vec<MessageCopy<'_>>> {
     let (mut calls, mut bytes): (Vec<Vec<_>>, _) = (Vec::new(), 0);
     for copy in copies {

@@ -128,7 +128,7 @@ pub struct DynamoStore {
 impl DynamoStore {
     /// Creates a store for records in `table`.
     ///
-    /// [`crate::aws::config`] sets timeouts that suit a Lambda function.
+    /// `aws::config` sets timeouts that suit a Lambda function.
     #[must_use]
     pub fn new(client: Client, table: impl Into<String>) -> Self {
         let client = reject_empty_responses(client);
@@ -324,7 +324,7 @@ impl DynamoStore {
 }
 
 /// Maximum number of requests for one claim that gets no answer or meets contention, as in the
-/// SDK's retry settings of [`crate::aws::config`].
+/// SDK's retry settings of `aws::config`.
 const CLAIM_ATTEMPTS: u32 = 4;
 /// Upper limit of the first random pause between requests for one claim. Each pause doubles it.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
