@@ -39,7 +39,7 @@ invoke: $(VENV) ## Send an event to the consumer of `make watch`: make invoke EV
 # ---- check it ----------------------------------------------------------------------------------
 
 # On Linux the command of `sam build`, so that demo, tests and deployment share one build. cargo-lambda
-# sets a target and a processor. Elsewhere it would build for Linux, and the tests run what they build.
+# sets a target and a processor. Elsewhere it would build for Linux, and the tests need a binary for this machine.
 ifeq ($(shell uname -s),Linux)
 RELEASE := CARGO_LAMBDA_COMPILER=cargo cargo lambda build --locked --release
 else

@@ -219,7 +219,7 @@ impl Settings {
         self.defaults.insert(name.into(), value.into());
     }
 
-    /// Reads a variable that must be set. `meaning` tells the reader of the error what to set.
+    /// Reads a variable that must be set. The error contains `meaning`.
     ///
     /// # Errors
     ///
