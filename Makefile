@@ -126,15 +126,17 @@ CARGO_DENY := target/tools/bin/cargo-deny
 
 .PHONY: lint
 lint: export RUSTDOCFLAGS := -D warnings
-lint: $(VENV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licences, the one TLS stack, Python and templates
+lint: $(VENV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licences, the one TLS stack, features, Python, prose and templates
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	cargo doc --locked --no-deps
 	cargo deny --locked check bans licenses sources
 	python local/one_tls_stack.py
+	python local/features.py
 	ruff check --config local/pyproject.toml local tests
 	ruff format --config local/pyproject.toml --check local tests
 	mypy --config-file local/pyproject.toml
+	python local/prose.py --self-test && python local/prose.py
 	sam validate --lint --region us-east-1
 	sam validate --lint --region us-east-1 --template-file examples/place_order.template.yaml
 	cfn-lint template.yaml examples/place_order.template.yaml
@@ -143,6 +145,10 @@ lint: $(VENV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licences, the one 
 .PHONY: audit
 audit: $(CARGO_DENY) ## Check the dependencies for known vulnerabilities (downloads the RustSec database)
 	cargo deny --locked check advisories
+
+.PHONY: features
+features: $(VENV) ## Check combinations of features, the crates they bring, and a handler in the sample's place
+	python local/features.py
 
 .PHONY: fmt
 fmt: $(VENV) ## Format the source

@@ -1,8 +1,8 @@
-//! What doing it once costs: the consumer beside a plain loop of SDK calls.
+//! Cost of the consumer beside a plain loop of SDK calls.
 //!
-//! Both release binaries are driven through the Runtime API, one after the other and in turns
-//! over several rounds, against the same DynamoDB-shaped stub: what the machine does meanwhile
-//! hits both. Every number is the median over the rounds. `BENCH_ROUNDS=1` is a quick look.
+//! The Runtime API drives both release binaries, in turns over several rounds, against the same
+//! DynamoDB-shaped stub, so that disturbances of the machine hit both. Every number is the median
+//! over the rounds. `BENCH_ROUNDS=1` is a quick look.
 
 #![allow(
     clippy::unwrap_used,
@@ -32,9 +32,9 @@ use support::{
 };
 
 const LATENCIES_MS: [u64; 2] = [0, 5];
-/// Messages in a batch, and how many batches are measured in a round.
+/// Messages in a batch, and the number of measured batches in a round.
 const BATCHES: [(usize, usize); 3] = [(1, 200), (10, 200), (100, 60)];
-/// Not measured: connections are made, pools and caches filled.
+/// Not measured: these batches open connections and fill pools and caches.
 const WARM_UP: usize = 5;
 const TIME: Duration = Duration::from_secs(30);
 
@@ -52,7 +52,7 @@ struct Candidate {
     env: &'static [(&'static str, &'static str)],
 }
 
-/// What one process was seen to do.
+/// Measurements of one process.
 struct Run {
     init: Duration,
     first: Duration,
@@ -72,7 +72,7 @@ type Measure = fn(&Run) -> f64;
 
 #[tokio::main]
 async fn main() {
-    // `cargo test --benches` and `cargo bench` pass arguments for the harness this is not.
+    // `cargo test --benches` and `cargo bench` pass arguments for libtest, which this is not.
     let rounds = std::env::var("BENCH_ROUNDS").map_or(5, |rounds| rounds.parse().unwrap());
     let consumer = consumer();
     let candidates = [
@@ -98,7 +98,7 @@ async fn main() {
     for round in 0..rounds {
         for latency in LATENCIES_MS {
             for (size, batches) in BATCHES {
-                // In turns: who goes first in one round goes last in the next.
+                // In turns: the first in one round is the last in the next.
                 for turn in 0..candidates.len() {
                     let index = (turn + round) % candidates.len();
                     let candidate = &candidates[index];
@@ -124,7 +124,7 @@ async fn main() {
     println!("{}", targets(&runs, &sizes));
 }
 
-/// One line that the next one replaces, for whoever watches.
+/// Progress line, overwritten by the next one.
 fn progress(text: &str) {
     if std::io::stderr().is_terminal() {
         eprint!("\r\x1b[K{text}");
@@ -163,7 +163,7 @@ async fn measure(candidate: &Candidate, stub: &Stub, size: usize, batches: usize
     }
 }
 
-/// One batch of orders never seen before; a failure would be measured as speed.
+/// One batch of new orders. Asserts success: a failure would be measured as speed.
 async fn invoke(lambda: &Lambda, size: usize, messages: &mut usize) -> Duration {
     let orders = *messages..*messages + size;
     *messages += size;
@@ -191,7 +191,7 @@ fn env(endpoint: &str) -> Env {
         .to_vec()
 }
 
-/// Time on a core, of all threads; to the nanosecond, where `/proc/<pid>/stat` counts ticks.
+/// CPU time of all threads, to the nanosecond; `/proc/<pid>/stat` counts ticks.
 fn cpu_time(pid: u32) -> Duration {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let nanoseconds = tasks.map(|task| {
@@ -211,14 +211,14 @@ fn peak_memory(pid: u32) -> f64 {
     kib.parse::<f64>().unwrap() * 1024.0 / MIB
 }
 
-/// Says `{}` to everything, after a while.
+/// Responds with `{}` to every request, after a delay.
 struct Stub {
     endpoint: String,
-    seen: Arc<Seen>,
+    seen: Arc<Measured>,
 }
 
 #[derive(Default)]
-struct Seen {
+struct Measured {
     latency_ms: AtomicU64,
     requests: AtomicUsize,
     connections: AtomicUsize,
@@ -226,7 +226,7 @@ struct Seen {
 
 impl Stub {
     async fn start() -> Self {
-        let seen = Arc::new(Seen::default());
+        let seen = Arc::new(Measured::default());
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let listener = listener.tap_io({
@@ -291,7 +291,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// The median of `value` over the rounds.
+/// Median of `value` over the rounds.
 fn over(runs: &Runs, latency: u64, batch: usize, value: impl Fn(&Run) -> f64) -> f64 {
     median(runs[&(latency, batch)].iter().map(value).collect())
 }
@@ -362,7 +362,7 @@ fn warm_table(runs: &[Runs; 3]) -> Table {
     table
 }
 
-/// What was to be reached, and whether it was.
+/// The targets, and whether the measurements reach them.
 fn targets(runs: &[Runs; 3], sizes: &[f64; 3]) -> Table {
     let mut table = table(["target", "limit", "seen", ""]);
     let mut row = |name: String, unit: &str, limit: f64, seen: f64| {

@@ -15,7 +15,7 @@ use lambda_http::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Deadline, Delivery, Failure, Once, Operation, Outcome, aws,
+    Attempt, Deadline, Failure, Once, Operation, Outcome, aws,
     protocol::{Fingerprint, Key, Namespace, StoredResult, Timestamp},
     store::{DynamoStore, Store},
     telemetry,
@@ -89,11 +89,11 @@ pub async fn answer<S: Store>(
     let operation = Operation::new(
         key,
         Some(fingerprint),
-        Delivery::new(context.request_id),
+        context.request_id,
         Deadline::of_invocation(Timestamp::now(), ends, budget, reserve),
     );
     match once.run(operation, |attempt| pay(payment, attempt)).await {
-        Outcome::Done(result) | Outcome::Duplicate(result) => done(result),
+        Outcome::Completed(result) | Outcome::Duplicate(result) => done(result),
         Outcome::Conflict { .. } => problem(
             StatusCode::CONFLICT,
             "a request with this key is being processed",

@@ -1,5 +1,5 @@
-//! What is fuzzed, and what must hold. libFuzzer calls these functions with what it thinks of;
-//! `tests/fuzz_corpus.rs`, with the corpus that is committed.
+//! Fuzz targets and their invariants. libFuzzer calls these functions with generated input,
+//! `tests/fuzz_corpus.rs` with the committed corpus.
 
 #![allow(
     dead_code,
@@ -22,21 +22,21 @@ use sqs_once::{
     store::MemoryStore,
 };
 
-/// Takes any JSON. `null` may pass if tried again, `false` never will, all else is done.
+/// Handler for any JSON. `null` fails retryably, `false` fails permanently, all else succeeds.
 #[derive(Clone, Default)]
-struct Taker {
-    /// The key of each call that went well.
+struct AnyJsonHandler {
+    /// Key of each successful call.
     done: Arc<Mutex<Vec<Key>>>,
 }
 
-impl Handler for Taker {
+impl Handler for AnyJsonHandler {
     type Message = Value;
     type Output = Value;
 
     async fn handle(&self, body: Value, attempt: Attempt) -> Result<Value, Failure> {
         match body {
-            Value::Null => Err(Failure::retryable("told to")),
-            Value::Bool(false) => Err(Failure::permanent("told to")),
+            Value::Null => Err(Failure::retryable("scripted")),
+            Value::Bool(false) => Err(Failure::permanent("scripted")),
             other => {
                 self.done.lock().unwrap().push(attempt.key().clone());
                 Ok(other)
@@ -45,16 +45,16 @@ impl Handler for Taker {
     }
 }
 
-/// A consumer, and what it remembers.
+/// A consumer, and the keys that succeeded.
 struct Bench {
     store: MemoryStore,
-    taker: Taker,
-    consumer: Arc<Consumer<Once<MemoryStore>, Taker>>,
+    taker: AnyJsonHandler,
+    consumer: Arc<Consumer<Once<MemoryStore>, AnyJsonHandler>>,
 }
 
 impl Bench {
     fn new(key: &str, fingerprint: &str) -> Self {
-        let (store, taker) = (MemoryStore::default(), Taker::default());
+        let (store, taker) = (MemoryStore::default(), AnyJsonHandler::default());
         let once = Once::new(store.clone());
         let consumer = Consumer::new(once, namespace(), taker.clone())
             .key(key.parse().unwrap())
@@ -66,7 +66,7 @@ impl Bench {
         }
     }
 
-    /// The identifiers reported as failed; `None` if a record can't be named.
+    /// Identifiers reported as failed; `None` if a record has no usable id.
     fn process(&self, records: &[SqsMessage]) -> Option<Vec<String>> {
         thread_local! {
             static RUNTIME: tokio::runtime::Runtime = tokio::runtime::Builder::new_current_thread()
@@ -97,7 +97,7 @@ fn namespace() -> Namespace {
     Namespace::new("fuzz").unwrap()
 }
 
-/// `data` as Lambda would send an event.
+/// `data` as an event from Lambda.
 pub(crate) fn event(data: &[u8]) {
     let Ok(event) = serde_json::from_slice::<SqsEvent>(data) else {
         return;
@@ -140,15 +140,15 @@ pub(crate) fn event(data: &[u8]) {
         }
         if deliveries
             .iter()
-            .all(|record| is_innocent(record, deliveries[0]))
+            .all(|record| is_unaffected_by_others(record, deliveries[0]))
         {
             assert!(!is_failed, "{id:?} fails by another message's fault");
         }
     }
 }
 
-/// Whether nothing stands in the way of `record`, a delivery of the same message as `first`.
-fn is_innocent(record: &SqsMessage, first: &SqsMessage) -> bool {
+/// True if no other record can make `record` fail, a delivery of the same message as `first`.
+fn is_unaffected_by_others(record: &SqsMessage, first: &SqsMessage) -> bool {
     let is_fifo = |arn: &String| arn.ends_with(".fifo");
     let body = record.body.as_deref().map(serde_json::from_str::<Value>);
     record.body == first.body
@@ -172,7 +172,7 @@ const FINGERPRINTS: [&str; 5] = [
     "powertools:body:/amount",
 ];
 
-/// The first byte says how keys and fingerprints are made, the rest is a message's body.
+/// The first byte selects key source and fingerprint, the rest is a message's body.
 pub(crate) fn body(data: &[u8]) {
     let Some((choice, Ok(body))) = data
         .split_first()
@@ -199,7 +199,7 @@ pub(crate) fn body(data: &[u8]) {
                 assert_eq!(done, [Key::new(&namespace(), [id.as_str()]).unwrap()]);
             }
             Some(Value::String(_) | Value::Null) => assert!(!acknowledged, "no key"),
-            // Into JSON held in a string, which is found nowhere else.
+            // Into JSON held in a string, which occurs nowhere else.
             None => assert!(json.is_string() || !acknowledged, "no key"),
             Some(_) => {}
         }
@@ -211,7 +211,7 @@ pub(crate) fn body(data: &[u8]) {
     assert!(done.as_str().starts_with("fuzz#"), "{done}");
     assert!(done.as_str().len() <= MAX_KEY_BYTES, "{done}");
 
-    // The same value in other words, under the same key, is a duplicate.
+    // The same value in another formatting, under the same key, is a duplicate.
     let other_words = reversed(&json);
     let same = serde_json::from_str::<Value>(&other_words).is_ok_and(|again| again == json);
     let id = if key.ends_with("message-id") {
@@ -222,7 +222,7 @@ pub(crate) fn body(data: &[u8]) {
     if same {
         assert!(send(id, &other_words), "{body} and {other_words}");
     }
-    // Another value is not.
+    // Another value is not a duplicate.
     if key.ends_with("message-id") && ["body", "powertools:body"].contains(&fingerprint) {
         assert!(!send(id, &format!("[{body}]")), "{body} and a list of it");
     }

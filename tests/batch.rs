@@ -1,4 +1,4 @@
-//! A batch: what runs, in which order, and what the response names.
+//! Batches: order of execution, isolation of messages, and the response.
 
 #![allow(
     clippy::unwrap_used,
@@ -22,10 +22,10 @@ use proptest::prelude::*;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Attribute, BatchError, Consumer, Deadline, Failure, Handler, Mode, Once, Operation,
-    Outcome, Stored,
+    Attempt, BatchError, Change, Consumer, Deadline, Failure, Handler, OnItem, Once, Stored,
+    handler_fn,
     protocol::{Key, State, StoredResult, Timestamp},
-    sqs::{FifoAfterPermanent, KeySource, Pointers},
+    sqs::{FifoAfterPermanent, KeySource},
     store::{DynamoStore, MemoryStore, Store},
 };
 use support::{
@@ -37,7 +37,7 @@ use support::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What the message tells the handler to do.
+/// Behaviour of the handler, as the message asks for.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 enum Order {
@@ -49,21 +49,21 @@ enum Order {
     Block,
 }
 
-/// Does as told, and writes down for whom.
+/// Handler that obeys its messages and records their ids.
 #[derive(Clone, Default)]
-struct Obedient {
+struct ScriptedHandler {
     ran: Arc<Mutex<Vec<String>>>,
     running: Arc<AtomicUsize>,
     most: Arc<AtomicUsize>,
 }
 
-impl Obedient {
+impl ScriptedHandler {
     fn ran(&self) -> Vec<String> {
         self.ran.lock().unwrap().clone()
     }
 }
 
-impl Handler for Obedient {
+impl Handler for ScriptedHandler {
     type Message = Order;
     type Output = u32;
 
@@ -78,9 +78,9 @@ impl Handler for Obedient {
         self.running.fetch_sub(1, Ordering::SeqCst);
         match order {
             Order::Succeed => Ok(attempt.receive_count()),
-            Order::Fail => Err(Failure::retryable("told to")),
-            Order::Decline => Err(Failure::permanent("told to")),
-            Order::Panic => panic!("told to"),
+            Order::Fail => Err(Failure::retryable("scripted")),
+            Order::Decline => Err(Failure::permanent("scripted")),
+            Order::Panic => panic!("scripted"),
             Order::Hang => std::future::pending().await,
             Order::Block => {
                 std::thread::sleep(2 * SECOND);
@@ -90,7 +90,7 @@ impl Handler for Obedient {
     }
 }
 
-fn consumer<S: Store>(store: S, handler: &Obedient) -> Consumer<Once<S>, Obedient> {
+fn consumer<S: Store>(store: S, handler: &ScriptedHandler) -> Consumer<Once<S>, ScriptedHandler> {
     Consumer::new(Once::new(store), namespace(), handler.clone())
 }
 
@@ -102,11 +102,11 @@ fn state(store: &MemoryStore, part: &str) -> State {
 }
 
 #[tokio::test]
-async fn new_message_costs_two_requests_and_a_known_one_one() {
+async fn new_message_costs_2_requests_duplicate_1() {
     let dynamo = Dynamo::start().await;
     dynamo.create_table("idempotency").await;
     let store = DynamoStore::new(dynamo.client(), "idempotency");
-    let handler = Obedient::default();
+    let handler = ScriptedHandler::default();
     let consumer = Arc::new(consumer(store.clone(), &handler).key(KeySource::MessageId));
     let send = async |id: &str, order: &str| {
         dynamo.reset_counts();
@@ -141,7 +141,7 @@ async fn new_message_costs_two_requests_and_a_known_one_one() {
     );
     assert_eq!(send("malformed", "no such order").await, [""; 0]);
 
-    // A crash: the future is dropped with its claim held.
+    // A crash: the future is dropped while its worker holds the claim.
     let event = serde_json::from_value(batch([record("crashed", &json!("hang"))])).unwrap();
     let dying = consumer.process(event, within(60 * SECOND));
     tokio::select! {
@@ -152,8 +152,8 @@ async fn new_message_costs_two_requests_and_a_known_one_one() {
 }
 
 #[tokio::test]
-async fn one_message_that_fails_changes_nothing_for_the_others() {
-    let (store, handler) = (MemoryStore::default(), Obedient::default());
+async fn failed_message_does_not_affect_others() {
+    let (store, handler) = (MemoryStore::default(), ScriptedHandler::default());
     let consumer = Arc::new(consumer(store.clone(), &handler));
     let event = batch([
         record("m-1", &json!("succeed")),
@@ -172,18 +172,18 @@ async fn one_message_that_fails_changes_nothing_for_the_others() {
 }
 
 #[tokio::test]
-async fn a_body_that_panics_its_own_reader_is_reported_like_any_panic() {
+async fn panicking_deserializer_is_reported_as_panic() {
     struct Bomb;
     impl<'de> Deserialize<'de> for Bomb {
         fn deserialize<D: serde::Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
-            panic!("told to")
+            panic!("scripted")
         }
     }
     async fn never(_: Bomb, _: Attempt) -> Result<(), Failure> {
         unreachable!()
     }
     let once = Once::new(MemoryStore::default());
-    let consumer = Arc::new(Consumer::new(once, namespace(), never));
+    let consumer = Arc::new(Consumer::new(once, namespace(), handler_fn(never)));
     let event = batch([record("m-1", "{}"), record("m-2", "{}")]);
     assert_eq!(
         process(&consumer, event, within(10 * SECOND)).await,
@@ -192,13 +192,13 @@ async fn a_body_that_panics_its_own_reader_is_reported_like_any_panic() {
 }
 
 #[tokio::test]
-async fn two_deliveries_of_one_key_run_once_and_share_the_outcome() {
+async fn deliveries_of_one_key_share_the_outcome() {
     for (order, failures) in [
         ("succeed", &[][..]),
         ("fail", &["m-1"]),
         ("decline", &["m-1"]),
     ] {
-        let (store, handler) = (MemoryStore::default(), Obedient::default());
+        let (store, handler) = (MemoryStore::default(), ScriptedHandler::default());
         let consumer = Arc::new(consumer(store, &handler));
         let event = batch([
             received("m-1", &json!(order), 1),
@@ -214,13 +214,13 @@ async fn two_deliveries_of_one_key_run_once_and_share_the_outcome() {
 }
 
 #[tokio::test]
-async fn key_with_two_payloads_in_a_batch_refuses_the_second() {
+async fn second_payload_of_key_in_batch_is_refused() {
     async fn take(_: Value, _: Attempt) -> Result<(), Failure> {
         Ok(())
     }
     let store = MemoryStore::default();
-    let consumer = Consumer::new(Once::new(store.clone()), namespace(), take);
-    let consumer = Arc::new(consumer.key(KeySource::Body(Pointers::new("/id").unwrap())));
+    let consumer = Consumer::new(Once::new(store.clone()), namespace(), handler_fn(take));
+    let consumer = Arc::new(consumer.key("body:/id".parse().unwrap()));
     let event = batch([
         record("m-1", &json!({"id": "o-7", "amount": 1})),
         record("m-2", &json!({"id": "o-7", "amount": 2})),
@@ -234,16 +234,16 @@ async fn key_with_two_payloads_in_a_batch_refuses_the_second() {
 }
 
 #[tokio::test]
-async fn key_never_changes_with_the_order_in_the_handler() {
-    // Bodies are given to the handler by value: there is nothing it could change.
+async fn key_ignores_changes_by_handler() {
+    // The handler takes the body by value, so it cannot change the original.
     async fn change(mut order: Value, attempt: Attempt) -> Result<Value, Failure> {
         order["id"] = json!("changed");
         assert_eq!(attempt.key().as_str(), "test#o-1");
         Ok(order)
     }
     let store = MemoryStore::default();
-    let consumer = Consumer::new(Once::new(store.clone()), namespace(), change);
-    let consumer = Arc::new(consumer.key(KeySource::Body(Pointers::new("/id").unwrap())));
+    let consumer = Consumer::new(Once::new(store.clone()), namespace(), handler_fn(change));
+    let consumer = Arc::new(consumer.key("body:/id".parse().unwrap()));
     let event = batch([record("m-1", &json!({"id": "o-1"}))]);
     assert_eq!(
         process(&consumer, event, within(10 * SECOND)).await,
@@ -255,8 +255,8 @@ async fn key_never_changes_with_the_order_in_the_handler() {
 }
 
 #[tokio::test]
-async fn a_record_without_an_id_fails_the_batch_before_anything_runs() {
-    let handler = Obedient::default();
+async fn record_without_id_fails_batch_before_start() {
+    let handler = ScriptedHandler::default();
     let consumer = Arc::new(consumer(MemoryStore::default(), &handler));
     let mut event = batch([
         record("m-1", &json!("succeed")),
@@ -270,8 +270,8 @@ async fn a_record_without_an_id_fails_the_batch_before_anything_runs() {
 }
 
 #[tokio::test]
-async fn message_received_most_often_starts_first() {
-    let handler = Obedient::default();
+async fn highest_receive_count_starts_first() {
+    let handler = ScriptedHandler::default();
     let consumer = |n| {
         let one = consumer(MemoryStore::default(), &handler);
         Arc::new(one.concurrency(NonZeroUsize::new(n).unwrap()))
@@ -287,8 +287,8 @@ async fn message_received_most_often_starts_first() {
 }
 
 #[tokio::test]
-async fn hanging_handler_is_cut_off_and_the_batch_answered_in_time() {
-    let (store, handler) = (MemoryStore::default(), Obedient::default());
+async fn hanging_handler_is_cut_off_in_time() {
+    let (store, handler) = (MemoryStore::default(), ScriptedHandler::default());
     let consumer = consumer(store.clone(), &handler).concurrency(NonZeroUsize::MIN);
     let event = batch([
         received("hangs", &json!("hang"), 2),
@@ -300,13 +300,13 @@ async fn hanging_handler_is_cut_off_and_the_batch_answered_in_time() {
     assert!(started.elapsed() < SECOND);
     assert_eq!(handler.ran(), ["hangs"], "started without time to run");
     let State::InProgress { lease_until } = state(&store, "hangs") else {
-        panic!("its claim is over")
+        panic!("the lease has ended")
     };
     assert!(lease_until <= Timestamp::now(), "abandoned");
 }
 
-/// The outcome that was logged of each message, and the line on those that did not finish.
-fn told_at_the_deadline() -> (BTreeMap<String, String>, Option<Value>) {
+/// Logged outcome of each message, and the line on unfinished messages.
+fn outcomes_and_unfinished() -> (BTreeMap<String, String>, Option<Value>) {
     let (mut outcomes, mut unfinished) = (BTreeMap::new(), None);
     for line in log::lines() {
         let fields = &line["fields"];
@@ -333,8 +333,8 @@ fn outcomes<const N: usize>(expected: [(&str, &str); N]) -> BTreeMap<String, Str
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn handler_that_blocks_its_thread_never_delays_the_response() {
-    let (store, handler) = (MemoryStore::default(), Obedient::default());
+async fn blocking_handler_does_not_delay_response() {
+    let (store, handler) = (MemoryStore::default(), ScriptedHandler::default());
     let consumer = consumer(store, &handler);
     let consumer = Arc::new(consumer.concurrency(NonZeroUsize::MIN));
     let event = batch([
@@ -347,8 +347,8 @@ async fn handler_that_blocks_its_thread_never_delays_the_response() {
     let failed = process(&consumer, event, within(2 * SECOND)).await;
     assert_eq!(failed, ["blocks", "m-2"]);
     assert!(started.elapsed() < 2 * SECOND);
-    let (logged, unfinished) = told_at_the_deadline();
-    // The third is logged on another thread.
+    let (logged, unfinished) = outcomes_and_unfinished();
+    // The third message is logged on another thread.
     assert_eq!(
         logged,
         outcomes([("blocks", "out_of_time"), ("m-2", "not_started")])
@@ -361,8 +361,8 @@ async fn handler_that_blocks_its_thread_never_delays_the_response() {
 }
 
 #[tokio::test]
-async fn messages_cut_off_at_the_deadline_are_named_in_one_line() {
-    let (store, handler) = (MemoryStore::default(), Obedient::default());
+async fn cut_off_messages_are_logged_in_one_line() {
+    let (store, handler) = (MemoryStore::default(), ScriptedHandler::default());
     let consumer = consumer(store, &handler).concurrency(NonZeroUsize::MIN);
     let event = batch([
         received("done", &json!("succeed"), 3),
@@ -372,9 +372,9 @@ async fn messages_cut_off_at_the_deadline_are_named_in_one_line() {
     log::start();
     let failed = process(&Arc::new(consumer), event, within(SECOND)).await;
     assert_eq!(failed, ["hangs", "waits"]);
-    let (logged, unfinished) = told_at_the_deadline();
+    let (logged, unfinished) = outcomes_and_unfinished();
     let expected = [
-        ("done", "done"),
+        ("done", "completed"),
         ("hangs", "out_of_time"),
         ("waits", "not_started"),
     ];
@@ -387,27 +387,27 @@ async fn messages_cut_off_at_the_deadline_are_named_in_one_line() {
 }
 
 #[tokio::test]
-async fn batch_that_finishes_says_nothing_of_the_deadline() {
-    let (store, handler) = (MemoryStore::default(), Obedient::default());
+async fn finished_batch_logs_no_deadline() {
+    let (store, handler) = (MemoryStore::default(), ScriptedHandler::default());
     let consumer = Arc::new(consumer(store, &handler));
     let event = batch([fifo("m-1", "g", "fail"), fifo("m-2", "g", "succeed")]);
     log::start();
     process(&consumer, event, within(10 * SECOND)).await;
-    let (logged, unfinished) = told_at_the_deadline();
+    let (logged, unfinished) = outcomes_and_unfinished();
     assert_eq!(
         logged,
         outcomes([("m-1", "retryable_failure"), ("m-2", "not_started")])
     );
-    assert_eq!(unfinished, None, "that is not the deadline's doing");
+    assert_eq!(unfinished, None, "the deadline did not cause this line");
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_invocations_deadline_is_made_of_the_settings() {
-    let of = || consumer(MemoryStore::default(), &Obedient::default());
+async fn deadline_follows_settings() {
+    let of = || consumer(MemoryStore::default(), &ScriptedHandler::default());
     let set = of()
-        .reserve(2 * SECOND)
-        .fallback(60 * SECOND)
-        .time_needed(5 * SECOND);
+        .deadline_reserve(2 * SECOND)
+        .assumed_timeout(60 * SECOND)
+        .min_time_to_start(5 * SECOND);
     let now = Timestamp::now();
     let near = |deadline: Deadline, left: Duration| {
         let far = left.abs_diff(deadline.time_left());
@@ -424,7 +424,7 @@ async fn an_invocations_deadline_is_made_of_the_settings() {
 }
 
 #[tokio::test]
-async fn fingerprint_of_a_key_is_a_setting() {
+async fn fingerprint_can_be_switched_off() {
     let of_order = |id: &str, order: &str| {
         let mut record = record(id, &json!(order));
         record["messageAttributes"] = json!({
@@ -434,7 +434,7 @@ async fn fingerprint_of_a_key_is_a_setting() {
     };
     let reused: &[&str] = &["m-2"];
     for (fingerprint, failed) in [("body", reused), ("off", &[])] {
-        let handler = Obedient::default();
+        let handler = ScriptedHandler::default();
         let consumer = consumer(MemoryStore::default(), &handler)
             .key("attribute:order".parse().unwrap())
             .fingerprint(fingerprint.parse().unwrap());
@@ -451,27 +451,22 @@ async fn fingerprint_of_a_key_is_a_setting() {
 }
 
 #[tokio::test]
-async fn a_handler_is_told_of_its_delivery() {
+async fn handler_receives_delivery_facts() {
     async fn look(_: Value, attempt: Attempt) -> Result<(), Failure> {
         assert_eq!(attempt.key().as_str(), "test#m-1");
         assert_eq!(attempt.receive_count(), 3);
         assert!(!attempt.may_have_run_before());
         assert!(attempt.time_left() > 7 * SECOND && attempt.time_left() <= 7500 * SECOND / 1000);
-        let text = |name| attempt.attribute(name).and_then(Attribute::as_str);
-        assert_eq!(text("tenant"), Some("acme"));
-        assert_eq!(
-            attempt.attribute("weight"),
-            Some(&Attribute::Number("0.5".into()))
-        );
-        assert_eq!(
-            attempt.attribute("blob"),
-            Some(&Attribute::Binary(b"\0\x01".into()))
-        );
-        assert_eq!(attempt.attributes().len(), 3);
+        assert_eq!(attempt.attribute("tenant"), Some("acme"));
+        assert_eq!(attempt.attribute("weight"), Some("0.5"));
+        assert_eq!(attempt.attribute("blob"), None);
+        assert_eq!(attempt.binary_attribute("blob"), Some(&b"\0\x01"[..]));
+        assert_eq!(attempt.binary_attribute("tenant"), None);
+        assert_eq!(attempt.attribute_names().count(), 3);
         Ok(())
     }
     let once = Once::new(MemoryStore::default());
-    let consumer = Arc::new(Consumer::new(once, namespace(), look));
+    let consumer = Arc::new(Consumer::new(once, namespace(), handler_fn(look)));
     let mut message = received("m-1", "{}", 3);
     message["messageAttributes"] = json!({
         "tenant": {"stringValue": "acme", "dataType": "String", "stringListValues": [], "binaryListValues": []},
@@ -485,11 +480,11 @@ async fn a_handler_is_told_of_its_delivery() {
 }
 
 #[tokio::test]
-async fn duplicate_without_stored_output_is_acknowledged() {
-    /// Answers with more than a record holds.
+async fn duplicate_without_output_is_acknowledged() {
+    /// Handler whose output is too large for a record.
     #[derive(Clone, Default)]
-    struct Verbose(Arc<AtomicUsize>);
-    impl Handler for Verbose {
+    struct LargeOutput(Arc<AtomicUsize>);
+    impl Handler for LargeOutput {
         type Message = Value;
         type Output = String;
         async fn handle(&self, _: Value, _: Attempt) -> Result<String, Failure> {
@@ -502,7 +497,7 @@ async fn duplicate_without_stored_output_is_acknowledged() {
             Ok(())
         }
     }
-    let verbose = Verbose::default();
+    let verbose = LargeOutput::default();
     let once = Once::new(MemoryStore::default());
     let consumer = Arc::new(Consumer::new(once, namespace(), verbose.clone()));
     for duplicates in 0..2 {
@@ -514,7 +509,7 @@ async fn duplicate_without_stored_output_is_acknowledged() {
 }
 
 #[tokio::test]
-async fn a_handler_may_look_at_duplicates_and_send_them_back() {
+async fn handler_can_fail_inspected_duplicate() {
     #[derive(Clone, Default)]
     struct Replying(Arc<Mutex<Vec<u32>>>);
     impl Handler for Replying {
@@ -528,7 +523,7 @@ async fn a_handler_may_look_at_duplicates_and_send_them_back() {
             self.0.lock().unwrap().push(output);
             match output {
                 3 => Err(Failure::retryable("no reply")),
-                4 => panic!("told to"),
+                4 => panic!("scripted"),
                 _ => Ok(()),
             }
         }
@@ -549,7 +544,7 @@ async fn a_handler_may_look_at_duplicates_and_send_them_back() {
     replies.0.lock().unwrap().sort_unstable();
     assert_eq!(*replies.0.lock().unwrap(), [2, 3, 4]);
 
-    // In one batch as well.
+    // Deliveries in one batch behave alike.
     let twice = batch([received("m-7", &json!(7), 1), received("m-7", &json!(7), 2)]);
     assert_eq!(
         process(&consumer, twice, within(10 * SECOND)).await,
@@ -559,7 +554,7 @@ async fn a_handler_may_look_at_duplicates_and_send_them_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_conflict_may_be_waited_for_and_takes_the_owners_outcome() {
+async fn awaited_conflict_takes_outcome_of_owner() {
     let store = MemoryStore::default();
     let slow = async |_: Value, _: Attempt| -> Result<u32, Failure> {
         tokio::time::sleep(2 * SECOND).await;
@@ -567,8 +562,9 @@ async fn a_conflict_may_be_waited_for_and_takes_the_owners_outcome() {
     };
     let never = async |_: Value, _: Attempt| -> Result<u32, Failure> { unreachable!() };
     let once = || Once::new(store.clone());
-    let owner = Arc::new(Consumer::new(once(), namespace(), slow));
-    let waiting = |wait| Arc::new(Consumer::new(once(), namespace(), never).conflict_wait(wait));
+    let owner = Arc::new(Consumer::new(once(), namespace(), handler_fn(slow)));
+    let waiting =
+        |wait| Arc::new(Consumer::new(once(), namespace(), handler_fn(never)).conflict_wait(wait));
     let (hasty, patient, endless) = (waiting(SECOND), waiting(5 * SECOND), waiting(Duration::MAX));
     let event = || batch([record("m-1", "{}")]);
     let (owned, gave_up, waited, waited_on) = tokio::join!(
@@ -583,14 +579,14 @@ async fn a_conflict_may_be_waited_for_and_takes_the_owners_outcome() {
     );
 }
 
-/// A message of a group of a FIFO queue.
+/// Message of one group of a FIFO queue.
 fn fifo(id: &str, group: &str, order: &str) -> Value {
     in_group(record(id, &json!(order)), group)
 }
 
 #[tokio::test]
-async fn fifo_group_goes_on_behind_a_recorded_permanent_failure() {
-    let handler = Obedient::default();
+async fn fifo_group_continues_after_permanent_failure() {
+    let handler = ScriptedHandler::default();
     let consumer = Arc::new(consumer(MemoryStore::default(), &handler));
     let event = || {
         batch([
@@ -607,8 +603,8 @@ async fn fifo_group_goes_on_behind_a_recorded_permanent_failure() {
 }
 
 #[tokio::test]
-async fn fifo_group_goes_on_behind_what_needs_no_record() {
-    let handler = Obedient::default();
+async fn fifo_group_continues_after_recordless_failure() {
+    let handler = ScriptedHandler::default();
     let mut undecodable = fifo("undecodable", "g", "");
     undecodable["body"] = json!("{");
     let mut keyless = fifo("keyless", "g", "succeed");
@@ -634,8 +630,8 @@ async fn fifo_group_goes_on_behind_what_needs_no_record() {
 }
 
 #[tokio::test]
-async fn fifo_group_stops_at_a_permanent_failure_where_so_set() {
-    let handler = Obedient::default();
+async fn fifo_group_stops_at_permanent_failure_if_set() {
+    let handler = ScriptedHandler::default();
     let consumer = consumer(MemoryStore::default(), &handler);
     let consumer = Arc::new(consumer.fifo_after_permanent(FifoAfterPermanent::Stop));
     let event = batch([
@@ -649,29 +645,17 @@ async fn fifo_group_stops_at_a_permanent_failure_where_so_set() {
 }
 
 #[tokio::test]
-async fn fifo_group_stops_where_the_failure_is_not_recorded() {
-    /// A mode whose permanent failures leave no record, as on an item.
-    struct Forgetful(Once<MemoryStore>);
-    impl Mode<u32> for Forgetful {
-        async fn run<W, F>(&self, operation: Operation, work: W) -> Outcome
-        where
-            W: FnOnce(Attempt) -> F + Send,
-            F: Future<Output = Result<u32, Failure>> + Send,
-        {
-            Mode::run(&self.0, operation, work).await
-        }
-
-        fn now(&self) -> Timestamp {
-            Timestamp::now()
-        }
-
-        fn records_failures(&self) -> bool {
-            false
-        }
-    }
-    let handler = Obedient::default();
-    let mode = Forgetful(Once::new(MemoryStore::default()));
-    let consumer = Arc::new(Consumer::new(mode, namespace(), handler.clone()));
+async fn fifo_group_stops_at_unrecorded_failure() {
+    let ran = Arc::new(Mutex::new(Vec::new()));
+    let runs = Arc::clone(&ran);
+    let decline = move |_: Order, attempt: Attempt| {
+        runs.lock().unwrap().push(attempt.message_id().to_owned());
+        async { Err::<Change<()>, _>(Failure::permanent("told to")) }
+    };
+    // The client sends no request: no handler returns a change.
+    let config = aws_sdk_dynamodb::Config::builder().behavior_version_latest();
+    let mode = OnItem::new(aws_sdk_dynamodb::Client::from_conf(config.build()));
+    let consumer = Arc::new(Consumer::new(mode, namespace(), handler_fn(decline)));
     let mut undecodable = fifo("undecodable", "g", "");
     undecodable["body"] = json!("{");
     let event = batch([
@@ -681,11 +665,11 @@ async fn fifo_group_stops_where_the_failure_is_not_recorded() {
     ]);
     let failed = process(&consumer, event, within(10 * SECOND)).await;
     assert_eq!(failed, ["undecodable", "bad", "good"]);
-    assert_eq!(handler.ran(), ["bad"]);
+    assert_eq!(*ran.lock().unwrap(), ["bad"]);
 }
 
 #[tokio::test]
-async fn fifo_group_stops_behind_a_duplicate_without_its_reply() {
+async fn fifo_group_stops_at_failed_duplicate() {
     struct Mute;
     impl Handler for Mute {
         type Message = u32;
@@ -694,7 +678,7 @@ async fn fifo_group_stops_behind_a_duplicate_without_its_reply() {
             Ok(n)
         }
         async fn on_duplicate(&self, _: Stored<u32>, _: Attempt) -> Result<(), Failure> {
-            Err(Failure::permanent("told to"))
+            Err(Failure::permanent("scripted"))
         }
     }
     let once = Once::new(MemoryStore::default());
@@ -708,12 +692,12 @@ async fn fifo_group_stops_behind_a_duplicate_without_its_reply() {
     assert_eq!(done, [""; 0]);
     let event = batch([number("m-1"), number("m-2")]);
     let failed = process(&consumer, event, within(10 * SECOND)).await;
-    assert_eq!(failed, ["m-1", "m-2"], "nothing records that failure");
+    assert_eq!(failed, ["m-1", "m-2"], "the failure has no record");
 }
 
 #[tokio::test]
-async fn fifo_group_stops_at_a_retryable_failure_and_others_go_on() {
-    let handler = Obedient::default();
+async fn fifo_group_stops_at_retryable_failure_alone() {
+    let handler = ScriptedHandler::default();
     let consumer = Arc::new(consumer(MemoryStore::default(), &handler));
     let event = batch([
         fifo("a-1", "a", "succeed"),
@@ -753,15 +737,15 @@ fn orders() -> impl Strategy<Value = Vec<(u8, Order)>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever the batch: each message that failed is named, once, in the batch's order, and
-    /// no other; and none runs twice.
+    /// Any batch: the response names each failed message once, in batch order, and no other. No
+    /// message runs twice.
     #[test]
-    fn the_response_names_what_failed_and_nothing_else(orders in orders(), concurrency in 1..12_usize) {
+    fn response_lists_failed_messages_only(orders in orders(), concurrency in 1..12_usize) {
         // A message id always comes with the same order.
-        let mut told = std::collections::BTreeMap::new();
+        let mut first_orders = std::collections::BTreeMap::new();
         let mut expected: Vec<String> = Vec::new();
         let records: Vec<Value> = orders.iter().map(|(id, order)| {
-            let order = *told.entry(*id).or_insert(*order);
+            let order = *first_orders.entry(*id).or_insert(*order);
             let (id, text) = (format!("m-{id}"), format!("{order:?}").to_lowercase());
             if order != Order::Succeed && !expected.contains(&id) {
                 expected.push(id.clone());
@@ -769,25 +753,25 @@ proptest! {
             record(&id, &json!(text))
         }).collect();
 
-        let handler = Obedient::default();
+        let handler = ScriptedHandler::default();
         let consumer = consumer(MemoryStore::default(), &handler);
         let consumer = Arc::new(consumer.concurrency(NonZeroUsize::new(concurrency).unwrap()));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let failed = runtime.block_on(process(&consumer, batch(records), within(10 * SECOND)));
         prop_assert_eq!(failed, expected);
-        prop_assert_eq!(handler.ran().len(), told.len());
+        prop_assert_eq!(handler.ran().len(), first_orders.len());
     }
 
-    /// In a FIFO queue: each group runs in order, one message at a time, up to its first failure
-    /// that is not permanent. The response names failed messages and those that did not run, in
-    /// the batch's order, and no others.
+    /// FIFO queue: each group runs in order, one message at a time, up to its first failure that is
+    /// not permanent. The response names failed and unstarted messages in batch order, and no
+    /// others.
     #[test]
-    fn fifo_group_runs_in_order_up_to_its_first_passing_failure(
+    fn fifo_group_runs_up_to_first_retryable_failure(
         orders in prop::collection::vec(
             (0..4_usize, prop_oneof![9 => order(), 1 => Just(Order::Hang)]),
             0..30,
         ),
-        // One for each group at least: behind a handler that hangs, nothing is started.
+        // At least one start for each group: nothing starts behind a hanging handler.
         concurrency in 4..8_usize,
     ) {
         let mut failed_groups = std::collections::BTreeSet::new();
@@ -806,7 +790,7 @@ proptest! {
             fifo(&id, &format!("g{group}"), &format!("{order:?}").to_lowercase())
         }).collect();
 
-        let handler = Obedient::default();
+        let handler = ScriptedHandler::default();
         let consumer = consumer(MemoryStore::default(), &handler);
         let consumer = Arc::new(consumer.concurrency(NonZeroUsize::new(concurrency).unwrap()));
         let runtime = tokio::runtime::Builder::new_current_thread()

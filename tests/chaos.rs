@@ -1,11 +1,13 @@
-//! Chaos: the release binary, several processes of it, behind a queue that delivers twice, a
-//! table that loses answers and a gateway that fails, killed at any time. At the end every message
-//! is done or in the dead-letter queue for a known reason, and whatever was charged twice was cut
-//! off in between. A standard queue runs with both keys, the order's id and the message id, and a
-//! FIFO queue with the order's id.
+//! Chaos: several processes of the release binary, killed at any time. The queue delivers twice,
+//! the table loses responses and the gateway fails. At the end every message is done or in the
+//! dead-letter queue for a known reason. Every order charged twice had an attempt cut off in
+//! between.
 //!
-//! `CHAOS_SEED` fixes what is injected (not the timing of the processes); `CHAOS_MESSAGES` and
-//! `CHAOS_FIFO_MESSAGES` the size: `make soak`.
+//! A standard queue runs with both keys, the order id and the message id. A FIFO queue runs with
+//! the order id.
+//!
+//! `CHAOS_SEED` fixes the injected faults, not the timing of the processes. `CHAOS_MESSAGES` and
+//! `CHAOS_FIFO_MESSAGES` set the size: `make soak`.
 
 #![allow(
     clippy::unwrap_used,
@@ -67,26 +69,26 @@ use tokio::time::timeout;
 
 const TABLE: &str = "idempotency";
 
-/// How a run differs from another.
+/// Parameters in which runs differ.
 struct Run {
     title: &'static str,
     /// The value of `IDEMPOTENCY_KEY`.
     key: &'static str,
     rules: Rules,
-    /// How many invocations a worker lives to see at most.
+    /// Maximum number of invocations in a worker's life.
     lifetime: u32,
     concurrency: usize,
     fifo: bool,
 }
 
-/// At least once, some messages twice.
+/// At-least-once delivery: some messages arrive twice.
 const STANDARD: Rules = Rules {
     max_receive_count: 8,
     duplicates: 8,
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn orders_keyed_by_order_id_are_charged_or_accounted_for() {
+async fn orders_keyed_by_order_id_keep_promises() {
     if consumer_missing() {
         return;
     }
@@ -101,7 +103,7 @@ async fn orders_keyed_by_order_id_are_charged_or_accounted_for() {
     };
     let messages = orders(seed, size("CHAOS_MESSAGES", 600), 3);
     let report = run.go(seed, messages).await;
-    // A run without these would prove nothing.
+    // A run without these events would prove nothing.
     report.assert_some(&[
         "workers, Killed",
         "workers, FrozenUntilTimeout",
@@ -124,9 +126,9 @@ async fn orders_keyed_by_order_id_are_charged_or_accounted_for() {
     assert_eq!(report.number("orders charged under"), 0, "{report}");
 }
 
-/// An order that was sent twice is two operations.
+/// An order sent twice makes two operations.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn orders_keyed_by_message_id_are_charged_or_accounted_for() {
+async fn orders_keyed_by_message_id_keep_promises() {
     if consumer_missing() {
         return;
     }
@@ -154,7 +156,7 @@ async fn orders_keyed_by_message_id_are_charged_or_accounted_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fifo_groups_are_charged_in_order_past_what_failed() {
+async fn fifo_groups_are_charged_in_order() {
     if consumer_missing() {
         return;
     }
@@ -233,8 +235,8 @@ impl Run {
             println!("{violation}:\n{}", story(violation, &events));
         }
         assert!(violations.is_empty(), "{report}\n{violations:#?}");
-        // A busy machine has its own faults: an answer of the gateway that came too late there is
-        // no cause that was injected, and rare. One that stands still fails a whole batch.
+        // A busy machine adds delays of its own. A gateway response that arrives too late there has
+        // no injected cause, and is rare. A machine that stands still fails a whole batch.
         assert!(uninjected.len() <= 5, "{uninjected:#?}");
         assert!(unexplained.len() <= 10 + sent / 100, "{unexplained:#?}");
         assert!(
@@ -245,7 +247,7 @@ impl Run {
     }
 }
 
-/// The events about the operations and workers that a violation names, with their places.
+/// Events about the operations and workers named by a violation, with their places.
 fn story(violation: &str, events: &[Event]) -> String {
     let words: Vec<_> = violation.split([' ', ',', '#']).collect();
     let operations = words
@@ -286,12 +288,12 @@ fn settings(key: &str, dynamo: &str, gateway: &str, sqs: &str) -> Env {
         ("IDEMPOTENCY_NAMESPACE", "chaos"),
         ("IDEMPOTENCY_KEY", key),
         ("IDEMPOTENCY_LEASE_MARGIN", "100ms"),
-        // A worker that was frozen before it read its invocation finds the deadline past, which
-        // counts as none: its claim lasts for this long, and the key is locked if it dies.
+        // A worker frozen before it reads its invocation finds the deadline past, which counts as
+        // no deadline. Its claim then lasts for this budget, and locks the key if the worker dies.
         ("IDEMPOTENCY_LEASE_FALLBACK", "2s"),
         ("PAYMENT_GATEWAY_URL", gateway),
         ("PAYMENT_GATEWAY_TIMEOUT", "500ms"),
-        // An eighth of it is left to answer, on a machine that may be busy.
+        // An eighth of the budget is left for the response on a busy machine.
         ("CONSUMER_DEADLINE_RESERVE", "800ms"),
         ("CONSUMER_BACKOFF_BASE", "1s"),
         ("CONSUMER_BACKOFF_CAP", "3s"),
@@ -300,7 +302,7 @@ fn settings(key: &str, dynamo: &str, gateway: &str, sqs: &str) -> Env {
     owned.to_vec()
 }
 
-/// The status of every record, by key.
+/// Status of every record, by key.
 async fn statuses(dynamo: &Dynamo) -> HashMap<String, String> {
     let client = dynamo.client();
     let scan = client.scan().table_name(TABLE).consistent_read(true);

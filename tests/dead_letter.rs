@@ -1,4 +1,4 @@
-//! Direct dead-lettering: copies, their confirmation, and every way in which they come to nothing.
+//! Direct dead-lettering: copies, their confirmation, and every failure to make one.
 
 #![allow(
     clippy::unwrap_used,
@@ -27,40 +27,40 @@ use support::{
     consumer::{namespace, process, within},
     event::{batch, in_group, received},
     log,
-    sqs::{DEAD_LETTER_QUEUE_ARN, Mood, Sqs},
+    sqs::{DEAD_LETTER_QUEUE_ARN, Sqs, SqsBehaviour},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
 const DEAD: &str = "/orders-dead";
 const SEND: &str = "SendMessageBatch";
 
-/// Does what the message says, and counts the runs.
+/// Handler that obeys the message and counts its runs.
 #[derive(Clone, Default)]
-struct Obedient(Arc<AtomicUsize>);
+struct ScriptedHandler(Arc<AtomicUsize>);
 
-impl Handler for Obedient {
+impl Handler for ScriptedHandler {
     type Message = Value;
     type Output = ();
 
     async fn handle(&self, order: Value, _: Attempt) -> Result<(), Failure> {
         self.0.fetch_add(1, Ordering::SeqCst);
-        match order["told"].as_str().unwrap() {
+        match order["act"].as_str().unwrap() {
             "succeed" => Ok(()),
             "fail" => Err(Failure::retryable("busy")),
             "decline" => Err(Failure::permanent(
                 order["why"].as_str().unwrap_or("card declined"),
             )),
-            other => panic!("told to {other}"),
+            other => panic!("no such act: {other}"),
         }
     }
 }
 
-/// An SQS, a table and a consumer that dead-letters directly.
+/// SQS, a table, and a consumer with direct dead-lettering.
 struct World {
     sqs: Sqs,
     store: MemoryStore,
-    handler: Obedient,
-    consumer: Arc<Consumer<Once<MemoryStore>, Obedient>>,
+    handler: ScriptedHandler,
+    consumer: Arc<Consumer<Once<MemoryStore>, ScriptedHandler>>,
 }
 
 impl World {
@@ -69,11 +69,13 @@ impl World {
     }
 
     async fn with(
-        set: impl FnOnce(Consumer<Once<MemoryStore>, Obedient>) -> Consumer<Once<MemoryStore>, Obedient>,
+        set: impl FnOnce(
+            Consumer<Once<MemoryStore>, ScriptedHandler>,
+        ) -> Consumer<Once<MemoryStore>, ScriptedHandler>,
     ) -> Self {
         log::start();
-        let sqs = Sqs::start(Mood::Willing).await;
-        let (store, handler) = (MemoryStore::default(), Obedient::default());
+        let sqs = Sqs::start(SqsBehaviour::Willing).await;
+        let (store, handler) = (MemoryStore::default(), ScriptedHandler::default());
         let visibility = Visibility::new(sqs.client()).dead_letter(true);
         let consumer = Consumer::new(Once::new(store.clone()), namespace(), handler.clone());
         let consumer = Arc::new(set(consumer.visibility(visibility)));
@@ -85,7 +87,7 @@ impl World {
         }
     }
 
-    /// The ids that are reported as failed.
+    /// Ids reported as batch item failures.
     async fn process(&self, messages: impl IntoIterator<Item = Value>) -> Vec<String> {
         process(&self.consumer, batch(messages), within(60 * SECOND)).await
     }
@@ -94,7 +96,7 @@ impl World {
         self.sqs.sent_to(DEAD)
     }
 
-    /// The bodies' `id`s, of all copies.
+    /// The `id` in the body of each copy.
     fn copied(&self) -> Vec<String> {
         let copies = self.copies();
         let id = |copy: &Value| {
@@ -115,8 +117,8 @@ impl World {
     }
 }
 
-fn order(id: &str, told: &str) -> Value {
-    received(id, &json!({"id": id, "told": told}), 1)
+fn order(id: &str, act: &str) -> Value {
+    received(id, &json!({"id": id, "act": act}), 1)
 }
 
 fn declined(id: &str) -> Value {
@@ -136,7 +138,7 @@ fn fifo(message: Value) -> Value {
     message
 }
 
-/// The text of a copy's attribute.
+/// Text of an attribute of a copy.
 fn text<'a>(copy: &'a Value, name: &str) -> Option<&'a str> {
     let attribute = &copy["MessageAttributes"][name];
     assert!(attribute.is_null() || attribute["DataType"] == "String");
@@ -144,7 +146,7 @@ fn text<'a>(copy: &'a Value, name: &str) -> Option<&'a str> {
 }
 
 #[tokio::test]
-async fn declined_message_is_copied_and_acknowledged_at_once() {
+async fn declined_message_is_copied_and_acknowledged() {
     let world = World::start().await;
     let failed = world
         .process([
@@ -160,7 +162,7 @@ async fn declined_message_is_copied_and_acknowledged_at_once() {
     assert_eq!(text(&copies[0], "SqsOnceError"), Some("card declined"));
     assert_eq!(text(&copies[0], "SqsOnceKey"), Some("test#m-2"));
     assert!(world.is_failed("m-2"));
-    // Its visibility is no longer of interest.
+    // The visibility timeout does not matter to this test.
     let changed: Vec<_> = world.sqs.changes().into_iter().map(|(r, _)| r).collect();
     assert_eq!(changed, ["receipt-m-3-1"]);
     let line = log::lines_of("batch processed").pop().unwrap();
@@ -172,7 +174,7 @@ async fn declined_message_is_copied_and_acknowledged_at_once() {
 async fn body_and_attributes_are_copied_unchanged() {
     let world = World::start().await;
     let mut message = declined("m-1");
-    message["body"] = json!("{\"told\": \"decline\",\n \"id\": \"m-1\", \"name\": \"Zoë\"}");
+    message["body"] = json!("{\"act\": \"decline\",\n \"id\": \"m-1\", \"name\": \"Zoë\"}");
     message["messageAttributes"] = json!({
         "plain": string("String", "x"),
         "typed": string("String.json", "{\"a\": 1}"),
@@ -210,16 +212,16 @@ async fn body_and_attributes_are_copied_unchanged() {
 }
 
 #[tokio::test]
-async fn every_permanent_outcome_is_copied_with_its_reason() {
+async fn permanent_outcomes_are_copied_with_reason() {
     let keys: KeySource = "body:/id".parse().unwrap();
     let world = World::with(|consumer| consumer.key(keys)).await;
-    world.sqs.turn_for(SEND, Mood::Denying);
+    world.sqs.turn_for(SEND, SqsBehaviour::Denying);
     assert_eq!(world.process([declined("m-1")]).await, ["m-1"]);
-    world.sqs.turn_for(SEND, Mood::Willing);
+    world.sqs.turn_for(SEND, SqsBehaviour::Willing);
     assert_eq!(world.process([order("o-1", "succeed")]).await, [""; 0]);
 
     let mut reused = declined("m-2");
-    reused["body"] = json!(json!({"id": "o-1", "told": "fail"}).to_string());
+    reused["body"] = json!(json!({"id": "o-1", "act": "fail"}).to_string());
     let mut undecodable = declined("m-3");
     undecodable["body"] = json!("{");
     let mut keyless = declined("m-4");
@@ -251,9 +253,9 @@ async fn every_permanent_outcome_is_copied_with_its_reason() {
 }
 
 #[tokio::test]
-async fn copy_is_sent_only_after_the_failure_is_recorded() {
+async fn copy_is_sent_after_failure_is_recorded() {
     let world = World::start().await;
-    world.sqs.turn_for(SEND, Mood::Hanging);
+    world.sqs.turn_for(SEND, SqsBehaviour::Hanging);
     tokio::select! {
         _ = world.process([declined("m-1")]) => unreachable!("SQS hangs"),
         () = world.sqs.called(SEND, 1) => assert!(world.is_failed("m-1")),
@@ -261,12 +263,12 @@ async fn copy_is_sent_only_after_the_failure_is_recorded() {
 }
 
 #[tokio::test]
-async fn nothing_is_copied_where_it_is_switched_off() {
-    let sqs = Sqs::start(Mood::Willing).await;
+async fn copy_is_not_sent_when_switched_off() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
     let consumer = Consumer::new(
         Once::new(MemoryStore::default()),
         namespace(),
-        Obedient::default(),
+        ScriptedHandler::default(),
     );
     let consumer = Arc::new(consumer.visibility(Visibility::new(sqs.client())));
     let failed = process(&consumer, batch([declined("m-1")]), within(10 * SECOND)).await;
@@ -275,22 +277,22 @@ async fn nothing_is_copied_where_it_is_switched_off() {
 }
 
 #[tokio::test]
-async fn crash_before_the_copy_leaves_it_to_the_next_receive() {
+async fn crash_before_copy_copies_on_next_receive() {
     let world = World::start().await;
-    world.sqs.turn_for(SEND, Mood::Hanging);
+    world.sqs.turn_for(SEND, SqsBehaviour::Hanging);
     tokio::select! {
         _ = world.process([declined("m-1")]) => unreachable!("SQS hangs"),
         () = world.sqs.called(SEND, 1) => {}
     }
     assert_eq!(world.copied(), [""; 0]);
-    world.sqs.turn_for(SEND, Mood::Willing);
+    world.sqs.turn_for(SEND, SqsBehaviour::Willing);
     assert_eq!(world.process([declined("m-1")]).await, [""; 0]);
     assert_eq!(world.copied(), ["m-1"]);
     assert_eq!(world.runs(), 1);
 }
 
 #[tokio::test]
-async fn crash_after_the_copy_leaves_two_and_on_fifo_one() {
+async fn crash_after_copy_duplicates_only_on_standard() {
     for (is_fifo, copies) in [(false, vec!["m-1", "m-1"]), (true, vec!["m-1"])] {
         let world = World::start().await;
         let message = || {
@@ -300,7 +302,7 @@ async fn crash_after_the_copy_leaves_two_and_on_fifo_one() {
                 declined("m-1")
             }
         };
-        world.sqs.turn_for(SEND, Mood::Silent);
+        world.sqs.turn_for(SEND, SqsBehaviour::Silent);
         tokio::select! {
             _ = world.process([message()]) => unreachable!("SQS is silent"),
             () = world.sqs.called(SEND, 1) => {}
@@ -313,7 +315,7 @@ async fn crash_after_the_copy_leaves_two_and_on_fifo_one() {
         tokio::time::timeout(support::PATIENCE, taken)
             .await
             .unwrap();
-        world.sqs.turn_for(SEND, Mood::Willing);
+        world.sqs.turn_for(SEND, SqsBehaviour::Willing);
         assert_eq!(world.process([message()]).await, [""; 0]);
         assert_eq!(world.copied(), copies);
         assert_eq!(world.runs(), 1);
@@ -321,34 +323,41 @@ async fn crash_after_the_copy_leaves_two_and_on_fifo_one() {
 }
 
 #[tokio::test]
-async fn lost_answers_leave_the_message_unacknowledged() {
+async fn lost_responses_leave_message_unacknowledged() {
     let world = World::start().await;
-    for mood in [Mood::Cut, Mood::Empty] {
-        world.sqs.turn_for(SEND, mood);
-        assert_eq!(world.process([declined("m-1")]).await, ["m-1"], "{mood:?}");
+    for behaviour in [SqsBehaviour::Cut, SqsBehaviour::Empty] {
+        world.sqs.turn_for(SEND, behaviour);
+        assert_eq!(
+            world.process([declined("m-1")]).await,
+            ["m-1"],
+            "{behaviour:?}"
+        );
         assert!(!world.copies().is_empty());
-        // The endpoint gave no answer.
+        // The endpoint gave no response.
         later(301 * SECOND).await;
     }
-    world.sqs.turn_for(SEND, Mood::Willing);
+    world.sqs.turn_for(SEND, SqsBehaviour::Willing);
     assert_eq!(world.process([declined("m-1")]).await, [""; 0]);
     assert_eq!(world.runs(), 1);
 }
 
 #[tokio::test]
-async fn partial_answer_acknowledges_what_it_confirms() {
+async fn partial_response_acknowledges_confirmed_copies() {
     let orders = || ["m-1", "m-2", "m-3"].map(declined);
-    for (mood, failed) in [(Mood::FailingFirst, ["m-1"]), (Mood::Forgetful, ["m-3"])] {
+    for (behaviour, failed) in [
+        (SqsBehaviour::FailingFirst, ["m-1"]),
+        (SqsBehaviour::Forgetful, ["m-3"]),
+    ] {
         let world = World::start().await;
-        world.sqs.turn_for(SEND, mood);
-        assert_eq!(world.process(orders()).await, failed, "{mood:?}");
+        world.sqs.turn_for(SEND, behaviour);
+        assert_eq!(world.process(orders()).await, failed, "{behaviour:?}");
         let changed = world.sqs.changes();
         assert_eq!(changed, [(format!("receipt-{}-1", failed[0]), 0)]);
     }
 }
 
 #[tokio::test]
-async fn message_without_a_possible_copy_is_reported_as_failed() {
+async fn message_that_cannot_be_copied_is_failed() {
     let mut crowded = declined("crowded");
     for n in 0..8 {
         crowded["messageAttributes"][format!("a{n}")] = string("String", "x");
@@ -359,7 +368,7 @@ async fn message_without_a_possible_copy_is_reported_as_failed() {
     }
     let mut large = declined("large");
     let padding = "x".repeat(1024 * 1024 - 120);
-    large["body"] = json!(json!({"id": "large", "told": "decline", "pad": padding}).to_string());
+    large["body"] = json!(json!({"id": "large", "act": "decline", "pad": padding}).to_string());
     let mut bodiless = declined("bodiless");
     bodiless["body"] = Value::Null;
     let world = World::start().await;
@@ -371,13 +380,13 @@ async fn message_without_a_possible_copy_is_reported_as_failed() {
 }
 
 #[tokio::test]
-async fn queue_without_a_way_to_its_dead_letters_keeps_the_message() {
+async fn message_without_reachable_dlq_is_failed() {
     for (denied, why) in [
         (SEND, "sqs:SendMessage"),
         ("GetQueueAttributes", "redrive policy"),
     ] {
         let world = World::start().await;
-        world.sqs.turn_for(denied, Mood::Denying);
+        world.sqs.turn_for(denied, SqsBehaviour::Denying);
         assert_eq!(world.process([declined("m-1")]).await, ["m-1"], "{denied}");
         assert_eq!(world.copied(), [""; 0]);
         let line = log::lines_containing("could not be sent to the dead-letter queue").remove(0);
@@ -394,11 +403,11 @@ async fn queue_without_a_way_to_its_dead_letters_keeps_the_message() {
 }
 
 #[tokio::test]
-async fn hanging_sqs_never_delays_the_response_past_its_bound() {
+async fn hanging_sqs_delays_response_within_bound() {
     for operation in ["GetQueueUrl", "GetQueueAttributes", SEND] {
         for (budget, at_most) in [(60 * SECOND, 5 * SECOND), (SECOND, SECOND)] {
             let world = World::start().await;
-            world.sqs.turn_for(operation, Mood::Hanging);
+            world.sqs.turn_for(operation, SqsBehaviour::Hanging);
             let started = Instant::now();
             let event = batch([declined("m-1")]);
             let failed = process(&world.consumer, event, within(budget)).await;
@@ -413,7 +422,7 @@ async fn hanging_sqs_never_delays_the_response_past_its_bound() {
 }
 
 #[tokio::test]
-async fn dead_letter_queue_is_looked_up_by_its_arn() {
+async fn dead_letter_queue_is_found_by_arn() {
     let world = World::start().await;
     let elsewhere = "arn:aws:sqs:eu-central-1:210987654321:elsewhere";
     world.sqs.has(Some(elsewhere), 345_600);
@@ -427,7 +436,7 @@ async fn dead_letter_queue_is_looked_up_by_its_arn() {
 }
 
 #[tokio::test]
-async fn call_takes_ten_copies_and_a_quarter_of_a_mebibyte() {
+async fn send_batch_is_limited_to_10_copies_and_256_kib() {
     let world = World::start().await;
     let messages = (0..23).map(|n| declined(&format!("m-{n}")));
     assert_eq!(world.process(messages).await, [""; 0]);
@@ -442,7 +451,7 @@ async fn call_takes_ten_copies_and_a_quarter_of_a_mebibyte() {
     let large = |id: &str, kib: usize| {
         let padding = "x".repeat(kib * 1024);
         let mut message = declined(id);
-        message["body"] = json!(json!({"id": id, "told": "decline", "pad": padding}).to_string());
+        message["body"] = json!(json!({"id": id, "act": "decline", "pad": padding}).to_string());
         message
     };
     let messages = [
@@ -458,7 +467,7 @@ async fn call_takes_ten_copies_and_a_quarter_of_a_mebibyte() {
 }
 
 #[tokio::test]
-async fn fifo_copy_keeps_its_group_and_names_its_first_id() {
+async fn fifo_copy_keeps_group_and_first_id() {
     let world = World::start().await;
     let mut redriven = fifo(declined("m-2"));
     redriven["messageAttributes"]["SqsOnceDeduplicationId"] = string("String", "first-of-all");
@@ -486,7 +495,7 @@ async fn fifo_copy_keeps_its_group_and_names_its_first_id() {
     }
     assert_eq!(world.runs(), 4);
 
-    // Nothing of the sort on a standard queue.
+    // A standard queue copies neither.
     assert_eq!(world.process([declined("m-5")]).await, [""; 0]);
     let copy = world.copies().pop().unwrap();
     assert!(copy["MessageGroupId"].is_null() && copy["MessageDeduplicationId"].is_null());
@@ -494,7 +503,7 @@ async fn fifo_copy_keeps_its_group_and_names_its_first_id() {
 }
 
 #[tokio::test]
-async fn stopped_fifo_group_is_visible_at_once_behind_a_copy() {
+async fn stopped_fifo_group_is_visible_after_copy() {
     let stop = |consumer: Consumer<_, _>| consumer.fifo_after_permanent(FifoAfterPermanent::Stop);
     let world = World::with(stop).await;
     let messages = [fifo(declined("m-1")), fifo(order("m-2", "succeed"))];
@@ -504,7 +513,7 @@ async fn stopped_fifo_group_is_visible_at_once_behind_a_copy() {
 }
 
 #[tokio::test]
-async fn message_with_a_shared_outcome_is_never_copied() {
+async fn message_with_shared_outcome_is_not_copied() {
     let keys: KeySource = "body:/id".parse().unwrap();
     let world = World::with(|consumer| consumer.key(keys)).await;
     let copy_of = |id: &str| {
@@ -519,9 +528,9 @@ async fn message_with_a_shared_outcome_is_never_copied() {
 }
 
 #[tokio::test]
-async fn two_deliveries_of_a_message_are_copied_once() {
+async fn two_deliveries_of_message_are_copied_once() {
     let world = World::start().await;
-    let delivery = |n| received("m-1", &json!({"id": "m-1", "told": "decline"}), n);
+    let delivery = |n| received("m-1", &json!({"id": "m-1", "act": "decline"}), n);
     for messages in [
         [delivery(1), delivery(2)],
         [fifo(delivery(3)), fifo(delivery(4))],
@@ -535,7 +544,7 @@ async fn two_deliveries_of_a_message_are_copied_once() {
 }
 
 #[tokio::test]
-async fn attributes_of_an_earlier_copy_are_replaced() {
+async fn attributes_of_earlier_copy_are_replaced() {
     let world = World::start().await;
     let mut message = declined("m-1");
     for (name, kind) in [("Reason", "Number"), ("Error", "String"), ("Key", "String")] {
@@ -552,13 +561,13 @@ async fn attributes_of_an_earlier_copy_are_replaced() {
 }
 
 #[tokio::test]
-async fn attributes_of_an_earlier_copy_do_not_outlast_their_cause() {
+async fn stale_attributes_of_copy_are_removed() {
     let keys: KeySource = "body:/id".parse().unwrap();
     let world = World::with(|consumer| consumer.key(keys)).await;
     let mut keyless = declined("m-1");
     keyless["body"] = json!("{}");
     let mut wordless = declined("m-2");
-    wordless["body"] = json!(json!({"id": "m-2", "told": "decline", "why": ""}).to_string());
+    wordless["body"] = json!(json!({"id": "m-2", "act": "decline", "why": ""}).to_string());
     for message in [&mut keyless, &mut wordless] {
         for name in ["SqsOnceKey", "SqsOnceError"] {
             message["messageAttributes"][name] = string("String", "earlier");
@@ -571,11 +580,11 @@ async fn attributes_of_an_earlier_copy_do_not_outlast_their_cause() {
 }
 
 #[tokio::test]
-async fn error_and_key_are_what_sqs_takes() {
+async fn error_and_key_attributes_fit_sqs() {
     let keys: KeySource = "body:/id".parse().unwrap();
     let world = World::with(|consumer| consumer.key(keys)).await;
     let message = |id: &str, why: &str| {
-        let body = json!({"id": id, "told": "decline", "why": why});
+        let body = json!({"id": id, "act": "decline", "why": why});
         received("m", &body, 1)
     };
     for (id, why) in [
@@ -600,7 +609,7 @@ async fn error_and_key_are_what_sqs_takes() {
     );
 }
 
-/// Moves the clock that the consumer measures by.
+/// Moves the consumer's clock.
 async fn later(by: Duration) {
     tokio::time::pause();
     tokio::time::advance(by).await;

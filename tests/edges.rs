@@ -23,21 +23,21 @@ use support::{
     stage::TIME,
 };
 
-/// Both the key and, with another amount, what a corrected message has in common with the first.
+/// The order id as the key. A corrected message keeps it and has another amount.
 const BY_ORDER: (&str, &str) = ("IDEMPOTENCY_KEY", "body:/orderId");
 
-/// Delivers a batch; answers the ids that are reported as failed.
+/// Delivers a batch and returns the ids reported as failed.
 async fn deliver(lambda: &Lambda, messages: impl IntoIterator<Item = Value>) -> Vec<String> {
     let answer = lambda.invoke(batch(messages), TIME).await;
     failed(&answer.response())
 }
 
-/// The `n`th receive of message m-1, which is for order o-1.
+/// The `n`th receive of message m-1, for order o-1.
 fn first_message(n: u32) -> Value {
     received("m-1", &order("o-1"), n)
 }
 
-/// The line of a message's `n`th delivery.
+/// Log line of a message's `n`th delivery.
 async fn line_of(lambda: &Lambda, message_id: &str, n: usize) -> Value {
     let of_it = |line: &Value| of_message(line) && line["message_id"] == message_id;
     lambda.logged(n, of_it).await.remove(n - 1)

@@ -1,4 +1,4 @@
-//! Each example with its sample event, and what it does with messages that it must refuse.
+//! Each example with its sample event, and with messages that it must refuse.
 
 #![allow(
     clippy::unwrap_used,
@@ -31,7 +31,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use sqs_once::{Consumer, Handler, Inbox, Mode, OnItem, store::DynamoStore};
+use sqs_once::{Consumer, Handler, Inbox, Mode, OnItem, Settings, store::DynamoStore};
 use support::{
     PATIENCE,
     consumer::within,
@@ -39,13 +39,20 @@ use support::{
     event,
 };
 
-/// The sample event that ships with an example.
+/// Sample event that ships with an example.
 fn sample(name: &str) -> Value {
     let path = format!("{}/events/{name}.json", env!("CARGO_MANIFEST_DIR"));
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// How many messages of an event are reported as failed.
+/// An example's settings in this DynamoDB: these tables, and defaults.
+fn settings<const N: usize>(dynamo: &Dynamo, tables: [(&str, &str); N]) -> Settings {
+    let runtime_api = ("AWS_LAMBDA_RUNTIME_API", "unused");
+    let variables = tables.into_iter().chain([runtime_api]);
+    Settings::from_vars(variables).sdk_config(dynamo.sdk_config())
+}
+
+/// Number of messages of an event reported as failed.
 async fn process<M: Mode<H::Output>, H: Handler>(
     consumer: &Arc<Consumer<M, H>>,
     event: Value,
@@ -55,7 +62,7 @@ async fn process<M: Mode<H::Output>, H: Handler>(
         .len()
 }
 
-/// What the log says of one message, which must be reported as failed: the outcome and why.
+/// Logged outcome and reason of one message, which must be reported as failed.
 async fn refusal<M: Mode<H::Output>, H: Handler>(
     consumer: &Arc<Consumer<M, H>>,
     body: &Value,
@@ -64,7 +71,7 @@ async fn refusal<M: Mode<H::Output>, H: Handler>(
     let lines = tracing_subscriber::fmt().json().flatten_event(true);
     let writer = log.clone();
     let lines = lines.with_writer(move || writer.clone()).finish();
-    // For this thread, which is the only one of a test's runtime.
+    // Logs of this thread, the only one of the test's runtime.
     let _until_dropped = tracing::subscriber::set_default(lines);
     let event = event::batch([event::record("m-1", body)]);
     assert_eq!(process(consumer, event).await, 1, "{body}");
@@ -92,10 +99,10 @@ impl std::io::Write for Log {
 
 fn permanent(why: &str) -> (String, String) {
     let outcome = "permanent_failure".to_owned();
-    (outcome, format!("failed permanently: {why}"))
+    (outcome, format!("permanent failure: {why}"))
 }
 
-/// A table's items as JSON, by their primary key.
+/// Items of a table as JSON, by primary key.
 async fn items(dynamo: &Dynamo, table: &str, key: &str) -> BTreeMap<String, Value> {
     let records = dynamo.records(table).await.into_iter();
     let items = records.map(|item| serde_dynamo::from_item::<_, Value>(item).unwrap());
@@ -118,12 +125,13 @@ mod creating_a_user {
     ) {
         let dynamo = Dynamo::start().await;
         dynamo.create_table_keyed("users", &["email"]).await;
-        let consumer = create_user::consumer(dynamo.client(), "users".into());
-        (dynamo, Arc::new(consumer.unwrap()))
+        let consumer = create_user::consumer(settings(&dynamo, [("USERS_TABLE_NAME", "users")]));
+        let consumer = consumer.await.unwrap();
+        (dynamo, Arc::new(consumer))
     }
 
     #[tokio::test]
-    async fn the_sample_creates_each_user_once() {
+    async fn sample_creates_each_user_once() {
         let (dynamo, consumer) = start().await;
         assert_eq!(process(&consumer, sample("create-user")).await, 0);
         let users = items(&dynamo, "users", "email").await;
@@ -135,7 +143,7 @@ mod creating_a_user {
             })
         );
         assert_eq!(users.len(), 2);
-        // What the user did meanwhile stays.
+        // The change that the user made meanwhile stays.
         let mut changed = users["ada@example.com"].clone();
         changed["name"] = json!("Augusta Ada King");
         dynamo.put("users", to_item(&changed)).await;
@@ -146,7 +154,7 @@ mod creating_a_user {
     }
 
     #[tokio::test]
-    async fn an_address_that_is_taken_stays_its_owners() {
+    async fn taken_address_keeps_its_user() {
         let (dynamo, consumer) = start().await;
         process(&consumer, sample("create-user")).await;
         let before = items(&dynamo, "users", "email").await;
@@ -157,7 +165,7 @@ mod creating_a_user {
     }
 
     #[tokio::test]
-    async fn an_address_that_is_none_makes_no_user() {
+    async fn invalid_address_creates_no_user() {
         let (dynamo, consumer) = start().await;
         for email in ["", " ", "ada", "@example.com", "ada@"] {
             let user = json!({"userId": "usr-0004", "email": email, "name": "Ada"});
@@ -167,7 +175,7 @@ mod creating_a_user {
         assert!(dynamo.records("users").await.is_empty());
     }
 
-    /// A set of strings stays one.
+    /// A set of strings stays a set.
     fn to_item(user: &Value) -> Item {
         use aws_sdk_dynamodb::types::AttributeValue;
         let mut item: Item = serde_dynamo::to_item(user).unwrap();
@@ -188,8 +196,10 @@ mod adding_an_item_to_an_order {
     ) {
         let dynamo = Dynamo::start().await;
         dynamo.create_table_keyed("orders", &["orderId"]).await;
-        let consumer = add_order_item::consumer(dynamo.client(), "orders".into());
-        (dynamo, Arc::new(consumer.unwrap()))
+        let consumer =
+            add_order_item::consumer(settings(&dynamo, [("ORDERS_TABLE_NAME", "orders")]));
+        let consumer = consumer.await.unwrap();
+        (dynamo, Arc::new(consumer))
     }
 
     fn item(quantity: u32) -> Value {
@@ -197,7 +207,7 @@ mod adding_an_item_to_an_order {
     }
 
     #[tokio::test]
-    async fn the_sample_adds_each_item_once() {
+    async fn sample_adds_each_item_once() {
         let (dynamo, consumer) = start().await;
         put(
             &dynamo,
@@ -222,7 +232,7 @@ mod adding_an_item_to_an_order {
     }
 
     #[tokio::test]
-    async fn an_order_that_is_not_open_stays_as_it_is() {
+    async fn closed_order_is_not_changed() {
         let (dynamo, consumer) = start().await;
         put(
             &dynamo,
@@ -237,7 +247,7 @@ mod adding_an_item_to_an_order {
     }
 
     #[tokio::test]
-    async fn an_item_that_came_before_its_order_is_added_when_the_order_is_there() {
+    async fn item_before_its_order_is_added_later() {
         let (dynamo, consumer) = start().await;
         let (outcome, _) = refusal(&consumer, &item(1)).await;
         assert_eq!(outcome, "retryable_failure");
@@ -255,7 +265,7 @@ mod adding_an_item_to_an_order {
     }
 
     #[tokio::test]
-    async fn no_pieces_are_no_item() {
+    async fn item_without_pieces_is_refused() {
         let (dynamo, consumer) = start().await;
         put(
             &dynamo,
@@ -283,12 +293,14 @@ mod debiting_an_account {
         dynamo.create_table_keyed("accounts", &["accountId"]).await;
         let account = json!({"accountId": ACCOUNT, "owner": "Ada", "balance": 10_000});
         put(&dynamo, "accounts", account).await;
-        let consumer = debit_account::consumer(dynamo.client(), "accounts".into());
-        (dynamo, Arc::new(consumer.unwrap()))
+        let consumer =
+            debit_account::consumer(settings(&dynamo, [("ACCOUNTS_TABLE_NAME", "accounts")]));
+        let consumer = consumer.await.unwrap();
+        (dynamo, Arc::new(consumer))
     }
 
     #[tokio::test]
-    async fn the_sample_debits_each_amount_once() {
+    async fn sample_debits_each_amount_once() {
         let (dynamo, consumer) = start().await;
         for _ in 0..2 {
             assert_eq!(process(&consumer, sample("debit-account")).await, 0);
@@ -301,13 +313,13 @@ mod debiting_an_account {
     }
 
     #[tokio::test]
-    async fn debits_at_the_same_time_never_overdraw_the_account() {
+    async fn concurrent_debits_never_overdraw() {
         let (dynamo, consumer) = start().await;
         let debits = (0..20).map(|n| {
             let body = json!({"debitId": format!("d-{n}"), "accountId": ACCOUNT, "cents": 1500});
             event::record(&format!("m-{n}"), &body)
         });
-        // Six are covered.
+        // The balance covers six debits.
         assert_eq!(process(&consumer, event::batch(debits)).await, 14);
         let account = &items(&dynamo, "accounts", "accountId").await[ACCOUNT];
         assert_eq!(account["balance"], 1000);
@@ -315,7 +327,7 @@ mod debiting_an_account {
     }
 
     #[tokio::test]
-    async fn a_debit_that_cannot_be_leaves_the_accounts_as_they_are() {
+    async fn refused_debit_changes_no_account() {
         let (dynamo, consumer) = start().await;
         let before = items(&dynamo, "accounts", "accountId").await;
         for (account, cents, why) in [
@@ -350,17 +362,21 @@ mod placing_an_order {
             put(&dynamo, "stock", item).await;
         }
         dynamo.create_table("records").await;
-        let consumer = remembering_in(&dynamo, "records");
+        let consumer = remembering_in(&dynamo, "records").await;
         (dynamo, consumer)
     }
 
-    fn remembering_in(
+    async fn remembering_in(
         dynamo: &Dynamo,
         records: &str,
     ) -> Placing<impl Handler<Output = sqs_once::Done<Value>> + use<>> {
-        let (orders, stock) = ("orders".to_owned(), "stock".to_owned());
-        let consumer = place_order::consumer(dynamo.client(), records.into(), orders, stock);
-        Arc::new(consumer.unwrap())
+        let tables = [
+            ("IDEMPOTENCY_TABLE_NAME", records),
+            ("ORDERS_TABLE_NAME", "orders"),
+            ("STOCK_TABLE_NAME", "stock"),
+        ];
+        let consumer = place_order::consumer(settings(dynamo, tables));
+        Arc::new(consumer.await.unwrap())
     }
 
     async fn stock(dynamo: &Dynamo) -> Vec<(String, Value)> {
@@ -377,7 +393,7 @@ mod placing_an_order {
             .into()
     }
 
-    /// The status of an order's record, and what it says.
+    /// Status and content of an order's record.
     async fn recorded(dynamo: &Dynamo, order: &str) -> (String, Value) {
         let record = dynamo
             .record("records", &format!("orders#{order}"))
@@ -398,7 +414,7 @@ mod placing_an_order {
     }
 
     #[tokio::test]
-    async fn the_sample_takes_from_the_stock_once_and_declines_what_is_not_there() {
+    async fn sample_takes_stock_once_and_declines_shortage() {
         let (dynamo, consumer) = start().await;
         for _ in 0..2 {
             assert_eq!(process(&consumer, sample("place-order")).await, 0);
@@ -420,7 +436,7 @@ mod placing_an_order {
     }
 
     #[tokio::test]
-    async fn orders_at_the_same_time_never_oversell() {
+    async fn concurrent_orders_never_oversell() {
         let (dynamo, consumer) = start().await;
         let orders = (0..20).map(|n| {
             let (id, cups) = (format!("o-{n}"), json!({"cup": 3}));
@@ -434,7 +450,7 @@ mod placing_an_order {
     }
 
     #[tokio::test]
-    async fn an_order_that_is_not_valid_has_failed_and_takes_nothing() {
+    async fn invalid_order_fails_and_takes_no_stock() {
         let (dynamo, consumer) = start().await;
         let order =
             |products: Value| json!({"orderId": "o-1", "customerId": "c", "products": products});
@@ -450,7 +466,7 @@ mod placing_an_order {
     }
 
     #[tokio::test]
-    async fn record_outlives_the_queues_of_its_template() {
+    async fn record_outlives_queues_of_template() {
         let (dynamo, consumer) = start().await;
         assert_eq!(process(&consumer, sample("place-order")).await, 0);
         let template = include_str!("../examples/place_order.template.yaml");
@@ -468,12 +484,12 @@ mod placing_an_order {
     }
 
     #[tokio::test]
-    async fn an_order_whose_record_is_forgotten_takes_nothing_again() {
+    async fn order_without_record_takes_no_stock_again() {
         let (dynamo, consumer) = start().await;
         assert_eq!(process(&consumer, sample("place-order")).await, 0);
         dynamo.create_table("emptied").await;
-        let consumer = remembering_in(&dynamo, "emptied");
-        // The order, and its double in the same batch.
+        let consumer = remembering_in(&dynamo, "emptied").await;
+        // The order and its duplicate in the same batch.
         assert_eq!(process(&consumer, sample("place-order")).await, 2);
         assert_eq!(stock(&dynamo).await, pieces(4, 1, 5));
     }

@@ -1,5 +1,5 @@
-//! Whatever happens between the consumer and its table: the real SDK over HTTP, against a
-//! DynamoDB that fails on purpose, at every request of the protocol.
+//! Injected faults between the consumer and its table, at every request of the protocol. The real SDK talks
+//! HTTP to a DynamoDB that fails on purpose.
 
 #![allow(
     clippy::unwrap_used,
@@ -20,11 +20,11 @@ use std::{
 
 use futures_util::{StreamExt as _, future::join_all, stream};
 use sqs_once::{
-    Attempt, Consumer, Deadline, Delivery, Once, Operation,
+    Attempt, Consumer, Deadline, Delivery, Once, Operation, handler_fn,
     protocol::{Key, Timestamp},
     store::DynamoStore,
 };
-use story::{Act, BUDGET, Before, Lasting, Left, Step, Story, TABLE, When};
+use story::{Act, BUDGET, Before, FaultDuration, RecordState, Step, Story, TABLE, When};
 use support::{
     PATIENCE,
     consumer::{namespace, process, within},
@@ -37,8 +37,7 @@ use tokio::{
     net::TcpStream,
 };
 
-/// A fault; whether the request is applied all the same; whether a claim is tried again, by the
-/// SDK or by the worker.
+/// A fault, whether DynamoDB applies the request, and whether SDK or worker retries a claim.
 type Row = (Fault, bool, bool);
 
 const FAULTS: [Row; 14] = [
@@ -60,15 +59,15 @@ const FAULTS: [Row; 14] = [
 
 #[rustfmt::skip]
 const STEPS: [Step; 11] = {
-    use {Act::*, Before::{Delivery, UnansweredClaim}, Left::{Completed, Dead, Failed, Live}};
+    use {Act::*, Before::{Delivery, UnansweredClaim}, RecordState::{Completed, Dead, Failed, Live}};
     [
-        step("claim", "Claim", Before::Nothing, &[Succeed], [Completed, Dead, Left::Nothing]),
+        step("claim", "Claim", Before::Nothing, &[Succeed], [Completed, Dead, RecordState::Nothing]),
         step("takeover's claim", "Claim", Delivery, &[Panic, Succeed], [Completed, Dead, Dead]),
         step("duplicate's claim", "Claim", Delivery, &[Succeed], [Completed, Completed, Completed]),
         step("complete", "UpdateItem", Before::Nothing, &[Succeed], [Completed, Completed, Live]),
         step("fail", "UpdateItem", Before::Nothing, &[Decline], [Failed, Failed, Live]),
         step("end of the lease", "UpdateItem", Before::Nothing, &[Fail], [Dead, Dead, Live]),
-        step("restore", "DeleteItem", Before::Nothing, &[NoEffect], [Left::Nothing, Left::Nothing, Live]),
+        step("restore", "DeleteItem", Before::Nothing, &[NoEffect], [RecordState::Nothing, RecordState::Nothing, Live]),
         step("takeover's restore", "UpdateItem", Delivery, &[Panic, NoEffect], [Dead, Dead, Live]),
         step("end of the lease after a panic", "UpdateItem", Before::Nothing, &[Panic], [Dead, Dead, Live]),
         step("end of the lease at the deadline", "UpdateItem", Before::Nothing, &[Hang], [Dead, Dead, Live]),
@@ -81,7 +80,7 @@ const fn step(
     request: &'static str,
     before: Before,
     acts: &'static [Act],
-    [answered, applied, not_applied]: [Left; 3],
+    [answered, applied, not_applied]: [RecordState; 3],
 ) -> Step {
     Step {
         name,
@@ -94,7 +93,7 @@ const fn step(
     }
 }
 
-/// Every fault at every step, lived through once for all tests.
+/// Every fault at every step, run once and shared by all tests.
 fn stories() -> &'static [(Story, Row)] {
     static STORIES: OnceLock<Vec<(Story, Row)>> = OnceLock::new();
     STORIES.get_or_init(|| live(&FAULTS))
@@ -104,14 +103,14 @@ fn live(faults: &[Row]) -> Vec<(Story, Row)> {
     let mut plots = Vec::new();
     for step in STEPS {
         for row in faults {
-            let lastings: &[Lasting] = match row.0 {
-                Fault::Refuse => &[Lasting::Throughout],
+            let lastings: &[FaultDuration] = match row.0 {
+                Fault::Refuse => &[FaultDuration::Throughout],
                 Fault::HoldRequest | Fault::HoldAnswer => &[
-                    Lasting::Once,
-                    Lasting::Throughout,
-                    Lasting::UntilTheDeadline,
+                    FaultDuration::Once,
+                    FaultDuration::Throughout,
+                    FaultDuration::UntilTheDeadline,
                 ],
-                _ => &[Lasting::Once, Lasting::Throughout],
+                _ => &[FaultDuration::Once, FaultDuration::Throughout],
             };
             plots.extend(lastings.iter().map(|lasting| (step, *row, *lasting)));
         }
@@ -124,15 +123,15 @@ fn live(faults: &[Row]) -> Vec<(Story, Row)> {
     runtime.block_on(lived.buffered(16).collect())
 }
 
-/// Whether the request that met the fault was answered in the end.
+/// True if the failed request received a response in the end.
 fn answered(story: &Story, (fault, _, retried): Row) -> bool {
     let step = &story.step;
     let repeated = match step.request {
         "Claim" => retried,
-        // A worker repeats a settlement whatever happens, unless it is rejected.
+        // A worker retries a settlement after every error but a rejection.
         _ => fault != Fault::Denied && step.before != Before::UnansweredClaim,
     };
-    story.lasting == Lasting::Once && repeated
+    story.lasting == FaultDuration::Once && repeated
 }
 
 #[test]
@@ -143,7 +142,7 @@ fn every_story_meets_its_fault() {
 }
 
 #[test]
-fn a_message_is_acknowledged_only_if_its_operation_is_completed() {
+fn acknowledged_message_is_completed() {
     for (story, _) in stories() {
         acknowledged_only_if_completed(story);
     }
@@ -151,13 +150,13 @@ fn a_message_is_acknowledged_only_if_its_operation_is_completed() {
 
 fn acknowledged_only_if_completed(story: &Story) {
     for delivery in &story.deliveries {
-        let completed = delivery.left == Left::Completed;
+        let completed = delivery.left == RecordState::Completed;
         assert!(completed || !delivery.acknowledged, "{story}");
     }
 }
 
 #[test]
-fn a_result_is_never_overwritten() {
+fn result_is_never_overwritten() {
     for (story, _) in stories() {
         let mut results = story.deliveries.iter().filter_map(|d| d.result.as_ref());
         let first = results.next();
@@ -166,7 +165,7 @@ fn a_result_is_never_overwritten() {
 }
 
 #[test]
-fn a_batch_is_answered_before_its_deadline() {
+fn batch_is_answered_before_deadline() {
     for (story, _) in stories() {
         let in_time = story.deliveries.iter().all(|d| d.took < BUDGET);
         assert!(in_time, "{story}");
@@ -174,31 +173,31 @@ fn a_batch_is_answered_before_its_deadline() {
 }
 
 #[test]
-fn no_effect_is_repeated_without_the_handler_being_told() {
+fn repeated_effect_is_announced_to_handler() {
     for (story, _) in stories() {
-        told_of_effects(story);
+        assert_informed_of_effects(story);
     }
 }
 
-/// Only a run that says so is sure to have had no effect.
-fn told_of_effects(story: &Story) {
+/// Only a run that declares so is sure to have had no effect.
+fn assert_informed_of_effects(story: &Story) {
     let mut effects = std::collections::BTreeMap::<_, usize>::new();
     for run in &story.runs {
         let effects = effects.entry(&run.key).or_default();
-        assert!(*effects == 0 || run.told, "{story}");
+        assert!(*effects == 0 || run.informed, "{story}");
         *effects += usize::from(run.act != Act::NoEffect);
     }
 }
 
 #[test]
-fn a_fault_that_a_retry_gets_over_changes_nothing() {
+fn retried_fault_changes_nothing() {
     for (story, row) in stories()
         .iter()
         .filter(|(story, row)| answered(story, *row))
     {
         let (step, first) = (&story.step, story.first());
-        let succeeds = step.answered == Left::Completed;
-        let runs = step.before != Before::UnansweredClaim && first.found != Left::Completed;
+        let succeeds = step.answered == RecordState::Completed;
+        let runs = step.before != Before::UnansweredClaim && first.found != RecordState::Completed;
         let seen = (first.acknowledged, first.runs.len(), first.left);
         assert_eq!(
             seen,
@@ -209,7 +208,7 @@ fn a_fault_that_a_retry_gets_over_changes_nothing() {
 }
 
 #[test]
-fn a_request_that_is_never_answered_fails_its_message_and_leaves_what_was_applied() {
+fn unanswered_request_fails_message_and_keeps_write() {
     for (story, row) in stories()
         .iter()
         .filter(|(story, row)| !answered(story, *row))
@@ -221,7 +220,7 @@ fn a_request_that_is_never_answered_fails_its_message_and_leaves_what_was_applie
         } else {
             step.not_applied
         };
-        // An unanswered claim runs nothing.
+        // An unanswered claim runs no handler.
         let claimed = step.request != "Claim" && step.before != Before::UnansweredClaim;
         let seen = (first.acknowledged, first.runs.len(), first.left);
         assert_eq!(seen, (false, usize::from(claimed), left), "{row:?} {story}");
@@ -229,17 +228,19 @@ fn a_request_that_is_never_answered_fails_its_message_and_leaves_what_was_applie
 }
 
 #[test]
-fn after_the_fault_a_redelivery_does_what_the_record_says() {
+fn redelivery_after_fault_follows_record() {
     for (story, _) in stories() {
         for redelivery in story.redeliveries() {
-            let told: Vec<_> = redelivery.runs.iter().map(|run| run.told).collect();
-            let seen = (&told[..], redelivery.acknowledged, redelivery.left);
-            let expected: (&[bool], bool, Left) = match (redelivery.found, redelivery.when) {
-                (Left::Nothing, _) => (&[false], true, Left::Completed),
-                (Left::Live, When::Now) => (&[], false, Left::Live),
-                (Left::Dead, _) | (Left::Live, When::Later) => (&[true], true, Left::Completed),
-                (Left::Completed, _) => (&[], true, Left::Completed),
-                (Left::Failed, _) => (&[], false, Left::Failed),
+            let informed: Vec<_> = redelivery.runs.iter().map(|run| run.informed).collect();
+            let seen = (&informed[..], redelivery.acknowledged, redelivery.left);
+            let expected: (&[bool], bool, RecordState) = match (redelivery.found, redelivery.when) {
+                (RecordState::Nothing, _) => (&[false], true, RecordState::Completed),
+                (RecordState::Live, When::Now) => (&[], false, RecordState::Live),
+                (RecordState::Dead, _) | (RecordState::Live, When::Later) => {
+                    (&[true], true, RecordState::Completed)
+                }
+                (RecordState::Completed, _) => (&[], true, RecordState::Completed),
+                (RecordState::Failed, _) => (&[], false, RecordState::Failed),
             };
             assert_eq!(seen, expected, "{redelivery:?} of {story}");
         }
@@ -247,16 +248,16 @@ fn after_the_fault_a_redelivery_does_what_the_record_says() {
 }
 
 #[test]
-fn every_message_is_settled_once_the_lease_is_over() {
+fn every_message_settles_after_lease_ends() {
     for (story, _) in stories() {
         let [.., later, again] = &story.deliveries[..] else {
             unreachable!()
         };
         for delivery in [later, again] {
             let settled = match delivery.left {
-                Left::Completed => delivery.acknowledged,
-                Left::Failed => !delivery.acknowledged,
-                Left::Nothing | Left::Live | Left::Dead => false,
+                RecordState::Completed => delivery.acknowledged,
+                RecordState::Failed => !delivery.acknowledged,
+                RecordState::Nothing | RecordState::Live | RecordState::Dead => false,
             };
             assert!(settled, "{story}");
         }
@@ -265,25 +266,26 @@ fn every_message_is_settled_once_the_lease_is_over() {
 }
 
 #[test]
-fn an_empty_answer_is_no_answer() {
+fn empty_response_is_rejected() {
     let empty = [
         (Fault::Empty, true, false),
         (Fault::EmptyInstead, false, false),
     ];
     for (story, _) in live(&empty) {
         acknowledged_only_if_completed(&story);
-        told_of_effects(&story);
+        assert_informed_of_effects(&story);
     }
 }
 
-/// One message at a time, so that all tries of the first one's request meet the fault, and no other.
+/// One message at a time, so that the fault hits all tries of the first message's request and no
+/// other request.
 #[tokio::test]
-async fn a_fault_that_fails_one_message_leaves_the_others_done() {
+async fn fault_of_one_message_spares_others() {
     use Fault::{
         Denied, HoldAnswer, HoldRequest, Refuse, Throttle, ThroughputExceeded, TransactionConflict,
     };
     let counted = FAULTS.iter().filter(|(fault, ..)| {
-        // These end by a timeout or last for all.
+        // These injected faults end by a timeout or persist.
         ![HoldRequest, HoldAnswer, Refuse].contains(fault)
     });
     let stories = counted.flat_map(|row| [("Claim", row), ("UpdateItem", row)]);
@@ -291,13 +293,14 @@ async fn a_fault_that_fails_one_message_leaves_the_others_done() {
         let dynamo = Dynamo::start().await;
         dynamo.create_table(TABLE).await;
         let tries = if retried { Dynamo::ATTEMPTS } else { 1 };
-        // Contention, and what happens to a settlement, is outlasted by the worker.
+        // The worker outlasts contention, and every fault of a settlement.
         let outlasted = [Throttle, ThroughputExceeded, TransactionConflict].contains(&fault)
             || request == "UpdateItem" && fault != Denied;
         (0..tries).for_each(|_| dynamo.fail(request, fault));
         let once = Once::new(DynamoStore::new(dynamo.worker(None), TABLE));
         let handler = |(): (), _: Attempt| async { Ok(()) };
-        let consumer = Consumer::new(once, namespace(), handler).concurrency(NonZeroUsize::MIN);
+        let consumer =
+            Consumer::new(once, namespace(), handler_fn(handler)).concurrency(NonZeroUsize::MIN);
         let event = batch((1..=3).map(|n| record(&format!("m-{n}"), "null")));
         let failed = process(&Arc::new(consumer), event, within(PATIENCE)).await;
         let expected: &[&str] = if outlasted { &[] } else { &["m-1"] };
@@ -307,11 +310,11 @@ async fn a_fault_that_fails_one_message_leaves_the_others_done() {
     stream::iter(stories).buffered(8).collect::<()>().await;
 }
 
-/// A claim that is rejected was not applied, so there is no lease to end.
+/// A rejected claim was not applied, so no lease has to end.
 #[tokio::test]
 async fn rejected_claim_sends_no_second_write() {
     let dynamo = Dynamo::start().await;
-    // There is no table.
+    // The table does not exist.
     for (fault, code) in [
         (Some(Fault::Denied), "AccessDeniedException"),
         (None, "ResourceNotFoundException"),
@@ -328,10 +331,10 @@ async fn rejected_claim_sends_no_second_write() {
     }
 }
 
-/// One client for all, as a process has. Its claims are throttled until the SDK's retry quota is
-/// used up, and then a completion is, until shortly before its deadline.
+/// One SDK client for all messages, as in a process. DynamoDB throttles claims until the SDK's
+/// retry quota is used up, and then a completion until shortly before its deadline.
 #[tokio::test]
-async fn throttled_completion_is_recorded_before_its_deadline() {
+async fn throttled_completion_is_recorded_in_time() {
     let dynamo = Dynamo::start().await;
     dynamo.create_table(TABLE).await;
     let once = Once::new(DynamoStore::new(dynamo.worker(None), TABLE));
@@ -360,7 +363,7 @@ async fn throttled_completion_is_recorded_before_its_deadline() {
             tokio::time::sleep(throttled).await;
             dynamo.heal().await;
         });
-        assert_eq!(outcome.name(), "done", "{fault:?}: {outcome}");
+        assert_eq!(outcome.name(), "completed", "{fault:?}: {outcome}");
         let sent = dynamo.reset_counts()["UpdateItem"];
         assert!(sent < 40, "{fault:?}: {sent} requests");
     }
@@ -368,7 +371,7 @@ async fn throttled_completion_is_recorded_before_its_deadline() {
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Half of its time is its reserve.
+/// Half of the time is reserve.
 fn operation(id: &str, budget: Duration) -> Operation {
     Operation::new(
         Key::new(&namespace(), [id]).unwrap(),
@@ -378,8 +381,8 @@ fn operation(id: &str, budget: Duration) -> Operation {
     )
 }
 
-/// Asks on a connection of its own to count the table's items, and reads until the server
-/// closes or, after an answer, has nothing more to say.
+/// Sends a request to count the table's items on a connection of its own. Reads until the server
+/// closes, or is silent after its response.
 async fn ask(dynamo: &Dynamo) -> io::Result<String> {
     let address = dynamo.endpoint().strip_prefix("http://").unwrap();
     let mut stream = TcpStream::connect(address).await?;
@@ -399,7 +402,7 @@ async fn ask(dynamo: &Dynamo) -> io::Result<String> {
 }
 
 #[tokio::test]
-async fn a_fault_is_on_the_wire_what_it_is_called() {
+async fn fault_on_the_wire_matches_its_name() {
     const OK: &str = "HTTP/1.1 200 OK";
     let dynamo = Dynamo::start().await;
     dynamo.create_table("idempotency").await;

@@ -1,4 +1,4 @@
-//! The corpus that fuzzing has gathered, on a stable compiler: what was found once stays mended.
+//! The corpus gathered by fuzzing, on a stable compiler, as a regression test.
 
 #![allow(
     clippy::unwrap_used,
@@ -11,13 +11,13 @@ mod targets;
 
 use std::{fs, path::Path};
 
-/// Every file of a folder of the repository, and there are some.
+/// Every file of a folder of the repository; the folder must not be empty.
 fn each(folder: &str, least: usize, run: fn(&[u8])) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
     let mut seen = 0;
     for file in fs::read_dir(&folder).unwrap() {
         let path = file.unwrap().path();
-        // Shown if the test fails: the last one is the culprit.
+        // Shown if the test fails: the last file is the culprit.
         println!("{}", path.display());
         run(&fs::read(&path).unwrap());
         seen += 1;
@@ -26,16 +26,16 @@ fn each(folder: &str, least: usize, run: fn(&[u8])) {
 }
 
 #[test]
-fn the_events_that_fuzzing_found_are_answered_as_the_rules_say() {
+fn corpus_events_are_answered_by_the_rules() {
     each("fuzz/corpus/event", 10, targets::event);
 }
 
 #[test]
-fn the_sample_events_are_answered_as_the_rules_say() {
+fn sample_events_are_answered_by_the_rules() {
     each("events", 6, targets::event);
 }
 
 #[test]
-fn the_bodies_that_fuzzing_found_are_answered_as_the_rules_say() {
+fn corpus_bodies_are_answered_by_the_rules() {
     each("fuzz/corpus/body", 10, targets::body);
 }

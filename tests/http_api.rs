@@ -22,7 +22,7 @@ use sqs_once::{
     store::MemoryStore,
 };
 
-/// A request as API Gateway sends it: to an HTTP API, or to a REST API.
+/// Request as API Gateway sends it, to an HTTP API or to a REST API.
 #[derive(Clone)]
 struct Call {
     rest: bool,
@@ -132,7 +132,7 @@ fn user() -> Call {
 }
 
 #[tokio::test]
-async fn same_request_gets_the_same_status_and_body() {
+async fn repeated_request_gets_same_response() {
     let store = MemoryStore::default();
     let first = user().send(&store).await;
     assert_eq!(first.0, StatusCode::CREATED);
@@ -166,7 +166,7 @@ async fn payload_counts_by_its_canonical_json() {
 }
 
 #[tokio::test]
-async fn callers_with_one_key_have_results_of_their_own() {
+async fn callers_with_same_key_get_own_results() {
     let jwt = |sub: &str| Call::of_user(sub);
     let iam = |arn: &str| Call {
         authorizer: json!({ "iam": { "userArn": arn, "userId": "AIDA", "accessKey": "ASIA" } }),
@@ -206,7 +206,7 @@ async fn callers_with_one_key_have_results_of_their_own() {
 }
 
 #[tokio::test]
-async fn method_and_path_are_part_of_the_key() {
+async fn method_and_path_are_part_of_key() {
     let store = MemoryStore::default();
     let to = |method, path| Call {
         method,
@@ -228,7 +228,7 @@ async fn method_and_path_are_part_of_the_key() {
 }
 
 #[tokio::test]
-async fn request_without_a_caller_is_refused_unless_anonymous() {
+async fn request_without_caller_is_refused() {
     let without = [
         Call {
             authorizer: json!(null),
@@ -245,14 +245,14 @@ async fn request_without_a_caller_is_refused_unless_anonymous() {
         let allowed = call.answer(&store, true).await;
         assert_eq!(allowed.0, StatusCode::CREATED, "{n}");
         assert_eq!(call.answer(&store, true).await, allowed, "{n}");
-        // A caller that is known still has results of its own.
+        // An identified caller still has results of its own.
         let known = user().body(r#"{"amount": 2}"#).answer(&store, true).await;
         assert_eq!(known.0, StatusCode::CREATED, "{n}");
     }
 }
 
 #[tokio::test]
-async fn second_request_conflicts_while_the_first_runs() {
+async fn concurrent_request_is_a_conflict() {
     let store = MemoryStore::default();
     let parts = ["jwt", "u-1", "POST", "/payments", "k-1"];
     let operation = sqs_once::Operation::new(
@@ -273,7 +273,7 @@ async fn second_request_conflicts_while_the_first_runs() {
 }
 
 #[tokio::test]
-async fn permanent_failure_is_answered_alike_the_second_time() {
+async fn repeated_permanent_failure_gets_same_response() {
     let store = MemoryStore::default();
     let call = user().body(r#"{"amount": 0}"#);
     let first = call.send(&store).await;

@@ -1,8 +1,8 @@
-//! The consumer between real queues and a real table: SQS and DynamoDB wherever
-//! `AWS_ENDPOINT_URL` points, an emulator or LocalStack.
+//! The consumer between real queues and a real table: SQS and DynamoDB at `AWS_ENDPOINT_URL`, an
+//! emulator or LocalStack.
 //!
-//! Nothing is deployed. The tests do what the event source mapping does: receive, invoke the
-//! release binary, delete what was not reported as failed. Each test runs with both choices of key:
+//! Nothing is deployed. The tests act as the event source mapping: receive, invoke the release
+//! binary, delete the messages not reported as failed. Each test runs with both choices of key:
 //! `message-id`, the default, and `body:/orderId`, the business key.
 
 #![allow(
@@ -35,17 +35,17 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-/// The queue's visibility timeout: when a message is back whose worker was killed. A lease must
-/// have ended by then.
+/// Visibility timeout of the queue, after which the message of a killed worker returns. The lease
+/// must end before that.
 const VISIBILITY: Duration = Duration::from_secs(3);
-/// A visibility timeout that no test lives to see the end of.
+/// A visibility timeout longer than any test.
 const LONG: Duration = Duration::from_secs(60);
-/// The function's timeout.
+/// Timeout of the function.
 const TIME: Duration = Duration::from_secs(2);
-/// Receives until a message is moved to the dead-letter queue.
+/// Receives until SQS moves a message to the dead-letter queue.
 const RECEIVES: usize = 3;
 
-/// The source of the idempotency key.
+/// Source of the idempotency key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Key {
     MessageId,
@@ -62,7 +62,7 @@ impl Key {
     }
 }
 
-/// Queues and a table of one test's own.
+/// Queues and a table of a single test.
 struct World {
     key: Key,
     endpoint: String,
@@ -85,18 +85,18 @@ struct Sent {
     message_id: String,
 }
 
-/// Runs a test once for each choice of key, each in a world of its own.
+/// Runs a test once for each choice of key, each time in a world of its own.
 async fn in_each_world(test: impl AsyncFn(&World)) {
     in_each_world_that_hides(VISIBILITY, test).await;
 }
 
-/// With a visibility timeout of its queue's own.
+/// Sets the visibility timeout of the queue.
 async fn in_each_world_that_hides(visibility: Duration, test: impl AsyncFn(&World)) {
     let run = async |key| in_a_world(key, visibility, &test).await;
     join!(run(Key::MessageId), run(Key::OrderId));
 }
 
-/// Deletes the world, also when the test panics.
+/// Deletes the world, even if the test panics.
 async fn in_a_world(key: Key, visibility: Duration, test: &impl AsyncFn(&World)) {
     let world = World::create(key, visibility).await;
     let outcome = AssertUnwindSafe(test(&world)).catch_unwind().await;
@@ -160,7 +160,7 @@ impl World {
             ("AWS_ENDPOINT_URL", self.endpoint.as_str()),
             ("IDEMPOTENCY_TABLE_NAME", &self.table),
             ("IDEMPOTENCY_KEY", self.key.source()),
-            // The lease then ends with the function's time, before the message is seen again.
+            // The lease ends with the function's time, before SQS delivers the message again.
             ("IDEMPOTENCY_LEASE_MARGIN", "0s"),
             ("CONSUMER_BACKOFF_BASE", "1s"),
             ("PAYMENT_GATEWAY_URL", self.gateway.url()),
@@ -184,7 +184,7 @@ impl World {
         sent.message_id.unwrap()
     }
 
-    /// Sends the messages of the dead-letter queue back, once there are any. Each has a new message
+    /// Redrives the messages of the dead-letter queue, once it holds any. Each gets a new message
     /// id, as on AWS.
     async fn redrive(&self) {
         for letter in self.receive_some(&self.dead_letters).await {
@@ -207,7 +207,7 @@ impl World {
         receive.send().await.unwrap().messages.unwrap_or_default()
     }
 
-    /// Receives until there is something.
+    /// Receives until a message arrives.
     async fn receive_some(&self, queue: &Queue) -> Vec<Message> {
         let some = async {
             loop {
@@ -224,7 +224,7 @@ impl World {
         batch(messages.iter().map(|message| self.record(message)))
     }
 
-    /// As the event source mapping writes it down.
+    /// Event in the form that the event source mapping sends.
     fn record(&self, message: &Message) -> Value {
         let attributes = message.attributes.iter().flatten();
         let attributes = attributes.map(|(name, value)| (name.as_str(), value.as_str()));
@@ -241,8 +241,8 @@ impl World {
         })
     }
 
-    /// Deletes what was processed; the rest comes back when the consumer said, or else when the
-    /// queue's visibility timeout is over.
+    /// Deletes the processed messages. The rest return at their visibility timeout, which the
+    /// consumer or else the queue has set.
     async fn settle(&self, messages: Vec<Message>, answer: Answer) {
         let Answer::Response(response) = answer else {
             return;
@@ -258,7 +258,7 @@ impl World {
         }
     }
 
-    /// Polls and invokes until nothing is left in the queue, in sight or out of it.
+    /// Polls and invokes until the queue is empty, in-flight messages included.
     async fn drain(&self, lambda: &Lambda) {
         let drained = async {
             while self.left().await > 0 {
@@ -310,8 +310,8 @@ impl World {
         self.gateway.calls_for(order).len()
     }
 
-    /// The distinct `Idempotency-Key`s of an order's charges. A gateway that honours the header
-    /// charges once for each.
+    /// Distinct `Idempotency-Key`s of an order's charges. A gateway that honours the header charges
+    /// once for each.
     fn charge_keys(&self, order: &str) -> usize {
         let calls = self.gateway.calls_for(order).into_iter();
         calls
@@ -339,7 +339,7 @@ async fn create_queue(
 }
 
 #[tokio::test]
-async fn orders_are_charged_once_and_permanent_failures_are_dead() {
+async fn orders_charge_once_and_failures_are_dead_lettered() {
     in_each_world(async |world| {
         let lambda = world.consumer().await;
         let mut good = Vec::new();
@@ -376,10 +376,10 @@ async fn orders_are_charged_once_and_permanent_failures_are_dead() {
 }
 
 #[tokio::test]
-async fn order_sent_twice_is_charged_once_only_by_its_order_id() {
+async fn order_sent_twice_is_charged_once_by_order_id() {
     in_each_world(async |world| {
         let lambda = world.consumer().await;
-        // Two that may meet in one batch, and a third when the first is recorded.
+        // Two messages that may share a batch, and a third after the first is recorded.
         let twice = [world.send("o-1").await, world.send("o-1").await];
         world.drain(&lambda).await;
         let thrice = world.send("o-1").await;
@@ -398,9 +398,9 @@ async fn order_sent_twice_is_charged_once_only_by_its_order_id() {
     .await;
 }
 
-/// The gateway takes the charge and answers 500, and then refuses the order.
+/// The gateway takes the charge and returns 500, and then declines the order.
 #[tokio::test]
-async fn redriven_order_is_charged_once_only_by_its_order_id() {
+async fn redriven_order_is_charged_once_by_order_id() {
     in_each_world(async |world| {
         let lambda = world.consumer().await;
         let replies = [Reply::Status(500), Reply::Status(402)];
@@ -416,7 +416,7 @@ async fn redriven_order_is_charged_once_only_by_its_order_id() {
         assert_eq!(world.charges("o-1"), 3);
         let (keys, status) = match world.key {
             Key::OrderId => (1, "COMPLETED"),
-            // The record of the new message id is another.
+            // The new message id has a record of its own.
             Key::MessageId => (2, "FAILED"),
         };
         assert_eq!(world.charge_keys("o-1"), keys);
@@ -426,7 +426,7 @@ async fn redriven_order_is_charged_once_only_by_its_order_id() {
 }
 
 #[tokio::test]
-async fn message_whose_deletion_was_lost_is_charged_once() {
+async fn lost_delete_message_charges_once() {
     in_each_world(async |world| {
         let lambda = world.consumer().await;
         world.send("o-1").await;
@@ -445,7 +445,7 @@ async fn message_whose_deletion_was_lost_is_charged_once() {
 
 /// The promises hold while the record is kept. The gateway still sees the same key.
 #[tokio::test]
-async fn redelivery_after_ttl_deletion_is_charged_again() {
+async fn redelivery_after_ttl_deletion_charges_again() {
     in_each_world(async |world| {
         let lambda = world.consumer().await;
         let sent = world.send("o-1").await;
@@ -462,7 +462,7 @@ async fn redelivery_after_ttl_deletion_is_charged_again() {
 }
 
 #[tokio::test]
-async fn message_of_a_killed_worker_is_taken_over() {
+async fn killed_worker_is_taken_over() {
     in_each_world(async |world| {
         world.gateway.script("o-1", [Reply::Hang]);
         let sent = world.send("o-1").await;
@@ -484,7 +484,7 @@ async fn message_of_a_killed_worker_is_taken_over() {
 }
 
 #[tokio::test]
-async fn permanent_failure_is_dead_lettered_within_seconds() {
+async fn permanent_failure_is_dead_lettered_fast() {
     in_each_world_that_hides(LONG, async |world| {
         let lambda = world.consumer().await;
         world.gateway.script("declined", [Reply::Status(402)]);
@@ -504,7 +504,7 @@ async fn permanent_failure_is_dead_lettered_within_seconds() {
 }
 
 #[tokio::test]
-async fn declined_order_is_dead_lettered_directly_with_its_reason() {
+async fn direct_dead_lettering_copies_reason() {
     in_each_world_that_hides(LONG, async |world| {
         let lambda = world.consumer_with(&[("CONSUMER_DEAD_LETTER", "on")]).await;
         world.gateway.script("declined", [Reply::Status(402)]);
@@ -528,8 +528,9 @@ async fn declined_order_is_dead_lettered_directly_with_its_reason() {
 }
 
 #[tokio::test]
-async fn conflict_uses_up_one_receive_however_long_the_lease() {
-    // Visible again every second, the message would be dead before the lease ends.
+async fn conflict_costs_one_receive() {
+    // With a visibility timeout of one second, the message would be dead-lettered before the lease
+    // ends.
     in_each_world_that_hides(Duration::from_secs(1), async |world| {
         world.gateway.script("o-1", [Reply::Hang]);
         world.send("o-1").await;
@@ -548,14 +549,14 @@ async fn conflict_uses_up_one_receive_however_long_the_lease() {
             .await;
         let of = |n: usize| (&deliveries[n]["receive_count"], &deliveries[n]["outcome"]);
         assert_eq!(of(0), (&json!(2), &json!("conflict")));
-        assert_eq!(of(1), (&json!(3), &json!("done")));
+        assert_eq!(of(1), (&json!(3), &json!("completed")));
         assert_eq!(world.charges("o-1"), 2);
     })
     .await;
 }
 
 #[tokio::test]
-async fn failing_gateway_sees_retries_spread_over_the_back_off() {
+async fn retries_are_spread_over_backoff() {
     in_each_world_that_hides(LONG, async |world| {
         let lambda = world
             .consumer_with(&[("CONSUMER_BACKOFF_BASE", "4s")])
@@ -577,7 +578,7 @@ async fn failing_gateway_sees_retries_spread_over_the_back_off() {
             humantime::parse_rfc3339(time).unwrap()
         });
         let (first, last) = (times.clone().min().unwrap(), times.max().unwrap());
-        // All sixteen wait equally long once in seven million runs: 2, 3 or 4 seconds each.
+        // All sixteen waits of 2, 3 or 4 seconds are equal once in seven million runs.
         assert!(last.duration_since(first).unwrap() >= Duration::from_millis(700));
         assert!(orders.iter().all(|order| world.charges(order) == 2));
     })

@@ -1,5 +1,5 @@
-//! Effects in DynamoDB happen exactly once, in each mode, whatever goes wrong: the real SDK over
-//! HTTP, against a DynamoDB that fails on purpose.
+//! Effects in DynamoDB happen exactly once, in each mode, under every fault. The real SDK talks
+//! HTTP to a DynamoDB that fails on purpose.
 
 #![allow(
     clippy::unwrap_used,

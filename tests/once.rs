@@ -1,4 +1,4 @@
-//! One operation: what runs, what is recorded, what the next attempt is told.
+//! One operation: handler runs, recorded outcomes, and the history given to the next attempt.
 
 #![allow(
     clippy::unwrap_used,
@@ -35,7 +35,7 @@ thread_local! {
     static CLOCK: Cell<Timestamp> = const { Cell::new(Timestamp::from_millis(1_800_000_000_000)) };
 }
 
-/// The wall clock of the test's thread: it moves when the test says so.
+/// Wall clock of the test's thread, moved by the test.
 fn now() -> Timestamp {
     CLOCK.get()
 }
@@ -61,7 +61,7 @@ fn operation(message_id: &str, payload: &str) -> Operation {
     )
 }
 
-/// What the handler was told, per time it ran.
+/// History given to the handler, for each run.
 #[derive(Clone, Default)]
 struct Runs(Arc<Mutex<Vec<History>>>);
 
@@ -78,13 +78,13 @@ impl Runs {
         self.0.lock().unwrap().last().cloned().unwrap()
     }
 
-    /// The time from which the last attempt was informed to look for effects.
+    /// Time from which the last attempt must look for earlier effects.
     fn open_since(&self) -> Option<Timestamp> {
         self.last().open.expect("an open attempt").first_claimed_at
     }
 }
 
-/// Runs the operation with a handler that answers `answer`.
+/// Runs the operation with a handler that returns `answer`.
 async fn run<S: Store + Clone, T: serde::Serialize + Send>(
     store: &S,
     operation: Operation,
@@ -110,7 +110,7 @@ fn busy() -> Result<(), Failure> {
     Err(Failure::retryable("busy"))
 }
 
-/// Leaves a claim behind as a crash does: nothing is written after it.
+/// Leaves a claim behind as a crash does: the worker writes nothing after it.
 async fn crash(store: &Lossy, message_id: &str) -> Owner {
     let once = once(store);
     let mut dying = Box::pin(once.run(operation(message_id, "p"), |_| {
@@ -133,31 +133,31 @@ fn lease_until(store: &Lossy) -> Timestamp {
 }
 
 #[tokio::test]
-async fn a_second_delivery_runs_nothing_and_gets_the_result() {
+async fn duplicate_gets_result_without_running() {
     let (store, runs) = (Lossy::default(), Runs::default());
     let first = run(&store, operation("m-1", "p"), &runs, Ok(41)).await;
     let second = run(&store, operation("m-1", "p"), &runs, Ok(42)).await;
-    assert!(matches!(first, Outcome::Done(StoredResult::Json(json)) if json == "41"));
+    assert!(matches!(first, Outcome::Completed(StoredResult::Json(json)) if json == "41"));
     assert!(matches!(second, Outcome::Duplicate(StoredResult::Json(json)) if json == "41"));
     assert_eq!(runs.count(), 1);
     assert_eq!(store.sent(), ["claim", "complete", "claim"]);
 }
 
 #[tokio::test]
-async fn an_outcome_is_forgotten_after_the_retention() {
+async fn outcome_expires_after_retention() {
     let (store, runs) = (Lossy::default(), Runs::default());
-    run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     pass(20 * 24 * 3600 * SECOND);
-    run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     assert_eq!(runs.count(), 1);
     pass(2 * SECOND);
-    run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     assert_eq!(runs.count(), 2);
     assert_eq!(runs.last().open, None);
 }
 
 #[tokio::test]
-async fn a_permanent_failure_never_runs_again_for_its_message() {
+async fn permanent_failure_runs_once_per_message() {
     let (store, runs) = (Lossy::default(), Runs::default());
     let first = run(&store, operation("m-1", "p"), &runs, declined()).await;
     let second = run(&store, operation("m-1", "p"), &runs, declined()).await;
@@ -166,16 +166,16 @@ async fn a_permanent_failure_never_runs_again_for_its_message() {
     assert_eq!(runs.count(), 1);
     assert_eq!(store.sent(), ["claim", "fail", "claim"]);
 
-    // A new message runs, with a corrected payload too.
+    // A new message runs, also with a corrected payload.
     let resent = run(&store, operation("m-2", "corrected"), &runs, Ok(1)).await;
-    assert!(matches!(resent, Outcome::Done(_)));
+    assert!(matches!(resent, Outcome::Completed(_)));
     assert_eq!(runs.last().open, None);
 }
 
 #[tokio::test]
-async fn a_permanent_failure_is_replayed_to_every_message_where_that_is_asked_for() {
+async fn permanent_failure_is_replayed_if_set() {
     let (store, runs) = (Lossy::default(), Runs::default());
-    run(&store, operation("m-1", "p"), &runs, declined()).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, declined()).await;
     let strict = once(&store).after_failure(AfterFailure::Replay);
     let never = |_| async { unreachable!("it failed before") as Result<(), Failure> };
     let outcome = strict.run(operation("m-2", "p"), never).await;
@@ -194,7 +194,7 @@ async fn retryable_failure_keeps_the_record() {
 
     pass(MILLISECOND);
     let again = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
-    assert!(matches!(again, Outcome::Done(_)));
+    assert!(matches!(again, Outcome::Completed(_)));
     let open = OpenAttempts {
         first_claimed_at: Some(first),
         last_end: Some(AttemptEnd::Retryable),
@@ -203,7 +203,7 @@ async fn retryable_failure_keeps_the_record() {
 }
 
 #[tokio::test]
-async fn failure_without_effect_leaves_no_record() {
+async fn failure_without_effect_deletes_record() {
     let (store, runs) = (Lossy::default(), Runs::default());
     let outcome = run(&store, operation("m-1", "p"), &runs, unsent()).await;
     assert!(matches!(outcome, Outcome::NoEffect(error) if error == "connection refused"));
@@ -212,31 +212,29 @@ async fn failure_without_effect_leaves_no_record() {
 }
 
 #[tokio::test]
-async fn failure_without_effect_restores_a_stored_failure() {
+async fn failure_without_effect_restores_failed_record() {
     let (store, runs) = (Lossy::default(), Runs::default());
-    run(&store, operation("m-1", "p"), &runs, declined()).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, declined()).await;
     let before = record(&store);
     pass(SECOND);
-    run(&store, operation("m-2", "corrected"), &runs, unsent()).await;
+    let _ = run(&store, operation("m-2", "corrected"), &runs, unsent()).await;
     let after = record(&store);
-    let expected = Record {
-        owner: after.owner.clone(),
-        updated_at: Some(now()),
-        attempts: 2,
-        ..before
-    };
+    let mut expected = before;
+    expected.owner = after.owner.clone();
+    expected.updated_at = Some(now());
+    expected.attempts = 2;
     assert_eq!(after, expected);
 }
 
 #[tokio::test]
-async fn failure_without_effect_keeps_the_attempts_before() {
+async fn failure_without_effect_keeps_earlier_attempts() {
     let (store, runs) = (Lossy::default(), Runs::default());
     let first = now();
     crash(&store, "m-1").await;
     pass(12 * SECOND);
-    run(&store, operation("m-1", "p"), &runs, unsent()).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, unsent()).await;
     pass(MILLISECOND);
-    run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     assert_eq!(runs.open_since(), Some(first));
     assert_eq!(runs.last().attempts, 2);
 }
@@ -245,8 +243,8 @@ async fn failure_without_effect_keeps_the_attempts_before() {
 async fn failed_message_never_runs_again() {
     for second in [declined(), busy(), unsent()] {
         let (store, runs) = (Lossy::default(), Runs::default());
-        run(&store, operation("m-1", "p"), &runs, declined()).await;
-        run(&store, operation("m-2", "p"), &runs, second).await;
+        let _ = run(&store, operation("m-1", "p"), &runs, declined()).await;
+        let _ = run(&store, operation("m-2", "p"), &runs, second).await;
         pass(MILLISECOND);
         let again = run(&store, operation("m-1", "p"), &runs, Ok(())).await;
         assert!(
@@ -258,11 +256,11 @@ async fn failed_message_never_runs_again() {
 }
 
 #[tokio::test]
-async fn key_with_twenty_failed_messages_runs_no_other() {
+async fn key_with_20_failed_messages_is_refused() {
     let (store, runs) = (Lossy::default(), Runs::default());
     for n in 1..=20 {
         let message_id = format!("m-{n}");
-        run(&store, operation(&message_id, "p"), &runs, declined()).await;
+        let _ = run(&store, operation(&message_id, "p"), &runs, declined()).await;
     }
     let next = run(&store, operation("m-21", "p"), &runs, Ok(())).await;
     assert!(next.to_string().contains("record forget KEY"), "{next}");
@@ -270,7 +268,7 @@ async fn key_with_twenty_failed_messages_runs_no_other() {
 }
 
 #[tokio::test]
-async fn third_attempt_gets_the_time_of_the_first() {
+async fn third_attempt_gets_time_of_first() {
     for second in [None, Some(busy()), Some(unsent())] {
         let (store, runs) = (Lossy::default(), Runs::default());
         let first = now();
@@ -281,25 +279,25 @@ async fn third_attempt_gets_the_time_of_the_first() {
             Some(answer) => drop(run(&store, operation("m-1", "p"), &runs, answer).await),
         }
         pass(12 * SECOND);
-        run(&store, operation("m-1", "p"), &runs, Ok(())).await;
+        let _ = run(&store, operation("m-1", "p"), &runs, Ok(())).await;
         assert_eq!(runs.open_since(), Some(first));
         assert_eq!(runs.last().attempts, 2);
     }
 }
 
 #[tokio::test]
-async fn open_attempt_outlives_a_permanent_failure() {
+async fn open_attempt_outlives_permanent_failure() {
     let (store, runs) = (Lossy::default(), Runs::default());
     let first = now();
     crash(&store, "m-1").await;
     pass(12 * SECOND);
-    run(&store, operation("m-1", "p"), &runs, declined()).await;
-    run(&store, operation("m-2", "p"), &runs, Ok(())).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, declined()).await;
+    let _ = run(&store, operation("m-2", "p"), &runs, Ok(())).await;
     assert_eq!(runs.open_since(), Some(first));
 }
 
 #[tokio::test]
-async fn other_payload_waits_until_the_record_is_deleted() {
+async fn other_payload_waits_until_record_is_deleted() {
     let (store, runs) = (Lossy::default(), Runs::default());
     let first = now();
     crash(&store, "m-1").await;
@@ -317,14 +315,14 @@ async fn other_payload_waits_until_the_record_is_deleted() {
 
     store.store.remove(&key());
     let forgotten = run(&store, operation("m-2", "corrected"), &runs, Ok(1)).await;
-    assert!(matches!(forgotten, Outcome::Done(_)));
+    assert!(matches!(forgotten, Outcome::Completed(_)));
 }
 
-/// DynamoDB's TTL deletes a record past its end: the promises hold while it is kept.
+/// DynamoDB's TTL deletes an expired record. The promises hold while the record is kept.
 #[tokio::test]
 async fn redrive_after_ttl_deletion_runs_again() {
     let (store, runs) = (Lossy::default(), Runs::default());
-    run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     assert_eq!(record(&store).expires_at, now().as_secs() + 20 * 24 * 3600);
     // A redriven message has a new id.
     let redriven = run(&store, operation("m-2", "p"), &runs, Ok(2)).await;
@@ -332,7 +330,7 @@ async fn redrive_after_ttl_deletion_runs_again() {
 
     store.store.remove(&key());
     let again = run(&store, operation("m-3", "p"), &runs, Ok(2)).await;
-    assert!(matches!(again, Outcome::Done(_)));
+    assert!(matches!(again, Outcome::Completed(_)));
     assert_eq!((runs.count(), runs.last().attempts), (2, 0));
 }
 
@@ -341,7 +339,7 @@ async fn other_payload_waits_after_retryable_failures() {
     let (store, runs) = (Lossy::default(), Runs::default());
     let first = now();
     for _ in 0..5 {
-        run(&store, operation("m-1", "p"), &runs, busy()).await;
+        let _ = run(&store, operation("m-1", "p"), &runs, busy()).await;
         pass(SECOND);
     }
     let corrected = run(&store, operation("m-2", "corrected"), &runs, Ok(1)).await;
@@ -352,9 +350,9 @@ async fn other_payload_waits_after_retryable_failures() {
 }
 
 #[tokio::test]
-async fn a_key_reused_for_another_payload_runs_nothing_and_leaves_the_record() {
+async fn reused_key_runs_nothing_and_keeps_record() {
     let (store, runs) = (Lossy::default(), Runs::default());
-    run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     let before = record(&store);
     let reused = run(&store, operation("m-2", "another"), &runs, Ok(2)).await;
     assert!(matches!(reused, Outcome::KeyReused));
@@ -363,7 +361,7 @@ async fn a_key_reused_for_another_payload_runs_nothing_and_leaves_the_record() {
 }
 
 #[tokio::test]
-async fn after_a_crash_the_key_is_a_conflict_until_the_lease_ends_and_then_a_takeover() {
+async fn crash_is_conflict_until_lease_ends() {
     let (store, runs) = (Lossy::default(), Runs::default());
     let claimed_at = now();
     let owner = crash(&store, "m-1").await;
@@ -378,7 +376,7 @@ async fn after_a_crash_the_key_is_a_conflict_until_the_lease_ends_and_then_a_tak
 
     pass(Duration::from_millis(1));
     let later = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
-    assert!(matches!(later, Outcome::Done(_)));
+    assert!(matches!(later, Outcome::Completed(_)));
     let crashed = OpenAttempts {
         first_claimed_at: Some(claimed_at),
         last_end: None,
@@ -387,14 +385,14 @@ async fn after_a_crash_the_key_is_a_conflict_until_the_lease_ends_and_then_a_tak
 }
 
 #[tokio::test]
-async fn a_lease_has_the_margin_and_a_record_the_retention_that_were_set() {
+async fn lease_and_expiry_follow_settings() {
     let store = Lossy::default();
     let once = Once::new(store.clone()).clock(now);
     let once = once.lease_margin(5 * SECOND).retention(3600 * SECOND);
     let work = async |_| Ok::<_, Failure>(lease_until(&store).as_millis());
     let started = now();
     let outcome = once.run(operation("m-1", "p"), work).await;
-    let Outcome::Done(StoredResult::Json(lease_until)) = outcome else {
+    let Outcome::Completed(StoredResult::Json(lease_until)) = outcome else {
         panic!("{outcome}")
     };
     let wanted = started + 15 * SECOND;
@@ -403,10 +401,10 @@ async fn a_lease_has_the_margin_and_a_record_the_retention_that_were_set() {
     assert_eq!(record(&store).expires_at, wanted.as_secs());
 }
 
-/// Its timers may not have told it: they can stand still too.
+/// The timers of a frozen worker may not have fired.
 #[tokio::test(start_paused = true)]
-async fn a_worker_that_was_frozen_until_its_lease_was_over_does_not_begin() {
-    // The margin of a second is for workers whose clocks are ahead: their takeover may come now.
+async fn frozen_worker_without_lease_does_not_start() {
+    // The margin of a second is for workers whose clocks are ahead: they may take over from now on.
     for (frozen_for, begins) in [(10 * SECOND, true), (10 * SECOND + MILLISECOND, false)] {
         let store = Lossy::fates([Fate::Late(MILLISECOND)]);
         let runs = Runs::default();
@@ -414,19 +412,19 @@ async fn a_worker_that_was_frozen_until_its_lease_was_over_does_not_begin() {
         assert!(futures_util::poll!(&mut frozen).is_pending());
         pass(frozen_for);
         let outcome = frozen.await;
-        let expected = if begins { "done" } else { "not_started" };
+        let expected = if begins { "completed" } else { "not_started" };
         assert_eq!(outcome.name(), expected);
         assert_eq!(runs.count(), usize::from(begins));
         assert_eq!(
             store.store.is_empty(),
             !begins,
-            "the next attempt is a fresh one"
+            "the next attempt is not informed"
         );
     }
 }
 
 #[tokio::test]
-async fn a_record_outlives_its_lease_however_short_the_retention() {
+async fn record_outlives_lease_with_short_retention() {
     let store = Lossy::default();
     let once = Once::new(store.clone()).clock(now).retention(SECOND);
     let mut dying = Box::pin(once.run(operation("m-1", "p"), |_| {
@@ -437,30 +435,30 @@ async fn a_record_outlives_its_lease_however_short_the_retention() {
 }
 
 #[tokio::test]
-async fn a_panic_is_caught_and_the_next_attempt_is_told() {
+async fn panic_is_caught_and_next_attempt_informed() {
     let (store, runs) = (Lossy::default(), Runs::default());
-    let work = |_| async { panic!("told to") as Result<(), Failure> };
+    let work = |_| async { panic!("scripted") as Result<(), Failure> };
     let outcome = once(&store).run(operation("m-1", "p"), work).await;
     assert!(matches!(outcome, Outcome::Panicked));
     assert_eq!(
         lease_until(&store),
         now(),
-        "it ends, and no older claim passes"
+        "the lease ends, and no older claim passes"
     );
     assert_eq!(store.sent(), ["claim", "end_lease"]);
 
     pass(MILLISECOND);
-    run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     let open = runs.last().open.unwrap();
     assert_eq!(open.last_end, Some(AttemptEnd::Panic));
 }
 
 #[tokio::test]
-async fn a_panic_while_the_output_is_written_is_caught_too() {
+async fn panic_in_serialization_is_caught() {
     struct Bomb;
     impl serde::Serialize for Bomb {
         fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
-            panic!("told to")
+            panic!("scripted")
         }
     }
     let store = Lossy::default();
@@ -469,7 +467,7 @@ async fn a_panic_while_the_output_is_written_is_caught_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slow_handler_is_cut_off_when_the_reserve_begins_and_the_next_attempt_is_told() {
+async fn slow_handler_is_cut_off_at_deadline_reserve() {
     let (store, runs) = (Lossy::default(), Runs::default());
     let started = tokio::time::Instant::now();
     let work = |attempt: Attempt| async move {
@@ -482,19 +480,19 @@ async fn a_slow_handler_is_cut_off_when_the_reserve_begins_and_the_next_attempt_
     assert_eq!(lease_until(&store), now());
 
     pass(MILLISECOND);
-    run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     let open = runs.last().open.unwrap();
     assert_eq!(open.last_end, Some(AttemptEnd::Deadline));
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_started_when_the_claim_took_the_time_that_the_handler_needs() {
+async fn slow_claim_does_not_start_handler() {
     let (store, runs) = (Lossy::fates([Fate::Late(3 * SECOND)]), Runs::default());
     let mut operation = operation("m-1", "p");
-    operation.deadline = operation.deadline.time_needed(7 * SECOND);
+    operation.deadline = operation.deadline.min_time_to_start(7 * SECOND);
     let outcome = run(&store, operation.clone(), &runs, Ok(1)).await;
     assert!(matches!(outcome, Outcome::NotStarted));
-    assert!(store.store.is_empty(), "the next attempt is a fresh one");
+    assert!(store.store.is_empty(), "the next attempt is not informed");
     assert_eq!(store.sent(), ["claim", "restore"]);
 
     let outcome = run(&store, operation, &runs, Ok(1)).await;
@@ -504,33 +502,33 @@ async fn nothing_is_started_when_the_claim_took_the_time_that_the_handler_needs(
 }
 
 #[tokio::test]
-async fn a_lost_answer_to_the_claim_does_not_lock_its_own_worker_out() {
+async fn lost_claim_response_keeps_own_claim() {
     let (store, runs) = (Lossy::fates([Fate::SentTwice]), Runs::default());
     let outcome = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
-    assert!(matches!(outcome, Outcome::Done(_)));
+    assert!(matches!(outcome, Outcome::Completed(_)));
     assert_eq!(runs.last(), History::fresh(), "the record tells");
 }
 
 #[tokio::test]
-async fn lost_answer_to_a_takeover_hides_no_attempt() {
+async fn lost_takeover_response_keeps_history() {
     let store = Lossy::fates([Fate::Answered, Fate::SentTwice]);
     let (runs, first) = (Runs::default(), now());
     crash(&store, "m-1").await;
     pass(12 * SECOND);
-    run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     assert_eq!(runs.open_since(), Some(first));
     assert_eq!(runs.last().attempts, 1);
 }
 
 #[tokio::test]
-async fn lost_answers_to_what_ends_a_claim_change_nothing() {
+async fn lost_settlement_responses_change_nothing() {
     for answer in [Ok(()), declined(), busy(), unsent()] {
         let store = Lossy::fates([Fate::Answered, Fate::SentTwice]);
         let outcome = run(&store, operation("m-1", "p"), &Runs::default(), answer).await;
         assert!(
             matches!(
                 outcome,
-                Outcome::Done(_)
+                Outcome::Completed(_)
                     | Outcome::PermanentFailure(_)
                     | Outcome::RetryableFailure(_)
                     | Outcome::NoEffect(_)
@@ -541,7 +539,7 @@ async fn lost_answers_to_what_ends_a_claim_change_nothing() {
 }
 
 #[tokio::test]
-async fn unanswered_claim_runs_nothing_and_locks_no_one_out() {
+async fn unanswered_claim_is_abandoned() {
     for fate in [Fate::RequestLost, Fate::AnswerLost] {
         let (store, runs) = (Lossy::fates([fate]), Runs::default());
         let outcome = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
@@ -549,13 +547,16 @@ async fn unanswered_claim_runs_nothing_and_locks_no_one_out() {
         assert_eq!(runs.count(), 0);
         assert_eq!(store.sent(), ["claim", "end_lease"]);
 
-        // An applied claim had a lease of 11 seconds. Its end is the time of the abandonment.
+        // The applied claim has a lease of 11 seconds. It ends when the worker abandons the claim.
         if fate == Fate::AnswerLost {
             assert_eq!(lease_until(&store), now());
         }
         pass(MILLISECOND);
         let again = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
-        assert!(matches!(again, Outcome::Done(_)), "{fate:?}: {again:?}");
+        assert!(
+            matches!(again, Outcome::Completed(_)),
+            "{fate:?}: {again:?}"
+        );
     }
 }
 
@@ -568,19 +569,19 @@ async fn rejected_claim_sends_no_second_write() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn contended_claim_is_repeated_for_a_tenth_of_the_time() {
+async fn contended_claim_is_retried_for_tenth_of_time() {
     let started = tokio::time::Instant::now();
     let (store, runs) = (Lossy::default(), Runs::default());
     store.throttle("claim", started + 500 * MILLISECOND);
     let outcome = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
-    assert!(matches!(outcome, Outcome::Done(_)));
+    assert!(matches!(outcome, Outcome::Completed(_)));
 
     let started = tokio::time::Instant::now();
     let store = Lossy::default();
     store.throttle("claim", started + 60 * SECOND);
     let outcome = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     assert!(matches!(outcome, Outcome::StoreUnavailable(_)));
-    // Nine seconds until handlers are cut off.
+    // Handlers are cut off after nine seconds.
     let took = started.elapsed();
     assert!(
         (800 * MILLISECOND..=900 * MILLISECOND).contains(&took),
@@ -590,7 +591,7 @@ async fn contended_claim_is_repeated_for_a_tenth_of_the_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn contended_settlement_is_repeated_until_the_end() {
+async fn contended_settlement_is_retried_until_end() {
     // The last outcome is written a quarter of the reserve before the invocation ends.
     let end = 9750 * MILLISECOND;
     for (name, answer) in [
@@ -634,34 +635,34 @@ async fn contended_settlement_is_repeated_until_the_end() {
 }
 
 #[tokio::test]
-async fn an_unanswered_takeover_does_not_hide_the_attempt_before_it() {
+async fn unanswered_takeover_keeps_history() {
     let (store, runs) = (
         Lossy::fates([Fate::Answered, Fate::AnswerLost]),
         Runs::default(),
     );
     crash(&store, "m-1").await;
     pass(12 * SECOND);
-    run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     assert_eq!(runs.count(), 0);
     pass(MILLISECOND);
-    run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     assert!(runs.last().open.is_some());
 }
 
 #[tokio::test]
-async fn a_takeover_that_fails_retryably_does_not_hide_the_attempt_before_it() {
+async fn retryable_takeover_keeps_history() {
     let (store, runs) = (Lossy::default(), Runs::default());
     crash(&store, "m-1").await;
     pass(12 * SECOND);
-    run(&store, operation("m-1", "p"), &runs, busy()).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, busy()).await;
     assert!(runs.last().open.is_some());
     pass(MILLISECOND);
-    run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     assert!(runs.last().open.is_some());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_store_is_given_up_before_the_deadline() {
+async fn silent_store_is_abandoned_before_deadline() {
     let store = Lossy::fates([Fate::Silence, Fate::Silence]);
     let started = tokio::time::Instant::now();
     let outcome = run(&store, operation("m-1", "p"), &Runs::default(), Ok(1)).await;
@@ -676,7 +677,7 @@ async fn a_silent_store_is_given_up_before_the_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unwritten_completion_keeps_the_claim() {
+async fn unrecorded_completion_keeps_claim() {
     for fate in [Fate::RequestLost, Fate::Rejected] {
         let fates = [Fate::Answered].into_iter().chain([fate; 100]);
         let (store, runs) = (Lossy::fates(fates), Runs::default());
@@ -690,13 +691,13 @@ async fn unwritten_completion_keeps_the_claim() {
         let during = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
         assert!(matches!(during, Outcome::Conflict { .. }));
         pass(12 * SECOND);
-        run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+        let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
         assert!(runs.last().open.is_some());
     }
 }
 
 #[tokio::test]
-async fn a_late_completion_overwrites_nothing_and_acknowledges_nothing() {
+async fn late_completion_is_refused_and_unacknowledged() {
     for answer in [
         Ok("slow"),
         Err(Failure::permanent("slow")),
@@ -712,7 +713,7 @@ async fn a_late_completion_overwrites_nothing_and_acknowledges_nothing() {
         let mut slow = Box::pin(slow);
         assert!(futures_util::poll!(&mut slow).is_pending());
         pass(12 * SECOND);
-        run(&store, operation("m-1", "p"), &runs, Ok("quick")).await;
+        let _ = run(&store, operation("m-1", "p"), &runs, Ok("quick")).await;
         let quick = record(&store);
 
         go.send(()).unwrap();
@@ -724,11 +725,13 @@ async fn a_late_completion_overwrites_nothing_and_acknowledges_nothing() {
 }
 
 #[tokio::test]
-async fn an_output_too_large_to_store_does_not_undo_the_effect() {
+async fn oversized_output_keeps_completion() {
     let (store, runs) = (Lossy::default(), Runs::default());
     let output = "x".repeat(500_000);
     let first = run(&store, operation("m-1", "p"), &runs, Ok(output.clone())).await;
-    assert!(matches!(first, Outcome::Done(StoredResult::Omitted(note)) if note.contains("500002")));
+    assert!(
+        matches!(first, Outcome::Completed(StoredResult::Omitted(note)) if note.contains("500002"))
+    );
     let second = run(&store, operation("m-1", "p"), &runs, Ok(output)).await;
     assert!(matches!(
         second,
@@ -738,11 +741,11 @@ async fn an_output_too_large_to_store_does_not_undo_the_effect() {
 }
 
 #[tokio::test]
-async fn outputs_that_look_like_nothing_are_replayed_as_they_are() {
+async fn empty_outputs_are_replayed_unchanged() {
     for output in ["0", "false", "null", "\"\"", "[]"] {
         let (store, runs) = (Lossy::default(), Runs::default());
         let value: serde_json::Value = serde_json::from_str(output).unwrap();
-        run(&store, operation("m-1", "p"), &runs, Ok(value)).await;
+        let _ = run(&store, operation("m-1", "p"), &runs, Ok(value)).await;
         let again = run(
             &store,
             operation("m-1", "p"),
@@ -756,7 +759,7 @@ async fn outputs_that_look_like_nothing_are_replayed_as_they_are() {
 }
 
 #[tokio::test]
-async fn the_handlers_words_are_kept_with_their_causes() {
+async fn failure_text_keeps_its_causes() {
     #[derive(Debug, thiserror::Error)]
     #[error("the ledger is shut")]
     struct Shut(#[source] io::Error);

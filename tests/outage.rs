@@ -1,4 +1,4 @@
-//! Outages of DynamoDB: the invocations that fail, so that Lambda's Errors metric shows them.
+//! Outages of DynamoDB: the failed invocations that show in Lambda's Errors metric.
 
 #![allow(
     clippy::unwrap_used,
@@ -14,15 +14,15 @@ use aws_sdk_dynamodb::Client;
 use axum::{Json, Router, http::StatusCode};
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, BatchError, Consumer, Done, Failure, Handler, Mode, Once, Write, sqs::Visibility,
-    store::DynamoStore,
+    Attempt, BatchError, Consumer, Done, Failure, Handler, Mode, Once, Write, handler_fn,
+    sqs::Visibility, store::DynamoStore,
 };
 use support::{
     consumer::{namespace, within},
     dynamo::Dynamo,
     event::{self, batch, in_group, record},
     faults::Fault,
-    sqs::{Mood, Sqs},
+    sqs::{Sqs, SqsBehaviour},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -37,7 +37,7 @@ async fn plan(_: Value, _: Attempt) -> Result<Done<()>, Failure> {
     Ok(Done::new(()).with(write))
 }
 
-/// A store whose client gives up soon.
+/// Store whose client gives up soon.
 fn store(dynamo: &Dynamo, table: &str) -> DynamoStore {
     let timeouts = TimeoutConfig::builder()
         .operation_attempt_timeout(SECOND / 2)
@@ -52,7 +52,7 @@ async fn dynamo() -> Dynamo {
     dynamo
 }
 
-/// The ids that are reported as failed, or the error of the invocation.
+/// Ids reported as failed, or the error of the invocation.
 async fn process<M: Mode<H::Output>, H: Handler>(
     consumer: Consumer<M, H>,
     messages: impl IntoIterator<Item = Value>,
@@ -77,34 +77,42 @@ fn assert_fails(answer: Result<Vec<String>, BatchError>, because: &str) {
 }
 
 #[tokio::test]
-async fn invocation_fails_where_dynamodb_is_unreachable() {
+async fn unreachable_dynamodb_fails_invocation() {
     let dynamo = dynamo().await;
     dynamo.fail_all("Claim", Fault::Refuse);
-    let consumer = Consumer::new(Once::new(store(&dynamo, TABLE)), namespace(), take);
+    let consumer = Consumer::new(
+        Once::new(store(&dynamo, TABLE)),
+        namespace(),
+        handler_fn(take),
+    );
     assert_fails(process(consumer, messages()).await, "could not connect");
 }
 
 #[tokio::test]
-async fn invocation_fails_where_dynamodb_never_answers() {
+async fn silent_dynamodb_fails_invocation() {
     let dynamo = dynamo().await;
     dynamo.fail_all("Claim", Fault::HoldRequest);
     dynamo.fail_all("UpdateItem", Fault::HoldRequest);
-    let consumer = Consumer::new(Once::new(store(&dynamo, TABLE)), namespace(), take);
+    let consumer = Consumer::new(
+        Once::new(store(&dynamo, TABLE)),
+        namespace(),
+        handler_fn(take),
+    );
     assert_fails(process(consumer, messages()).await, "no answer in time");
 }
 
 #[tokio::test]
-async fn invocation_fails_where_there_is_no_table() {
+async fn missing_table_fails_invocation() {
     let dynamo = Dynamo::start().await;
     let store = || store(&dynamo, "no-such-table");
-    let claims = Consumer::new(Once::new(store()), namespace(), take);
+    let claims = Consumer::new(Once::new(store()), namespace(), handler_fn(take));
     assert_fails(process(claims, messages()).await, "no such table");
-    let commits = Consumer::new(Once::new(store()).inbox(), namespace(), plan);
+    let commits = Consumer::new(Once::new(store()).inbox(), namespace(), handler_fn(plan));
     assert_fails(process(commits, messages()).await, "no such table");
 }
 
 #[tokio::test]
-async fn invocation_fails_where_access_is_denied() {
+async fn denied_access_fails_invocation() {
     let denied = json!({
         "__type": "com.amazon.coral.service#AccessDeniedException",
         "Message": "User: ... is not authorized to perform: dynamodb:PutItem",
@@ -113,16 +121,19 @@ async fn invocation_fails_where_access_is_denied() {
     let endpoint = support::serve(Router::new().fallback(deny)).await;
     let client = Client::new(&support::sdk_config(&format!("http://{endpoint}")));
     let once = Once::new(DynamoStore::new(client, TABLE));
-    let consumer = Consumer::new(once, namespace(), take);
+    let consumer = Consumer::new(once, namespace(), handler_fn(take));
     assert_fails(process(consumer, messages()).await, "this role may not");
 }
 
 #[tokio::test]
-async fn visibility_is_set_before_the_invocation_fails() {
-    let (dynamo, sqs) = (Dynamo::start().await, Sqs::start(Mood::Willing).await);
+async fn visibility_is_set_before_invocation_fails() {
+    let (dynamo, sqs) = (
+        Dynamo::start().await,
+        Sqs::start(SqsBehaviour::Willing).await,
+    );
     let once = Once::new(store(&dynamo, "no-such-table"));
     let visibility = Visibility::new(sqs.client()).jitter(|most| most);
-    let consumer = Consumer::new(once, namespace(), take).visibility(visibility);
+    let consumer = Consumer::new(once, namespace(), handler_fn(take)).visibility(visibility);
     assert_fails(process(consumer, messages()).await, "no such table");
     let changes = sqs.changes();
     assert_eq!(changes.len(), 3);
@@ -130,23 +141,27 @@ async fn visibility_is_set_before_the_invocation_fails() {
 }
 
 #[tokio::test]
-async fn invocation_succeeds_where_dynamodb_throttles() {
+async fn throttling_does_not_fail_invocation() {
     let dynamo = dynamo().await;
     for fault in [Fault::Throttle, Fault::ThroughputExceeded] {
         dynamo.fail_all("Claim", fault);
         dynamo.fail_all("UpdateItem", fault);
-        let consumer = Consumer::new(Once::new(store(&dynamo, TABLE)), namespace(), take);
+        let consumer = Consumer::new(
+            Once::new(store(&dynamo, TABLE)),
+            namespace(),
+            handler_fn(take),
+        );
         let answer = process(consumer, messages()).await;
         assert_eq!(answer.unwrap(), ["m-1", "m-2", "m-3"], "{fault:?}");
     }
 }
 
 #[tokio::test]
-async fn invocation_succeeds_where_one_message_has_another_outcome() {
+async fn other_outcome_in_batch_prevents_failed_invocation() {
     let dynamo = Dynamo::start().await;
     let consumer = || {
         let once = Once::new(store(&dynamo, "no-such-table"));
-        Consumer::new(once, namespace(), take)
+        Consumer::new(once, namespace(), handler_fn(take))
     };
     let undecodable = record("m-4", "{");
     let answer = process(consumer(), messages().into_iter().chain([undecodable])).await;
@@ -155,19 +170,20 @@ async fn invocation_succeeds_where_one_message_has_another_outcome() {
 }
 
 #[tokio::test]
-async fn messages_behind_an_outage_in_their_group_count_too() {
+async fn outage_counts_blocked_fifo_messages() {
     let dynamo = Dynamo::start().await;
     let once = Once::new(store(&dynamo, "no-such-table"));
-    let consumer = Consumer::new(once, namespace(), take);
+    let consumer = Consumer::new(once, namespace(), handler_fn(take));
     let group = messages().map(|message| in_group(message, "g"));
     assert_fails(process(consumer, group).await, "no such table");
 }
 
 #[tokio::test]
-async fn invocation_succeeds_in_an_outage_where_so_set() {
+async fn outage_does_not_fail_invocation_if_set() {
     let dynamo = Dynamo::start().await;
     let once = Once::new(store(&dynamo, "no-such-table"));
-    let consumer = Consumer::new(once, namespace(), take).fail_when_store_unavailable(false);
+    let consumer =
+        Consumer::new(once, namespace(), handler_fn(take)).fail_when_store_unavailable(false);
     let answer = process(consumer, messages()).await;
     assert_eq!(answer.unwrap(), ["m-1", "m-2", "m-3"]);
 }

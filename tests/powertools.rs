@@ -1,7 +1,7 @@
-//! One table for this consumer and for Powertools for AWS Lambda (Python): what one did the other
-//! knows, whichever came first.
+//! One table for this consumer and for Powertools for AWS Lambda (Python). Each program honours the
+//! other's records, in either order.
 //!
-//! The library itself runs, from `.venv` (`make test` installs it) or `POWERTOOLS_PYTHON`.
+//! The tests run the real library, from `.venv` (`make test` installs it) or `POWERTOOLS_PYTHON`.
 
 #![allow(
     clippy::unwrap_used,
@@ -20,12 +20,12 @@ use serde_json::{Value, json};
 use sqs_once::{
     History, OpenAttempts,
     protocol::{Claimed, Settlement, State, StoredResult, Timestamp},
-    store::{Field, Layout, SettleAnswer, Store},
+    store::{Layout, SettleAnswer, Store},
 };
 use support::event::order;
 
 /// Both directions of the promise, on one table.
-async fn each_knows_what_the_other_completed(both: &Both) {
+async fn assert_completed_is_shared(both: &Both) {
     let first = both.there(&order("theirs")).await;
     assert_eq!(
         first,
@@ -54,25 +54,25 @@ async fn each_knows_what_the_other_completed(both: &Both) {
 }
 
 #[tokio::test]
-async fn what_one_completed_is_a_duplicate_to_the_other() {
-    each_knows_what_the_other_completed(&Both::new().await).await;
+async fn completed_is_duplicate_on_both_sides() {
+    assert_completed_is_shared(&Both::new().await).await;
 }
 
 #[tokio::test]
-async fn a_prefix_a_sort_key_and_names_of_ones_own_are_shared() {
+async fn prefix_sort_key_and_names_are_shared() {
     let layout = Layout::powertools()
-        .rename([(Field::Id, "pk"), (Field::ExpiresAt, "ttl")])
+        .rename([("id", "pk"), ("expires_at", "ttl")])
         .unwrap();
     let layout = layout.sort_key("sk", "idempotency#payments").unwrap();
     let mut both = Both::with(&["pk", "sk"], layout).await;
     both.prefix = "orders";
     both.function = json!({"key_prefix": "orders"});
     both.layer = json!({"key_attr": "pk", "sort_key_attr": "sk", "expiry_attr": "ttl"});
-    each_knows_what_the_other_completed(&both).await;
+    assert_completed_is_shared(&both).await;
 }
 
 #[tokio::test]
-async fn what_one_is_at_is_a_conflict_to_the_other() {
+async fn in_progress_is_conflict_on_both_sides() {
     let both = Both::new().await;
     let limits = [("timed", Some(60_000)), ("untimed", None)];
     for (id, remaining_ms) in limits {
@@ -85,14 +85,14 @@ async fn what_one_is_at_is_a_conflict_to_the_other() {
             panic!("not in progress: {left:?}")
         };
         let lease = Timestamp::now().until(lease_until).as_secs();
-        // Without a context Powertools holds on for as long as the record is kept.
+        // Without a Lambda context, Powertools locks the key for as long as the record is kept.
         let expected = if remaining_ms.is_some() {
             30..=60
         } else {
             3500..=3600
         };
         assert!(expected.contains(&lease), "{id}: {lease} s");
-        // Nobody here owns it, so nobody settles it.
+        // The record has no owner here, so no worker settles it.
         let restore = Settlement::Restore(Claimed::over(None));
         for wanted in [restore, Settlement::EndLease { last_end: None }] {
             let answer = both.settle(&both.claim(id), wanted).await;
@@ -102,20 +102,20 @@ async fn what_one_is_at_is_a_conflict_to_the_other() {
         }
     }
 
-    both.store().claim(&both.claim("ours")).await.unwrap();
+    let _ = both.store().claim(&both.claim("ours")).await.unwrap();
     let second = both.there(&order("ours")).await;
     assert_eq!(second["ran"], false);
     assert_eq!(second["error"], "IdempotencyAlreadyInProgressError");
 }
 
 #[tokio::test]
-async fn what_one_left_undone_the_other_takes_over() {
+async fn ended_lease_is_taken_over_on_both_sides() {
     let both = Both::new().await;
     both.powertools(&order("theirs"), "die", Some(0)).await;
     tokio::time::sleep(Duration::from_millis(10)).await;
     let second = both.here(&order("theirs")).await;
     assert!(second.acknowledged);
-    // It is informed, without a time: Powertools records none.
+    // The handler is informed, without a time: Powertools records none.
     let without_time = OpenAttempts {
         first_claimed_at: None,
         last_end: None,
@@ -124,13 +124,13 @@ async fn what_one_left_undone_the_other_takes_over() {
     assert_eq!(both.there(&order("theirs")).await["answer"], ours());
 
     let mine = both.claim("ours");
-    both.store().claim(&mine).await.unwrap();
+    let _ = both.store().claim(&mine).await.unwrap();
     let abandoned = both
         .settle(&mine, Settlement::EndLease { last_end: None })
         .await;
     assert_eq!(abandoned, SettleAnswer::Applied);
     assert_eq!(both.there(&order("ours")).await["answer"], theirs());
-    // Late, and fenced off from what Powertools recorded.
+    // The late completion is refused, as Powertools recorded a newer result.
     let complete = Settlement::Complete {
         result: StoredResult::Json("\"late\"".into()),
         expires_at: mine.expires_at,
@@ -141,9 +141,9 @@ async fn what_one_left_undone_the_other_takes_over() {
 }
 
 #[tokio::test]
-async fn what_is_expired_is_forgotten_by_the_other() {
+async fn expired_record_is_absent_on_both_sides() {
     let mut both = Both::new().await;
-    // Powertools writes EXPIRED when a function ends after its record expired, as it does here.
+    // Powertools writes EXPIRED when a function ends after its record expired, as in this case.
     both.config = json!({"expires_after_seconds": -10});
     assert_eq!(both.there(&order("theirs")).await["ran"], true);
     assert_eq!(
@@ -153,7 +153,7 @@ async fn what_is_expired_is_forgotten_by_the_other() {
 
     both.config = json!({});
     let mine = both.claim("ours");
-    both.store().claim(&mine).await.unwrap();
+    let _ = both.store().claim(&mine).await.unwrap();
     let complete = Settlement::Complete {
         result: StoredResult::Json("1".into()),
         expires_at: mine.now.as_secs() - 10,
@@ -163,7 +163,7 @@ async fn what_is_expired_is_forgotten_by_the_other() {
 }
 
 #[tokio::test]
-async fn what_failed_here_for_good_powertools_runs_again_when_asked_to() {
+async fn powertools_reruns_permanent_failure() {
     let both = Both::new().await;
     for _ in 0..2 {
         let declined = both.declined_here(&order("o-1")).await;
@@ -176,7 +176,7 @@ async fn what_failed_here_for_good_powertools_runs_again_when_asked_to() {
         both.here(&order("o-1")).await.ran.is_none(),
         "the same message"
     );
-    // An exception deletes the record, ours too: Powertools has no fence.
+    // An exception deletes the record, also one of sqs-once: Powertools has no fence.
     let again = both.powertools(&order("o-1"), "raise", Some(60_000)).await;
     assert_eq!(
         again,
@@ -190,12 +190,12 @@ async fn what_failed_here_for_good_powertools_runs_again_when_asked_to() {
 }
 
 #[tokio::test]
-async fn another_payload_under_one_key_is_refused_by_both() {
+async fn other_payload_is_refused_on_both_sides() {
     let mut both = Both::new().await;
     both.config =
         json!({"payload_validation_jmespath": "powertools_json(body).[amount, currency]"});
     both.fingerprint = "powertools:body:/amount,/currency";
-    each_knows_what_the_other_completed(&both).await;
+    assert_completed_is_shared(&both).await;
 
     let mut changed = order("theirs");
     changed["amount"] = json!(100);

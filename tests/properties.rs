@@ -1,4 +1,4 @@
-//! What holds for whatever comes: random records, keys, payloads and batches.
+//! Properties that hold for random records, keys, payloads and batches.
 
 #![allow(
     clippy::unwrap_used,

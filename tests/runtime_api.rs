@@ -1,5 +1,4 @@
-//! The consumer as it ships, behind a Runtime API: what a batch, a crash, a slow gateway or a
-//! missing table come to when the release binary meets them.
+//! The release binary behind a Runtime API: batches, crashes, a slow gateway, and a missing table.
 
 #![allow(
     clippy::unwrap_used,
@@ -25,7 +24,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// tests/visibility.rs has a queue that cannot be reached.
+/// tests/visibility.rs covers an unreachable queue.
 const NO_QUEUE: [(&str, &str); 1] = [("CONSUMER_VISIBILITY", "off")];
 
 /// Orders o-1, o-2, ... in messages m-1, m-2, ...
@@ -34,7 +33,7 @@ fn orders(numbers: std::ops::RangeInclusive<u32>) -> Value {
 }
 
 #[tokio::test]
-async fn each_order_is_charged_once_over_many_batches_and_their_redelivery() {
+async fn redelivered_batches_charge_each_order_once() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[]).await;
     for numbers in [1..=1, 2..=11, 12..=31, 1..=31] {
@@ -55,13 +54,13 @@ async fn each_order_is_charged_once_over_many_batches_and_their_redelivery() {
     assert!(
         outcomes[..31]
             .iter()
-            .all(|outcome| outcome == outcome::DONE)
+            .all(|outcome| outcome == outcome::COMPLETED)
     );
     assert!(outcomes[31..].iter().all(|o| o == outcome::DUPLICATE));
 }
 
 #[tokio::test]
-async fn a_charge_cut_off_by_a_kill_is_left_alone_while_the_lease_lives_and_then_taken_over() {
+async fn killed_charge_is_taken_over_after_lease() {
     let stage = Stage::set().await;
     let settings = [("IDEMPOTENCY_LEASE_MARGIN", "0s")];
     let delivery = |n| batch([received("m-1", &order("o-1"), n)]);
@@ -94,7 +93,7 @@ async fn a_charge_cut_off_by_a_kill_is_left_alone_while_the_lease_lives_and_then
     assert!(now_ms() > number(&left, "lease_until"));
     let outcomes = outcomes(&survivor, deliveries).await;
     let (last, before) = outcomes.split_last().unwrap();
-    assert_eq!(last, outcome::DONE);
+    assert_eq!(last, outcome::COMPLETED);
     assert!(!before.is_empty() && before.iter().all(|o| o == outcome::CONFLICT));
     survivor.logged(1, of_takeover).await;
     let calls = stage.gateway.calls_for("o-1");
@@ -106,7 +105,7 @@ async fn a_charge_cut_off_by_a_kill_is_left_alone_while_the_lease_lives_and_then
 }
 
 #[tokio::test]
-async fn an_empty_batch_is_answered_and_nothing_is_asked_of_the_table() {
+async fn empty_batch_sends_no_table_request() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[]).await;
     stage.dynamo.reset_counts();
@@ -116,7 +115,7 @@ async fn an_empty_batch_is_answered_and_nothing_is_asked_of_the_table() {
 }
 
 #[tokio::test]
-async fn what_is_no_sqs_event_fails_the_invocation_and_not_the_process() {
+async fn invalid_event_fails_invocation_not_process() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[]).await;
     let of_s3 = json!({"Records": [{"eventSource": "aws:s3", "s3": {"object": {"key": "a"}}}]});
@@ -130,7 +129,7 @@ async fn what_is_no_sqs_event_fails_the_invocation_and_not_the_process() {
 }
 
 #[tokio::test]
-async fn a_record_that_cannot_be_named_fails_the_whole_invocation() {
+async fn record_without_id_fails_invocation() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[]).await;
     let mut missing = record("m-2", &order("o-2"));
@@ -153,7 +152,7 @@ async fn a_record_that_cannot_be_named_fails_the_whole_invocation() {
 }
 
 #[tokio::test]
-async fn two_deliveries_in_one_batch_are_charged_once() {
+async fn two_deliveries_in_batch_charge_once() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[]).await;
     let event = batch([
@@ -167,7 +166,7 @@ async fn two_deliveries_in_one_batch_are_charged_once() {
 }
 
 #[tokio::test]
-async fn two_deliveries_in_one_batch_are_reported_once_if_the_charge_fails() {
+async fn failed_deliveries_in_batch_are_reported_once() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[]).await;
     stage.gateway.script("o-1", [Reply::Status(503)]);
@@ -179,7 +178,7 @@ async fn two_deliveries_in_one_batch_are_reported_once_if_the_charge_fails() {
 }
 
 #[tokio::test]
-async fn two_messages_with_one_order_are_charged_once_where_the_order_is_the_key() {
+async fn messages_with_order_key_charge_once() {
     let stage = Stage::set().await;
     let lambda = stage
         .consumer(&[("IDEMPOTENCY_KEY", "body:/orderId")])
@@ -196,7 +195,7 @@ async fn two_messages_with_one_order_are_charged_once_where_the_order_is_the_key
 }
 
 #[tokio::test]
-async fn a_key_reused_for_another_payload_is_refused_and_the_record_left_alone() {
+async fn reused_key_is_refused_and_keeps_record() {
     let stage = Stage::set().await;
     let lambda = stage
         .consumer(&[("IDEMPOTENCY_KEY", "body:/orderId")])
@@ -215,7 +214,7 @@ async fn a_key_reused_for_another_payload_is_refused_and_the_record_left_alone()
 }
 
 #[tokio::test]
-async fn only_what_failed_goes_back_and_what_failed_for_good_is_not_tried_again() {
+async fn only_failed_messages_return_to_queue() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[]).await;
     for (order, status) in [("declined", 402), ("unprocessable", 422), ("busy", 503)] {
@@ -238,8 +237,8 @@ async fn only_what_failed_goes_back_and_what_failed_for_good_is_not_tried_again(
     let mut logged = outcomes(&lambda, 6).await;
     logged.sort();
     let expected = [
-        outcome::DONE,
-        outcome::DONE,
+        outcome::COMPLETED,
+        outcome::COMPLETED,
         outcome::INVALID,
         outcome::PERMANENT,
         outcome::PERMANENT,
@@ -271,7 +270,7 @@ async fn only_what_failed_goes_back_and_what_failed_for_good_is_not_tried_again(
 }
 
 #[tokio::test]
-async fn a_slow_gateway_is_cut_off_in_time_and_the_next_attempt_is_told() {
+async fn slow_gateway_is_cut_off_and_retry_informed() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[]).await;
     stage.gateway.script("slow", [Reply::Hang]);
@@ -279,7 +278,7 @@ async fn a_slow_gateway_is_cut_off_in_time_and_the_next_attempt_is_told() {
         record("m-slow", &order("slow")),
         record("m-1", &order("o-1")),
     ]);
-    // An answer after the deadline would be `TimedOut`.
+    // A response after the deadline would be `TimedOut`.
     let response = lambda
         .invoke(event, Duration::from_secs(2))
         .await
@@ -301,12 +300,12 @@ async fn a_slow_gateway_is_cut_off_in_time_and_the_next_attempt_is_told() {
     lambda.logged(1, of_takeover).await;
     assert_eq!(
         outcomes(&lambda, 3).await[1..],
-        [outcome::OUT_OF_TIME, outcome::DONE]
+        [outcome::OUT_OF_TIME, outcome::COMPLETED]
     );
 }
 
 #[tokio::test]
-async fn nothing_is_started_that_cannot_finish() {
+async fn message_without_time_is_not_started() {
     let stage = Stage::set().await;
     let settings = [
         ("CONSUMER_CONCURRENCY", "1"),
@@ -314,7 +313,7 @@ async fn nothing_is_started_that_cannot_finish() {
     ];
     let lambda = stage.consumer(&settings).await;
     stage.gateway.script("o-1", [Reply::Hang]);
-    // After the first one's second, half a second is left of two less the reserve.
+    // The first message takes one second. Half a second is left of two seconds less the reserve.
     let answer = lambda.invoke(orders(1..=2), Duration::from_secs(2)).await;
     assert_eq!(failed(&answer.response()), ["m-1", "m-2"]);
     assert_eq!(
@@ -326,7 +325,7 @@ async fn nothing_is_started_that_cannot_finish() {
 }
 
 #[tokio::test]
-async fn no_more_messages_run_at_once_than_the_setting_says() {
+async fn concurrency_is_limited_by_setting() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[("CONSUMER_CONCURRENCY", "2")]).await;
     for n in 1..=6 {
@@ -338,7 +337,7 @@ async fn no_more_messages_run_at_once_than_the_setting_says() {
 }
 
 #[tokio::test]
-async fn a_redirect_is_not_followed() {
+async fn redirect_is_not_followed() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[]).await;
     let elsewhere = Gateway::start().await;
@@ -350,7 +349,7 @@ async fn a_redirect_is_not_followed() {
 }
 
 #[tokio::test]
-async fn a_charge_whose_answer_is_too_long_is_not_made_twice() {
+async fn oversized_gateway_response_charges_once() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[]).await;
     stage.gateway.script("o-1", [Reply::Flood(8 << 20)]);
@@ -362,14 +361,14 @@ async fn a_charge_whose_answer_is_too_long_is_not_made_twice() {
 }
 
 #[tokio::test]
-async fn a_refused_connection_to_dynamodb_fails_closed() {
+async fn refused_dynamodb_connection_fails_closed() {
     let port = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr();
     fails_closed(&format!("http://{}", port.unwrap())).await;
 }
 
 #[tokio::test]
-async fn a_dynamodb_that_never_answers_fails_closed_and_in_time() {
-    // Connections are made, by the kernel, and then nobody reads.
+async fn silent_dynamodb_fails_closed_in_time() {
+    // The kernel accepts connections, and no process reads from them.
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     fails_closed(&format!("http://{}", silent.local_addr().unwrap())).await;
 }
@@ -384,7 +383,7 @@ async fn fails_closed(endpoint: &str) {
 }
 
 #[tokio::test]
-async fn a_missing_table_is_told_at_the_start_in_words_and_fails_closed() {
+async fn missing_table_is_logged_at_start() {
     let (dynamo, gateway) = (Dynamo::start().await, Gateway::start().await);
     let lambda = Lambda::start(env(dynamo.endpoint(), gateway.url(), &NO_QUEUE)).await;
     let told = |line: &Value| {
@@ -401,7 +400,7 @@ async fn a_missing_table_is_told_at_the_start_in_words_and_fails_closed() {
 }
 
 #[tokio::test]
-async fn outage_of_dynamodb_fails_no_invocation_where_so_set() {
+async fn dynamodb_outage_fails_no_invocation_if_set() {
     let (dynamo, gateway) = (Dynamo::start().await, Gateway::start().await);
     let off = [NO_QUEUE[0], ("CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE", "off")];
     let lambda = Lambda::start(env(dynamo.endpoint(), gateway.url(), &off)).await;
@@ -410,7 +409,7 @@ async fn outage_of_dynamodb_fails_no_invocation_where_so_set() {
 }
 
 #[tokio::test]
-async fn priming_is_one_read_and_can_be_switched_off() {
+async fn priming_is_one_optional_read() {
     let stage = Stage::set().await;
     for (prime, requests) in [("on", 1), ("off", 0)] {
         stage.dynamo.reset_counts();
@@ -425,7 +424,7 @@ async fn priming_is_one_read_and_can_be_switched_off() {
 }
 
 #[tokio::test]
-async fn one_invocation_at_a_time_is_the_default() {
+async fn invocations_run_one_at_a_time_by_default() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[]).await;
     stage.gateway.script("o-1", [Reply::Hang]);
@@ -441,7 +440,7 @@ async fn one_invocation_at_a_time_is_the_default() {
 }
 
 #[tokio::test]
-async fn one_process_serves_several_invocations_at_once_where_lambda_says_so() {
+async fn process_serves_concurrent_invocations_if_set() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[("AWS_LAMBDA_MAX_CONCURRENCY", "4")]).await;
     for n in 1..=4 {
@@ -462,13 +461,13 @@ async fn one_process_serves_several_invocations_at_once_where_lambda_says_so() {
 }
 
 #[tokio::test]
-async fn where_no_deadline_is_known_the_lease_is_the_configured_budget() {
+async fn lease_without_deadline_is_configured_budget() {
     let stage = Stage::set().await;
     let lambda = stage
         .consumer(&[("IDEMPOTENCY_LEASE_FALLBACK", "2m")])
         .await;
     stage.gateway.script("o-1", [Reply::Hang]);
-    // What `cargo lambda watch` says: ten minutes after the epoch.
+    // `cargo lambda watch` sends this deadline: ten minutes after the epoch.
     let invocation = lambda.invoke_until(orders(1..=1), 600_000, TIME);
     let (answer, lease) = join!(invocation, async {
         stage.gateway.arrived("o-1", 1).await;
@@ -481,7 +480,7 @@ async fn where_no_deadline_is_known_the_lease_is_the_configured_budget() {
 }
 
 #[tokio::test]
-async fn every_fault_of_the_settings_is_told_in_one_message() {
+async fn settings_errors_are_reported_together() {
     let faults = [
         ("IDEMPOTENCY_TABLE_NAME", ""),
         ("IDEMPOTENCY_RETENTION", "soon"),
@@ -503,7 +502,7 @@ async fn every_fault_of_the_settings_is_told_in_one_message() {
 }
 
 #[tokio::test]
-async fn nothing_is_taken_for_the_required_settings() {
+async fn required_settings_have_no_default() {
     let lambda = Lambda::spawn(&consumer(), Env::new()).await;
     let exit = lambda.exit().await;
     assert!(!exit.status.success());
@@ -515,7 +514,7 @@ async fn nothing_is_taken_for_the_required_settings() {
 }
 
 #[tokio::test]
-async fn each_message_is_one_line_of_json_with_its_time_outcome_key_and_duration() {
+async fn each_message_logs_one_json_line() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[]).await;
     let event = batch([received("m-1", &order("o-1"), 3)]);
@@ -528,7 +527,7 @@ async fn each_message_is_one_line_of_json_with_its_time_outcome_key_and_duration
     let time = humantime::parse_rfc3339(time).unwrap();
     assert!(time.elapsed().unwrap() < PATIENCE);
     assert_eq!(line["level"], "INFO");
-    assert_eq!(line["outcome"], outcome::DONE);
+    assert_eq!(line["outcome"], outcome::COMPLETED);
     assert_eq!(line["key"], format!("{FUNCTION_NAME}#m-1"));
     assert_eq!(line["message_id"], "m-1");
     assert_eq!(line["receive_count"], 3);
@@ -539,13 +538,13 @@ async fn each_message_is_one_line_of_json_with_its_time_outcome_key_and_duration
     }
 }
 
-/// The release profile's other binary: its messages say what the handler does.
+/// The other binary of the release profile, whose messages control the handler.
 async fn obedient(stage: &Stage) -> Lambda {
     Lambda::start_binary(&program("panicking"), stage.env(&[])).await
 }
 
 #[tokio::test]
-async fn a_panic_in_the_release_profile_fails_its_own_message_and_the_next_attempt_is_told() {
+async fn release_panic_fails_its_message_alone() {
     let stage = Stage::set().await;
     let lambda = obedient(&stage).await;
     let panic = r#"{"panic":true}"#;
@@ -575,7 +574,7 @@ async fn a_panic_in_the_release_profile_fails_its_own_message_and_the_next_attem
 }
 
 #[tokio::test]
-async fn a_handler_that_was_cut_off_is_told_so_when_it_runs_again() {
+async fn cut_off_handler_is_informed_on_retry() {
     let stage = Stage::set().await;
     let lambda = obedient(&stage).await;
     let event = || batch([record("m-1", r#"{"sleep_ms":1000}"#)]);
@@ -583,13 +582,13 @@ async fn a_handler_that_was_cut_off_is_told_so_when_it_runs_again() {
     assert_eq!(failed(&answer.response()), ["m-1"]);
     let answer = lambda.invoke(event(), TIME).await;
     assert_eq!(failed(&answer.response()), [""; 0]);
-    // What the handler returns is whether it was told.
+    // The handler returns whether it was informed.
     let record = stage.record("m-1").await.unwrap();
     assert_eq!(text(&record, "result"), "true");
 }
 
 #[tokio::test]
-async fn a_handler_that_blocks_its_thread_does_not_hold_up_the_answer() {
+async fn blocked_thread_does_not_delay_response() {
     let stage = Stage::set().await;
     let lambda = obedient(&stage).await;
     let event = batch([record("m-1", r#"{"block_ms":3000}"#)]);

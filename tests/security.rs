@@ -6,8 +6,6 @@
     reason = "tests fail by panicking"
 )]
 
-#[path = "security/gossip.rs"]
-mod gossip;
 #[path = "security/hostile.rs"]
 mod hostile;
 #[path = "security/library_logs.rs"]
@@ -16,6 +14,8 @@ mod library_logs;
 mod logs;
 #[path = "security/parameters.rs"]
 mod parameters;
+#[path = "security/quoting_server.rs"]
+mod quoting_server;
 #[path = "security/secrets.rs"]
 mod secrets;
 mod support;

@@ -1,4 +1,4 @@
-//! Every store keeps the same rules: one suite, run against each.
+//! The conformance suite, run against each store.
 
 #![allow(
     clippy::unwrap_used,
@@ -6,13 +6,50 @@
     reason = "tests fail by panicking"
 )]
 
-#[path = "support/conformance.rs"]
-mod conformance;
 mod support;
 
-use conformance::{key, request};
-use sqs_once::store::{DynamoStore, Field, Layout, MemoryStore, Store as _};
+use std::time::Duration;
+
+use sqs_once::{
+    protocol::{ClaimRequest, Fence, Key, Namespace, Owner, Settlement, Timestamp},
+    store::{ClaimAnswer, DynamoStore, Layout, MemoryStore, SettleAnswer, Store, StoreError},
+    testing::conformance,
+};
 use support::dynamo::Dynamo;
+
+/// Makes a module of tests, one per promise, for the store that `$new` makes.
+macro_rules! conformance {
+    ($backend:ident, $new:expr) => {
+        conformance!($backend, $new,
+            new_key_is_claimed_and_recorded
+            refused_claim_returns_record
+            claim_admission_follows_rules
+            takeover_returns_replaced_record
+            completed_record_keeps_result
+            failed_record_keeps_error
+            restored_key_is_as_before_claim
+            ended_lease_is_taken_over_at_once
+            failed_messages_are_never_admitted_again
+            settlement_admission_follows_rules
+            late_settlement_changes_nothing
+            repeated_settlement_counts_as_applied
+            concurrent_claims_admit_one
+            keys_with_special_characters_are_distinct
+            largest_result_fits
+        );
+    };
+    ($backend:ident, $new:expr, $($promise:ident)+) => {
+        mod $backend {
+            use super::*;
+
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $promise() {
+                let store = $new.await;
+                conformance::$promise(&store).await;
+            })+
+        }
+    };
+}
 
 conformance!(memory, async { MemoryStore::default() });
 conformance!(dynamodb, dynamo_store(&["id"], Layout::native()));
@@ -28,42 +65,78 @@ conformance!(sort_key, dynamo_store(&["PK", "SK"], single_table()));
 conformance!(renamed, dynamo_store(&["size"], renamed()));
 
 #[tokio::test]
-async fn a_memory_store_says_what_it_holds() {
+async fn memory_store_reads_back_its_records() {
     let store = MemoryStore::default();
     assert_eq!((store.len(), store.is_empty()), (0, true));
+    let now = Timestamp::now();
+    let lease_until = now + Duration::from_secs(30);
     for part in ["1", "2"] {
-        assert_eq!(store.get(&key(part)), None);
-        let request = request(part, "m-1");
-        store.clone().claim(&request).await.unwrap();
-        assert_eq!(store.get(&key(part)), Some(request.record(None)));
+        let key = Key::new(&Namespace::new("conformance").unwrap(), [part]).unwrap();
+        assert_eq!(store.get(&key), None);
+        let owner = Owner::fresh();
+        let request = ClaimRequest::new(key.clone(), owner, "m-1", now, lease_until, now.as_secs());
+        let _ = store.clone().claim(&request).await.unwrap();
+        assert_eq!(store.get(&key), Some(request.record(None)));
     }
     assert_eq!((store.len(), store.is_empty()), (2, false));
 }
 
+/// A store that admits claims which its own memory refuses.
+#[derive(Default)]
+struct Forgetful(MemoryStore);
+
+impl Store for Forgetful {
+    async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
+        self.0.remove(&request.key);
+        self.0.claim(request).await
+    }
+
+    async fn settle(
+        &self,
+        fence: &Fence,
+        settlement: &Settlement,
+        now: Timestamp,
+    ) -> Result<SettleAnswer, StoreError> {
+        self.0.settle(fence, settlement, now).await
+    }
+}
+
+#[tokio::test]
+async fn suite_passes_memory_store() {
+    conformance::all(async || MemoryStore::default()).await;
+}
+
+#[tokio::test]
+#[should_panic(expected = "admitted over")]
+async fn suite_fails_store_that_forgets() {
+    conformance::all(async || Forgetful::default()).await;
+}
+
 fn single_table() -> Layout {
-    let names = Layout::native().rename([(Field::Id, "PK")]).unwrap();
+    let names = Layout::native().rename([("id", "PK")]).unwrap();
     names.sort_key("SK", "idempotency").unwrap()
 }
 
-/// Every attribute by another name, among them reserved words and what an expression can't say.
+/// Other names for all attributes, among them reserved words and names that an expression cannot
+/// hold.
 fn renamed() -> Layout {
     let names = [
-        (Field::Id, "size"),
-        (Field::Status, "state"),
-        (Field::Owner, "user"),
-        (Field::LeaseUntil, "until"),
-        (Field::ExpiresAt, "ttl"),
-        (Field::Fingerprint, "hash"),
-        (Field::MessageId, "message-id"),
-        (Field::Attempts, "number of claims"),
-        (Field::FirstClaimedAt, "since"),
-        (Field::LastEnd, "end"),
-        (Field::FailedMessageIds, "failed"),
-        (Field::Result, "value"),
-        (Field::ResultOmitted, "no.value"),
-        (Field::Error, "status"),
-        (Field::CreatedAt, "first time"),
-        (Field::UpdatedAt, ":now"),
+        ("id", "size"),
+        ("status", "state"),
+        ("owner", "user"),
+        ("lease_until", "until"),
+        ("expires_at", "ttl"),
+        ("fingerprint", "hash"),
+        ("message_id", "message-id"),
+        ("attempts", "number of claims"),
+        ("first_claimed_at", "since"),
+        ("last_end", "end"),
+        ("failed_message_ids", "failed"),
+        ("result", "value"),
+        ("result_omitted", "no.value"),
+        ("error", "status"),
+        ("created_at", "first time"),
+        ("updated_at", ":now"),
     ];
     let names = Layout::native().rename(names).unwrap();
     names.status_words("running", "done", "dead").unwrap()

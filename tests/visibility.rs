@@ -1,4 +1,4 @@
-//! Visibility timeouts of failed messages: the calls that a batch makes the consumer send to SQS.
+//! Visibility timeouts of failed messages: the calls that the consumer sends to SQS for a batch.
 
 #![allow(
     clippy::unwrap_used,
@@ -14,8 +14,8 @@ use std::{
 
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Consumer, Failure, Handler, Once,
-    protocol::{AfterFailure, ClaimRequest, Key, Owner, Timestamp},
+    Attempt, Consumer, Failure, Handler, Once, handler_fn,
+    protocol::{ClaimRequest, Key, Owner, Timestamp},
     sqs::Visibility,
     store::{MemoryStore, Store},
 };
@@ -23,23 +23,23 @@ use support::{
     consumer::{namespace, process, within},
     event::{QUEUE_ARN, batch, in_group, received, record},
     log,
-    sqs::{self, Mood, Sqs},
+    sqs::{self, Sqs, SqsBehaviour},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Does what the message says.
+/// Handler that obeys the message.
 async fn obey(order: String, _: Attempt) -> Result<(), Failure> {
     match order.as_str() {
         "succeed" => Ok(()),
-        "fail" => Err(Failure::retryable("told to")),
-        "decline" => Err(Failure::permanent("told to")),
+        "fail" => Err(Failure::retryable("scripted")),
+        "decline" => Err(Failure::permanent("scripted")),
         "hang" => std::future::pending().await,
-        _ => panic!("told to"),
+        _ => panic!("scripted"),
     }
 }
 
-/// The longest waits there are: all of the jitter.
+/// The longest possible waits: full jitter.
 fn visibility(sqs: &Sqs) -> Visibility {
     let visibility = Visibility::new(sqs.client()).jitter(|most| most);
     visibility.backoff(4 * SECOND, 60 * SECOND)
@@ -49,7 +49,7 @@ fn consumer(
     store: MemoryStore,
     visibility: Visibility,
 ) -> Arc<Consumer<Once<MemoryStore>, impl Handler<Output: serde::Serialize>>> {
-    let consumer = Consumer::new(Once::new(store), namespace(), obey);
+    let consumer = Consumer::new(Once::new(store), namespace(), handler_fn(obey));
     Arc::new(consumer.visibility(visibility))
 }
 
@@ -62,20 +62,16 @@ fn change(id: &str, receive_count: u32, seconds: u64) -> (String, u64) {
 }
 
 #[tokio::test]
-async fn each_failure_has_a_visibility_timeout_of_its_own() {
-    let (sqs, store) = (Sqs::start(Mood::Willing).await, MemoryStore::default());
+async fn each_failure_sets_its_visibility_timeout() {
+    let (sqs, store) = (
+        Sqs::start(SqsBehaviour::Willing).await,
+        MemoryStore::default(),
+    );
     let now = Timestamp::now();
-    let other = ClaimRequest {
-        key: Key::new(&namespace(), ["busy"]).unwrap(),
-        owner: Owner::fresh(),
-        fingerprint: None,
-        message_id: "busy".into(),
-        now,
-        lease_until: now + 30 * SECOND,
-        expires_at: now.as_secs() + 60,
-        after_failure: AfterFailure::Retry,
-    };
-    store.claim(&other).await.unwrap();
+    let (lease_until, expires_at) = (now + 30 * SECOND, now.as_secs() + 60);
+    let key = Key::new(&namespace(), ["busy"]).unwrap();
+    let other = ClaimRequest::new(key, Owner::fresh(), "busy", now, lease_until, expires_at);
+    let _ = store.claim(&other).await.unwrap();
     let consumer = consumer(store, visibility(&sqs));
     let event = batch([
         order("done", "succeed", 5),
@@ -106,8 +102,8 @@ async fn each_failure_has_a_visibility_timeout_of_its_own() {
 }
 
 #[tokio::test]
-async fn queue_is_looked_up_once_and_a_call_takes_ten_messages() {
-    let sqs = Sqs::start(Mood::Willing).await;
+async fn queue_lookup_is_cached_and_calls_hold_ten() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
     let elsewhere = "arn:aws-cn:sqs:cn-north-1:210987654321:theirs";
     for n in 0..2 {
@@ -160,8 +156,8 @@ async fn queue_is_looked_up_once_and_a_call_takes_ten_messages() {
 }
 
 #[tokio::test]
-async fn fifo_group_never_overtakes_its_failed_message() {
-    let sqs = Sqs::start(Mood::Willing).await;
+async fn fifo_group_never_overtakes_failed_message() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
     let fifo = |id: &str, group: &str, word: &str, receive_count| {
         in_group(order(id, word, receive_count), group)
@@ -188,8 +184,8 @@ async fn fifo_group_never_overtakes_its_failed_message() {
 }
 
 #[tokio::test]
-async fn sqs_is_not_called_without_a_failure_or_a_receipt() {
-    let sqs = Sqs::start(Mood::Willing).await;
+async fn sqs_is_called_only_for_failures_with_receipt() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
     let mut anonymous = [order("m-1", "decline", 1), order("m-2", "decline", 1)];
     anonymous[0]["receiptHandle"] = Value::Null;
@@ -203,9 +199,9 @@ async fn sqs_is_not_called_without_a_failure_or_a_receipt() {
 }
 
 #[tokio::test]
-async fn refusing_sqs_changes_nothing_in_the_response() {
-    for (mood, looked_up) in [(Mood::Denying, 2), (Mood::FailingFirst, 1)] {
-        let sqs = Sqs::start(mood).await;
+async fn sqs_error_does_not_change_response() {
+    for (behaviour, looked_up) in [(SqsBehaviour::Denying, 2), (SqsBehaviour::FailingFirst, 1)] {
+        let sqs = Sqs::start(behaviour).await;
         let consumer = consumer(MemoryStore::default(), visibility(&sqs));
         for n in 1..=2 {
             let event = batch([order("m-1", "fail", n), order("m-2", "succeed", n)]);
@@ -214,14 +210,14 @@ async fn refusing_sqs_changes_nothing_in_the_response() {
                 ["m-1"]
             );
         }
-        // What was refused may be granted any time.
-        assert_eq!(sqs.calls("GetQueueUrl").len(), looked_up, "{mood:?}");
+        // A denied permission may be granted at any time.
+        assert_eq!(sqs.calls("GetQueueUrl").len(), looked_up, "{behaviour:?}");
     }
 }
 
 #[tokio::test]
-async fn hanging_sqs_costs_two_seconds_and_never_the_response() {
-    let sqs = Sqs::start(Mood::Hanging).await;
+async fn hanging_sqs_costs_at_most_two_seconds() {
+    let sqs = Sqs::start(SqsBehaviour::Hanging).await;
     for (word, budget, at_most) in [
         ("fail", 60 * SECOND, 3 * SECOND),
         ("fail", SECOND, SECOND),
@@ -236,8 +232,8 @@ async fn hanging_sqs_costs_two_seconds_and_never_the_response() {
 }
 
 #[tokio::test]
-async fn unanswering_sqs_is_not_asked_again_for_five_minutes() {
-    let sqs = Sqs::start(Mood::Hanging).await;
+async fn silent_sqs_is_not_called_for_five_minutes() {
+    let sqs = Sqs::start(SqsBehaviour::Hanging).await;
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
     let asked = || sqs.calls("GetQueueUrl").len();
     let fails = async || {
@@ -262,7 +258,7 @@ async fn unanswering_sqs_is_not_asked_again_for_five_minutes() {
     assert_eq!(asked(), 1);
     assert_eq!(not_changed(), [""; 0], "logged once");
     later(11 * SECOND).await;
-    sqs.turn(Mood::Willing);
+    sqs.turn(SqsBehaviour::Willing);
     fails().await;
     assert_eq!(asked(), 2);
     assert_eq!(sqs.changes().len(), 1);
@@ -270,7 +266,7 @@ async fn unanswering_sqs_is_not_asked_again_for_five_minutes() {
 
 #[tokio::test]
 async fn unreachable_sqs_is_logged_with_its_cause() {
-    // Nothing listens there any more.
+    // The port no longer listens.
     let port = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("http://{}", port.local_addr().unwrap());
     drop(port);
@@ -290,8 +286,8 @@ async fn unreachable_sqs_is_logged_with_its_cause() {
 }
 
 #[tokio::test]
-async fn batch_does_not_wait_for_the_sqs_call_of_another() {
-    let sqs = Sqs::start(Mood::Hanging).await;
+async fn batch_does_not_wait_for_other_sqs_calls() {
+    let sqs = Sqs::start(SqsBehaviour::Hanging).await;
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
     let fails = |id| {
         let event = batch([order(id, "fail", 1)]);
@@ -299,7 +295,7 @@ async fn batch_does_not_wait_for_the_sqs_call_of_another() {
     };
     let overtakes = async {
         sqs.called("GetQueueUrl", 1).await;
-        sqs.turn(Mood::Willing);
+        sqs.turn(SqsBehaviour::Willing);
         let started = Instant::now();
         fails("m-2").await;
         assert!(started.elapsed() < SECOND, "{:?}", started.elapsed());
@@ -308,7 +304,7 @@ async fn batch_does_not_wait_for_the_sqs_call_of_another() {
     assert_eq!(sqs.changes(), [change("m-2", 1, 4)]);
 }
 
-/// Processes one order that is declined again and again; answers its new visibility timeout.
+/// Processes one order that is declined again and again, and returns its new visibility timeout.
 async fn decline(
     sqs: &Sqs,
     consumer: &Arc<Consumer<Once<MemoryStore>, impl Handler<Output: serde::Serialize>>>,
@@ -322,7 +318,7 @@ async fn decline(
     sqs.changes()[before].1
 }
 
-/// Waits until a line with `message` was logged.
+/// Waits for a log line with `message`.
 async fn logged(message: &str) -> Value {
     let line = async {
         loop {
@@ -340,10 +336,10 @@ const RETENTION: &str = "keeps messages longer than the table keeps records";
 const NOT_READ: &str = "the queue's attributes could not be read";
 
 #[tokio::test]
-async fn poison_with_dead_letter_queue_is_visible_at_once() {
-    let sqs = Sqs::start(Mood::Willing).await;
+async fn poison_with_dlq_is_visible_at_once() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
-    // Until the attributes are known.
+    // Until the consumer has the queue's attributes.
     let settled = async { while decline(&sqs, &consumer, 40).await != 0 {} };
     tokio::time::timeout(support::PATIENCE, settled)
         .await
@@ -364,8 +360,8 @@ async fn poison_with_dead_letter_queue_is_visible_at_once() {
 }
 
 #[tokio::test]
-async fn poison_without_dead_letter_queue_backs_off_and_warns_once() {
-    let sqs = Sqs::start(Mood::Willing).await;
+async fn poison_without_dlq_backs_off_and_warns_once() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
     sqs.has(None, 345_600);
     log::start();
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
@@ -383,9 +379,9 @@ async fn poison_without_dead_letter_queue_backs_off_and_warns_once() {
 }
 
 #[tokio::test]
-async fn poison_of_a_queue_that_denies_its_attributes_backs_off() {
-    let sqs = Sqs::start(Mood::Willing).await;
-    sqs.turn_for("GetQueueAttributes", Mood::Denying);
+async fn poison_with_unknown_dlq_backs_off() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    sqs.turn_for("GetQueueAttributes", SqsBehaviour::Denying);
     log::start();
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
     assert_eq!(decline(&sqs, &consumer, 4).await, 32);
@@ -394,16 +390,16 @@ async fn poison_of_a_queue_that_denies_its_attributes_backs_off() {
     assert!(error.contains("sqs:GetQueueAttributes"), "{warning}");
     assert_eq!(decline(&sqs, &consumer, 4).await, 32);
     assert_eq!(sqs.calls("GetQueueAttributes").len(), 1, "for five minutes");
-    sqs.turn_for("GetQueueAttributes", Mood::Willing);
+    sqs.turn_for("GetQueueAttributes", SqsBehaviour::Willing);
     later(301 * SECOND).await;
     decline(&sqs, &consumer, 4).await;
     sqs.called("GetQueueAttributes", 2).await;
 }
 
 #[tokio::test]
-async fn reading_attributes_never_delays_the_response() {
-    let sqs = Sqs::start(Mood::Willing).await;
-    sqs.turn_for("GetQueueAttributes", Mood::Hanging);
+async fn queue_attributes_never_delay_response() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    sqs.turn_for("GetQueueAttributes", SqsBehaviour::Hanging);
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
     let started = Instant::now();
     assert_eq!(decline(&sqs, &consumer, 4).await, 32);
@@ -411,9 +407,9 @@ async fn reading_attributes_never_delays_the_response() {
     assert_eq!(decline(&sqs, &consumer, 4).await, 32);
     assert!(started.elapsed() < SECOND, "{:?}", started.elapsed());
 
-    // As in a process that Lambda froze: the call's time is over when it goes on.
+    // Simulates a process frozen by Lambda: the call times out as soon as the process continues.
     later(600 * SECOND).await;
-    sqs.turn_for("GetQueueAttributes", Mood::Willing);
+    sqs.turn_for("GetQueueAttributes", SqsBehaviour::Willing);
     let settled = async { while decline(&sqs, &consumer, 40).await != 0 {} };
     tokio::time::timeout(support::PATIENCE, settled)
         .await
@@ -421,10 +417,10 @@ async fn reading_attributes_never_delays_the_response() {
 }
 
 #[tokio::test]
-async fn queue_that_outlives_its_records_is_warned_of_once() {
+async fn queue_outliving_records_warns_once() {
     let day = 24 * 3600 * SECOND;
     for (records, warnings) in [(3 * day, 1), (4 * day, 0)] {
-        let sqs = Sqs::start(Mood::Willing).await;
+        let sqs = Sqs::start(SqsBehaviour::Willing).await;
         sqs.has(None, 4 * 24 * 3600);
         log::start();
         let consumer = consumer(
@@ -456,14 +452,14 @@ async fn queue_that_outlives_its_records_is_warned_of_once() {
     }
 }
 
-/// Moves the clock that the consumer measures by.
+/// Moves the consumer's clock.
 async fn later(by: Duration) {
     tokio::time::pause();
     tokio::time::advance(by).await;
     tokio::time::resume();
 }
 
-/// The errors of calls that changed nothing, since the last look.
+/// Errors of failed calls, since the last look.
 fn not_changed() -> Vec<String> {
     let mut errors = Vec::new();
     for line in log::lines() {
@@ -476,8 +472,8 @@ fn not_changed() -> Vec<String> {
 }
 
 #[tokio::test]
-async fn backoff_by_default_is_random_between_half_and_all() {
-    let sqs = Sqs::start(Mood::Willing).await;
+async fn default_backoff_is_jittered_from_half() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
     let consumer = consumer(MemoryStore::default(), Visibility::new(sqs.client()));
     let event = batch((0..60).map(|n| order(&format!("m-{n}"), "fail", 3)));
     process(&consumer, event, within(10 * SECOND)).await;

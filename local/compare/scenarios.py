@@ -83,20 +83,20 @@ def overtaken(ours: Environment, late_end: Json) -> Ended:
 
 
 @scenario()
-def a_late_completion_does_not_overwrite_a_newer_result(ours: Environment) -> Seen:
+def late_completion_keeps_newer_result(ours: Environment) -> Seen:
     after = overtaken(ours, {"return": "older"})
     answer = after.outputs.get("m-1")
     return Seen(not after.ran and answer == "newer", f'the next delivery is answered "{answer}", not "newer"')
 
 
 @scenario()
-def a_late_failure_does_not_undo_a_newer_completion(ours: Environment) -> Seen:
+def late_failure_keeps_newer_completion(ours: Environment) -> Seen:
     after = overtaken(ours, {"raise": "too late"})
     return Seen(not after.ran, "the next delivery runs again")
 
 
 @scenario(lambda_context=False)
-def a_crash_without_a_deadline_does_not_lock_the_key_for_the_retention(ours: Environment) -> Seen:
+def crash_without_deadline_locks_key_briefly(ours: Environment) -> Seen:
     crashing = ours.function()
     crashing.deliver(ORDER, remaining_ms=500, does=lambda _: crashing.kill())
     pass_time(500)
@@ -107,7 +107,7 @@ def a_crash_without_a_deadline_does_not_lock_the_key_for_the_retention(ours: Env
 
 
 @scenario()
-def a_claim_whose_answer_was_lost_does_not_block_its_own_worker(ours: Environment) -> Seen:
+def lost_claim_response_does_not_block_worker(ours: Environment) -> Seen:
     line = ours.loses_first_answer()
     ended = ours.function(line.endpoint).deliver(ORDER, remaining_ms=2000)
     assert line.connections == 2, f"the SDK asked again: {line}"
@@ -118,7 +118,7 @@ def a_claim_whose_answer_was_lost_does_not_block_its_own_worker(ours: Environmen
 
 
 @scenario()
-def an_output_of_zero_false_null_or_nothing_is_replayed_as_such(ours: Environment) -> Seen:
+def falsy_output_is_replayed_unchanged(ours: Environment) -> Seen:
     function, wrong = ours.function(), []
     for number, output in enumerate([0, False, None, ""]):
         order = record(f"m-{number}", {"orderId": f"o-{number}"})
@@ -142,17 +142,17 @@ def two_without(ours: Environment, key: str) -> Seen:
 
 
 @scenario(key_required=True)
-def two_messages_without_a_key_do_not_collide(ours: Environment) -> Seen:
+def messages_without_key_do_not_collide(ours: Environment) -> Seen:
     return two_without(ours, "powertools_json(body).orderId")
 
 
 @scenario(key_required=True, validation=True)
-def two_messages_without_a_part_of_their_key_do_not_collide(ours: Environment) -> Seen:
+def messages_without_part_of_key_do_not_collide(ours: Environment) -> Seen:
     return two_without(ours, "powertools_json(body).[customerId, orderId]")
 
 
 @scenario(in_turn=True)
-def one_key_twice_in_a_batch_runs_once_and_answers_both(ours: Environment) -> Seen:
+def key_twice_in_batch_runs_once(ours: Environment) -> Seen:
     twice = [record(message_id, {"orderId": "o-1"}) for message_id in ("m-1", "m-2")]
     ended = ours.function().deliver(*twice)
     ran, failed = len(ended.ran), len(ended.failed)
@@ -160,7 +160,7 @@ def one_key_twice_in_a_batch_runs_once_and_answers_both(ours: Environment) -> Se
 
 
 @scenario()
-def a_message_changed_by_its_handler_keeps_its_key(ours: Environment) -> Seen:
+def message_changed_by_handler_keeps_key(ours: Environment) -> Seen:
     changed = {"body": json.dumps({"orderId": "changed"}), "return": "done"}
     first = ours.function().deliver(ORDER, does=lambda _: changed)
     again = ours.function().deliver(ORDER)
@@ -172,7 +172,7 @@ def a_message_changed_by_its_handler_keeps_its_key(ours: Environment) -> Seen:
 
 
 @scenario()
-def a_malformed_message_fails_alone(ours: Environment) -> Seen:
+def malformed_message_fails_alone(ours: Environment) -> Seen:
     batch = [record("m-1", {"orderId": "o-1"}), record("bad", "{"), record("m-3", {"orderId": "o-3"})]
     # A handler that reads the malformed body fails like this.
     read = {"bad": {"raise": "not JSON"}}
@@ -182,7 +182,7 @@ def a_malformed_message_fails_alone(ours: Environment) -> Seen:
 
 
 @scenario()
-def a_result_too_large_to_store_does_not_run_again(ours: Environment) -> Seen:
+def oversized_result_does_not_run_again(ours: Environment) -> Seen:
     large = {"return": "x" * 420_000}
     first = ours.function().deliver(ORDER, remaining_ms=2000, does=lambda _: large)
     pass_time(2000)

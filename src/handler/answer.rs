@@ -7,27 +7,30 @@ use serde::Serialize;
 
 use super::Failure;
 use crate::{
+    dynamodb::{
+        refused::Refused,
+        write::{IntoWrite, MAX_WRITES, Write},
+    },
     protocol::StoredResult,
-    store::{IntoWrite, MAX_WRITES, Refused, Write},
 };
 
-/// The type of a handler's answer, and with it, how its operations are processed once
-/// ([`once`](crate::once)):
-///
-/// | answer | for effects |
-/// | --- | --- |
-/// | anything serializable | outside DynamoDB, that the handler has had |
-/// | [`Done`] of it | in DynamoDB, that commit together with the record |
-/// | [`Change`](crate::Change) of it | on one item, which keeps the key itself |
+/// The type of a handler's answer. Not exported, so that no other crate implements it.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be the output of a handler: it does not implement `serde::Serialize`",
+    label = "the output is recorded as JSON, so it must implement `serde::Serialize`",
+    note = "add `#[derive(serde::Serialize)]` to `{Self}`, or return `()` where there is nothing to record"
+)]
 pub trait Answer: Send {
     /// The result that is stored, as JSON.
     type Result: Serialize + Send;
 }
 
+#[diagnostic::do_not_recommend]
 impl<O: Serialize + Send> Answer for O {
     type Result = O;
 }
 
+#[diagnostic::do_not_recommend]
 impl<O: Serialize + Send> Answer for Done<O> {
     type Result = O;
 }
@@ -74,6 +77,7 @@ impl<O: Serialize + Send> Answer for Done<O> {
 /// write's own condition is not met, the operation has failed permanently, unless
 /// [`on_refused`](Self::on_refused) says otherwise. Collisions with other transactions and
 /// throttling are tried again while there is time.
+#[must_use = "the writes are made only if the handler returns this"]
 pub struct Done<O> {
     output: O,
     writes: Vec<Write<TransactWriteItem>>,
@@ -84,7 +88,6 @@ pub(crate) type OnRefused<T> = Box<dyn FnOnce(&Refused) -> Result<T, Failure> + 
 
 impl<O> Done<O> {
     /// An output, so far without writes.
-    #[must_use]
     pub fn new(output: O) -> Self {
         Self {
             output,
@@ -95,14 +98,12 @@ impl<O> Done<O> {
 
     /// One write more: a [`Write`], or a `Put`, `Update`, `Delete` or `ConditionCheck` of the
     /// SDK's.
-    #[must_use]
     pub fn with(mut self, write: impl IntoWrite) -> Self {
         self.writes.push(write.into_write().into_item());
         self
     }
 
     /// Some writes more.
-    #[must_use]
     pub fn with_all(self, writes: impl IntoIterator<Item = impl IntoWrite>) -> Self {
         writes.into_iter().fold(self, Self::with)
     }
@@ -112,7 +113,6 @@ impl<O> Done<O> {
     ///
     /// Nothing was written when this is asked. It is for deciding, not for effects: it may be
     /// asked again for the same message.
-    #[must_use]
     pub fn on_refused(
         self,
         decide: impl FnOnce(&Refused) -> Result<Self, Failure> + Send + 'static,

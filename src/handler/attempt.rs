@@ -3,7 +3,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use crate::{
-    Deadline,
+    deadline::Deadline,
     protocol::{AttemptEnd, Claimed, Key, Timestamp},
 };
 
@@ -17,27 +17,69 @@ pub struct Attempt {
 }
 
 impl Attempt {
-    /// An attempt at `key`. Handlers are given theirs; make one to test a handler by itself.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use sqs_once::{Attempt, Deadline, Delivery, History};
-    /// use sqs_once::protocol::{Key, Namespace, Timestamp};
-    ///
-    /// let key = Key::new(&Namespace::new("payments")?, ["order-1"])?;
-    /// let deadline = Deadline::after(Timestamp::now(), Duration::from_secs(30), Duration::ZERO);
-    /// let attempt = Attempt::new(key, Delivery::new("m-1"), History::fresh(), deadline);
-    /// assert_eq!(attempt.key().as_str(), "payments#order-1");
-    /// assert!(attempt.time_left() > Duration::from_secs(29));
-    /// # Ok::<(), sqs_once::protocol::KeyError>(())
-    /// ```
-    #[must_use]
-    pub fn new(key: Key, delivery: Delivery, history: History, deadline: Deadline) -> Self {
+    pub(crate) fn new(key: Key, delivery: Delivery, history: History, deadline: Deadline) -> Self {
         Self {
             key,
             delivery,
             history,
             deadline,
+        }
+    }
+
+    /// A first attempt at `key` for the message with this id, to test a handler by itself. In a [`Consumer`](crate::Consumer)
+    /// handlers get theirs from the library.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use sqs_once::{Attempt, Deadline};
+    /// use sqs_once::protocol::{Key, Namespace, Timestamp};
+    ///
+    /// let key = Key::new(&Namespace::new("payments")?, ["order-1"])?;
+    /// let deadline = Deadline::after(Timestamp::now(), Duration::from_secs(30), Duration::ZERO);
+    /// let attempt = Attempt::first(key, "m-1", deadline);
+    /// assert_eq!(attempt.key().as_str(), "payments#order-1");
+    /// assert!(attempt.time_left() > Duration::from_secs(29));
+    /// # Ok::<(), sqs_once::protocol::KeyError>(())
+    /// ```
+    #[must_use]
+    pub fn first(key: Key, message_id: impl Into<String>, deadline: Deadline) -> Self {
+        Self::new(key, Delivery::new(message_id), History::fresh(), deadline)
+    }
+
+    /// The same, behind one attempt that may have had its effect: to test that a handler looks for
+    /// that effect.
+    ///
+    /// `first_claimed_at` is the time of that attempt's claim, and `last_end` its end; both are
+    /// `None` where they are not known.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// use sqs_once::protocol::{AttemptEnd, Timestamp};
+    /// # use sqs_once::{Attempt, Deadline};
+    /// # use sqs_once::protocol::{Key, Namespace};
+    /// # let key = Key::new(&Namespace::new("payments")?, ["order-1"])?;
+    /// # let deadline = Deadline::after(Timestamp::now(), Duration::from_secs(30), Duration::ZERO);
+    /// # let attempt = Attempt::first(key, "m-1", deadline);
+    ///
+    /// let at = Timestamp::from_millis(1_800_000_000_000);
+    /// let second = attempt.interrupted(Some(at), Some(AttemptEnd::Panic));
+    /// assert!(second.may_have_run_before());
+    /// assert_eq!(second.first_claimed_at(), Some(at));
+    /// # Ok::<(), sqs_once::protocol::KeyError>(())
+    /// ```
+    #[must_use]
+    pub fn interrupted(
+        self,
+        first_claimed_at: Option<Timestamp>,
+        last_end: Option<AttemptEnd>,
+    ) -> Self {
+        let open = OpenAttempts {
+            first_claimed_at,
+            last_end,
+        };
+        Self {
+            history: History::with_open(self.history.attempts + 1, open),
+            ..self
         }
     }
 
@@ -61,19 +103,39 @@ impl Attempt {
         self.delivery.receive_count
     }
 
-    /// A message attribute.
+    /// The text of a message attribute of type String or Number. A number has up to 38 digits, so
+    /// SQS sends it as text too.
     #[must_use]
-    pub fn attribute(&self, name: &str) -> Option<&Attribute> {
-        self.delivery.attributes.get(name)
+    pub fn attribute(&self, name: &str) -> Option<&str> {
+        match self.delivery.attributes.get(name)? {
+            Attribute::Text(text) => Some(text),
+            Attribute::Binary(_) => None,
+        }
     }
 
-    /// All message attributes.
+    /// The bytes of a message attribute of type Binary.
     #[must_use]
-    pub fn attributes(&self) -> &HashMap<String, Attribute> {
-        &self.delivery.attributes
+    pub fn binary_attribute(&self, name: &str) -> Option<&[u8]> {
+        match self.delivery.attributes.get(name)? {
+            Attribute::Binary(bytes) => Some(bytes),
+            Attribute::Text(_) => None,
+        }
+    }
+
+    /// The names of the message attributes, in no order.
+    pub fn attribute_names(&self) -> impl Iterator<Item = &str> {
+        self.delivery.attributes.keys().map(String::as_str)
+    }
+
+    /// Claims of this operation before this one, since the record was created. In an
+    /// [`Inbox`](crate::Inbox) or [`OnItem`](crate::OnItem) no attempt claims, so this is 0.
+    #[must_use]
+    pub fn earlier_claims(&self) -> u64 {
+        self.history.attempts
     }
 
     /// The attempts before this one, as far as the record tells.
+    #[doc(hidden)]
     #[must_use]
     pub fn history(&self) -> &History {
         &self.history
@@ -97,6 +159,26 @@ impl Attempt {
         self.history.open.and_then(|open| open.first_claimed_at)
     }
 
+    /// How the attempt before this one ended, if it may have had its effect without that being
+    /// recorded. `None` if there is no such attempt, or if its end is not known (crash).
+    ///
+    /// ```
+    /// use sqs_once::{Attempt, protocol::AttemptEnd};
+    ///
+    /// fn search(attempt: &Attempt) -> String {
+    ///     let end = attempt.last_end().map_or("unknown", AttemptEnd::name);
+    ///     match attempt.first_claimed_at() {
+    ///         _ if !attempt.may_have_run_before() => "nothing to look for".into(),
+    ///         Some(at) => format!("look for charges from {at} on; last end: {end}"),
+    ///         None => format!("look for charges at any time; last end: {end}"),
+    ///     }
+    /// }
+    /// ```
+    #[must_use]
+    pub fn last_end(&self) -> Option<AttemptEnd> {
+        self.history.open.and_then(|open| open.last_end)
+    }
+
     /// The invocation's deadline.
     #[must_use]
     pub fn deadline(&self) -> Deadline {
@@ -110,22 +192,7 @@ impl Attempt {
     }
 }
 
-/// The attempts before this one, as far as the record tells. A handler in an
-/// [`Inbox`](crate::Inbox) or [`OnItem`](crate::OnItem) makes no claims, and its history is empty.
-///
-/// ```
-/// use sqs_once::{Attempt, protocol::AttemptEnd};
-///
-/// fn reconcile(attempt: &Attempt) -> String {
-///     match attempt.history().open {
-///         None => "nothing to look for".into(),
-///         Some(open) => match open.first_claimed_at {
-///             Some(at) => format!("look for charges from {} ms on", at.as_millis()),
-///             None => "look for charges at any time".into(),
-///         },
-///     }
-/// }
-/// ```
+/// The attempts before this one, as far as the record tells.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct History {
@@ -146,28 +213,12 @@ pub struct OpenAttempts {
 
 impl History {
     /// The history of a first attempt.
-    ///
-    /// ```
-    /// use sqs_once::History;
-    ///
-    /// assert_eq!(History::fresh(), History::default());
-    /// ```
     #[must_use]
     pub fn fresh() -> Self {
         Self::default()
     }
 
-    /// A history with open attempts, to test a handler by itself.
-    ///
-    /// ```
-    /// use sqs_once::{History, OpenAttempts, protocol::{AttemptEnd, Timestamp}};
-    ///
-    /// let crashed = OpenAttempts {
-    ///     first_claimed_at: Some(Timestamp::from_millis(1_800_000_000_000)),
-    ///     last_end: None,
-    /// };
-    /// assert_eq!(History::with_open(1, crashed).open, Some(crashed));
-    /// ```
+    /// A history with open attempts.
     #[must_use]
     pub fn with_open(attempts: u64, open: OpenAttempts) -> Self {
         Self {
@@ -190,15 +241,8 @@ impl From<&Claimed> for History {
     }
 }
 
-/// One delivery of a message, as SQS describes it.
-///
-/// ```
-/// use std::collections::HashMap;
-/// use sqs_once::{Attribute, Delivery};
-///
-/// let tenant = HashMap::from([("tenant".to_owned(), Attribute::String("acme".into()))]);
-/// let second = Delivery::new("059f36b4").receive_count(2).attributes(tenant);
-/// ```
+/// One delivery of a message, as SQS describes it: made of its id, for the first time and without
+/// attributes.
 #[derive(Clone, Debug)]
 pub struct Delivery {
     message_id: String,
@@ -227,8 +271,7 @@ impl Delivery {
     }
 
     /// Its message attributes.
-    #[must_use]
-    pub fn attributes(self, attributes: HashMap<String, Attribute>) -> Self {
+    pub(crate) fn attributes(self, attributes: HashMap<String, Attribute>) -> Self {
         Self { attributes, ..self }
     }
 
@@ -237,33 +280,18 @@ impl Delivery {
     }
 }
 
-/// The value of a message attribute (*Amazon SQS Developer Guide*, "Amazon SQS message
-/// metadata").
-///
-/// ```
-/// use sqs_once::Attribute;
-///
-/// assert_eq!(Attribute::Number("0.5".into()).as_str(), Some("0.5"));
-/// assert_eq!(Attribute::Binary(vec![0]).as_str(), None);
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Attribute {
-    /// Of type `String` or `String.…`.
-    String(String),
-    /// Of type `Number` or `Number.…`, with up to 38 digits, so kept as text.
-    Number(String),
-    /// Of type `Binary` or `Binary.…`.
-    Binary(Vec<u8>),
+impl<T: Into<String>> From<T> for Delivery {
+    fn from(message_id: T) -> Self {
+        Self::new(message_id)
+    }
 }
 
-impl Attribute {
-    /// The text of a string or number.
-    #[must_use]
-    pub fn as_str(&self) -> Option<&str> {
-        match self {
-            Self::String(text) | Self::Number(text) => Some(text),
-            Self::Binary(_) => None,
-        }
-    }
+/// The value of a message attribute (*Amazon SQS Developer Guide*, "Amazon SQS message
+/// metadata").
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Attribute {
+    /// Of type String or Number.
+    Text(String),
+    /// Of type Binary.
+    Binary(Vec<u8>),
 }

@@ -106,7 +106,7 @@ impl<E: Into<BoxError>> From<E> for Failure {
 /// let failed = "12x".parse::<u32>().permanent();
 /// assert!(matches!(failed, Err(Failure::Permanent(_))));
 /// ```
-pub trait ResultExt<T> {
+pub trait ResultExt<T>: sealed::Sealed {
     /// The error as a [`Failure::Permanent`].
     ///
     /// # Errors
@@ -120,6 +120,12 @@ pub trait ResultExt<T> {
     ///
     /// If `self` is an error.
     fn no_effect(self) -> Result<T, Failure>;
+}
+
+mod sealed {
+    pub trait Sealed {}
+
+    impl<T, E> Sealed for Result<T, E> {}
 }
 
 impl<T, E: Into<BoxError>> ResultExt<T> for Result<T, E> {
@@ -141,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn question_mark_accepts_every_error_as_retryable() {
+    fn question_mark_makes_any_error_retryable() {
         let boxed: BoxError = "boxed".into();
         for (failure, text) in [
             (question_mark(std::fmt::Error), std::fmt::Error.to_string()),

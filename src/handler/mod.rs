@@ -9,17 +9,18 @@ use std::{fmt, marker::PhantomData};
 
 use serde::de::DeserializeOwned;
 
-pub use answer::{Answer, Done};
-pub(crate) use answer::{OnRefused, Plan, to_result};
-pub use attempt::{Attempt, Attribute, Delivery, History, OpenAttempts};
+pub use answer::Done;
+pub(crate) use answer::{Answer, OnRefused, Plan, to_result};
+pub(crate) use attempt::Attribute;
+pub use attempt::{Attempt, Delivery, History, OpenAttempts};
 pub use failure::{Failure, ResultExt};
 
 use crate::protocol::StoredResult;
 
 /// The business: what happens once per message.
 ///
-/// Any `async fn(Message, Attempt) -> Result<Output, Failure>` is one. Write the trait out
-/// where the handler has state of its own:
+/// [`handler_fn`] makes one of any `async fn(Message, Attempt) -> Result<Output, Failure>`. Implement
+/// the trait where the handler has state of its own:
 ///
 /// ```
 /// use serde::Deserialize;
@@ -50,13 +51,26 @@ use crate::protocol::StoredResult;
 /// it has spawned (`tokio::spawn`, `spawn_blocking`). Such work must end by itself within
 /// [`Attempt::time_left`], or it may run beside the next attempt; and where handlers block every
 /// thread of the runtime, not even the rest of the batch can be answered in time.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a handler",
+    label = "not a handler",
+    note = "to make a handler of an async function, write `sqs_once::handler_fn(function)`",
+    note = "the function takes the message and an `Attempt`, and returns `Result<Output, Failure>`"
+)]
 pub trait Handler: Send + Sync + 'static {
     /// The type of the message's body, as JSON. A body of another type is a permanent
     /// failure.
     type Message: DeserializeOwned + Send;
-    /// The result that is stored, as JSON of at most 392 KB. A longer one is not
-    /// stored; the operation is done all the same.
-    /// Or a [`Done`] of that, for effects that are DynamoDB writes (see [`Answer`]).
+    /// The output, and with it, how operations are processed once ([`once`](crate::once)):
+    ///
+    /// | output | for effects |
+    /// | --- | --- |
+    /// | any type that implements [`serde::Serialize`] | outside DynamoDB, that the handler has had |
+    /// | [`Done`] of it | in DynamoDB, that commit together with the record |
+    /// | [`Change`](crate::Change) of it | on one item, which keeps the key itself |
+    ///
+    /// The output is stored as JSON of at most 392 KB. A longer one is not stored; the operation is
+    /// done all the same.
     type Output: Answer;
 
     /// Handles one message.
@@ -166,75 +180,65 @@ impl<O> Stored<O> {
     }
 }
 
-/// A type that can be made into a [`Handler`]: a handler, or an async function.
+/// Returns an async function as a [`Handler`].
 ///
-/// `Via` only tells the compiler which of the two; it is always inferred.
+/// The function takes the message and its [`Attempt`], and returns `Result<Output, Failure>`.
 ///
 /// ```
-/// use sqs_once::{Attempt, Failure, IntoHandler};
-///
-/// fn takes<Via>(_: impl IntoHandler<Via>) {}
+/// use sqs_once::{Attempt, Consumer, Failure, Once, handler_fn};
+/// use sqs_once::{protocol::Namespace, store::MemoryStore};
 ///
 /// async fn greet(name: String, _: Attempt) -> Result<String, Failure> {
 ///     Ok(format!("hello {name}"))
 /// }
-/// takes(greet);
-/// takes(async |n: u64, _: Attempt| -> Result<u64, Failure> { Ok(n + 1) });
+///
+/// let once = Once::new(MemoryStore::default());
+/// let consumer = Consumer::new(once, Namespace::new("greetings")?, handler_fn(greet));
+///
+/// let prefix = String::from("hello");
+/// let closure = handler_fn(move |name: String, _: Attempt| {
+///     let greeting = format!("{prefix} {name}");
+///     async move { Ok(greeting) }
+/// });
+/// # let _ = Consumer::new(Once::new(MemoryStore::default()), Namespace::new("greetings")?, closure);
+/// # Ok::<(), sqs_once::protocol::KeyError>(())
 /// ```
-pub trait IntoHandler<Via> {
-    /// The handler it becomes.
-    type Handler: Handler;
-
-    /// Makes it one.
-    fn into_handler(self) -> Self::Handler;
-}
-
-/// Marks what is a [`Handler`] already.
-#[derive(Debug)]
-pub struct ViaHandler;
-
-impl<H: Handler> IntoHandler<ViaHandler> for H {
-    type Handler = H;
-
-    fn into_handler(self) -> H {
-        self
-    }
-}
-
-/// Marks an async function over messages of type `M`.
-#[derive(Debug)]
-pub struct ViaFn<M>(PhantomData<M>);
-
-impl<F, M, O, Fut> IntoHandler<ViaFn<M>> for F
+pub fn handler_fn<F, M, O, Fut>(function: F) -> HandlerFn<F, M>
 where
     F: Fn(M, Attempt) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Result<O, Failure>> + Send,
     M: DeserializeOwned + Send + 'static,
     O: Answer + 'static,
 {
-    type Handler = FnHandler<F, M>;
+    HandlerFn {
+        function,
+        message: PhantomData,
+    }
+}
 
-    fn into_handler(self) -> FnHandler<F, M> {
-        FnHandler {
-            function: self,
+/// An async function as a [`Handler`]. Made by [`handler_fn`].
+pub struct HandlerFn<F, M> {
+    function: F,
+    message: PhantomData<fn(M)>,
+}
+
+impl<F: Clone, M> Clone for HandlerFn<F, M> {
+    fn clone(&self) -> Self {
+        Self {
+            function: self.function.clone(),
             message: PhantomData,
         }
     }
 }
 
-/// An async function as a [`Handler`].
-pub struct FnHandler<F, M> {
-    function: F,
-    message: PhantomData<fn(M)>,
-}
-
-impl<F, M> fmt::Debug for FnHandler<F, M> {
+impl<F, M> fmt::Debug for HandlerFn<F, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FnHandler").finish_non_exhaustive()
+        f.debug_struct("HandlerFn").finish_non_exhaustive()
     }
 }
 
-impl<F, M, O, Fut> Handler for FnHandler<F, M>
+#[diagnostic::do_not_recommend]
+impl<F, M, O, Fut> Handler for HandlerFn<F, M>
 where
     F: Fn(M, Attempt) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Result<O, Failure>> + Send,

@@ -1,21 +1,22 @@
-//! [`Operation`]: one thing to do once.
+//! [`Operation`]: the unit of work that a mode runs once.
 
 use crate::{
-    Deadline, Delivery,
+    deadline::Deadline,
+    handler::Delivery,
     protocol::{Fingerprint, Key},
 };
 
-/// One thing to do once.
+/// One unit of work to run once, identified by its key.
 ///
 /// ```
 /// use std::time::Duration;
-/// use sqs_once::{Deadline, Delivery, Operation};
+/// use sqs_once::{Deadline, Operation};
 /// use sqs_once::protocol::{Fingerprint, Key, Namespace, Timestamp};
 ///
 /// let operation = Operation::new(
 ///     Key::new(&Namespace::new("payments")?, ["order-1"])?,
 ///     Some(Fingerprint::of(b"{\"amount\":1}")),
-///     Delivery::new("059f36b4"),
+///     "059f36b4",
 ///     Deadline::after(Timestamp::now(), Duration::from_secs(30), Duration::ZERO),
 /// );
 /// # Ok::<(), sqs_once::protocol::KeyError>(())
@@ -23,29 +24,31 @@ use crate::{
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Operation {
-    /// The idempotency key: deliveries with the same key are the same operation.
+    /// Idempotency key. Deliveries with the same key are the same operation.
     pub key: Key,
-    /// The fingerprint of the payload, which must not change under the key; `None` is not compared.
+    /// Fingerprint of the payload, which must not change under one key. `None` matches every
+    /// fingerprint.
     pub fingerprint: Option<Fingerprint>,
-    /// The message that asks for it.
+    /// Delivery of the message that carries the operation.
+    #[doc(hidden)]
     pub delivery: Delivery,
-    /// Until when it must have ended.
+    /// Time limit of the attempt.
     pub deadline: Deadline,
 }
 
 impl Operation {
-    /// An operation; see the fields.
+    /// Creates an operation of the message, or request, with the id `delivery`.
     #[must_use]
     pub fn new(
         key: Key,
         fingerprint: Option<Fingerprint>,
-        delivery: Delivery,
+        delivery: impl Into<Delivery>,
         deadline: Deadline,
     ) -> Self {
         Self {
             key,
             fingerprint,
-            delivery,
+            delivery: delivery.into(),
             deadline,
         }
     }

@@ -13,37 +13,37 @@ pub(crate) struct Lane {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LaneKind {
-    /// Deliveries of one key: the second takes the first's outcome.
+    /// Deliveries of one key: the second takes the outcome of the first.
     SameKey,
-    /// A FIFO group: the rest is not run behind a failure that may pass.
+    /// A FIFO group: messages behind a retryable failure do not run.
     FifoGroup,
 }
 
 /// The facts that decide a message's lane.
 #[derive(Debug)]
-pub(crate) struct Traits<'a> {
+pub(crate) struct LaneFacts<'a> {
     pub(crate) key: Option<&'a Key>,
     pub(crate) fifo_group: Option<&'a str>,
     pub(crate) receive_count: u32,
 }
 
-/// Puts each message into one lane. The order of lanes is the order in which they start: on a
-/// standard queue, what was received most often first, so that a batch too big for its deadline
-/// starves nobody into the dead-letter queue.
-pub(crate) fn plan(messages: &[Traits<'_>]) -> Vec<Lane> {
+/// Puts each message into one lane. Lanes start in the returned order: on a standard queue, messages
+/// with the highest receive count first. Otherwise, in a batch that is too large for its deadline, the
+/// same messages could be left over each time, and reach the dead-letter queue.
+pub(crate) fn plan(messages: &[LaneFacts<'_>]) -> Vec<Lane> {
     #[derive(PartialEq, Eq, Hash)]
-    enum Of<'a> {
+    enum LaneKey<'a> {
         Group(&'a str),
         Key(&'a Key),
         Itself(usize),
     }
     let mut lanes: Vec<Lane> = Vec::new();
-    let mut lane_of: HashMap<Of<'_>, usize> = HashMap::new();
+    let mut lane_of: HashMap<LaneKey<'_>, usize> = HashMap::new();
     for (index, message) in messages.iter().enumerate() {
         let (of, kind) = match (message.fifo_group, message.key) {
-            (Some(group), _) => (Of::Group(group), LaneKind::FifoGroup),
-            (None, Some(key)) => (Of::Key(key), LaneKind::SameKey),
-            (None, None) => (Of::Itself(index), LaneKind::SameKey),
+            (Some(group), _) => (LaneKey::Group(group), LaneKind::FifoGroup),
+            (None, Some(key)) => (LaneKey::Key(key), LaneKind::SameKey),
+            (None, None) => (LaneKey::Itself(index), LaneKind::SameKey),
         };
         let lane = *lane_of.entry(of).or_insert_with(|| {
             lanes.push(Lane {
@@ -79,8 +79,8 @@ mod tests {
         Key::new(&Namespace::new("ns").unwrap(), [name]).unwrap()
     }
 
-    fn standard(key: Option<&Key>, receive_count: u32) -> Traits<'_> {
-        Traits {
+    fn standard(key: Option<&Key>, receive_count: u32) -> LaneFacts<'_> {
+        LaneFacts {
             key,
             fifo_group: None,
             receive_count,
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn deliveries_of_one_key_share_a_lane_and_keyless_none() {
+    fn lane_groups_deliveries_by_key() {
         let (a, b) = (key("a"), key("b"));
         let batch = [
             standard(Some(&a), 1),
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn message_received_most_often_starts_first() {
+    fn highest_receive_count_starts_first() {
         let keys = ["a", "b", "c"].map(key);
         let batch = [
             standard(Some(&keys[0]), 1),
@@ -116,9 +116,9 @@ mod tests {
     }
 
     #[test]
-    fn a_fifo_group_is_one_lane_in_order_whatever_its_keys() {
+    fn fifo_group_is_one_lane_in_order() {
         let keys = ["a", "b"].map(key);
-        let fifo = |key, group| Traits {
+        let fifo = |key, group| LaneFacts {
             key,
             fifo_group: Some(group),
             receive_count: 1,

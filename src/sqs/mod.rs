@@ -1,37 +1,38 @@
-//! Batches in, failures out: the SQS side of a Lambda.
+//! Batches in, failures out: the SQS side of a Lambda function.
 //!
-//! | module | what it does |
+//! | module | task |
 //! | --- | --- |
-//! | `message` | one record of the event: what names it, what the handler is given of it |
-//! | `identity` | what makes two messages the same operation |
-//! | `pointer` | what JSON pointers find in a body |
-//! | `lanes` | what runs side by side, and what one after the other |
-//! | `consumer` | the batch: deadline, panics, response |
-//! | `processed` | what became of a message, and its line in the log |
-//! | `visibility` | visibility timeouts of failed messages: the rule |
-//! | `changes` | and the calls that set them |
-//! | `dead_letter` | copies of messages that failed permanently |
-//! | `attributes` | a queue's redrive policy and retention |
-//! | `queues` | calls to SQS, each bounded, none under a lock |
-//! | `lambda` | the loop that asks Lambda for batches |
+//! | `message` | one record of the event: its ids, its body, its delivery |
+//! | `identity` | key and fingerprint of a message |
+//! | `pointer` | JSON pointers into a body |
+//! | [`powertools`] | hashes of Powertools for AWS Lambda |
+//! | `lanes` | order of messages: which run one after the other |
+//! | `batch` | workers that run lanes until the deadline |
+//! | `consumer` | its settings |
+//! | `process` | a batch, its messages, the response |
+//! | `processed` | result of a message, and its log line |
+//! | `visibility` | visibility timeouts of failed messages, and direct dead-lettering; without the feature of that name `no_visibility` |
+//! | `lambda` | the consumer as a `tower` service, and the loop that asks Lambda for batches |
 
-mod attributes;
-mod changes;
+mod batch;
 mod consumer;
-mod dead_letter;
 mod identity;
 mod lambda;
 mod lanes;
-mod message;
+pub(crate) mod message;
 mod pointer;
+pub mod powertools;
+mod process;
 mod processed;
-mod queues;
-#[cfg(test)]
-mod survival;
+#[cfg(feature = "visibility")]
+mod visibility;
+#[cfg(not(feature = "visibility"))]
+#[path = "no_visibility.rs"]
 mod visibility;
 
-pub use changes::Visibility;
-pub use consumer::{BatchError, Consumer, FifoAfterPermanent, FifoAfterPermanentError};
-pub use identity::{FingerprintSource, KeySource, SourceError};
+pub use consumer::{Consumer, FifoAfterPermanent};
+pub use identity::{FingerprintSource, KeySource};
 pub use lambda::run;
-pub use pointer::Pointers;
+pub use process::BatchError;
+#[cfg(feature = "visibility")]
+pub use visibility::Visibility;

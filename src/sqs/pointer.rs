@@ -11,17 +11,8 @@ use crate::protocol::KeyPart;
 pub struct Pointers(Vec<String>);
 
 impl Pointers {
-    /// Reads pointers joined with commas. None of them is empty: the whole body is no key.
-    ///
-    /// ```
-    /// use sqs_once::sqs::Pointers;
-    ///
-    /// assert!(Pointers::new("/tenant,/order/id").is_some());
-    /// assert!(Pointers::new("tenant").is_none());
-    /// assert!(Pointers::new("/a~2").is_none());
-    /// ```
-    #[must_use]
-    pub fn new(text: &str) -> Option<Self> {
+    /// Reads pointers joined with commas. No pointer is empty: the whole body cannot be a key.
+    pub(super) fn new(text: &str) -> Option<Self> {
         // In a pointer, a slash follows a comma only between two of them, or behind a name that
         // ends with one.
         let rest = text.strip_prefix('/')?;
@@ -106,4 +97,18 @@ fn is_exact(value: &Value) -> bool {
 pub(super) fn canonical(value: &Value) -> String {
     // It fails on numbers that are not finite, which a Value can't hold.
     serde_json_canonicalizer::to_string(value).unwrap_or_else(|_| value.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pointers_are_separated_by_commas_and_slashes() {
+        let pointers = |text| Pointers::new(text).map(|Pointers(pointers)| pointers);
+        let two = ["/tenant", "/order/id"].map(str::to_owned).to_vec();
+        assert_eq!(pointers("/tenant,/order/id"), Some(two));
+        assert_eq!(pointers("tenant"), None);
+        assert_eq!(pointers("/a~2"), None);
+    }
 }

@@ -1,4 +1,4 @@
-//! What became of each message.
+//! The end of each message.
 
 use std::collections::HashMap;
 
@@ -7,10 +7,10 @@ use crate::{
     plan::Message,
 };
 
-/// How the reason reads where nothing was wrong with the message.
+/// Reason given for a message that was valid.
 pub(crate) const USED_UP: &str = "receives used up";
 
-/// The outcomes of a message that never runs again.
+/// Outcomes of a message that never runs again.
 pub(crate) const PERMANENT: [&str; 4] = [
     "permanent_failure",
     "failed_before",
@@ -18,7 +18,7 @@ pub(crate) const PERMANENT: [&str; 4] = [
     "key_reused",
 ];
 
-/// What is known of one message.
+/// Facts about one message.
 pub(crate) struct Account {
     pub(crate) message: Message,
     pub(crate) ends: Vec<End>,
@@ -31,7 +31,7 @@ impl Account {
         self.ends.contains(&End::Acknowledged)
     }
 
-    /// Why it is in the dead-letter queue; `None` if nobody knows.
+    /// Reason for the dead-letter queue; `None` if unknown.
     pub(crate) fn reason(&self) -> Option<String> {
         let mut told = self.outcomes.iter().rev();
         if let Some(told) = told.find(|outcome| PERMANENT.contains(&outcome.as_str())) {
@@ -47,7 +47,7 @@ impl Account {
     }
 }
 
-/// Each message and what became of it, in the order they were sent.
+/// Each message and its end, in the order of sending.
 pub(crate) fn accounts(events: &[Event]) -> Vec<Account> {
     let (mut accounts, mut places) = (Vec::new(), HashMap::new());
     for event in events {
@@ -62,7 +62,7 @@ pub(crate) fn accounts(events: &[Event]) -> Vec<Account> {
                 });
             }
             Event::Returned { delivery, end, .. } => accounts[places[&delivery.0]].ends.push(*end),
-            Event::Said {
+            Event::DeliveryLog {
                 delivery, outcome, ..
             } => {
                 accounts[places[&delivery.0]].outcomes.push(outcome.clone());

@@ -1,4 +1,4 @@
-//! What the ledger must not say: every promise as a rule over its events, in their order.
+//! The audit: every promise as a rule over the ledger's events, in their order.
 
 #[path = "ends.rs"]
 mod ends;
@@ -16,18 +16,18 @@ use crate::{
 /// The cause that must never stand between two charges of one operation.
 const NOTHING: &str = "nothing";
 
-/// The state of one operation, and so of one key.
+/// State of one operation, and so of one key.
 #[derive(Default)]
 struct Operation {
     key: Option<String>,
     last_charge: Option<(usize, Worker, Delivery)>,
-    /// What cut the last attempt off, so that another may charge again.
+    /// Cause that cut off the last attempt and permits another charge.
     excuse: Option<String>,
     open_charges: HashMap<usize, Worker>,
     taken: usize,
-    /// COMPLETED: nothing may run any more.
+    /// COMPLETED: no handler may run.
     completed: bool,
-    /// The messages whose permanent failure was recorded: none of them may run any more.
+    /// Messages whose permanent failure was recorded: none may run again.
     failed: HashSet<String>,
     claim: Option<Claim>,
 }
@@ -39,41 +39,41 @@ struct Claim {
 }
 
 impl Operation {
-    /// Something happened to the attempt that charged last, if `it` was that one.
+    /// Notes a cause for the attempt that charged last, if `it` was that attempt.
     fn cut_off(&mut self, it: impl Fn(usize, Worker) -> bool, by: &str) {
         let last = self.last_charge.as_ref();
         if last.is_some_and(|(charge, worker, _)| it(*charge, *worker)) {
-            // The last word counts: hanging up is what the dead do first.
+            // The last cause counts: a dying worker hangs up first.
             self.excuse = Some(by.to_owned());
         }
     }
 }
 
 pub(crate) struct Findings {
-    /// Everything the events say that must not be.
+    /// Every violation found in the events.
     pub(crate) violations: Vec<String>,
-    /// Attempts that their workers say were cut off or failed retryably, and were charged again,
-    /// though nothing was injected: a machine too busy is a fault too.
+    /// Attempts cut off or failed retryably by their own logs, and charged again, without an
+    /// injected cause. A busy machine causes some.
     pub(crate) uninjected: Vec<String>,
-    /// Deliveries of good messages that failed, though nothing was injected.
+    /// Failed deliveries of good messages without an injected cause.
     pub(crate) unexplained: Vec<String>,
-    /// How often an operation was charged again, by what cut off the attempt before.
+    /// Number of repeated charges, by the cause that cut off the attempt before.
     pub(crate) charged_again: BTreeMap<String, usize>,
 }
 
-/// Goes through the events; `statuses` is the table as it is left, by key.
+/// Reads the events; `statuses` is the final table, by key.
 pub(crate) fn audit(events: &[Event], statuses: &HashMap<String, String>) -> Findings {
     let mut audit = Audit::default();
     audit.charged_again.insert(NOTHING.to_owned(), 0);
     for event in events {
         match event {
-            Event::Said {
+            Event::DeliveryLog {
                 delivery,
                 outcome,
                 detail,
             } => {
                 let (outcome, detail) = (outcome.clone(), detail.clone());
-                let said = Said { outcome, detail };
+                let said = DeliveryLog { outcome, detail };
                 audit.said.insert(delivery.clone(), said);
             }
             Event::Late { message, worker } => {
@@ -97,14 +97,14 @@ pub(crate) fn audit(events: &[Event], statuses: &HashMap<String, String>) -> Fin
     }
 }
 
-/// A worker's word on a delivery.
-struct Said {
+/// A worker's log line on a delivery.
+struct DeliveryLog {
     outcome: String,
     detail: String,
 }
 
-impl Said {
-    /// Whether it left something to do again.
+impl DeliveryLog {
+    /// True if the delivery left work to repeat.
     fn is_unfinished(&self) -> bool {
         [
             "retryable_failure",
@@ -123,23 +123,23 @@ struct Audit {
     orders: HashMap<String, String>,
     operation_of_charge: HashMap<usize, String>,
     operation_of_message: HashMap<String, String>,
-    /// The receive counts with which each worker was given its messages.
+    /// Receive counts with which each worker got its messages.
     delivered: HashMap<(Worker, String), u32>,
-    /// The message for which each worker last claimed a key. Of two in a batch that share a key,
-    /// one claims it, and the other takes its outcome.
+    /// The message for which each worker last claimed a key. Of two messages in a batch with one
+    /// key, one claims it and the other shares the outcome.
     claimed_for: HashMap<(Worker, String), String>,
-    /// What the workers said of their deliveries.
-    said: HashMap<Delivery, Said>,
-    /// When each worker last claimed a key, and when it was frozen and thawed.
+    /// Logged outcomes of deliveries.
+    said: HashMap<Delivery, DeliveryLog>,
+    /// Times of each worker's last claim of a key, last freeze and last thaw.
     claimed: HashMap<(Worker, String), usize>,
     frozen: HashMap<Worker, usize>,
     thawed: HashMap<Worker, usize>,
-    /// The messages that a worker answered without.
+    /// Messages that a worker left unfinished in its response.
     late: HashSet<(Worker, String)>,
-    /// The operations each worker is at.
+    /// Operations in progress at each worker.
     at_work: HashMap<Worker, Vec<String>>,
-    /// The operations of each FIFO group that are neither settled nor given up, as sent. A message
-    /// that cannot be read has nothing to settle.
+    /// Operations of each FIFO group neither settled nor given up, in sending order. An unreadable
+    /// message has nothing to settle.
     groups: BTreeMap<String, Vec<String>>,
     group_of_operation: HashMap<String, String>,
     found: Vec<String>,
@@ -202,7 +202,7 @@ impl Audit {
             } => {
                 let of_worker = (*worker, key.clone());
                 self.claimed_for.insert(of_worker, message.clone());
-                // One whose lease is over gives no right to begin.
+                // A claim whose lease has already ended permits no start.
                 if at_ms < lease_until_ms {
                     self.claimed.insert((*worker, key.clone()), at);
                 }
@@ -236,7 +236,7 @@ impl Audit {
                 if let Some(claim) = claim.as_ref().filter(|_| *as_what == Settled::Failed) {
                     operation.failed.insert(claim.message.clone());
                 }
-                // Promise 5: late is refused.
+                // Promise 5: a late settlement is refused.
                 if let Some(Claim { owner: other, .. }) =
                     claim.filter(|claim| claim.owner != *owner)
                 {
@@ -260,7 +260,7 @@ impl Audit {
                 for operation in self.at_work.get(worker).into_iter().flatten() {
                     if let Some(operation) = self.operations.get_mut(operation) {
                         operation.cut_off(|_, last| last == *worker, &format!("{death:?}"));
-                        // A frozen one does not hang up.
+                        // A frozen worker does not hang up.
                         operation.open_charges.retain(|_, by| by != worker);
                     }
                 }
@@ -274,7 +274,7 @@ impl Audit {
             Event::Thawed { worker } => {
                 self.thawed.insert(*worker, at);
             }
-            Event::Said { .. } | Event::Informed { .. } | Event::Late { .. } => {}
+            Event::DeliveryLog { .. } | Event::Informed { .. } | Event::Late { .. } => {}
         }
     }
 
@@ -290,8 +290,8 @@ impl Audit {
         let operation = self.operations.entry(name.to_owned()).or_default();
         if let Some(thawed) = self.thawed.get(&worker) {
             let claimed = self.claimed.get(&(worker, key.to_owned())).copied();
-            // A claim of its own since then makes it a worker like any other. Without one, only
-            // what was begun before it was frozen may come late: nobody can call that back.
+            // A worker with a new claim since the thaw is an ordinary worker. Without one, only
+            // requests begun before the freeze may arrive late: they cannot be recalled.
             if claimed.is_none_or(|claimed| claimed < *thawed) {
                 if claimed.is_none_or(|claimed| claimed > self.frozen[&worker]) {
                     self.found.push(format!(
@@ -325,12 +325,12 @@ impl Audit {
             let after = "the recorded failure of another message".to_owned();
             *self.charged_again.entry(after).or_default() += 1;
         } else if let Some((_, before, delivery)) = operation.last_charge.take() {
-            // Promise 3: a handler runs again after a retryable failure, or after it was cut off.
+            // Promise 3: a handler runs again after a retryable failure or a cut-off.
             let said = self.said.get(&delivery);
             let after = match (excuse, said.filter(|said| said.is_unfinished())) {
                 (Some(excuse), _) => excuse,
                 (None, Some(said)) => {
-                    let Said { outcome, detail } = said;
+                    let DeliveryLog { outcome, detail } = said;
                     (self.uninjected).push(format!("{name}: {outcome} ({detail})"));
                     "what nobody injected".to_owned()
                 }
@@ -357,7 +357,7 @@ impl Audit {
         self.turn_of(name);
     }
 
-    /// Promise 6: a FIFO group goes on when what is ahead is settled, or given up.
+    /// Promise 6: a FIFO group continues when the message ahead is settled or given up.
     fn turn_of(&mut self, name: &str) {
         let Some(group) = self.group_of_operation.get(name) else {
             return;
@@ -385,10 +385,10 @@ impl Audit {
                 "{message} was acknowledged when its operation was not completed"
             ));
         }
-        // Promise 6: reported as failed is what failed, not what was in one batch with it.
+        // Promise 6: a success is not reported as failed because of another message of its batch.
         let said = self.said.get(delivery).map(|said| &*said.outcome);
         let late = || self.late.contains(&(worker, message.clone()));
-        if let (End::ReportedFailed, Some(well @ ("done" | "duplicate"))) = (end, said)
+        if let (End::ReportedFailed, Some(well @ ("completed" | "duplicate"))) = (end, said)
             && !late()
         {
             self.found.push(format!(

@@ -1,4 +1,4 @@
-//! The rules for what became of each message in the end.
+//! Rules for the end of each message.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,11 +10,11 @@ use crate::{
     receives::Cause,
 };
 
-/// Good messages that may use up their receives whatever the size of a run; and one of a hundred.
+/// Good messages allowed to use up their receives in a run of any size, plus one of a hundred.
 const FEW: usize = 2;
 
 impl Audit {
-    /// Promise 5: a message that may be processed is, unless something keeps coming between.
+    /// Promise 5: a valid message is processed, unless an injected fault hits its every receive.
     pub(super) fn receives(&mut self, causes: &[(Delivery, Cause)], accounts: &[Account]) {
         let mut injected: HashSet<&str> = HashSet::new();
         for ((message, receive), cause) in causes {
@@ -22,7 +22,7 @@ impl Audit {
                 Cause::Injected(_) => {
                     injected.insert(message);
                 }
-                // Not a fault, so no reason to be given up.
+                // A conflict is not an injected fault, so it does not justify giving up.
                 Cause::NoTime => {}
                 Cause::Uninjected(said) => {
                     let told = format!("{message}, receive {receive}: {said}");
@@ -69,8 +69,9 @@ impl Audit {
                 self.found
                     .push(format!("{id} is lost, or left in the queue"));
             } else if told.is_none() {
-                self.found
-                    .push(format!("nobody knows why {id} is in the dead-letter queue"));
+                self.found.push(format!(
+                    "{id} is in the dead-letter queue for no known reason"
+                ));
             }
             let told = told.filter(|told| !told.contains(USED_UP));
             if let Some(told) = told.filter(|_| !kind.is_permanent()) {

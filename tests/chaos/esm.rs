@@ -1,5 +1,5 @@
-//! An event source mapping: polls the queue, invokes execution environments of the release
-//! binary, and deletes what was not reported as failed. It also sees to it that they die.
+//! An event source mapping: polls the queue, invokes execution environments of the release binary,
+//! and deletes the messages not reported as failed. Also kills and freezes environments.
 
 use std::{
     collections::HashSet,
@@ -25,10 +25,10 @@ use crate::{
     },
 };
 
-/// A worker's log line about messages that did not finish.
+/// A worker's log line about unfinished messages.
 const UNFINISHED: &str = "messages did not finish before the deadline";
 
-/// Who processes the batches: the environment variables of worker n.
+/// Workers of the batches: environment variables of worker n.
 pub(crate) type Settings = Arc<dyn Fn(Worker) -> Env + Send + Sync>;
 
 pub(crate) struct Mapping {
@@ -36,11 +36,11 @@ pub(crate) struct Mapping {
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) queue: Arc<Queue>,
     pub(crate) settings: Settings,
-    /// How many invocations a worker lives to see at most.
+    /// Maximum number of invocations in a worker's life.
     pub(crate) lifetime: u32,
     pub(crate) fifo: bool,
     pub(crate) hired: AtomicU32,
-    /// Workers that were given up, and are not dead.
+    /// Workers given up by Lambda that are not dead.
     pub(crate) zombies: Mutex<JoinSet<()>>,
 }
 
@@ -51,7 +51,7 @@ struct Environment {
 }
 
 impl Mapping {
-    /// Runs until the queue is empty, with so many invocations at a time.
+    /// Runs until the queue is empty, with a number of concurrent invocations.
     pub(crate) async fn run(self: &Arc<Self>, concurrency: usize) {
         let mut pollers = JoinSet::new();
         for _ in 0..concurrency {
@@ -75,7 +75,7 @@ impl Mapping {
             warm = self.invoke(environment, batch).await;
         }
         if let Some(environment) = warm {
-            self.bury(environment, Death::SentHome).await;
+            self.record_death(environment, Death::SentHome).await;
         }
     }
 
@@ -88,7 +88,7 @@ impl Mapping {
         }
     }
 
-    /// One invocation; the environment if it is still alive.
+    /// One invocation. Returns the environment if it is still alive.
     async fn invoke(
         self: &Arc<Self>,
         mut environment: Environment,
@@ -107,7 +107,7 @@ impl Mapping {
         let ids: Vec<_> = messages.iter().map(|r| &*r.message.id).collect();
         let failed = match &answer {
             Some(Answer::Response(response)) => failures(response, &ids).ok_or(End::BatchFailed),
-            // To the event source mapping, all of them failed.
+            // The event source mapping takes all of them for failed.
             Some(Answer::Error(error)) if error["errorType"] == "StoreUnavailable" => {
                 Ok(ids.iter().copied().collect())
             }
@@ -117,10 +117,10 @@ impl Mapping {
         if let Some(death) = death {
             if let (Fate::Thawed(_), Death::FrozenUntilTimeout) = (fate, death) {
                 self.ledger.note(Event::Died { worker, death });
-                let haunt = Arc::clone(self).haunt(environment);
-                self.zombies.lock().unwrap().spawn(haunt);
+                let thaw_late = Arc::clone(self).thaw_late(environment);
+                self.zombies.lock().unwrap().spawn(thaw_late);
             } else {
-                self.bury(environment, death).await;
+                self.record_death(environment, death).await;
             }
             self.settle(worker, &messages, &failed);
             return None;
@@ -129,7 +129,7 @@ impl Mapping {
         Some(environment)
     }
 
-    /// Deletes what was not reported as failed, if the response tells what that is.
+    /// Deletes the messages not reported as failed, if the response is readable.
     fn settle(&self, worker: Worker, batch: &[Received], failed: &Result<HashSet<&str>, End>) {
         for received in batch {
             let id = &*received.message.id;
@@ -170,9 +170,9 @@ impl Mapping {
         record
     }
 
-    /// Lets a frozen worker go on after its lease, before or after its messages are delivered to
-    /// another, until it asks for more.
-    async fn haunt(self: Arc<Self>, environment: Environment) {
+    /// Thaws a frozen worker after its lease, before or after a redelivery to another worker, and
+    /// lets it run until its next poll.
+    async fn thaw_late(self: Arc<Self>, environment: Environment) {
         let Environment {
             worker,
             lambda,
@@ -187,14 +187,14 @@ impl Mapping {
         self.read(worker, &exit.output);
     }
 
-    async fn bury(&self, environment: Environment, death: Death) {
+    async fn record_death(&self, environment: Environment, death: Death) {
         let worker = environment.worker;
         let exit = environment.lambda.kill().await;
         self.ledger.note(Event::Died { worker, death });
         self.read(worker, &exit.output);
     }
 
-    /// Notes what a worker logged of its deliveries.
+    /// Notes the log lines of a worker about its deliveries.
     fn read(&self, worker: Worker, output: &[String]) {
         let lines = output.iter();
         for line in lines.filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
@@ -212,7 +212,7 @@ impl Mapping {
             }
             if of_message(&line) {
                 let receive_count = line["receive_count"].as_u64().unwrap();
-                self.ledger.note(Event::Said {
+                self.ledger.note(Event::DeliveryLog {
                     delivery: (text("message_id"), receive_count.try_into().unwrap()),
                     outcome: text("outcome"),
                     detail: text("detail"),
@@ -222,9 +222,9 @@ impl Mapping {
     }
 }
 
-/// The messages that a response reports as failed; `None` if Lambda can't tell and takes the whole
-/// batch for failed (Lambda Developer Guide, "Using Lambda with Amazon SQS", "Success and failure
-/// conditions").
+/// Messages that a response reports as failed. Returns `None` if Lambda cannot read the response
+/// and takes the whole batch for failed (Lambda Developer Guide, "Using Lambda with Amazon SQS",
+/// "Success and failure conditions").
 fn failures<'a>(response: &Value, batch: &[&'a str]) -> Option<HashSet<&'a str>> {
     let failures = match response {
         Value::Null => return Some(HashSet::new()),
@@ -242,9 +242,9 @@ fn failures<'a>(response: &Value, batch: &[&'a str]) -> Option<HashSet<&'a str>>
 }
 
 #[test]
-fn a_response_that_lambda_cannot_read_fails_the_whole_batch() {
+fn unreadable_response_fails_whole_batch() {
     let failed = |response: &str| {
-        // As the Runtime API stand-in keeps what is not JSON.
+        // Form in which the test's Runtime API keeps a response that is not JSON.
         let response = serde_json::from_str(response).unwrap_or(Value::String(response.into()));
         failures(&response, &["m-1", "m-2"]).map(|failed| failed.len())
     };

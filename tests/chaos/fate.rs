@@ -1,5 +1,5 @@
-//! What is done to a worker in the middle of an invocation: killed, or frozen and perhaps thawed
-//! when Lambda has long given it up.
+//! Fate of a worker in the middle of an invocation: killed, or frozen and perhaps thawed long after
+//! Lambda has given it up.
 
 use std::{
     process::Command,
@@ -15,19 +15,19 @@ use crate::{
     support::runtime_api::{Answer, Lambda},
 };
 
-/// After which Lambda kills the function.
+/// Timeout after which Lambda kills the function.
 pub(crate) const FUNCTION_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// In which a batch without any trouble is claimed, charged and recorded.
+/// Time in which an undisturbed batch is claimed, charged and recorded.
 const BUSIEST: Duration = Duration::from_millis(40);
 
 #[derive(Clone, Copy)]
 pub(crate) enum Fate {
     Spared,
     Killed(Duration),
-    /// Until Lambda kills it.
+    /// Frozen until Lambda kills it.
     Frozen(Duration),
-    /// As a machine that stands still and goes on: Lambda has given it up.
+    /// Frozen, given up by Lambda, and thawed: a machine that was suspended.
     Thawed(Duration),
 }
 
@@ -36,8 +36,8 @@ impl Fate {
     pub(crate) fn of(seed: Seed, worker: Worker, invocation: u32) -> Self {
         let mut dice = seed.dice(("fate", worker, invocation));
         // A third at any time: in the SDK's retries, late writes, the gateway's timeout, the
-        // cut-off before the deadline, the change of visibility. Few invocations take that long;
-        // who answers before meets its fate in another.
+        // cut-off before the deadline, the visibility change. Few invocations take that long. A
+        // worker that responds before meets its fate in another invocation.
         let anytime = dice.u32(..3) == 0;
         let latest = if anytime { FUNCTION_TIMEOUT } else { BUSIEST };
         let when = latest.mul_f64(dice.f64());
@@ -49,8 +49,8 @@ impl Fate {
     }
 }
 
-/// Invokes, and does to the process what its fate is, unless it answers before that. `None` for
-/// the answer of a process that did not get as far.
+/// Invokes the process and applies its fate, unless the response comes first. Returns `None` for
+/// the response of a process that died first.
 pub(crate) async fn survive(
     lambda: &Lambda,
     event: Value,
@@ -61,7 +61,7 @@ pub(crate) async fn survive(
     let deadline = SystemTime::now() + FUNCTION_TIMEOUT;
     let deadline = deadline.duration_since(UNIX_EPOCH).unwrap().as_millis();
     let patience = match fate {
-        // It is not killed at the deadline it was told.
+        // The process is not killed at the deadline it was given.
         Fate::Thawed(_) => 2 * FUNCTION_TIMEOUT,
         _ => FUNCTION_TIMEOUT,
     };
@@ -83,7 +83,7 @@ pub(crate) async fn survive(
             return tokio::select! {
                 answer = invocation => match answer {
                     Answer::TimedOut => (None, Some(Death::FrozenUntilTimeout)),
-                    // A moment before.
+                    // One moment before.
                     answer => (Some(answer), Some(Death::Killed)),
                 },
                 () = sleep_until(timeout) => (None, Some(Death::FrozenUntilTimeout)),

@@ -1,5 +1,5 @@
-//! What comes between the workers and DynamoDB: a relay that cuts, delays and refuses writes, and
-//! notes what the table took.
+//! Relay between the workers and DynamoDB: cuts, delays and refuses writes, and notes the writes
+//! that the table applied.
 
 use std::{
     collections::HashMap,
@@ -28,11 +28,11 @@ use crate::{
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Fault {
-    /// The connection ends, and the table has seen nothing.
+    /// The connection ends before the table gets the request.
     CutBefore,
-    /// The connection ends when the table has answered.
+    /// The connection ends after the table has responded.
     CutAfter,
-    /// The request arrives late, and arrives even if its sender has given up on it.
+    /// The request arrives late, even if its sender has given up.
     Slow,
     Throttled,
     ServerError,
@@ -57,7 +57,7 @@ struct Row {
     turn: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// A request to write, as far as it is read here.
+/// A write request, as far as this relay reads it.
 struct Write {
     worker: Worker,
     key: String,
@@ -111,7 +111,7 @@ async fn relay(
         Some((Fault::Slow, delay)) => delay,
         Some((Fault::CutAfter, _)) | None => Duration::ZERO,
     };
-    // On its own: a sender that hangs up, or is killed, does not call it back.
+    // Spawned, because a sender that hangs up or is killed does not cancel the request.
     let sent = tokio::spawn(async move {
         if !delay.is_zero() {
             sleep(delay).await;
@@ -148,7 +148,7 @@ impl Write {
         })
     }
 
-    /// The event that the table's success makes of it.
+    /// The event for a write that the table applied.
     fn taken(&self) -> Event {
         let key = self.key.clone();
         let values = &self.body["ExpressionAttributeValues"];
@@ -195,14 +195,14 @@ impl Write {
         }
     }
 
-    /// It removes the time of the earliest open attempt.
+    /// A permanent failure removes the time of the earliest open attempt.
     fn forgets(&self) -> bool {
         self.body["ExpressionAttributeNames"]["#first_claimed_at"].is_string()
     }
 }
 
 impl Wire {
-    /// The fault of the next write to `key`, if there is to be one, and how late a slow one is.
+    /// Fault of the next write to `key`, if one is planned, and the delay of a slow write.
     fn roll(&self, key: &str) -> Option<(Fault, Duration)> {
         let nth = {
             let mut rows = self.rows.lock().unwrap();

@@ -1,6 +1,6 @@
-//! A payment gateway that honours `Idempotency-Key`, as real ones do: of all requests with one
-//! key it charges the first that it takes, and counts them all. Each worker has a URL of its own,
-//! so that it is known who asks.
+//! A payment gateway that honours `Idempotency-Key`, as real gateways do. Of all requests with one
+//! key it charges the first that it accepts, and counts them all. Each worker has a URL of its own,
+//! so that the ledger knows the sender.
 
 use std::{
     collections::HashMap,
@@ -29,16 +29,16 @@ pub(crate) struct Gateway {
     url: String,
 }
 
-struct Desk {
+struct GatewayState {
     seed: Seed,
     ledger: Arc<Ledger>,
-    /// Requests per key.
+    /// Requests by key.
     requests: Mutex<HashMap<String, u32>>,
 }
 
 impl Gateway {
     pub(crate) async fn start(seed: Seed, ledger: Arc<Ledger>) -> Self {
-        let desk = Desk {
+        let desk = GatewayState {
             seed,
             ledger,
             requests: Mutex::default(),
@@ -55,7 +55,7 @@ impl Gateway {
     }
 }
 
-/// Dropped without an end, the caller has hung up.
+/// Dropped without an end: the caller has hung up.
 struct Open<'a> {
     ledger: &'a Ledger,
     charge: usize,
@@ -70,7 +70,7 @@ impl Drop for Open<'_> {
 }
 
 async fn charge(
-    State(desk): State<Arc<Desk>>,
+    State(desk): State<Arc<GatewayState>>,
     Path(worker): Path<Worker>,
     headers: HeaderMap,
     body: Bytes,

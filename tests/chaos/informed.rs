@@ -1,6 +1,6 @@
 //! Promise 3: a worker that charges over open attempts was informed of them, with the time of the
-//! earliest. An attempt is open from its claim until the table takes a completion, or a permanent
-//! failure or restoration of its own.
+//! earliest. An attempt is open from its claim until the table applies a completion, or a permanent
+//! failure or restoration by its own owner.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -16,9 +16,9 @@ type Pair<'a> = (Worker, &'a str);
 
 #[derive(Default)]
 struct Open<'a> {
-    /// The owner and the time of the earliest open attempt, by key.
+    /// Owner and time of the earliest open attempt, by key.
     earliest: HashMap<&'a str, (&'a str, u64)>,
-    /// That time when a worker made its last claim of a key; `None` if no attempt was open.
+    /// That time at a worker's last claim of a key; `None` if no attempt was open.
     before: HashMap<Pair<'a>, Option<u64>>,
 }
 
@@ -56,7 +56,7 @@ impl<'a> Open<'a> {
     }
 }
 
-/// Charges over open attempts that the worker was not informed of, and information that is wrong.
+/// Charges over open attempts without information, and wrong information.
 pub(crate) fn misinformed(events: &[Event]) -> Vec<String> {
     let mut informed: HashMap<Pair<'_>, HashSet<&str>> = HashMap::new();
     for event in events {
@@ -95,7 +95,7 @@ pub(crate) fn misinformed(events: &[Event]) -> Vec<String> {
         for since in told {
             if !known.is_some_and(|known| known.contains(since)) {
                 found.push(format!(
-                    "worker {worker} was informed of an attempt at {key} open since {since}, and there was none"
+                    "worker {worker} was informed of an attempt at {key} open since {since}, and no attempt was open"
                 ));
             }
         }
@@ -103,7 +103,7 @@ pub(crate) fn misinformed(events: &[Event]) -> Vec<String> {
     found
 }
 
-/// As the consumer logs it: to the second.
+/// In the format of the log line, to the second.
 fn rfc3339(ms: u64) -> String {
     humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_millis(ms)).to_string()
 }

@@ -1,14 +1,14 @@
-//! What happened, one event after the other, as queue, gateway and table saw it.
+//! The ledger: one event after the other, as queue, gateway and table saw it.
 //!
-//! The order of events is the order in which they were noted, and each is noted before anybody
-//! can act upon it: a completion before its answer leaves for the worker, a charge before it is
-//! taken. What the events must not say is in `audit.rs`.
+//! Events are in the order in which they were noted. Each is noted before any process can act upon
+//! it: a completion before its response leaves for the worker, a charge before it is made.
+//! `audit.rs` has the rules over the events.
 
 use std::sync::{Mutex, MutexGuard};
 
 use crate::{faults::Fault, plan::Message};
 
-/// One process: an execution environment. Numbers are never used again.
+/// One process: an execution environment. Numbers are never reused.
 pub(crate) type Worker = u32;
 
 /// A message's id and its receive count.
@@ -21,17 +21,17 @@ pub(crate) enum Event {
         delivery: Delivery,
         worker: Worker,
     },
-    /// What the event source mapping made of a delivery.
+    /// The verdict of the event source mapping on a delivery.
     Returned {
         delivery: Delivery,
         worker: Worker,
         end: End,
     },
-    /// The message was received too often.
+    /// The message used up its receives.
     DeadLettered {
         message: String,
     },
-    /// A request for a charge reached the gateway. Its place in the ledger is its name.
+    /// A charge request reached the gateway. Its place in the ledger is its name.
     Charge {
         order: String,
         key: String,
@@ -42,7 +42,7 @@ pub(crate) enum Event {
         charge: usize,
         how: ChargeEnd,
     },
-    /// The table took a claim at `at_ms`. Its worker made it at `made_ms`, by its own clock.
+    /// The table applied a claim at `at_ms`. Its worker made it at `made_ms`, by its own clock.
     Claimed {
         key: String,
         owner: String,
@@ -52,46 +52,45 @@ pub(crate) enum Event {
         at_ms: u64,
         lease_until_ms: u64,
     },
-    /// The table took the end of a claim.
+    /// The table applied the end of a claim.
     Settled {
         key: String,
         owner: String,
         as_what: Settled,
     },
-    /// Something came between a worker and the table, in a write about this key.
+    /// A fault hit a worker's write about this key.
     Faulted {
         key: String,
         worker: Worker,
         fault: Fault,
     },
-    /// It was made to stand still; what it had seen by then was noted before.
+    /// The process was frozen; its earlier events were noted before.
     Frozen {
         worker: Worker,
     },
-    /// For the event source mapping; a worker that is thawed later goes on.
+    /// Lambda gave the worker up; a worker that is thawed later continues.
     Died {
         worker: Worker,
         death: Death,
     },
-    /// It is about to go on.
+    /// The process is about to be thawed.
     Thawed {
         worker: Worker,
     },
-    /// A worker's log line about a delivery, read when the worker is gone.
-    Said {
+    /// A worker's log line about a delivery, read after the worker's end.
+    DeliveryLog {
         delivery: Delivery,
         outcome: String,
         detail: String,
     },
     /// A worker's log line: its handler is about to run over an attempt that may have had its
-    /// effect. `since` is when the earliest of them was claimed.
+    /// effect. `since` is the claim time of the earliest such attempt.
     Informed {
         worker: Worker,
         key: String,
         since: String,
     },
-    /// A worker's log line: it had to answer before the message was done, as the machine stood
-    /// still.
+    /// A worker's log line: a suspended machine forced a response before the message was done.
     Late {
         message: String,
         worker: Worker,
@@ -103,9 +102,9 @@ pub(crate) enum End {
     /// Not reported as failed: deleted.
     Acknowledged,
     ReportedFailed,
-    /// With the whole batch: a function-level error, or a response that Lambda can't read.
+    /// Failed with the whole batch: a function-level error, or a response that Lambda cannot read.
     BatchFailed,
-    /// The worker was gone before it answered.
+    /// The worker died before its response.
     WorkerDied,
 }
 
@@ -114,7 +113,7 @@ pub(crate) enum ChargeEnd {
     Answered,
     /// 503, nothing charged.
     Busy,
-    /// Cut off by the gateway, or nobody waited for the answer.
+    /// Cut off by the gateway, or the caller hung up.
     Unanswered,
 }
 
@@ -130,11 +129,11 @@ pub(crate) enum Settled {
 pub(crate) enum Death {
     /// kill -9 in the middle of an invocation.
     Killed,
-    /// It did not answer by the function's timeout, having been stopped on purpose.
+    /// No response by the function's timeout, after a deliberate freeze.
     FrozenUntilTimeout,
-    /// It did not answer by the function's timeout, and nobody knows why.
+    /// No response by the function's timeout, for an unknown reason.
     TimedOut,
-    /// It ended by itself.
+    /// The process ended by itself.
     Crashed,
     /// The run is over.
     SentHome,
@@ -144,7 +143,7 @@ pub(crate) enum Death {
 pub(crate) struct Ledger(Mutex<Vec<Event>>);
 
 impl Ledger {
-    /// Writes `event` down, and tells its place.
+    /// Records `event` and returns its place.
     pub(crate) fn note(&self, event: Event) -> usize {
         let mut events = self.0.lock().unwrap();
         events.push(event);

@@ -1,8 +1,8 @@
-//! What is sent and what is injected, out of one seed.
+//! Messages and injected faults, all from one seed.
 //!
-//! Each decision is a roll of its own: of the seed and of what it is about (this write to this
-//! key, this delivery of this message). So the seed fixes what is injected where; it does not fix
-//! the timing of real processes, and with it which delivery meets which fault.
+//! Each decision is a roll of its own, from the seed and its subject: this write to this key, this
+//! delivery of this message. So the seed fixes the injected faults. The timing of real processes
+//! stays free, and with it which delivery meets which fault.
 
 use std::{
     env,
@@ -11,7 +11,7 @@ use std::{
 
 use serde_json::json;
 
-/// `CHAOS_SEED`, or one drawn now; it is printed with every report.
+/// `CHAOS_SEED`, or a random seed; every report prints it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seed(pub(crate) u64);
 
@@ -22,7 +22,7 @@ impl Seed {
         Self(given.unwrap_or_else(|| fastrand::u64(..)))
     }
 
-    /// The dice for `what`, the same ones for one seed and one release of Rust.
+    /// Dice for `what`, the same for one seed and one release of Rust.
     pub(crate) fn dice(self, what: impl Hash) -> fastrand::Rng {
         let mut hasher = DefaultHasher::new();
         (self.0, what).hash(&mut hasher);
@@ -30,35 +30,35 @@ impl Seed {
     }
 }
 
-/// How many messages are sent: `variable`, or `default`.
+/// Number of messages to send: `variable`, or `default`.
 pub(crate) fn size(variable: &str, default: usize) -> usize {
     let given = env::var(variable).ok();
     given.map_or(default, |size| size.parse().expect("a number of messages"))
 }
 
-/// What the gateway, or nobody, makes of a message's order.
+/// Fate of a message's order at the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Good,
     /// 503 to the first call.
     Busy,
-    /// The first call is taken, and answered later than anybody waits.
+    /// The first call is charged, and answered after the caller's timeout.
     Slow,
-    /// The first call is taken, and its answer cut off.
+    /// The first call is charged, and its response cut off.
     Cut,
     /// 402 to all calls.
     Declined,
-    /// No order at all: it never gets as far as the gateway.
+    /// Not an order: it never reaches the gateway.
     Undecodable,
 }
 
 impl Kind {
-    /// Whether it fails however often it is tried.
+    /// True if every attempt fails.
     pub(crate) fn is_permanent(self) -> bool {
         matches!(self, Kind::Declined | Kind::Undecodable)
     }
 
-    /// The card that makes the gateway treat the order so.
+    /// Card that makes the gateway treat the order so.
     fn card(self) -> String {
         format!("{self:?}")
     }
@@ -70,12 +70,12 @@ impl Kind {
     }
 }
 
-/// A message as it is sent.
+/// Message as sent.
 #[derive(Clone, Debug)]
 pub(crate) struct Message {
     pub(crate) id: String,
     pub(crate) order: String,
-    /// The operation that its idempotency key names. Messages with one key are one operation.
+    /// Operation named by the idempotency key. Messages with one key are one operation.
     pub(crate) operation: String,
     pub(crate) kind: Kind,
     /// The FIFO group.
@@ -84,7 +84,7 @@ pub(crate) struct Message {
 }
 
 impl Message {
-    /// A message whose key is its order's id.
+    /// Message keyed by its order's id.
     pub(crate) fn new(n: usize, order: String, kind: Kind, group: Option<String>) -> Self {
         let body = match kind {
             Kind::Undecodable if n.is_multiple_of(2) => "{\"orderId\":".to_owned(),
@@ -103,15 +103,15 @@ impl Message {
         }
     }
 
-    /// A message whose key is its own id.
+    /// Message keyed by its own id.
     pub(crate) fn keyed_by_id(self) -> Self {
         let operation = self.id.clone();
         Self { operation, ..self }
     }
 }
 
-/// Orders in messages of a standard queue. So many of a hundred repeat an order sent before, in
-/// another message.
+/// Orders in messages of a standard queue. The given percentage repeats an earlier order in another
+/// message.
 pub(crate) fn orders(seed: Seed, size: usize, resent: u32) -> Vec<Message> {
     let mut messages: Vec<Message> = Vec::with_capacity(size);
     for n in 0..size {
@@ -127,7 +127,7 @@ pub(crate) fn orders(seed: Seed, size: usize, resent: u32) -> Vec<Message> {
     messages
 }
 
-/// Orders in FIFO groups. The messages behind one that fails permanently are to be charged.
+/// Orders in FIFO groups. The messages behind a permanent failure are to be charged.
 pub(crate) fn grouped_orders(seed: Seed, size: usize, groups: usize) -> Vec<Message> {
     let message = |n| {
         let kind = kind(&mut seed.dice(("grouped", n)));

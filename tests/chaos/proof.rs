@@ -1,4 +1,5 @@
-//! Each rule of the audit is able to fail: a ledger of a good run, with one thing wrong in it.
+//! Test of the audit: each rule must find its violation in the ledger of a good run with one thing
+//! wrong.
 
 use std::collections::HashMap;
 
@@ -58,7 +59,7 @@ pub(crate) fn claimed(n: usize, owner: &str, at_ms: u64) -> Event {
     }
 }
 
-/// A worker is informed that an attempt at o-1 is open since this second.
+/// A worker is informed of an attempt at o-1 that is open since this second.
 pub(crate) fn informed(worker: u32, since: u32) -> Event {
     Event::Informed {
         worker,
@@ -85,7 +86,7 @@ pub(crate) fn dead_lettered(n: usize) -> Event {
 }
 
 pub(crate) fn said(n: usize, worker: u32, outcome: &str) -> Event {
-    Event::Said {
+    Event::DeliveryLog {
         delivery: (format!("m-{n}"), worker),
         outcome: outcome.into(),
         detail: String::new(),
@@ -109,7 +110,7 @@ fn good() -> Vec<Event> {
     ]
 }
 
-/// The first attempt charges and ends as `cut` says, the second goes well.
+/// The first attempt charges and ends as `cut` says, the second succeeds.
 fn again(cut: Vec<Event>) -> Vec<Event> {
     let mut events = good();
     events.truncate(4);
@@ -147,14 +148,14 @@ pub(crate) fn caught(events: &[Event], wanted: &str) {
 }
 
 #[test]
-fn a_lost_message_is_found() {
+fn lost_message_is_found() {
     clean(&good());
     caught(&good()[..6], "lost, or left in the queue");
     caught(&[sent(1, Kind::Good, None)], "lost, or left in the queue");
 }
 
 #[test]
-fn an_acknowledgement_before_the_completion_is_found() {
+fn acknowledgement_before_completion_is_found() {
     let mut events = good();
     events.swap(5, 6);
     caught(
@@ -177,7 +178,7 @@ fn an_acknowledgement_before_the_completion_is_found() {
 }
 
 #[test]
-fn a_second_charge_is_found_unless_the_first_attempt_was_cut_off() {
+fn second_charge_is_found_unless_first_was_cut_off() {
     let answered = || ended(3, ChargeEnd::Answered);
     let failed = || returned(1, 7, End::ReportedFailed);
     let gone = || returned(1, 7, End::WorkerDied);
@@ -201,7 +202,7 @@ fn a_second_charge_is_found_unless_the_first_attempt_was_cut_off() {
     }
     for cut in [
         vec![answered(), failed()],
-        // It had answered when it died.
+        // The worker had responded when it died.
         vec![answered(), failed(), died(7, Death::Killed)],
         vec![answered(), died(9, Death::Killed), failed()],
         vec![answered(), fault(9), failed()],
@@ -221,7 +222,7 @@ fn a_second_charge_is_found_unless_the_first_attempt_was_cut_off() {
 }
 
 #[test]
-fn a_charge_after_the_recorded_end_is_found_whatever_cut_off_the_worker() {
+fn charge_after_recorded_end_is_found() {
     for sealed in [Settled::Completed, Settled::Failed] {
         let events = again(vec![
             ended(3, ChargeEnd::Answered),
@@ -237,7 +238,7 @@ fn a_charge_after_the_recorded_end_is_found_whatever_cut_off_the_worker() {
             },
         );
     }
-    // A claim for another message does not make it right.
+    // A claim for another message does not permit it.
     let mut events = again(vec![
         ended(3, ChargeEnd::Answered),
         settled(1, Settled::Failed),
@@ -256,9 +257,9 @@ fn a_charge_after_the_recorded_end_is_found_whatever_cut_off_the_worker() {
     );
 }
 
-/// A declined order that was sent twice, in two messages: each is charged once.
+/// A declined order that was sent in two messages: each message is charged once.
 #[test]
-fn second_message_of_a_failed_order_is_charged_once() {
+fn second_message_of_failed_order_charges_once() {
     let of_order_1 = |n| Event::Sent(Message::new(n, "o-1".into(), Kind::Declined, None));
     let attempt = |n, worker, at| {
         let declined = Event::Charge {
@@ -291,7 +292,7 @@ fn second_message_of_a_failed_order_is_charged_once() {
     events.extend([dead_lettered(1), dead_lettered(2)]);
     events.extend([1, 2].map(|n| said(n, n as u32 + 6, "permanent_failure")));
     clean(&events);
-    // Both in the first batch, where m-2 shares the outcome of m-1.
+    // Both in the first batch, in which m-2 shares the outcome of m-1.
     let mut shared = events.clone();
     shared.insert(3, delivered(2, 7));
     for event in &mut shared {
@@ -327,7 +328,7 @@ fn two_live_claims_are_found() {
     clean(&two(Some(settled(1, Settled::LeaseEnded)), 1500));
 }
 
-/// Frozen in its charge, given up, taken over from by worker 8, and thawed; then `late` happens.
+/// Frozen in its charge, given up, taken over by worker 8, and thawed; then `late` happens.
 fn thawed(frozen: usize, late: Vec<Event>) -> Vec<Event> {
     let died = died(7, Death::FrozenUntilTimeout);
     let mut events = again(vec![died, returned(1, 7, End::WorkerDied)]);
@@ -344,12 +345,12 @@ fn thawed(frozen: usize, late: Vec<Event>) -> Vec<Event> {
 }
 
 #[test]
-fn a_thawed_worker_that_begins_again_or_ends_what_is_not_its_own_is_found() {
+fn thawed_worker_acting_after_lease_is_found() {
     clean(&thawed(4, vec![]));
-    // It was on its way, and comes when the other is done.
+    // The request was in flight, and arrives after the other worker is done.
     clean(&thawed(4, vec![charge(1, 7)]));
     caught(&thawed(2, vec![charge(1, 7)]), "began when it was thawed");
-    // With a claim of its own it is a worker as any other.
+    // With a claim of its own it is an ordinary worker.
     caught(
         &thawed(2, vec![claimed(1, "a", 99_000), charge(1, 7)]),
         "was charged by worker 7 when it was Completed",
@@ -375,7 +376,7 @@ fn a_thawed_worker_that_begins_again_or_ends_what_is_not_its_own_is_found() {
 }
 
 #[test]
-fn a_key_that_changes_or_is_shared_is_found() {
+fn changed_or_shared_key_is_found() {
     let with_key = |at: usize, key: &str| {
         let mut events = again(vec![ended(3, ChargeEnd::Unanswered)]);
         events.extend([sent(2, Kind::Good, None), charge(2, 8)]);
@@ -392,9 +393,9 @@ fn a_key_that_changes_or_is_shared_is_found() {
     caught(&with_key(13, "chaos#o-1"), found);
 }
 
-/// An order that was sent twice, keyed by message id: each message is charged once.
+/// An order sent twice, keyed by message id: each message is charged once.
 #[test]
-fn message_keyed_by_its_id_that_is_charged_twice_is_found() {
+fn second_charge_under_message_id_is_found() {
     let sent = |n| {
         let message = Message::new(n, "o-1".into(), Kind::Good, None);
         Event::Sent(message.keyed_by_id())
@@ -432,7 +433,7 @@ fn message_keyed_by_its_id_that_is_charged_twice_is_found() {
 }
 
 #[test]
-fn a_crash_or_an_unreadable_response_is_found() {
+fn crash_or_unreadable_response_is_found() {
     let mut events = good();
     events.push(died(7, Death::Crashed));
     caught(&events, "ended by itself");
@@ -442,18 +443,18 @@ fn a_crash_or_an_unreadable_response_is_found() {
 }
 
 #[test]
-fn what_went_well_and_is_reported_as_failed_is_found() {
+fn success_reported_as_failed_is_found() {
     let reported = |end, outcome| {
         let mut events = good();
         events.insert(6, returned(1, 7, end));
         events.push(said(1, 7, outcome));
         events
     };
-    for outcome in ["done", "duplicate"] {
+    for outcome in ["completed", "duplicate"] {
         let mut events = reported(End::ReportedFailed, outcome);
         let wanted = format!("reported as failed, and its worker says: {outcome}");
         caught(&events, &wanted);
-        // The worker could not wait for it.
+        // The worker could not wait for the charge.
         let message = "m-1".to_owned();
         events.push(Event::Late { message, worker: 7 });
         clean(&events);
@@ -465,7 +466,7 @@ fn what_went_well_and_is_reported_as_failed_is_found() {
 }
 
 #[test]
-fn a_fifo_group_out_of_order_is_found() {
+fn fifo_group_out_of_order_is_found() {
     let charged = |n| {
         [
             delivered(n, 7),
@@ -489,7 +490,7 @@ fn a_fifo_group_out_of_order_is_found() {
     let wanted = "o-2 was charged when o-1, sent before it in its group, was not settled";
     caught(&group(2, 1, None), wanted);
     clean(&group(2, 1, Some(dead_lettered(1))));
-    // A recorded failure is settled; what cannot be read has nothing to settle.
+    // A recorded failure is settled; an unreadable message has nothing to settle.
     for (kind, settled) in [
         (Kind::Declined, Some(settled(1, Settled::Failed))),
         (Kind::Undecodable, None),
@@ -507,7 +508,7 @@ fn a_fifo_group_out_of_order_is_found() {
             clean(&events);
         }
     }
-    // Its worker was killed when it had charged, and its turn is not over.
+    // Its worker was killed after the charge, and still holds the group.
     let mut unsettled = group(1, 2, None);
     let first = unsettled
         .iter()

@@ -1,4 +1,4 @@
-//! Each rule for what becomes of a message is able to fail, as in `proof.rs`.
+//! Test of the rules for the end of a message, as in `proof.rs`.
 
 use crate::{
     faults::Fault,
@@ -11,7 +11,7 @@ use crate::{
 };
 
 #[test]
-fn a_message_that_ends_in_the_dead_letter_queue_has_a_reason() {
+fn dead_lettered_message_needs_a_reason() {
     let ends = |kind, told: &[&str]| {
         let mut events = vec![sent(1, kind, None)];
         events.extend([delivered(1, 7), returned(1, 7, End::ReportedFailed)]);
@@ -29,13 +29,16 @@ fn a_message_that_ends_in_the_dead_letter_queue_has_a_reason() {
         "though nothing is wrong with it",
     );
     let unread = [sent(1, Kind::Good, None), dead_lettered(1)];
-    caught(&unread, "nobody knows why m-1");
+    caught(
+        &unread,
+        "m-1 is in the dead-letter queue for no known reason",
+    );
     let mut table = ends(Kind::Undecodable, &["invalid"]);
     table.push(claimed(1, "a", 1000));
     caught(&table, "got as far as the table");
 }
 
-/// The nth delivery of m-1, to a worker of its own, with `during` between its coming and going.
+/// The nth delivery of m-1, to a worker of its own, with `during` between receive and verdict.
 fn received(nth: u32, during: Vec<Event>, end: End) -> Vec<Event> {
     let mut events = vec![delivered(1, nth)];
     events.extend(during);
@@ -52,7 +55,7 @@ fn given_up(receives: Vec<Vec<Event>>) -> Vec<Event> {
 }
 
 fn conflict(receive: u32, owner: &str) -> Event {
-    Event::Said {
+    Event::DeliveryLog {
         delivery: ("m-1".into(), receive),
         outcome: "conflict".into(),
         detail: format!("lease held by {owner} until"),
@@ -60,7 +63,7 @@ fn conflict(receive: u32, owner: &str) -> Event {
 }
 
 #[test]
-fn a_good_message_that_is_given_up_had_something_come_between() {
+fn good_message_given_up_needs_a_cause() {
     let killed = || {
         let mut events = received(7, vec![died(7, Death::Killed)], End::WorkerDied);
         events.insert(1, claimed(1, "a", 1000));
@@ -97,7 +100,7 @@ fn a_good_message_that_is_given_up_had_something_come_between() {
 }
 
 #[test]
-fn a_conflict_with_nobody_is_found() {
+fn conflict_without_other_claim_is_found() {
     let with = |before: Vec<Event>, during: Vec<Event>, owner| {
         let mut events = given_up(vec![before, received(8, during, End::ReportedFailed)]);
         events.push(conflict(8, owner));
@@ -111,7 +114,7 @@ fn a_conflict_with_nobody_is_found() {
         with(vec![], vec![], "a"),
         with(claim("a"), vec![], "c"),
         with(over, vec![], "a"),
-        // With itself: an answer was lost.
+        // A conflict with its own claim, whose response was lost.
         with(vec![], claim("b"), "b"),
     ] {
         caught(&wrong, "nobody else held a claim");
@@ -119,7 +122,7 @@ fn a_conflict_with_nobody_is_found() {
 }
 
 #[test]
-fn a_failure_ahead_in_the_group_that_was_none_is_found() {
+fn blocked_group_without_failure_is_found() {
     let group = |group: Option<&str>, ahead| {
         let mut events = vec![sent(1, Kind::Good, group), sent(2, Kind::Good, group)];
         events.extend([1, 2].map(|n| delivered(n, 7)));
@@ -131,8 +134,9 @@ fn a_failure_ahead_in_the_group_that_was_none_is_found() {
         events.extend([1, 2].map(|n| returned(n, 7, End::ReportedFailed)));
         events.push(said(1, 7, ahead));
         let mut behind = said(2, 7, "not_started");
-        if let Event::Said { detail, .. } = &mut behind {
-            "behind a failure in its FIFO group".clone_into(detail);
+        if let Event::DeliveryLog { detail, .. } = &mut behind {
+            "a message before this one in its FIFO group failed; the handler did not run"
+                .clone_into(detail);
         }
         events.push(behind);
         events.extend([1, 2].map(dead_lettered));
@@ -150,12 +154,12 @@ fn a_failure_ahead_in_the_group_that_was_none_is_found() {
     }
     // The failure itself was not recorded, so the group waits for it.
     clean(&group(Some("g"), "failure_unrecorded"));
-    caught(&group(Some("g"), "done"), "nothing ahead failed");
+    caught(&group(Some("g"), "completed"), "nothing ahead failed");
     caught(&group(None, "store_unavailable"), "nothing ahead failed");
 }
 
 #[test]
-fn too_many_good_messages_given_up_are_found() {
+fn excess_of_good_messages_given_up_is_found() {
     let killed = |n| {
         let gone = returned(n, 7, End::WorkerDied);
         let death = died(7, Death::Killed);

@@ -1,4 +1,4 @@
-//! The rule for what a worker is informed of is able to fail, as in `proof.rs`.
+//! Test of the rule for informed workers, as in `proof.rs`.
 
 use crate::{
     ledger::{ChargeEnd, End, Event, Settled},
@@ -9,7 +9,7 @@ use crate::{
     },
 };
 
-/// A first attempt that ends so, and a second one by worker 8 that is informed so.
+/// A first attempt that is settled as `first`, and a second one by worker 8 that is `informed`.
 fn attempts(first: Settled, informed: Option<Event>) -> Vec<Event> {
     let mut events = vec![
         sent(1, Kind::Good, None),
@@ -31,26 +31,26 @@ fn attempts(first: Settled, informed: Option<Event>) -> Vec<Event> {
 }
 
 #[test]
-fn charge_over_an_open_attempt_without_information_is_found() {
+fn uninformed_charge_over_open_attempt_is_found() {
     let open = |informed| attempts(Settled::LeaseEnded, informed);
     clean(&open(Some(informed(8, 1))));
     let wanted = "not informed of an attempt open since 1970-01-01T00:00:01Z";
     caught(&open(None), wanted);
-    // Of a later one, and another worker.
+    // Information about a later attempt of another worker.
     caught(&open(Some(informed(8, 5))), wanted);
     caught(&open(Some(informed(7, 1))), wanted);
 }
 
 #[test]
-fn information_of_an_attempt_that_is_not_open_is_found() {
+fn history_without_open_attempt_is_found() {
     clean(&attempts(Settled::Restored, None));
-    let wanted = "open since 1970-01-01T00:00:01Z, and there was none";
+    let wanted = "open since 1970-01-01T00:00:01Z, and no attempt was open";
     caught(&attempts(Settled::Restored, Some(informed(8, 1))), wanted);
 }
 
 /// The third attempt is informed of the first, which is open longest, and not of the second.
 #[test]
-fn time_of_the_second_open_attempt_is_found() {
+fn history_with_time_of_second_attempt_is_found() {
     let third = |since| {
         let mut events = attempts(Settled::LeaseEnded, None);
         // The second fails as the first did.

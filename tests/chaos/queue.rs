@@ -1,5 +1,5 @@
-//! An SQS queue: visibility timeout, receive count, dead-letter queue, FIFO groups, deliveries
-//! beyond the first, and the calls that a consumer makes.
+//! An SQS queue: visibility timeout, receive count, dead-letter queue, FIFO groups, repeated
+//! deliveries, and the API calls of a consumer.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -20,17 +20,17 @@ use crate::{
     support::{self, event::QUEUE_ARN},
 };
 
-/// How long a received message is hidden. Longer than the function's timeout, as AWS demands.
+/// Visibility timeout. Longer than the function's timeout, as AWS requires.
 const VISIBILITY_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// What an event source mapping asks for at most.
+/// Maximum batch that the event source mapping receives.
 const BATCH: usize = 10;
 
 #[derive(Clone, Copy)]
 pub(crate) struct Rules {
     pub(crate) max_receive_count: u32,
-    /// Of a hundred deliveries, how many leave the message visible to the next receive, and how
-    /// many deletions are forgotten once. A FIFO queue does neither.
+    /// Percentages of deliveries that leave the message visible to the next receive, and of
+    /// deletions forgotten once. A FIFO queue has neither.
     pub(crate) duplicates: u32,
 }
 
@@ -55,12 +55,12 @@ pub(crate) struct Queue {
     changed: Notify,
 }
 
-/// Messages that are delivered in order: a FIFO group, or a message alone.
+/// Messages delivered in order: a FIFO group, or a single message.
 type Line = VecDeque<Stored>;
 
 #[derive(Default)]
 struct Lines {
-    /// In the order in which they were sent.
+    /// In the order of sending.
     waiting: BTreeMap<usize, Line>,
     of_message: HashMap<String, usize>,
 }
@@ -103,7 +103,7 @@ impl Queue {
         })
     }
 
-    /// The next batch, once there is one; `None` when the queue is empty.
+    /// The next batch, once one is visible; `None` when the queue is empty.
     pub(crate) async fn receive(&self) -> Option<Vec<Received>> {
         loop {
             let changed = self.changed.notified();
@@ -121,7 +121,7 @@ impl Queue {
         }
     }
 
-    /// What is visible now, or when that may be so again.
+    /// Messages visible now, or the time of the next visibility.
     fn take(&self) -> (Vec<Received>, Option<Instant>) {
         let now = Instant::now();
         let (mut batch, mut next) = (Vec::new(), None::<Instant>);
@@ -140,21 +140,21 @@ impl Queue {
                 next = next.into_iter().chain(visible).min();
                 continue;
             }
-            self.bury(line, of_message);
+            self.dead_letter_spent(line, of_message);
             for stored in line.iter_mut().take(BATCH - batch.len()) {
                 batch.push(self.deliver(stored, now));
             }
         }
         waiting.retain(|_, line| !line.is_empty());
         if waiting.is_empty() {
-            // Whoever waits for more need not.
+            // A full batch need not wait.
             self.changed.notify_waiters();
         }
         (batch, next)
     }
 
-    /// Moves what was received too often to the dead-letter queue.
-    fn bury(&self, line: &mut Line, of_message: &mut HashMap<String, usize>) {
+    /// Moves messages that used up their receives to the dead-letter queue.
+    fn dead_letter_spent(&self, line: &mut Line, of_message: &mut HashMap<String, usize>) {
         line.retain(|stored| {
             let keep = stored.receives < self.rules.max_receive_count;
             if !keep {
@@ -189,7 +189,7 @@ impl Queue {
             let stored = &mut line[at];
             let mut dice = self.seed.dice(("deleted", id));
             if !stored.deleted_before && dice.u32(..100) < self.rules.duplicates {
-                // As from a server of SQS that was down and has not heard of the deletion.
+                // As from an SQS server that was down during the deletion.
                 stored.deleted_before = true;
                 stored.visible = Instant::now() + Duration::from_millis(dice.u64(..2000));
             } else {
@@ -201,7 +201,7 @@ impl Queue {
         self.changed.notify_waiters();
     }
 
-    /// Only the newest receipt handle changes anything.
+    /// Only the newest receipt handle has an effect.
     fn change_visibility(&self, receipt: &str, seconds: u64) {
         let (id, receives) = receipt
             .strip_prefix("receipt-")
@@ -219,7 +219,7 @@ impl Queue {
         self.changed.notify_waiters();
     }
 
-    /// Messages that are neither deleted nor in the dead-letter queue.
+    /// Messages neither deleted nor in the dead-letter queue.
     pub(crate) fn left(&self) -> usize {
         self.lines().waiting.values().map(Line::len).sum()
     }

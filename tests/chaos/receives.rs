@@ -1,5 +1,5 @@
-//! Why a receive of a good message came to nothing. Each has its cause in the logs: what was
-//! injected, somebody else at the same operation, or a failure ahead of it in its FIFO group.
+//! Cause of each failed receive of a good message, from the logs. Causes are an injected fault,
+//! another worker at the same operation, or a failure ahead in its FIFO group.
 
 use std::collections::HashMap;
 
@@ -13,15 +13,15 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
     Injected(String),
-    /// A failure that nobody injected, in the worker's words: a machine too busy is a fault too.
+    /// A failure without an injected cause, in the worker's words: a busy machine causes some.
     Uninjected(String),
-    /// Not started, as what was ahead took too long: on a busy machine a batch may.
+    /// Not started because messages ahead took too long: a busy machine may delay a batch.
     NoTime,
-    /// The worker says what is not so.
+    /// The worker's log line is false.
     False(String),
 }
 
-/// One delivery, and what was done to it.
+/// One delivery, and its events.
 struct Receive<'a> {
     message: &'a Message,
     worker: Worker,
@@ -33,7 +33,7 @@ struct Receive<'a> {
     said: Option<(&'a str, &'a str)>,
 }
 
-/// The time from one owner's claim to its end, or to the next owner's.
+/// The time from one owner's claim to its end, or to the next owner's claim.
 struct Held<'a> {
     owner: &'a str,
     worker: Worker,
@@ -47,16 +47,16 @@ struct Receives<'a> {
     messages_of_operation: HashMap<&'a str, &'a Message>,
     receives: Vec<Receive<'a>>,
     places: HashMap<&'a Delivery, usize>,
-    /// The deliveries that each worker has of a FIFO group, or of an operation.
+    /// Deliveries of a FIFO group or an operation at each worker.
     open: HashMap<(Worker, &'a str), Vec<usize>>,
-    /// The deliveries that a charge was made for.
+    /// Deliveries for which a charge was made.
     charged: HashMap<usize, Vec<usize>>,
     held: HashMap<&'a str, Vec<Held<'a>>>,
     slow: Vec<(Worker, &'a str, usize)>,
     deaths: HashMap<Worker, Death>,
 }
 
-/// The cause of each delivery of a good message that was not acknowledged.
+/// Cause of each delivery of a good message that was not acknowledged.
 pub(crate) fn causes(events: &[Event]) -> Vec<(Delivery, Cause)> {
     let mut all = Receives::default();
     for (at, event) in events.iter().enumerate() {
@@ -129,7 +129,7 @@ impl<'a> Receives<'a> {
             Event::ChargeEnded { charge, how } => {
                 for &place in self.charged.get(charge).into_iter().flatten() {
                     let receive = &mut self.receives[place];
-                    // Who hangs up on a gateway that would answer had its own reason.
+                    // A worker that hangs up on a responding gateway had a reason of its own.
                     let injected = match how {
                         ChargeEnd::Answered => false,
                         ChargeEnd::Busy => true,
@@ -146,7 +146,7 @@ impl<'a> Receives<'a> {
                 key, owner, worker, ..
             } => {
                 let held = self.held.entry(key).or_default();
-                // A claim made again by its owner's second request is the same one.
+                // A claim repeated by its owner's second request is the same claim.
                 if held
                     .last()
                     .is_none_or(|last| last.to.is_some() || last.owner != owner)
@@ -164,7 +164,7 @@ impl<'a> Receives<'a> {
             Event::Died { worker, death } => {
                 self.deaths.insert(*worker, *death);
             }
-            Event::Said {
+            Event::DeliveryLog {
                 delivery,
                 outcome,
                 detail,
@@ -181,8 +181,8 @@ impl<'a> Receives<'a> {
         }
     }
 
-    /// The deliveries that a worker is at, of an operation or of its whole group: what holds up one
-    /// holds up those behind it.
+    /// Deliveries at a worker of an operation or of its whole group: a delay of one delays those
+    /// behind it.
     fn at_work(&self, worker: Worker, operation: &str) -> Vec<usize> {
         let message = self.messages_of_operation.get(operation);
         let open = message.and_then(|message| self.open.get(&(worker, lane(message))));
@@ -207,10 +207,12 @@ impl<'a> Receives<'a> {
             return Some(Cause::Uninjected("its worker says nothing".into()));
         };
         Some(match outcome {
-            // Promise 6 has its own rule.
-            "done" | "duplicate" => return None,
+            // Promise 6 has a rule of its own.
+            "completed" | "duplicate" => return None,
             "conflict" => self.conflict(receive, to, detail),
-            "not_started" if detail.starts_with("behind a failure") => self.behind(receive, ahead),
+            "not_started" if detail.starts_with("a message before this one") => {
+                self.behind(receive, ahead)
+            }
             _ => match &receive.injected {
                 Some(injected) => Cause::Injected(injected.clone()),
                 None if outcome == "not_started" => Cause::NoTime,
@@ -219,8 +221,8 @@ impl<'a> Receives<'a> {
         })
     }
 
-    /// A failure ahead in the group, unless it is permanent: that message never runs again, so
-    /// nothing waits for it.
+    /// A failure ahead in the group, unless it is permanent: that message never runs again, so the
+    /// group does not wait for it.
     fn behind(&self, receive: &Receive<'_>, ahead: Option<Cause>) -> Cause {
         let said = receive.ahead.and_then(|ahead| self.receives[ahead].said);
         match (said, ahead) {
@@ -232,7 +234,7 @@ impl<'a> Receives<'a> {
         }
     }
 
-    /// Somebody else held a claim during the delivery: the one that the worker names.
+    /// Another worker, named by the log line, held a claim during the delivery.
     fn conflict(&self, receive: &Receive<'_>, to: usize, detail: &str) -> Cause {
         let named = detail.strip_prefix("lease held by ").unwrap_or_default();
         let named = named.split(' ').next().unwrap_or_default();
@@ -245,7 +247,7 @@ impl<'a> Receives<'a> {
             .filter(|(_, held)| held.owner == named)
             .any(|(key, held)| {
                 let during = held.from < to && held.to.is_none_or(|to| to > receive.from);
-                // Its own, late from a delivery before.
+                // A late claim of its own, from an earlier delivery.
                 let late = || {
                     let mut slow = self.slow.iter();
                     slow.any(|(worker, slow, at)| {

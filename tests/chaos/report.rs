@@ -1,4 +1,4 @@
-//! The run in numbers.
+//! Summary of the run in numbers.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -63,7 +63,7 @@ impl Report {
                     report.count("workers, thawed");
                 }
                 Event::Informed { .. } => report.count("attempts informed of an open one"),
-                Event::Said { outcome, .. } => report.count(format!("outcome, {outcome}")),
+                Event::DeliveryLog { outcome, .. } => report.count(format!("outcome, {outcome}")),
                 _ => {}
             }
         }
@@ -115,7 +115,7 @@ impl Report {
         }
     }
 
-    /// How often `what` was counted; what begins with it counts in.
+    /// Count of `what`, including entries that begin with it.
     pub(crate) fn number(&self, what: &str) -> usize {
         let of = |(name, n): (&String, &usize)| name.starts_with(what).then_some(*n);
         self.numbers.iter().filter_map(of).sum()

@@ -1,4 +1,4 @@
-//! The end of an attempt, and what the next one is informed of.
+//! The end of an attempt, and the history given to the next one.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -28,7 +28,7 @@ fn assert_fresh(lambda: &Lambda) {
 }
 
 #[tokio::test]
-async fn charge_timed_out_is_retried_with_its_history() {
+async fn charge_timeout_is_retried_with_history() {
     let stage = Stage::set().await;
     let settings = [("PAYMENT_GATEWAY_TIMEOUT", "1s")];
     let lambda = stage.consumer(&settings).await;
@@ -50,7 +50,7 @@ async fn charge_timed_out_is_retried_with_its_history() {
     assert_eq!(line["first_claimed_at"], shown(first));
     assert_eq!(line["last_end"], "retryable");
     let outcomes = outcomes(&lambda, 2).await;
-    assert_eq!(outcomes, [outcome::RETRYABLE, outcome::DONE]);
+    assert_eq!(outcomes, [outcome::RETRYABLE, outcome::COMPLETED]);
     assert_eq!(stage.charges("o-1"), 2);
     let record = stage.record("m-1").await.unwrap();
     assert_eq!(text(&record, "status"), "COMPLETED");
@@ -58,7 +58,7 @@ async fn charge_timed_out_is_retried_with_its_history() {
 }
 
 #[tokio::test]
-async fn third_attempt_after_two_kills_knows_the_first_claim() {
+async fn third_attempt_after_kills_gets_first_claim_time() {
     let stage = Stage::set().await;
     let settings = [("IDEMPOTENCY_LEASE_MARGIN", "0s")];
     stage.gateway.script("o-1", [Reply::Hang, Reply::Hang]);
@@ -86,11 +86,11 @@ async fn third_attempt_after_two_kills_knows_the_first_claim() {
     assert_eq!(line["attempts"], 2);
     assert_eq!(line["first_claimed_at"], shown(first.unwrap()));
     assert_eq!(line["last_end"], Value::Null);
-    assert_eq!(outcomes(&survivor, 1).await, [outcome::DONE]);
+    assert_eq!(outcomes(&survivor, 1).await, [outcome::COMPLETED]);
 }
 
 #[tokio::test]
-async fn refused_connection_to_the_gateway_leaves_no_record() {
+async fn refused_gateway_connection_leaves_no_record() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[]).await;
     stage.gateway.close().await;
@@ -100,7 +100,7 @@ async fn refused_connection_to_the_gateway_leaves_no_record() {
     stage.gateway.open().await;
     assert_eq!(deliver(&lambda, [first_message(2)]).await, [""; 0]);
     let outcomes = outcomes(&lambda, 2).await;
-    assert_eq!(outcomes, [outcome::NO_EFFECT, outcome::DONE]);
+    assert_eq!(outcomes, [outcome::NO_EFFECT, outcome::COMPLETED]);
     assert_fresh(&lambda);
     assert_eq!(stage.charges("o-1"), 1);
     let record = stage.record("m-1").await.unwrap();
@@ -120,7 +120,7 @@ fn answered(stage: &Stage, statuses: &[u16], times: usize) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn wrong_credential_or_path_is_retried_until_a_charge() {
+async fn wrong_credential_or_path_is_retried() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[]).await;
     let messages = answered(&stage, &[401, 403, 404, 405, 407], 2);
@@ -136,11 +136,11 @@ async fn wrong_credential_or_path_is_retried_until_a_charge() {
     assert_eq!(deliver(&lambda, messages).await, [""; 0]);
     let outcomes = outcomes(&lambda, 15).await;
     assert_eq!(outcomes[..10], [outcome::RETRYABLE; 10]);
-    assert_eq!(outcomes[10..], [outcome::DONE; 5]);
+    assert_eq!(outcomes[10..], [outcome::COMPLETED; 5]);
 }
 
 #[tokio::test]
-async fn verdict_on_the_order_is_a_permanent_failure() {
+async fn gateway_verdict_is_permanent_failure() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[]).await;
     let messages = answered(&stage, &[402, 422], 1);
@@ -169,7 +169,7 @@ async fn record_during_run(stage: &Stage, lambda: &Lambda) -> Item {
 }
 
 #[tokio::test]
-async fn expired_record_is_replaced_and_nothing_carries_over() {
+async fn expired_record_is_replaced_entirely() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[]).await;
     let start = now_ms();
@@ -201,7 +201,7 @@ async fn expired_record_is_replaced_and_nothing_carries_over() {
 }
 
 #[tokio::test]
-async fn takeover_from_another_program_knows_no_first_claim() {
+async fn takeover_from_other_program_has_no_first_claim() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[]).await;
     let foreign = json!({
@@ -217,5 +217,5 @@ async fn takeover_from_another_program_knows_no_first_claim() {
     let line = lambda.logged(1, of_takeover).await.remove(0);
     assert_eq!(line["first_claimed_at"], Value::Null);
     assert_eq!(line["last_end"], Value::Null);
-    assert_eq!(outcomes(&lambda, 1).await, [outcome::DONE]);
+    assert_eq!(outcomes(&lambda, 1).await, [outcome::COMPLETED]);
 }

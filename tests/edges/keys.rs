@@ -31,7 +31,7 @@ fn corrected() -> Value {
 }
 
 #[tokio::test]
-async fn declined_order_sent_twice_is_charged_once_per_message() {
+async fn declined_order_is_charged_once_per_message() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[BY_ORDER]).await;
     stage.gateway.script("o-1", vec![Reply::Status(402); 8]);
@@ -53,7 +53,7 @@ async fn declined_order_sent_twice_is_charged_once_per_message() {
 }
 
 #[tokio::test]
-async fn retryable_failure_keeps_the_failure_of_another_message() {
+async fn retryable_failure_keeps_other_failed_message() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[BY_ORDER]).await;
     let replies = [Reply::Status(402), Reply::Status(503)];
@@ -76,7 +76,7 @@ async fn retryable_failure_keeps_the_failure_of_another_message() {
 }
 
 #[tokio::test]
-async fn number_and_text_of_the_same_digits_are_two_keys() {
+async fn number_and_text_make_different_keys() {
     let stage = Stage::set().await;
     let settings = [
         ("IDEMPOTENCY_KEY", "body:/reference"),
@@ -89,12 +89,12 @@ async fn number_and_text_of_the_same_digits_are_two_keys() {
         let failed = deliver(&lambda, [record(message_id, &order)]).await;
         assert_eq!(failed, [""; 0]);
     }
-    assert_eq!(outcomes(&lambda, 2).await, [outcome::DONE; 2]);
+    assert_eq!(outcomes(&lambda, 2).await, [outcome::COMPLETED; 2]);
     assert_eq!(stage.charges("o-1"), 2);
 }
 
 #[tokio::test]
-async fn deduplication_id_in_two_groups_is_two_operations() {
+async fn deduplication_id_is_scoped_to_group() {
     let stage = Stage::set().await;
     let settings = [("IDEMPOTENCY_KEY", "deduplication-id")];
     let lambda = stage.consumer(&settings).await;
@@ -105,7 +105,7 @@ async fn deduplication_id_in_two_groups_is_two_operations() {
     }
     assert_eq!(
         outcomes(&lambda, 3).await,
-        [outcome::DONE, outcome::DONE, outcome::DUPLICATE]
+        [outcome::COMPLETED, outcome::COMPLETED, outcome::DUPLICATE]
     );
     assert_eq!(stage.charges("o-1"), 2);
 }
@@ -116,7 +116,7 @@ fn seconds(millis: i64) -> u64 {
 }
 
 #[tokio::test]
-async fn other_payload_under_a_live_claim_waits_for_the_lease() {
+async fn other_payload_under_live_lease_waits() {
     let stage = Stage::set().await;
     let busy = stage.consumer(&[BY_ORDER]).await;
     let other = stage.consumer(&[BY_ORDER]).await;
@@ -143,7 +143,7 @@ async fn other_payload_under_a_live_claim_waits_for_the_lease() {
 }
 
 #[tokio::test]
-async fn other_payload_under_an_ended_lease_runs_once_forgotten() {
+async fn other_payload_runs_once_record_is_deleted() {
     let stage = Stage::set().await;
     let settings = [BY_ORDER, ("CONSUMER_BACKOFF_BASE", "10s")];
     let lambda = stage.consumer(&settings).await;
@@ -175,7 +175,7 @@ async fn other_payload_under_an_ended_lease_runs_once_forgotten() {
 }
 
 #[tokio::test]
-async fn redriven_message_runs_again_once_its_record_is_deleted() {
+async fn redriven_message_runs_once_record_is_deleted() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[BY_ORDER]).await;
     let redriven = |message_id| record(message_id, &order("o-1"));
@@ -189,6 +189,6 @@ async fn redriven_message_runs_again_once_its_record_is_deleted() {
     assert_eq!(stage.charges("o-1"), 2);
     assert_eq!(
         outcomes(&lambda, 3).await,
-        [outcome::DONE, outcome::DUPLICATE, outcome::DONE]
+        [outcome::COMPLETED, outcome::DUPLICATE, outcome::COMPLETED]
     );
 }

@@ -30,7 +30,7 @@ async fn within(time: Duration, lambda: &Lambda, event: Value) -> Answer {
 }
 
 #[tokio::test]
-async fn completion_throttled_until_near_the_end_is_recorded() {
+async fn completion_throttled_for_long_is_recorded() {
     let stage = Stage::set().await;
     // Of four seconds, outcomes are written until half a second before the end.
     let settings = [("CONSUMER_DEADLINE_RESERVE", "2s")];
@@ -47,7 +47,7 @@ async fn completion_throttled_until_near_the_end_is_recorded() {
     );
     assert!(met.contains_key("UpdateItem"), "{met:?}");
     assert_eq!(failed(&answer.response()), [""; 0]);
-    assert_eq!(outcomes(&lambda, 1).await, [outcome::DONE]);
+    assert_eq!(outcomes(&lambda, 1).await, [outcome::COMPLETED]);
     assert_eq!(stage.status("m-1").await, "COMPLETED");
     assert_eq!(stage.charges("o-1"), 1);
     let line = lambda.logged(1, of_batch).await.remove(0);
@@ -55,7 +55,7 @@ async fn completion_throttled_until_near_the_end_is_recorded() {
 }
 
 #[tokio::test]
-async fn completion_throttled_to_the_end_keeps_its_claim() {
+async fn completion_throttled_to_end_keeps_claim() {
     let stage = Stage::set().await;
     let settings = [("IDEMPOTENCY_LEASE_MARGIN", "20s")];
     let lambda = stage.consumer(&settings).await;
@@ -78,7 +78,7 @@ async fn completion_throttled_to_the_end_keeps_its_claim() {
 }
 
 #[tokio::test]
-async fn transaction_conflict_on_claim_and_completion_is_retried() {
+async fn transaction_conflict_is_retried() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[]).await;
     for request in ["Claim", "UpdateItem"] {
@@ -87,7 +87,7 @@ async fn transaction_conflict_on_claim_and_completion_is_retried() {
     assert_eq!(deliver(&lambda, [first_message(1)]).await, [""; 0]);
     let met = BTreeMap::from(["Claim", "UpdateItem"].map(|name| (name.to_owned(), 1)));
     assert_eq!(stage.dynamo.heal().await, met);
-    assert_eq!(outcomes(&lambda, 1).await, [outcome::DONE]);
+    assert_eq!(outcomes(&lambda, 1).await, [outcome::COMPLETED]);
     assert_eq!(stage.charges("o-1"), 1);
 }
 
@@ -112,7 +112,7 @@ fn orders<const N: usize>() -> [Value; N] {
 }
 
 #[tokio::test]
-async fn outage_of_dynamodb_fails_the_invocation() {
+async fn dynamodb_outage_fails_invocation() {
     let missing = ("IDEMPOTENCY_TABLE_NAME", "missing");
     let as_set = ("IDEMPOTENCY_TABLE_NAME", TABLE);
     for (setting, fault, reason) in [
@@ -139,7 +139,7 @@ async fn outage_of_dynamodb_fails_the_invocation() {
 }
 
 #[tokio::test]
-async fn throttled_claims_fail_messages_and_not_the_invocation() {
+async fn throttled_claims_do_not_fail_invocation() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[]).await;
     stage.dynamo.fail_all("Claim", Fault::Throttle);
@@ -148,7 +148,7 @@ async fn throttled_claims_fail_messages_and_not_the_invocation() {
 }
 
 #[tokio::test]
-async fn messages_not_finished_at_the_deadline_are_in_one_line() {
+async fn messages_cut_off_are_logged_in_one_line() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[("CONSUMER_CONCURRENCY", "1")]).await;
     stage.gateway.script("o-2", [Reply::Hang]);
@@ -156,7 +156,11 @@ async fn messages_not_finished_at_the_deadline_are_in_one_line() {
     assert_eq!(failed(&answer.response()), ["m-2", "m-3"]);
     assert_eq!(
         outcomes(&lambda, 3).await,
-        [outcome::DONE, outcome::OUT_OF_TIME, outcome::NOT_STARTED]
+        [
+            outcome::COMPLETED,
+            outcome::OUT_OF_TIME,
+            outcome::NOT_STARTED
+        ]
     );
     let line = |line: &Value| says(line, "did not finish before the deadline");
     let lines = lambda.logged(1, line).await;

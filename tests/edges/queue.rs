@@ -10,7 +10,7 @@ use super::{
         event::{in_group, order, received, record},
         gateway::Reply,
         runtime_api::{FUNCTION_NAME, of_batch, says},
-        sqs::{DEAD_LETTER_QUEUE_ARN, Mood},
+        sqs::{DEAD_LETTER_QUEUE_ARN, SqsBehaviour},
         stage::{Stage, outcome, outcomes},
     },
 };
@@ -27,7 +27,7 @@ fn group(stage: &Stage) -> [Value; 3] {
 }
 
 #[tokio::test]
-async fn fifo_messages_behind_a_declined_order_are_charged() {
+async fn fifo_message_after_declined_order_is_charged() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[]).await;
     let messages = group(&stage);
@@ -35,14 +35,14 @@ async fn fifo_messages_behind_a_declined_order_are_charged() {
         assert_eq!(deliver(&lambda, messages.clone()).await, ["m-1"]);
     }
     let outcomes = outcomes(&lambda, 6).await;
-    let first = [outcome::PERMANENT, outcome::DONE, outcome::DONE];
+    let first = [outcome::PERMANENT, outcome::COMPLETED, outcome::COMPLETED];
     assert_eq!(outcomes[..3], first);
     let orders: Vec<_> = stage.gateway.calls().into_iter().map(|c| c.order).collect();
     assert_eq!(orders, ["o-1", "o-2", "o-3"]);
 }
 
 #[tokio::test]
-async fn fifo_group_stops_at_a_declined_order_where_set_to_stop() {
+async fn fifo_group_stops_at_declined_order_if_set() {
     let stage = Stage::set().await;
     let settings = [("CONSUMER_FIFO_AFTER_PERMANENT", "stop")];
     let lambda = stage.consumer(&settings).await;
@@ -60,7 +60,7 @@ async fn fifo_group_stops_at_a_declined_order_where_set_to_stop() {
 }
 
 #[tokio::test]
-async fn declined_order_without_dead_letter_queue_backs_off() {
+async fn declined_order_without_dlq_backs_off() {
     let stage = Stage::set().await;
     stage.sqs.has(None, 4 * 24 * 3600);
     let lambda = stage.consumer(&[BACKOFF]).await;
@@ -81,7 +81,7 @@ async fn declined_order_without_dead_letter_queue_backs_off() {
 }
 
 #[tokio::test]
-async fn declined_order_with_dead_letter_queue_is_visible_at_once() {
+async fn declined_order_with_dlq_is_visible_at_once() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[BACKOFF]).await;
     stage.gateway.script("o-1", [Reply::Status(402)]);
@@ -107,7 +107,7 @@ fn attribute<'a>(copy: &'a Value, name: &str) -> &'a str {
 }
 
 #[tokio::test]
-async fn declined_order_is_sent_to_the_dead_letter_queue_directly() {
+async fn declined_order_is_dead_lettered_directly() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[DIRECT]).await;
     stage.gateway.script("o-1", [Reply::Status(402)]);
@@ -132,10 +132,12 @@ async fn declined_order_is_sent_to_the_dead_letter_queue_directly() {
 }
 
 #[tokio::test]
-async fn declined_order_is_reported_where_sqs_refuses_its_copy() {
+async fn declined_order_without_copy_is_reported() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[DIRECT]).await;
-    stage.sqs.turn_for("SendMessageBatch", Mood::FailingFirst);
+    stage
+        .sqs
+        .turn_for("SendMessageBatch", SqsBehaviour::FailingFirst);
     let messages = ["1", "2"].map(|n| {
         let order_id = format!("o-{n}");
         stage.gateway.script(&order_id, [Reply::Status(402)]);

@@ -1,4 +1,4 @@
-//! The handlers whose effect is one change of one item, through the real SDK: `OnItem`.
+//! Handlers whose effect is one change of one item, through the real SDK: `OnItem`.
 
 use std::{cell::RefCell, time::Duration};
 
@@ -11,7 +11,7 @@ use sqs_once::{Attempt, Change, Delivery, Failure, OnItem, Outcome, Write};
 
 use crate::{
     clock,
-    handler::{Inside, Word, obey, operation},
+    handler::{HandlerEnd, Inside, obey, operation},
     items::{ITEM, ItemRequest, TABLE},
     line::{Line, pause},
     request::{Answer, Request},
@@ -21,21 +21,21 @@ use crate::{
 
 /// A way to change the item.
 #[derive(Clone, Copy, Debug)]
-pub enum Way {
+pub enum ChangeKind {
     Create,
     Update,
-    /// The same, and the item remembers it for a time: it is read first.
+    /// The same with a retention for the key in the item, which is read first.
     Retain,
     Modify,
 }
 
-/// Longer than any schedule takes.
+/// Longer than any schedule.
 const RETENTION: Duration = Duration::from_secs(24 * 3600);
 
 thread_local! {
-    /// The line of whoever is polled.
+    /// Line of the worker that is being polled.
     static LINE: RefCell<Option<Line>> = const { RefCell::new(None) };
-    /// One client for all: to make one takes longer than an execution.
+    /// One client for all workers: making one takes longer than an execution.
     static ON_ITEM: OnItem = OnItem::new(wire::client(send)).clock(clock::of_worker);
 }
 
@@ -61,14 +61,14 @@ async fn answered(line: Line, request: HttpRequest) -> Result<HttpResponse, Conn
             }
             Ok(wire::response(answer.said.as_ref()))
         }
-        Ok(_) => unreachable!("a request is answered as what it is"),
+        Ok(_) => unreachable!("the response matches the request"),
         Err(error) => Err(ConnectorError::io(error.into())),
     }
 }
 
-pub async fn change(world: Shared, worker: usize, delivery: Delivery, way: Way) -> Outcome {
+pub async fn change(world: Shared, worker: usize, delivery: Delivery, way: ChangeKind) -> Outcome {
     let on_item = match way {
-        Way::Retain => ON_ITEM.with(Clone::clone).retention(RETENTION),
+        ChangeKind::Retain => ON_ITEM.with(Clone::clone).retention(RETENTION),
         _ => ON_ITEM.with(Clone::clone),
     };
     let line = Line {
@@ -84,7 +84,7 @@ pub async fn change(world: Shared, worker: usize, delivery: Delivery, way: Way) 
     .await
 }
 
-async fn planned(world: Shared, worker: usize, way: Way) -> Result<Change<usize>, Failure> {
+async fn planned(world: Shared, worker: usize, way: ChangeKind) -> Result<Change<usize>, Failure> {
     let _inside = Inside(&world, worker);
     lock(&world).promises.begins(worker);
     lock(&world).log(worker, || "plans".into());
@@ -101,44 +101,47 @@ struct Stock {
     sold: u32,
 }
 
-/// One more is sold, unless nothing is for sale just now.
-fn sale(world: &Shared, worker: usize, way: Way) -> Change<usize> {
+/// Sells one more, unless nothing is for sale just now.
+fn sale(world: &Shared, worker: usize, way: ChangeKind) -> Change<usize> {
     let stock = |sold| Stock {
         id: ITEM.into(),
         sold,
     };
     let change = match way {
-        Way::Create => Change::create(worker, "id", Write::put(TABLE, stock(1))),
-        Way::Update | Way::Retain => {
+        ChangeKind::Create => Change::create(worker, "id", Write::put(TABLE, stock(1))),
+        ChangeKind::Update | ChangeKind::Retain => {
             let update = Write::update(TABLE, "ADD sold :one").key("id", ITEM);
             let update = update.when("attribute_not_exists(sold_out)");
             Change::update(worker, update.value(":one", 1))
         }
-        Way::Modify => {
-            let item = Change::of(TABLE).key("id", ITEM);
-            return item.modify(move |found: Option<Stock>| {
+        ChangeKind::Modify => {
+            let key = serde_json::json!({ "id": ITEM });
+            return Change::modify(TABLE, key, move |found: Option<Stock>| {
                 Ok((stock(found.map_or(0, |found| found.sold) + 1), worker))
             });
         }
     };
     let world = world.clone();
     change.on_refused(move |_| {
-        let word = lock(&world).judges(worker);
-        // What is there can't be created, but changed.
-        obey(word).map(|()| sale(&world, worker, Way::Update))
+        let word = lock(&world).interprets_refusal(worker);
+        // An existing item cannot be created, but changed.
+        obey(word).map(|()| sale(&world, worker, ChangeKind::Update))
     })
 }
 
 impl World {
     /// The change was refused.
-    fn judges(&mut self, worker: usize) -> Word {
+    fn interprets_refusal(&mut self, worker: usize) -> HandlerEnd {
         let own = self.workers[worker].met_its_own;
         self.promises.break_if(own, || {
-            format!(
-                "P4: w{worker} is asked what a refusal means, and it is the effect that refuses"
-            )
+            format!("P4: w{worker} must interpret a refusal that its own effect caused")
         });
-        let words = [Word::Permanent, Word::Retryable, Word::Panic, Word::Done];
+        let words = [
+            HandlerEnd::Permanent,
+            HandlerEnd::Retryable,
+            HandlerEnd::Panic,
+            HandlerEnd::Done,
+        ];
         let word = words[self.choose(worker, words.len())];
         self.says(worker, word);
         word

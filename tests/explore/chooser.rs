@@ -1,16 +1,16 @@
-//! Every choice an execution can make, tried one after the other.
+//! Depth-first search over every choice of an execution.
 //!
-//! An execution asks its [`Chooser`] wherever the world could go on in more than one way. The
-//! search runs it again and again: each time it repeats the choices of the last one up to a
-//! point, takes the next option there, and then the first option everywhere. So nothing is
-//! stored but one list of choices, and that list is the schedule: it repeats the execution.
+//! An execution asks its [`Chooser`] wherever the world has more than one next event. The search
+//! repeats the execution. It replays the choices of the last run up to a point, takes the next
+//! option there, and then the first option everywhere. Only one list of choices is stored, and that
+//! list is the schedule that repeats the execution.
 //!
-//! What goes wrong is counted. The first options of a choice are free; each of the others is a
-//! **deviation** from a day on which nothing happens. A search has a bound on deviations, and
-//! goes through the executions without any, then those with one, with two ... The first round
-//! that breaks a promise is the last. Its first hit may have come late, so what is left of the
-//! round is searched for one after fewer steps. So what is found is the **shortest**: with the
-//! fewest deviations that break a promise, and of these with the fewest steps.
+//! Deviations are counted. The first options of a choice are free. Each other option is a
+//! **deviation** from an undisturbed run. A search has a bound on deviations. It goes through the
+//! executions without any, then those with one, with two, and so on. The first round that breaks a
+//! promise is the last. Its first hit may have come late, so the rest of the round is searched for
+//! a hit after fewer steps. The result is the **shortest** schedule: the fewest deviations that
+//! break a promise, and then the fewest steps.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -18,7 +18,7 @@ use std::{
     str::FromStr,
 };
 
-/// One choice: which option was taken, how many are free, how many there are.
+/// One choice: the option taken, the number of free options, the number of options.
 #[derive(Clone, Copy, Debug)]
 struct Choice {
     taken: usize,
@@ -32,7 +32,7 @@ impl Choice {
     }
 }
 
-/// Makes the choices of one execution: those it was given, and then the first option always.
+/// Makes the choices of one execution: the given ones, and then always the first option.
 #[derive(Debug, Default)]
 pub struct Chooser {
     given: Vec<usize>,
@@ -62,12 +62,12 @@ impl Chooser {
         taken
     }
 
-    /// Whether the choices from here on are the chooser's own.
-    pub fn on_new_ground(&self) -> bool {
+    /// True if all later choices are the chooser's own.
+    pub fn past_given_choices(&self) -> bool {
         self.made.len() >= self.given.len()
     }
 
-    /// How many deviations there were so far.
+    /// Number of deviations so far.
     pub fn spent(&self) -> u32 {
         self.spent
     }
@@ -117,22 +117,22 @@ impl FromStr for Schedule {
     }
 }
 
-/// What the executions of a round have seen.
+/// States visited by the executions of a round.
 ///
-/// Two schedules often lead to the same state of the whole world, since most steps of two
-/// workers do not concern each other. What follows from it is then tried once. A state is known
-/// by a hash of 64 bits, and kept with the fewest deviations that led there.
+/// Two schedules often lead to the same state of the whole world, since most steps of two workers
+/// do not concern each other. Such a state is explored once. A state is known by a hash of 64 bits,
+/// and kept with the fewest deviations that led there.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub struct Visited {
     states: HashMap<u64, u32>,
     outcomes: BTreeSet<&'static str>,
     every_path: bool,
-    /// After how many steps a promise was broken, at the least.
+    /// The smallest number of steps after which a promise was broken.
     broken_after: Option<usize>,
 }
 
-impl Seen {
-    /// Counts the states, but never says that one was seen: every schedule is run to its end.
+impl Visited {
+    /// Counts the states without pruning: every schedule runs to its end.
     pub fn on_every_path() -> Self {
         Self {
             every_path: true,
@@ -140,7 +140,7 @@ impl Seen {
         }
     }
 
-    /// Whether all that follows from `state`, with so many deviations spent or more, was tried.
+    /// True if the state was explored with so many deviations spent, or fewer.
     pub fn before(&mut self, state: u64, spent: u32) -> bool {
         let least = self.states.entry(state).or_insert(u32::MAX);
         if *least <= spent {
@@ -150,13 +150,13 @@ impl Seen {
         false
     }
 
-    /// Whether so many steps are no fewer than broke a promise before.
+    /// True if a promise was broken before in as many steps, or fewer.
     pub fn no_shorter(&self, steps: usize) -> bool {
         self.broken_after.is_some_and(|broken| broken <= steps)
     }
 
-    /// How many steps led to a state, once that matters: what was tried after more of them may
-    /// have been cut short.
+    /// Number of steps to each state, once it matters: exploration after more steps may have been
+    /// cut short.
     pub fn way_there(&self, steps: usize) -> Option<usize> {
         self.broken_after.map(|_| steps)
     }
@@ -176,22 +176,23 @@ impl Seen {
     }
 }
 
-/// What a search came to.
+/// Result of a search.
 #[derive(Debug)]
 pub struct Found {
     /// The shortest schedule that breaks a promise, if any does.
     pub broken: Option<Schedule>,
     pub executions: u64,
-    /// By the last round, which goes through all the rounds before it again.
-    pub seen: Seen,
+    /// By the last round, which repeats all the rounds before it.
+    pub seen: Visited,
 }
 
-/// Runs `execute` for every schedule with at most `bound` deviations, up to the round in which it
-/// says after how many steps a promise was broken. `new` makes the memory of each round.
+/// Runs `execute` for every schedule with at most `bound` deviations, round by round. Stops after
+/// the first round in which `execute` reports a broken promise and its number of steps. `new` makes
+/// the memory of each round.
 pub fn search(
     bound: u32,
-    new: fn() -> Seen,
-    mut execute: impl FnMut(&mut Seen, Chooser) -> (Chooser, Option<usize>),
+    new: fn() -> Visited,
+    mut execute: impl FnMut(&mut Visited, Chooser) -> (Chooser, Option<usize>),
 ) -> Found {
     let mut found = Found {
         broken: None,
@@ -218,10 +219,10 @@ pub fn search(
 }
 
 #[test]
-fn what_is_found_has_the_fewest_deviations_and_then_the_fewest_steps() {
+fn schedule_found_is_the_shortest() {
     // The first deviation breaks the promise after so many steps.
     let broken_after = [3, 2, 4, 5];
-    let found = search(2, Seen::default, |_, mut chooser| {
+    let found = search(2, Visited::default, |_, mut chooser| {
         let broken = broken_after.into_iter().find(|_| chooser.choose(1, 2) == 1);
         (chooser, broken)
     });

@@ -18,13 +18,13 @@ use crate::{
 };
 
 #[test]
-fn up_to_three_workers_keep_every_promise() {
+fn three_workers_keep_every_promise() {
     let found = keeps_every_promise(&Scenario::claim());
-    // All that can come of one key with one payload was met on the way.
+    // The search met every outcome of one key with one payload.
     let outcomes = [
         "completion_unrecorded",
         "conflict",
-        "done",
+        "completed",
         "duplicate",
         "failed_before",
         "failure_unrecorded",
@@ -41,41 +41,41 @@ fn up_to_three_workers_keep_every_promise() {
 }
 
 #[test]
-fn workers_that_do_not_notice_being_frozen_keep_every_promise() {
+fn frozen_workers_keep_every_promise() {
     keeps_every_promise(&Scenario::untimed());
 }
 
 #[test]
-fn workers_with_different_clocks_keep_every_promise() {
+fn skewed_clocks_keep_every_promise() {
     keeps_every_promise(&Scenario::skewed());
 }
 
 #[test]
-fn frozen_workers_with_different_clocks_keep_every_promise() {
+fn frozen_skewed_workers_keep_every_promise() {
     keeps_every_promise(&Scenario::skewed_untimed());
 }
 
 #[test]
-fn workers_after_a_crash_keep_every_promise() {
+fn workers_after_crash_keep_every_promise() {
     keeps_every_promise(&Scenario::reopened());
 }
 
 #[test]
-fn the_explorer_finds_a_claim_that_forgets_failures() {
+fn explorer_finds_claim_forgetting_failures() {
     finds(&flawed(Flaw::ClaimForgetsFailures), "P2");
 }
 
 #[test]
-fn the_explorer_finds_a_claim_that_forgets_attempts() {
+fn explorer_finds_claim_forgetting_attempts() {
     finds(&flawed(Flaw::ClaimForgetsOpenAttempts), "P3");
 }
 
-/// Found with four deviations, when an abandoned lease ended at zero instead of now: an attempt
-/// that was abandoned (w1) was forgotten when two requests of the worker before it (w0) arrived
-/// after that, the first try of its claim, whose retry was answered long ago, and its release:
+/// Found with four deviations, when an abandoned lease ended at zero instead of now. Worker w1 had
+/// abandoned its attempt. Then two requests of worker w0 arrived: the first try of its claim, whose
+/// retry was answered long ago, and its release. The record then lost the attempt of w1.
 /// `SCHEDULE=claim:0.8.0.0.1.4.0.0.0.0.0.0.0.0.0.0.1.0.0.1.1`.
 #[test]
-fn a_claim_that_arrives_late_does_not_replace_a_later_one() {
+fn late_claim_does_not_replace_later_one() {
     let store = MemoryStore::default();
     let claim = |request: &ClaimRequest| store.claim(request).now_or_never().unwrap().unwrap();
     let early = request(0);
@@ -86,7 +86,7 @@ fn a_claim_that_arrives_late_does_not_replace_a_later_one() {
     let fence = later.fence();
     let end_lease = Settlement::EndLease { last_end: None };
     let ended = store.settle(&fence, &end_lease, later.now);
-    ended.now_or_never().unwrap().unwrap();
+    let _ = ended.now_or_never().unwrap().unwrap();
     assert!(matches!(claim(&early), ClaimAnswer::Refused(_)));
 }
 
@@ -101,41 +101,41 @@ fn flawed(flaw: Flaw) -> Scenario {
 }
 
 #[test]
-fn the_explorer_finds_a_claim_that_ignores_the_lease() {
+fn explorer_finds_claim_ignoring_lease() {
     finds(&flawed(Flaw::ClaimIgnoresLease), "P1");
 }
 
 #[test]
-fn the_explorer_finds_a_claim_over_what_is_completed() {
+fn explorer_finds_claim_over_completed() {
     finds(&flawed(Flaw::ClaimIgnoresCompleted), "P5");
 }
 
 #[test]
-fn the_explorer_finds_a_takeover_that_does_not_return_the_old_record() {
+fn explorer_finds_takeover_without_old_record() {
     finds(&flawed(Flaw::TakeoverNotReturned), "P3");
 }
 
 #[test]
-fn the_explorer_finds_a_refused_claim_that_does_not_return_the_record() {
+fn explorer_finds_refused_claim_without_record() {
     finds(&flawed(Flaw::RefusedClaimWithoutRecord), "ends");
 }
 
 #[test]
-fn the_explorer_finds_a_completion_without_its_owner() {
+fn explorer_finds_completion_without_owner() {
     finds(&flawed(Flaw::CompletionWithoutOwner), "P2");
 }
 
 #[test]
-fn the_explorer_finds_a_completion_without_its_condition() {
+fn explorer_finds_completion_without_condition() {
     finds(&flawed(Flaw::CompletionWithoutCondition), "P2");
 }
 
 #[test]
-fn the_explorer_finds_a_restore_without_its_owner() {
+fn explorer_finds_restore_without_owner() {
     finds(&flawed(Flaw::RestoreWithoutOwner), "P3");
 }
 
 #[test]
-fn the_explorer_finds_an_ended_lease_that_deletes() {
+fn explorer_finds_ended_lease_that_deletes() {
     finds(&flawed(Flaw::EndLeaseDeletes), "P3");
 }

@@ -1,8 +1,8 @@
-//! Two clocks that move when the schedule says so.
+//! Two clocks, moved by the schedule.
 //!
-//! Leases are made of the wall clock's time, cuts at a deadline of the monotonic clock's. They
-//! part where a process is frozen: its wall clock jumps, its timers do not know. A worker that
-//! goes on after that has outlived its lease without a sign of it.
+//! Leases use the wall clock, cut-offs at a deadline use the monotonic clock. They diverge while a
+//! process is frozen: its wall clock jumps, and its timers stand still. A worker that continues
+//! after that has outlived its lease without noticing.
 
 use std::{cell::Cell, time::Duration};
 
@@ -12,13 +12,13 @@ use tokio::runtime::{Builder, EnterGuard, Runtime};
 pub const START: Timestamp = Timestamp::from_millis(1_800_000_000_000);
 
 thread_local! {
-    /// A function pointer is all that `Once::clock` takes.
+    /// `Once::clock` takes only a function pointer, so this state is per thread.
     static WALL: Cell<Timestamp> = const { Cell::new(START) };
-    /// By how much the clock of the worker that is polled is ahead of it.
+    /// Lead of the polled worker's clock.
     static AHEAD: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
-/// The wall clock of the worker that is polled.
+/// Wall clock of the polled worker.
 pub fn of_worker() -> Timestamp {
     wall() + AHEAD.get()
 }
@@ -28,12 +28,12 @@ pub fn set_ahead(ahead: Duration) {
     AHEAD.set(ahead);
 }
 
-/// The wall clock of this thread.
+/// Wall clock of this thread.
 pub fn wall() -> Timestamp {
     WALL.get()
 }
 
-/// Since the execution began, in words.
+/// Time since the execution began, as text.
 pub fn since_start(at: Timestamp) -> String {
     let (sign, millis) = match at.until(START).as_millis() {
         0 => ('+', START.until(at).as_millis()),
@@ -42,8 +42,8 @@ pub fn since_start(at: Timestamp) -> String {
     format!("{sign}{}.{:03}", millis / 1000, millis % 1000)
 }
 
-/// Milliseconds until `at`, less than none if it is over. The epoch is no time at all: the lease
-/// of a worker that has not claimed.
+/// Milliseconds until `at`, negative if it has passed. The epoch means no time: the lease of a
+/// worker without a claim.
 pub fn from_now(at: Timestamp) -> Option<i128> {
     let millis = |at: Timestamp| i128::from(at.as_millis());
     (at != Timestamp::default()).then(|| millis(at) - millis(wall()))
@@ -65,26 +65,26 @@ impl Clocks {
         }
     }
 
-    /// What is polled under this guard finds the paused clock.
+    /// A future polled under this guard uses the paused clock.
     pub fn enter(&self) -> EnterGuard<'_> {
         WALL.set(START);
         self.elapsed.set(Duration::ZERO);
         self.runtime.enter()
     }
 
-    /// The monotonic clock, since the execution began.
+    /// Monotonic clock, since the execution began.
     pub fn elapsed(&self) -> Duration {
         self.elapsed.get()
     }
 
-    /// Time passes for everybody: both clocks move, timers fire.
+    /// Time passes for all workers: both clocks move, timers fire.
     pub fn pass(&self, span: Duration) {
         self.runtime.block_on(tokio::time::advance(span));
         self.elapsed.set(self.elapsed.get() + span);
         WALL.set(wall() + span);
     }
 
-    /// Time passes while whoever is at work is frozen: no timer fires.
+    /// Time passes while the running workers are frozen: no timer fires.
     pub fn freeze_until(&self, at: Timestamp) {
         WALL.set(at.max(wall()));
     }

@@ -1,38 +1,38 @@
-//! Mistakes that somebody might ship.
+//! Mistakes that a developer might ship.
 
-/// A mistake in a condition, or in what is asked back. Each breaks a promise, and
-/// a test sees the explorer find out.
+/// A mistake in a condition or in the requested return values. Each breaks a promise, and a test
+/// requires the explorer to find it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
-    /// The claim's condition does not look at the lease.
+    /// The claim's condition ignores the lease.
     ClaimIgnoresLease,
-    /// The claim's condition does not look at the status.
+    /// The claim's condition ignores the status.
     ClaimIgnoresCompleted,
-    /// `ReturnValues` is not set, so a takeover does not know that it is one.
+    /// Without `ReturnValues`, a takeover does not know that it is one.
     TakeoverNotReturned,
-    /// `ReturnValuesOnConditionCheckFailure` is not set, so a refused claim says nothing.
+    /// Without `ReturnValuesOnConditionCheckFailure`, a refused claim returns no record.
     RefusedClaimWithoutRecord,
-    /// A completion asks for `status = IN_PROGRESS` alone.
+    /// A completion is conditional on `status = IN_PROGRESS` alone.
     CompletionWithoutOwner,
-    /// A completion asks for nothing.
+    /// A completion has no condition.
     CompletionWithoutCondition,
-    /// A restoration asks for `status = IN_PROGRESS` alone.
+    /// A restoration is conditional on `status = IN_PROGRESS` alone.
     RestoreWithoutOwner,
-    /// A record whose lease is to end is deleted.
+    /// The end of a lease deletes the record.
     EndLeaseDeletes,
-    /// The end of a lease asks for nothing.
+    /// The end of a lease has no condition.
     EndLeaseWithoutCondition,
-    /// A claim does not keep the messages that failed.
+    /// A claim drops the failed messages of the record.
     ClaimForgetsFailures,
-    /// A claim does not keep the time of the earliest open attempt.
+    /// A claim drops the time of the earliest open attempt.
     ClaimForgetsOpenAttempts,
-    /// The writes are made, and then the record's: two requests, no transaction.
+    /// The writes and the record are two requests, not one transaction.
     WritesGoFirst,
-    /// The token of a transaction is made of the key alone.
+    /// A transaction's token depends on the key alone.
     TokenOfTheKey,
     /// A change of the item has no condition.
     ChangeWithoutCondition,
-    /// `ReturnValuesOnConditionCheckFailure` is not set, so a refused change says nothing.
+    /// Without `ReturnValuesOnConditionCheckFailure`, a refused change returns no item.
     RefusalWithoutItem,
 }
 

@@ -1,4 +1,4 @@
-//! The handler: one effect outside the table, an await before it and one after.
+//! The handler: one effect outside the table, with an await before and after.
 
 use std::{panic::resume_unwind, time::Duration};
 
@@ -10,12 +10,12 @@ use crate::{
     world::{FINGERPRINT, KEY, Shared, World, lock},
 };
 
-/// What an invocation has.
+/// Time of an invocation.
 pub const BUDGET: Duration = Duration::from_secs(10);
-/// What it keeps back: handlers are cut off at 9 s, and the last write is given up at 9.75 s.
+/// Reserve: handlers are cut off at 9 s, and the last write is given up at 9.75 s.
 pub const RESERVE: Duration = Duration::from_secs(1);
 
-/// By how much clocks may differ.
+/// Maximum difference of clocks.
 pub const MARGIN: Duration = Duration::from_secs(1);
 
 pub fn once(world: &Shared, worker: usize) -> Once<Line> {
@@ -33,14 +33,14 @@ pub fn operation(delivery: Delivery) -> Operation {
     )
 }
 
-/// How a worker handles a message whose effect is outside DynamoDB: `Once::run`.
+/// Worker of a message whose effect is outside DynamoDB: `Once::run`.
 pub async fn claim_run_complete(world: Shared, worker: usize, delivery: Delivery) -> Outcome {
     let once = once(&world, worker);
     let charge = |attempt| charge(world, worker, attempt);
     once.run(operation(delivery), charge).await
 }
 
-/// Charges a card, and before it does, looks whether it was charged if it is told to.
+/// Charges a card. If informed of an earlier attempt, first looks for its charge.
 async fn charge(world: Shared, worker: usize, attempt: Attempt) -> Result<usize, Failure> {
     let _inside = Inside(&world, worker);
     lock(&world).enters(worker, &attempt);
@@ -53,18 +53,18 @@ async fn charge(world: Shared, worker: usize, attempt: Attempt) -> Result<usize,
     Ok(worker)
 }
 
-pub fn obey(word: Word) -> Result<(), Failure> {
+pub fn obey(word: HandlerEnd) -> Result<(), Failure> {
     match word {
-        Word::Done | Word::Declined => Ok(()),
-        Word::Retryable => Err(Failure::retryable("the gateway is busy")),
-        Word::NoEffect => Err(Failure::no_effect("the gateway cannot be reached")),
-        Word::Permanent => Err(Failure::permanent("the card is declined")),
-        // As a panic, without its lines on stderr.
-        Word::Panic => resume_unwind(Box::new("told to")),
+        HandlerEnd::Done | HandlerEnd::Declined => Ok(()),
+        HandlerEnd::Retryable => Err(Failure::retryable("the gateway is busy")),
+        HandlerEnd::NoEffect => Err(Failure::no_effect("the gateway cannot be reached")),
+        HandlerEnd::Permanent => Err(Failure::permanent("the card is declined")),
+        // Panics without printing to stderr.
+        HandlerEnd::Panic => resume_unwind(Box::new("scripted")),
     }
 }
 
-/// However the handler is left: it returns, panics, or is dropped.
+/// Runs whenever the handler ends: it returns, panics, or is dropped.
 pub struct Inside<'a>(pub &'a Shared, pub usize);
 
 impl Drop for Inside<'_> {
@@ -73,15 +73,15 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// What a handler said at its end.
+/// Answer of a handler at its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Word {
+pub enum HandlerEnd {
     Done,
     Retryable,
     NoEffect,
     Permanent,
     Panic,
-    /// Done, without the effect: its writes were refused.
+    /// Done, without the effect: the writes were refused.
     Declined,
 }
 
@@ -99,23 +99,23 @@ impl World {
         self.promises.enters(worker, message, history);
     }
 
-    /// The effect, unless it was had before or something else comes first.
-    fn acts(&mut self, worker: usize, told: bool) -> Word {
+    /// Makes the effect, unless it was made before or another choice comes first.
+    fn acts(&mut self, worker: usize, informed: bool) -> HandlerEnd {
         let charged = self.promises.effects() > 0;
-        self.workers[worker].is_told(charged);
-        if told && charged {
+        self.workers[worker].receives_answer(charged);
+        if informed && charged {
             self.log(worker, || "looks: the card was charged before".into());
-            return Word::Done;
+            return HandlerEnd::Done;
         }
         let words = [
-            Word::Done,
-            Word::NoEffect,
-            Word::Retryable,
-            Word::Permanent,
-            Word::Panic,
+            HandlerEnd::Done,
+            HandlerEnd::NoEffect,
+            HandlerEnd::Retryable,
+            HandlerEnd::Permanent,
+            HandlerEnd::Panic,
         ];
         let word = words[self.choose(worker, words.len())];
-        if word == Word::Done {
+        if word == HandlerEnd::Done {
             self.log(worker, || "charges the card".into());
             self.promises.acts(worker);
         } else {
@@ -124,14 +124,14 @@ impl World {
         word
     }
 
-    fn returns(&mut self, worker: usize) -> Word {
-        let words = [Word::Done, Word::Retryable, Word::Panic];
+    fn returns(&mut self, worker: usize) -> HandlerEnd {
+        let words = [HandlerEnd::Done, HandlerEnd::Retryable, HandlerEnd::Panic];
         let word = words[self.choose(worker, words.len())];
         self.says(worker, word);
         word
     }
 
-    pub fn says(&mut self, worker: usize, word: Word) {
+    pub fn says(&mut self, worker: usize, word: HandlerEnd) {
         self.log(worker, || format!("says {word:?}"));
         self.promises.says(worker, word);
     }

@@ -1,7 +1,7 @@
 //! The table of `OnItem`: dynoxide, in this process, which evaluates the SDK's own requests.
 //!
-//! What a request does to an item depends on nothing but the two, and is remembered: executions
-//! are many, and the requests that differ few.
+//! The result of a request depends only on the request and the item, and is cached: executions are
+//! many, and distinct requests are few.
 
 use std::{cell::RefCell, collections::HashMap};
 
@@ -24,19 +24,18 @@ pub const ITEM: &str = "item";
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ItemRequest {
     pub operation: String,
-    /// JSON, its keys in order.
+    /// JSON with sorted keys.
     pub body: String,
-    /// The same without its time, which decides nothing: what items remember here, they remember
-    /// for ever.
+    /// The same without its time, which has no influence: items keep their keys here without limit.
     pub timeless: String,
 }
 
-/// Its answer.
+/// The response.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ItemAnswer {
-    /// In DynamoDB's words: a 200, or a 400.
+    /// In DynamoDB's format: a 200, or a 400.
     pub said: Result<Value, Value>,
-    /// Whether the item knew the operation before.
+    /// True if the item knew the operation before.
     pub knew: bool,
 }
 
@@ -59,10 +58,10 @@ impl ItemAnswer {
     }
 }
 
-/// The item in JSON, if there is one.
+/// The item in JSON, if it exists.
 pub type Item = Option<String>;
 
-/// Answers a request, and says what is left of the item.
+/// Executes a request, and returns the item after it.
 pub fn answer(item: &Item, request: &ItemRequest) -> (ItemAnswer, Item) {
     thread_local! {
         static ITEMS: RefCell<Items> = RefCell::new(Items::new());
@@ -87,12 +86,12 @@ impl ItemRequest {
         self.operation == "GetItem"
     }
 
-    /// Whether it makes the map of the operations with their ends, as none was there.
+    /// True if it makes the map of operations and their ends because the item has none.
     fn makes_map(&self) -> bool {
         self.parsed()["ExpressionAttributeValues"][":sqs_once_ends"].is_object()
     }
 
-    /// Whether it puts what was read before, if that is what is there.
+    /// True if it puts the item only if it is unchanged since the read.
     pub fn is_versioned(&self) -> bool {
         self.parsed()["Item"]["version"].is_object()
     }
@@ -102,11 +101,11 @@ impl ItemRequest {
     }
 
     /// The same from a program with a flaw.
-    pub fn spoilt(&self, flaw: Flaw) -> Self {
+    pub fn with_flaw(&self, flaw: Flaw) -> Self {
         let mut body = self.parsed();
         let fields = body.as_object_mut().expect("a request is an object");
         match (flaw, fields.get_mut("ConditionExpression")) {
-            // All names and values must still be used.
+            // DynamoDB requires every name and value to be used.
             (Flaw::ChangeWithoutCondition, Some(condition)) => {
                 let any = format!("attribute_not_exists(nothing) OR ({condition})");
                 *condition = any.replace('"', "").into();
@@ -120,18 +119,18 @@ impl ItemRequest {
     }
 }
 
-/// What an item tells of its changes.
+/// The changes recorded in an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tells {
-    /// How often it was sold.
+pub struct ItemHistory {
+    /// Number of sales.
     pub sold: usize,
-    /// Whether it remembers the operation.
+    /// True if the item remembers the operation.
     pub known: bool,
-    /// How often others changed it.
+    /// Number of changes by other programs.
     pub others: usize,
 }
 
-pub fn tells(item: &Item) -> Tells {
+pub fn tells(item: &Item) -> ItemHistory {
     let item: Value = item.as_ref().map_or(Value::Null, |item| {
         serde_json::from_str(item).expect("an item is JSON")
     });
@@ -143,19 +142,19 @@ pub fn tells(item: &Item) -> Tells {
     let until = ends.contains_key(KEY.as_str());
     let others = count(&item, "others") + ends.len() - usize::from(until);
     let known = kept || until;
-    Tells {
+    ItemHistory {
         sold,
         known,
         others,
     }
 }
 
-/// The item as somebody else has changed it, who does not sell; and whether that is to stay.
+/// The item as another program has changed it, without a sale; and whether that change stays.
 ///
-/// An update or a create is refused by the mark, which is gone the next moment. A put that counts
-/// versions is refused by the version, as of any other change, and an update that makes the map by
-/// the map, which another operation has made meanwhile.
-pub fn meddle(item: &Item, request: &ItemRequest) -> (Item, bool) {
+/// An update or a create is refused because of a mark, which is gone the next moment. A put that
+/// counts versions is refused because of the version, as after any other change. An update that
+/// makes the map is refused because another operation has made the map meanwhile.
+pub fn change_by_other(item: &Item, request: &ItemRequest) -> (Item, bool) {
     let mut item: Value = item.as_ref().map_or_else(
         || json!({ "id": { "S": ITEM } }),
         |item| serde_json::from_str(item).expect("an item is JSON"),

@@ -3,10 +3,9 @@
 use std::{future::poll_fn, task::Poll};
 
 use sqs_once::{
-    protocol::{ClaimRequest, Fence, Key, Record, Settlement, Timestamp},
+    protocol::{ClaimRequest, Fence, Key, Record, Settlement, Timestamp, Unavailability},
     store::{
         ClaimAnswer, Commit, CommitAnswer, SettleAnswer, Store, StoreError, TransactionalStore,
-        Unavailability,
     },
 };
 
@@ -23,8 +22,8 @@ pub struct Line {
 }
 
 impl Line {
-    /// Each call is an await of its worker, whatever its fate: there it can crash, be frozen, or
-    /// see others go first.
+    /// Each call is an await of its worker, with any fate. There the worker can crash, be
+    /// frozen, or let others go first.
     pub async fn call(&self, request: Request) -> Result<Answer, StoreError> {
         let (worker, world) = (self.worker, &self.world);
         let (fate, call, answer) = lock(world).meets_its_fate(worker, &request);
@@ -38,7 +37,7 @@ impl Line {
             }
             Fate::RequestLost | Fate::AnswerLost | Fate::GivenUpArrivesLater => {
                 pause().await;
-                // A claim is not repeated, nor a read: the first is abandoned.
+                // Claims and reads are not repeated: the worker abandons the first one.
                 if !matches!(request, Request::Claim(_)) && !request.reads() {
                     lock(world).contended(worker);
                 }

@@ -1,42 +1,42 @@
-//! What lies between a worker and the table: requests and answers get lost, are sent twice, and
-//! arrive when nobody waits for them any more.
+//! The network between a worker and the table. Requests and responses get lost, are sent twice, and
+//! arrive after the sender has given up.
 
 use sqs_once::store::StoreError;
 
 use crate::{
     request::{Answer, Request},
-    table::Finds,
+    table::Circumstances,
     world::World,
 };
 
-/// What becomes of one call: what reaches the table, and what the caller sees of it.
+/// Fate of one call: its effect on the table, and the response that the caller gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fate {
     /// Applied; answered.
     Answered,
-    /// Never applied; an error. As a throttle, or a refused connection.
+    /// Never applied; an error, such as a throttle or a refused connection.
     RequestLost,
     /// Applied; an error.
     AnswerLost,
-    /// Applied, its answer lost, applied again by the SDK's retry; that is answered.
+    /// Applied, the response lost, applied again by the SDK's retry, whose response arrives.
     SentTwice,
-    /// Applied at a later step, when its caller may be gone; answered then.
+    /// Applied at a later step, when its caller may be gone; then answered.
     Slow,
-    /// Never applied; nothing, until the caller gives up.
+    /// Never applied; no response, until the caller gives up.
     Silence,
-    /// Applied; nothing, until the caller gives up.
+    /// Applied; no response, until the caller gives up.
     SilentAnswer,
     /// An error at once; applied at a later step.
     GivenUpArrivesLater,
     /// Applied and answered; the first try, taken for lost, is applied at a later step.
     CopyArrivesLater,
-    /// It is in conflict with a transaction, or throttled.
+    /// Conflict with a transaction, or throttling.
     Contended,
     /// The user's own condition is not met just now.
     Cancelled,
-    /// The same, and the first try, taken for lost, arrives later, when it is met.
+    /// The same; the first try, taken for lost, arrives later, when the condition is met.
     CancelledCopyArrivesLater,
-    /// A read that may be: answered with the record before the last change.
+    /// An eventually consistent read: answered with the record before the last change.
     Stale,
 }
 
@@ -53,7 +53,7 @@ const OF_A_WRITE: [Fate; 12] = [
     GivenUpArrivesLater,
     CopyArrivesLater,
     Contended,
-    // Where there is a condition beside the library's.
+    // If the user's write has a condition of its own.
     Cancelled,
     CancelledCopyArrivesLater,
 ];
@@ -61,24 +61,24 @@ const OF_A_WRITE: [Fate; 12] = [
 const OF_A_READ: [Fate; 4] = [Answered, RequestLost, Silence, Stale];
 
 impl Fate {
-    /// Whether the caller is answered at once, and by the table.
+    /// True if the table answers the caller at once.
     fn answers(self) -> bool {
         let unanswered = [RequestLost, AnswerLost, Slow, Silence, SilentAnswer];
         !unanswered.contains(&self) && !matches!(self, GivenUpArrivesLater | Contended)
     }
 }
 
-/// A request under way. Its worker may have crashed or given up meanwhile.
+/// A request in flight. Its worker may have crashed or given up meanwhile.
 #[derive(Clone, Debug)]
 pub struct InFlight {
     pub worker: usize,
-    /// Which of the worker's calls waits for the answer, if one does.
+    /// The worker's call that waits for the response, if any.
     pub call: Option<usize>,
     pub request: Request,
 }
 
 impl World {
-    /// Chooses the fate of a call and does what it says to the table now.
+    /// Chooses the fate of a call and applies its immediate effect to the table.
     pub fn meets_its_fate(
         &mut self,
         worker: usize,
@@ -95,7 +95,7 @@ impl World {
             Request::Commit(commit) if commit.writes.is_empty() => &OF_A_WRITE[..10],
             Request::Commit(_) => &OF_A_WRITE,
             Request::Look(_) => &OF_A_READ,
-            // It asks for a consistent read.
+            // The library asks for a consistent read.
             Request::Item(_) if request.reads() => &OF_A_READ[..3],
             Request::Item(_) => &OF_A_WRITE,
         };
@@ -127,7 +127,7 @@ impl World {
         if times == 0 {
             self.log(worker, || format!("sends {name}: {fate:?}"));
         }
-        let finds = Finds {
+        let finds = Circumstances {
             sold_out: matches!(fate, Cancelled | CancelledCopyArrivesLater),
             stale: fate == Stale,
             forgotten: false,
@@ -139,23 +139,23 @@ impl World {
         (fate, call, answer)
     }
 
-    /// A request that was under way reaches the table, and its answer whoever still waits.
+    /// A request in flight reaches the table, and its response reaches a waiting caller.
     pub fn arrive(&mut self, index: usize) {
         let InFlight {
             worker,
             call,
             request,
         } = self.in_flight.remove(index);
-        let answer = self.apply(worker, &request, Finds::default(), "arrives now");
+        let answer = self.apply(worker, &request, Circumstances::default(), "arrives now");
         let worker = &mut self.workers[worker];
-        // Of a call that its worker gave up, nobody hears.
+        // A call that its worker gave up has no receiver.
         if let Some(call) = call.filter(|call| call + 1 == worker.calls) {
             worker.answer = Some((call, answer));
             worker.waiting = false;
         }
     }
 
-    /// The answer that this call waits for, if it has come.
+    /// The response that this call waits for, if it has come.
     pub fn answer_to(&mut self, worker: usize, call: usize) -> Option<Result<Answer, StoreError>> {
         let worker = &mut self.workers[worker];
         match worker.answer.take() {
@@ -167,7 +167,7 @@ impl World {
         }
     }
 
-    /// A worker is told to try again, which it does after a pause.
+    /// Advises a worker to retry, after a pause.
     pub fn contended(&mut self, worker: usize) {
         // The pause is random, and must be the same when the schedule is repeated.
         fastrand::seed(0);

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use crate::{changer::Way, finds, flaw::Flaw, keeps_every_promise, scenario::Scenario};
+use crate::{changer::ChangeKind, finds, flaw::Flaw, keeps_every_promise, scenario::Scenario};
 
-/// What may come of a change; and of one that reads first, the others.
-fn keeps(way: Way, others: &[&'static str]) {
+/// Possible outcomes of a change, and the further ones of a change that reads first.
+fn keeps(way: ChangeKind, others: &[&'static str]) {
     let mut outcomes = BTreeSet::from([
         "commit_unknown",
-        "done",
+        "completed",
         "duplicate",
         "no_effect",
         "panicked",
@@ -21,36 +21,41 @@ fn keeps(way: Way, others: &[&'static str]) {
 }
 
 #[test]
-fn an_item_that_is_made_keeps_every_promise() {
-    keeps(Way::Create, &[]);
+fn created_item_keeps_every_promise() {
+    keeps(ChangeKind::Create, &[]);
 }
 
 #[test]
-fn an_item_that_is_updated_keeps_every_promise() {
-    keeps(Way::Update, &[]);
+fn updated_item_keeps_every_promise() {
+    keeps(ChangeKind::Update, &[]);
 }
 
 #[test]
-fn an_item_that_remembers_an_update_for_a_time_keeps_every_promise() {
-    keeps(Way::Retain, &["store_unavailable"]);
+fn item_with_retention_keeps_every_promise() {
+    keeps(ChangeKind::Retain, &["store_unavailable"]);
 }
 
 #[test]
-fn an_item_that_is_modified_keeps_every_promise() {
-    keeps(Way::Modify, &["store_unavailable"]);
+fn modified_item_keeps_every_promise() {
+    keeps(ChangeKind::Modify, &["store_unavailable"]);
 }
 
 #[test]
-fn the_explorer_finds_a_change_without_its_condition() {
-    for way in [Way::Create, Way::Update, Way::Retain, Way::Modify] {
+fn explorer_finds_change_without_condition() {
+    for way in [
+        ChangeKind::Create,
+        ChangeKind::Update,
+        ChangeKind::Retain,
+        ChangeKind::Modify,
+    ] {
         let flawed = Scenario::on_item(way).with(Flaw::ChangeWithoutCondition);
         finds(&flawed, "P4");
     }
 }
 
 #[test]
-fn the_explorer_finds_a_refused_change_that_does_not_return_the_item() {
-    for way in [Way::Create, Way::Update, Way::Retain] {
+fn explorer_finds_refused_change_without_item() {
+    for way in [ChangeKind::Create, ChangeKind::Update, ChangeKind::Retain] {
         let flawed = Scenario::on_item(way).with(Flaw::RefusalWithoutItem);
         finds(&flawed, "P4");
     }

@@ -1,10 +1,10 @@
-//! The handlers whose effect is a write: they plan it, and it commits with the record.
+//! Handlers whose effect is a write: they plan it, and it commits with the record.
 
 use serde_json::{Value, json};
 use sqs_once::{Attempt, Delivery, Done, Failure, Outcome, Write};
 
 use crate::{
-    handler::{Inside, Word, obey, once, operation},
+    handler::{HandlerEnd, Inside, obey, once, operation},
     line::pause,
     promises::DECLINED,
     world::{Shared, World, lock},
@@ -23,7 +23,8 @@ pub async fn claim_plan_commit(world: Shared, worker: usize, delivery: Delivery)
     once.run(operation(delivery), work).await
 }
 
-/// No claim: `Inbox`. Several may plan at the same time, and plan again what is done.
+/// No claim: `Inbox`. Several workers may plan at the same time, and plan a completed operation
+/// again.
 pub async fn plan_commit(
     world: Shared,
     worker: usize,
@@ -41,7 +42,7 @@ pub async fn plan_commit(
     inbox.run(operation(delivery), work).await
 }
 
-/// Sells the last one, and has no effect itself.
+/// Sells the last piece by a planned write, without an effect of its own.
 async fn plan(
     world: Shared,
     worker: usize,
@@ -56,7 +57,7 @@ async fn plan(
     Ok(sale(&world, worker))
 }
 
-/// The item is the table's own (`table.rs`); of the write it counts only that there is one.
+/// The item belongs to the table (`table.rs`), which counts the writes and ignores their content.
 fn sale(world: &Shared, worker: usize) -> Done<Value> {
     let write = Write::update("stock", "ADD sold :one")
         .key("id", "last one")
@@ -67,20 +68,20 @@ fn sale(world: &Shared, worker: usize) -> Done<Value> {
     sale_of_one.on_refused(move |_| {
         let word = lock(&world).decides(worker);
         match word {
-            Word::Declined => Ok(Done::new(json!(DECLINED))),
+            HandlerEnd::Declined => Ok(Done::new(json!(DECLINED))),
             word => obey(word).map(|()| sale(&world, worker)),
         }
     })
 }
 
 impl World {
-    pub fn plans(&mut self, worker: usize) -> Word {
+    pub fn plans(&mut self, worker: usize) -> HandlerEnd {
         let words = [
-            Word::Done,
-            Word::Retryable,
-            Word::NoEffect,
-            Word::Permanent,
-            Word::Panic,
+            HandlerEnd::Done,
+            HandlerEnd::Retryable,
+            HandlerEnd::NoEffect,
+            HandlerEnd::Permanent,
+            HandlerEnd::Panic,
         ];
         let word = words[self.choose(worker, words.len())];
         self.says(worker, word);
@@ -88,14 +89,14 @@ impl World {
     }
 
     /// The writes were refused.
-    fn decides(&mut self, worker: usize) -> Word {
+    fn decides(&mut self, worker: usize) -> HandlerEnd {
         let words = [
-            Word::Declined,
-            Word::Permanent,
-            Word::Retryable,
-            Word::Panic,
-            // Something else, under another token.
-            Word::Done,
+            HandlerEnd::Declined,
+            HandlerEnd::Permanent,
+            HandlerEnd::Retryable,
+            HandlerEnd::Panic,
+            // A changed plan, under another token.
+            HandlerEnd::Done,
         ];
         let word = words[self.choose(worker, words.len())];
         self.says(worker, word);

@@ -1,18 +1,19 @@
-//! The promises, each checked at the moment at which it would be broken.
+//! Monitor of the promises: each is checked at the moment at which it would be broken.
 //!
 //! | | |
 //! | --- | --- |
-//! | P1 | no two workers are in the handler under live leases; nobody enters it when its lease is over |
-//! | P2 | once COMPLETED, nobody enters the handler, and nobody whose lease lives has an effect; a message whose failure was recorded never enters the handler again, and the table never admits it again |
-//! | P3 | a run follows only on a retryable failure, a failure without effect, or an attempt whose end was not recorded; it is informed of each but the second, with a time no later than the claim of the earliest |
-//! | P3, in money | the effect is had twice only if a worker had it when its lease was over |
-//! | P4 | an effect in the table is there once at most, and exactly if the record is COMPLETED with the result of the same transaction; nobody makes it under another's live claim. On an item it is there once at most, and exactly if the item remembers the operation; nobody is asked what a refusal means that is its own duplicate's |
-//! | P5 | success is said only of what is COMPLETED, with the recorded result; a COMPLETED record does not change, and its result is that of a handler which said so |
+//! | P1 | no two workers are in the handler under live leases; no worker enters it after its lease has expired |
+//! | P2 | once COMPLETED, no worker enters the handler, and no worker with a live lease has an effect. A message whose failure was recorded never enters the handler again, and the table never admits it again |
+//! | P3 | a run follows only on a retryable failure, a failure without effect, or an attempt whose end was not recorded. The run is informed of each but the second, with a time no later than the claim of the earliest |
+//! | P3, in money | the effect happens twice only if a worker had it after its lease had expired |
+//! | P4 | an effect in the table exists at most once, and exactly if the record is COMPLETED with the result of the same transaction. No worker makes it under another's live claim. On an item it exists at most once, and exactly if the item remembers the operation. No handler has to interpret a refusal that its own duplicate caused |
+//! | P5 | a worker reports success only of a COMPLETED operation, with the recorded result. A COMPLETED record does not change, and its result is that of a handler that returned it |
 //! | ends | every message ends in success or in a stored failure (`schedule.rs`) |
 //!
-//! A worker's lease is what it should be, its invocation's deadline and the margin, whatever its
-//! claim asked for. A promise is checked against what happened, never against how the library works: the monitor
-//! sees handlers enter, act and leave, workers end, and the record before and after each write.
+//! The monitor computes a worker's lease as its invocation's deadline and the margin, and ignores
+//! the lease that the claim asks for. It checks promises against events, never against the library's
+//! internals. It sees handlers enter, act and leave, workers end, and the record before and after
+//! each write.
 
 use std::{
     collections::BTreeSet,
@@ -27,20 +28,20 @@ use sqs_once::{
 
 use crate::{
     clock::{from_now, wall},
-    handler::{BUDGET, MARGIN, Word},
-    items::Tells,
+    handler::{BUDGET, HandlerEnd, MARGIN},
+    items::ItemHistory,
 };
 
-/// One time that the handler ran.
+/// One run of the handler.
 #[derive(Clone, Debug)]
 struct Run {
     worker: usize,
-    /// The time that its claim bears, by its worker's clock.
+    /// The time in its claim, by its worker's clock.
     claimed_at: Timestamp,
     lease_until: Timestamp,
-    /// What the handler said at its end, and what it said then of writes that were refused.
-    said: Vec<Word>,
-    /// Its worker has crashed or ended, or cut it off.
+    /// Answers of the handler: at its end, and then to refused writes.
+    said: Vec<HandlerEnd>,
+    /// Its worker has crashed, ended, or cut it off.
     gone: bool,
     /// Its commit was not answered at once.
     unanswered: bool,
@@ -58,28 +59,28 @@ impl Run {
     }
 }
 
-/// The rule of the claim's condition: a lease is dead after its last millisecond.
+/// The rule of the claim's condition: a lease has expired after its last millisecond.
 pub fn lives(lease_until: Timestamp) -> bool {
     lease_until >= wall()
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct Promises {
-    /// Each worker's claim: the time that it bears, and until when it should be exclusive.
+    /// Each worker's claim: its time, and the time until which it should be exclusive.
     claims: Vec<(Timestamp, Timestamp)>,
     runs: Vec<Run>,
-    /// Per effect: whether its worker's lease was alive.
+    /// Per effect: true if its worker's lease was live.
     effects: Vec<bool>,
-    /// How many effects there are in the table.
+    /// Number of effects in the table.
     made: usize,
     completed: Option<StoredResult>,
-    /// The messages whose failure was stored at some time.
+    /// Messages whose failure was stored at some time.
     failed: BTreeSet<String>,
     broken: Option<String>,
 }
 
 impl Promises {
-    /// The first promise that was broken.
+    /// The first broken promise.
     pub fn broken(&self) -> Option<&str> {
         self.broken.as_deref()
     }
@@ -90,8 +91,8 @@ impl Promises {
         }
     }
 
-    /// A worker sends its claim. What lease it asks for is its own affair: to be alone, it needs
-    /// one that lasts as long as its invocation and the margin. Clocks that differ use up the
+    /// A worker sends its claim. The monitor ignores the lease that the claim asks for: exclusion
+    /// needs a lease as long as the invocation and the margin. Clocks that differ use up the
     /// margin.
     pub fn claims(&mut self, worker: usize, at: Timestamp, clocks_differ: bool) {
         let known = self.claims.len().max(worker + 1);
@@ -101,7 +102,7 @@ impl Promises {
         } else {
             MARGIN
         };
-        // The same claim is sent again after contention.
+        // The worker repeats the same claim after contention.
         if self.claims[worker].0 != at {
             self.claims[worker] = (at, wall() + BUDGET + margin);
         }
@@ -136,12 +137,12 @@ impl Promises {
     pub fn enters(&mut self, worker: usize, message: &str, history: &History) {
         let lease_until = self.lease(worker);
         self.break_if(self.failed.contains(message), || {
-            format!("P2: w{worker} runs {message} again, whose failure was recorded")
+            format!("P2: w{worker} runs {message} again after its recorded failure")
         });
         let before = self.runs.clone();
         self.begins(worker);
         self.break_if(!lives(lease_until), || {
-            format!("P1: w{worker} enters the handler, and its lease is over")
+            format!("P1: w{worker} enters the handler after its lease")
         });
         for run in &before {
             self.break_if(run.inside() && run.lease_lives(), || {
@@ -152,19 +153,22 @@ impl Promises {
             });
         }
         self.break_if(self.completed.is_some(), || {
-            format!("P2: w{worker} enters the handler of what is COMPLETED")
+            format!("P2: w{worker} enters the handler of a COMPLETED operation")
         });
         for run in before.iter().filter(|run| !run.settled) {
             let other = run.worker;
             let said = run.said.last();
             let cut_off = run.gone
                 || run.unanswered
-                || matches!(said, Some(Word::Panic | Word::Retryable | Word::NoEffect))
+                || matches!(
+                    said,
+                    Some(HandlerEnd::Panic | HandlerEnd::Retryable | HandlerEnd::NoEffect)
+                )
                 || !run.lease_lives();
             self.break_if(!cut_off, || {
-                format!("P3: w{worker} runs again, and nothing has happened to w{other}")
+                format!("P3: w{worker} runs again without a cause from w{other}")
             });
-            if said == Some(&Word::NoEffect) {
+            if said == Some(&HandlerEnd::NoEffect) {
                 continue;
             }
             self.break_if(history.open.is_none(), || {
@@ -178,7 +182,7 @@ impl Promises {
         }
     }
 
-    /// A worker's handler runs, as any number may where it only plans.
+    /// A worker's handler runs. Any number may run at once in a mode that only plans.
     pub fn begins(&mut self, worker: usize) {
         let (claimed_at, lease_until) = self.claim(worker);
         self.runs.push(Run {
@@ -196,31 +200,31 @@ impl Promises {
     pub fn acts(&mut self, worker: usize) {
         let lease_lives = lives(self.lease(worker));
         self.break_if(lease_lives && self.completed.is_some(), || {
-            format!("P2: w{worker} has an effect under a live lease, and all is COMPLETED")
+            format!("P2: w{worker} has an effect under a live lease after COMPLETED")
         });
         self.effects.push(lease_lives);
         self.break_if(
             self.effects.iter().filter(|timely| **timely).count() > 1,
-            || format!("P3: w{worker} has the effect again, and each time the lease was alive"),
+            || format!("P3: w{worker} has the effect again, and each time the lease was live"),
         );
     }
 
-    pub fn says(&mut self, worker: usize, word: Word) {
+    pub fn says(&mut self, worker: usize, word: HandlerEnd) {
         self.run(worker).said.push(word);
     }
 
-    /// The table is out of reach when the worker's writes are to be made.
+    /// The table is unreachable for the worker's writes.
     pub fn unanswered(&mut self, worker: usize) {
         self.run(worker).unanswered = true;
     }
 
-    /// The handler's future is no more.
+    /// The handler's future has ended.
     pub fn left(&mut self, worker: usize) {
         let run = self.run(worker);
         run.gone |= run.said.is_empty();
     }
 
-    /// The worker is no more: it has crashed, or ended.
+    /// The worker has crashed or ended.
     pub fn gone(&mut self, worker: usize) {
         if let Some(run) = self.runs.iter_mut().find(|run| run.worker == worker) {
             run.gone = true;
@@ -232,12 +236,12 @@ impl Promises {
         run.expect("it entered the handler")
     }
 
-    /// Of an effect that lives in the table, by whose transactions it was `made`. `holder` had a
-    /// live claim before that.
+    /// Checks an effect in the table; `made` lists the workers whose transactions made it. `holder`
+    /// had a live claim before that.
     pub fn made(&mut self, made: &[usize], holder: Option<usize>, record: Option<&Record>) {
         self.break_if(made.len() > 1, || {
             format!(
-                "P4: the effect is there {} times, made by {made:?}",
+                "P4: the effect exists {} times, made by {made:?}",
                 made.len()
             )
         });
@@ -258,27 +262,28 @@ impl Promises {
         });
     }
 
-    /// Of an effect on an item, by whose requests it was `made`, and which others have changed too.
-    pub fn changed(&mut self, made: &[usize], tells: Tells, others: usize) {
+    /// Checks an effect on an item; `made` lists the workers whose requests made it. Other programs
+    /// have changed the item too.
+    pub fn changed(&mut self, made: &[usize], tells: ItemHistory, others: usize) {
         self.break_if(made.len() > 1, || {
             format!("P4: the item was changed {} times, by {made:?}", made.len())
         });
-        let Tells { sold, known, .. } = tells;
+        let ItemHistory { sold, known, .. } = tells;
         self.break_if(sold != made.len() || known == made.is_empty(), || {
             format!("P4: changed by {made:?}, the item tells {tells:?}")
         });
         self.break_if(tells.others != others, || {
-            format!("P4: a change of somebody else's is lost: {others} were made, {tells:?}")
+            format!("P4: a change by another program is lost: {others} were made, {tells:?}")
         });
     }
 
     /// A worker ends whose effect is on an item.
     pub fn ended_on_item(&mut self, worker: usize, outcome: &Outcome, made: &[usize]) {
         let mut said = self.run(worker).said.iter();
-        let unsaid = !said.any(|word| *word == Word::Permanent);
+        let unsaid = !said.any(|word| *word == HandlerEnd::Permanent);
         self.gone(worker);
         let right = match outcome {
-            Outcome::Done(result) => made == [worker] && *result == output_of(worker),
+            Outcome::Completed(result) => made == [worker] && *result == output_of(worker),
             Outcome::Duplicate(_) => made.len() == 1,
             Outcome::PermanentFailure(_) => !unsaid,
             _ => true,
@@ -303,15 +308,15 @@ impl Promises {
             && let Some(message) = &after.message_id
         {
             self.break_if(self.failed.contains(message), || {
-                format!("P2: the table admits {message} again, whose failure was recorded")
+                format!("P2: the table admits {message} again after its recorded failure")
             });
         }
         match after.map(|record| &record.state) {
             Some(State::Completed { result }) => {
                 let mut said = self.runs.iter().flat_map(|run| {
                     let outputs = run.said.iter().map(|word| match word {
-                        Word::Done => Some(output_of(run.worker)),
-                        Word::Declined => Some(declined()),
+                        HandlerEnd::Done => Some(output_of(run.worker)),
+                        HandlerEnd::Declined => Some(declined()),
                         _ => None,
                     });
                     outputs.flatten()
@@ -337,7 +342,7 @@ impl Promises {
         }
     }
 
-    /// A worker ends, and the record is as it is.
+    /// A worker ends, with this record.
     pub fn ended(
         &mut self,
         worker: usize,
@@ -351,11 +356,11 @@ impl Promises {
             _ => None,
         };
         let said = match outcome {
-            Outcome::Done(result) | Outcome::Duplicate(result) => Some(result),
+            Outcome::Completed(result) | Outcome::Duplicate(result) => Some(result),
             _ => None,
         };
         self.break_if(outcome.is_success() && recorded.is_none(), || {
-            format!("P5: w{worker} says success of what is not COMPLETED")
+            format!("P5: w{worker} reports success of an operation that is not COMPLETED")
         });
         let failed = matches!(
             outcome,
@@ -370,25 +375,25 @@ impl Promises {
     }
 }
 
-/// What the handler of this worker returns.
+/// Output of this worker's handler.
 fn output_of(worker: usize) -> StoredResult {
     StoredResult::Json(worker.to_string())
 }
 
-/// What the handler returns that did without its writes.
+/// Output of a handler whose writes were refused.
 pub const DECLINED: &str = "declined";
 
 fn declined() -> StoredResult {
     StoredResult::Json(format!("\"{DECLINED}\""))
 }
 
-/// All that later checks depend on.
+/// Hashes all state on which later checks depend.
 impl Hash for Promises {
     fn hash<H: Hasher>(&self, state: &mut H) {
         for run in &self.runs {
             let lease = run.lease_lives().then(|| from_now(run.lease_until));
             (run.worker, &run.said, run.gone, run.settled, lease).hash(state);
-            let open = !run.settled && run.said.last() != Some(&Word::NoEffect);
+            let open = !run.settled && run.said.last() != Some(&HandlerEnd::NoEffect);
             open.then(|| from_now(run.claimed_at)).hash(state);
             run.unanswered.hash(state);
         }

@@ -1,4 +1,4 @@
-//! The records: the `MemoryStore` that ships, or one with a flaw that somebody might ship.
+//! The records: the `MemoryStore` that ships, or a store with a flaw.
 
 use futures_util::FutureExt as _;
 use sqs_once::{
@@ -11,7 +11,7 @@ use sqs_once::{
 
 use crate::flaw::Flaw;
 
-/// Answers at once: the network that makes it slow is in `network.rs`.
+/// Returns at once: `network.rs` adds the delays.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "an execution has one")]
 pub enum Records {

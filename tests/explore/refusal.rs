@@ -1,7 +1,7 @@
-//! What a transaction is answered whose writes' conditions are not met.
+//! Response to a transaction whose writes' conditions are not met.
 //!
-//! Only the library makes a `Refused`, of what DynamoDB answers. So the library's own store is
-//! asked here, and gets DynamoDB's answer.
+//! Only the library makes a `Refused`, from a response of DynamoDB. So this module calls the
+//! library's own store with such a response.
 
 use std::sync::OnceLock;
 
@@ -12,7 +12,7 @@ use sqs_once::store::{Commit, CommitAnswer, DynamoStore, TransactionalStore as _
 
 use crate::wire;
 
-/// The record has no objection; the one write beside it has.
+/// The record's condition is met; the condition of the one write beside it is not.
 pub fn refused(commit: &Commit) -> CommitAnswer {
     static REFUSED: OnceLock<CommitAnswer> = OnceLock::new();
     let ask = || {
@@ -24,7 +24,7 @@ pub fn refused(commit: &Commit) -> CommitAnswer {
             wire::client(move |_| HttpConnectorFuture::ready(Ok(wire::response(Err(&cancelled)))));
         let store = DynamoStore::new(client, "records");
         let answer = store.commit(commit).now_or_never();
-        answer.expect("it is answered at once").unwrap()
+        answer.expect("the response comes at once").unwrap()
     };
     REFUSED.get_or_init(ask).clone()
 }

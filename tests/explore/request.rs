@@ -1,4 +1,4 @@
-//! What workers ask of the table, and what it answers.
+//! Requests of workers to the table, and its responses.
 
 use std::{
     hash::{Hash, Hasher},
@@ -6,8 +6,11 @@ use std::{
 };
 
 use sqs_once::{
-    protocol::{Before, ClaimRequest, Fence, Key, Owner, Record, Settlement, State, Timestamp},
-    store::{ClaimAnswer, Commit, CommitAnswer, SettleAnswer, StoreError, Unavailability},
+    protocol::{
+        Before, ClaimRequest, Fence, Key, Owner, Record, Settlement, State, Timestamp,
+        Unavailability,
+    },
+    store::{ClaimAnswer, Commit, CommitAnswer, SettleAnswer, StoreError},
 };
 
 use crate::{
@@ -57,7 +60,7 @@ impl Request {
         }
     }
 
-    /// Whose it is, if it is the first that tells.
+    /// Owner of the request, if the request is the first to reveal it.
     pub fn owner(&self) -> Option<&Owner> {
         match self {
             Self::Claim(request) => Some(&request.owner),
@@ -77,17 +80,17 @@ impl Request {
         }
     }
 
-    /// All that tells it from the other requests of its worker.
+    /// Hashes all that distinguishes the request from others of its worker.
     pub fn hash_of_its_worker(&self, hasher: &mut impl Hasher) {
         self.name().hash(hasher);
         match self {
-            // Its time decides whether it passes over a lease.
+            // The claim's time decides whether a lease has expired.
             Self::Claim(claim) => from_now(claim.now).hash(hasher),
             Self::Commit(commit) => {
                 let round = commit.token.strip_prefix(owner(commit).as_str());
                 (round, left_as(commit), commit.writes.len()).hash(hasher);
             }
-            // Its time is where a lease ends.
+            // The settlement's time becomes the end of a lease.
             Self::Settle(_, settlement, now) => {
                 from_now(*now).hash(hasher);
                 match settlement {
@@ -119,20 +122,17 @@ impl Request {
         }
     }
 
-    /// That it collided, or was throttled.
+    /// Response of a conflict or of throttling.
     pub fn contended(&self) -> Result<Answer, StoreError> {
         match self {
             Self::Item(_) => Ok(Answer::Item(ItemAnswer::throttled())),
-            Self::Commit(_) => Ok(Answer::Commit(CommitAnswer::Contended(
-                "a collision".into(),
-            ))),
             _ => Err(self.unavailable(Unavailability::Contended)),
         }
     }
 }
 
 impl Answer {
-    /// What became of the request, in a word, and the record that came with it.
+    /// The outcome of the request, in a word, and the record returned with it.
     pub fn tells(&self) -> (&'static str, Option<&Record>) {
         match self {
             Self::Claim(ClaimAnswer::Applied { replaced }) => ("admitted", replaced.as_ref()),
@@ -143,7 +143,6 @@ impl Answer {
             Self::Settle(SettleAnswer::Refused(record))
             | Self::Commit(CommitAnswer::Refused(record)) => ("refused", record.as_ref()),
             Self::Commit(CommitAnswer::Cancelled(_)) => ("cancelled", None),
-            Self::Commit(CommitAnswer::Contended(_)) => ("contended", None),
             Self::Commit(CommitAnswer::Invalid(_)) => ("invalid", None),
             Self::Look(record) => ("answered", record.as_ref()),
             Self::Item(answer) if answer.is_refusal() => ("refused", None),

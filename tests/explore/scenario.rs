@@ -1,4 +1,4 @@
-//! What is explored: how a worker handles a message, and on which table.
+//! Scenarios: a worker's mode, the messages, and the table.
 
 use std::{
     io::{Write as _, stderr},
@@ -8,8 +8,8 @@ use std::{
 use sqs_once::{Delivery, Outcome};
 
 use crate::{
-    changer::{self, Way},
-    chooser::{Chooser, Found, Schedule, Seen, search},
+    changer::{self, ChangeKind},
+    chooser::{Chooser, Found, Schedule, Visited, search},
     clock::Clocks,
     flaw::Flaw,
     handler, planner,
@@ -18,8 +18,8 @@ use crate::{
     world::Shared,
 };
 
-/// How a worker handles one delivery, effect included: a mode of the library. Another mode is
-/// another function, which tells the [`Promises`](crate::promises::Promises) what happens.
+/// Processing of one delivery, effect included: a mode of the library. Another mode is another
+/// function, which notifies the [`Promises`](crate::promises::Promises).
 pub type Work = fn(Shared, usize, Delivery) -> Pin<Box<dyn Future<Output = Outcome>>>;
 
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ pub struct Scenario {
     pub name: String,
     pub work: Work,
     pub effect: Effect,
-    /// Whether workers read before they write.
+    /// True if workers read before they write.
     pub looks: bool,
     /// Messages with the same key. Each may be delivered at any time, and again.
     pub messages: usize,
@@ -36,15 +36,15 @@ pub struct Scenario {
     pub clocks_differ: bool,
     /// A worker crashed after its effect before the schedule begins.
     pub begins_after_a_crash: bool,
-    /// By how many deviations it is explored less far than the others.
+    /// Number of deviations by which its bound is lower than the others'.
     pub fewer: u32,
     pub flaw: Option<Flaw>,
 }
 
-/// Where the effect is, of which there is to be one.
+/// Place of the effect, which must happen once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Somewhere else: the handler has it.
+    /// Outside the table: the handler makes it.
     Outside,
     /// In the table: a transaction makes it.
     InTable,
@@ -52,12 +52,12 @@ pub enum Effect {
     OnItem,
 }
 
-/// What a worker's own timers do while it is frozen until its lease is over.
+/// Behaviour of a worker's own timers while it is frozen until its lease has expired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Freeze {
-    /// They go on, as when a process is stopped or starved: they fire when it thaws.
+    /// They continue, as when a process is stopped or starved: they fire on the thaw.
     Timed,
-    /// They stand still, as when a whole machine is suspended: only a clock tells.
+    /// They stand still, as when a whole machine is suspended: only the wall clock shows it.
     Untimed,
 }
 
@@ -90,7 +90,7 @@ impl Scenario {
         }
     }
 
-    /// The same with workers whose timers do not tell them how long they were frozen.
+    /// The same with workers whose timers stand still while frozen.
     pub fn skewed_untimed() -> Self {
         Self {
             name: "skewed_untimed".into(),
@@ -99,8 +99,8 @@ impl Scenario {
         }
     }
 
-    /// The same after a crash: every run is a takeover, and whatever comes of it, the next is
-    /// informed of the crashed attempt too.
+    /// The same after a crash: every run is a takeover. After any outcome, the next worker is also
+    /// informed of the crashed attempt.
     pub fn reopened() -> Self {
         Self {
             name: "reopened".into(),
@@ -123,8 +123,8 @@ impl Scenario {
         }
     }
 
-    /// The same with workers whose timers do not tell them how long they were frozen: their
-    /// commits meet the claims of others.
+    /// The same with workers whose timers stand still while frozen: their commits meet the claims
+    /// of others.
     pub fn commit_untimed() -> Self {
         Self {
             name: "commit_untimed".into(),
@@ -146,7 +146,7 @@ impl Scenario {
         }
     }
 
-    /// The same with a look at the record before that.
+    /// The same with a read of the record before that.
     pub fn first_look() -> Self {
         Self {
             name: "first_look".into(),
@@ -158,7 +158,7 @@ impl Scenario {
         }
     }
 
-    /// The same with workers whose timers do not tell them how long they were frozen.
+    /// The same with workers whose timers stand still while frozen.
     pub fn untimed() -> Self {
         Self {
             name: "untimed".into(),
@@ -168,19 +168,19 @@ impl Scenario {
     }
 
     /// One change of one item.
-    pub fn on_item(way: Way) -> Self {
+    pub fn on_item(way: ChangeKind) -> Self {
         let (name, work): (_, Work) = match way {
-            Way::Create => ("create", |world, worker, delivery| {
-                Box::pin(changer::change(world, worker, delivery, Way::Create))
+            ChangeKind::Create => ("create", |world, worker, delivery| {
+                Box::pin(changer::change(world, worker, delivery, ChangeKind::Create))
             }),
-            Way::Update => ("update", |world, worker, delivery| {
-                Box::pin(changer::change(world, worker, delivery, Way::Update))
+            ChangeKind::Update => ("update", |world, worker, delivery| {
+                Box::pin(changer::change(world, worker, delivery, ChangeKind::Update))
             }),
-            Way::Retain => ("retain", |world, worker, delivery| {
-                Box::pin(changer::change(world, worker, delivery, Way::Retain))
+            ChangeKind::Retain => ("retain", |world, worker, delivery| {
+                Box::pin(changer::change(world, worker, delivery, ChangeKind::Retain))
             }),
-            Way::Modify => ("modify", |world, worker, delivery| {
-                Box::pin(changer::change(world, worker, delivery, Way::Modify))
+            ChangeKind::Modify => ("modify", |world, worker, delivery| {
+                Box::pin(changer::change(world, worker, delivery, ChangeKind::Modify))
             }),
         };
         Self {
@@ -217,10 +217,10 @@ impl Scenario {
             Self::commit_untimed(),
             Self::inbox(),
             Self::first_look(),
-            Self::on_item(Way::Create),
-            Self::on_item(Way::Update),
-            Self::on_item(Way::Retain),
-            Self::on_item(Way::Modify),
+            Self::on_item(ChangeKind::Create),
+            Self::on_item(ChangeKind::Update),
+            Self::on_item(ChangeKind::Retain),
+            Self::on_item(ChangeKind::Modify),
         ];
         let base = all.into_iter().find(|scenario| scenario.name == base)?;
         let Some(flaw) = flaw else { return Some(base) };
@@ -229,19 +229,19 @@ impl Scenario {
         Some(base.with(flaw))
     }
 
-    /// Tries every schedule with at most `bound` deviations, for the shortest that breaks a
+    /// Tries every schedule with at most `bound` deviations, and returns the shortest that breaks a
     /// promise.
-    pub fn explore(&self, bound: u32, seen: fn() -> Seen) -> Found {
+    pub fn explore(&self, bound: u32, seen: fn() -> Visited) -> Found {
         let clocks = Clocks::new();
         let found = search(bound, seen, |seen, chooser| {
             let (ended, chooser, _) = execute(self, &clocks, seen, chooser, Timeline::default());
             let broken_after = match ended {
                 Ended::Broken(_, steps) => Some(steps),
-                Ended::Well | Ended::Seen => None,
+                Ended::Well | Ended::Visited => None,
             };
             (chooser, broken_after)
         });
-        // Past libtest, which shows only what failed.
+        // Bypasses libtest, which shows the output of failed tests only.
         let _told = writeln!(
             stderr(),
             "explored {}: {} executions with at most {bound} deviations, {} states in the last round",
@@ -252,9 +252,9 @@ impl Scenario {
         found
     }
 
-    /// Runs one schedule, and writes down what happens.
+    /// Runs one schedule, and records its time line.
     pub fn replay(&self, schedule: &Schedule) -> (Ended, Timeline) {
-        let (clocks, mut seen) = (Clocks::new(), Seen::on_every_path());
+        let (clocks, mut seen) = (Clocks::new(), Visited::on_every_path());
         let chooser = Chooser::new(schedule);
         let (ended, _, timeline) = execute(self, &clocks, &mut seen, chooser, Timeline::written());
         (ended, timeline)

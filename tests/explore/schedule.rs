@@ -1,10 +1,10 @@
-//! One execution: workers come, take steps, crash and end; messages come back until they are
-//! settled; time passes.
+//! One execution: workers start, take steps, crash and end; messages return until they are settled;
+//! time passes.
 //!
-//! On a day without deviations a message is delivered, its worker takes step after step to its
-//! end, and then the next message is delivered, until all are settled. A worker that did not
-//! settle its message sees it delivered again, after every lease. That is always the first
-//! option, so an execution that has no deviations left ends, or breaks the promise to.
+//! Without deviations a message is delivered, and its worker takes step after step to its end. Then
+//! the next message is delivered, until all are settled. A worker that did not settle its message
+//! sees it delivered again, after every lease. That is always the first option. So an execution
+//! without further deviations ends, or breaks the promise to end.
 
 use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},
@@ -17,7 +17,7 @@ use std::{
 use sqs_once::{Delivery, Outcome, protocol::Timestamp};
 
 use crate::{
-    chooser::{Chooser, Seen},
+    chooser::{Chooser, Visited},
     clock::{self, Clocks, from_now, wall},
     handler::{BUDGET, MARGIN, RESERVE},
     scenario::{Effect, Freeze, Scenario},
@@ -31,30 +31,30 @@ fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).expect("a short span")
 }
 
-/// At most so many workers at a time; any number may follow.
+/// Maximum number of workers at a time; any number may follow.
 const AT_WORK: usize = 3;
 
-/// Many times what any schedule within the bounds takes.
+/// Many times the steps of any schedule within the bounds.
 const TOO_MANY_STEPS: usize = 100;
 
-/// One way for the world to go on.
+/// One possible next event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// A worker is polled once: to its next await.
     Poll(usize),
-    /// A request under way arrives.
+    /// A request in flight arrives.
     Arrive(usize),
     /// A message is delivered, to a worker that takes its first step.
     Deliver(usize),
-    /// The same, when every lease is over: conflicts wait for that.
+    /// The same, after every lease has expired: conflicts wait for that.
     DeliverLater(usize),
     /// A worker's future is dropped.
     Crash(usize),
-    /// All are frozen until the lease in the record is over.
+    /// All workers are frozen until the lease in the record has expired.
     LeaseEnds,
     /// Time passes until the next worker is cut off.
     TimeIsUp,
-    /// All messages are settled, and nothing is under way.
+    /// All messages are settled, and nothing is in flight.
     End,
 }
 
@@ -63,8 +63,8 @@ enum Step {
 pub enum Ended {
     /// All promises kept, all messages settled.
     Well,
-    /// In a state from which everything was tried before, or when nothing shorter was to be found.
-    Seen,
+    /// In a state that was fully explored before, or when no shorter schedule was possible.
+    Visited,
     /// With a promise broken, after so many steps.
     Broken(String, usize),
 }
@@ -76,7 +76,7 @@ struct Execution<'a> {
     clocks: &'a Clocks,
     world: Shared,
     work: Vec<Option<Work>>,
-    /// Who took the last step, and goes on undisturbed.
+    /// The worker that took the last step, and continues by default.
     current: Option<usize>,
     settled: Vec<bool>,
     deliveries: Vec<u32>,
@@ -90,7 +90,7 @@ fn message_id(message: usize) -> String {
 pub fn execute(
     scenario: &Scenario,
     clocks: &Clocks,
-    seen: &mut Seen,
+    seen: &mut Visited,
     chooser: Chooser,
     timeline: Timeline,
 ) -> (Ended, Chooser, Timeline) {
@@ -113,10 +113,10 @@ pub fn execute(
 }
 
 impl Execution<'_> {
-    fn run(&mut self, seen: &mut Seen) -> Ended {
+    fn run(&mut self, seen: &mut Visited) -> Ended {
         for steps in 1..=TOO_MANY_STEPS {
             if seen.no_shorter(steps) || self.seen_before(seen, steps) {
-                return Ended::Seen;
+                return Ended::Visited;
             }
             let (free, deviations) = self.options();
             let of = free.len() + deviations.len();
@@ -132,11 +132,11 @@ impl Execution<'_> {
                 return Ended::Broken(promise.into(), steps);
             }
         }
-        let how = format!("ends: not all is settled after {TOO_MANY_STEPS} steps");
+        let how = format!("ends: not all messages are settled after {TOO_MANY_STEPS} steps");
         Ended::Broken(how, TOO_MANY_STEPS)
     }
 
-    /// What may happen next: in the course of things, and as deviations.
+    /// Possible next events: in the ordinary course, and as deviations.
     fn options(&self) -> (Vec<Step>, Vec<Step>) {
         let world = lock(&self.world);
         let (mut free, mut deviations) = (Vec::new(), Vec::new());
@@ -144,7 +144,7 @@ impl Execution<'_> {
         let able = || live().filter(|w| !world.workers[*w].waiting);
         let current = self.current.filter(|current| able().any(|w| w == *current));
 
-        // Whoever was at it goes on. To let another go first is a deviation.
+        // The running worker continues. To let another go first is a deviation.
         free.extend(current.map(Step::Poll));
         let others = able().filter(|w| Some(*w) != current).map(Step::Poll);
         match current {
@@ -165,7 +165,7 @@ impl Execution<'_> {
         }
         free.extend((0..world.in_flight.len()).map(Step::Arrive));
 
-        // A crash of anybody else is the same as one right after that worker's own last step.
+        // A crash of another worker equals a crash right after that worker's own last step.
         let last = self.current.filter(|last| live().any(|w| w == *last));
         deviations.extend(last.map(Step::Crash));
         if live().count() < AT_WORK {
@@ -180,7 +180,7 @@ impl Execution<'_> {
         (free, deviations)
     }
 
-    /// Takes a step; answers the outcome, if it was a worker's last.
+    /// Takes a step. Returns the outcome if it was a worker's last step.
     fn take(&mut self, step: Step) -> Option<&'static str> {
         match step {
             Step::Poll(worker) => return self.poll(worker),
@@ -235,7 +235,7 @@ impl Execution<'_> {
         {
             let state = &mut lock(&self.world).workers[worker];
             state.waiting = false;
-            state.is_told(elapsed - state.started);
+            state.receives_answer(elapsed - state.started);
         }
         let work = self.work[worker].as_mut().expect("a live worker has work");
         let waker = Waker::noop();
@@ -256,8 +256,8 @@ impl Execution<'_> {
                 .ended(worker, &message, &outcome, record.as_ref());
         }
         world.log(worker, || format!("ends: {}", outcome.name()));
-        // A failure that is not recorded comes back, as every other message does. An item keeps
-        // none, so there it comes back until it is in the dead-letter queue.
+        // An unrecorded failure returns, as every other message does. An item records no failure,
+        // so there the message returns until it is in the dead-letter queue.
         let failed = matches!(
             outcome,
             Outcome::PermanentFailure(_) | Outcome::FailedBefore(_)
@@ -284,7 +284,7 @@ impl Execution<'_> {
         lock(&self.world).note("the lease is over");
     }
 
-    /// Time passes for everybody, and whoever waits may see that it is up.
+    /// Time passes for all workers, and waiting workers may see their time run out.
     fn pass(&self, span: Duration) {
         self.clocks.pass(span);
         for worker in &mut lock(&self.world).workers {
@@ -292,7 +292,7 @@ impl Execution<'_> {
         }
     }
 
-    /// How long until the next worker is cut off, in its handler or its last write.
+    /// Time until the next worker is cut off, in its handler or its last write.
     fn next_cut(&self, world: &World) -> Option<Duration> {
         let now = self.clocks.elapsed();
         let cuts = world.workers.iter().filter(|worker| worker.live);
@@ -304,15 +304,15 @@ impl Execution<'_> {
             .map(|cut| cut - now)
     }
 
-    /// Whether this state of the whole world was seen, and all that follows from it tried.
+    /// True if this state of the whole world was visited, and all its successors explored.
     ///
-    /// Times are told from now on, since nothing looks further back; of a record, when it ends is
-    /// left out (`expires_at`: a day away), and when it was written, which decides nothing. The
-    /// number of deliveries is part of it, so a world that goes in circles is not taken for one
-    /// that was seen to end.
-    fn seen_before(&self, seen: &mut Seen, steps: usize) -> bool {
+    /// Times are relative to now, since nothing looks further back. The hash leaves out the
+    /// record's `expires_at`, a day away, and its time of writing, which has no influence. It
+    /// includes the number of deliveries, so a world that goes in circles is not taken for one that
+    /// ends.
+    fn seen_before(&self, seen: &mut Visited, steps: usize) -> bool {
         let world = lock(&self.world);
-        if !world.chooser.on_new_ground() {
+        if !world.chooser.past_given_choices() {
             return false;
         }
         let mut state = DefaultHasher::new();
@@ -320,7 +320,7 @@ impl Execution<'_> {
             if worker.live {
                 let age = self.clocks.elapsed() - worker.started;
                 let lease = from_now(world.promises.lease(index));
-                (index, worker.message, worker.waiting, worker.told).hash(&mut state);
+                (index, worker.message, worker.waiting, worker.received).hash(&mut state);
                 (age, lease).hash(&mut state);
             }
         }

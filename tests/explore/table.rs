@@ -1,28 +1,26 @@
 //! The table: the records, and the one item that effects in DynamoDB change.
 //!
-//! A transaction changes both or neither. What is DynamoDB's own, beside the conditions, is
-//! that it remembers a transaction's token for ten minutes, and does not make it again.
+//! A transaction changes both or neither. As DynamoDB does, the table remembers a transaction's
+//! token for ten minutes, and does not apply it again.
 
 use sqs_once::{
     protocol::{
-        Key, Owner, Record,
+        Key, Owner, Record, Unavailability,
         decision::{may_claim, may_settle},
     },
-    store::{
-        ClaimAnswer, Commit, CommitAnswer, RecordWrite, SettleAnswer, StoreError, Unavailability,
-    },
+    store::{ClaimAnswer, Commit, CommitAnswer, RecordWrite, SettleAnswer, StoreError},
 };
 
 use crate::{flaw::Flaw, records::Records, refusal::refused};
 
-/// Answers at once: the network that makes it slow is in `network.rs`.
+/// Returns at once: `network.rs` adds the delays.
 #[derive(Debug)]
 pub struct Table {
     pub records: Records,
     flaw: Option<Flaw>,
-    /// The item: which workers' transactions have changed it.
+    /// The item: the workers whose transactions have changed it.
     pub effects: Vec<usize>,
-    /// The transactions that were made.
+    /// The applied transactions.
     made: Vec<Made>,
 }
 
@@ -32,9 +30,9 @@ struct Made {
     owner: Owner,
 }
 
-/// What a request finds beside the record as it is.
+/// Circumstances of a request beside the current record.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Finds {
+pub struct Circumstances {
     /// The condition of its writes is not met.
     pub sold_out: bool,
     /// It was made more than ten minutes ago.
@@ -53,13 +51,14 @@ impl Table {
         }
     }
 
-    /// Whether a transaction with the token of this one was made.
+    /// True if a transaction with the same token was applied.
     pub fn knows(&self, commit: &Commit) -> bool {
         let token = self.token(commit);
         self.made.iter().any(|made| made.token == token)
     }
 
-    /// The tokens of all transactions that were made, oldest first: whose, and which of theirs.
+    /// Tokens of all applied transactions, oldest first: the worker, and the number of its
+    /// transaction.
     pub fn made(&self) -> impl Iterator<Item = (&Owner, &str)> {
         self.made.iter().map(|made| {
             let round = made.token.strip_prefix(made.owner.as_str());
@@ -78,12 +77,12 @@ impl Table {
         &mut self,
         worker: usize,
         commit: &Commit,
-        finds: Finds,
+        finds: Circumstances,
     ) -> Result<CommitAnswer, StoreError> {
         let (token, owner) = (self.token(commit), owner(commit));
         let made = self.made.iter().find(|made| made.token == token);
         if let Some(made) = made.filter(|_| !finds.forgotten) {
-            // Its parameters differ, in the owner at least.
+            // Its parameters differ, at least in the owner.
             return if made.owner == *owner {
                 Ok(CommitAnswer::Applied)
             } else {
@@ -128,13 +127,13 @@ impl Table {
         match settled {
             Ok(SettleAnswer::Applied) => CommitAnswer::Applied,
             Ok(SettleAnswer::Refused(record)) => CommitAnswer::Refused(record),
-            // The flaw of an answer that does not hold the record.
+            // The flaw of a response without the record.
             Err(_) => CommitAnswer::Refused(None),
         }
     }
 }
 
-/// Whose transaction it is.
+/// The owner of a transaction.
 pub fn owner(commit: &Commit) -> &Owner {
     match &commit.record {
         RecordWrite::Settle { fence, .. } => &fence.owner,
@@ -142,7 +141,7 @@ pub fn owner(commit: &Commit) -> &Owner {
     }
 }
 
-/// How a transaction leaves the record.
+/// The record that a transaction leaves.
 pub fn left_as(commit: &Commit) -> &'static str {
     match &commit.record {
         RecordWrite::Settle { settlement, .. } | RecordWrite::Insert { settlement, .. } => {

@@ -1,10 +1,10 @@
-//! What happened, for people: when, who, what, and the record after it.
+//! Time line for people: when, who, what, and the record after it.
 
 use std::fmt;
 
 use crate::clock::{since_start, wall};
 
-/// Written only when a schedule is replayed: a search has no time for words.
+/// Written only when a schedule is replayed: a search has no time for it.
 #[derive(Clone, Debug, Default)]
 pub struct Timeline(Option<Vec<String>>);
 

@@ -1,7 +1,7 @@
-//! The SDK's client over a wire of ours: no socket, no retries, no timeouts.
+//! The SDK's client over a wire of the test's own: no socket, no retries, no timeouts.
 //!
-//! What it does beside is the SDK's own, and nothing of it waits: a call is polled up to the wire,
-//! and after the answer to its end.
+//! The rest is the SDK's own code, and none of it waits. A call is polled up to the wire, and after
+//! the response to its end.
 
 use std::fmt;
 
@@ -53,7 +53,7 @@ where
     }
 }
 
-/// An answer in DynamoDB's words: an error is a 400.
+/// A response in DynamoDB's format: an error is a 400.
 pub fn response(answer: Result<&Value, &Value>) -> HttpResponse {
     let (status, body) = match answer {
         Ok(body) => (200, body),

@@ -1,5 +1,5 @@
-//! What the workers of one execution share: the table, what is under way to it, and the
-//! choices. Owners are random, so they are told by the worker that made them.
+//! State shared by the workers of one execution: the table, the requests in flight to it, and the
+//! choices. Owners are random, so this module maps each to the worker that made it.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -8,9 +8,7 @@ use std::{
 };
 
 use sqs_once::{
-    protocol::{
-        AfterFailure, ClaimRequest, Fingerprint, Key, Namespace, Owner, Record, State, Timestamp,
-    },
+    protocol::{ClaimRequest, Fingerprint, Key, Namespace, Owner, Record, State, Timestamp},
     store::StoreError,
 };
 
@@ -23,11 +21,11 @@ use crate::{
     promises::{Promises, lives},
     request::{Answer, Request},
     scenario::{Effect, Scenario},
-    table::{Finds, Table},
+    table::{Circumstances, Table},
     timeline::Timeline,
 };
 
-/// The one operation that everything is about.
+/// The one operation of all messages.
 pub static KEY: LazyLock<Key> =
     LazyLock::new(|| Key::new(&Namespace::new("payments").unwrap(), ["order-1"]).unwrap());
 pub static FINGERPRINT: LazyLock<Fingerprint> = LazyLock::new(|| Fingerprint::of(b"amount: 1"));
@@ -35,7 +33,7 @@ pub static FINGERPRINT: LazyLock<Fingerprint> = LazyLock::new(|| Fingerprint::of
 /// A worker holds this for as long as one step takes.
 pub type Shared = Arc<Mutex<World>>;
 
-/// A handler that panics poisons nothing: no step is left half done.
+/// A panicking handler poisons nothing: no step is left half done.
 pub fn lock(world: &Shared) -> MutexGuard<'_, World> {
     world.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -44,17 +42,17 @@ pub fn lock(world: &Shared) -> MutexGuard<'_, World> {
 pub struct World {
     pub chooser: Chooser,
     table: Table,
-    /// What is in the table, after the last write.
+    /// Content of the table, after the last write.
     pub record: Option<Record>,
-    /// The item that changes, where the effect is on one.
+    /// The item that changes, in scenarios with the effect on an item.
     pub item: Item,
-    /// How often others have changed it.
+    /// Number of changes by other programs.
     meddled: usize,
     flaw: Option<Flaw>,
     effect: Effect,
     looks: bool,
     pub clocks_differ: bool,
-    /// What was in the table before its last write, if anybody looks.
+    /// Content of the table before its last write, if the scenario reads it.
     before: Option<Record>,
     pub in_flight: Vec<InFlight>,
     pub workers: Vec<Worker>,
@@ -62,35 +60,34 @@ pub struct World {
     pub timeline: Timeline,
 }
 
-/// One delivery of a message, and who handles it.
+/// One delivery of a message, and its worker.
 #[derive(Debug, Default)]
 pub struct Worker {
     pub message: usize,
     pub live: bool,
-    /// For an answer that has not come: polling it leads nowhere.
+    /// For a response that has not arrived: polling it has no effect.
     pub waiting: bool,
-    /// Before it tries again what collided: polling it lets time pass.
+    /// Pause before the retry of a conflict: polling it lets time pass.
     pub pausing: bool,
     pub collisions: u32,
-    /// Its last change was refused by an item that had seen the operation.
+    /// Its last change was refused by an item that knew the operation.
     pub met_its_own: bool,
     pub started: Duration,
     pub owner: Option<Owner>,
     pub calls: usize,
     pub answer: Option<(usize, Result<Answer, StoreError>)>,
-    /// All that it was told so far, hashed. What it does next follows from this alone.
-    pub told: u64,
+    /// Hash of all responses so far, which determine the worker's next step.
+    pub received: u64,
 }
 
 impl Worker {
-    pub fn is_told(&mut self, what: impl Hash) {
+    pub fn receives_answer(&mut self, what: impl Hash) {
         let mut hasher = DefaultHasher::new();
-        (self.told, what).hash(&mut hasher);
-        self.told = hasher.finish();
+        (self.received, what).hash(&mut hasher);
+        self.received = hasher.finish();
     }
 
-    /// The longest that it may pause before it tries again: 20 ms at first, then twice as long
-    /// each time, up to a second.
+    /// Longest pause before a retry: 20 ms at first, doubled each time, up to a second.
     pub fn pause(&self) -> Option<Duration> {
         let longest = Duration::from_millis(20 << self.collisions.saturating_sub(1).min(6));
         let pause = longest.min(Duration::from_secs(1));
@@ -100,16 +97,11 @@ impl Worker {
 }
 
 pub fn claim_of_the_first_message(now: Timestamp, lease_until: Timestamp) -> ClaimRequest {
-    ClaimRequest {
-        key: KEY.clone(),
-        owner: Owner::fresh(),
-        fingerprint: Some(FINGERPRINT.clone()),
-        message_id: "m-0".into(),
-        now,
-        lease_until,
-        expires_at: lease_until.as_secs_ceil() + 3600,
-        after_failure: AfterFailure::Retry,
-    }
+    let expires_at = lease_until.as_secs_ceil() + 3600;
+    let key = KEY.clone();
+    let mut request = ClaimRequest::new(key, Owner::fresh(), "m-0", now, lease_until, expires_at);
+    request.fingerprint = Some(FINGERPRINT.clone());
+    request
 }
 
 impl World {
@@ -141,17 +133,17 @@ impl World {
         let lease_until = Timestamp::from_millis(START.as_millis() - 1);
         let now = Timestamp::from_millis(START.as_millis() - 12_000);
         let request = claim_of_the_first_message(now, lease_until);
-        self.table.records.claim(&request).unwrap();
+        let _ = self.table.records.claim(&request).unwrap();
         self.record = self.table.records.record(&KEY);
         self.promises.crashed(now);
     }
 
-    /// Whose requests have made the effect that lives in DynamoDB.
+    /// Workers whose requests have made the effect in DynamoDB.
     pub fn effects(&self) -> &[usize] {
         &self.table.effects
     }
 
-    /// Until when somebody's claim is exclusive.
+    /// Time until which any worker's claim is exclusive.
     pub fn live_lease(&self) -> Option<Timestamp> {
         match self.record.as_ref()?.state {
             State::InProgress { lease_until } => Some(lease_until).filter(|until| lives(*until)),
@@ -159,10 +151,10 @@ impl World {
         }
     }
 
-    /// One of so many things that may happen to `worker`; all but the first are deviations.
+    /// One of a number of possible events for `worker`; all but the first are deviations.
     pub fn choose(&mut self, worker: usize, of: usize) -> usize {
         let taken = self.chooser.choose(1, of);
-        self.workers[worker].is_told(taken);
+        self.workers[worker].receives_answer(taken);
         taken
     }
 
@@ -172,7 +164,7 @@ impl World {
         self.line(|| format!("w{worker} (m-{message})"), what);
     }
 
-    /// A line about nobody in particular.
+    /// A line about no single worker.
     pub fn note(&mut self, what: &str) {
         self.line(|| "-".into(), || what.into());
     }
@@ -192,7 +184,7 @@ impl World {
         &mut self,
         worker: usize,
         request: &Request,
-        finds: Finds,
+        finds: Circumstances,
         how: &str,
     ) -> Result<Answer, StoreError> {
         let answer = match request {
@@ -204,7 +196,7 @@ impl World {
             Request::Commit(commit) => {
                 let known = self.table.knows(commit);
                 let forgotten = known && self.chooser.choose(1, 2) == 1;
-                let finds = Finds { forgotten, ..finds };
+                let finds = Circumstances { forgotten, ..finds };
                 let answer = self.table.commit(worker, commit, finds);
                 answer.map(Answer::Commit)
             }
@@ -230,8 +222,8 @@ impl World {
         if self.looks && before != self.record {
             self.before = before;
         }
-        let seen = self.what_it_says(&answer);
-        self.workers[worker].is_told(seen);
+        let seen = self.hash_of_answer(&answer);
+        self.workers[worker].receives_answer(seen);
         self.log(worker, || {
             let became = answer.as_ref().map_or("failed", |answer| answer.tells().0);
             format!("{} {became} ({how})", request.name())
@@ -240,14 +232,14 @@ impl World {
     }
 
     /// A request reaches the item.
-    fn change(&mut self, worker: usize, request: &ItemRequest, finds: Finds) -> ItemAnswer {
+    fn change(&mut self, worker: usize, request: &ItemRequest, finds: Circumstances) -> ItemAnswer {
         let (found, stays) = if finds.sold_out {
-            items::meddle(&self.item, request)
+            items::change_by_other(&self.item, request)
         } else {
             (self.item.clone(), true)
         };
-        let spoilt = self.flaw.map(|flaw| request.spoilt(flaw));
-        let request = spoilt.as_ref().unwrap_or(request);
+        let with_flaw = self.flaw.map(|flaw| request.with_flaw(flaw));
+        let request = with_flaw.as_ref().unwrap_or(request);
         let (answer, left) = items::answer(&found, request);
         let made = answer.said.is_ok() && !request.reads();
         if made || stays {
@@ -262,8 +254,8 @@ impl World {
         answer
     }
 
-    /// A hash of an answer.
-    fn what_it_says(&self, answer: &Result<Answer, StoreError>) -> u64 {
+    /// Hash of a response.
+    fn hash_of_answer(&self, answer: &Result<Answer, StoreError>) -> u64 {
         let mut hasher = DefaultHasher::new();
         let (word, record) = match answer {
             Ok(answer) => answer.tells(),
@@ -277,7 +269,7 @@ impl World {
         hasher.finish()
     }
 
-    /// All that is in the table, and on its way there.
+    /// Hash of the table and of the requests in flight to it.
     pub fn hash_table(&self, hasher: &mut DefaultHasher) {
         self.hash_record(self.record.as_ref(), hasher);
         self.hash_record(self.before.as_ref(), hasher);

@@ -1,5 +1,4 @@
-//! A message's way through its deliveries, the first of which meets a fault at one request of
-//! the protocol.
+//! The deliveries of one message, the first of which meets a fault at one request of the protocol.
 
 use std::{
     fmt,
@@ -25,36 +24,36 @@ use crate::support::{
 pub(crate) const TABLE: &str = "idempotency";
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// An invocation's time. Handlers are cut off at half of it.
+/// Time of an invocation. Handlers are cut off at half of it.
 pub(crate) const BUDGET: Duration = Duration::from_secs(4);
 
-/// One request of the protocol, and how it comes about in a message's first delivery.
+/// One request of the protocol, and the way to it in a message's first delivery.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
     pub(crate) name: &'static str,
     pub(crate) request: &'static str,
     pub(crate) before: Before,
-    /// What the handler does, run by run; after these it succeeds.
+    /// Behaviour of the handler, run by run; after these it succeeds.
     pub(crate) acts: &'static [Act],
-    /// What the first delivery leaves if the request is answered in the end,
-    pub(crate) answered: Left,
-    /// if it is applied and never answered,
-    pub(crate) applied: Left,
-    /// and if it is not applied.
-    pub(crate) not_applied: Left,
+    /// State after the first delivery if the request is answered in the end.
+    pub(crate) answered: RecordState,
+    /// State if the request is applied and never answered.
+    pub(crate) applied: RecordState,
+    /// State if the request is not applied.
+    pub(crate) not_applied: RecordState,
 }
 
-/// What came before the request that meets the fault.
+/// Events before the request that meets the fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Before {
     Nothing,
-    /// Another delivery, which did the first of the acts.
+    /// Another delivery, whose handler did the first of the acts.
     Delivery,
     /// A claim in the same delivery that is applied and never answered.
     UnansweredClaim,
 }
 
-/// The behaviour of a handler.
+/// Behaviour of a handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Act {
     Succeed,
@@ -67,11 +66,11 @@ pub(crate) enum Act {
     Hang,
 }
 
-/// What is left in the table.
+/// State of the record after a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Left {
+pub(crate) enum RecordState {
     Nothing,
-    /// In progress, with its lease.
+    /// In progress, under its lease.
     Live,
     /// In progress, its lease ended.
     Dead,
@@ -79,19 +78,19 @@ pub(crate) enum Left {
     Failed,
 }
 
-/// How many requests of the first delivery meet the fault, and until when.
+/// Number of requests that meet the fault in the first delivery, and its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lasting {
-    /// All; all is well before the message is delivered again.
+pub(crate) enum FaultDuration {
+    /// All requests; the fault ends before the message is delivered again.
     Throughout,
-    /// One. If it is held back, it arrives after a redelivery.
+    /// One request. If it is held back, it arrives after a redelivery.
     Once,
-    /// One, of a client without timeouts: only the deadline ends its wait. If it is held back,
-    /// it arrives after its lease is over and a takeover has been.
+    /// One request of a client without timeouts: only the deadline ends its wait. If it is held
+    /// back, it arrives after the end of its lease and after a takeover.
     UntilTheDeadline,
 }
 
-/// Does as told, and writes down each run.
+/// Handler that obeys its acts and records each run.
 #[derive(Clone, Debug)]
 struct Worker {
     acts: &'static [Act],
@@ -102,8 +101,8 @@ struct Worker {
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
     pub(crate) key: String,
-    /// Whether it was told that one before it may have had its effect.
-    pub(crate) told: bool,
+    /// True if the handler was informed of an earlier attempt.
+    pub(crate) informed: bool,
     pub(crate) act: Act,
 }
 
@@ -124,46 +123,47 @@ impl Handler for Worker {
             let act = self.acts.get(n).copied().unwrap_or(Act::Succeed);
             runs.push(Run {
                 key: attempt.key().to_string(),
-                told: attempt.may_have_run_before(),
+                informed: attempt.may_have_run_before(),
                 act,
             });
             (n, act)
         };
         match act {
             Act::Succeed => Ok(n),
-            Act::Fail => Err(Failure::retryable("told to")),
-            Act::NoEffect => Err(Failure::no_effect("told to")),
-            Act::Decline => Err(Failure::permanent("told to")),
+            Act::Fail => Err(Failure::retryable("scripted")),
+            Act::NoEffect => Err(Failure::no_effect("scripted")),
+            Act::Decline => Err(Failure::permanent("scripted")),
             // A panic that is not printed.
-            Act::Panic => resume_unwind(Box::new("told to")),
+            Act::Panic => resume_unwind(Box::new("scripted")),
             Act::Hang => std::future::pending().await,
         }
     }
 }
 
-/// What happened.
+/// Result of a story.
 #[derive(Debug)]
 pub(crate) struct Story {
     pub(crate) step: Step,
     pub(crate) fault: Fault,
-    pub(crate) lasting: Lasting,
-    /// How many requests met the fault.
+    pub(crate) lasting: FaultDuration,
+    /// Number of requests that met the fault.
     pub(crate) met: usize,
-    /// The first delivery, and those after it: at once, when every lease is over, and once more.
+    /// The first delivery and the three after it: at once, after every lease has ended, and once
+    /// more.
     pub(crate) deliveries: Vec<Delivery>,
-    /// Of the handler, in all deliveries and before.
+    /// Runs of the handler, in all deliveries and before.
     pub(crate) runs: Vec<Run>,
 }
 
-/// What one delivery found, did and left.
+/// One delivery: state before, handler runs, state after.
 #[derive(Debug)]
 pub(crate) struct Delivery {
     pub(crate) when: When,
-    pub(crate) found: Left,
+    pub(crate) found: RecordState,
     pub(crate) runs: Vec<Run>,
     pub(crate) acknowledged: bool,
-    pub(crate) left: Left,
-    /// The result in the record that is left.
+    pub(crate) left: RecordState,
+    /// Result in the record after the delivery.
     pub(crate) result: Option<String>,
     pub(crate) took: Duration,
 }
@@ -171,7 +171,7 @@ pub(crate) struct Delivery {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum When {
     Now,
-    /// Every lease is over.
+    /// Every lease has ended.
     Later,
 }
 
@@ -196,7 +196,7 @@ impl fmt::Display for Story {
 }
 
 impl Story {
-    pub(crate) async fn live(step: Step, fault: Fault, lasting: Lasting) -> Self {
+    pub(crate) async fn live(step: Step, fault: Fault, lasting: FaultDuration) -> Self {
         let stage = Stage::set(step.acts).await;
         match step.before {
             Before::Nothing => {}
@@ -206,12 +206,14 @@ impl Story {
             }
         }
         match lasting {
-            Lasting::Throughout => stage.dynamo.fail_all(step.request, fault),
-            Lasting::Once | Lasting::UntilTheDeadline => stage.dynamo.fail(step.request, fault),
+            FaultDuration::Throughout => stage.dynamo.fail_all(step.request, fault),
+            FaultDuration::Once | FaultDuration::UntilTheDeadline => {
+                stage.dynamo.fail(step.request, fault)
+            }
         }
         let attempt = match (lasting, fault) {
-            (Lasting::UntilTheDeadline, _) => None,
-            // Only those whom it ends wait for the timeout.
+            (FaultDuration::UntilTheDeadline, _) => None,
+            // Only a timeout ends these, so only these wait for it.
             (_, Fault::HoldRequest | Fault::HoldAnswer) => Some(Duration::from_millis(600)),
             _ => Some(Duration::from_secs(1)),
         };
@@ -220,9 +222,9 @@ impl Story {
 
         let mut met = None;
         for (when, healed) in [
-            (When::Now, Lasting::Throughout),
-            (When::Later, Lasting::Once),
-            (When::Later, Lasting::UntilTheDeadline),
+            (When::Now, FaultDuration::Throughout),
+            (When::Later, FaultDuration::Once),
+            (When::Later, FaultDuration::UntilTheDeadline),
         ] {
             if lasting == healed {
                 met = stage.dynamo.heal().await.remove(step.request);
@@ -268,7 +270,7 @@ impl Stage {
         let (found, _) = self.left().await;
         let ran = self.worker.runs().len();
         let clock = when.clock();
-        // A lease that no machine is too slow for.
+        // A lease longer than any delay of the machine.
         let once = Once::new(DynamoStore::new(client, TABLE));
         let once = once.clock(clock).lease_margin(HOUR / 2);
         let consumer = Arc::new(Consumer::new(once, namespace(), self.worker.clone()));
@@ -290,18 +292,21 @@ impl Stage {
         }
     }
 
-    async fn left(&self) -> (Left, Option<String>) {
+    async fn left(&self) -> (RecordState, Option<String>) {
         let Some(record) = self.dynamo.record(TABLE, "test#m-1").await else {
-            return (Left::Nothing, None);
+            return (RecordState::Nothing, None);
         };
         match text(&record, "status") {
-            "COMPLETED" => (Left::Completed, Some(text(&record, "result").to_owned())),
-            "FAILED" => (Left::Failed, None),
+            "COMPLETED" => (
+                RecordState::Completed,
+                Some(text(&record, "result").to_owned()),
+            ),
+            "FAILED" => (RecordState::Failed, None),
             // An abandoned lease ends when it is abandoned.
             _ if number(&record, "lease_until") <= number(&record, "updated_at") => {
-                (Left::Dead, None)
+                (RecordState::Dead, None)
             }
-            _ => (Left::Live, None),
+            _ => (RecordState::Live, None),
         }
     }
 }

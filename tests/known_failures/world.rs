@@ -10,7 +10,7 @@ use std::{sync::Arc, time::Duration};
 
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Consumer, Deadline, Failure, Handler, IntoHandler, Once, protocol::Timestamp,
+    Attempt, Consumer, Deadline, Failure, Handler, Once, handler_fn, protocol::Timestamp,
     store::DynamoStore,
 };
 
@@ -39,17 +39,19 @@ impl World {
         Once::new(DynamoStore::new(self.0.client(), TABLE))
     }
 
-    pub fn worker<H: Handler<Output: serde::Serialize>, Via>(
-        &self,
-        handler: impl IntoHandler<Via, Handler = H>,
-    ) -> Worker<H> {
+    pub fn worker<H: Handler<Output: serde::Serialize>>(&self, handler: H) -> Worker<H> {
         worker(self.once(), handler)
     }
 
-    /// Delivers once more: what is reported as failed. No handler may run.
+    /// Delivers once more and returns the ids reported as failed. No handler may run.
     pub async fn deliver_again(&self, order: &Value) -> Vec<String> {
         let never = async |_: Value, _: Attempt| -> Result<(), Failure> { panic!("it ran again") };
-        process(&Arc::new(self.worker(never)), event(order), within(TIME)).await
+        process(
+            &Arc::new(self.worker(handler_fn(never))),
+            event(order),
+            within(TIME),
+        )
+        .await
     }
 
     pub async fn the_record(&self) -> Item {
@@ -59,9 +61,9 @@ impl World {
     }
 }
 
-pub fn worker<H: Handler<Output: serde::Serialize>, Via>(
+pub fn worker<H: Handler<Output: serde::Serialize>>(
     once: Once<DynamoStore>,
-    handler: impl IntoHandler<Via, Handler = H>,
+    handler: H,
 ) -> Worker<H> {
     Consumer::new(once, namespace(), handler).key("body:/orderId".parse().unwrap())
 }
@@ -74,7 +76,7 @@ pub fn event(order: &Value) -> Value {
     batch([record("m-1", order)])
 }
 
-/// When every lease of now is over, and no record has expired.
+/// A time at which every current lease has ended, and no record has expired.
 pub fn in_an_hour() -> Timestamp {
     Timestamp::now() + Duration::from_secs(3600)
 }

@@ -1,4 +1,4 @@
-//! Each mode behind a [`Consumer`]: the batch's response, the log, and what SQS is told.
+//! Each mode behind a [`Consumer`]: the batch's response, the log, and the calls to SQS.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,7 +6,7 @@ use aws_sdk_dynamodb::types::Update;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Change, Consumer, Done, Failure, Handler, Mode, Write,
+    Attempt, Change, Consumer, Done, Failure, Handler, Mode, Write, handler_fn,
     sqs::{FingerprintSource, KeySource, Visibility},
 };
 
@@ -16,7 +16,7 @@ use super::{
         event::{batch, in_group, received, record},
         faults::Fault,
         log,
-        sqs::{Mood, Sqs},
+        sqs::{Sqs, SqsBehaviour},
     },
     world::{SECOND, THINGS, World, now},
 };
@@ -25,25 +25,25 @@ use super::{
 struct Entry {
     id: String,
     list: String,
-    told: String,
+    act: String,
 }
 
 impl Entry {
     /// Appends its id to its list.
     fn write(&self) -> Result<Write<Update>, Failure> {
         let append = "SET entries = list_append(if_not_exists(entries, :none), :entry)";
-        match self.told.as_str() {
+        match self.act.as_str() {
             "succeed" => Ok(Write::update(THINGS, append)
                 .key("id", &self.list)
                 .value(":none", Vec::<String>::new())
                 .value(":entry", [&self.id])),
-            "fail" => Err(Failure::retryable("told to")),
-            "decline" => Err(Failure::permanent("told to")),
+            "fail" => Err(Failure::retryable("scripted")),
+            "decline" => Err(Failure::permanent("scripted")),
             "conflict" => Ok(Write::update(THINGS, "ADD n :n")
                 .key("id", &self.list)
                 .value(":n", 1)
                 .when("attribute_exists(nothing)")),
-            _ => panic!("told to"),
+            _ => panic!("scripted"),
         }
     }
 }
@@ -58,18 +58,18 @@ async fn change(entry: Entry, _: Attempt) -> Result<Change<String>, Failure> {
     Ok(Change::update(entry.id, write))
 }
 
-/// The message `id`, whose entry is of the same name, for `list`.
-fn entry(id: &str, list: &str, told: &str) -> Value {
-    record(id, &body(id, list, told))
+/// The message `id`, whose entry has the same name, for `list`.
+fn entry(id: &str, list: &str, act: &str) -> Value {
+    record(id, &body(id, list, act))
 }
 
-fn body(id: &str, list: &str, told: &str) -> Value {
-    json!({"id": id, "list": list, "told": told})
+fn body(id: &str, list: &str, act: &str) -> Value {
+    json!({"id": id, "list": list, "act": act})
 }
 
 /// An [`entry`] of a FIFO queue.
-fn fifo(list: &str, name: &str, told: &str) -> Value {
-    in_group(entry(&format!("{list} {name}"), list, told), "group")
+fn fifo(list: &str, name: &str, act: &str) -> Value {
+    in_group(entry(&format!("{list} {name}"), list, act), "group")
 }
 
 impl World {
@@ -79,7 +79,7 @@ impl World {
         entries.map(|entry| entry.as_s().unwrap().clone()).collect()
     }
 
-    /// Whatever the mode: what succeeded is written once and acknowledged, all else is reported.
+    /// Any mode: a success is written once and acknowledged, every other message is reported.
     async fn behind_a_consumer<M, H>(&self, mode: &str, consumer: impl Fn() -> Consumer<M, H>)
     where
         M: Mode<H::Output>,
@@ -101,7 +101,7 @@ impl World {
     ) {
         let consumer = Arc::new(consumer);
         let id = |name: &str| format!("{list} {name}");
-        let message = |name: &str, told| entry(&id(name), list, told);
+        let message = |name: &str, act| entry(&id(name), list, act);
         let mut copy = message("1", "succeed");
         copy["messageId"] = json!("a copy");
         let event = batch([
@@ -121,7 +121,7 @@ impl World {
             &id("panics"),
             &id("busy"),
         ];
-        // What failed does so again.
+        // The failed messages fail again.
         for delivery in ["first", "second"] {
             let failed = process(&consumer, event.clone(), within(20 * SECOND)).await;
             assert_eq!(failed, expected, "{list}: {delivery} delivery");
@@ -131,7 +131,7 @@ impl World {
         }
     }
 
-    /// A FIFO group goes on behind a permanent failure, unless nothing records that.
+    /// A FIFO group continues behind a permanent failure, unless the mode does not record it.
     async fn behind_a_decline<M, H>(&self, mode: &str, list: &str, consumer: Consumer<M, H>)
     where
         M: Mode<H::Output>,
@@ -163,9 +163,9 @@ impl World {
     }
 
     async fn in_order<M: Mode<H::Output>, H: Handler>(&self, list: &str, consumer: Consumer<M, H>) {
-        // The body says what the handler does, and changes here.
+        // The body controls the handler, and changes here.
         let consumer = Arc::new(consumer.fingerprint(FingerprintSource::Off));
-        let fifo = |name: &str, told| fifo(list, name, told);
+        let fifo = |name: &str, act| fifo(list, name, act);
         let names = |ids: &[&str]| {
             ids.iter()
                 .map(|id| format!("{list} {id}"))
@@ -182,13 +182,13 @@ impl World {
         assert_eq!(self.entries(list).await, names(&["1", "2", "3", "4"]));
     }
 
-    /// The commits' answers are lost: the messages come back after a back-off, and are done.
+    /// The responses to the commits are lost. The messages return after a back-off, and are done.
     async fn unknown<M, H>(&self, mode: &str, list: &str, consumer: impl Fn() -> Consumer<M, H>)
     where
         M: Mode<H::Output>,
         H: Handler,
     {
-        let sqs = Sqs::start(Mood::Willing).await;
+        let sqs = Sqs::start(SqsBehaviour::Willing).await;
         let visibility = Visibility::new(sqs.client()).jitter(|most| most);
         let consumer = Arc::new(consumer().visibility(visibility.backoff(7 * SECOND, 60 * SECOND)));
         let names = ["1", "2"].map(|n| format!("{list} {n}"));
@@ -234,40 +234,52 @@ impl World {
 }
 
 #[tokio::test]
-async fn a_consumer_claims_and_commits() {
+async fn consumer_claims_and_commits() {
     let world = World::start().await;
-    let client = world.patient();
-    let consumer = || Consumer::new(world.once(&client), namespace(), plan);
+    let client = world.no_timeout_client();
+    let consumer = || Consumer::new(world.once(&client), namespace(), handler_fn(plan));
     world.behind_a_consumer("claim", consumer).await;
 }
 
 #[tokio::test]
-async fn a_consumer_has_an_inbox() {
+async fn consumer_runs_inbox() {
     let world = World::start().await;
-    let client = world.patient();
-    let consumer = || Consumer::new(world.inbox(&client), namespace(), plan);
+    let client = world.no_timeout_client();
+    let consumer = || Consumer::new(world.inbox(&client), namespace(), handler_fn(plan));
     world.behind_a_consumer("inbox", consumer).await;
 }
 
 #[tokio::test]
-async fn a_consumer_changes_items() {
+async fn consumer_changes_items() {
     let world = World::start().await;
-    let client = world.patient();
-    let consumer = || Consumer::new(world.on_item(&client), namespace(), change);
+    let client = world.no_timeout_client();
+    let consumer = || Consumer::new(world.on_item(&client), namespace(), handler_fn(change));
     world.behind_a_consumer("on item", consumer).await;
 }
 
 #[tokio::test]
-async fn each_mode_has_its_clock() {
+async fn clock_is_set_for_each_mode() {
     fn left<M: Mode<H::Output>, H: Handler>(consumer: &Consumer<M, H>) -> Duration {
         consumer.deadline(now() + 10 * SECOND).time_left()
     }
     let world = World::start().await;
-    let client = world.patient();
+    let client = world.no_timeout_client();
     for left in [
-        left(&Consumer::new(world.once(&client), namespace(), plan)),
-        left(&Consumer::new(world.inbox(&client), namespace(), plan)),
-        left(&Consumer::new(world.on_item(&client), namespace(), change)),
+        left(&Consumer::new(
+            world.once(&client),
+            namespace(),
+            handler_fn(plan),
+        )),
+        left(&Consumer::new(
+            world.inbox(&client),
+            namespace(),
+            handler_fn(plan),
+        )),
+        left(&Consumer::new(
+            world.on_item(&client),
+            namespace(),
+            handler_fn(change),
+        )),
     ] {
         assert!(left <= 10 * SECOND, "{left:?}");
     }

@@ -1,33 +1,33 @@
-//! Crashes, lost answers, collisions, and two workers at once.
+//! Crashes, lost responses, contention, and two workers at once.
 
 use std::time::Duration;
 
 use super::{
     support::{dynamo::text, faults::Fault},
-    world::{Attempt, RECORDS, RETENTION, SECOND, Way, World, ample, pass, short},
+    world::{Attempt, EffectMode, RECORDS, RETENTION, SECOND, World, ample, pass, short},
 };
 
-/// Longer than any lease here.
+/// Longer than any lease in these tests.
 pub const LEASE: Duration = Duration::from_secs(120);
 
-/// What a worker meets.
+/// A fault that a worker meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Meets {
     Once(Fault),
     Always(Fault),
-    /// It dies when its request has met the fault.
+    /// The worker dies when its request has met the fault.
     Dies(Fault),
 }
 use Meets::{Always, Dies, Once};
 
-/// Each with the outcome where the request that makes the effect meets it: of a transaction, which
-/// knows its own token, and of a write to an item, which knows its own key.
+/// Injected faults, each with the outcome if the request that makes the effect meets it. A transaction knows
+/// its own token, a write to an item its own key.
 pub const STORIES: [(Meets, &str, &str); 25] = [
-    (Once(Fault::CutBefore), "done", "done"),
+    (Once(Fault::CutBefore), "completed", "completed"),
     (Always(Fault::CutBefore), "commit_unknown", "commit_unknown"),
-    (Once(Fault::CutAfter), "done", "duplicate"),
+    (Once(Fault::CutAfter), "completed", "duplicate"),
     (Always(Fault::CutAfter), "commit_unknown", "commit_unknown"),
-    (Once(Fault::HalfAnswer), "done", "duplicate"),
+    (Once(Fault::HalfAnswer), "completed", "duplicate"),
     (
         Always(Fault::HalfAnswer),
         "commit_unknown",
@@ -45,7 +45,7 @@ pub const STORIES: [(Meets, &str, &str); 25] = [
         "commit_unknown",
         "commit_unknown",
     ),
-    (Once(Fault::InternalError), "done", "done"),
+    (Once(Fault::InternalError), "completed", "completed"),
     (
         Always(Fault::InternalError),
         "commit_unknown",
@@ -57,7 +57,7 @@ pub const STORIES: [(Meets, &str, &str); 25] = [
         "commit_unknown",
     ),
     (Always(Fault::Refuse), "commit_unknown", "commit_unknown"),
-    (Once(Fault::Throttle), "done", "done"),
+    (Once(Fault::Throttle), "completed", "completed"),
     (
         Always(Fault::Throttle),
         "retryable_failure",
@@ -83,7 +83,7 @@ pub const STORIES: [(Meets, &str, &str); 25] = [
     // Transactions only:
     (
         Once(Fault::Canceled(&["None", "TransactionConflict"])),
-        "done",
+        "completed",
         "",
     ),
     (
@@ -91,7 +91,7 @@ pub const STORIES: [(Meets, &str, &str); 25] = [
         "retryable_failure",
         "",
     ),
-    (Once(Fault::TransactionInProgress), "done", ""),
+    (Once(Fault::TransactionInProgress), "completed", ""),
     (
         Always(Fault::TransactionInProgress),
         "retryable_failure",
@@ -100,7 +100,7 @@ pub const STORIES: [(Meets, &str, &str); 25] = [
 ];
 
 impl World {
-    /// The next request of these meets it, or all do.
+    /// The next request meets the fault, or all do.
     pub fn fail(&self, request: &str, meets: Meets) {
         match meets {
             Once(fault) | Dies(fault) => self.dynamo.fail(request, fault),
@@ -108,18 +108,18 @@ impl World {
         }
     }
 
-    /// The effect is made once though one request of the first worker meets a fault; and though
-    /// what was held back of it comes after the second worker's, where `late`.
+    /// The effect happens once though one request of the first worker meets a fault. If `late`, the
+    /// held-back request arrives after the second worker's.
     async fn story(
         &self,
-        way: Way,
+        way: EffectMode,
         request: &str,
         meets: Meets,
         expected: Option<&str>,
         late: bool,
     ) {
         let id = &format!("{way:?}: {request} {meets:?} {late}");
-        let client = &self.hurried();
+        let client = &self.short_timeout_client();
         let first = Attempt {
             way,
             id,
@@ -135,14 +135,14 @@ impl World {
             }
         } else {
             let outcome = self.run(&first).await;
-            // The last repetition may be cut off by the deadline, and then its answer is unknown.
+            // The deadline may cut off the last repetition, whose outcome is then unknown.
             let contended = ["retryable_failure", "completion_unrecorded"];
             let cut_off = expected.is_some_and(|expected| contended.contains(&expected))
                 && outcome.name() == "commit_unknown";
             if let Some(expected) = expected.filter(|_| !cut_off) {
                 assert_eq!(outcome.name(), expected, "{id}: {outcome}");
             }
-            // Nothing is acknowledged that is not done.
+            // No unfinished message is acknowledged.
             assert!(
                 !outcome.is_success() || self.effect(way, id).await == 1,
                 "{id}"
@@ -180,7 +180,7 @@ impl World {
     }
 }
 
-async fn whatever_fails(way: Way) {
+async fn survives_every_fault(way: EffectMode) {
     let world = World::start().await;
     for request in way.requests() {
         for (meets, in_transaction, on_item) in STORIES {
@@ -190,7 +190,7 @@ async fn whatever_fails(way: Way) {
             }
             let expected = match (way, in_transaction) {
                 // The claim is kept, and counted.
-                (Way::Claim, "retryable_failure") => "completion_unrecorded",
+                (EffectMode::Claim, "retryable_failure") => "completion_unrecorded",
                 _ if way.is_transaction() => in_transaction,
                 _ => on_item,
             };
@@ -204,53 +204,53 @@ async fn whatever_fails(way: Way) {
 }
 
 #[tokio::test]
-async fn claim_and_commit_make_the_effect_once_whatever_fails() {
-    whatever_fails(Way::Claim).await;
+async fn claim_and_commit_survive_every_fault() {
+    survives_every_fault(EffectMode::Claim).await;
 }
 
 #[tokio::test]
-async fn an_inbox_makes_the_effect_once_whatever_fails() {
-    whatever_fails(Way::Inbox).await;
+async fn inbox_survives_every_fault() {
+    survives_every_fault(EffectMode::Inbox).await;
 }
 
 #[tokio::test]
-async fn an_inbox_that_looks_first_makes_the_effect_once_whatever_fails() {
-    whatever_fails(Way::InboxWithLook).await;
+async fn inbox_with_read_survives_every_fault() {
+    survives_every_fault(EffectMode::InboxWithLook).await;
 }
 
 #[tokio::test]
-async fn an_item_is_created_once_whatever_fails() {
-    whatever_fails(Way::Create).await;
+async fn item_creation_survives_every_fault() {
+    survives_every_fault(EffectMode::Create).await;
 }
 
 #[tokio::test]
-async fn an_item_is_updated_once_whatever_fails() {
-    whatever_fails(Way::Update).await;
+async fn item_update_survives_every_fault() {
+    survives_every_fault(EffectMode::Update).await;
 }
 
 #[tokio::test]
-async fn an_item_that_forgets_is_updated_once_whatever_fails() {
-    whatever_fails(Way::UpdateForATime).await;
+async fn item_update_with_retention_survives_every_fault() {
+    survives_every_fault(EffectMode::UpdateForATime).await;
 }
 
 #[tokio::test]
-async fn an_item_is_modified_once_whatever_fails() {
-    whatever_fails(Way::Modify).await;
+async fn item_modification_survives_every_fault() {
+    survives_every_fault(EffectMode::Modify).await;
 }
 
 #[tokio::test]
-async fn a_worker_that_dies_in_its_handler_leaves_the_effect_to_the_next() {
+async fn crash_in_handler_leaves_effect_to_next_attempt() {
     let world = World::start().await;
-    for way in Way::ALL {
+    for way in EffectMode::ALL {
         let id = &format!("{way:?}");
-        let client = &world.patient();
+        let client = &world.no_timeout_client();
         let attempt = Attempt {
             way,
             id,
             client,
             deadline: ample(),
         };
-        // Biased: what is woken by the handler is looked at before its answer is sent.
+        // Biased: the code woken by the handler runs before the response is sent.
         tokio::select! {
             biased;
             () = world.running.notified() => {}
@@ -265,11 +265,11 @@ async fn a_worker_that_dies_in_its_handler_leaves_the_effect_to_the_next() {
 }
 
 #[tokio::test]
-async fn a_commit_that_comes_after_a_takeover_is_refused() {
+async fn commit_after_takeover_is_refused() {
     let world = World::start().await;
-    for way in Way::ALL {
+    for way in EffectMode::ALL {
         let id = &format!("{way:?}");
-        let client = &world.patient();
+        let client = &world.no_timeout_client();
         let attempt = Attempt {
             way,
             id,
@@ -284,19 +284,19 @@ async fn a_commit_that_comes_after_a_takeover_is_refused() {
             outcome = &mut first => panic!("{id}: it ended: {outcome}"),
             () = world.met(way.commit()) => {}
         }
-        if way == Way::Claim {
+        if way == EffectMode::Claim {
             let meanwhile = world.deliver(way, id).await;
             assert_eq!(meanwhile.name(), "conflict", "{id}: {meanwhile}");
         }
         pass(LEASE);
         let second = world.deliver(way, id).await;
-        assert_eq!(second.name(), "done", "{id}: {second}");
+        assert_eq!(second.name(), "completed", "{id}: {second}");
         assert_eq!(world.effect(way, id).await, 1, "{id}");
         let key = super::world::operation(id, ample()).key;
         let record = world.dynamo.record(RECORDS, key.as_str()).await;
 
         let (first, _met) = tokio::join!(first, world.dynamo.heal());
-        let refused = if way == Way::Claim {
+        let refused = if way == EffectMode::Claim {
             "lease_lost"
         } else {
             "duplicate"
@@ -313,20 +313,20 @@ async fn a_commit_that_comes_after_a_takeover_is_refused() {
 }
 
 #[tokio::test]
-async fn of_workers_at_the_same_time_one_makes_the_effect() {
+async fn concurrent_workers_make_effect_once() {
     let world = World::start().await;
-    for way in Way::ALL {
+    for way in EffectMode::ALL {
         let id = &format!("{way:?}");
         let workers = (0..6).map(|_| world.deliver(way, id));
         let outcomes = futures_util::future::join_all(workers).await;
         let mut names: Vec<_> = outcomes.iter().map(|outcome| outcome.name()).collect();
         names.sort_unstable();
         assert_eq!(
-            names.iter().filter(|name| **name == "done").count(),
+            names.iter().filter(|name| **name == "completed").count(),
             1,
             "{id}: {names:?}"
         );
-        names.retain(|name| !["done", "duplicate", "conflict"].contains(name));
+        names.retain(|name| !["completed", "duplicate", "conflict"].contains(name));
         assert!(names.is_empty(), "{id}: {names:?}");
         assert_eq!(world.effect(way, id).await, 1, "{id}");
         assert_eq!(world.deliver(way, id).await.name(), "duplicate", "{id}");
@@ -334,31 +334,34 @@ async fn of_workers_at_the_same_time_one_makes_the_effect() {
 }
 
 #[tokio::test]
-async fn after_its_retention_an_operation_is_a_new_one_and_not_before() {
+async fn operation_is_new_only_after_retention() {
     let world = World::start().await;
-    for way in Way::ALL {
-        assert_eq!(world.deliver(way, &format!("{way:?}")).await.name(), "done");
+    for way in EffectMode::ALL {
+        assert_eq!(
+            world.deliver(way, &format!("{way:?}")).await.name(),
+            "completed"
+        );
     }
-    // Ends are rounded up to seconds, and met by the clock of the process.
+    // Ends are rounded up to seconds, and compared with the process clock.
     pass(RETENTION - 60 * SECOND);
-    for way in Way::ALL {
+    for way in EffectMode::ALL {
         let id = &format!("{way:?}");
         assert_eq!(world.deliver(way, id).await.name(), "duplicate", "{id}");
         assert_eq!(world.effect(way, id).await, 1, "{id}");
     }
     pass(62 * SECOND);
-    for way in Way::ALL {
+    for way in EffectMode::ALL {
         let id = &format!("{way:?}");
-        // A string set never forgets.
-        let forgets = way.is_transaction() || way == Way::UpdateForATime;
+        // A string set never expires.
+        let forgets = way.is_transaction() || way == EffectMode::UpdateForATime;
         let (name, effect) = if forgets {
-            ("done", 2)
+            ("completed", 2)
         } else {
             ("duplicate", 1)
         };
         assert_eq!(world.deliver(way, id).await.name(), name, "{id}");
         assert_eq!(world.effect(way, id).await, effect, "{id}");
-        // And the new one is as much once as the first was.
+        // The new operation also happens once.
         assert_eq!(world.deliver(way, id).await.name(), "duplicate", "{id}");
         assert_eq!(world.effect(way, id).await, effect, "{id}");
     }

@@ -1,6 +1,6 @@
-//! A message that fails for good, and faults where that is recorded: no effect, never acknowledged.
+//! Permanent failures, and injected faults while they are recorded: no effect, never acknowledged.
 
-use futures_util::{StreamExt, stream};
+use futures_util::{StreamExt as _, stream};
 use sqs_once::{Deadline, Done, Failure, Outcome};
 
 use super::{
@@ -11,7 +11,7 @@ use super::{
 
 const ID: &str = "m-1";
 
-/// The modes that record a failure, by what fails, and the requests of that.
+/// Modes that record a failure, by the failing part, and the requests for that.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fails {
     ClaimByHandler,
@@ -38,7 +38,7 @@ impl Fails {
             }
             Ok(Done::new(()).with(one_more(ID).when("attribute_exists(id)")))
         };
-        let client = &world.hurried();
+        let client = &world.short_timeout_client();
         let operation = operation(ID, deadline);
         match self {
             ClaimByHandler | ClaimByCondition => world.once(client).run(operation, handler).await,
@@ -46,7 +46,7 @@ impl Fails {
         }
     }
 
-    /// A world whose first attempt met a fault at the `nth` of its requests, and is over.
+    /// A world whose first attempt met a fault at the `nth` of its requests, and has ended.
     async fn met_by(self, nth: usize, meets: Meets) -> World {
         let world = World::start().await;
         let request = self.requests()[nth];
@@ -66,11 +66,11 @@ impl Fails {
     }
 }
 
-/// Several stories at once, because each waits for a deadline. All at once would miss deadlines on a busy
-/// machine.
-async fn whatever_happens(fails: Fails) {
+/// Eight stories at a time: most of each is a wait for a deadline of one second, and a busy machine must
+/// reach the request that meets the fault before it.
+async fn failure_survives_every_fault(fails: Fails) {
     let stories = STORIES.iter().filter(|(.., on_item)| {
-        // Who dies has no outcome, and the rest is for the effects of transactions.
+        // A dead worker has no outcome, and the other injected faults concern effects of transactions.
         !on_item.is_empty()
     });
     let stories = stories.flat_map(|&(meets, ..)| {
@@ -93,21 +93,21 @@ async fn whatever_happens(fails: Fails) {
 }
 
 #[tokio::test]
-async fn what_its_handler_fails_after_a_claim_stays_failed_whatever_happens() {
-    whatever_happens(ClaimByHandler).await;
+async fn handler_failure_after_claim_survives_every_fault() {
+    failure_survives_every_fault(ClaimByHandler).await;
 }
 
 #[tokio::test]
-async fn what_a_condition_refuses_after_a_claim_stays_failed_whatever_happens() {
-    whatever_happens(ClaimByCondition).await;
+async fn refused_commit_survives_every_fault() {
+    failure_survives_every_fault(ClaimByCondition).await;
 }
 
 #[tokio::test]
-async fn what_its_plan_fails_in_an_inbox_stays_failed_whatever_happens() {
-    whatever_happens(InboxByPlan).await;
+async fn inbox_plan_failure_survives_every_fault() {
+    failure_survives_every_fault(InboxByPlan).await;
 }
 
 #[tokio::test]
-async fn what_a_condition_refuses_in_an_inbox_stays_failed_whatever_happens() {
-    whatever_happens(InboxByCondition).await;
+async fn refused_inbox_write_survives_every_fault() {
+    failure_survives_every_fault(InboxByCondition).await;
 }

@@ -1,4 +1,4 @@
-//! Changes of one item: what they compose with, what the item remembers, and what it forgets.
+//! Changes of one item: composition with other expressions, the item's memory, and its expiry.
 
 use std::{
     collections::HashMap,
@@ -24,16 +24,16 @@ use super::{
     world::{RETENTION, SECOND, THINGS, Thing, World, ample, now, operation, pass},
 };
 
-/// Runs the operation `key`, whose change this is.
+/// Runs the operation `key` with this change.
 async fn run<O: Serialize>(on_item: &OnItem, key: &str, change: Change<O>) -> Outcome {
     let handler = async |_| Ok(change);
     on_item.run(operation(key, ample()), handler).await
 }
 
-/// Adds to the thing `a` as often as it is called.
+/// Adds to the thing `a` for each call.
 fn add(n: i64, calls: &Arc<AtomicUsize>) -> Change<i64> {
     let calls = Arc::clone(calls);
-    Change::of(THINGS).key("id", "a").modify(move |thing| {
+    Change::modify(THINGS, json!({ "id": "a" }), move |thing| {
         calls.fetch_add(1, Ordering::SeqCst);
         let mut thing: Thing = thing.ok_or_else(|| Failure::permanent("there is no such thing"))?;
         thing.n += n;
@@ -57,8 +57,8 @@ impl World {
             .await;
     }
 
-    async fn without_a(&self) {
-        let delete = self.patient().delete_item().table_name(THINGS);
+    async fn delete_a(&self) {
+        let delete = self.no_timeout_client().delete_item().table_name(THINGS);
         let delete = delete.key("id", AttributeValue::S("a".into()));
         delete.send().await.unwrap();
     }
@@ -79,14 +79,14 @@ fn ends(item: &Item) -> &HashMap<String, AttributeValue> {
 }
 
 #[tokio::test]
-async fn operations_on_one_item_from_many_workers_add_up() {
+async fn concurrent_operations_on_item_add_up() {
     const OPERATIONS: i64 = 10;
     let world = World::start().await;
     world.has(json!({"id": "a", "n": 1000})).await;
-    let (on_item, calls) = (world.on_item(&world.patient()), Arc::default());
+    let (on_item, calls) = (world.on_item(&world.no_timeout_client()), Arc::default());
     let mut open: Vec<i64> = (1..=OPERATIONS).collect();
     while !open.is_empty() {
-        // Four workers have each of them.
+        // Four workers have each operation.
         let deliveries = open.iter().cycle().take(4 * open.len());
         let runs = deliveries.map(|n| {
             let (on_item, calls) = (&on_item, &calls);
@@ -107,10 +107,10 @@ async fn operations_on_one_item_from_many_workers_add_up() {
 }
 
 #[tokio::test]
-async fn a_modification_begins_anew_with_what_it_collided_with() {
+async fn modification_restarts_from_newer_item() {
     let world = World::start().await;
     world.has(json!({"id": "a", "n": 0})).await;
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     let (first, second) = (Arc::default(), Arc::default());
     world.dynamo.reset_counts();
     world.dynamo.fail("PutItem", Fault::HoldRequest);
@@ -120,12 +120,12 @@ async fn a_modification_begins_anew_with_what_it_collided_with() {
         () = world.met("PutItem") => {}
     }
     let outcome = run(&on_item, "second", add(10, &second)).await;
-    assert_eq!(outcome.name(), "done", "{outcome}");
+    assert_eq!(outcome.name(), "completed", "{outcome}");
     let (outcome, _met) = tokio::join!(held, world.dynamo.heal());
-    assert_eq!(outcome.name(), "done", "{outcome}");
+    assert_eq!(outcome.name(), "completed", "{outcome}");
     assert_eq!(number(&world.a().await, "n"), 11);
     assert_eq!(first.load(Ordering::SeqCst), 2);
-    // The refused put was answered with the item, so nobody read it a second time.
+    // The refused put returned the item, so no second read was sent.
     let counts = world.dynamo.reset_counts();
     assert_eq!((counts["GetItem"], counts["PutItem"]), (2, 3));
 
@@ -134,14 +134,14 @@ async fn a_modification_begins_anew_with_what_it_collided_with() {
     assert_eq!(
         second.load(Ordering::SeqCst),
         1,
-        "a known key calls nothing"
+        "a known key runs no closure"
     );
 }
 
 #[tokio::test]
-async fn a_modification_sees_what_counts_the_version() {
+async fn modification_sees_version_attribute() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     let calls = Arc::default();
     world.has(json!({"id": "a", "n": 0})).await;
     for (key, theirs, n) in [
@@ -159,42 +159,42 @@ async fn a_modification_sees_what_counts_the_version() {
             outcome = &mut held => panic!("{key}: it ended: {outcome}"),
             () = world.met("PutItem") => {}
         }
-        // Somebody else writes, and leaves the memory as it is.
+        // Another program writes, and keeps the memory attribute.
         let mut theirs: Item = serde_dynamo::to_item(theirs).unwrap();
         if let Some(events) = world.a().await.remove("processed_events") {
             theirs.insert("processed_events".into(), events);
         }
         world.dynamo.put(THINGS, theirs).await;
         let (outcome, _met) = tokio::join!(held, world.dynamo.heal());
-        assert_eq!(outcome.name(), "done", "{key}: {outcome}");
+        assert_eq!(outcome.name(), "completed", "{key}: {outcome}");
         assert_eq!(number(&world.a().await, "n"), n, "{key}");
     }
 }
 
 #[tokio::test]
-async fn a_modification_keeps_what_its_type_does_not_know() {
+async fn modification_keeps_unknown_attributes() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     let calls = Arc::default();
     let outcome = run(&on_item, "1", add(1, &calls)).await;
     assert_eq!(
         outcome.to_string(),
-        "failed permanently: there is no such thing"
+        "permanent failure: there is no such thing"
     );
     assert!(world.dynamo.record(THINGS, "a").await.is_none());
 
     world
         .has(json!({"id": "a", "n": 1, "owner": "Ada", "sizes": [1, 2]}))
         .await;
-    assert_eq!(run(&on_item, "1", add(1, &calls)).await.name(), "done");
+    assert_eq!(run(&on_item, "1", add(1, &calls)).await.name(), "completed");
     let item = world.a().await;
     assert_eq!((number(&item, "n"), text(&item, "owner")), (2, "Ada"));
     assert_eq!(item["sizes"].as_l().unwrap().len(), 2);
 }
 
-/// It knows what is ours, and knows it as something else.
+/// A type that declares the memory attribute with another meaning.
 #[derive(Default, Deserialize, Serialize)]
-struct Nosy {
+struct OwnMemoryField {
     id: String,
     n: i64,
     #[serde(default)]
@@ -206,25 +206,27 @@ struct Nosy {
 }
 
 #[tokio::test]
-async fn a_type_that_has_the_items_memory_does_not_overwrite_it() {
+async fn modification_keeps_memory_of_item() {
     let world = World::start().await;
     world.has(json!({"id": "a", "n": 0})).await;
     let nosy = || {
-        Change::of(THINGS)
-            .key("id", "a")
-            .modify(|found: Option<Nosy>| {
-                let Nosy { id, n, .. } = found.unwrap();
+        Change::modify(
+            THINGS,
+            json!({ "id": "a" }),
+            |found: Option<OwnMemoryField>| {
+                let OwnMemoryField { id, n, .. } = found.unwrap();
                 Ok((
-                    Nosy {
+                    OwnMemoryField {
                         id,
                         n: n + 1,
-                        ..Nosy::default()
+                        ..OwnMemoryField::default()
                     },
                     (),
                 ))
-            })
+            },
+        )
     };
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     let for_a_time = on_item.clone().retention(RETENTION);
     for (on_item, key) in [
         (&on_item, "1"),
@@ -233,7 +235,7 @@ async fn a_type_that_has_the_items_memory_does_not_overwrite_it() {
         (&for_a_time, "4"),
     ] {
         let outcome = run(on_item, key, nosy()).await;
-        assert_eq!(outcome.name(), "done", "{key}: {outcome}");
+        assert_eq!(outcome.name(), "completed", "{key}: {outcome}");
     }
     for key in ["1", "2", "3", "4"] {
         let outcome = run(&on_item, key, nosy()).await;
@@ -244,11 +246,11 @@ async fn a_type_that_has_the_items_memory_does_not_overwrite_it() {
 }
 
 #[tokio::test]
-async fn an_update_between_the_read_and_the_write_of_a_modification_is_not_lost() {
+async fn modification_keeps_concurrent_update() {
     let world = World::start().await;
     for retention in [None, Some(RETENTION)] {
         world.has(json!({"id": "a", "n": 0})).await;
-        let mut on_item = world.on_item(&world.patient());
+        let mut on_item = world.on_item(&world.no_timeout_client());
         if let Some(retention) = retention {
             on_item = on_item.retention(retention);
         }
@@ -265,9 +267,9 @@ async fn an_update_between_the_read_and_the_write_of_a_modification_is_not_lost(
                 () = world.met("PutItem") => {}
             }
             let updated = run(&on_item, &key("updated"), Change::update((), one_more())).await;
-            assert_eq!(updated.name(), "done", "{updated}");
+            assert_eq!(updated.name(), "completed", "{updated}");
             let (outcome, _met) = tokio::join!(held, world.dynamo.heal());
-            assert_eq!(outcome.name(), "done", "{outcome}");
+            assert_eq!(outcome.name(), "completed", "{outcome}");
             assert_eq!(
                 number(&world.a().await, "n"),
                 n + 11,
@@ -280,9 +282,9 @@ async fn an_update_between_the_read_and_the_write_of_a_modification_is_not_lost(
 }
 
 #[tokio::test]
-async fn an_update_composes_with_the_users_own() {
+async fn update_composes_with_user_expression() {
     let world = World::start().await;
-    let client = world.patient();
+    let client = world.no_timeout_client();
     let set = world.on_item(&client);
     let map = world.on_item(&client).retention(RETENTION);
     let whole = || {
@@ -306,7 +308,7 @@ async fn an_update_composes_with_the_users_own() {
         world.dynamo.put(THINGS, item).await;
 
         let outcome = run(on_item, "1", Change::update((), whole())).await;
-        assert_eq!(outcome.name(), "done", "{name}: {outcome}");
+        assert_eq!(outcome.name(), "completed", "{name}: {outcome}");
         let item = world.a().await;
         assert_eq!(
             (text(&item, "name"), number(&item, "n")),
@@ -322,14 +324,14 @@ async fn an_update_composes_with_the_users_own() {
 
         let outcome = run(on_item, "2", Change::update((), whole())).await;
         let why =
-            "failed permanently: the condition of write 0, `room`, to table `things` is not met";
+            "permanent failure: condition check failed for write 0, `room`, to table `things`";
         assert_eq!(outcome.to_string(), why, "{name}");
         assert_eq!(
             world.a().await,
             item,
             "{name}: a refused update changes nothing"
         );
-        // What is known is a duplicate, though its own effect is what its condition refuses now.
+        // A known operation is a duplicate, even if its own effect makes its condition fail now.
         let outcome = run(on_item, "1", Change::update((), whole())).await;
         assert_eq!(outcome.name(), "duplicate", "{name}: {outcome}");
 
@@ -340,7 +342,7 @@ async fn an_update_composes_with_the_users_own() {
             if expression != "REMOVE c" {
                 write = write.value(":v", 1);
             }
-            for expected in ["done", "duplicate"] {
+            for expected in ["completed", "duplicate"] {
                 let outcome = run(on_item, &id, Change::update((), write.clone())).await;
                 assert_eq!(outcome.name(), expected, "{id}: {outcome}");
             }
@@ -351,7 +353,7 @@ async fn an_update_composes_with_the_users_own() {
 #[tokio::test]
 async fn conditions_in_parentheses_hold() {
     let world = World::start().await;
-    let client = world.patient();
+    let client = world.no_timeout_client();
     let set = world.on_item(&client);
     let map = world.on_item(&client).retention(RETENTION);
     for (n, condition) in [
@@ -366,8 +368,8 @@ async fn conditions_in_parentheses_hold() {
         let values = |write: Write<Update>| write.value(":seven", 7).value(":yes", true);
         let once_more = || values(one_more().when(condition));
         for (item, expected) in [
-            (json!({"id": "a", "n": 7}), "done"),
-            (json!({"id": "a", "n": 1, "vip": true}), "done"),
+            (json!({"id": "a", "n": 7}), "completed"),
+            (json!({"id": "a", "n": 1, "vip": true}), "completed"),
             (json!({"id": "a", "n": 1}), "permanent_failure"),
         ] {
             for (name, on_item) in [("set", &set), ("map", &map)] {
@@ -376,7 +378,7 @@ async fn conditions_in_parentheses_hold() {
                 let outcome = run(on_item, "1", change).await;
                 assert_eq!(outcome.name(), expected, "{condition} {name}: {outcome}");
                 assert!(
-                    outcome.is_success() || outcome.to_string().contains("is not met"),
+                    outcome.is_success() || outcome.to_string().contains("condition check failed"),
                     "{condition} {name}: {outcome}"
                 );
             }
@@ -423,31 +425,29 @@ struct Nested {
 #[tokio::test]
 async fn sets_that_become_empty_are_removed() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     let set_to = |n: u64| {
-        Change::of(THINGS)
-            .key("id", "a")
-            .modify(move |sets: Option<Sets>| {
-                let had = sets.map_or(0, |sets| {
-                    let nested = sets.nested.iter().map(|nested| nested.texts.len());
-                    sets.texts.len() + sets.numbers.len() + nested.sum::<usize>()
-                });
-                let texts: Vec<_> = (0..n).map(|n| n.to_string()).collect();
-                let sets = Sets {
-                    id: "a".into(),
-                    texts: texts.clone(),
-                    numbers: (0..n).collect(),
-                    nested: vec![Nested {
-                        name: "in a list".into(),
-                        texts,
-                    }],
-                };
-                Ok((sets, had))
-            })
+        Change::modify(THINGS, json!({ "id": "a" }), move |sets: Option<Sets>| {
+            let had = sets.map_or(0, |sets| {
+                let nested = sets.nested.iter().map(|nested| nested.texts.len());
+                sets.texts.len() + sets.numbers.len() + nested.sum::<usize>()
+            });
+            let texts: Vec<_> = (0..n).map(|n| n.to_string()).collect();
+            let sets = Sets {
+                id: "a".into(),
+                texts: texts.clone(),
+                numbers: (0..n).collect(),
+                nested: vec![Nested {
+                    name: "in a list".into(),
+                    texts,
+                }],
+            };
+            Ok((sets, had))
+        })
     };
     for (key, n, had) in [("1", 2, 0), ("2", 0, 6), ("3", 0, 0), ("4", 1, 0)] {
         let outcome = run(&on_item, key, set_to(n)).await;
-        let Outcome::Done(StoredResult::Json(result)) = &outcome else {
+        let Outcome::Completed(StoredResult::Json(result)) = &outcome else {
             panic!("{key}: {outcome}")
         };
         assert_eq!(result, &had.to_string(), "{key}");
@@ -461,9 +461,9 @@ async fn sets_that_become_empty_are_removed() {
 }
 
 #[tokio::test]
-async fn a_refused_change_may_become_another() {
+async fn refused_change_may_be_replaced() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     world.has(json!({"id": "a", "n": 7})).await;
     let taken = || {
         let put = Write::put(THINGS, json!({"id": "a", "n": 0})).label("id taken");
@@ -473,18 +473,18 @@ async fn a_refused_change_may_become_another() {
             Ok(Change::update("counted", one_more()))
         })
     };
-    for expected in ["done", "duplicate", "duplicate"] {
+    for expected in ["completed", "duplicate", "duplicate"] {
         let outcome = run(&on_item, "1", taken()).await;
         assert_eq!(outcome.name(), expected, "{outcome}");
     }
     assert_eq!(number(&world.a().await, "n"), 8);
 }
 
-/// The next delivery would not look at that other item, and change the first.
+/// The next delivery would read the first item, not the other one, and change it.
 #[tokio::test]
-async fn a_refused_change_may_not_become_one_of_another_item() {
+async fn refused_change_cannot_move_to_other_item() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     world.has(json!({"id": "a", "n": 0})).await;
     world.has(json!({"id": "b", "n": 0})).await;
     let other = || {
@@ -533,11 +533,11 @@ async fn a_refused_change_may_not_become_one_of_another_item() {
     }
 }
 
-/// On the condition that another attribute is not there, it would replace items.
+/// Conditional on the absence of another attribute, it would replace items.
 #[tokio::test]
-async fn an_item_is_not_created_without_its_key() {
+async fn item_without_key_is_not_created() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     world.has(json!({"id": "a", "n": 7})).await;
     let put = Write::put(THINGS, json!({"id": "a", "n": 0}));
     let outcome = run(&on_item, "1", Change::create((), "Id", put)).await;
@@ -546,11 +546,11 @@ async fn an_item_is_not_created_without_its_key() {
     assert_eq!(number(&world.a().await, "n"), 7);
 }
 
-/// What looks like a memory and is none could not tell a duplicate.
+/// An attribute that only looks like a memory could not detect a duplicate.
 #[tokio::test]
-async fn an_item_whose_memory_is_another_programs_is_left_alone() {
+async fn item_with_foreign_memory_is_not_changed() {
     let world = World::start().await;
-    let set = world.on_item(&world.patient());
+    let set = world.on_item(&world.no_timeout_client());
     let map = set.clone().retention(RETENTION);
     let events = || json!({"id": "a", "n": 0, "processed_events": ["1"]});
     let until = || json!({"id": "a", "n": 0, "processed_until": "1"});
@@ -573,14 +573,18 @@ async fn an_item_whose_memory_is_another_programs_is_left_alone() {
 }
 
 #[tokio::test]
-async fn what_an_item_has_seen_counts_with_and_without_a_retention() {
+async fn memory_counts_with_and_without_retention() {
     let world = World::start().await;
-    let set = world.on_item(&world.patient());
+    let set = world.on_item(&world.no_timeout_client());
     let map = set.clone().retention(RETENTION);
     let calls = Arc::default();
     for (name, first, then) in [("set, then map", &set, &map), ("map, then set", &map, &set)] {
         world.has(json!({"id": "a", "n": 0})).await;
-        for (on_item, expected) in [(first, "done"), (then, "duplicate"), (first, "duplicate")] {
+        for (on_item, expected) in [
+            (first, "completed"),
+            (then, "duplicate"),
+            (first, "duplicate"),
+        ] {
             let outcome = run(on_item, "update", Change::update((), one_more())).await;
             assert_eq!(outcome.name(), expected, "{name}: {outcome}");
             let outcome = run(on_item, "modify", add(10, &calls)).await;
@@ -602,7 +606,7 @@ async fn run_payload<'a, O: Serialize>(
     on_item.run(operation, async |_| Ok(change)).await
 }
 
-/// Each change of `a`, by its name. A creation needs that there is none.
+/// Each change of `a`, by its name. A creation requires that the item is absent.
 fn each_change() -> [(&'static str, Change<i64>); 3] {
     let put = Write::put(THINGS, json!({"id": "a", "n": 1}));
     [
@@ -613,9 +617,9 @@ fn each_change() -> [(&'static str, Change<i64>); 3] {
 }
 
 #[tokio::test]
-async fn checked_payload_that_differs_is_key_reused() {
+async fn differing_checked_payload_is_key_reused() {
     let world = World::start().await;
-    let checked = world.on_item(&world.patient()).check_payload();
+    let checked = world.on_item(&world.no_timeout_client()).check_payload();
     // As decimal digits, the last two differ in zeros alone.
     let payloads = ["1796af01bc", "", "000000000000000a", "0000000000000064"]
         .map(|print| Fingerprint::from_stored(format!("{print:0<64}")));
@@ -624,12 +628,12 @@ async fn checked_payload_that_differs_is_key_reused() {
             for way in 0..3 {
                 let change = || each_change().into_iter().nth(way).unwrap();
                 let (name, first) = change();
-                world.without_a().await;
+                world.delete_a().await;
                 if name != "create" {
                     world.has(json!({"id": "a", "n": 0})).await;
                 }
                 let outcome = run_payload(&on_item, "1", payload, first).await;
-                assert_eq!(outcome.name(), "done", "{name}: {outcome}");
+                assert_eq!(outcome.name(), "completed", "{name}: {outcome}");
                 let before = world.a().await;
                 for (other, again) in payloads.iter().enumerate() {
                     let outcome = run_payload(&on_item, "1", again, change().1).await;
@@ -640,7 +644,7 @@ async fn checked_payload_that_differs_is_key_reused() {
                     };
                     assert_eq!(outcome.name(), expected, "{name} {n} {other}: {outcome}");
                 }
-                assert_eq!(world.a().await, before, "{name}: the item is left alone");
+                assert_eq!(world.a().await, before, "{name}: the item is unchanged");
                 assert_eq!(number(&before, "n"), 1, "{name}");
             }
         }
@@ -648,30 +652,30 @@ async fn checked_payload_that_differs_is_key_reused() {
 }
 
 #[tokio::test]
-async fn checked_payload_costs_16_hex_digits_a_key() {
+async fn checked_payload_costs_16_hex_digits_per_key() {
     let world = World::start().await;
-    let plain = world.on_item(&world.patient());
+    let plain = world.on_item(&world.no_timeout_client());
     let checked = plain.clone().check_payload();
     let digits = async |on_item: &OnItem| {
         world.has(json!({"id": "a", "n": 0})).await;
         let update = Change::update((), one_more());
-        assert_eq!(run(on_item, "1", update).await.name(), "done");
+        assert_eq!(run(on_item, "1", update).await.name(), "completed");
         let item = world.a().await;
         assert!(!item.contains_key("processed_events"));
         ends(&item)["test#1"].as_n().unwrap().len()
     };
     let without = digits(&plain.retention(RETENTION)).await;
     for checked in [checked.clone(), checked.retention(RETENTION)] {
-        // DynamoDB keeps two digits in a byte, and 38 at most.
+        // DynamoDB stores two digits in a byte, and at most 38 digits.
         let more = digits(&checked).await - without;
         assert!(more.div_ceil(2) <= 16 && without + more <= 38, "{more}");
     }
 }
 
 #[tokio::test]
-async fn checked_payload_counts_what_was_unchecked_as_duplicate() {
+async fn unchecked_key_is_duplicate_for_checked_payload() {
     let world = World::start().await;
-    let plain = world.on_item(&world.patient());
+    let plain = world.on_item(&world.no_timeout_client());
     let [one, other] = [b"1", b"2"].map(|body| Fingerprint::of(body));
     for unchecked in [plain.clone(), plain.retention(RETENTION)] {
         let checked = unchecked.clone().check_payload();
@@ -679,7 +683,7 @@ async fn checked_payload_counts_what_was_unchecked_as_duplicate() {
             world.has(json!({"id": "a", "n": 0})).await;
             for (key, way) in [("update", 1), ("modify", 2)] {
                 for (on_item, payload, expected) in [
-                    (first, &one, "done"),
+                    (first, &one, "completed"),
                     (then, &one, "duplicate"),
                     (then, &other, "duplicate"),
                 ] {
@@ -691,10 +695,10 @@ async fn checked_payload_counts_what_was_unchecked_as_duplicate() {
             assert_eq!(number(&world.a().await, "n"), 2);
         }
     }
-    // Without a fingerprint there is nothing to compare.
+    // Without a fingerprint the payload cannot be compared.
     world.has(json!({"id": "a", "n": 0})).await;
-    let checked = world.on_item(&world.patient()).check_payload();
-    for expected in ["done", "duplicate"] {
+    let checked = world.on_item(&world.no_timeout_client()).check_payload();
+    for expected in ["completed", "duplicate"] {
         let change = Change::update((), one_more());
         let outcome = run_payload(&checked, "1", None, change).await;
         assert_eq!(outcome.name(), expected, "{outcome}");
@@ -703,12 +707,12 @@ async fn checked_payload_counts_what_was_unchecked_as_duplicate() {
 }
 
 #[tokio::test]
-async fn checked_payload_sees_a_rival_with_another_payload() {
+async fn checked_payload_detects_concurrent_reuse() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient()).check_payload();
+    let on_item = world.on_item(&world.no_timeout_client()).check_payload();
     let [one, other] = [b"1", b"2"].map(|body| Fingerprint::of(body));
     for (way, request) in [(0, "PutItem"), (1, "UpdateItem"), (2, "PutItem")] {
-        world.without_a().await;
+        world.delete_a().await;
         if way != 0 {
             world.has(json!({"id": "a", "n": 0})).await;
         }
@@ -722,7 +726,7 @@ async fn checked_payload_sees_a_rival_with_another_payload() {
             () = world.met(request) => {}
         }
         let outcome = run_payload(&on_item, "1", &other, change().1).await;
-        assert_eq!(outcome.name(), "done", "{name}: {outcome}");
+        assert_eq!(outcome.name(), "completed", "{name}: {outcome}");
         let (outcome, _met) = tokio::join!(held, world.dynamo.heal());
         assert_eq!(outcome.name(), "key_reused", "{name}: {outcome}");
         assert_eq!(number(&world.a().await, "n"), 1, "{name}");
@@ -730,47 +734,52 @@ async fn checked_payload_sees_a_rival_with_another_payload() {
 }
 
 #[tokio::test]
-async fn checked_payload_is_forgotten_with_its_key() {
+async fn checked_payload_expires_with_key() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient()).check_payload();
+    let on_item = world.on_item(&world.no_timeout_client()).check_payload();
     let on_item = on_item.retention(RETENTION);
     world.has(json!({"id": "a", "n": 0})).await;
     let again = async |key: &str, payload: &[u8]| {
         let payload = Fingerprint::of(payload);
         run_payload(&on_item, key, &payload, Change::update((), one_more())).await
     };
-    assert_eq!(again("1", b"1").await.name(), "done");
-    assert_eq!(again("2", b"1").await.name(), "done");
+    assert_eq!(again("1", b"1").await.name(), "completed");
+    assert_eq!(again("2", b"1").await.name(), "completed");
     assert_eq!(again("1", b"2").await.name(), "key_reused");
     pass(RETENTION + 2 * SECOND);
-    assert_eq!(again("1", b"2").await.name(), "done");
-    assert_eq!(ends(&world.a().await).len(), 1, "the other is cleared away");
+    assert_eq!(again("1", b"2").await.name(), "completed");
+    assert_eq!(ends(&world.a().await).len(), 1, "the other key is removed");
     assert_eq!(again("1", b"1").await.name(), "key_reused");
     assert_eq!(number(&world.a().await, "n"), 3);
 }
 
 #[tokio::test]
-async fn a_change_is_tried_again_after_the_sdk_gave_up() {
+async fn change_is_retried_after_sdk_gives_up() {
     const THROTTLED: usize = 5;
     let world = World::start().await;
-    let on_item = world.on_item(&world.hurried());
+    let on_item = world.on_item(&world.short_timeout_client());
     world.has(json!({"id": "a", "n": 0})).await;
     for _ in 0..THROTTLED {
         world.dynamo.fail("UpdateItem", Fault::Throttle);
     }
     let outcome = run(&on_item, "1", Change::update((), one_more())).await;
-    assert_eq!(outcome.name(), "done", "{outcome}");
+    assert_eq!(outcome.name(), "completed", "{outcome}");
     assert_eq!(world.dynamo.heal().await["UpdateItem"], THROTTLED);
     assert_eq!(number(&world.a().await, "n"), 1);
 }
 
 #[tokio::test]
-async fn up_to_its_end_a_key_counts() {
+async fn key_counts_until_retention_ends() {
     const NOON: Timestamp = Timestamp::from_millis(1_800_000_000_000);
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient()).retention(RETENTION);
+    let on_item = world
+        .on_item(&world.no_timeout_client())
+        .retention(RETENTION);
     let on_item = on_item.clock(|| NOON);
-    for (end, expected) in [(NOON.as_secs(), "duplicate"), (NOON.as_secs() - 1, "done")] {
+    for (end, expected) in [
+        (NOON.as_secs(), "duplicate"),
+        (NOON.as_secs() - 1, "completed"),
+    ] {
         let ends = json!({"test#1": end});
         for change in [Change::update(0, one_more()), add(1, &Arc::default())] {
             world
@@ -783,9 +792,11 @@ async fn up_to_its_end_a_key_counts() {
 }
 
 #[tokio::test]
-async fn keys_whose_time_is_over_are_cleared_away() {
+async fn expired_keys_are_removed() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient()).retention(RETENTION);
+    let on_item = world
+        .on_item(&world.no_timeout_client())
+        .retention(RETENTION);
     let over = |many: usize| {
         let end = now().as_secs() - 1;
         let ends: HashMap<_, _> = (0..many).map(|n| (format!("over-{n}"), end)).collect();
@@ -793,10 +804,10 @@ async fn keys_whose_time_is_over_are_cleared_away() {
     };
     let calls = Arc::default();
     world.has(over(250)).await;
-    assert_eq!(run(&on_item, "1", add(1, &calls)).await.name(), "done");
+    assert_eq!(run(&on_item, "1", add(1, &calls)).await.name(), "completed");
     assert_eq!(ends(&world.a().await).len(), 1, "a modification clears all");
 
-    // Whatever room the user's own expressions leave.
+    // With any space that the user's own expressions leave.
     let names: Vec<_> = (0..200).map(|n| format!("attr_{n:02} = :one")).collect();
     let long_update = format!("ADD n :one SET {}", names.join(", "));
     let long_condition = format!(
@@ -815,7 +826,7 @@ async fn keys_whose_time_is_over_are_cleared_away() {
         let (mut left, mut n) = (250, 0);
         while left > 0 {
             let outcome = run(&on_item, &n.to_string(), Change::update((), write.clone())).await;
-            assert_eq!(outcome.name(), "done", "{name} {n}: {outcome}");
+            assert_eq!(outcome.name(), "completed", "{name} {n}: {outcome}");
             n += 1;
             let still_left = ends(&world.a().await).len() - n;
             assert!(still_left < left, "{name}: {still_left} of {left} are left");
@@ -830,12 +841,14 @@ async fn keys_whose_time_is_over_are_cleared_away() {
 }
 
 #[tokio::test]
-async fn an_update_does_not_clear_away_what_came_back_meanwhile() {
+async fn cleanup_keeps_key_renewed_meanwhile() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient()).retention(RETENTION);
+    let on_item = world
+        .on_item(&world.no_timeout_client())
+        .retention(RETENTION);
     world.has(json!({"id": "a", "n": 0})).await;
     let again = || Change::update((), one_more());
-    assert_eq!(run(&on_item, "old", again()).await.name(), "done");
+    assert_eq!(run(&on_item, "old", again()).await.name(), "completed");
     pass(RETENTION + 2 * SECOND);
 
     world.dynamo.reset_counts();
@@ -845,19 +858,19 @@ async fn an_update_does_not_clear_away_what_came_back_meanwhile() {
         outcome = &mut held => panic!("it ended: {outcome}"),
         () = world.met("UpdateItem") => {}
     }
-    // Its time is over, so it is a new operation: once.
-    assert_eq!(run(&on_item, "old", again()).await.name(), "done");
+    // Its retention has ended, so the operation is new and happens once.
+    assert_eq!(run(&on_item, "old", again()).await.name(), "completed");
     let (outcome, _met) = tokio::join!(held, world.dynamo.heal());
-    assert_eq!(outcome.name(), "done", "{outcome}");
+    assert_eq!(outcome.name(), "completed", "{outcome}");
     assert_eq!(run(&on_item, "old", again()).await.name(), "duplicate");
     assert_eq!(run(&on_item, "new", again()).await.name(), "duplicate");
     assert_eq!(number(&world.a().await, "n"), 3);
 }
 
 #[tokio::test]
-async fn an_item_that_can_take_no_more_says_what_grew() {
+async fn full_item_error_names_memory() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     let full: Item = HashMap::from([
         ("id".to_owned(), AttributeValue::S("a".into())),
         ("n".to_owned(), AttributeValue::N("0".into())),

@@ -1,4 +1,4 @@
-//! What a handler's writes are refused for, and what becomes of the message then.
+//! Refused writes of a handler, and the outcome of their messages.
 
 use std::{
     collections::HashMap,
@@ -10,7 +10,7 @@ use serde_json::json;
 use sqs_once::{
     Attempt, Change, Deadline, Delivery, Done, Failure, Once, Outcome, Write,
     protocol::{Key, StoredResult},
-    store::{DynamoStore, Field, Layout},
+    store::{DynamoStore, Layout},
 };
 
 use super::{
@@ -23,7 +23,7 @@ use super::{
     world::{RECORDS, THINGS, World, ample, operation, pass, short},
 };
 
-/// The modes whose writes commit with a record.
+/// Modes whose writes commit with a record.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mode {
     Claim,
@@ -41,7 +41,7 @@ impl World {
         ran: &AtomicUsize,
         answer: impl FnOnce() -> Result<Done<&'static str>, Failure> + Send,
     ) -> Outcome {
-        let client = &self.patient();
+        let client = &self.no_timeout_client();
         let handler = async |_| {
             ran.fetch_add(1, Ordering::SeqCst);
             answer()
@@ -53,7 +53,7 @@ impl World {
         }
     }
 
-    /// One answer of a handler that is asked once.
+    /// Answer of a handler that runs once.
     async fn once_answered(
         &self,
         mode: Mode,
@@ -63,7 +63,7 @@ impl World {
         self.answer(mode, key, &AtomicUsize::new(0), answer).await
     }
 
-    /// How a record ended, and with which error.
+    /// Final state of a record, and its error.
     pub async fn ended(&self, key: &str) -> Option<(String, Option<String>)> {
         let key = Key::new(&namespace(), [key]).unwrap();
         let record = self.dynamo.record(RECORDS, key.as_str()).await?;
@@ -72,7 +72,7 @@ impl World {
         Some((text(&record, "status").to_owned(), error))
     }
 
-    /// So many of the product are left.
+    /// Stock of the product.
     async fn stock(&self, n: i64) {
         let item = serde_dynamo::to_item(json!({"id": "product", "n": n})).unwrap();
         self.dynamo.put(THINGS, item).await;
@@ -83,7 +83,7 @@ impl World {
     }
 }
 
-/// Takes one of the product, and says so in an order.
+/// Takes one of the product, and writes an order that says so.
 fn order(id: &str) -> Done<&'static str> {
     let write = Write::put(THINGS, json!({"id": id, "secret": "s3cret"}));
     Done::new("ordered").with(write).with(take())
@@ -98,33 +98,33 @@ fn take() -> Write<Update> {
 }
 
 #[tokio::test]
-async fn an_unmet_condition_fails_for_good_and_the_record_says_so() {
+async fn refused_condition_is_recorded_as_failure() {
     let world = World::start().await;
     world.stock(0).await;
     for mode in MODES {
         let (key, ran) = (&format!("{mode:?}"), AtomicUsize::new(0));
         let outcome = world.answer(mode, key, &ran, || Ok(order(key))).await;
-        let why = "the condition of write 1, `stock`, to table `things` is not met";
+        let why = "condition check failed for write 1, `stock`, to table `things`";
         assert_eq!(
             outcome.to_string(),
-            format!("failed permanently: {why}"),
+            format!("permanent failure: {why}"),
             "{key}"
         );
         let ended = Some(("FAILED".to_owned(), Some(why.to_owned())));
         assert_eq!(world.ended(key).await, ended, "{key}");
         assert!(
             world.dynamo.record(THINGS, key).await.is_none(),
-            "{key}: no half an order"
+            "{key}: no partial order"
         );
 
         world.stock(1).await;
         let again = world.answer(mode, key, &ran, || Ok(order(key))).await;
         assert_eq!(
             again.to_string(),
-            format!("failed permanently before: {why}"),
+            format!("this message failed permanently before; the handler did not run: {why}"),
             "{key}"
         );
-        // An inbox plans before it knows.
+        // An inbox plans before it knows of duplicates.
         let runs = if mode == Mode::Claim { 1 } else { 2 };
         assert_eq!((ran.into_inner(), world.left().await), (runs, 1), "{key}");
         world.stock(0).await;
@@ -132,7 +132,7 @@ async fn an_unmet_condition_fails_for_good_and_the_record_says_so() {
 }
 
 #[tokio::test]
-async fn a_handler_decides_what_an_unmet_condition_means() {
+async fn handler_interprets_refused_condition() {
     let world = World::start().await;
     world.stock(0).await;
     for mode in MODES {
@@ -141,7 +141,7 @@ async fn a_handler_decides_what_an_unmet_condition_means() {
             let name = key(name);
             let (world, done) = (&world, order(&name));
             async move {
-                let decide = move |refused: &sqs_once::store::Refused| {
+                let decide = move |refused: &sqs_once::Refused| {
                     assert_eq!(refused.get("stock").map(|write| write.index), Some(1));
                     assert_eq!(refused.get("stock").unwrap().table, THINGS);
                     assert!(refused.get("order").is_none() && refused.writes().len() == 1);
@@ -153,7 +153,7 @@ async fn a_handler_decides_what_an_unmet_condition_means() {
                 let order = world.dynamo.record(THINGS, &name).await;
                 assert!(
                     order.is_none(),
-                    "{name}: nothing of the first answer is written"
+                    "{name}: no write of the first answer is applied"
                 );
                 (outcome.to_string(), world.ended(&name).await)
             }
@@ -165,22 +165,26 @@ async fn a_handler_decides_what_an_unmet_condition_means() {
 
         let said = refused("own words", || Err(Failure::permanent("sold out"))).await;
         let expected = (
-            "failed permanently: sold out".into(),
+            "permanent failure: sold out".into(),
             ended("FAILED", Some("sold out")),
         );
         assert_eq!(said, expected, "{mode:?}");
 
         let said = refused("retryable", || Err(Failure::retryable("restocked soon"))).await;
         let left = in_progress.clone().filter(|_| mode == Mode::Claim);
-        let expected = ("failed, to be retried: restocked soon".into(), left);
+        let expected = ("retryable failure: restocked soon".into(), left);
         assert_eq!(said, expected, "{mode:?}");
 
-        let said = refused("panic", || panic!("told to")).await;
+        let said = refused("panic", || panic!("scripted")).await;
         let left = in_progress.filter(|_| mode == Mode::Claim);
         assert_eq!(said, ("the handler panicked".into(), left), "{mode:?}");
 
         let said = refused("no writes", || Ok(Done::new("declined"))).await;
-        assert_eq!(said, ("done".into(), ended("COMPLETED", None)), "{mode:?}");
+        assert_eq!(
+            said,
+            ("completed".into(), ended("COMPLETED", None)),
+            "{mode:?}"
+        );
 
         let waiting = refused("other writes", || {
             let note = Write::put(THINGS, json!({"id": "waiting list"}));
@@ -188,7 +192,7 @@ async fn a_handler_decides_what_an_unmet_condition_means() {
         });
         assert_eq!(
             waiting.await,
-            ("done".into(), ended("COMPLETED", None)),
+            ("completed".into(), ended("COMPLETED", None)),
             "{mode:?}"
         );
         assert!(world.dynamo.record(THINGS, "waiting list").await.is_some());
@@ -198,7 +202,7 @@ async fn a_handler_decides_what_an_unmet_condition_means() {
         let Outcome::Duplicate(StoredResult::Json(result)) = &again else {
             panic!("{mode:?}: {again}");
         };
-        assert_eq!(result, "\"waiting\"", "what was committed is what is kept");
+        assert_eq!(result, "\"waiting\"", "the committed result is kept");
 
         let too_many = refused("too many", || {
             let write = |n: usize| Write::put(THINGS, json!({"id": n.to_string()}));
@@ -206,7 +210,7 @@ async fn a_handler_decides_what_an_unmet_condition_means() {
         });
         let (said, _) = too_many.await;
         assert!(
-            said.starts_with("failed permanently: 100 writes"),
+            said.starts_with("permanent failure: 100 writes"),
             "{mode:?}: {said}"
         );
     }
@@ -214,7 +218,7 @@ async fn a_handler_decides_what_an_unmet_condition_means() {
 }
 
 #[tokio::test]
-async fn the_refused_answer_holds_the_item_where_the_write_asked_for_it() {
+async fn refusal_holds_item_if_requested() {
     let world = World::start().await;
     world.stock(0).await;
     for mode in MODES {
@@ -249,14 +253,14 @@ async fn the_refused_answer_holds_the_item_where_the_write_asked_for_it() {
             });
             let key = &format!("{mode:?} {name}");
             let outcome = world.once_answered(mode, key, || Ok(done)).await;
-            assert_eq!(outcome.to_string(), "failed permanently: 0 are left");
+            assert_eq!(outcome.to_string(), "permanent failure: 0 are left");
         }
     }
 }
 
 /// The plan of a second delivery meets the effect of the first.
 #[tokio::test]
-async fn a_duplicate_whose_own_effect_fails_its_plan_is_a_duplicate() {
+async fn duplicate_failing_its_own_plan_is_duplicate() {
     let world = World::start().await;
     for mode in MODES {
         world.stock(1).await;
@@ -264,13 +268,13 @@ async fn a_duplicate_whose_own_effect_fails_its_plan_is_a_duplicate() {
         let outcome = world
             .once_answered(mode, &by_plan, || Ok(order(&by_plan)))
             .await;
-        assert_eq!(outcome.name(), "done", "{outcome}");
+        assert_eq!(outcome.name(), "completed", "{outcome}");
         let sold_out = || Err(Failure::permanent("sold out"));
         let again = world.once_answered(mode, &by_plan, sold_out).await;
         assert_eq!(again.name(), "duplicate", "{by_plan}: {again}");
 
         world.stock(1).await;
-        for expected in ["done", "duplicate"] {
+        for expected in ["completed", "duplicate"] {
             let outcome = world
                 .once_answered(mode, &by_write, || Ok(order(&by_write)))
                 .await;
@@ -285,11 +289,11 @@ async fn a_duplicate_whose_own_effect_fails_its_plan_is_a_duplicate() {
 }
 
 #[tokio::test]
-async fn a_failure_that_cannot_be_recorded_is_not_final() {
+async fn unrecorded_failure_is_not_final() {
     let world = World::start().await;
     let denied = || Err(Failure::permanent("declined"));
     let handler = async |_| Err::<Done<()>, _>(Failure::permanent("declined"));
-    let inbox = world.inbox(&world.patient());
+    let inbox = world.inbox(&world.no_timeout_client());
     for fault in [Fault::CutBefore, Fault::Throttle] {
         world.dynamo.fail_all("TransactWriteItems", fault);
         let outcome = inbox.run(operation("a", short()), handler).await;
@@ -303,13 +307,13 @@ async fn a_failure_that_cannot_be_recorded_is_not_final() {
     assert_eq!(world.ended("a").await, ended);
 }
 
-/// A table of another make refuses every record. That is nobody's failure but the operator's, so
-/// the messages go back.
+/// A table with another key schema refuses every record. The operator must fix the table, so the
+/// messages return to the queue.
 #[tokio::test]
-async fn a_failure_that_the_table_does_not_take_is_not_final() {
+async fn failure_refused_by_table_is_not_final() {
     let world = World::start().await;
-    let layout = Layout::native().rename([(Field::Id, "pk")]);
-    let store = DynamoStore::new(world.patient(), RECORDS).layout(layout.unwrap());
+    let layout = Layout::native().rename([("id", "pk")]);
+    let store = DynamoStore::new(world.no_timeout_client(), RECORDS).layout(layout.unwrap());
     let inbox = Once::new(store).inbox();
     let denied = async |_| Err::<Done<()>, _>(Failure::permanent("declined"));
     let placed = async |_| Ok(order("b"));
@@ -319,13 +323,13 @@ async fn a_failure_that_the_table_does_not_take_is_not_final() {
     assert_eq!(placed.name(), "failure_unrecorded", "{placed}");
 }
 
-/// The commit was sent before its message failed, and arrives when another message has failed too.
+/// The commit was sent before its message failed, and arrives after another message has failed too.
 #[tokio::test]
 async fn late_commit_after_two_failures_is_refused() {
     let world = World::start().await;
     world.stock(1).await;
     world.dynamo.fail("TransactWriteItems", Fault::HoldRequest);
-    let client = world.patient();
+    let client = world.no_timeout_client();
     let inbox = world.inbox(&client);
     let placed = async |_| Ok(order("a"));
     tokio::select! {
@@ -346,7 +350,7 @@ async fn late_commit_after_two_failures_is_refused() {
 }
 
 impl World {
-    /// A record of the operation "a" that DynamoDB's TTL has not deleted yet.
+    /// A record of the operation "a" that has expired and that DynamoDB's TTL has not deleted yet.
     async fn expired(&self) {
         let record = json!({
             "id": "test#a",
@@ -366,7 +370,7 @@ impl World {
 }
 
 #[tokio::test]
-async fn failure_over_an_expired_record_is_recorded() {
+async fn failure_over_expired_record_is_recorded() {
     let world = World::start().await;
     world.expired().await;
     let declined = || Err(Failure::permanent("declined"));
@@ -379,7 +383,7 @@ async fn failure_over_an_expired_record_is_recorded() {
 }
 
 #[tokio::test]
-async fn failure_over_another_programs_claim_keeps_it_open() {
+async fn failure_over_foreign_claim_keeps_attempt_open() {
     let world = World::start().await;
     let claim = json!({
         "id": "test#a",
@@ -397,11 +401,11 @@ async fn failure_over_another_programs_claim_keeps_it_open() {
 
 /// Another worker was first to replace the expired record, and its message failed.
 #[tokio::test]
-async fn claim_is_repeated_over_a_record_that_admits_it() {
+async fn claim_is_repeated_over_admitting_record() {
     let world = World::start().await;
     world.expired().await;
     world.dynamo.fail("PutItem", Fault::HoldRequest);
-    let client = world.patient();
+    let client = world.no_timeout_client();
     let once = world.once(&client);
     let handler = async |_: Attempt| Ok::<_, Failure>("done");
     let claim = once.run(operation("a", ample()), handler);
@@ -419,22 +423,22 @@ async fn claim_is_repeated_over_a_record_that_admits_it() {
         world.dynamo.heal().await;
     };
     let (outcome, ()) = tokio::join!(claim, other);
-    assert_eq!(outcome.name(), "done", "{outcome}");
+    assert_eq!(outcome.name(), "completed", "{outcome}");
 }
 
 /// Its handler may have had effects elsewhere too.
 #[tokio::test]
-async fn after_a_commit_that_nobody_answered_the_next_attempt_is_told() {
+async fn attempt_after_unanswered_commit_is_informed() {
     let world = World::start().await;
-    let client = &world.patient();
+    let client = &world.no_timeout_client();
     for fault in [Fault::CutBefore, Fault::InternalError] {
         let key = &format!("{fault:?}");
         world.dynamo.fail_all("TransactWriteItems", fault);
         let tries: [(_, _, fn() -> Deadline); 2] =
-            [("commit_unknown", false, short), ("done", true, ample)];
-        for (name, told, deadline) in tries {
+            [("commit_unknown", false, short), ("completed", true, ample)];
+        for (name, informed, deadline) in tries {
             let handler = async |attempt: Attempt| {
-                assert_eq!(attempt.may_have_run_before(), told, "{key}");
+                assert_eq!(attempt.may_have_run_before(), informed, "{key}");
                 Ok(order(key).on_refused(|_| panic!("there is stock")))
             };
             world.stock(1).await;
@@ -449,9 +453,9 @@ async fn after_a_commit_that_nobody_answered_the_next_attempt_is_told() {
     }
 }
 
-/// Each is known before anything is sent, and by words.
+/// The library detects each before sending, and explains it.
 #[tokio::test]
-async fn what_can_never_be_written_is_not_sent() {
+async fn unwritable_plan_is_not_sent() {
     let world = World::start().await;
     let no_item = || Done::new("?").with(Write::put(THINGS, "s3cret").label("audit"));
     let no_value =
@@ -485,12 +489,12 @@ async fn what_can_never_be_written_is_not_sent() {
             let outcome = world.once_answered(mode, key, || Ok(done)).await;
             let said = outcome.to_string();
             assert!(
-                said.starts_with(&format!("failed permanently: {words}")),
+                said.starts_with(&format!("permanent failure: {words}")),
                 "{key}: {said}"
             );
             assert!(!said.contains("s3cret"), "{key}: {said}");
             assert_eq!(world.ended(key).await.unwrap().0, "FAILED", "{key}");
-            // The record's own writes, and no other.
+            // Only the record's own writes.
             let sent: Vec<_> = world.dynamo.reset_counts().into_iter().collect();
             let expected = match mode {
                 Mode::Claim => vec![("Claim".to_owned(), 1), ("UpdateItem".to_owned(), 1)],
@@ -507,7 +511,7 @@ async fn what_can_never_be_written_is_not_sent() {
         let outcome = world
             .once_answered(mode, &format!("{mode:?} 99"), most)
             .await;
-        assert_eq!(outcome.name(), "done", "{mode:?}: {outcome}");
+        assert_eq!(outcome.name(), "completed", "{mode:?}: {outcome}");
         written += 99;
         assert_eq!(
             world.dynamo.records(THINGS).await.len(),
@@ -517,7 +521,7 @@ async fn what_can_never_be_written_is_not_sent() {
     }
 
     world.dynamo.reset_counts();
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     let create = Change::create((), "id", Write::put(THINGS, "s3cret"));
     let update = Change::update((), take().value(":map", HashMap::from([((1, 2), 3)])));
     for change in [create, update] {
@@ -534,9 +538,9 @@ async fn what_can_never_be_written_is_not_sent() {
     assert!(world.dynamo.reset_counts().is_empty());
 }
 
-/// What DynamoDB calls invalid fails for good, in words that hold no payload.
+/// A validation error of DynamoDB is permanent, and its stored text holds no payload.
 #[tokio::test]
-async fn what_dynamodb_calls_invalid_fails_for_good_and_without_payload() {
+async fn validation_error_is_permanent_without_payload() {
     let world = World::start().await;
     let secret = || Write::put(THINGS, json!({"id": "s3cret", "secret": "s3cret"}));
     let to = |expression: &str| {
@@ -620,7 +624,7 @@ async fn what_dynamodb_calls_invalid_fails_for_good_and_without_payload() {
 }
 
 #[tokio::test]
-async fn a_missing_table_is_named_and_the_message_goes_back() {
+async fn missing_table_is_named_and_message_fails() {
     let world = World::start().await;
     let missing = || Write::put("no-such-table", json!({"id": "a"}));
     let mut outcomes = Vec::new();
@@ -629,7 +633,7 @@ async fn a_missing_table_is_named_and_the_message_goes_back() {
         let done = || Ok(order(&key).with(missing()));
         outcomes.push(world.once_answered(mode, &key, done).await);
     }
-    let on_item = world.on_item(&world.patient());
+    let on_item = world.on_item(&world.no_timeout_client());
     let create = async |_| Ok(Change::create((), "id", missing()));
     outcomes.push(on_item.run(operation("c", ample()), create).await);
     let mut names = Vec::new();
@@ -650,12 +654,12 @@ async fn a_missing_table_is_named_and_the_message_goes_back() {
     assert!(world.dynamo.records(THINGS).await.is_empty());
 }
 
-/// A key that comes with another payload runs nothing and leaves the record alone.
+/// A reused key runs no handler and leaves the record unchanged.
 #[tokio::test]
-async fn a_key_reused_for_another_payload_is_refused() {
+async fn key_reused_for_other_payload_is_refused() {
     let world = World::start().await;
     world.stock(2).await;
-    let client = &world.patient();
+    let client = &world.no_timeout_client();
     for mode in MODES {
         let key = format!("{mode:?}");
         assert_eq!(
@@ -663,7 +667,7 @@ async fn a_key_reused_for_another_payload_is_refused() {
                 .once_answered(mode, &key, || Ok(order(&key)))
                 .await
                 .name(),
-            "done"
+            "completed"
         );
         let mut reused = operation(&key, ample());
         reused.fingerprint = Some(sqs_once::protocol::Fingerprint::of(b"another"));

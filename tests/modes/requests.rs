@@ -1,4 +1,4 @@
-//! What a message costs: the requests that cross the wire.
+//! Costs of a message: the requests on the wire.
 
 use std::{
     collections::BTreeSet,
@@ -20,7 +20,7 @@ use super::{
         dynamo::{Counts, text},
         faults::Fault,
     },
-    world::{Attempt, RECORDS, THINGS, Way, World, ample, operation},
+    world::{Attempt, EffectMode, RECORDS, THINGS, World, ample, operation},
 };
 
 fn counted(counts: &Counts) -> Vec<String> {
@@ -29,28 +29,40 @@ fn counted(counts: &Counts) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn requests_per_message_are_as_documented() {
+async fn requests_per_message_match_documents() {
     let world = World::start().await;
     let transaction = "1 TransactWriteItems";
     for (way, new, known) in [
-        (Way::Claim, &["1 Claim", transaction][..], &["1 Claim"][..]),
-        (Way::Inbox, &[transaction], &[transaction]),
         (
-            Way::InboxWithLook,
+            EffectMode::Claim,
+            &["1 Claim", transaction][..],
+            &["1 Claim"][..],
+        ),
+        (EffectMode::Inbox, &[transaction], &[transaction]),
+        (
+            EffectMode::InboxWithLook,
             &["1 GetItem", transaction],
             &["1 GetItem"],
         ),
-        (Way::Create, &["1 PutItem"], &["1 PutItem"]),
-        (Way::Update, &["1 UpdateItem"], &["1 UpdateItem"]),
+        (EffectMode::Create, &["1 PutItem"], &["1 PutItem"]),
+        (EffectMode::Update, &["1 UpdateItem"], &["1 UpdateItem"]),
         (
-            Way::UpdateForATime,
+            EffectMode::UpdateForATime,
             &["1 GetItem", "1 UpdateItem"],
             &["1 GetItem"],
         ),
-        (Way::Modify, &["1 GetItem", "1 PutItem"], &["1 GetItem"]),
+        (
+            EffectMode::Modify,
+            &["1 GetItem", "1 PutItem"],
+            &["1 GetItem"],
+        ),
     ] {
         let id = &format!("{way:?}");
-        for (name, expected) in [("done", new), ("duplicate", known), ("duplicate", known)] {
+        for (name, expected) in [
+            ("completed", new),
+            ("duplicate", known),
+            ("duplicate", known),
+        ] {
             world.dynamo.reset_counts();
             let outcome = world.deliver(way, id).await;
             assert_eq!(outcome.name(), name, "{id}: {outcome}");
@@ -64,14 +76,17 @@ async fn requests_per_message_are_as_documented() {
 }
 
 #[tokio::test]
-async fn a_known_duplicate_is_not_planned_where_the_inbox_looks_first() {
+async fn inbox_with_read_skips_plan_of_duplicate() {
     let world = World::start().await;
-    for (way, plans) in [(Way::Inbox, true), (Way::InboxWithLook, false)] {
+    for (way, plans) in [
+        (EffectMode::Inbox, true),
+        (EffectMode::InboxWithLook, false),
+    ] {
         let id = &format!("{way:?}");
-        assert_eq!(world.deliver(way, id).await.name(), "done");
+        assert_eq!(world.deliver(way, id).await.name(), "completed");
         world.running.notified().await;
         assert_eq!(world.deliver(way, id).await.name(), "duplicate");
-        // A permit is there if the handler ran.
+        // A permit is available if the handler ran.
         let planned = tokio::select! {
             biased;
             () = world.running.notified() => true,
@@ -81,11 +96,11 @@ async fn a_known_duplicate_is_not_planned_where_the_inbox_looks_first() {
     }
 }
 
-/// Notes the transactions that a client sends.
+/// Collects the transactions that a client sends.
 #[derive(Clone, Debug, Default)]
 struct Transactions(Arc<Mutex<Vec<Bytes>>>);
 
-/// A transaction's body.
+/// Body of a transaction.
 type Bytes = Vec<u8>;
 
 fn token(body: &Bytes) -> String {
@@ -124,12 +139,12 @@ impl Intercept for Transactions {
     }
 }
 
-/// However it is sent again, by the SDK or by us, it is the same transaction, by its token: the
+/// Every repetition, by the SDK or by the library, is the same transaction by its token: the
 /// claim's owner is in it.
 #[tokio::test]
-async fn a_transaction_that_is_sent_again_is_the_same_transaction() {
+async fn resent_transaction_is_identical() {
     let world = World::start().await;
-    for way in [Way::Claim, Way::Inbox] {
+    for way in [EffectMode::Claim, EffectMode::Inbox] {
         for fault in [
             Fault::CutAfter,
             Fault::TransactionInProgress,
@@ -137,12 +152,12 @@ async fn a_transaction_that_is_sent_again_is_the_same_transaction() {
             Fault::Canceled(&["TransactionConflict", "None"]),
             Fault::Canceled(&["None", "ThrottlingError"]),
             Fault::Canceled(&["ProvisionedThroughputExceeded", "None"]),
-            // It collided, so the condition will be asked again.
+            // The transaction conflicted, so its conditions will be evaluated again.
             Fault::Canceled(&["TransactionConflict", "ConditionalCheckFailed"]),
         ] {
             let id = &format!("{way:?} {fault:?}");
             let sent = Transactions::default();
-            let client = &sent.of(&world.hurried());
+            let client = &sent.of(&world.short_timeout_client());
             world.dynamo.fail("TransactWriteItems", fault);
             let deadline = ample();
             let attempt = Attempt {
@@ -152,26 +167,26 @@ async fn a_transaction_that_is_sent_again_is_the_same_transaction() {
                 deadline,
             };
             let outcome = world.run(&attempt).await;
-            assert_eq!(outcome.name(), "done", "{id}: {outcome}");
+            assert_eq!(outcome.name(), "completed", "{id}: {outcome}");
             assert_eq!(world.effect(way, id).await, 1, "{id}");
             let key = operation(id, deadline).key;
             let record = world.dynamo.record(RECORDS, key.as_str()).await.unwrap();
             let sent = sent.take();
             assert_eq!(sent.len(), 2, "{id}");
             assert_eq!(token(&sent[0]), format!("{}0", text(&record, "owner")));
-            assert!(sent[0] == sent[1], "{id}: the same to the byte");
+            assert!(sent[0] == sent[1], "{id}: identical bytes");
         }
     }
 }
 
 /// Three answers to one message are three transactions, though one owner sends them.
 #[tokio::test]
-async fn another_answer_is_another_transaction() {
+async fn changed_plan_is_another_transaction() {
     let world = World::start().await;
     let put = |id: &str| Write::put(THINGS, json!({"id": id})).when("attribute_not_exists(id)");
     let taken = serde_dynamo::to_item(json!({"id": "taken"})).unwrap();
     world.dynamo.put(THINGS, taken).await;
-    for mode in [Way::Claim, Way::Inbox] {
+    for mode in [EffectMode::Claim, EffectMode::Inbox] {
         let free = &format!("free of {mode:?}");
         let plan = async |_| {
             let last = put(free);
@@ -180,13 +195,13 @@ async fn another_answer_is_another_transaction() {
             Ok(Done::new(1).with(put("taken")).on_refused(second))
         };
         let sent = Transactions::default();
-        let client = sent.of(&world.patient());
+        let client = sent.of(&world.no_timeout_client());
         let operation = operation(free, ample());
         let outcome = match mode {
-            Way::Claim => world.once(&client).run(operation, plan).await,
+            EffectMode::Claim => world.once(&client).run(operation, plan).await,
             _ => world.inbox(&client).run(operation, plan).await,
         };
-        assert_eq!(outcome.name(), "done", "{outcome}");
+        assert_eq!(outcome.name(), "completed", "{outcome}");
         assert!(world.dynamo.record(THINGS, free).await.is_some());
         let tokens: BTreeSet<_> = sent.take().iter().map(token).collect();
         assert_eq!(tokens.len(), 3, "{tokens:?}");

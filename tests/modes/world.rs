@@ -1,4 +1,4 @@
-//! A DynamoDB, and workers of each mode whose effect can be counted.
+//! A DynamoDB, and workers of each mode, whose effects can be counted.
 
 use std::{cell::Cell, collections::HashMap, sync::Mutex, time::Duration};
 
@@ -24,11 +24,11 @@ pub const SECOND: Duration = Duration::from_secs(1);
 pub const RETENTION: Duration = Duration::from_secs(24 * 3600);
 
 thread_local! {
-    /// A test runs on one thread, and has the clock of it.
+    /// A test runs on one thread, which has its own clock.
     static AHEAD: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
-/// The clock of the workers.
+/// Clock of the workers.
 pub fn now() -> Timestamp {
     Timestamp::now() + AHEAD.get()
 }
@@ -38,9 +38,9 @@ pub fn pass(time: Duration) {
     AHEAD.set(AHEAD.get() + time);
 }
 
-/// How the effect is brought about.
+/// The mode that makes the effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum EffectMode {
     Claim,
     Inbox,
     InboxWithLook,
@@ -50,7 +50,7 @@ pub enum Way {
     Modify,
 }
 
-impl Way {
+impl EffectMode {
     pub const ALL: [Self; 7] = [
         Self::Claim,
         Self::Inbox,
@@ -61,7 +61,7 @@ impl Way {
         Self::Modify,
     ];
 
-    /// The requests of one operation. The last makes the effect.
+    /// Requests of one operation. The last makes the effect.
     pub const fn requests(self) -> &'static [&'static str] {
         match self {
             Self::Claim => &["Claim", "TransactWriteItems"],
@@ -92,7 +92,7 @@ pub struct Thing {
 
 /// One attempt of a worker.
 pub struct Attempt<'a> {
-    pub way: Way,
+    pub way: EffectMode,
     pub id: &'a str,
     pub client: &'a Client,
     pub deadline: Deadline,
@@ -100,7 +100,7 @@ pub struct Attempt<'a> {
 
 pub struct World {
     pub dynamo: Dynamo,
-    /// How often each item was seen new.
+    /// Number of times that each item was seen as new.
     made: Mutex<HashMap<String, i64>>,
     /// The handler runs.
     pub running: Notify,
@@ -119,14 +119,14 @@ impl World {
         }
     }
 
-    /// Waits as long as it takes, and never sends twice.
-    pub fn patient(&self) -> Client {
+    /// A client without timeouts and without retries.
+    pub fn no_timeout_client(&self) -> Client {
         self.dynamo
             .client_with(RetryConfig::disabled(), TimeoutConfig::disabled())
     }
 
-    /// Gives up after two attempts of 300 ms.
-    pub fn hurried(&self) -> Client {
+    /// A client that gives up after two attempts of 300 ms.
+    pub fn short_timeout_client(&self) -> Client {
         let retries = RetryConfig::standard().with_max_attempts(2);
         self.dynamo.client_with(
             retries.with_initial_backoff(Duration::from_millis(10)),
@@ -149,7 +149,7 @@ impl World {
         OnItem::new(client.clone()).clock(now)
     }
 
-    /// One more of the thing `id`.
+    /// Increments the thing `id`.
     pub async fn run(&self, attempt: &Attempt<'_>) -> Outcome {
         let Attempt {
             way,
@@ -168,12 +168,12 @@ impl World {
         };
         let on_item = self.on_item(client);
         match way {
-            Way::Claim => self.once(client).run(operation, done).await,
-            Way::Inbox => self.inbox(client).run(operation, done).await,
-            Way::InboxWithLook => self.inbox(client).first_look().run(operation, done).await,
-            Way::Update => on_item.run(operation, update).await,
-            Way::UpdateForATime => on_item.retention(RETENTION).run(operation, update).await,
-            Way::Create => {
+            EffectMode::Claim => self.once(client).run(operation, done).await,
+            EffectMode::Inbox => self.inbox(client).run(operation, done).await,
+            EffectMode::InboxWithLook => self.inbox(client).first_look().run(operation, done).await,
+            EffectMode::Update => on_item.run(operation, update).await,
+            EffectMode::UpdateForATime => on_item.retention(RETENTION).run(operation, update).await,
+            EffectMode::Create => {
                 let put = Write::put(THINGS, json!({"id": id, "n": 1}));
                 let create = async |_| {
                     self.running.notify_one();
@@ -181,12 +181,12 @@ impl World {
                 };
                 on_item.run(operation, create).await
             }
-            Way::Modify => {
+            EffectMode::Modify => {
                 let modify = async |_| {
                     self.running.notify_one();
                     let id = id.to_owned();
-                    let thing = Change::of(THINGS).key("id", &id);
-                    Ok(thing.modify(move |thing: Option<Thing>| {
+                    let key = json!({ "id": id });
+                    Ok(Change::modify(THINGS, key, move |thing: Option<Thing>| {
                         let n = thing.map_or(0, |thing| thing.n) + 1;
                         Ok((Thing { id: id.clone(), n }, n))
                     }))
@@ -196,9 +196,9 @@ impl World {
         }
     }
 
-    /// As [`run`](Self::run), by a worker that has time and a client that waits.
-    pub async fn deliver(&self, way: Way, id: &str) -> Outcome {
-        let client = &self.patient();
+    /// As [`run`](Self::run), by a worker with ample time and a client without timeouts.
+    pub async fn deliver(&self, way: EffectMode, id: &str) -> Outcome {
+        let client = &self.no_timeout_client();
         let deadline = ample();
         self.run(&Attempt {
             way,
@@ -209,15 +209,15 @@ impl World {
         .await
     }
 
-    /// How often it has happened.
-    pub async fn effect(&self, way: Way, id: &str) -> i64 {
+    /// Number of times that the effect has happened.
+    pub async fn effect(&self, way: EffectMode, id: &str) -> i64 {
         let Some(mut thing) = self.dynamo.record(THINGS, id).await else {
             return 0;
         };
-        if way != Way::Create {
+        if way != EffectMode::Create {
             return number(&thing, "n");
         }
-        // An item that is made again is as it was at first, so it is marked when it is seen.
+        // A re-created item looks new, so it is marked when it is seen.
         let seen = thing.insert("seen".into(), AttributeValue::Bool(true));
         if seen.is_none() {
             self.dynamo.put(THINGS, thing).await;

@@ -17,10 +17,8 @@ use aws_lambda_events::sqs::SqsEvent;
 use serde_json::{Value, json};
 use sqs_once::{
     Attempt, Consumer, Deadline, Failure, Handler, History, Once,
-    protocol::{
-        AfterFailure, ClaimRequest, Key, Namespace, Owner, Record, Settlement, Timestamp,
-        powertools,
-    },
+    protocol::{AfterFailure, ClaimRequest, Key, Namespace, Owner, Record, Settlement, Timestamp},
+    sqs::powertools,
     store::{ClaimAnswer, DynamoStore, Layout, SettleAnswer, Store},
 };
 use tokio::process::Command;
@@ -32,10 +30,10 @@ use super::support::{
     prerequisite::skip_suite,
 };
 
-/// What Powertools puts before its hash: function, module and function in it.
+/// Prefix of Powertools' key: function, module and function in it.
 const PREFIX: &str = "payments.__main__.charge";
 
-/// Our handler: does as told, and notes what it was told of attempts before it.
+/// Handler on the side of sqs-once: obeys the message, and records the history it gets.
 #[derive(Clone)]
 struct Charge {
     declines: bool,
@@ -63,9 +61,9 @@ pub fn theirs() -> Value {
     json!({"chargedBy": "python", "é": [1.5, null]})
 }
 
-/// What became of a delivery here.
+/// Result of a delivery to sqs-once.
 pub struct Delivered {
-    /// What the handler was told, if it ran.
+    /// History given to the handler, if it ran.
     pub ran: Option<History>,
     pub acknowledged: bool,
 }
@@ -76,7 +74,7 @@ pub struct Both {
     layout: Layout,
     pub prefix: &'static str,
     pub fingerprint: &'static str,
-    /// What Powertools is given, as its own arguments.
+    /// Arguments of the Powertools store.
     pub layer: Value,
     pub config: Value,
     pub function: Value,
@@ -108,24 +106,19 @@ impl Both {
     pub fn claim(&self, id: &str) -> ClaimRequest {
         let now = Timestamp::now();
         let namespace = Namespace::new(self.prefix).unwrap();
-        ClaimRequest {
-            key: Key::new(&namespace, [powertools::hash(&json!(id)).as_str()]).unwrap(),
-            owner: Owner::fresh(),
-            fingerprint: None,
-            message_id: "another".into(),
-            now,
-            lease_until: now + Duration::from_secs(60),
-            expires_at: now.as_secs() + 3600,
-            after_failure: AfterFailure::Replay,
-        }
+        let key = Key::new(&namespace, [powertools::hash(&json!(id)).as_str()]).unwrap();
+        let lease_until = now + Duration::from_secs(60);
+        let expires_at = now.as_secs() + 3600;
+        let mut request =
+            ClaimRequest::new(key, Owner::fresh(), "another", now, lease_until, expires_at);
+        request.after_failure = AfterFailure::Replay;
+        request
     }
 
-    /// What the table holds for an order, by way of a claim that nothing admits.
+    /// Record of an order, read by a claim that only an absent record admits.
     pub async fn kept(&self, id: &str) -> Record {
-        let probe = ClaimRequest {
-            now: Timestamp::default(),
-            ..self.claim(id)
-        };
+        let mut probe = self.claim(id);
+        probe.now = Timestamp::default();
         match self.store().claim(&probe).await.unwrap() {
             ClaimAnswer::Refused(record) => record,
             ClaimAnswer::Applied { .. } => panic!("there was no record of {id}"),
@@ -170,8 +163,8 @@ impl Both {
         self.powertools(order, "return", Some(60_000)).await
     }
 
-    /// Delivers to the function in `tests/powertools/worker.py`, which ends like this, with so
-    /// much time left of its invocation.
+    /// Delivers to the function in `tests/powertools/worker.py`, with this behaviour and time left
+    /// of its invocation.
     pub async fn powertools(&self, order: &Value, end: &str, remaining_ms: Option<u64>) -> Value {
         let told = json!({
             "endpoint": self.dynamo.endpoint(),

@@ -1,6 +1,6 @@
 """One delivery of an SQS record to a function that Powertools makes idempotent.
 
-The argument is JSON. The outcome is printed as JSON. See tests/powertools.rs.
+Takes the order as a JSON argument and prints the outcome as JSON. See tests/powertools.rs.
 """
 
 import json

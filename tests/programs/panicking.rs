@@ -1,9 +1,11 @@
-//! A consumer whose messages say what its handler does, for the tests of the release profile.
+//! A consumer whose messages control its handler, for the tests of the release profile.
 
 use std::time::Duration;
 
 use serde::Deserialize;
-use sqs_once::{Attempt, Consumer, Failure, Once, aws, protocol::Namespace, store::DynamoStore};
+use sqs_once::{
+    Attempt, Consumer, Failure, Once, aws, handler_fn, protocol::Namespace, store::DynamoStore,
+};
 
 #[derive(Deserialize)]
 struct Order {
@@ -18,7 +20,7 @@ struct Order {
 async fn obey(order: Order, attempt: Attempt) -> Result<bool, Failure> {
     std::thread::sleep(Duration::from_millis(order.block_ms));
     tokio::time::sleep(Duration::from_millis(order.sleep_ms)).await;
-    assert!(!order.panic, "told to panic");
+    assert!(!order.panic, "scripted panic");
     Ok(attempt.may_have_run_before())
 }
 
@@ -28,5 +30,5 @@ async fn main() -> Result<(), lambda_runtime::Error> {
     let client = aws_sdk_dynamodb::Client::new(&aws::config().await);
     let store = DynamoStore::new(client, std::env::var("IDEMPOTENCY_TABLE_NAME")?);
     let namespace = Namespace::new(std::env::var("AWS_LAMBDA_FUNCTION_NAME")?)?;
-    sqs_once::run(Consumer::new(Once::new(store), namespace, obey)).await
+    sqs_once::run(Consumer::new(Once::new(store), namespace, handler_fn(obey))).await
 }

@@ -22,27 +22,27 @@ use crate::support::{
     event::{QUEUE_ARN, batch, received},
 };
 
-/// What a message holds, good or bad.
+/// Body of a message, good or bad.
 #[derive(Clone, Debug)]
 enum Body {
     /// An order with this key.
     Order {
         key: u8,
-        told: Told,
+        behaviour: Behaviour,
     },
-    /// A key, and what the handler does not take.
+    /// A valid key in a body that the handler's type rejects.
     Mistyped {
         key: u8,
     },
     NotJson,
     Missing,
-    /// What no key can be made of.
+    /// A body from which no key can be read.
     Keyless(Value),
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
-enum Told {
+enum Behaviour {
     Succeed,
     Fail,
     Decline,
@@ -51,31 +51,31 @@ enum Told {
 
 #[derive(Deserialize)]
 struct Order {
-    told: Told,
+    behaviour: Behaviour,
 }
 
-/// A message as its producer sent it. Every delivery of it is the same but for its count.
+/// Message as its producer sent it. All its deliveries are the same but for the receive count.
 #[derive(Clone, Debug)]
 struct Sent {
     body: Body,
     group: Option<u8>,
 }
 
-/// Messages, who may be delivered twice, and whether the queue is FIFO.
+/// Messages, which may be delivered twice, and the type of the queue.
 #[derive(Clone, Debug)]
 struct Batch {
     sent: Vec<Sent>,
-    /// Which of them each record is, and how often it was received.
+    /// Message and receive count of each record.
     records: Vec<(usize, u32)>,
     fifo: bool,
 }
 
 fn body() -> impl Strategy<Value = Body> {
-    let told = prop_oneof![
-        6 => Just(Told::Succeed),
-        1 => Just(Told::Fail),
-        1 => Just(Told::Decline),
-        1 => Just(Told::Panic),
+    let behaviour = prop_oneof![
+        6 => Just(Behaviour::Succeed),
+        1 => Just(Behaviour::Fail),
+        1 => Just(Behaviour::Decline),
+        1 => Just(Behaviour::Panic),
     ];
     let keyless = prop::sample::select(vec![
         json!({}),
@@ -86,7 +86,7 @@ fn body() -> impl Strategy<Value = Body> {
         json!("text"),
     ]);
     prop_oneof![
-        12 => (0..5_u8, told).prop_map(|(key, told)| Body::Order { key, told }),
+        12 => (0..5_u8, behaviour).prop_map(|(key, behaviour)| Body::Order { key, behaviour }),
         1 => (0..5_u8).prop_map(|key| Body::Mistyped { key }),
         1 => Just(Body::NotJson),
         1 => Just(Body::Missing),
@@ -110,12 +110,12 @@ fn batches() -> impl Strategy<Value = Batch> {
 }
 
 impl Batch {
-    /// The group that orders a message. Without one, or on a standard queue, nothing does.
+    /// The group that orders a message; `None` without a group, or on a standard queue.
     fn group(&self, sent: &Sent) -> Option<u8> {
         sent.group.filter(|_| self.fifo)
     }
 
-    /// The text at `/key`. Groups run side by side, and one key in two of them would be a race.
+    /// Text at `/key`. Groups run in parallel, so one key in two groups would be a race.
     fn key(&self, sent: &Sent) -> Option<String> {
         match sent.body {
             Body::Order { key, .. } | Body::Mistyped { key } => {
@@ -125,14 +125,15 @@ impl Batch {
         }
     }
 
-    /// As the producer wrote it; `None` is no body at all.
+    /// Body as the producer wrote it; `None` without a body.
     fn body(&self, sent: &Sent) -> Option<String> {
         let key = self.key(sent);
         Some(match &sent.body {
-            Body::Order { told, .. } => {
-                json!({"key": key, "told": format!("{told:?}").to_lowercase()}).to_string()
+            Body::Order { behaviour, .. } => {
+                json!({"key": key, "behaviour": format!("{behaviour:?}").to_lowercase()})
+                    .to_string()
             }
-            Body::Mistyped { .. } => json!({"key": key, "told": 7}).to_string(),
+            Body::Mistyped { .. } => json!({"key": key, "behaviour": 7}).to_string(),
             Body::NotJson => "{\"key\": ".into(),
             Body::Missing => return None,
             Body::Keyless(value) => value.to_string(),
@@ -155,8 +156,8 @@ impl Batch {
         }))
     }
 
-    /// What has to be reported, given what is remembered: what is not COMPLETED with this very
-    /// payload, and in a FIFO group what stands behind such a one.
+    /// Messages that must be reported, given the completed operations. These are each message not
+    /// COMPLETED with this very payload, and in a FIFO group each message behind such a message.
     fn unfinished(&self, store: &MemoryStore) -> Vec<String> {
         let (mut named, mut broken) = (Vec::new(), BTreeSet::new());
         for &(index, _) in &self.records {
@@ -175,8 +176,8 @@ impl Batch {
         named
     }
 
-    /// Those with nothing in their way: in no group, and whoever shares their key is an order
-    /// that succeeds too. What the others of the batch are like must not matter to them.
+    /// Messages that must succeed beside any other messages: in no group, and sharing
+    /// their key only with orders that succeed too.
     fn untroubled(&self) -> BTreeSet<String> {
         let all = || self.records.iter().map(|&(index, _)| index);
         let succeeds = |index: usize| {
@@ -184,7 +185,7 @@ impl Batch {
             matches!(
                 body,
                 Body::Order {
-                    told: Told::Succeed,
+                    behaviour: Behaviour::Succeed,
                     ..
                 }
             )
@@ -210,25 +211,25 @@ impl Batch {
     }
 }
 
-/// Does as told, and writes down under which keys that went well.
+/// Handler that obeys the message, and records the keys of its successes.
 #[derive(Clone, Default)]
-struct Obedient(Arc<Mutex<BTreeMap<String, usize>>>);
+struct ScriptedHandler(Arc<Mutex<BTreeMap<String, usize>>>);
 
-impl Handler for Obedient {
+impl Handler for ScriptedHandler {
     type Message = Order;
     type Output = ();
 
     async fn handle(&self, order: Order, attempt: Attempt) -> Result<(), Failure> {
         tokio::task::yield_now().await;
-        match order.told {
-            Told::Succeed => {
+        match order.behaviour {
+            Behaviour::Succeed => {
                 let mut done = self.0.lock().unwrap();
                 *done.entry(attempt.key().to_string()).or_default() += 1;
                 Ok(())
             }
-            Told::Fail => Err(Failure::retryable("told to")),
-            Told::Decline => Err(Failure::permanent("told to")),
-            Told::Panic => panic!("told to"),
+            Behaviour::Fail => Err(Failure::retryable("behaviour to")),
+            Behaviour::Decline => Err(Failure::permanent("behaviour to")),
+            Behaviour::Panic => panic!("behaviour to"),
         }
     }
 }
@@ -236,13 +237,13 @@ impl Handler for Obedient {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
-    /// And so when all of it is delivered again.
+    /// The same for a redelivery of the whole batch.
     #[test]
-    fn exactly_what_is_not_completed_is_reported_each_once_in_batch_order(
+    fn response_lists_each_incomplete_message_once(
         batch in batches(),
         concurrency in 1..12_usize,
     ) {
-        let (store, handler) = (MemoryStore::default(), Obedient::default());
+        let (store, handler) = (MemoryStore::default(), ScriptedHandler::default());
         let consumer = Consumer::new(Once::new(store.clone()), namespace(), handler.clone())
             .key("body:/key".parse().unwrap())
             .fifo_after_permanent(FifoAfterPermanent::Stop)

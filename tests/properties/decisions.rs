@@ -16,7 +16,7 @@ use sqs_once::{
 
 use crate::support::dynamo::{Dynamo, Item};
 
-/// Few enough that they meet.
+/// Few enough values to collide.
 fn owner() -> impl Strategy<Value = Owner> {
     (0..3).prop_map(|n| Owner::from_stored(format!("owner-{n}")))
 }
@@ -29,7 +29,7 @@ fn message_id() -> impl Strategy<Value = String> {
     (0..3).prop_map(|n| format!("m-{n}"))
 }
 
-/// Around a bound of seconds and one of milliseconds, so that some are equal.
+/// Around one bound in seconds and one in milliseconds, so that some values are equal.
 fn time() -> impl Strategy<Value = Timestamp> {
     const TIMES: [u64; 7] = [9_999, 10_000, 10_001, 10_500, 10_999, 11_000, 11_001];
     prop::sample::select(&TIMES[..]).prop_map(Timestamp::from_millis)
@@ -63,7 +63,7 @@ fn last_end() -> impl Strategy<Value = Option<AttemptEnd>> {
     prop::option::of(prop::sample::select(ends.to_vec()))
 }
 
-/// Now and then one below the limit, or at it.
+/// Sometimes one below the limit, or at it.
 fn failed_message_ids() -> impl Strategy<Value = BTreeSet<String>> {
     let crowd = |n: usize| (0..n).map(|n| format!("another-{n}"));
     prop_oneof![
@@ -91,20 +91,18 @@ prop_compose! {
         (created_at, updated_at) in (prop::option::of(time()), prop::option::of(time())),
     ) -> Record {
         let error = error.filter(|_| !matches!(state, State::Completed { .. }));
-        Record {
-            state,
-            owner,
-            expires_at,
-            fingerprint,
-            message_id,
-            attempts,
-            first_claimed_at,
-            last_end,
-            error,
-            failed_message_ids,
-            created_at,
-            updated_at,
-        }
+        let mut record = Record::new(state, expires_at);
+        record.owner = owner;
+        record.fingerprint = fingerprint;
+        record.message_id = message_id;
+        record.attempts = attempts;
+        record.first_claimed_at = first_claimed_at;
+        record.last_end = last_end;
+        record.error = error;
+        record.failed_message_ids = failed_message_ids;
+        record.created_at = created_at;
+        record.updated_at = updated_at;
+        record
     }
 }
 
@@ -119,7 +117,10 @@ prop_compose! {
         retry in any::<bool>(),
     ) -> ClaimRequest {
         let after_failure = if retry { AfterFailure::Retry } else { AfterFailure::Replay };
-        ClaimRequest { key: key("key"), owner, fingerprint, message_id, now, lease_until, expires_at, after_failure }
+        let mut request = ClaimRequest::new(key("key"), owner, message_id, now, lease_until, expires_at);
+        request.fingerprint = fingerprint;
+        request.after_failure = after_failure;
+        request
     }
 }
 
@@ -155,7 +156,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(4096))]
 
     #[test]
-    fn what_a_refused_claim_means_is_borne_out_by_the_record(record in record(), mine in request()) {
+    fn refused_claim_decision_matches_record(record in record(), mine in request()) {
         if may_claim(Some(&record), &mine) {
             return Ok(());
         }
@@ -165,38 +166,38 @@ proptest! {
         let payloads = (record.fingerprint.as_ref(), mine.fingerprint.as_ref());
         let other_payload = matches!(payloads, (Some(theirs), Some(mine)) if theirs != mine);
         match claim_refused(record.clone(), &mine) {
-            ClaimRefused::Mine(claimed) => {
+            ClaimRefused::Held(claimed) => {
                 prop_assert_eq!(record.owner.as_ref(), Some(&mine.owner));
-                // A claim that is held can be settled.
+                // A held claim can be settled.
                 prop_assert!(may_settle(Some(&record), &mine.fence()));
                 let open = record.first_claimed_at.filter(|at| *at != mine.now);
                 prop_assert_eq!(claimed.open_since, open);
             }
-            ClaimRefused::NotMine(Refusal::KeyReused) => {
+            ClaimRefused::Refused(Refusal::KeyReused) => {
                 prop_assert!(other_payload && !failed || record.state.name() == "COMPLETED");
                 let in_progress = matches!(record.state, State::InProgress { .. });
                 prop_assert!(other_payload && !in_progress);
             }
-            ClaimRefused::NotMine(Refusal::Duplicate(result)) => {
+            ClaimRefused::Refused(Refusal::Duplicate(result)) => {
                 prop_assert!(!other_payload);
                 prop_assert_eq!(record.state, State::Completed { result });
             }
-            ClaimRefused::NotMine(Refusal::FailedBefore(told)) => {
+            ClaimRefused::Refused(Refusal::FailedBefore(told)) => {
                 let replayed = mine.after_failure == AfterFailure::Replay;
                 prop_assert!(failed || replayed && record.state == State::Failed);
                 prop_assert_eq!(told, error);
             }
-            ClaimRefused::NotMine(Refusal::TooManyFailures(told)) => {
+            ClaimRefused::Refused(Refusal::TooManyFailures(told)) => {
                 prop_assert_eq!(record.failed_message_ids.len(), 20);
                 prop_assert_eq!((record.state, told), (State::Failed, error));
             }
-            ClaimRefused::NotMine(Refusal::Conflict { owner, lease_until }) => {
+            ClaimRefused::Refused(Refusal::Conflict { owner, lease_until }) => {
                 prop_assert_eq!(record.state, State::InProgress { lease_until });
                 prop_assert!(lease_until >= mine.now, "the lease to wait for has ended");
                 prop_assert_ne!(record.owner.as_ref(), Some(&mine.owner));
                 prop_assert_eq!(record.owner.as_ref(), owner.as_ref());
             }
-            ClaimRefused::NotMine(Refusal::PayloadConflict { .. }) => {
+            ClaimRefused::Refused(Refusal::PayloadConflict { .. }) => {
                 let State::InProgress { lease_until } = record.state else {
                     return Err(TestCaseError::fail("not in progress"));
                 };
@@ -206,7 +207,7 @@ proptest! {
     }
 
     #[test]
-    fn a_fresh_claim_keeps_everybody_out_until_its_lease_or_its_record_ends(
+    fn fresh_claim_excludes_others_until_lease_ends(
         holder in request(),
         other in request(),
     ) {
@@ -215,7 +216,7 @@ proptest! {
     }
 
     #[test]
-    fn nobody_but_the_owner_of_a_claim_may_end_it_and_only_once(
+    fn only_owner_settles_claim_and_once(
         record in record(),
         asker in request(),
         wanted in settlement(),
@@ -229,7 +230,7 @@ proptest! {
         let in_progress = matches!(record.state, State::InProgress { .. });
         prop_assert!(in_progress, "an outcome would be overwritten");
         let left = wanted.apply(&record, now);
-        // A record whose lease ended stays its owner's until another worker takes over.
+        // A record whose lease ended belongs to its owner until another worker takes over.
         let ended = !may_settle(left.as_ref(), &fence);
         let leases = left.as_ref().map(|left| left.state.clone());
         prop_assert_eq!(ended, leases != Some(State::InProgress { lease_until: now }));
@@ -240,7 +241,7 @@ proptest! {
     }
 
     #[test]
-    fn a_refused_settlement_counts_as_made_only_where_the_record_says_so(
+    fn refused_settlement_counts_only_if_recorded(
         record in prop::option::weighted(0.9, record()),
         asker in request(),
         wanted in settlement(),
@@ -268,7 +269,7 @@ proptest! {
     }
 }
 
-/// One thing that somebody does to a key.
+/// One request for a key.
 #[derive(Clone, Debug)]
 enum Step {
     Claim(ClaimRequest),
@@ -282,8 +283,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// As the native layout has it. Written out here, so that the store's own writer is not both
-/// sides of the comparison.
+/// Condition values in the native layout. Written out here, so that the store's own writer is not
+/// on both sides of the comparison.
 fn item(id: &Key, record: &Record) -> Item {
     let text = |text: &str| AttributeValue::S(text.to_owned());
     let number = |n: u64| AttributeValue::N(n.to_string());
@@ -351,10 +352,10 @@ fn item(id: &Key, record: &Record) -> Item {
         .collect()
 }
 
-/// The table's conditions are text that DynamoDB reads; the rules are functions. Over any record
-/// and whatever is then done to it, step by step, both give the same answers.
+/// The table's conditions are text that DynamoDB evaluates; the rules are functions. Both give the
+/// same results, step by step, over any record and any sequence of requests.
 #[test]
-fn a_table_answers_each_step_as_the_rules_do() {
+fn dynamodb_matches_rules_step_by_step() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let (dynamo, table) = runtime.block_on(async {
         let dynamo = Dynamo::start().await;
@@ -363,7 +364,7 @@ fn a_table_answers_each_step_as_the_rules_do() {
         (dynamo, table)
     });
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
-        // Its seeds would be kept by the name of the file alone.
+        // proptest would file its seeds by the name of the file alone.
         failure_persistence: None,
         ..ProptestConfig::with_cases(256)
     });
@@ -390,7 +391,7 @@ fn a_table_answers_each_step_as_the_rules_do() {
         .unwrap();
 }
 
-/// Checks one step against the rules; answers the record it leaves.
+/// Checks one step against the rules, and returns the record after it.
 async fn same_answer(
     table: &DynamoStore,
     known: Option<Record>,
@@ -398,11 +399,8 @@ async fn same_answer(
     step: Step,
 ) -> Result<Option<Record>, TestCaseError> {
     match step {
-        Step::Claim(request) => {
-            let request = ClaimRequest {
-                key: key.clone(),
-                ..request
-            };
+        Step::Claim(mut request) => {
+            request.key = key.clone();
             let answer = table.claim(&request).await.unwrap();
             if may_claim(known.as_ref(), &request) {
                 let replaced = known.filter(|record| !record.is_expired(request.now));
@@ -415,12 +413,9 @@ async fn same_answer(
                 Ok(Some(record))
             }
         }
-        Step::Settle(by, wanted, at) => {
-            let fence = ClaimRequest {
-                key: key.clone(),
-                ..by
-            }
-            .fence();
+        Step::Settle(mut by, wanted, at) => {
+            by.key = key.clone();
+            let fence = by.fence();
             let answer = table.settle(&fence, &wanted, at).await.unwrap();
             if may_settle(known.as_ref(), &fence) {
                 prop_assert_eq!(answer, SettleAnswer::Applied);

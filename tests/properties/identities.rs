@@ -1,11 +1,11 @@
-//! Keys that never meet, and fingerprints that differ exactly where payloads do.
+//! Keys that never collide, and fingerprints that differ exactly if payloads do.
 
 use std::sync::Arc;
 
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use sqs_once::{
-    Attempt, Consumer, Failure, Once,
+    Attempt, Consumer, Failure, Once, handler_fn,
     protocol::{Fingerprint, Key, Namespace, key::MAX_KEY_BYTES},
     store::MemoryStore,
 };
@@ -16,7 +16,7 @@ use crate::support::{
     event::{batch, record},
 };
 
-/// What a key is made of: any text, and what a wrong encoding would trip over.
+/// Part of a key: any text, and characters that break a wrong encoding.
 fn part() -> impl Strategy<Value = String> {
     prop_oneof![
         4 => "[#\\\\\0a]{1,6}",
@@ -43,7 +43,7 @@ fn key((name, parts): &Words) -> Key {
     Key::new(&namespace, parts.iter().map(String::as_str)).unwrap()
 }
 
-/// The same text cut at another place: where two keys are most likely to meet.
+/// The same text cut at another place: the likeliest collision.
 fn cut_elsewhere((name, parts): &Words, at: prop::sample::Index) -> Option<Words> {
     let text = parts.concat();
     let cuts: Vec<usize> = text.char_indices().map(|(at, _)| at).skip(1).collect();
@@ -55,7 +55,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2048))]
 
     #[test]
-    fn a_key_fits_into_dynamodb_and_begins_with_its_namespace(words in words()) {
+    fn key_fits_dynamodb_within_namespace(words in words()) {
         let key = key(&words);
         prop_assert!((1..=MAX_KEY_BYTES).contains(&key.as_str().len()));
         let escaped = words.0.replace('\\', r"\\").replace('#', r"\#");
@@ -63,12 +63,12 @@ proptest! {
     }
 
     #[test]
-    fn no_two_different_lists_of_words_make_one_key(a in words(), b in words(), at: prop::sample::Index) {
+    fn different_lists_of_words_make_different_keys(a in words(), b in words(), at: prop::sample::Index) {
         prop_assert_eq!(a == b, key(&a) == key(&b));
         if let Some(cut) = cut_elsewhere(&a, at) {
             prop_assert_eq!(a == cut, key(&a) == key(&cut), "{:?} and {:?}", a, cut);
         }
-        // What a key looks like is not the key of.
+        // A part that looks like a whole key does not equal that key.
         let (name, _) = &a;
         let own_text = key(&a).as_str().to_owned();
         prop_assert_ne!(key(&(name.clone(), vec![own_text.clone()])), key(&a));
@@ -79,7 +79,7 @@ proptest! {
     }
 
     #[test]
-    fn no_empty_part_makes_a_key(words in words(), at: prop::sample::Index) {
+    fn empty_part_makes_no_key(words in words(), at: prop::sample::Index) {
         let (name, mut parts) = words;
         let namespace = Namespace::new(name).unwrap();
         parts.insert(at.index(parts.len() + 1), String::new());
@@ -87,7 +87,7 @@ proptest! {
     }
 }
 
-/// Any JSON whose numbers a double tells apart: to RFC 8785, a number is a double.
+/// Any JSON whose numbers differ as doubles: to RFC 8785, a number is a double.
 fn payload() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
@@ -106,12 +106,12 @@ fn payload() -> impl Strategy<Value = Value> {
     })
 }
 
-/// How a value is written down: one choice after the other, again from the start when they end.
-struct Pen<'a> {
+/// Choices of formatting for a value: one after the other, from the start again when they end.
+struct JsonFormat<'a> {
     choices: std::iter::Cycle<std::slice::Iter<'a, u8>>,
 }
 
-impl Pen<'_> {
+impl JsonFormat<'_> {
     fn choose<T: Copy, const N: usize>(&mut self, of: [T; N]) -> T {
         of[usize::from(*self.choices.next().unwrap()) % N]
     }
@@ -142,7 +142,7 @@ impl Pen<'_> {
         format!("{before}{text}{after}")
     }
 
-    /// Each character as it is, where that is allowed, or by its number.
+    /// Each character as it is, if JSON allows that, or by its number.
     fn string(&mut self, text: &str) -> String {
         let mut json = String::new();
         for c in text.chars() {
@@ -160,13 +160,13 @@ impl Pen<'_> {
     }
 }
 
-/// The records of a consumer that has processed these bodies.
+/// Records of a consumer that has processed these bodies.
 fn records(key: &str, bodies: &[String]) -> MemoryStore {
     async fn take(_: Value, _: Attempt) -> Result<(), Failure> {
         Ok(())
     }
     let store = MemoryStore::default();
-    let consumer = Consumer::new(Once::new(store.clone()), namespace(), take);
+    let consumer = Consumer::new(Once::new(store.clone()), namespace(), handler_fn(take));
     let consumer = Arc::new(consumer.key(key.parse().unwrap()));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -180,15 +180,14 @@ fn records(key: &str, bodies: &[String]) -> MemoryStore {
     store
 }
 
-/// The fingerprint that a consumer keeps of a body.
+/// Fingerprint that a consumer stores for a body.
 fn fingerprint(body: &str) -> Fingerprint {
     let store = records("message-id", &[body.to_owned()]);
     let key = Key::new(&namespace(), ["m-1"]).unwrap();
     store.get(&key).unwrap().fingerprint.unwrap()
 }
 
-/// JSON that can be a key: not null, not the empty text, and without numbers that a double could
-/// take for others.
+/// JSON that can be a key: not null, not the empty text, and no two numbers with the same double.
 fn id() -> impl Strategy<Value = Value> {
     payload().prop_filter("a key", |value| {
         let text = value.to_string();
@@ -225,19 +224,19 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn how_a_payload_is_written_does_not_change_its_fingerprint(
+    fn json_formatting_keeps_fingerprint(
         value in payload(),
         one in prop::collection::vec(any::<u8>(), 1..32),
         other in prop::collection::vec(any::<u8>(), 1..32),
     ) {
         let [one, other] = [&one, &other].map(|choices| {
-            Pen { choices: choices.iter().cycle() }.write(&value)
+            JsonFormat { choices: choices.iter().cycle() }.write(&value)
         });
         prop_assert_eq!(fingerprint(&one), fingerprint(&other), "{} and {}", one, other);
     }
 
     #[test]
-    fn another_payload_has_another_fingerprint(a in payload(), b in payload(), how: u8) {
+    fn other_payload_has_other_fingerprint(a in payload(), b in payload(), how: u8) {
         let print = |value: &Value| fingerprint(&value.to_string());
         prop_assert_eq!(a == b, print(&a) == print(&b));
         let changed = changed(&a, how);

@@ -1,12 +1,12 @@
-//! Messages made to do harm, and how much memory a batch may cost. The release binary takes each
-//! between two good messages, which must not notice.
+//! Hostile messages, and the memory of a batch. The release binary takes each message between two
+//! good ones, which must not be affected.
 
 use std::fs;
 
 use serde_json::{Value, json};
 
 use crate::{
-    secrets::{SECRET, telling},
+    secrets::{SECRET, lines_with_secrets},
     support::{
         PATIENCE,
         dynamo::Dynamo,
@@ -18,12 +18,12 @@ use crate::{
 const TABLE: &str = "idempotency";
 const MIB: usize = 1024 * 1024;
 
-/// What no batch may cost, at its peak: it fits into the smallest function, of 128 MB. Measured are
-/// 31 MB for ten thousand messages (5 MB of event) and 44 MB for ten of a mebibyte, more than the
-/// 6 MB that Lambda lets through.
+/// Limit of a batch's peak memory, which fits into the smallest function, of 128 MB. Measured: 31
+/// MB for ten thousand messages (5 MB of event), and 44 MB for ten of a mebibyte, more than the 6
+/// MB that Lambda permits.
 const MOST_MEMORY: usize = 96 * MIB;
 
-/// The consumer as the template has it: the order's id is the key. It charges nothing.
+/// The consumer with the template's settings and the order id as the key. It charges no gateway.
 async fn consumer(dynamo: &Dynamo) -> Lambda {
     dynamo.create_table(TABLE).await;
     let settings = [
@@ -55,7 +55,7 @@ fn order_of(amount: &str) -> String {
     )
 }
 
-/// A message as it must end: done, or with this outcome and a word of why.
+/// A message and its expected end: done, or this outcome with a word of its reason.
 type Case = (&'static str, Value, Option<(&'static str, &'static str)>);
 
 const INVALID_JSON: Option<(&str, &str)> = Some(("invalid", "not valid JSON"));
@@ -194,7 +194,7 @@ fn wrappings() -> Vec<Case> {
 }
 
 #[tokio::test]
-async fn each_hostile_message_has_a_clear_outcome_and_the_others_do_not_notice() {
+async fn hostile_message_fails_alone_with_clear_outcome() {
     if consumer_missing() {
         return;
     }
@@ -215,7 +215,7 @@ async fn each_hostile_message_has_a_clear_outcome_and_the_others_do_not_notice()
                 .find(|line| line["message_id"] == id)
                 .unwrap()
         };
-        let (wanted, word) = outcome.unwrap_or(("done", ""));
+        let (wanted, word) = outcome.unwrap_or(("completed", ""));
         let line = of("m-hostile");
         assert_eq!(line["outcome"], wanted, "{name}: {line}");
         assert!(
@@ -223,10 +223,10 @@ async fn each_hostile_message_has_a_clear_outcome_and_the_others_do_not_notice()
             "{name}: {line}"
         );
         for id in ["m-before", "m-after"] {
-            assert_eq!(of(id)["outcome"], "done", "{name}: {}", of(id));
+            assert_eq!(of(id)["outcome"], "completed", "{name}: {}", of(id));
         }
         for line in lines {
-            // The key is logged, of at most 2,048 bytes, each up to six characters of JSON.
+            // The key is logged: at most 2,048 bytes, each up to six characters of JSON.
             assert!(line.to_string().len() < 16 * 1024, "{name} fills the log");
         }
     }
@@ -239,9 +239,10 @@ async fn each_hostile_message_has_a_clear_outcome_and_the_others_do_not_notice()
     }
 }
 
-/// What is not JSON in UTF-8 is no event: Lambda has nothing to acknowledge, so all of it comes back.
+/// Bytes other than JSON in UTF-8 are not an event. Lambda has nothing to acknowledge, so the whole
+/// batch returns.
 #[tokio::test]
-async fn bytes_that_are_no_event_are_an_error_and_the_next_event_is_processed() {
+async fn invalid_bytes_fail_and_next_event_succeeds() {
     if consumer_missing() {
         return;
     }
@@ -276,10 +277,10 @@ async fn bytes_that_are_no_event_are_an_error_and_the_next_event_is_processed() 
         6,
         "only those that came after"
     );
-    assert_eq!(telling(&lambda.kill().await.output), [""; 0]);
+    assert_eq!(lines_with_secrets(&lambda.kill().await.output), [""; 0]);
 }
 
-/// The most memory that the process ever had, in bytes.
+/// Peak memory of the process, in bytes.
 fn peak(lambda: &Lambda) -> usize {
     let status = fs::read_to_string(format!("/proc/{}/status", lambda.pid())).unwrap();
     let line = status
@@ -295,14 +296,14 @@ fn peak(lambda: &Lambda) -> usize {
 }
 
 #[tokio::test]
-async fn ten_thousand_messages_in_a_batch_are_answered_one_by_one_in_bounded_memory() {
+async fn batch_of_10000_messages_has_bounded_memory() {
     if consumer_missing() {
         return;
     }
     let dynamo = Dynamo::start().await;
     let lambda = consumer(&dynamo).await;
     let idle = peak(&lambda);
-    // Each hundredth is malformed; the others are 99 orders, a hundred times each.
+    // Each hundredth message is malformed; the others are 99 orders, a hundred times each.
     let message = |n: usize| {
         let body = match n % 100 {
             0 => "{".to_owned(),
@@ -321,7 +322,7 @@ async fn ten_thousand_messages_in_a_batch_are_answered_one_by_one_in_bounded_mem
 }
 
 #[tokio::test]
-async fn ten_messages_of_a_mebibyte_are_processed_in_bounded_memory() {
+async fn messages_of_1_mib_have_bounded_memory() {
     if consumer_missing() {
         return;
     }

@@ -1,6 +1,6 @@
-//! What the library logs where the shipped consumer does not come: panics, what is cut off, and
-//! effects in DynamoDB. Each test runs in a process of its own: logs are set up once, and a panic is
-//! logged by a hook.
+//! Logs of the library in cases that the shipped consumer does not reach: panics, cut-offs, and
+//! effects in DynamoDB. Each test runs in a process of its own, because logging is set up once per
+//! process and a hook logs panics.
 
 use std::{
     future::Future,
@@ -12,13 +12,13 @@ use std::{
 use aws_sdk_dynamodb::{Client, types::Update};
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Change, Consumer, Done, Failure, Handler, Mode, OnItem, Once, Write,
+    Attempt, Change, Consumer, Done, Failure, Handler, Mode, OnItem, Once, Write, handler_fn,
     store::{DynamoStore, MemoryStore},
     telemetry,
 };
 
 use crate::{
-    secrets::{BODY, outcomes, telling},
+    secrets::{BODY, lines_with_secrets, outcomes},
     support::{
         PATIENCE,
         consumer::{namespace, process, within},
@@ -31,8 +31,8 @@ use crate::{
 const RECORDS: &str = "idempotency";
 const THINGS: &str = "things";
 
-/// Runs `role` in a process that is told to run nothing but the test `name`, and answers what it
-/// writes. In that process it runs `role`, and answers nothing.
+/// Runs `role` in a process that runs only the test `name`, and returns its output. Inside that
+/// process, runs `role` and returns `None`.
 fn logged_by<F>(name: &str, level: &str, role: impl FnOnce() -> F) -> Option<Vec<String>>
 where
     F: Future<Output = ()>,
@@ -59,9 +59,9 @@ where
     Some(output.lines().map(str::to_owned).collect())
 }
 
-/// Does as the body says, and quotes it.
+/// Handler that obeys the body, and quotes it.
 async fn obey(body: Value, _: Attempt) -> Result<(), Failure> {
-    match body["told"].as_str() {
+    match body["act"].as_str() {
         Some("hang") => std::future::pending().await,
         _ => panic!("did not expect {body}"),
     }
@@ -69,20 +69,20 @@ async fn obey(body: Value, _: Attempt) -> Result<(), Failure> {
 
 async fn panic_and_hang() {
     let once = Once::new(MemoryStore::default());
-    let consumer = Arc::new(Consumer::new(once, namespace(), obey));
-    let told = |told| json!({"told": told, "secret": BODY});
+    let consumer = Arc::new(Consumer::new(once, namespace(), handler_fn(obey)));
+    let act = |act| json!({"act": act, "secret": BODY});
     let event = batch([
-        record("m-1", &told("panic")),
+        record("m-1", &act("panic")),
         record("m-2", &json!(BODY)),
-        record("m-3", &told("hang")),
+        record("m-3", &act("hang")),
     ]);
     let failed = process(&consumer, event, within(Duration::from_secs(1))).await;
     assert_eq!(failed, ["m-1", "m-2", "m-3"]);
 }
 
 #[test]
-fn a_panic_is_logged_by_its_place_and_without_its_words() {
-    let name = "a_panic_is_logged_by_its_place_and_without_its_words";
+fn panic_is_logged_without_its_message() {
+    let name = "panic_is_logged_without_its_message";
     let Some(output) = logged_by(name, "DEBUG", panic_and_hang) else {
         return;
     };
@@ -94,19 +94,19 @@ fn a_panic_is_logged_by_its_place_and_without_its_words() {
         .collect();
     assert_eq!(places.len(), 2, "{output:#?}");
     assert_eq!(outcomes(&output), ["out_of_time", "panicked"]);
-    assert_eq!(telling(&output), [""; 0]);
+    assert_eq!(lines_with_secrets(&output), [""; 0]);
 }
 
-/// So that what is not found above was searched for.
+/// The control: the search above is able to find these secrets.
 #[test]
-fn the_words_of_a_panic_are_logged_and_found_when_tracing() {
-    let name = "the_words_of_a_panic_are_logged_and_found_when_tracing";
+fn trace_level_logs_panic_message() {
+    let name = "trace_level_logs_panic_message";
     if let Some(output) = logged_by(name, "TRACE", panic_and_hang) {
-        assert!(telling(&output).len() >= 2, "{output:#?}");
+        assert!(lines_with_secrets(&output).len() >= 2, "{output:#?}");
     }
 }
 
-/// Tables, what is in one of them already, which is a secret too, and a worker.
+/// Tables, one with a secret item in it, and a worker.
 async fn world() -> (Dynamo, Client) {
     let dynamo = Dynamo::start().await;
     dynamo.create_table(RECORDS).await;
@@ -123,11 +123,11 @@ fn once(client: Client) -> Once<DynamoStore> {
     Once::new(DynamoStore::new(client, RECORDS))
 }
 
-/// Writes that are refused, by a condition and by DynamoDB's validation, and some that are made.
-fn write(told: &str) -> Write<Update> {
+/// Writes refused by a condition, writes refused by DynamoDB's validation, and writes that succeed.
+fn write(act: &str) -> Write<Update> {
     let write = Write::update(THINGS, "SET secret = :secret, n = n + :n").key("id", "thing");
     let write = write.value(":secret", BODY).label("thing");
-    match told {
+    match act {
         "refused" => write.value(":n", 1).when("n < :n").return_item(),
         "invalid" => write.value(":n", BODY),
         _ => write.value(":n", 1),
@@ -135,27 +135,27 @@ fn write(told: &str) -> Write<Update> {
 }
 
 async fn plan(body: Value, _: Attempt) -> Result<Done<Value>, Failure> {
-    let told = body["told"].as_str().unwrap();
-    Ok(Done::new(json!(BODY)).with(write(told)))
+    let act = body["act"].as_str().unwrap();
+    Ok(Done::new(json!(BODY)).with(write(act)))
 }
 
 async fn change(body: Value, _: Attempt) -> Result<Change<Value>, Failure> {
-    let told = body["told"].as_str().unwrap();
-    Ok(Change::update(json!(BODY), write(told)))
+    let act = body["act"].as_str().unwrap();
+    Ok(Change::update(json!(BODY), write(act)))
 }
 
-/// A message that is refused, one that is invalid, and one to which DynamoDB does not answer.
+/// One refused message, one invalid message, and one without a response of DynamoDB.
 async fn run<M: Mode<H::Output>, H: Handler>(dynamo: &Dynamo, consumer: Consumer<M, H>) {
     let consumer = Arc::new(consumer);
-    let event = |told: &str| batch([record(told, &json!({"told": told, "secret": BODY}))]);
-    for (told, failed) in [
+    let event = |act: &str| batch([record(act, &json!({"act": act, "secret": BODY}))]);
+    for (act, failed) in [
         ("refused", true),
         ("invalid", true),
         ("made", false),
         ("made", false),
     ] {
-        let reported = process(&consumer, event(told), within(PATIENCE)).await;
-        assert_eq!(reported.len(), usize::from(failed), "{told}");
+        let reported = process(&consumer, event(act), within(PATIENCE)).await;
+        assert_eq!(reported.len(), usize::from(failed), "{act}");
     }
     for operation in ["TransactWriteItems", "UpdateItem"] {
         dynamo.fail_all(operation, Fault::CutAfter);
@@ -171,28 +171,41 @@ async fn run<M: Mode<H::Output>, H: Handler>(dynamo: &Dynamo, consumer: Consumer
 
 async fn write_in_every_mode() {
     let (dynamo, client) = world().await;
-    run(&dynamo, Consumer::new(once(client), namespace(), plan)).await;
-    let (dynamo, client) = world().await;
     run(
         &dynamo,
-        Consumer::new(once(client).inbox().first_look(), namespace(), plan),
+        Consumer::new(once(client), namespace(), handler_fn(plan)),
     )
     .await;
     let (dynamo, client) = world().await;
     run(
         &dynamo,
-        Consumer::new(OnItem::new(client), namespace(), change),
+        Consumer::new(
+            once(client).inbox().first_look(),
+            namespace(),
+            handler_fn(plan),
+        ),
+    )
+    .await;
+    let (dynamo, client) = world().await;
+    run(
+        &dynamo,
+        Consumer::new(OnItem::new(client), namespace(), handler_fn(change)),
     )
     .await;
 }
 
 #[test]
-fn what_writes_hold_and_what_they_meet_is_not_logged() {
-    let name = "what_writes_hold_and_what_they_meet_is_not_logged";
+fn written_items_are_not_logged() {
+    let name = "written_items_are_not_logged";
     let Some(output) = logged_by(name, "DEBUG", write_in_every_mode) else {
         return;
     };
-    let expected = ["commit_unknown", "done", "duplicate", "permanent_failure"];
+    let expected = [
+        "commit_unknown",
+        "completed",
+        "duplicate",
+        "permanent_failure",
+    ];
     assert_eq!(outcomes(&output), expected);
-    assert_eq!(telling(&output), [""; 0]);
+    assert_eq!(lines_with_secrets(&output), [""; 0]);
 }

@@ -1,14 +1,14 @@
-//! What must not be logged: payloads, results, receipt handles, credentials. The release binary
-//! runs through every outcome that it has, with a secret planted in each of these, and all that it
-//! writes is searched. `library_logs.rs` has the outcomes of other handlers and other modes.
+//! Payloads, results, receipt handles and credentials must not be logged. The release binary runs
+//! through all its outcomes with a secret planted in each of these, and the test searches all its
+//! output. `library_logs.rs` covers other handlers and other modes.
 
 use std::{collections::BTreeSet, time::Duration};
 
 use serde_json::{Value, json};
 
 use crate::{
-    gossip::{Gossip, PATH, TABLE},
-    secrets::{ATTRIBUTE_BYTES, BODY, SECRET, outcomes, telling},
+    quoting_server::{PATH, QuotingServer, TABLE},
+    secrets::{ATTRIBUTE_BYTES, BODY, SECRET, lines_with_secrets, outcomes},
     support::{
         PATIENCE,
         event::{batch, failed, received, record},
@@ -19,7 +19,7 @@ use crate::{
 
 const ATTRIBUTE: &str = "s3cr3t-attribute";
 const RECEIPT: &str = "s3cr3t-receipt";
-/// To AWS a name and no secret: the SDK logs it when debugging.
+/// AWS treats the access key id as a name, not as a secret: the SDK logs it at DEBUG.
 const ACCESS_KEY_ID: &str = "AKIAPLANTED";
 const CREDENTIALS: [(&str, &str); 3] = [
     ("AWS_ACCESS_KEY_ID", ACCESS_KEY_ID),
@@ -45,7 +45,7 @@ fn messages(delivery: u32) -> Vec<Value> {
         ("busy", order("busy").to_string()),
         ("moved", order("moved").to_string()),
         ("lost", order("lost").to_string()),
-        // The second time, a key that is used for another payload.
+        // The second time, a key that is reused for another payload.
         (
             "reused",
             with(order("reused"), "attempt", json!(delivery)).to_string(),
@@ -89,7 +89,7 @@ fn messages(delivery: u32) -> Vec<Value> {
     bodies.map(record).into()
 }
 
-/// Events that are none, the secret where each goes wrong.
+/// Invalid events, with the secret where each goes wrong.
 fn broken_events() -> Vec<Value> {
     let mut mistyped = record("m-1", "{}");
     mistyped["body"] = json!([BODY]);
@@ -108,11 +108,14 @@ fn broken_events() -> Vec<Value> {
     ]
 }
 
-/// The settings of a function that is all secrets.
-fn env(gossip: &Gossip, url: &str, level: &str) -> Env {
+/// Settings of a function with a secret in each value.
+fn env(quoting_server: &QuotingServer, url: &str, level: &str) -> Env {
     let gateway = format!("{url}/{PATH}");
     let settings = [
-        ("AWS_ENDPOINT_URL_DYNAMODB", gossip.dynamo.endpoint()),
+        (
+            "AWS_ENDPOINT_URL_DYNAMODB",
+            quoting_server.dynamo.endpoint(),
+        ),
         ("AWS_ENDPOINT_URL_SQS", url),
         ("IDEMPOTENCY_TABLE_NAME", TABLE),
         ("PAYMENT_GATEWAY_URL", &gateway),
@@ -125,14 +128,14 @@ fn env(gossip: &Gossip, url: &str, level: &str) -> Env {
         .collect()
 }
 
-/// Answers all that was written, and has found no secret in it.
+/// Returns the whole output, and asserts that it holds no secret.
 async fn run_through_every_outcome(level: &str) -> Vec<String> {
-    let (gossip, url) = Gossip::start().await;
-    let env = env(&gossip, &url, level);
+    let (quoting_server, url) = QuotingServer::start().await;
+    let env = env(&quoting_server, &url, level);
     let lambda = Lambda::start(env.clone()).await;
     let mut messages_seen = 0;
     // A claim over an expired record is a put.
-    gossip.expire("busy").await;
+    quoting_server.expire("busy").await;
     for delivery in 1..=2 {
         let mut event = messages(delivery);
         messages_seen += event.len();
@@ -147,13 +150,14 @@ async fn run_through_every_outcome(level: &str) -> Vec<String> {
         );
     }
     for event in broken_events() {
-        // Lambda logs it.
+        // Lambda logs this error.
         let error = lambda.invoke(event, PATIENCE).await.error();
         assert!(!error.to_string().contains(SECRET), "{error}");
     }
-    // One that another worker is at, one that is recorded nowhere, more than are started at a time
-    // of those that the gateway does not answer, and one of these with too little time for it.
-    gossip.claim("conflict").await;
+    // First, a message in progress at another worker, and a message without a record. Then more
+    // messages than may start at a time, left unanswered by the gateway. Last, one of these with
+    // too little time.
+    quoting_server.claim("conflict").await;
     let hangs = |n: u32| format!("hangs-{n}");
     for (ids, seconds) in [
         (vec!["conflict".to_owned()], 4),
@@ -171,12 +175,12 @@ async fn run_through_every_outcome(level: &str) -> Vec<String> {
             assert_eq!(failed(&answer.response()), ids);
         }
         messages_seen += ids.len();
-        gossip.dynamo.heal().await;
+        quoting_server.dynamo.heal().await;
     }
     lambda.logged(messages_seen, of_message).await;
     let mut output = lambda.kill().await.output;
 
-    // A gateway that is gone, and then DynamoDB too: errors of connections name addresses.
+    // The gateway is gone, and then DynamoDB too: connection errors name addresses.
     let nobody = tokio::net::TcpListener::bind("127.0.0.1:0")
         .await
         .unwrap()
@@ -194,7 +198,7 @@ async fn run_through_every_outcome(level: &str) -> Vec<String> {
         if gone == "PAYMENT_GATEWAY_URL" {
             assert_eq!(failed(&answer.response()), ["m-1"]);
         } else {
-            // Lambda logs it.
+            // Lambda logs this error.
             let error = answer.error();
             assert!(!error.to_string().contains(SECRET), "{error}");
         }
@@ -202,9 +206,9 @@ async fn run_through_every_outcome(level: &str) -> Vec<String> {
         output.extend(lambda.kill().await.output);
     }
     let expected = [
+        "completed",
         "completion_unrecorded",
         "conflict",
-        "done",
         "duplicate",
         "failed_before",
         "invalid",
@@ -218,23 +222,23 @@ async fn run_through_every_outcome(level: &str) -> Vec<String> {
         "store_unavailable",
     ];
     assert_eq!(outcomes(&output), expected);
-    assert_eq!(telling(&output), [""; 0]);
+    assert_eq!(lines_with_secrets(&output), [""; 0]);
 
-    // The event source mapping's; the consumer reads the attributes too.
+    // Permissions of the event source mapping; the consumer reads the attributes too.
     let polled = [
         "sqs:ReceiveMessage",
         "sqs:DeleteMessage",
         "sqs:GetQueueAttributes",
     ];
     let spoken: BTreeSet<String> = [
-        gossip
+        quoting_server
             .dynamo
             .counts()
             .into_keys()
             .map(|name| name.replace("Claim", "UpdateItem"))
             .map(|name| format!("dynamodb:{name}"))
             .collect(),
-        gossip
+        quoting_server
             .asked
             .lock()
             .unwrap()
@@ -255,13 +259,13 @@ async fn run_through_every_outcome(level: &str) -> Vec<String> {
         .collect();
     assert_eq!(
         spoken, granted,
-        "left: what it did. Right: what template.yaml grants"
+        "left: actions used. Right: actions granted by template.yaml"
     );
     output
 }
 
 #[tokio::test]
-async fn no_secret_is_logged_at_the_default_level() {
+async fn default_level_logs_no_secret() {
     if consumer_missing() {
         return;
     }
@@ -270,29 +274,33 @@ async fn no_secret_is_logged_at_the_default_level() {
 }
 
 #[tokio::test]
-async fn no_secret_is_logged_when_debugging() {
+async fn debug_level_logs_no_secret() {
     if consumer_missing() {
         return;
     }
     let output = run_through_every_outcome("DEBUG").await;
     assert!(
         output.concat().contains("DEBUG"),
-        "the level is not what was asked for"
+        "the level is not the requested one"
     );
 }
 
-/// So that what is not found above was searched for: at this level payload is written.
+/// The control: the search above is able to find the secrets, since this level logs payloads.
 #[tokio::test]
-async fn the_search_finds_what_is_logged_when_tracing() {
+async fn trace_level_logs_secrets_and_search_finds_them() {
     if consumer_missing() {
         return;
     }
-    let (gossip, url) = Gossip::start().await;
-    let lambda = Lambda::start(env(&gossip, &url, "TRACE")).await;
+    let (quoting_server, url) = QuotingServer::start().await;
+    let lambda = Lambda::start(env(&quoting_server, &url, "TRACE")).await;
     let event = batch([record("m-1", &order("o-1"))]);
     let response = lambda.invoke(event, PATIENCE).await.response();
     assert_eq!(failed(&response), [""; 0]);
     lambda.logged(1, of_message).await;
     let output = lambda.kill().await.output;
-    assert!(telling(&output).iter().any(|line| line.contains(BODY)));
+    assert!(
+        lines_with_secrets(&output)
+            .iter()
+            .any(|line| line.contains(BODY))
+    );
 }

@@ -16,7 +16,7 @@ fn pattern(parameter: &Value) -> Regex {
     Regex::new(parameter["AllowedPattern"].as_str().unwrap()).unwrap()
 }
 
-/// How long each queue keeps its messages.
+/// Retention of each queue's messages.
 fn retention(template: &Value) -> Vec<Duration> {
     let queues = of_type(template, "AWS::SQS::Queue").into_iter();
     let seconds = queues.map(|(_, queue)| queue["MessageRetentionPeriod"].as_u64().unwrap());
@@ -24,7 +24,7 @@ fn retention(template: &Value) -> Vec<Duration> {
 }
 
 #[test]
-fn records_outlive_the_queue_and_its_dead_letter_queue() {
+fn records_outlive_both_queues() {
     let template = read(CONSUMER);
     let retention = retention(&template);
     assert_eq!(retention.len(), 2, "a queue and its dead-letter queue");
@@ -50,7 +50,7 @@ fn defaults_match_their_own_patterns() {
 }
 
 #[test]
-fn key_is_the_message_id_unless_a_parameter_names_another() {
+fn key_defaults_to_message_id() {
     let template = read(CONSUMER);
     let key = &template["Parameters"]["IdempotencyKey"];
     let default = key["Default"].as_str().unwrap();
@@ -70,7 +70,7 @@ fn key_is_the_message_id_unless_a_parameter_names_another() {
 }
 
 #[test]
-fn key_parameter_accepts_what_the_binary_accepts() {
+fn key_parameter_accepts_same_as_binary() {
     let pattern = pattern(&parameters()["IdempotencyKey"]);
     let sources = [
         "message-id",

@@ -1,4 +1,4 @@
-//! What the templates allow, and to whom.
+//! Permissions in the templates.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -38,7 +38,7 @@ fn to_json(yaml: &Yaml<'_>) -> Value {
     }
 }
 
-/// One, or a list of them.
+/// One value, or a list of values.
 fn list(value: &Value) -> Vec<&Value> {
     match value {
         Value::Null => Vec::new(),
@@ -55,7 +55,7 @@ pub(super) fn of_type<'a>(template: &'a Value, kind: &str) -> Vec<(&'a str, &'a 
         .collect()
 }
 
-/// Every statement of every policy, wherever it stands.
+/// Every statement of every policy in the template.
 fn statements(value: &Value) -> Vec<&Value> {
     let inner = match value {
         Value::Array(items) => items.iter().flat_map(statements).collect(),
@@ -70,7 +70,7 @@ fn statements(value: &Value) -> Vec<&Value> {
     [own, inner].concat()
 }
 
-/// A statement as it is where all `conditions` of the template are met and no others.
+/// The statement under exactly these `conditions` of the template.
 fn met<'a>(statement: &'a Value, conditions: &[&str]) -> Option<&'a Value> {
     let Some(choice) = statement["!If"].as_array() else {
         return Some(statement);
@@ -121,7 +121,7 @@ fn function_may(template: &str, conditions: &[&str]) -> BTreeSet<(String, String
 }
 
 #[test]
-fn the_functions_role_is_its_own_and_only_lambda_may_take_it() {
+fn role_is_assumable_by_lambda_only() {
     for path in TEMPLATES {
         let template = read(path);
         let roles = of_type(&template, "AWS::IAM::Role");
@@ -161,9 +161,10 @@ fn the_functions_role_is_its_own_and_only_lambda_may_take_it() {
     }
 }
 
-/// Asserts that a function's role may do this to these resources, and nothing else.
+/// Asserts that a function's role allows these actions on these resources, and no others.
 fn assert_may(template: &str, needed: &[(&str, &str)]) {
-    // The event source mapping's (AWS Lambda Developer Guide, "Using Lambda with Amazon SQS").
+    // Permissions of the event source mapping (AWS Lambda Developer Guide, "Using Lambda with
+    // Amazon SQS").
     let polls = [
         "sqs:ReceiveMessage",
         "sqs:DeleteMessage",
@@ -176,7 +177,7 @@ fn assert_may(template: &str, needed: &[(&str, &str)]) {
 }
 
 #[test]
-fn direct_dead_lettering_adds_its_permissions_and_no_others() {
+fn dead_lettering_adds_only_its_permissions() {
     let more = consumer_may(&[DEAD_LETTERS]);
     let more: BTreeSet<_> = more.difference(&consumer_may(&[])).cloned().collect();
     let needed = ["sqs:GetQueueUrl", "sqs:SendMessage"];
@@ -198,7 +199,7 @@ fn direct_dead_lettering_adds_its_permissions_and_no_others() {
 }
 
 #[test]
-fn role_of_the_consumer_may_do_nothing_but_its_own_calls() {
+fn consumer_role_allows_only_its_calls() {
     assert_may(
         CONSUMER,
         &[
@@ -215,7 +216,7 @@ fn role_of_the_consumer_may_do_nothing_but_its_own_calls() {
 }
 
 #[test]
-fn the_role_of_place_order_may_make_its_writes_and_nothing_else() {
+fn place_order_role_allows_only_its_writes() {
     assert_may(
         PLACE_ORDER,
         &[
@@ -229,7 +230,7 @@ fn the_role_of_place_order_may_make_its_writes_and_nothing_else() {
 }
 
 /// A statement, or both that a condition chooses from.
-fn both_ways(statement: &Value) -> Vec<&Value> {
+fn variants(statement: &Value) -> Vec<&Value> {
     match statement["!If"].as_array() {
         Some(choice) => choice[1..].iter().collect(),
         None => vec![statement],
@@ -237,12 +238,12 @@ fn both_ways(statement: &Value) -> Vec<&Value> {
 }
 
 #[test]
-fn no_statement_allows_a_wildcard() {
+fn statements_allow_no_wildcard() {
     for path in TEMPLATES {
         let template = read(path);
         let statements = statements(&template);
         assert!(statements.len() >= 4, "{statements:?}");
-        for statement in statements.into_iter().flat_map(both_ways) {
+        for statement in statements.into_iter().flat_map(variants) {
             for never in ["NotAction", "NotResource", "NotPrincipal"] {
                 assert!(statement[never].is_null(), "{statement}");
             }
@@ -256,7 +257,7 @@ fn no_statement_allows_a_wildcard() {
 }
 
 #[test]
-fn stored_data_is_encrypted_and_records_can_be_recovered() {
+fn data_is_encrypted_and_recoverable() {
     for path in TEMPLATES {
         let template = read(path);
         let queues = of_type(&template, "AWS::SQS::Queue");
@@ -276,10 +277,10 @@ fn stored_data_is_encrypted_and_records_can_be_recovered() {
     }
 }
 
-/// Amazon SQS Developer Guide, "Security best practices": a queue's policy denies what is not
-/// sent over TLS. DynamoDB serves nothing else.
+/// Amazon SQS Developer Guide, "Security best practices": a queue's policy denies requests without
+/// TLS. DynamoDB accepts TLS only.
 #[test]
-fn every_queue_refuses_what_does_not_come_over_tls() {
+fn queues_refuse_requests_without_tls() {
     for path in TEMPLATES {
         let template = read(path);
         let policies = of_type(&template, "AWS::SQS::QueuePolicy");

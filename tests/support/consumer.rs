@@ -18,8 +18,8 @@ pub fn within(budget: Duration) -> Deadline {
     Deadline::after(Timestamp::now(), budget, budget / 4)
 }
 
-/// Processes an event as Lambda sends it; answers the identifiers reported as failed. Those are
-/// all of them where the invocation fails as the store is unavailable.
+/// Processes an event as Lambda sends it, and returns the identifiers reported as failed. These are
+/// all identifiers if the invocation fails because the store is unavailable.
 pub async fn process<M: Mode<H::Output>, H: Handler>(
     consumer: &Arc<Consumer<M, H>>,
     event: Value,

@@ -1,5 +1,5 @@
-//! A DynamoDB of the test's own: dynoxide in memory, behind a proxy that counts, and that
-//! fails when told to.
+//! A DynamoDB of the test's own: dynoxide in memory, behind a proxy that counts requests and
+//! injects failures.
 
 use std::{
     collections::BTreeMap,
@@ -35,14 +35,14 @@ use super::faults::{Fault, Faults, Port};
 /// crossed the wire: an SDK retry counts again.
 pub type Counts = BTreeMap<String, usize>;
 
-/// The attributes of one item.
+/// Attributes of one item.
 pub type Item = std::collections::HashMap<String, AttributeValue>;
 
-/// One emulated DynamoDB, seen by the code under test through a proxy that counts and fails.
+/// One emulated DynamoDB. The code under test reaches it through a proxy that counts and fails.
 pub struct Dynamo {
     wire: Arc<Wire>,
     endpoint: String,
-    /// Talks past the proxy: what a test sets up or looks at is never counted, and never fails.
+    /// Client that bypasses the proxy: the test's own requests are never counted, and never fail.
     backstage: Client,
 }
 
@@ -90,8 +90,8 @@ impl Dynamo {
         Client::new(&self.sdk_config())
     }
 
-    /// A client as a worker of its own has it: with the retries of [`sqs_once::aws::config`], its
-    /// timeouts in proportion to `attempt` or none at all.
+    /// A worker's own client, with the retries of [`sqs_once::aws::config`]. Its timeouts are in
+    /// proportion to `attempt`, or absent.
     pub fn worker(&self, attempt: Option<Duration>) -> Client {
         let retries = RetryConfig::standard()
             .with_max_attempts(Self::ATTEMPTS)
@@ -107,8 +107,8 @@ impl Dynamo {
         self.client_with(retries, timeouts)
     }
 
-    /// A client with a retry quota that it shares with no other: the SDK has one per process, and
-    /// a test full of faults uses it up.
+    /// A client with a retry quota of its own. The SDK has one quota per process, and a test with
+    /// many injected faults uses it up.
     pub fn client_with(&self, retries: RetryConfig, timeouts: TimeoutConfig) -> Client {
         static CLIENTS: AtomicUsize = AtomicUsize::new(0);
         let name = format!("client {}", CLIENTS.fetch_add(1, Ordering::Relaxed));
@@ -119,7 +119,7 @@ impl Dynamo {
         Client::from_conf(config.build())
     }
 
-    /// How often a [`Self::worker`] sends one request.
+    /// Number of times that a [`Self::worker`] sends one request.
     pub const ATTEMPTS: u32 = 4;
 
     /// Creates an idempotency table as template.yaml has it: partition key `id`, on demand.
@@ -127,12 +127,12 @@ impl Dynamo {
         create_table(&self.backstage, name).await;
     }
 
-    /// A table with another primary key: the partition key, and the sort key if there is one.
+    /// Creates a table with another primary key: the partition key, and optionally the sort key.
     pub async fn create_table_keyed(&self, name: &str, attributes: &[&str]) {
         create_table_keyed(&self.backstage, name, attributes).await;
     }
 
-    /// The whole record, read consistently; `None` if there is none.
+    /// The whole record, read consistently; `None` if absent.
     pub async fn record(&self, table: &str, id: &str) -> Option<Item> {
         record(&self.backstage, table, id).await
     }
@@ -142,7 +142,7 @@ impl Dynamo {
         put.set_item(Some(item)).send().await.unwrap();
     }
 
-    /// Deletes a record, if there is one.
+    /// Deletes a record, if it exists.
     pub async fn delete(&self, table: &str, id: &str) {
         let delete = self.backstage.delete_item().table_name(table);
         let delete = delete.key("id", AttributeValue::S(id.to_owned()));
@@ -156,19 +156,19 @@ impl Dynamo {
         output.items.unwrap_or_default()
     }
 
-    /// The next request for `operation` that has no fault yet meets this one.
+    /// The next request for `operation` without a planned fault meets this one.
     pub fn fail(&self, operation: &str, fault: Fault) {
         self.wire.faults.fail(operation, fault);
     }
 
-    /// Every request for `operation` meets this fault until [`Self::heal`]; those told to
-    /// [`Self::fail`] meet theirs first.
+    /// Every request for `operation` meets this fault until [`Self::heal`], after those planned by
+    /// [`Self::fail`].
     pub fn fail_all(&self, operation: &str, fault: Fault) {
         self.wire.faults.fail_all(operation, fault);
     }
 
-    /// All is well from now on: faults to come are forgotten, requests held back are applied
-    /// before this returns. Says which requests met a fault since the last time.
+    /// Ends all injected faults: cancels planned ones, and applies held-back requests before it returns.
+    /// Returns the number of requests that met a fault since the last call.
     pub async fn heal(&self) -> Counts {
         let met = self.wire.faults.heal().await;
         self.wire.port.open(proxy(&self.wire)).await;
@@ -179,21 +179,20 @@ impl Dynamo {
         self.wire.counts.lock().unwrap().clone()
     }
 
-    /// What was counted so far, starting again from nothing.
+    /// Counts so far; restarts from zero.
     pub fn reset_counts(&self) -> Counts {
         std::mem::take(&mut *self.wire.counts.lock().unwrap())
     }
 }
 
-/// With a client that knows no TLS: each one that does reads the system's certificates, which
-/// takes longer than all that most tests do with it.
+/// With a client without TLS: a TLS client reads the system's certificates, which takes longer than
+/// most tests.
 fn sdk_config(endpoint: &str) -> SdkConfig {
     let config = super::sdk_config(endpoint).to_builder();
     config.http_client(Builder::new().build_http()).build()
 }
 
-/// Creates the idempotency table with any client, so that the integration suite makes the
-/// same one.
+/// Creates the idempotency table with any client, so that the integration suite makes the same one.
 pub async fn create_table(client: &Client, name: &str) {
     create_table_keyed(client, name, &["id"]).await;
 }
@@ -250,7 +249,7 @@ fn proxy(wire: &Arc<Wire>) -> Router {
     Router::new().fallback(relay).with_state(Arc::clone(wire))
 }
 
-/// Every request passes here: the place to count, and to lose or refuse one on purpose.
+/// Every request passes here: the place to count, lose or refuse requests on purpose.
 async fn relay(State(wire): State<Arc<Wire>>, headers: HeaderMap, body: Bytes) -> Response<Body> {
     let operation = request_name(&headers, &body);
     *wire
@@ -265,7 +264,7 @@ async fn relay(State(wire): State<Arc<Wire>>, headers: HeaderMap, body: Bytes) -
     wire.faults.pass(&operation, &wire.port, forward).await
 }
 
-/// The operation, or `Claim`: a claim is an `UpdateItem` as a settlement is, and only a claim counts
+/// The operation, or `Claim`: claims and settlements are `UpdateItem`s, and only a claim counts
 /// attempts.
 pub fn request_name(headers: &HeaderMap, body: &[u8]) -> String {
     let operation = operation(headers);
@@ -283,7 +282,7 @@ pub fn operation(headers: &HeaderMap) -> String {
     name.unwrap_or("unknown").to_owned()
 }
 
-/// Passes a request on as it is, and its answer back.
+/// Forwards a request unchanged, and returns its response.
 pub async fn forward(
     client: &reqwest::Client,
     upstream: &str,
@@ -300,7 +299,7 @@ pub async fn forward(
         .unwrap()
 }
 
-/// What [`forward`] sends with.
+/// HTTP client of [`forward`].
 pub fn forwarder() -> reqwest::Client {
     // reqwest is compiled without a TLS provider; a second test in this process finds it set.
     let _ = rustls::crypto::ring::default_provider().install_default();

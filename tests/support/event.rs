@@ -1,4 +1,4 @@
-//! SQS events as an event source mapping sends them, and what is read from the response.
+//! SQS events as an event source mapping sends them, and the reading of responses.
 
 use serde_json::{Value, json};
 
@@ -41,21 +41,21 @@ pub fn batch(records: impl IntoIterator<Item = Value>) -> Value {
     json!({ "Records": records.into_iter().collect::<Vec<_>>() })
 }
 
-/// The body of an order.
+/// Body of an order.
 pub fn order(id: &str) -> Value {
     json!({"orderId": id, "amount": 99.99, "currency": "EUR", "customerId": "c-17"})
 }
 
-/// The identifiers a response reports as failed, in its order.
+/// Identifiers that a response reports as failed, in its order.
 ///
-/// Strict as Lambda is: of a malformed response it would redeliver the whole batch.
+/// Strict as Lambda is: after a malformed response Lambda would redeliver the whole batch.
 #[track_caller]
 pub fn failed(response: &Value) -> Vec<String> {
     let failures = response["batchItemFailures"].as_array();
     let failures = failures.unwrap_or_else(|| panic!("not a batch response: {response}"));
     let identifier = |failure: &Value| match failure["itemIdentifier"].as_str() {
         Some(id) if !id.is_empty() => id.to_owned(),
-        _ => panic!("a failure without an identifier: {response}"),
+        _ => panic!("a batch item failure without an identifier: {response}"),
     };
     failures.iter().map(identifier).collect()
 }

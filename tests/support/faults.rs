@@ -1,4 +1,4 @@
-//! What can go wrong between a client and its DynamoDB, on purpose.
+//! Injected faults between a client and its DynamoDB.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -26,27 +26,27 @@ use super::dynamo::Counts;
 
 const GARBAGE: &str = "<html>Please log in";
 
-/// What happens to one request. *Applied* means that DynamoDB has carried it out.
+/// Fate of one request. *Applied* means that DynamoDB has executed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Not applied; the connection is closed without an answer.
+    /// Not applied; the connection is closed without a response.
     CutBefore,
-    /// Applied; the connection is closed without an answer.
+    /// Applied; the connection is closed without a response.
     CutAfter,
-    /// Applied; the answer's head and half its body, then the connection is closed.
+    /// Applied; the response's head and half its body, then the connection is closed.
     HalfAnswer,
-    /// Applied; the answer is a 200 that is no JSON.
+    /// Applied; the response is a 200 that is not JSON.
     Garbage,
-    /// Applied; the answer is a 200 without a body.
+    /// Applied; the response is a 200 without a body.
     Empty,
-    /// Not applied; somebody else answers a 200 that is no JSON, like a proxy's login page.
+    /// Not applied; a third party sends a 200 that is not JSON, like a proxy's login page.
     GarbageInstead,
-    /// Not applied; somebody else answers a 200 without a body, whose length is not told before
+    /// Not applied; a third party sends a 200 without a body and without a length
     /// (`Transfer-Encoding: chunked`).
     EmptyInstead,
-    /// Not applied, no answer. On [`Faults::heal`] it is applied, late.
+    /// Not applied, no response. On [`Faults::heal`] it is applied, late.
     HoldRequest,
-    /// Applied. The answer comes on [`Faults::heal`].
+    /// Applied. The response comes on [`Faults::heal`].
     HoldAnswer,
     /// Not applied: 400 `ThrottlingException`.
     Throttle,
@@ -60,19 +60,19 @@ pub enum Fault {
     Denied,
     /// Not applied: 500 `InternalServerError`.
     InternalError,
-    /// Not applied: a load balancer's 503, which is no JSON.
+    /// Not applied: a load balancer's 503, which is not JSON.
     Unavailable,
-    /// Nobody listens any more, for any operation, until [`Faults::heal`]. The request that
-    /// meets this is cut before it is applied, as all are that come by an open connection.
+    /// No server listens, for any operation, until [`Faults::heal`]. The request that meets this
+    /// fault is cut before it is applied, as are all requests on open connections.
     Refuse,
-    /// Not applied: 400 `TransactionCanceledException`, with these codes by position
-    /// (`"None"`, `"TransactionConflict"`, ...).
+    /// Not applied: 400 `TransactionCanceledException`, with these codes by position (`"None"`,
+    /// `"TransactionConflict"`, ...).
     Canceled(&'static [&'static str]),
     /// Not applied: 400 `TransactionInProgressException`.
     TransactionInProgress,
 }
 
-/// The faults to come, by operation.
+/// Planned failures, by operation.
 #[derive(Debug, Default)]
 pub struct Faults {
     script: Mutex<Script>,
@@ -85,7 +85,7 @@ struct Script {
     all: BTreeMap<String, Fault>,
     refusing: bool,
     met: Counts,
-    /// Requests and answers held back.
+    /// Requests and responses held back.
     held: JoinSet<()>,
 }
 
@@ -101,8 +101,8 @@ impl Faults {
         script.all.insert(operation.to_owned(), fault);
     }
 
-    /// Ends all faults, and waits until what was held back has been applied. Says how many
-    /// requests met a fault since the last time.
+    /// Ends all injected faults, and waits until held-back requests have been applied. Returns the number of
+    /// requests that met a fault since the last call.
     pub async fn heal(&self) -> Counts {
         let mut script = std::mem::take(&mut *self.script.lock().unwrap());
         self.healed.notify_waiters();
@@ -191,8 +191,8 @@ impl Faults {
         Some(fault)
     }
 
-    /// Does `before` now, and `after` on [`Faults::heal`]: both also when the client is gone by
-    /// then, as what is on its way to DynamoDB arrives without it.
+    /// Runs `before` now, and `after` on [`Faults::heal`]. Both run even if the client is gone by
+    /// then, as a request in flight reaches DynamoDB without its client.
     async fn hold(
         &self,
         before: impl Future<Output = ()> + Send + 'static,
@@ -210,8 +210,8 @@ impl Faults {
     }
 }
 
-/// Closes the connection: hyper does when a body fails, and what it has not sent by then, the
-/// head included, is never sent.
+/// Closes the connection. When a body fails, hyper does so, and drops all unsent bytes, the head
+/// included.
 pub fn cut() -> Response<Body> {
     Response::new(Body::from_stream(stream::once(async {
         Err::<Bytes, _>(broken())
@@ -224,7 +224,7 @@ async fn half(answer: Response<Body>) -> Response<Body> {
     head.headers.insert(CONTENT_LENGTH, body.len().into());
     let sent = stream::once(std::future::ready(Ok(body.slice(..body.len() / 2))));
     let rest = stream::once(async {
-        // Meanwhile hyper sends what it has.
+        // Meanwhile hyper sends its buffered bytes.
         tokio::task::yield_now().await;
         Err(broken())
     });
@@ -232,7 +232,7 @@ async fn half(answer: Response<Body>) -> Response<Body> {
 }
 
 fn broken() -> io::Error {
-    io::Error::other("told to break")
+    io::Error::other("scripted break")
 }
 
 fn replaced(mut answer: Response<Body>, body: &'static str) -> Response<Body> {
@@ -255,7 +255,7 @@ fn throttled() -> Response<Body> {
 fn canceled(codes: &[&str]) -> Response<Body> {
     let reason = |code: &&str| match *code {
         "None" => json!({"Code": "None"}),
-        code => json!({"Code": code, "Message": format!("told to: {code}")}),
+        code => json!({"Code": code, "Message": format!("scripted: {code}")}),
     };
     let listed = codes.join(", ");
     let body = json!({
@@ -275,10 +275,10 @@ pub fn error(status: StatusCode, body: &Value) -> Response<Body> {
         .unwrap()
 }
 
-/// A port of 127.0.0.1 that stays ours while nobody listens on it.
+/// A port of 127.0.0.1 that stays reserved while no server listens on it.
 pub struct Port {
     address: SocketAddr,
-    /// Bound and never listening: connections are refused, and nobody else is given the port.
+    /// Bound and never listening: connections are refused, and no other process gets the port.
     _reserved: TcpSocket,
     listening: tokio::sync::Mutex<Option<JoinHandle<()>>>,
 }
@@ -297,12 +297,12 @@ impl Port {
         self.address
     }
 
-    /// Serves `app`, unless somebody does already.
+    /// Serves `app`, unless it is already served.
     pub async fn open(&self, app: Router) {
         let mut listening = self.listening.lock().await;
         if listening.is_none() {
             let listener = socket(self.address).listen(1024).unwrap();
-            // An answer held back for the peer's delayed ACK would look like a slow database.
+            // A response held back for the peer's delayed ACK would look like a slow database.
             let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap());
             let serving = async move { axum::serve(listener, app).await.unwrap() };
             *listening = Some(tokio::spawn(serving));

@@ -1,4 +1,4 @@
-//! A payment gateway that does as the test says, order by order, and remembers every call.
+//! A payment gateway with a script for each order, which remembers every call.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -18,13 +18,13 @@ use tokio::{sync::watch, time::timeout};
 
 use super::{PATIENCE, faults::Port};
 
-/// How one call is answered. A call past the end of its order's script is charged.
+/// Response to one call. A call past the end of its order's script is charged.
 #[derive(Clone, Debug)]
 pub enum Reply {
     /// 201 and the charge as JSON.
     Charge,
     Status(u16),
-    /// Nothing until [`Gateway::release`], then as `Charge`.
+    /// No response until [`Gateway::release`], then as `Charge`.
     Hang,
     /// 307 to this address.
     Redirect(String),
@@ -42,12 +42,12 @@ pub struct Call {
 }
 
 pub struct Gateway {
-    desk: Arc<Desk>,
+    desk: Arc<GatewayState>,
     port: Port,
     url: String,
 }
 
-struct Desk {
+struct GatewayState {
     script: Mutex<HashMap<String, VecDeque<Reply>>>,
     calls: watch::Sender<Vec<Call>>,
     released: watch::Sender<bool>,
@@ -55,7 +55,7 @@ struct Desk {
 
 impl Gateway {
     pub async fn start() -> Self {
-        let desk = Arc::new(Desk {
+        let desk = Arc::new(GatewayState {
             script: Mutex::default(),
             calls: watch::Sender::new(Vec::new()),
             released: watch::Sender::new(false),
@@ -73,7 +73,7 @@ impl Gateway {
         self.port.open(app.with_state(self.desk.clone())).await;
     }
 
-    /// Refuses connections from now on; those that are open stay open.
+    /// Refuses connections from now on; open connections stay open.
     pub async fn close(&self) {
         self.port.close().await;
     }
@@ -83,13 +83,13 @@ impl Gateway {
         &self.url
     }
 
-    /// Answers the next calls for `order` so, one after the other.
+    /// Sets the responses to the next calls for `order`, one after the other.
     pub fn script(&self, order: &str, replies: impl IntoIterator<Item = Reply>) {
         let mut script = self.desk.script.lock().unwrap();
         script.entry(order.to_owned()).or_default().extend(replies);
     }
 
-    /// Lets every hanging call, now and later, go on.
+    /// Releases every hanging call, now and later.
     pub fn release(&self) {
         self.desk.released.send_replace(true);
     }
@@ -115,7 +115,11 @@ impl Gateway {
     }
 }
 
-async fn charge(State(desk): State<Arc<Desk>>, headers: HeaderMap, body: Bytes) -> Response {
+async fn charge(
+    State(desk): State<Arc<GatewayState>>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
     let body: Value = serde_json::from_slice(&body).unwrap_or_default();
     let Some(order) = body["orderId"].as_str().map(str::to_owned) else {
         return StatusCode::BAD_REQUEST.into_response();
@@ -141,7 +145,7 @@ async fn charge(State(desk): State<Arc<Desk>>, headers: HeaderMap, body: Bytes) 
     (StatusCode::CREATED, charged.to_string()).into_response()
 }
 
-impl Desk {
+impl GatewayState {
     fn next_reply(&self, order: &str) -> Reply {
         let mut script = self.script.lock().unwrap();
         let replies = script.get_mut(order);

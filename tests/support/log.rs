@@ -9,7 +9,7 @@ thread_local! {
     static LOG: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Logs everything of every test. A subscriber for one thread would race with the others for the
+/// Logs every level of every test. A subscriber for one thread would race with the others for the
 /// enabled callsites.
 pub fn start() {
     static STARTED: Once = Once::new();

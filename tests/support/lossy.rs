@@ -1,4 +1,4 @@
-//! A store that loses what it is told to lose.
+//! A store that loses requests and responses on purpose.
 
 use std::{
     collections::VecDeque,
@@ -10,33 +10,33 @@ use std::{
 use tokio::time::Instant;
 
 use sqs_once::{
-    protocol::{ClaimRequest, Fence, Settlement, Timestamp},
-    store::{ClaimAnswer, MemoryStore, SettleAnswer, Store, StoreError, Unavailability},
+    protocol::{ClaimRequest, Fence, Settlement, Timestamp, Unavailability},
+    store::{ClaimAnswer, MemoryStore, SettleAnswer, Store, StoreError},
 };
 
-/// What happens to one request.
+/// Fate of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Answered,
-    /// It never arrives; the caller gets an error.
+    /// The request never arrives; the caller gets an error.
     RequestLost,
-    /// It is applied; the caller gets an error.
+    /// The request is applied; the caller gets an error.
     AnswerLost,
-    /// It is applied, its answer is lost, and the SDK sends it again: the caller gets the
-    /// answer to that.
+    /// The request is applied, its response is lost, and the SDK sends it again: the caller gets
+    /// the second response.
     SentTwice,
-    /// It never arrives: throttled, or in conflict with a transaction.
+    /// The request is not applied: throttled, or in conflict with a transaction.
     Contended,
-    /// It never arrives: the table rejects it, as it does without permission.
+    /// The request is not applied: the table rejects it, as without permission.
     Rejected,
-    /// It is answered after so long.
+    /// The response arrives after this time.
     Late(Duration),
-    /// It never arrives, and no answer comes.
+    /// The request never arrives, and no response comes.
     Silence,
 }
 
-/// A [`MemoryStore`] behind a bad line. Requests meet their fates in turn; when those are used
-/// up, they are answered.
+/// A [`MemoryStore`] behind a bad line. Requests meet their fates in turn; later requests are
+/// answered.
 #[derive(Clone, Debug, Default)]
 pub struct Lossy {
     pub store: MemoryStore,
@@ -54,7 +54,7 @@ impl Lossy {
         }
     }
 
-    /// Ends all faults.
+    /// Ends all injected faults.
     pub fn answer(&self) {
         self.fates.lock().unwrap().clear();
     }
@@ -64,7 +64,7 @@ impl Lossy {
         *self.throttled.lock().unwrap() = Some((request, until));
     }
 
-    /// The requests so far, by name.
+    /// Requests so far, by name.
     pub fn sent(&self) -> Vec<&'static str> {
         self.sent.lock().unwrap().clone()
     }

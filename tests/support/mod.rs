@@ -1,5 +1,5 @@
-//! What the tests stand on: a DynamoDB, a Lambda and a payment gateway, each on a free port
-//! of 127.0.0.1 and gone with the test.
+//! Surroundings of the tests: a DynamoDB, a Lambda and a payment gateway, each on a free port of
+//! 127.0.0.1 for the duration of a test.
 
 #![allow(
     dead_code,
@@ -33,10 +33,10 @@ use aws_smithy_http_client::{
 };
 use axum::serve::ListenerExt;
 
-/// Longer than anything a test awaits takes on a busy machine; met only when the test fails.
+/// Longer than any awaited event takes on a busy machine; reached only when the test fails.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The region and credentials every client and every function under test is given.
+/// Region and credentials of every client and every function under test.
 pub const REGION: &str = "eu-central-1";
 pub const ACCESS_KEY: &str = "test";
 
@@ -45,7 +45,7 @@ pub async fn serve(app: axum::Router) -> SocketAddr {
     serve_until(app, std::future::pending()).await
 }
 
-/// Serves `app` on a free port until `ended`, and then gives the port back.
+/// Serves `app` on a free port until `ended`, and then frees the port.
 pub async fn serve_until(
     app: axum::Router,
     ended: impl Future<Output = ()> + Send + 'static,
@@ -54,14 +54,14 @@ pub async fn serve_until(
         .await
         .expect("a free port");
     let address = listener.local_addr().unwrap();
-    // An answer held back for the peer's delayed ACK would look like a slow function.
+    // A response held back for the peer's delayed ACK would look like a slow function.
     let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap());
     let server = axum::serve(listener, app).with_graceful_shutdown(ended);
     tokio::spawn(async move { server.await.unwrap() });
     address
 }
 
-/// What a real SDK client needs to talk to the emulator at `endpoint`.
+/// Configuration of a real SDK client of the emulator at `endpoint`.
 ///
 /// Reads nothing from the environment, so that a developer's AWS profile cannot leak in.
 pub fn sdk_config(endpoint: &str) -> SdkConfig {
@@ -75,7 +75,7 @@ pub fn sdk_config(endpoint: &str) -> SdkConfig {
         .build()
 }
 
-/// The SDK's own HTTP client; compiled without default features it has none.
+/// The SDK's own HTTP client; without default features the SDK has no client.
 pub fn http_client() -> SharedHttpClient {
     Builder::new()
         .tls_provider(Provider::Rustls(CryptoMode::Ring))

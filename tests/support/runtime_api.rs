@@ -1,9 +1,9 @@
-//! A Lambda of the test's own: the Runtime API (version 2018-06-01) over HTTP, and the
-//! release binary as the process behind it.
+//! A Lambda of the test's own: the Runtime API (version 2018-06-01) over HTTP, and the release
+//! binary as the process behind it.
 //!
-//! As in the real one, a process that dies takes its invocations with it, and one that has not
-//! answered by the deadline is killed. Start another [`Lambda`] to see what a new execution
-//! environment makes of what the old one left.
+//! As in the real Lambda, a process that dies takes its invocations with it, and a process without
+//! a response by the deadline is killed. Start another [`Lambda`] for a new execution environment
+//! after the old one.
 
 use std::{
     collections::HashMap,
@@ -38,7 +38,7 @@ use super::{
 
 pub const FUNCTION_NAME: &str = "charge-orders";
 
-/// What Lambda itself allows for a payload.
+/// Lambda's own limit of a payload.
 const PAYLOAD_LIMIT: usize = 6 * 1024 * 1024;
 
 /// Environment variables of the function.
@@ -49,7 +49,7 @@ pub type Env = Vec<(String, String)>;
 pub enum Answer {
     /// The function returned this.
     Response(Value),
-    /// The function returned an error: the whole batch goes back to the queue.
+    /// The function returned an error: the whole batch returns to the queue.
     Error(Value),
     /// The process ended first.
     Exited,
@@ -75,14 +75,14 @@ impl Answer {
     }
 }
 
-/// How the process ended, and all it wrote.
+/// How the process ended, and its whole output.
 #[derive(Debug)]
 pub struct Exit {
     pub status: ExitStatus,
     pub output: Vec<String>,
 }
 
-/// One execution environment. Dropped, it is killed.
+/// One execution environment. Killed on drop.
 pub struct Lambda {
     api: Arc<Api>,
     pid: u32,
@@ -96,7 +96,7 @@ struct Api {
     invoke: mpsc::UnboundedSender<Invocation>,
     invocations: tokio::sync::Mutex<mpsc::UnboundedReceiver<Invocation>>,
     running: Mutex<Running>,
-    /// When each request for the next invocation arrived.
+    /// Time of each request for the next invocation.
     polls: watch::Sender<Vec<Instant>>,
 }
 
@@ -113,7 +113,7 @@ struct Invocation {
 }
 
 impl Lambda {
-    /// Starts the consumer and waits until its init phase is over.
+    /// Starts the consumer and waits until its init phase has ended.
     pub async fn start(env: Env) -> Self {
         Self::start_binary(&consumer(), env).await
     }
@@ -124,7 +124,7 @@ impl Lambda {
         lambda
     }
 
-    /// Starts `binary` and waits for nothing.
+    /// Starts `binary` without waiting for its init phase.
     pub async fn spawn(binary: &Path, env: Env) -> Self {
         let (invoke, invocations) = mpsc::unbounded_channel();
         let api = Arc::new(Api {
@@ -179,8 +179,8 @@ impl Lambda {
         }
     }
 
-    /// Waits for the first request for an invocation, which ends the init phase, and tells how
-    /// long that took from the start of the process.
+    /// Waits for the first request for an invocation, which ends the init phase. Returns the time
+    /// since the start of the process.
     pub async fn ready(&mut self) -> Duration {
         let first = tokio::select! {
             polls = self.polls(1) => polls[0],
@@ -204,7 +204,7 @@ impl Lambda {
         self.invoke_bytes(event.to_string(), time).await
     }
 
-    /// As [`Lambda::invoke`], and the event need not be one, or even text.
+    /// As [`Lambda::invoke`], with a payload that need not be an event, or even text.
     pub async fn invoke_bytes(&self, event: impl Into<Bytes>, time: Duration) -> Answer {
         let deadline = SystemTime::now() + time;
         let deadline = deadline.duration_since(UNIX_EPOCH).unwrap();
@@ -212,7 +212,7 @@ impl Lambda {
         self.hand_over(event.into(), deadline_ms, time).await
     }
 
-    /// As [`Lambda::invoke`], but the deadline the function is told need not be the true one.
+    /// As [`Lambda::invoke`], with a deadline in the header that need not be the true one.
     pub async fn invoke_until(&self, event: Value, deadline_ms: u64, time: Duration) -> Answer {
         self.hand_over(event.to_string().into(), deadline_ms, time)
             .await
@@ -225,7 +225,7 @@ impl Lambda {
             deadline_ms,
             answer,
         };
-        // Refused once the process has ended, which drops the sender of the answer.
+        // Refused once the process has ended, which drops the sender of the response.
         let _ = self.api.invoke.send(invocation);
         match timeout(time, answered).await {
             Ok(answer) => answer.unwrap_or(Answer::Exited),
@@ -236,7 +236,7 @@ impl Lambda {
         }
     }
 
-    /// The most invocations that were ever with the function at once.
+    /// Maximum number of concurrent invocations so far.
     pub fn most_at_once(&self) -> usize {
         self.api.running.lock().unwrap().most
     }
@@ -249,8 +249,8 @@ impl Lambda {
         self.output.borrow().clone()
     }
 
-    /// The log lines for which `wanted` holds, once there are `n`; a line may reach the test
-    /// after the response it precedes.
+    /// The log lines for which `wanted` holds, once there are `n`; a line may reach the test after
+    /// the response it precedes.
     pub async fn logged(&self, n: usize, wanted: impl Fn(&Value) -> bool) -> Vec<Value> {
         let select = |lines: &Vec<String>| -> Vec<Value> {
             let lines = lines
@@ -266,7 +266,7 @@ impl Lambda {
         }
     }
 
-    /// SIGKILL, as when the sandbox is taken away in the middle of things.
+    /// SIGKILL, as when the sandbox is removed in the middle of an invocation.
     pub async fn kill(&self) -> Exit {
         let _ = self.kill.try_send(());
         self.exit().await
@@ -285,7 +285,7 @@ impl Lambda {
 }
 
 impl Api {
-    /// Nobody is left to answer what runs or waits.
+    /// The process is gone, so running and waiting invocations end.
     async fn end(&self) {
         let mut invocations = self.invocations.lock().await;
         invocations.close();
@@ -296,7 +296,7 @@ impl Api {
     fn answer(&self, id: &str, answer: Answer) -> Response {
         match self.running.lock().unwrap().answers.remove(id) {
             Some(invocation) => {
-                // Nobody waits any more after the deadline.
+                // The caller no longer waits after the deadline.
                 let _ = invocation.send(answer);
                 (StatusCode::ACCEPTED, r#"{"status":"OK"}"#).into_response()
             }
@@ -360,7 +360,7 @@ async fn error(State(api): State<Arc<Api>>, UrlPath(id): UrlPath<String>, body: 
     api.answer(&id, Answer::Error(json(&body)))
 }
 
-/// What is not JSON is kept as a string, for the test to stumble over.
+/// A response that is not JSON is kept as a string, so that the test fails on it.
 fn json(body: &[u8]) -> Value {
     serde_json::from_slice(body)
         .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(body).into_owned()))
@@ -369,7 +369,7 @@ fn json(body: &[u8]) -> Value {
 async fn wait(mut child: Child, mut killed: mpsc::Receiver<()>) -> ExitStatus {
     tokio::select! {
         status = child.wait() => return status.unwrap(),
-        // Told to, or the `Lambda` was dropped.
+        // On request, or because the `Lambda` was dropped.
         _ = killed.recv() => {}
     }
     child.kill().await.unwrap();
@@ -383,7 +383,7 @@ async fn collect(pipe: impl AsyncRead + Unpin, lines: Arc<watch::Sender<Vec<Stri
     }
 }
 
-/// What Lambda sets for every function.
+/// Variables that Lambda sets for every function.
 fn lambda_env(runtime_api: &str) -> Env {
     let env = [
         ("AWS_LAMBDA_RUNTIME_API", runtime_api),
@@ -425,27 +425,27 @@ pub fn consumer_missing() -> bool {
     missing
 }
 
-/// Whether a log line is the one that there is for each message.
+/// True for the one log line of each message.
 pub fn of_message(line: &Value) -> bool {
     line["message"] == "message processed"
 }
 
-/// The line that says that the outcome of an attempt before this one is not known.
+/// The warning that the outcome of an earlier attempt is unknown.
 pub fn of_takeover(line: &Value) -> bool {
     says(line, "takeover: ")
 }
 
-/// The line that says that an attempt before this one failed, and may have had its effect.
+/// The line that an earlier attempt failed, and may have had its effect.
 pub fn of_retry(line: &Value) -> bool {
     says(line, "retry: ")
 }
 
-/// The line that there is for each batch.
+/// The line of each batch.
 pub fn of_batch(line: &Value) -> bool {
     line["message"] == "batch processed"
 }
 
-/// A line whose message contains `words`.
+/// True for a line whose message contains `words`.
 pub fn says(line: &Value, words: &str) -> bool {
     let message = line["message"].as_str();
     message.is_some_and(|message| message.contains(words))

@@ -1,4 +1,4 @@
-//! An SQS without messages: it answers the consumer's calls, and remembers them.
+//! An SQS without messages: answers the consumer's calls, and remembers them.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -27,47 +27,47 @@ pub struct Call {
     pub body: Value,
 }
 
-/// What it does instead of what it is asked.
+/// Behaviour other than an ordinary response.
 #[derive(Clone, Copy, Debug, Default)]
-pub enum Mood {
+pub enum SqsBehaviour {
     #[default]
     Willing,
-    /// Denies it all.
+    /// Denies every call.
     Denying,
     /// Fails the first entry of each batch.
     FailingFirst,
-    /// Carries nothing out, and answers nothing for a minute.
+    /// Does not execute the call, and sends no response for a minute.
     Hanging,
-    /// Carries it out, and answers nothing for a minute.
+    /// Executes the call, and sends no response for a minute.
     Silent,
-    /// Carries it out, and closes the connection without an answer.
+    /// Executes the call, and closes the connection without a response.
     Cut,
-    /// Carries it out, and answers a 200 that names no entry.
+    /// Executes the call, and returns a 200 that names no entry.
     Empty,
-    /// Carries it out, and names all entries but the last.
+    /// Executes the call, and names all entries but the last.
     Forgetful,
 }
 
 pub struct Sqs {
-    desk: Arc<Desk>,
+    desk: Arc<SqsState>,
     endpoint: String,
 }
 
-struct Desk {
-    mood: Mutex<Mood>,
-    /// Of single operations.
-    moods: Mutex<HashMap<&'static str, Mood>>,
-    /// The answer to `GetQueueAttributes`.
+struct SqsState {
+    behaviour: Mutex<SqsBehaviour>,
+    /// Behaviour by operation.
+    moods: Mutex<HashMap<&'static str, SqsBehaviour>>,
+    /// Response to `GetQueueAttributes`.
     attributes: Mutex<Value>,
     calls: watch::Sender<Vec<Call>>,
-    /// Entries of `SendMessageBatch` that were carried out, by queue URL.
+    /// Executed entries of `SendMessageBatch`, by queue URL.
     sent: Mutex<Vec<(String, Value)>>,
 }
 
 impl Sqs {
-    pub async fn start(mood: Mood) -> Self {
-        let desk = Arc::new(Desk {
-            mood: Mutex::new(mood),
+    pub async fn start(behaviour: SqsBehaviour) -> Self {
+        let desk = Arc::new(SqsState {
+            behaviour: Mutex::new(behaviour),
             moods: Mutex::default(),
             attributes: Mutex::new(attributes(Some(DEAD_LETTER_QUEUE_ARN), 4 * 24 * 3600)),
             calls: watch::Sender::default(),
@@ -79,16 +79,17 @@ impl Sqs {
     }
 
     /// From the next call on.
-    pub fn turn(&self, mood: Mood) {
-        *self.desk.mood.lock().unwrap() = mood;
+    pub fn turn(&self, behaviour: SqsBehaviour) {
+        *self.desk.behaviour.lock().unwrap() = behaviour;
     }
 
     /// From the next call of `operation` on.
-    pub fn turn_for(&self, operation: &'static str, mood: Mood) {
-        self.desk.moods.lock().unwrap().insert(operation, mood);
+    pub fn turn_for(&self, operation: &'static str, behaviour: SqsBehaviour) {
+        self.desk.moods.lock().unwrap().insert(operation, behaviour);
     }
 
-    /// Every queue has this dead-letter queue, or none, and keeps messages for so many seconds.
+    /// Every queue has this dead-letter queue, or no dead-letter queue, and keeps messages for so
+    /// many seconds.
     pub fn has(&self, dead_letter_queue: Option<&str>, retention: u64) {
         *self.desk.attributes.lock().unwrap() = attributes(dead_letter_queue, retention);
     }
@@ -164,7 +165,7 @@ pub fn client(endpoint: &str) -> aws_sdk_sqs::Client {
     aws_sdk_sqs::Client::new(&config.retry_config(retries).build())
 }
 
-async fn answer(State(desk): State<Arc<Desk>>, headers: HeaderMap, body: Bytes) -> Response {
+async fn answer(State(desk): State<Arc<SqsState>>, headers: HeaderMap, body: Bytes) -> Response {
     let header = |name| headers.get(name).unwrap().to_str().unwrap();
     let operation = header("x-amz-target").replace("AmazonSQS.", "");
     let body: Value = serde_json::from_slice(&body).unwrap();
@@ -177,21 +178,21 @@ async fn answer(State(desk): State<Arc<Desk>>, headers: HeaderMap, body: Bytes) 
     };
     desk.calls.send_modify(|calls| calls.push(call));
     let of_operation = desk.moods.lock().unwrap().get(&*operation).copied();
-    let mood = of_operation.unwrap_or(*desk.mood.lock().unwrap());
+    let behaviour = of_operation.unwrap_or(*desk.behaviour.lock().unwrap());
     let entries = body["Entries"].as_array().cloned().unwrap_or_default();
     let mut successful = entries.clone();
     let mut failed = Vec::new();
-    match mood {
-        Mood::Denying => {
+    match behaviour {
+        SqsBehaviour::Denying => {
             let error =
                 json!({"__type": "com.amazonaws.sqs#AccessDeniedException", "message": "no"});
             return (StatusCode::BAD_REQUEST, Json(error)).into_response();
         }
-        Mood::Hanging => {
+        SqsBehaviour::Hanging => {
             tokio::time::sleep(Duration::from_secs(60)).await;
             return StatusCode::SERVICE_UNAVAILABLE.into_response();
         }
-        Mood::FailingFirst if !entries.is_empty() => {
+        SqsBehaviour::FailingFirst if !entries.is_empty() => {
             let id = successful.remove(0)["Id"].clone();
             failed.push(json!({"Id": id, "Code": "ReceiptHandleIsInvalid", "SenderFault": true}));
         }
@@ -204,11 +205,11 @@ async fn answer(State(desk): State<Arc<Desk>>, headers: HeaderMap, body: Bytes) 
             .map(|entry| (url.to_owned(), entry.clone()));
         desk.sent.lock().unwrap().extend(carried_out);
     }
-    match mood {
-        Mood::Silent => tokio::time::sleep(Duration::from_secs(60)).await,
-        Mood::Cut => return super::faults::cut(),
-        Mood::Empty => successful.clear(),
-        Mood::Forgetful => drop(successful.pop()),
+    match behaviour {
+        SqsBehaviour::Silent => tokio::time::sleep(Duration::from_secs(60)).await,
+        SqsBehaviour::Cut => return super::faults::cut(),
+        SqsBehaviour::Empty => successful.clear(),
+        SqsBehaviour::Forgetful => drop(successful.pop()),
         _ => {}
     }
     let confirmed =

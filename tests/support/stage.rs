@@ -8,17 +8,17 @@ use super::{
     dynamo::{Dynamo, Item, number, text},
     gateway::Gateway,
     runtime_api::{Env, FUNCTION_NAME, Lambda, of_message},
-    sqs::{Mood, Sqs},
+    sqs::{Sqs, SqsBehaviour},
 };
 
 pub const TABLE: &str = "idempotency";
 
-/// Time enough for every invocation but those that are to run out of it.
+/// Enough time for every invocation that is not meant to run out of it.
 pub const TIME: Duration = Duration::from_secs(10);
 
-/// Words of the log that somebody may have built a filter on.
+/// Words of the log that a user's metric filter may match.
 pub mod outcome {
-    pub const DONE: &str = "done";
+    pub const COMPLETED: &str = "completed";
     pub const DUPLICATE: &str = "duplicate";
     pub const CONFLICT: &str = "conflict";
     pub const FAILED_BEFORE: &str = "failed_before";
@@ -34,7 +34,7 @@ pub mod outcome {
     pub const UNRECORDED: &str = "completion_unrecorded";
 }
 
-/// A table, a gateway, an SQS, and the settings that lead a consumer to them.
+/// A table, a gateway, an SQS, and the settings that point a consumer to them.
 pub struct Stage {
     pub dynamo: Dynamo,
     pub gateway: Gateway,
@@ -48,7 +48,7 @@ impl Stage {
         Self {
             dynamo,
             gateway: Gateway::start().await,
-            sqs: Sqs::start(Mood::Willing).await,
+            sqs: Sqs::start(SqsBehaviour::Willing).await,
         }
     }
 
@@ -67,7 +67,7 @@ impl Stage {
         self.dynamo.record(TABLE, &id(key)).await
     }
 
-    /// As DynamoDB's TTL does, or a person.
+    /// As DynamoDB's TTL or an operator does.
     pub async fn forget(&self, key: &str) {
         self.dynamo.delete(TABLE, &id(key)).await;
     }
@@ -95,7 +95,8 @@ pub fn id(key: &str) -> String {
     format!("{FUNCTION_NAME}#{key}")
 }
 
-/// Settings that lead a consumer to a table and a gateway; those given come last, and win.
+/// Settings that point a consumer to a table and a gateway. The given settings come last, and
+/// override.
 pub fn env(dynamo: &str, gateway: &str, settings: &[(&str, &str)]) -> Env {
     let always = [
         ("AWS_ENDPOINT_URL", dynamo),
@@ -107,7 +108,7 @@ pub fn env(dynamo: &str, gateway: &str, settings: &[(&str, &str)]) -> Env {
         .collect()
 }
 
-/// The outcomes that were logged, one a message, once there are `n`.
+/// Logged outcomes, one per message, once there are `n`.
 pub async fn outcomes(lambda: &Lambda, n: usize) -> Vec<String> {
     let lines = lambda.logged(n, of_message).await;
     let outcome = |line: &Value| line["outcome"].as_str().unwrap().to_owned();
@@ -119,7 +120,7 @@ pub fn now_ms() -> i64 {
     now.as_millis().try_into().unwrap()
 }
 
-/// A time in milliseconds as log lines have it, to the second.
+/// A time in milliseconds in the format of log lines, to the second.
 pub fn shown(millis: i64) -> String {
     let since = Duration::from_millis(millis.try_into().unwrap());
     humantime::format_rfc3339_seconds(UNIX_EPOCH + since).to_string()

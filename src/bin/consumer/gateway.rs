@@ -4,9 +4,9 @@ use std::{error::Error, time::Duration};
 
 use reqwest::{Client, Response, StatusCode, Url, header::CONTENT_TYPE, redirect::Policy};
 use serde_json::{json, value::RawValue};
-use sqs_once::{Failure, protocol::Fingerprint};
+use sqs_once::{Failure, Settings, SettingsError, protocol::Fingerprint};
 
-use crate::payments::Order;
+use super::order::Order;
 
 /// The most of an answer that is kept.
 const MAX_ANSWER_BYTES: usize = 1024 * 1024;
@@ -19,14 +19,14 @@ const DECLINED: &str = "tok_chargeDeclined";
 
 /// Where to charge.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum GatewayUrl {
+enum GatewayUrl {
     /// Nowhere: charge nothing, and answer like a gateway.
     Sandbox,
     /// `{url}/charges`.
     Http(Url),
 }
 
-pub(crate) enum Gateway {
+pub(super) enum Gateway {
     Sandbox,
     Http {
         client: Client,
@@ -36,10 +36,21 @@ pub(crate) enum Gateway {
 }
 
 impl Gateway {
-    pub(crate) fn new(
-        url: GatewayUrl,
-        timeout: Duration,
-    ) -> Result<Self, Box<dyn Error + Send + Sync>> {
+    /// The gateway of `PAYMENT_GATEWAY_URL`. A charge takes `PAYMENT_GATEWAY_TIMEOUT` at most, and
+    /// is not started with less time left.
+    pub(super) fn read(settings: &mut Settings) -> Result<Self, SettingsError> {
+        let read = settings.duration("PAYMENT_GATEWAY_TIMEOUT", "5s");
+        let timeout = read.clone().unwrap_or_default();
+        let millis = format!("{}ms", timeout.as_millis());
+        settings.set_default("CONSUMER_MIN_TIME_TO_START", millis);
+        let meaning = "URL of the payment gateway, or `sandbox` to charge nothing";
+        let gateway = settings.required("PAYMENT_GATEWAY_URL", meaning, |text| {
+            Self::new(gateway_url(text)?, timeout).map_err(|error| error.to_string())
+        });
+        read.and(gateway)
+    }
+
+    fn new(url: GatewayUrl, timeout: Duration) -> Result<Self, Box<dyn Error + Send + Sync>> {
         let GatewayUrl::Http(mut charges) = url else {
             return Ok(Self::Sandbox);
         };
@@ -64,7 +75,7 @@ impl Gateway {
     }
 
     /// Charges `order`. The gateway knows a repetition by `key`.
-    pub(crate) async fn charge(&self, key: &str, order: &Order) -> Result<Box<RawValue>, Failure> {
+    pub(super) async fn charge(&self, key: &str, order: &Order) -> Result<Box<RawValue>, Failure> {
         let key = header_value(key);
         match self {
             Self::Sandbox => sandbox(&key, order),
@@ -87,6 +98,32 @@ impl Gateway {
             }
         }
     }
+}
+
+/// The value is not quoted in errors: it may hold credentials.
+fn gateway_url(text: &str) -> Result<GatewayUrl, String> {
+    if text == "sandbox" {
+        return Ok(GatewayUrl::Sandbox);
+    }
+    let url = Url::parse(text)
+        .map_err(|error| format!("must be `sandbox` or an https:// URL ({error})"))?;
+    let loopback = matches!(url.host_str(), Some("localhost" | "127.0.0.1" | "[::1]"));
+    match url.scheme() {
+        "https" => {}
+        "http" if loopback => {}
+        _ => {
+            return Err(
+                "must be `sandbox` or an https:// URL (http:// only to this machine)".to_owned(),
+            );
+        }
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err("must hold no user and no password".to_owned());
+    }
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err("must have no query and no fragment: `/charges` is added to it".to_owned());
+    }
+    Ok(GatewayUrl::Http(url))
 }
 
 /// A key that a header can carry, as it is or hashed.
@@ -177,7 +214,59 @@ mod tests {
     }
 
     #[test]
-    fn status_2xx_is_done_and_what_the_order_caused_is_permanent() {
+    fn gateway_needs_https_or_loopback() {
+        for url in [
+            "https://gateway.example",
+            "https://gateway.example/v1/",
+            "http://127.0.0.1:8080",
+        ] {
+            assert!(gateway_url(url).is_ok(), "{url}");
+        }
+        for url in [
+            "gateway.example",
+            "ftp://gateway.example",
+            "http://127.0.0.1.example",
+            "https://g/?key=SECRET",
+            "https://",
+            "https://user:SECRET@gateway.example",
+        ] {
+            let error = gateway_url(url).unwrap_err();
+            assert!(!error.contains("SECRET"), "{error}");
+        }
+    }
+
+    #[test]
+    fn gateway_timeout_sets_the_time_needed_to_start() {
+        let minimum = |variables: &[(&str, &str)]| {
+            let sandbox = ("PAYMENT_GATEWAY_URL", "sandbox");
+            let variables = [&[sandbox], variables].concat();
+            let mut settings = Settings::from_vars(variables.iter().copied());
+            assert!(Gateway::read(&mut settings).is_ok());
+            settings.duration("CONSUMER_MIN_TIME_TO_START", "1ms")
+        };
+        assert_eq!(minimum(&[]), Ok(Duration::from_secs(5)));
+        let timeout = ("PAYMENT_GATEWAY_TIMEOUT", "7s");
+        assert_eq!(minimum(&[timeout]), Ok(Duration::from_secs(7)));
+        let own = ("CONSUMER_MIN_TIME_TO_START", "9s");
+        assert_eq!(minimum(&[timeout, own]), Ok(Duration::from_secs(9)));
+    }
+
+    #[test]
+    fn invalid_gateway_settings_are_reported_together() {
+        let settings = [
+            ("PAYMENT_GATEWAY_URL", "http://gateway.example"),
+            ("PAYMENT_GATEWAY_TIMEOUT", "0s"),
+        ];
+        let mut settings = Settings::from_vars(settings);
+        assert!(Gateway::read(&mut settings).is_err());
+        let errors = format!("{settings:?}");
+        for name in ["PAYMENT_GATEWAY_URL", "PAYMENT_GATEWAY_TIMEOUT"] {
+            assert!(errors.contains(name), "{name} is missing in: {errors}");
+        }
+    }
+
+    #[test]
+    fn status_2xx_completes_and_4xx_is_permanent() {
         for status in [200, 201, 202, 204, 299] {
             assert!(of_status(status).is_ok(), "{status}");
         }
@@ -188,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn status_that_is_no_verdict_on_the_order_is_retryable() {
+    fn status_unrelated_to_order_is_retryable() {
         let retryable = |status| match of_status(status) {
             Err(Failure::Retryable(why)) => why.to_string(),
             other => panic!("{status}: {other:?}"),
@@ -210,10 +299,10 @@ mod tests {
         }
     }
 
-    /// The other end of a connection.
+    /// Peer of a connection.
     #[derive(Clone, Copy, Debug)]
     enum End {
-        /// Closed before anything was sent.
+        /// Closed before the client sent anything.
         Closed,
         /// Open, and silent.
         Silent,
@@ -247,7 +336,7 @@ mod tests {
         format!("{scheme}://{address}")
     }
 
-    /// The URL of a port at which nothing listens.
+    /// URL of a port without a listener.
     async fn refusing() -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         format!("http://{}", listener.local_addr().unwrap())
@@ -281,9 +370,9 @@ mod tests {
     async fn failure_to_connect_has_no_effect() {
         for (url, timeout) in [
             (refusing().await, LONG),
-            // RFC 2606 reserves the name, so there is no address.
+            // RFC 2606 reserves the name, so it has no address.
             ("https://gateway.invalid".to_owned(), LONG),
-            // No TLS handshake, and none in time.
+            // A failed TLS handshake, and a handshake that times out.
             (serve("https", End::Closed).await, LONG),
             (serve("https", End::Silent).await, 4 * SHORT),
         ] {
@@ -299,7 +388,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn failure_after_the_request_was_sent_is_retryable() {
+    async fn failure_after_sent_request_is_retryable() {
         for (url, timeout) in [
             (serve("http", End::Unanswered).await, LONG),
             (serve("http", End::Silent).await, SHORT),
@@ -318,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_no_header_can_carry_is_hashed() {
+    fn key_invalid_as_header_is_hashed() {
         assert_eq!(header_value("payments#o-1"), "payments#o-1");
         for key in [
             "payments#ö",
@@ -334,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_is_not_json_is_kept_as_text() {
+    fn response_without_json_is_kept_as_text() {
         assert_eq!(to_json(b"{\"id\": 1}").get(), "{\"id\": 1}");
         assert_eq!(to_json(b"ok").get(), "\"ok\"");
         assert_eq!(to_json(b"").get(), "null");

@@ -1,21 +1,33 @@
 //! The business: charge an order.
 
-use serde::{Deserialize, Deserializer, de::Error as _};
+#[path = "gateway.rs"]
+mod gateway;
+#[path = "order.rs"]
+mod order;
+
 use serde_json::value::RawValue;
-use sqs_once::{Attempt, Failure, Handler, ResultExt as _};
+use sqs_once::{
+    Attempt, Consumer, Failure, Handler, Once, ResultExt as _, Settings, SettingsError,
+    store::DynamoStore,
+};
 
-use crate::gateway::Gateway;
+use gateway::Gateway;
+use order::Order;
 
-/// Charges each order through the gateway. What came before it is the gateway's to tell: every
-/// attempt at an order bears the same idempotency key.
-pub(crate) struct Payments {
-    gateway: Gateway,
+/// The consumer of orders, in the mode [`Once`]: a charge is an effect outside DynamoDB.
+pub(crate) async fn consumer(
+    mut settings: Settings,
+) -> Result<Consumer<Once<DynamoStore>, impl Handler<Output = Box<RawValue>>>, SettingsError> {
+    let gateway = Gateway::read(&mut settings);
+    settings
+        .once(gateway.map(|gateway| Payments { gateway }))
+        .await
 }
 
-impl Payments {
-    pub(crate) fn new(gateway: Gateway) -> Self {
-        Self { gateway }
-    }
+/// Charges each order through the gateway. Every attempt at an order has the same idempotency key,
+/// so the gateway recognises repeated charges.
+struct Payments {
+    gateway: Gateway,
 }
 
 impl Handler for Payments {
@@ -25,84 +37,5 @@ impl Handler for Payments {
     async fn handle(&self, order: Order, attempt: Attempt) -> Result<Box<RawValue>, Failure> {
         order.check().permanent()?;
         self.gateway.charge(attempt.key().as_str(), &order).await
-    }
-}
-
-/// An order, and its JSON to the letter: what is charged is what was sent, not what a float made
-/// of it.
-pub(crate) struct Order {
-    pub(crate) json: Box<RawValue>,
-    pub(crate) fields: Fields,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct Fields {
-    order_id: String,
-    amount: f64,
-    currency: String,
-    pub(crate) payment_token: Option<String>,
-}
-
-impl<'de> Deserialize<'de> for Order {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let json = Box::<RawValue>::deserialize(deserializer)?;
-        let fields = serde_json::from_str(json.get()).map_err(D::Error::custom)?;
-        Ok(Self { json, fields })
-    }
-}
-
-impl Order {
-    /// Rejects orders that no gateway would charge. The texts hold nothing of the order: they are logged.
-    fn check(&self) -> Result<(), &'static str> {
-        let currency = self.fields.currency.as_bytes();
-        if self.fields.order_id.is_empty() {
-            Err("the order's orderId is empty")
-        } else if self.fields.amount <= 0.0 {
-            Err("the order's amount is not more than 0")
-        } else if currency.len() != 3 || !currency.iter().all(u8::is_ascii_uppercase) {
-            Err("the order's currency is not three capital letters (ISO 4217)")
-        } else {
-            Ok(())
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_order_is_passed_on_to_the_letter() {
-        let json =
-            r#"{"orderId":"o-1", "amount":99999999999999999.99,"currency":"EUR","x":[1 , 2]}"#;
-        let order: Order = serde_json::from_str(json).unwrap();
-        assert_eq!(order.json.get(), json);
-    }
-
-    #[test]
-    fn what_is_no_order_is_refused() {
-        for json in [
-            r#"{"amount":1,"currency":"EUR"}"#,
-            r#"{"orderId":"o-1","amount":"1","currency":"EUR"}"#,
-            "[]",
-        ] {
-            assert!(serde_json::from_str::<Order>(json).is_err(), "{json}");
-        }
-    }
-
-    #[test]
-    fn what_no_gateway_would_charge_is_told_in_words() {
-        for (json, word) in [
-            (r#"{"orderId":"","amount":1,"currency":"EUR"}"#, "orderId"),
-            (r#"{"orderId":"o-1","amount":0,"currency":"EUR"}"#, "amount"),
-            (
-                r#"{"orderId":"o-1","amount":1,"currency":"euro"}"#,
-                "currency",
-            ),
-        ] {
-            let order: Order = serde_json::from_str(json).unwrap();
-            assert!(order.check().unwrap_err().contains(word), "{json}");
-        }
     }
 }

@@ -1,19 +1,26 @@
-//! [`Change`]: what a handler wants of one item.
+//! [`Change`]: the change of one item that a handler returns.
 
 use std::{fmt, marker::PhantomData};
 
+#[cfg(feature = "testing")]
+use aws_sdk_dynamodb::types::TransactWriteItem;
 use aws_sdk_dynamodb::types::{ConditionCheck, Put, Update};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
-    Failure,
-    handler::{Answer, OnRefused, to_result},
+    dynamodb::{
+        item::Item,
+        refused::Refused,
+        write::{IntoWrite, Write},
+    },
+    handler::{Answer, Failure, OnRefused, to_result},
     protocol::StoredResult,
-    store::{IntoWrite, Item, Refused, Write},
 };
 
-/// An output, and the change of one item that it stands for: made exactly once, because the item
-/// itself remembers the idempotency keys of its changes. For [`OnItem`](crate::OnItem).
+/// An output and a change of one item, for [`OnItem`](crate::OnItem).
+///
+/// The change is applied exactly once, because the item itself stores the idempotency keys of its
+/// changes.
 ///
 /// ```
 /// use serde::{Deserialize, Serialize};
@@ -31,6 +38,7 @@ use crate::{
 ///     Ok(Change::update((), update))
 /// }
 /// ```
+#[must_use = "the change is made only if the handler returns this"]
 pub struct Change<O> {
     pub(super) kind: Kind,
     pub(super) on_refused: Option<OnRefused<Change<O>>>,
@@ -52,45 +60,52 @@ pub(super) enum Kind {
         result: StoredResult,
     },
     Modify {
-        target: Target,
+        target: Write<ConditionCheck>,
         modify: Modify,
     },
 }
 
+/// The error of a replacement that changes another item.
+pub(super) const OTHER_ITEM: &str = "after a failed condition check, the replacement must change the same item, and this one \
+     changes another item or creates one; nothing was written (to change either of two items, use an inbox)";
+
 impl Kind {
-    /// A table, and attributes of the item there, its whole key among them.
+    /// Returns the table, and attributes of the item that include its primary key.
     fn place(&self) -> (&str, &Item) {
         match self {
             Self::Create { put, .. } => (put.table(), &put.action.item),
             Self::Update { update, .. } => (update.table(), &update.action.key),
-            Self::Modify { target, .. } => (target.0.table(), &target.0.action.key),
+            Self::Modify { target, .. } => (target.table(), &target.action.key),
         }
     }
 
-    /// The same, for later.
+    /// Returns the table and the attributes as owned values.
     pub(super) fn item(&self) -> (String, Item) {
         let (table, attributes) = self.place();
         (table.to_owned(), attributes.clone())
     }
 
-    /// Returns whether it changes that item. An existing item can't be created, so no create does.
-    pub(super) fn is_of(&self, (table, attributes): &(String, Item)) -> bool {
-        let (its_table, its_key) = self.place();
+    /// Returns whether this change applies to the given existing item. Always false for a create,
+    /// which requires that no item exists.
+    pub(super) fn applies_to(&self, (table, attributes): &(String, Item)) -> bool {
+        let (own_table, own_key) = self.place();
         !matches!(self, Self::Create { .. })
-            && its_table == table
-            && (its_key.iter()).all(|(name, value)| attributes.get(name) == Some(value))
+            && own_table == table
+            && (own_key.iter()).all(|(name, value)| attributes.get(name) == Some(value))
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<O: Serialize + Send> Answer for Change<O> {
     type Result = O;
 }
 
 impl<O: Serialize> Change<O> {
-    /// Makes an item that must not be there yet. `key` is an attribute of its primary key.
+    /// Creates an item that must not exist yet. `key` is the name of an attribute of its primary
+    /// key.
     ///
-    /// If it is there, and this operation did not make it, that is refused like a condition of
-    /// the put's own.
+    /// If the item exists and another operation created it, the condition check fails, as with a
+    /// condition of the put.
     ///
     /// ```
     /// use sqs_once::{Change, Write};
@@ -98,7 +113,6 @@ impl<O: Serialize> Change<O> {
     /// let user = serde_json::json!({ "id": "u-1", "name": "Ada" });
     /// let change = Change::create("welcome", "id", Write::put("users", &user).label("name taken"));
     /// ```
-    #[must_use]
     pub fn create(output: O, key: impl Into<String>, put: impl IntoWrite<Action = Put>) -> Self {
         Self::new(Kind::Create {
             put: put.into_write(),
@@ -107,8 +121,7 @@ impl<O: Serialize> Change<O> {
         })
     }
 
-    /// Updates an item, under whatever condition the update has.
-    #[must_use]
+    /// Updates an item, on the update's conditions.
     pub fn update(output: O, update: impl IntoWrite<Action = Update>) -> Self {
         Self::new(Kind::Update {
             update: update.into_write(),
@@ -116,14 +129,93 @@ impl<O: Serialize> Change<O> {
         })
     }
 
-    /// Decides what follows from a condition that is not met: a failure, or an update or modification of
-    /// the same item in place of this one. Without it, the operation has failed permanently. So it has
-    /// where the change in its place is of another item: that would not be looked at when the
-    /// message is delivered again. A [`modify`](Target::modify) is never refused.
+    /// Reads the item, calls `modify`, and writes the new item with optimistic locking.
     ///
-    /// Nothing was written when this is asked. It is for deciding, not for effects: it may be
-    /// asked again for the same message.
-    #[must_use]
+    /// `key` is the item's primary key: one attribute, or two if the table has a sort key.
+    ///
+    /// If another worker changed the item meanwhile, the worker calls `modify` again with the
+    /// current item. So `modify` must have no effect of its own. `modify` gets `None` if no item
+    /// exists. The worker does not call `modify` for an operation whose key is on the item.
+    ///
+    /// Requirements for `T`:
+    ///
+    /// - No `serde(deny_unknown_fields)`: the item has the processed keys and `version` as further
+    ///   attributes. Attributes without a field in `T` stay unchanged.
+    /// - A set is written as a list, unless the field uses `serde_dynamo::string_set` or a similar
+    ///   module.
+    /// - A field that is a set needs `#[serde(default)]`. DynamoDB stores no empty sets, so an
+    ///   empty set removes the attribute.
+    ///
+    /// The attribute `version` counts the changes. Programs that write to the item without
+    /// [`OnItem`](crate::OnItem) must increase it as well.
+    ///
+    /// ```
+    /// use serde::{Deserialize, Serialize};
+    /// use sqs_once::{Change, Failure};
+    ///
+    /// #[derive(Deserialize, Serialize)]
+    /// struct Account { id: String, balance: u64 }
+    ///
+    /// let debit = |amount: u64| {
+    ///     let key = serde_json::json!({ "id": "a-1" });
+    ///     Change::modify("accounts", key, move |account: Option<Account>| {
+    ///         let mut account = account.ok_or_else(|| Failure::permanent("there is no such account"))?;
+    ///         account.balance = account
+    ///             .balance
+    ///             .checked_sub(amount)
+    ///             .ok_or_else(|| Failure::permanent("the balance is too low"))?;
+    ///         let left = account.balance;
+    ///         Ok((account, left))
+    ///     })
+    /// };
+    /// ```
+    pub fn modify<T>(
+        table: impl Into<String>,
+        key: impl Serialize,
+        mut modify: impl FnMut(Option<T>) -> Result<(T, O), Failure> + Send + 'static,
+    ) -> Self
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        let target = Write::item(table, key);
+        let table = target.table().to_owned();
+        Self::new(Kind::Modify {
+            target,
+            modify: Box::new(move |found| {
+                // serde's error may quote the item, which is payload.
+                let mismatch = |problem: &str| {
+                    Failure::permanent(format!("item of table `{table}`: {problem}"))
+                };
+                let unreadable = || mismatch("serde can't read it as the handler's type");
+                let unwritable = || mismatch("serde can't write the handler's type as an item");
+                let current: Option<T> = match found {
+                    None => None,
+                    Some(item) => {
+                        serde_dynamo::from_item(item.clone()).map_err(|_| unreadable())?
+                    }
+                };
+                let mut item = found.cloned().unwrap_or_default();
+                if let Some(current) = &current {
+                    let known: Item = serde_dynamo::to_item(current).map_err(|_| unwritable())?;
+                    item.retain(|name, _| !known.contains_key(name));
+                }
+                let (changed, output) = modify(current)?;
+                let changed: Item = serde_dynamo::to_item(changed).map_err(|_| unwritable())?;
+                item.extend(changed);
+                Ok((item, to_result(&output)))
+            }),
+        })
+    }
+
+    /// Sets the decision after a failed condition check. By default, the operation fails
+    /// permanently.
+    ///
+    /// `decide` returns a failure, or another change: an update or modification of the same item. A
+    /// change of another item is a permanent failure. The next delivery begins with the first
+    /// change, and looks up its key only on the item of that change. The condition of a [`modify`](Self::modify) never fails.
+    ///
+    /// Nothing was written when the worker calls `decide`. The function must have no effect,
+    /// because another delivery may call `decide` again.
     pub fn on_refused(
         self,
         decide: impl FnOnce(&Refused) -> Result<Self, Failure> + Send + 'static,
@@ -143,97 +235,73 @@ impl<O: Serialize> Change<O> {
     }
 }
 
-impl Change<()> {
-    /// The item of `table` under the [`key`](Target::key) that follows.
-    #[must_use]
-    pub fn of(table: impl Into<String>) -> Target {
-        // Nothing is checked: what is taken of it is the table and the key.
-        Target(Write::check(table, ""))
+/// A change as the write that would be sent, without the item's memory of keys.
+#[cfg(feature = "testing")]
+pub(crate) struct PlannedChange<O> {
+    pub(crate) write: Write<TransactWriteItem>,
+    pub(crate) result: StoredResult,
+    item: (String, Item),
+    on_refused: Option<OnRefused<Change<O>>>,
+}
+
+#[cfg(feature = "testing")]
+impl<O> Change<O> {
+    /// Plans the change. `item` reads an item of a table by its key.
+    pub(crate) fn plan(
+        self,
+        item: impl FnOnce(&str, &Item) -> Option<Item>,
+    ) -> Result<PlannedChange<O>, Failure> {
+        let of = self.kind.item();
+        let table = of.0.clone();
+        let (write, result) = match self.kind {
+            Kind::Create { put, key, result } => {
+                if put.fault.is_none() && !put.action.item.contains_key(&key) {
+                    return Err(Failure::permanent(format!(
+                        "the item to create has no attribute `{key}`, which is said to be of its primary key; nothing was written"
+                    )));
+                }
+                (put.into_item(), result)
+            }
+            Kind::Update { update, result } => (update.into_item(), result),
+            Kind::Modify { target, mut modify } => {
+                let found = item(&table, &target.action.key);
+                let (mut changed, result) = modify(found.as_ref())?;
+                changed.extend(target.action.key.clone());
+                let mut put = Write::put_item(&table, changed);
+                put.fault = target.fault;
+                (put.into_item(), result)
+            }
+        };
+        if let Some(fault) = &write.fault {
+            return Err(Failure::permanent(format!("{fault}; nothing was written")));
+        }
+        Ok(PlannedChange {
+            write,
+            result,
+            item: of,
+            on_refused: self.on_refused,
+        })
+    }
+}
+
+#[cfg(feature = "testing")]
+impl<O> PlannedChange<O> {
+    /// Decides what follows from a refused condition.
+    pub(crate) fn refused(self, refused: &Refused) -> Result<Change<O>, Failure> {
+        let Some(decide) = self.on_refused else {
+            return Err(Failure::permanent(refused.to_string()));
+        };
+        let next = decide(refused)?;
+        if next.kind.applies_to(&self.item) {
+            Ok(next)
+        } else {
+            Err(Failure::permanent(OTHER_ITEM))
+        }
     }
 }
 
 impl<O> fmt::Debug for Change<O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Change").finish_non_exhaustive()
-    }
-}
-
-/// An item by its key. Made by [`Change::of`].
-#[derive(Clone, Debug)]
-pub struct Target(pub(super) Write<ConditionCheck>);
-
-impl Target {
-    /// An attribute of the item's primary key: one, or two where the table has a sort key.
-    #[must_use]
-    pub fn key(self, attribute: impl Into<String>, value: impl Serialize) -> Self {
-        Self(self.0.key(attribute, value))
-    }
-
-    /// Reads the item, has `modify` make another of it, and writes that if nobody changed the item
-    /// meanwhile; else it begins anew with the item as it is then.
-    ///
-    /// `modify` gets `None` where there is no item, and is not called for an operation that the
-    /// item has seen. It may be called several times, so it must have no effect of its own.
-    /// Attributes that `T` does not know stay as they are. There will be some, so `T` must let
-    /// them pass: no `serde(deny_unknown_fields)`. A set that `T` knows is written as a list, unless
-    /// `T` says otherwise (`serde_dynamo::string_set` and its like). DynamoDB stores no empty set, so
-    /// an attribute whose set became empty is removed: mark the field `#[serde(default)]`.
-    ///
-    /// An attribute `version` counts the changes; what writes to the item without an
-    /// [`OnItem`](crate::OnItem) must count too.
-    ///
-    /// ```
-    /// use serde::{Deserialize, Serialize};
-    /// use sqs_once::{Change, Failure};
-    ///
-    /// #[derive(Deserialize, Serialize)]
-    /// struct Account { id: String, balance: u64 }
-    ///
-    /// let debit = |amount: u64| {
-    ///     Change::of("accounts").key("id", "a-1").modify(move |account: Option<Account>| {
-    ///         let mut account = account.ok_or_else(|| Failure::permanent("there is no such account"))?;
-    ///         account.balance = account
-    ///             .balance
-    ///             .checked_sub(amount)
-    ///             .ok_or_else(|| Failure::permanent("the balance is too low"))?;
-    ///         let left = account.balance;
-    ///         Ok((account, left))
-    ///     })
-    /// };
-    /// ```
-    #[must_use]
-    pub fn modify<T, O>(
-        self,
-        mut modify: impl FnMut(Option<T>) -> Result<(T, O), Failure> + Send + 'static,
-    ) -> Change<O>
-    where
-        T: Serialize + DeserializeOwned,
-        O: Serialize,
-    {
-        let table = self.0.action.table_name.clone();
-        Change::new(Kind::Modify {
-            target: self,
-            modify: Box::new(move |found| {
-                // serde's own words may quote the item.
-                let strange =
-                    |what: &str| Failure::permanent(format!("an item of table `{table}` {what}"));
-                let current: Option<T> = match found {
-                    None => None,
-                    Some(item) => serde_dynamo::from_item(item.clone())
-                        .map_err(|_| strange("is not of the handler's type"))?,
-                };
-                let mut item = found.cloned().unwrap_or_default();
-                if let Some(current) = &current {
-                    let known: Item = serde_dynamo::to_item(current)
-                        .map_err(|_| strange("can't be made of the handler's type"))?;
-                    item.retain(|name, _| !known.contains_key(name));
-                }
-                let (changed, output) = modify(current)?;
-                let changed: Item = serde_dynamo::to_item(changed)
-                    .map_err(|_| strange("can't be made of the handler's type"))?;
-                item.extend(changed);
-                Ok((item, to_result(&output)))
-            }),
-        })
     }
 }

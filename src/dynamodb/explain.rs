@@ -1,0 +1,202 @@
+//! Explanations of failed requests, for logs and errors.
+
+use std::error::Error;
+
+use aws_sdk_dynamodb::{
+    error::{ProvideErrorMetadata, SdkError},
+    operation::RequestId,
+};
+
+use crate::protocol::Unavailability;
+
+/// Explains a failed request and its remedy. The text omits request and response, which contain
+/// payload.
+pub(crate) fn explain<E>(error: &SdkError<E>, permission: &str) -> String
+where
+    E: ProvideErrorMetadata + Error + 'static,
+{
+    let Some(service) = error.as_service_error() else {
+        return match error {
+            SdkError::TimeoutError(_) => "no answer in time".into(),
+            // A connector's errors contain addresses and causes, no bodies.
+            SdkError::DispatchFailure(failure) => format!(
+                "could not connect; check the endpoint, the region and the network ({})",
+                failure
+                    .as_connector_error()
+                    .map_or_else(String::new, |error| causes(error))
+            ),
+            SdkError::ConstructionFailure(_) => format!(
+                "could not build the request ({})",
+                error.source().map_or_else(String::new, causes)
+            ),
+            _ => "the answer could not be read".into(),
+        };
+    };
+    let code = service.code().unwrap_or("unknown error");
+    let advice = match code {
+        "ResourceNotFoundException" => {
+            "there is no such table in this account and region; check the table name".into()
+        }
+        "AccessDeniedException" => {
+            format!("this role may not {permission} on this table; grant the permission")
+        }
+        "UnrecognizedClientException" | "InvalidSignatureException" | "ExpiredTokenException" => {
+            "the credentials are invalid or expired".into()
+        }
+        "ProvisionedThroughputExceededException"
+        | "ThrottlingException"
+        | "RequestLimitExceeded" => {
+            "throttled; raise the table's capacity or lower the concurrency".into()
+        }
+        "TransactionConflictException" => {
+            "a transaction on the same item is in progress; retry the request".into()
+        }
+        _ => without_quotes(service.message().unwrap_or("no message")).to_owned(),
+    };
+    let request_id = error.request_id().unwrap_or("none");
+    format!("{code}: {advice} (request id {request_id})")
+}
+
+/// Classifies a failed request by its effect and the use of a retry.
+pub(crate) fn kind<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Unavailability {
+    match error {
+        SdkError::ConstructionFailure(_) => Unavailability::Rejected,
+        SdkError::ServiceError(context) => match context.err().code() {
+            Some(
+                "ProvisionedThroughputExceededException"
+                | "RequestLimitExceeded"
+                | "ThrottlingException"
+                | "TransactionConflictException"
+                | "TransactionInProgressException",
+            ) => Unavailability::Contended,
+            // DynamoDB's errors have a code. Another server sent an answer without one.
+            Some(_) if context.raw().status().is_client_error() => Unavailability::Rejected,
+            _ => Unavailability::Unanswered,
+        },
+        _ => Unavailability::Unanswered,
+    }
+}
+
+/// Returns an error and its causes in one line.
+pub(crate) fn causes(error: &(dyn Error + 'static)) -> String {
+    std::iter::successors(Some(error), |&error| error.source())
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(": ")
+}
+
+/// Removes quoted parts of the request from a DynamoDB error message, because they are payload.
+///
+/// DynamoDB quotes the request in these messages:
+///
+/// - `1 validation error detected: Value '[TransactWriteItem(...)]' at 'transactItems' failed ...`
+/// - `The parameter cannot be converted to a numeric value: ...`
+/// - `Input collection [...] contains duplicates`
+pub(crate) fn without_quotes(message: &str) -> &str {
+    const NOT_A_NUMBER: &str = "cannot be converted to a numeric value";
+    if let Some(quoted) = message.rfind("' at '") {
+        &message[quoted + "' ".len()..]
+    } else if let Some(start) = message.find(NOT_A_NUMBER) {
+        &message[..start + NOT_A_NUMBER.len()]
+    } else if message.contains("Input collection [") {
+        "a set contains the same value twice"
+    } else {
+        message
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use aws_sdk_dynamodb::{error::ErrorMetadata, operation::put_item::PutItemError};
+    use aws_smithy_runtime_api::{client::result::ConnectorError, http::Response};
+
+    use super::*;
+
+    type Failed = SdkError<PutItemError>;
+
+    #[test]
+    fn unanswered_request_is_explained() {
+        let refused = std::io::Error::other("connection refused");
+        for (error, wanted) in [
+            (Failed::timeout_error("secret"), "no answer in time"),
+            (
+                Failed::dispatch_failure(ConnectorError::io(refused.into())),
+                "could not connect; check the endpoint, the region and the network (io error: connection refused)",
+            ),
+            (
+                Failed::construction_failure("no region"),
+                "could not build the request (no region)",
+            ),
+        ] {
+            assert_eq!(explain(&error, "dynamodb:PutItem"), wanted);
+        }
+    }
+
+    #[test]
+    fn refused_request_is_explained_by_code() {
+        let of = |code: &str| {
+            let said = ErrorMetadata::builder().code(code).message("said").build();
+            let response = Response::new(400.try_into().unwrap(), "".into());
+            let error = Failed::service_error(PutItemError::generic(said), response);
+            let explained = explain(&error, "dynamodb:PutItem");
+            let explained = explained.strip_prefix(&format!("{code}: ")).unwrap();
+            let explained = explained.strip_suffix(" (request id none)").unwrap();
+            explained.to_owned()
+        };
+        for (codes, advice) in [
+            (
+                &["ResourceNotFoundException"][..],
+                "there is no such table in this account and region; check the table name",
+            ),
+            (
+                &["AccessDeniedException"],
+                "this role may not dynamodb:PutItem on this table; grant the permission",
+            ),
+            (
+                &[
+                    "UnrecognizedClientException",
+                    "InvalidSignatureException",
+                    "ExpiredTokenException",
+                ],
+                "the credentials are invalid or expired",
+            ),
+            (
+                &[
+                    "ProvisionedThroughputExceededException",
+                    "ThrottlingException",
+                    "RequestLimitExceeded",
+                ],
+                "throttled; raise the table's capacity or lower the concurrency",
+            ),
+            (&["ValidationException"], "said"),
+        ] {
+            for code in codes {
+                assert_eq!(of(code), advice, "{code}");
+            }
+        }
+    }
+
+    #[test]
+    fn explanation_omits_quoted_request() {
+        for (message, wanted) in [
+            (
+                "1 validation error detected: Value '[secret]' at 'transactItems' failed to satisfy constraint: Member must have length less than or equal to 100",
+                "at 'transactItems' failed to satisfy constraint: Member must have length less than or equal to 100",
+            ),
+            (
+                "The parameter cannot be converted to a numeric value: secret",
+                "The parameter cannot be converted to a numeric value",
+            ),
+            (
+                "One or more parameter values were invalid: Input collection [secret, secret] contains duplicates.",
+                "a set contains the same value twice",
+            ),
+            (
+                "Invalid UpdateExpression: Syntax error",
+                "Invalid UpdateExpression: Syntax error",
+            ),
+        ] {
+            assert_eq!(without_quotes(message), wanted);
+        }
+    }
+}

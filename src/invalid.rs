@@ -1,0 +1,21 @@
+//! [`InvalidValue`]: the error of settings.
+
+use std::borrow::Cow;
+
+/// A setting does not accept this value. The message says what it accepts.
+///
+/// ```
+/// use sqs_once::sqs::FifoAfterPermanent;
+///
+/// let invalid = "later".parse::<FifoAfterPermanent>().unwrap_err();
+/// assert_eq!(invalid.to_string(), "must be `continue` or `stop`");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct InvalidValue(Cow<'static, str>);
+
+impl InvalidValue {
+    pub(crate) fn new(message: impl Into<Cow<'static, str>>) -> Self {
+        Self(message.into())
+    }
+}

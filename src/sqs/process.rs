@@ -1,0 +1,250 @@
+//! One batch through the mode: each message once, and the response to Lambda.
+
+use std::{collections::HashSet, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+
+use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
+use futures_util::FutureExt as _;
+use tokio::time::{Instant, timeout_at};
+
+use super::{
+    batch::Batch,
+    consumer::{Consumer, FifoAfterPermanent},
+    lanes::{Lane, LaneKind},
+    message::{Identity, InvalidMessage, Message},
+    processed::{Processed, millis},
+};
+use crate::{
+    deadline::Deadline,
+    handler::{Attempt, Failure, Handler, History, Stored},
+    once::{Mode, Operation, Outcome},
+    protocol::StoredResult,
+    store::StoreError,
+};
+
+/// Pauses between claims of a message that another worker holds.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// The invocation fails, and SQS keeps all messages of the batch.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BatchError {
+    /// The event is not an SQS event.
+    #[error(
+        "the event is not an SQS event, at line {line}, column {column}: check that the trigger of this function is an SQS queue; nothing was processed"
+    )]
+    NotSqs {
+        /// Line of the first difference, from 1.
+        line: usize,
+        /// Column of the first difference, from 1.
+        column: usize,
+    },
+    /// A record has no message id. SQS deletes messages that the response does not name, so the whole
+    /// invocation fails.
+    #[error(
+        "record {index} of the event has no messageId, so the response could not name it: check that the trigger of this function is an SQS queue; nothing was processed"
+    )]
+    NoMessageId {
+        /// Place of the record in the event, from 0.
+        index: usize,
+    },
+    /// DynamoDB could not be reached, denied access or has no such table, and so every message of the
+    /// batch failed. Lambda counts the invocation in its Errors metric.
+    #[error(
+        "all {messages} messages of the batch failed because the store is unavailable, and go back to the queue: {reason}"
+    )]
+    StoreUnavailable {
+        /// Messages of the batch.
+        messages: usize,
+        /// The error of the first.
+        reason: String,
+    },
+}
+
+impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
+    /// Processes a batch, and returns the batch item failures: the messages that go back to the queue.
+    /// Returns before `deadline`, even if the handler does not.
+    ///
+    /// # Errors
+    ///
+    /// [`BatchError::NoMessageId`] if a record cannot be named; then nothing was processed.
+    /// [`BatchError::StoreUnavailable`] if the store let every message fail.
+    pub async fn process(
+        &self,
+        event: SqsEvent,
+        deadline: Deadline,
+    ) -> Result<SqsBatchResponse, BatchError> {
+        let started = Instant::now();
+        let mut messages = Vec::with_capacity(event.records.len());
+        for (index, record) in event.records.into_iter().enumerate() {
+            let message = Message::new(record, |record| {
+                Identity::of(record, &self.namespace, &self.key, &self.fingerprint)
+            });
+            messages.push(message.ok_or(BatchError::NoMessageId { index })?);
+        }
+        let batch = Arc::new(Batch::new(messages, deadline));
+        let consumer = Arc::new(self.clone());
+        let run_lane = move |batch: Arc<Batch>, lane: Lane| {
+            let consumer = Arc::clone(&consumer);
+            async move { consumer.run_lane(&lane, &batch).await }
+        };
+        batch.run(self.concurrency, run_lane).await;
+        batch.close();
+        let processed = batch.results();
+        let answer = deadline.answer();
+        let dead_lettered = match &self.visibility {
+            Some(visibility) => visibility.dead_letter_all(&processed, answer).await,
+            None => HashSet::new(),
+        };
+        let (mut response, mut named) = (SqsBatchResponse::default(), HashSet::new());
+        for (message, processed) in &processed {
+            let settled = processed.is_success() || dead_lettered.contains(message.id());
+            if !settled && named.insert(message.id()) {
+                response.add_failure(message.id().as_str());
+            }
+        }
+        if let Some(visibility) = &self.visibility {
+            let now = self.mode.now();
+            visibility
+                .apply(&processed, &dead_lettered, now, answer)
+                .await;
+        }
+        let count = |is: fn(&Outcome) -> bool| {
+            let own = processed
+                .iter()
+                .filter_map(|(_, processed)| processed.own_outcome());
+            own.filter(|outcome| is(outcome)).count()
+        };
+        tracing::info!(
+            messages = processed.len(),
+            failed = response.batch_item_failures.len(),
+            dead_lettered = dead_lettered.len(),
+            lease_lost = count(|outcome| matches!(outcome, Outcome::LeaseLost)),
+            completion_unrecorded =
+                count(|outcome| matches!(outcome, Outcome::CompletionUnrecorded(_))),
+            result_omitted =
+                count(|outcome| matches!(outcome, Outcome::Completed(StoredResult::Omitted(_)))),
+            duration_ms = millis(started.elapsed()),
+            "batch processed"
+        );
+        match store_unavailable(&processed) {
+            Some(error) if self.fail_when_store_unavailable => Err(BatchError::StoreUnavailable {
+                messages: processed.len(),
+                reason: error.to_string(),
+            }),
+            _ => Ok(response),
+        }
+    }
+
+    async fn run_lane(&self, lane: &Lane, batch: &Batch) {
+        let mut before: Option<(Option<&Identity>, Processed)> = None;
+        for &index in &lane.messages {
+            let message = batch.message(index);
+            let identity = message.identity().ok();
+            batch.start(index);
+            let processed = match (&before, lane.kind) {
+                (Some((_, before)), LaneKind::FifoGroup) if self.stops_group(before) => {
+                    Outcome::BehindFailure.into()
+                }
+                (Some((same, before)), LaneKind::SameKey) if *same == identity => {
+                    before.of_other_delivery()
+                }
+                _ => self.run_message(message, batch.deadline()).await.into(),
+            };
+            let processed = self.replay(processed, message, batch.deadline()).await;
+            if processed.outcome().is_permanent()
+                && let Some(visibility) = &self.visibility
+            {
+                visibility.expect(message);
+            }
+            if lane.messages.len() > 1 {
+                before = Some((identity, processed.clone()));
+            }
+            batch.end(index, processed);
+        }
+    }
+
+    /// Returns whether the messages behind this one in its FIFO group must not run.
+    fn stops_group(&self, processed: &Processed) -> bool {
+        let goes_on = match self.fifo_after_permanent {
+            FifoAfterPermanent::Continue => {
+                processed.is_recorded_failure(self.mode.records_failures())
+            }
+            FifoAfterPermanent::Stop => false,
+        };
+        !(processed.is_success() || goes_on)
+    }
+
+    async fn run_message(&self, message: &Message, deadline: Deadline) -> Outcome {
+        // Parsing a body is the user's code too, and may panic.
+        let run = AssertUnwindSafe(self.run_until_claimed(message, deadline));
+        run.catch_unwind().await.unwrap_or(Outcome::Panicked)
+    }
+
+    /// Runs a message, again while another worker holds the claim and there is time to wait.
+    async fn run_until_claimed(&self, message: &Message, deadline: Deadline) -> Outcome {
+        let identity = match message.identity() {
+            Ok(identity) => identity,
+            Err(InvalidMessage(why)) => return Outcome::Invalid(why.clone()),
+        };
+        let mut body = match message.parse() {
+            Ok(body) => Some(body),
+            Err(InvalidMessage(why)) => return Outcome::Invalid(why),
+        };
+        // Bounded before it is added: a wait of years is no point in time.
+        let wait_ends = Instant::now() + self.conflict_wait.min(deadline.time_left());
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let Identity { key, fingerprint } = identity.clone();
+            let operation = Operation::new(key, fingerprint, message.delivery(), deadline);
+            let handler = &self.handler;
+            // A conflict leaves the body for the next claim.
+            let body = &mut body;
+            let work = async |attempt| {
+                let body = body
+                    .take()
+                    .ok_or_else(|| Failure::no_effect("the handler ran before"))?;
+                handler.handle(body, attempt).await
+            };
+            let outcome = self.mode.run(operation, work).await;
+            let conflict = matches!(outcome, Outcome::Conflict { .. });
+            if !conflict || Instant::now() + pause > wait_ends {
+                return outcome;
+            }
+            tokio::time::sleep(pause).await;
+            pause = LONGEST_PAUSE.min(pause * 2);
+        }
+    }
+
+    /// Hands a duplicate to the handler.
+    async fn replay(&self, before: Processed, message: &Message, deadline: Deadline) -> Processed {
+        let (Some(Outcome::Duplicate(result)), Some(key)) = (before.own_outcome(), message.key())
+        else {
+            return before;
+        };
+        let stored = Stored::new(result.clone());
+        let attempt = Attempt::new(key.clone(), message.delivery(), History::fresh(), deadline);
+        let shown = AssertUnwindSafe(async { self.handler.on_duplicate(stored, attempt).await });
+        Processed::by_on_duplicate(
+            match timeout_at(deadline.stop(), shown.catch_unwind()).await {
+                Ok(Ok(Ok(()))) => return before,
+                Ok(Ok(Err(failure))) => failure.into(),
+                Ok(Err(_panic)) => Outcome::Panicked,
+                Err(_elapsed) => Outcome::OutOfTime,
+            },
+        )
+    }
+}
+
+/// The store's error, where every message of a batch failed by it, or for lack of time behind it.
+fn store_unavailable<'a>(batch: &[(&Message, &'a Processed)]) -> Option<&'a StoreError> {
+    let mut first = None;
+    for (_, processed) in batch {
+        match processed.store_unavailable() {
+            Some(error) => first = first.or(Some(error)),
+            None if processed.is_not_started() => {}
+            None => return None,
+        }
+    }
+    first
+}

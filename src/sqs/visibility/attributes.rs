@@ -1,0 +1,226 @@
+//! [`Attributes`]: a queue's redrive policy and retention, read off the response path.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use aws_sdk_sqs::types::QueueAttributeName;
+use serde_json::Value;
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout_at},
+};
+
+use super::queues::{Bound, CallError, Queues, lock};
+
+/// Time after which the attributes are read again: a redrive policy may change.
+const VALID: Duration = Duration::from_secs(60 * 60);
+/// Pause after SQS refused to return the attributes.
+const REFUSED: Duration = Duration::from_secs(5 * 60);
+
+/// The attributes of the queues whose messages failed permanently, by ARN.
+#[derive(Debug)]
+pub(super) struct Attributes {
+    queues: Arc<Queues>,
+    record_retention: Option<Duration>,
+    of_queue: Mutex<BTreeMap<String, watch::Sender<Known>>>,
+    warned_of_retention: AtomicBool,
+}
+
+/// The known attributes of one queue.
+#[derive(Debug, Default)]
+struct Known {
+    facts: Option<Arc<Facts>>,
+    reading: bool,
+    /// Earliest time of the next read.
+    next: Option<Instant>,
+    warned_of_no_dead_letter_queue: bool,
+}
+
+/// Attributes of a queue, as far as the consumer acts on them.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Facts {
+    /// The ARN of its dead-letter queue.
+    pub(super) dead_letter_queue: Option<String>,
+    retention: Option<Duration>,
+}
+
+impl Attributes {
+    pub(super) fn new(queues: Arc<Queues>) -> Self {
+        Self {
+            queues,
+            record_retention: None,
+            of_queue: Mutex::default(),
+            warned_of_retention: AtomicBool::new(false),
+        }
+    }
+
+    /// Sets the retention of records. A queue with a longer retention gets a warning.
+    pub(super) fn record_retention(self, record_retention: Duration) -> Self {
+        Self {
+            record_retention: Some(record_retention),
+            ..self
+        }
+    }
+
+    /// The attributes of a queue as they were last read.
+    pub(super) fn known(&self, arn: &str) -> Option<Arc<Facts>> {
+        let of_queue = lock(&self.of_queue);
+        of_queue.get(arn)?.borrow().facts.clone()
+    }
+
+    /// Starts to read a queue's attributes, unless they are known or being read. Returns at once, so
+    /// no response to Lambda waits. Lambda may freeze the process before SQS answers; then the next
+    /// invocation finds the answer, or the SDK repeats the request.
+    pub(super) fn read_in_background(self: &Arc<Self>, arn: &str) {
+        let begins = {
+            let mut of_queue = lock(&self.of_queue);
+            let look = of_queue.entry(arn.to_owned()).or_default();
+            let now = Instant::now();
+            look.send_if_modified(|look| {
+                let due = !look.reading && look.next.is_none_or(|next| next <= now);
+                look.reading |= due;
+                due
+            })
+        };
+        if begins {
+            let (this, arn) = (Arc::clone(self), arn.to_owned());
+            tokio::spawn(async move {
+                let read = this.read(&arn).await;
+                this.store(&arn, read);
+            });
+        }
+    }
+
+    /// The attributes of a queue. Waits until `until` for a read in the background to end.
+    pub(super) async fn wait(&self, arn: &str, until: Instant) -> Option<Arc<Facts>> {
+        let look = lock(&self.of_queue).get(arn).map(watch::Sender::subscribe);
+        if let Some(mut look) = look
+            && !self.queues.is_paused(arn)
+        {
+            let read = look.wait_for(|look| !look.reading);
+            let _in_time = timeout_at(until, read).await;
+        }
+        self.known(arn)
+    }
+
+    async fn read(&self, arn: &str) -> Result<Facts, CallError> {
+        let queue = self.queues.queue(arn, Bound::Background).await?;
+        let call = queue
+            .client
+            .get_queue_attributes()
+            .queue_url(&queue.url)
+            .attribute_names(QueueAttributeName::RedrivePolicy)
+            .attribute_names(QueueAttributeName::MessageRetentionPeriod);
+        let permission = "sqs:GetQueueAttributes";
+        let answer = (self.queues)
+            .ask(&queue, permission, Bound::Background, call.send())
+            .await?;
+        let attribute = |name| Some(answer.attributes()?.get(&name)?.as_str());
+        Facts::of(
+            attribute(QueueAttributeName::RedrivePolicy),
+            attribute(QueueAttributeName::MessageRetentionPeriod),
+        )
+        .ok_or_else(|| CallError::Refused("SQS sent a redrive policy without a queue".into()))
+    }
+
+    fn store(&self, arn: &str, read: Result<Facts, CallError>) {
+        let now = Instant::now();
+        let next = match &read {
+            Ok(facts) => {
+                self.compare_retention(arn, facts);
+                Some(now + VALID)
+            }
+            Err(error @ CallError::Refused(_)) => {
+                tracing::warn!(
+                    queue = arn,
+                    %error,
+                    "the queue's attributes could not be read: permanent failures are treated as if it had no dead-letter queue"
+                );
+                Some(now + REFUSED)
+            }
+            // Other calls log that SQS is out of reach.
+            Err(_) => None,
+        };
+        let of_queue = lock(&self.of_queue);
+        let Some(look) = of_queue.get(arn) else {
+            return;
+        };
+        look.send_modify(|look| {
+            look.reading = false;
+            look.next = next;
+            let Ok(facts) = read else { return };
+            if facts.dead_letter_queue.is_none() && !look.warned_of_no_dead_letter_queue {
+                look.warned_of_no_dead_letter_queue = true;
+                tracing::warn!(
+                    queue = arn,
+                    "the queue has no dead-letter queue: messages that fail permanently are received again until its retention ends"
+                );
+            }
+            look.facts = Some(Arc::new(facts));
+        });
+    }
+
+    /// Warns of a queue that keeps messages longer than records are kept: such a message runs again.
+    fn compare_retention(&self, arn: &str, facts: &Facts) {
+        if let (Some(of_queue), Some(of_records)) = (facts.retention, self.record_retention)
+            && of_queue > of_records
+            && !self.warned_of_retention.swap(true, Ordering::Relaxed)
+        {
+            tracing::warn!(
+                queue = arn,
+                queue_retention_s = of_queue.as_secs(),
+                record_retention_s = of_records.as_secs(),
+                "the queue keeps messages longer than the table keeps records: a message older than its record runs again; raise the retention of records above that of the queue and its dead-letter queue"
+            );
+        }
+    }
+}
+
+impl Facts {
+    fn of(redrive_policy: Option<&str>, retention: Option<&str>) -> Option<Self> {
+        let dead_letter_queue = match redrive_policy {
+            None => None,
+            Some(policy) => {
+                let policy: Value = serde_json::from_str(policy).ok()?;
+                Some(policy["deadLetterTargetArn"].as_str()?.to_owned())
+            }
+        };
+        let retention = retention.and_then(|seconds| seconds.parse().ok());
+        Some(Self {
+            dead_letter_queue,
+            retention: retention.map(Duration::from_secs),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attributes_are_parsed_as_sqs_writes_them() {
+        let arn = "arn:aws:sqs:eu-west-1:123456789012:dead";
+        for count in ["8", "\"8\""] {
+            let policy = format!(r#"{{"deadLetterTargetArn":"{arn}","maxReceiveCount":{count}}}"#);
+            let wanted = Facts {
+                dead_letter_queue: Some(arn.into()),
+                retention: Some(Duration::from_secs(345_600)),
+            };
+            assert_eq!(Facts::of(Some(&policy), Some("345600")), Some(wanted));
+        }
+        let none = Facts {
+            dead_letter_queue: None,
+            retention: None,
+        };
+        assert_eq!(Facts::of(None, None), Some(none));
+        for unreadable in ["", "{}", r#"{"deadLetterTargetArn":7}"#] {
+            assert_eq!(Facts::of(Some(unreadable), None), None, "{unreadable}");
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! Direct dead-lettering: copies of messages that failed permanently, and their confirmation.
+
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashMap, HashSet},
+};
+
+use aws_lambda_events::sqs::SqsMessageAttribute;
+use aws_sdk_sqs::{
+    primitives::Blob,
+    types::{
+        MessageAttributeValue, SendMessageBatchRequestEntry as Entry,
+        builders::SendMessageBatchRequestEntryBuilder as EntryBuilder,
+    },
+};
+use tokio::time::Instant;
+
+use super::{
+    attributes::Attributes,
+    queues::{Bound, CallError, Queue, Queues},
+};
+use crate::{
+    once::Outcome,
+    protocol::{Fingerprint, Key},
+    sqs::{
+        identity::ORIGINAL_DEDUPLICATION_ID,
+        message::{Message, MessageId},
+        processed::Processed,
+    },
+};
+
+const REASON: &str = "SqsOnceReason";
+const ERROR: &str = "SqsOnceError";
+const KEY: &str = "SqsOnceKey";
+
+/// Bytes of the error that a copy carries.
+const MAX_ERROR_BYTES: usize = 1024;
+/// Attributes of a message, a limit of SQS.
+const MAX_ATTRIBUTES: usize = 10;
+/// Size of a message with its attributes, a limit of SQS (*API Reference*, `SendMessageBatch`).
+const MAX_BYTES: usize = 1024 * 1024;
+/// Entries of one call, a limit of SQS.
+const MAX_ENTRIES: usize = 10;
+/// Size of a call with more than one entry: what SQS took in all before 2025, and takes everywhere.
+const MAX_CALL_BYTES: usize = 256 * 1024;
+
+/// Sends messages to the dead-letter queues of their queues.
+pub(super) struct DeadLetters<'a> {
+    pub(super) queues: &'a Queues,
+    pub(super) attributes: &'a Attributes,
+    pub(super) until: Instant,
+}
+
+/// The copy of a message for the dead-letter queue.
+struct MessageCopy<'a> {
+    id: &'a MessageId,
+    entry: EntryBuilder,
+    bytes: usize,
+}
+
+/// The reason why a message cannot be copied.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+enum NoCopy {
+    #[error("it has no body")]
+    NoBody,
+    #[error("it would have {0} message attributes, and SQS takes at most {MAX_ATTRIBUTES}")]
+    TooManyAttributes(usize),
+    #[error("it would have {0} bytes, and SQS takes at most {MAX_BYTES}")]
+    TooLarge(usize),
+}
+
+impl DeadLetters<'_> {
+    /// Copies each message to the dead-letter queue of its own queue, once for each id. Returns the
+    /// ids whose copies SQS confirmed: only these messages may be deleted.
+    pub(super) async fn send<'a>(
+        &self,
+        failed: Vec<(&'a Message, &'a Processed)>,
+    ) -> HashSet<&'a MessageId> {
+        let mut seen = HashSet::new();
+        let mut of_queue: BTreeMap<&str, Vec<_>> = BTreeMap::new();
+        for (message, processed) in failed {
+            if let Some(receipt) = message.receipt()
+                && seen.insert(message.id())
+            {
+                let of_queue = of_queue.entry(&receipt.queue_arn).or_default();
+                of_queue.push((message, processed));
+            }
+        }
+        let mut confirmed = HashSet::new();
+        for (arn, failed) in of_queue {
+            let sent = self.send_of(arn, &failed, &mut confirmed).await;
+            // The first call that an endpoint left unanswered was logged.
+            if let Err(error) = sent
+                && error != CallError::Paused
+            {
+                tracing::warn!(
+                    queue = arn,
+                    messages = failed.len(),
+                    %error,
+                    "messages could not be sent to the dead-letter queue directly: those without a confirmed copy are reported as failed"
+                );
+            }
+        }
+        confirmed
+    }
+
+    async fn send_of<'a>(
+        &self,
+        arn: &str,
+        failed: &[(&'a Message, &'a Processed)],
+        confirmed: &mut HashSet<&'a MessageId>,
+    ) -> Result<(), CallError> {
+        let facts = self.attributes.wait(arn, self.until).await;
+        let facts = facts.ok_or_else(|| {
+            CallError::Refused("the redrive policy of the queue is not known".into())
+        })?;
+        // Warned of when the attributes were read.
+        let Some(dead_letter_queue) = &facts.dead_letter_queue else {
+            return Ok(());
+        };
+        let bound = Bound::Until(self.until);
+        let queue = self.queues.queue(dead_letter_queue, bound).await?;
+        let mut copies = Vec::new();
+        for (message, processed) in failed {
+            match MessageCopy::of(message, processed) {
+                Ok(copy) => copies.push(copy),
+                Err(why) => tracing::warn!(
+                    message_id = message.id().as_str(),
+                    %why,
+                    "the message is reported as failed: no copy of it can be sent to the dead-letter queue"
+                ),
+            }
+        }
+        // One call after the other: a FIFO group keeps its order.
+        for call in calls(copies) {
+            self.call(&queue, call, confirmed).await?;
+        }
+        Ok(())
+    }
+
+    async fn call<'a>(
+        &self,
+        queue: &Queue,
+        copies: Vec<MessageCopy<'a>>,
+        confirmed: &mut HashSet<&'a MessageId>,
+    ) -> Result<(), CallError> {
+        let (mut ids, mut entries) = (Vec::new(), Vec::new());
+        for (index, copy) in copies.into_iter().enumerate() {
+            ids.push(copy.id);
+            let entry: Result<Entry, _> = copy.entry.id(index.to_string()).build();
+            entries.push(entry.map_err(CallError::not_made)?);
+        }
+        let call = queue
+            .client
+            .send_message_batch()
+            .queue_url(&queue.url)
+            .set_entries(Some(entries));
+        let answer = self
+            .queues
+            .ask(
+                queue,
+                "sqs:SendMessage",
+                Bound::Until(self.until),
+                call.send(),
+            )
+            .await?;
+        let message_id = |index: &str| ids.get(index.parse::<usize>().ok()?).copied();
+        let successful = answer.successful().iter();
+        confirmed.extend(successful.filter_map(|entry| message_id(entry.id())));
+        for entry in answer.failed() {
+            // Without its message, which may quote the payload.
+            tracing::warn!(
+                message_id = message_id(entry.id()).map(MessageId::as_str),
+                code = entry.code(),
+                "the message is reported as failed: the dead-letter queue did not take its copy"
+            );
+        }
+        Ok(())
+    }
+}
+
+impl<'a> MessageCopy<'a> {
+    fn of(message: &'a Message, processed: &Processed) -> Result<Self, NoCopy> {
+        let body = message.body().ok_or(NoCopy::NoBody)?;
+        let mut attributes: HashMap<String, SqsMessageAttribute> = message.attributes().clone();
+        for ours in [REASON, ERROR, KEY] {
+            attributes.remove(ours);
+        }
+        let mut set = |name: &str, value: &str| {
+            if !value.is_empty() {
+                attributes.insert(name.to_owned(), text(value));
+            }
+        };
+        set(REASON, processed.outcome().name());
+        set(ERROR, &error(processed));
+        if let Some(key) = message.key() {
+            set(KEY, &printable(key));
+        }
+        // The id that the producer chose: an earlier copy carries it already.
+        if let Some(id) = message.deduplication_id()
+            && message.fifo_group().is_some()
+            && !message.attributes().contains_key(ORIGINAL_DEDUPLICATION_ID)
+        {
+            set(ORIGINAL_DEDUPLICATION_ID, id);
+        }
+        if attributes.len() > MAX_ATTRIBUTES {
+            return Err(NoCopy::TooManyAttributes(attributes.len()));
+        }
+        let bytes = body.len() + attributes.iter().map(size).sum::<usize>();
+        if bytes > MAX_BYTES {
+            return Err(NoCopy::TooLarge(bytes));
+        }
+        let values = attributes.into_iter();
+        let values = values.filter_map(|(name, sent)| Some((name, value(sent)?)));
+        let mut entry = Entry::builder()
+            .message_body(body)
+            .set_message_attributes(Some(values.collect()));
+        if let Some(group) = message.fifo_group() {
+            // As SQS itself does when it moves a message.
+            entry = entry
+                .message_group_id(group)
+                .message_deduplication_id(message.id().as_str());
+        }
+        Ok(Self {
+            id: message.id(),
+            entry,
+            bytes,
+        })
+    }
+}
+
+/// Divides copies into calls within the limits of SQS.
+fn calls(copies: Vec<MessageCopy<'_>>) -> Vec<Vec<MessageCopy<'_>>> {
+    let (mut calls, mut bytes): (Vec<Vec<_>>, _) = (Vec::new(), 0);
+    for copy in copies {
+        bytes += copy.bytes;
+        match calls.last_mut() {
+            Some(call) if call.len() < MAX_ENTRIES && bytes <= MAX_CALL_BYTES => call.push(copy),
+            _ => {
+                bytes = copy.bytes;
+                calls.push(vec![copy]);
+            }
+        }
+    }
+    calls
+}
+
+/// The stored error where there is one, in characters that SQS takes.
+fn error(processed: &Processed) -> String {
+    let error = match processed.outcome() {
+        Outcome::PermanentFailure(error) | Outcome::FailedBefore(error) => error.clone(),
+        outcome => outcome.to_string(),
+    };
+    let allowed = |char| if is_allowed(char) { char } else { '\u{fffd}' };
+    let mut error: String = error.chars().map(allowed).collect();
+    error.truncate(error.floor_char_boundary(MAX_ERROR_BYTES));
+    error
+}
+
+/// The key, or its SHA-256 where SQS rejects its characters.
+fn printable(key: &Key) -> Cow<'_, str> {
+    if key.as_str().chars().all(is_allowed) {
+        Cow::Borrowed(key.as_str())
+    } else {
+        let hash = Fingerprint::of(key.as_str().as_bytes());
+        Cow::Owned(hash.as_str().to_owned())
+    }
+}
+
+/// The characters of XML 1.0, the only ones that SQS takes in a body or an attribute.
+fn is_allowed(char: char) -> bool {
+    matches!(char, '\t' | '\n' | '\r' | ' '..='\u{fffd}' | '\u{10000}'..)
+}
+
+fn text(value: &str) -> SqsMessageAttribute {
+    let mut attribute = SqsMessageAttribute::default();
+    attribute.data_type = Some("String".into());
+    attribute.string_value = Some(value.to_owned());
+    attribute
+}
+
+/// The attribute as it was sent, its type to the letter.
+fn value(attribute: SqsMessageAttribute) -> Option<MessageAttributeValue> {
+    let binary = attribute.binary_value.map(|value| Blob::new(value.0));
+    let value = MessageAttributeValue::builder()
+        .set_data_type(attribute.data_type)
+        .set_string_value(attribute.string_value)
+        .set_binary_value(binary);
+    value.build().ok()
+}
+
+/// Name, type and value count (*Amazon SQS Developer Guide*, "Amazon SQS message metadata").
+fn size((name, attribute): (&String, &SqsMessageAttribute)) -> usize {
+    let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+    let binary = attribute
+        .binary_value
+        .as_ref()
+        .map_or(0, |value| value.0.len());
+    name.len() + text(&attribute.data_type) + text(&attribute.string_value) + binary
+}

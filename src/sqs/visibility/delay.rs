@@ -1,0 +1,370 @@
+//! Visibility timeouts of failed messages: the rule, without the calls.
+
+use std::{collections::HashMap, time::Duration};
+
+use crate::{
+    once::{Outcome, Retry},
+    protocol::Timestamp,
+    sqs::{
+        message::{Message, MessageId},
+        processed::Processed,
+    },
+};
+
+/// SQS hides a message for 12 hours from its *receive* at most, and refuses a longer timeout. A
+/// batching window (5 minutes) and an invocation (15) may be over by now.
+pub(super) const LONGEST: u16 = 12 * 3600 - 1800;
+
+/// Added to another's lease, in seconds: the next worker's clock may be behind ours.
+const CLOCKS: u64 = 1;
+/// And at most this much by chance, so that all who wait for one lease do not come at once.
+const SPREAD: u64 = 2;
+
+/// Waits between the receives of a message whose failure is retryable.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Backoff {
+    pub(super) base: Duration,
+    pub(super) cap: Duration,
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self {
+            base: Duration::from_secs(10),
+            cap: Duration::from_secs(15 * 60),
+        }
+    }
+}
+
+impl Backoff {
+    /// `base` after the first receive, doubled with each one after it, up to `cap`; half of that
+    /// is fixed, and the rest jitter. The fixed half is the outage that every message survives.
+    /// In seconds, as SQS counts.
+    fn seconds(self, receive_count: u32, jitter: impl FnOnce(u64) -> u64) -> u64 {
+        let doubled = 1_u32
+            .checked_shl(receive_count.saturating_sub(1))
+            .unwrap_or(u32::MAX);
+        let whole = ceil(self.base.saturating_mul(doubled).min(self.cap));
+        let spread = whole / 2;
+        whole - spread + jitter(spread)
+    }
+}
+
+/// A permanent failure is visible again at once for so many receives, where no dead-letter queue
+/// is known to take the message.
+const QUICK_RECEIVES: u32 = 3;
+/// After them, the longest wait on a FIFO queue, in seconds: the message's group waits too.
+const FIFO_LONGEST: u64 = 30;
+
+/// One receive of a message, and its queue.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Receive {
+    count: u32,
+    fifo: bool,
+    has_dead_letter_queue: bool,
+    /// The wait of the failed message before it in its FIFO group.
+    ahead: Option<u16>,
+}
+
+#[cfg(test)]
+impl Receive {
+    /// A receive from a standard queue whose attributes are unknown.
+    pub(super) const fn of_standard_queue(count: u32) -> Self {
+        Self {
+            count,
+            fifo: false,
+            has_dead_letter_queue: false,
+            ahead: None,
+        }
+    }
+}
+
+/// How long failed messages wait.
+pub(super) struct Rule {
+    pub(super) now: Timestamp,
+    pub(super) backoff: Backoff,
+    /// A number up to the one given.
+    pub(super) jitter: fn(u64) -> u64,
+}
+
+impl Rule {
+    /// The visibility timeout in seconds; `None` leaves it to the queue.
+    pub(super) fn seconds(&self, processed: &Processed, receive: Receive) -> Option<u16> {
+        let backoff = || self.backoff.seconds(receive.count, self.jitter);
+        let outcome = processed.outcome();
+        let seconds = match outcome.retry() {
+            Retry::Never if outcome.is_success() => return None,
+            Retry::Never if receive.has_dead_letter_queue || receive.count <= QUICK_RECEIVES => 0,
+            Retry::Never if receive.fifo => backoff().min(FIFO_LONGEST),
+            Retry::Never => backoff(),
+            Retry::Now if matches!(outcome, Outcome::BehindFailure) => return receive.ahead,
+            Retry::Now => receive.ahead.unwrap_or(0).into(),
+            Retry::At(end) if end > self.now => {
+                let lease = ceil(self.now.until(end));
+                lease.saturating_add(CLOCKS + (self.jitter)(SPREAD))
+            }
+            // A conflict with an ended lease too: the record stays as it is until another attempt or
+            // a person changes it.
+            Retry::At(_) | Retry::Backoff => backoff(),
+        };
+        Some(u16::try_from(seconds).map_or(LONGEST, |seconds| seconds.min(LONGEST)))
+    }
+
+    /// The changes for a batch.
+    pub(super) fn plan<'a>(
+        &self,
+        batch: &[(&'a Message, &Processed)],
+        has_dead_letter_queue: impl Fn(&str) -> bool,
+    ) -> Vec<TimeoutChange<'a>> {
+        let mut changes = Vec::new();
+        let mut of_group = HashMap::new();
+        for &(message, processed) in batch {
+            let (group, receipt) = (message.fifo_group(), message.receipt());
+            let receive = Receive {
+                count: message.receive_count(),
+                fifo: group.is_some(),
+                has_dead_letter_queue: receipt
+                    .is_some_and(|receipt| has_dead_letter_queue(&receipt.queue_arn)),
+                ahead: group.and_then(|group| of_group.get(group)).copied(),
+            };
+            let wait = self.seconds(processed, receive);
+            if let (Some(group), Some(wait)) = (group, wait) {
+                of_group.insert(group, wait);
+            }
+            if let (Some(seconds), Some(receipt)) = (wait, receipt) {
+                changes.push(TimeoutChange {
+                    message_id: message.id(),
+                    queue_arn: &receipt.queue_arn,
+                    receipt_handle: &receipt.handle,
+                    seconds,
+                });
+            }
+        }
+        changes
+    }
+}
+
+/// A message whose visibility is to be changed.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct TimeoutChange<'a> {
+    pub(super) message_id: &'a MessageId,
+    pub(super) queue_arn: &'a str,
+    pub(super) receipt_handle: &'a str,
+    pub(super) seconds: u16,
+}
+
+fn ceil(duration: Duration) -> u64 {
+    duration
+        .as_secs()
+        .saturating_add(u64::from(duration.subsec_nanos() > 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{
+        protocol::{Owner, StoredResult},
+        store::StoreError,
+    };
+
+    const NOW: Timestamp = Timestamp::from_millis(1_000_000);
+    const BACKOFF: Backoff = Backoff {
+        base: Duration::from_secs(4),
+        cap: Duration::from_secs(60),
+    };
+
+    fn least(_: u64) -> u64 {
+        0
+    }
+
+    fn most(most: u64) -> u64 {
+        most
+    }
+
+    const STANDARD: Receive = Receive::of_standard_queue(1);
+
+    fn rule(backoff: Backoff, jitter: fn(u64) -> u64) -> Rule {
+        Rule {
+            now: NOW,
+            backoff,
+            jitter,
+        }
+    }
+
+    fn range_of(processed: &Processed, receive: Receive) -> Option<(u16, u16)> {
+        let with = |jitter| rule(BACKOFF, jitter).seconds(processed, receive);
+        with(least).zip(with(most))
+    }
+
+    fn range(processed: &Processed, count: u32) -> Option<(u16, u16)> {
+        range_of(processed, Receive::of_standard_queue(count))
+    }
+
+    fn ran(outcome: Outcome) -> Processed {
+        outcome.into()
+    }
+
+    fn conflict(lease_until: u64) -> Processed {
+        ran(Outcome::Conflict {
+            owner: Some(Owner::fresh()),
+            lease_until: Timestamp::from_millis(lease_until),
+        })
+    }
+
+    fn retryable() -> Processed {
+        ran(Outcome::RetryableFailure("busy".into()))
+    }
+
+    #[test]
+    fn wait_is_at_most_eleven_and_a_half_hours() {
+        assert_eq!(u32::from(LONGEST), 11 * 3600 + 30 * 60);
+    }
+
+    #[test]
+    fn success_keeps_visibility_timeout() {
+        let result = || StoredResult::Json("1".into());
+        for outcome in [Outcome::Completed(result()), Outcome::Duplicate(result())] {
+            assert_eq!(range(&ran(outcome), 1), None);
+        }
+    }
+
+    fn permanent() -> [Processed; 4] {
+        [
+            ran(Outcome::PermanentFailure("declined".into())),
+            ran(Outcome::FailedBefore("declined".into())),
+            ran(Outcome::KeyReused),
+            ran(Outcome::Invalid("not JSON".into())),
+        ]
+    }
+
+    #[test]
+    fn unstarted_message_is_visible_at_once() {
+        assert_eq!(range(&ran(Outcome::NotStarted), 40), Some((0, 0)));
+    }
+
+    #[test]
+    fn permanent_failure_with_dlq_is_visible_at_once() {
+        for processed in permanent() {
+            for (count, fifo) in [(1, false), (40, false), (40, true)] {
+                let receive = Receive {
+                    count,
+                    fifo,
+                    has_dead_letter_queue: true,
+                    ..STANDARD
+                };
+                assert_eq!(range_of(&processed, receive), Some((0, 0)), "{processed:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn permanent_failure_without_dlq_backs_off() {
+        for processed in permanent() {
+            for (count, least, most) in [(1, 0, 0), (3, 0, 0), (4, 16, 32), (40, 30, 60)] {
+                assert_eq!(range(&processed, count), Some((least, most)), "{count}");
+            }
+            for (count, least, most) in [(3, 0, 0), (4, 16, 30), (40, 30, 30)] {
+                let fifo = Receive {
+                    count,
+                    fifo: true,
+                    ..STANDARD
+                };
+                assert_eq!(range_of(&processed, fifo), Some((least, most)), "{count}");
+            }
+        }
+    }
+
+    #[test]
+    fn retryable_failure_waits_doubling_backoff() {
+        let error = || {
+            Arc::new(StoreError::OutOfTime {
+                action: "claim",
+                key: "k".into(),
+            })
+        };
+        for processed in [
+            retryable(),
+            ran(Outcome::Panicked),
+            ran(Outcome::OutOfTime),
+            ran(Outcome::LeaseLost),
+            ran(Outcome::CompletionUnrecorded(error())),
+            ran(Outcome::StoreUnavailable(error())),
+            ran(Outcome::CommitUnknown(error())),
+            ran(Outcome::NoEffect("refused".into())),
+        ] {
+            for (receive_count, least, most) in [
+                (0, 2, 4),
+                (1, 2, 4),
+                (2, 4, 8),
+                (3, 8, 16),
+                (4, 16, 32),
+                (5, 30, 60),
+                (33, 30, 60),
+                (u32::MAX, 30, 60),
+            ] {
+                assert_eq!(
+                    range(&processed, receive_count),
+                    Some((least, most)),
+                    "{processed:?} {receive_count}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn conflict_waits_until_lease_ends() {
+        for (lease_until, least, most) in
+            [(1_000_001, 2, 4), (1_030_000, 31, 33), (1_030_001, 32, 34)]
+        {
+            assert_eq!(range(&conflict(lease_until), 5), Some((least, most)));
+        }
+    }
+
+    #[test]
+    fn conflict_with_an_ended_lease_backs_off() {
+        for lease_until in [1_000_000, 0] {
+            assert_eq!(range(&conflict(lease_until), 1), Some((2, 4)));
+            assert_eq!(range(&conflict(lease_until), 5), Some((30, 60)));
+        }
+    }
+
+    #[test]
+    fn wait_never_exceeds_sqs_limit() {
+        assert_eq!(
+            range(&conflict(u64::MAX), 1),
+            Some((LONGEST, LONGEST)),
+            "a lease that another program wrote"
+        );
+        let backoff = Backoff {
+            base: Duration::MAX,
+            cap: Duration::MAX,
+        };
+        let receive = Receive::of_standard_queue(u32::MAX);
+        let wait = rule(backoff, most).seconds(&retryable(), receive);
+        assert_eq!(wait, Some(LONGEST));
+    }
+
+    #[test]
+    fn backoff_below_a_second_waits_one_second() {
+        let backoff = Backoff {
+            base: Duration::from_millis(1),
+            ..BACKOFF
+        };
+        for jitter in [least as fn(u64) -> u64, most] {
+            let wait = rule(backoff, jitter).seconds(&retryable(), STANDARD);
+            assert_eq!(wait, Some(1), "SQS counts in seconds");
+        }
+    }
+
+    #[test]
+    fn message_behind_failure_waits_as_long() {
+        for (ahead, behind, not_started) in [(Some(7), Some(7), 7), (None, None, 0)] {
+            let receive = Receive { ahead, ..STANDARD };
+            let wait = |processed| rule(BACKOFF, least).seconds(&processed, receive);
+            assert_eq!(wait(ran(Outcome::BehindFailure)), behind);
+            assert_eq!(wait(ran(Outcome::NotStarted)), Some(not_started));
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! [`Visibility`]: sets the visibility timeouts of failed messages.
+
+mod attributes;
+mod dead_letter;
+mod delay;
+mod queues;
+#[cfg(test)]
+mod survival;
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use aws_sdk_sqs::{Client, types::ChangeMessageVisibilityBatchRequestEntry as Entry};
+use futures_util::{FutureExt as _, StreamExt as _, stream};
+use tokio::time::Instant;
+
+use attributes::Attributes;
+use dead_letter::DeadLetters;
+use delay::{Backoff, LONGEST, Rule, TimeoutChange};
+use queues::{Bound, CallError, Queue, Queues, lock};
+
+use super::{
+    message::{Message, MessageId},
+    processed::Processed,
+};
+use crate::{protocol::Timestamp, system};
+
+/// Entries of one call, a limit of SQS.
+const PER_CALL: usize = 10;
+/// Calls of one batch at a time.
+const CALLS: usize = 4;
+/// For all of a batch, however much of the invocation is left: one attempt that goes unanswered
+/// ([`crate::aws::config`]) and another.
+const BUDGET: Duration = Duration::from_secs(2);
+
+/// Sets the visibility timeout of each failed message, in place of the queue's one timeout for
+/// all.
+///
+/// | outcome | visibility timeout |
+/// | --- | --- |
+/// | conflict | until the other lease ends, and one to three seconds more; a back-off if it has ended |
+/// | retryable failure, panic, out of time, lease lost, completion unrecorded, commit unknown, store unavailable | a back-off, see [`backoff`](Self::backoff) |
+/// | permanent failure, now or before; no key, key reused | 0 where the queue has a dead-letter queue; otherwise, or where that is not known, 0 for three receives and then a back-off, on FIFO queues of 30 seconds at most |
+/// | not started | 0 |
+/// | behind a failure in its FIFO group | that of the failed message |
+///
+/// This is best effort: after the outcomes are recorded, within two seconds and before the
+/// batch must be answered. A timeout that can't be changed is logged, and the message comes back
+/// after the queue's own visibility timeout. An endpoint that can't be reached, or gives no answer
+/// within a second and a half, is not asked again for five minutes.
+///
+/// The first permanent failure makes the consumer read the queue's redrive policy and retention, and
+/// again after an hour; no response to Lambda waits for them. A queue without a dead-letter queue is
+/// warned of once.
+///
+/// The role needs `sqs:GetQueueUrl` and `sqs:GetQueueAttributes`, used once or twice per queue, and
+/// `sqs:ChangeMessageVisibility`. A queue of another account must allow these; one of another region
+/// is called there.
+///
+/// ```no_run
+/// use sqs_once::{Consumer, Handler, Mode, sqs::Visibility};
+///
+/// # async fn run<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) {
+/// let sqs = aws_sdk_sqs::Client::new(&sqs_once::aws::config().await);
+/// let consumer = consumer.visibility(Visibility::new(sqs));
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Visibility {
+    queues: Arc<Queues>,
+    attributes: Arc<Attributes>,
+    dead_letter: bool,
+    backoff: Backoff,
+    jitter: fn(u64) -> u64,
+}
+
+impl Visibility {
+    /// The longest back-off. SQS hides a message for 12 hours from its receive at most; half an
+    /// hour of them is left for the batch.
+    pub const LONGEST_BACKOFF: Duration = Duration::from_secs(LONGEST as u64);
+
+    /// With a back-off from 10 seconds to 15 minutes.
+    #[must_use]
+    pub fn new(client: Client) -> Self {
+        let queues = Arc::new(Queues::new(client));
+        Self {
+            attributes: Arc::new(Attributes::new(Arc::clone(&queues))),
+            queues,
+            dead_letter: false,
+            backoff: Backoff::default(),
+            jitter: system::random_up_to,
+        }
+    }
+
+    /// Waits after a retryable failure: `base` after the first receive, twice that after the
+    /// second, and so on up to `cap` ([`LONGEST_BACKOFF`](Self::LONGEST_BACKOFF) at most). Half
+    /// of each wait is fixed, and the other half is jitter. SQS counts whole seconds.
+    ///
+    /// Half the sum of the waits between the receives (the queue's `maxReceiveCount`, less one)
+    /// is an outage that every message survives.
+    #[must_use]
+    pub fn backoff(self, base: Duration, cap: Duration) -> Self {
+        Self {
+            backoff: Backoff { base, cap },
+            ..self
+        }
+    }
+
+    /// How long records are kept (see [`Once::retention`](crate::Once::retention)): a queue that
+    /// keeps its messages longer is warned of once.
+    ///
+    /// ```no_run
+    /// # use sqs_once::sqs::Visibility;
+    /// # fn visibility(client: aws_sdk_sqs::Client) -> Visibility {
+    /// let days = |days: u64| std::time::Duration::from_secs(days * 24 * 3600);
+    /// Visibility::new(client).record_retention(days(20))
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn record_retention(self, record_retention: Duration) -> Self {
+        let attributes = Attributes::new(Arc::clone(&self.queues));
+        Self {
+            attributes: Arc::new(attributes.record_retention(record_retention)),
+            ..self
+        }
+    }
+
+    /// Sends a copy of each message that failed permanently to its queue's dead-letter queue, and
+    /// acknowledges the message once SQS confirmed the copy. Off by default: the message is then
+    /// received up to the queue's `maxReceiveCount`, at the cost of a write unit each time.
+    ///
+    /// The copy has the body and the message attributes unchanged, and these attributes more:
+    ///
+    /// | attribute | value |
+    /// | --- | --- |
+    /// | `SqsOnceReason` | the outcome: `permanent_failure`, `failed_before`, `key_reused` or `invalid` |
+    /// | `SqsOnceError` | the first 1,024 bytes of the error |
+    /// | `SqsOnceKey` | the idempotency key, where there is one; its SHA-256 where it has characters that SQS rejects |
+    /// | `SqsOnceDeduplicationId` | on FIFO queues, the message's own deduplication id; the copy's is the id of the message, as where SQS moves it |
+    ///
+    /// A message is reported as failed as before where no copy can be made: the queue has no
+    /// dead-letter queue, or that is not known; the role may not send to it; the copy would have
+    /// more than ten attributes or 1 MiB; there was no time. So is a message that took its outcome
+    /// from another of its batch. A crash between copy and acknowledgement leaves two copies in the
+    /// dead-letter queue, never none.
+    ///
+    /// The role needs `sqs:GetQueueUrl` and `sqs:SendMessage` on the dead-letter queue. To move
+    /// copies back, `StartMessageMoveTask` and the console need the source queue named as
+    /// destination.
+    ///
+    /// ```no_run
+    /// # use sqs_once::sqs::Visibility;
+    /// # fn visibility(client: aws_sdk_sqs::Client) -> Visibility {
+    /// Visibility::new(client).dead_letter(true)
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn dead_letter(self, dead_letter: bool) -> Self {
+        Self {
+            dead_letter,
+            ..self
+        }
+    }
+
+    /// Another source of chance, for tests: a number up to the one given.
+    #[must_use]
+    pub fn jitter(self, jitter: fn(u64) -> u64) -> Self {
+        Self { jitter, ..self }
+    }
+
+    /// A message failed permanently: its queue's attributes will be needed.
+    pub(super) fn expect(&self, message: &Message) {
+        if let Some(receipt) = message.receipt() {
+            self.attributes.read_in_background(&receipt.queue_arn);
+        }
+    }
+
+    /// Sends messages that failed permanently to their dead-letter queue, if that is switched on.
+    /// Answers those whose copies are confirmed. Leaves half the time until `answer`.
+    pub(super) async fn dead_letter_all<'a>(
+        &self,
+        batch: &[(&'a Message, &'a Processed)],
+        answer: Instant,
+    ) -> HashSet<&'a MessageId> {
+        if !self.dead_letter {
+            return HashSet::new();
+        }
+        let now = Instant::now();
+        let dead_letters = DeadLetters {
+            queues: &self.queues,
+            attributes: &self.attributes,
+            until: now + BUDGET.min(answer.saturating_duration_since(now) / 2),
+        };
+        // Where the mode records no failures, there is nothing to record first.
+        let failed = |(_, processed): &&(_, &Processed)| processed.is_recorded_failure(true);
+        dead_letters
+            .send(batch.iter().filter(failed).copied().collect())
+            .await
+    }
+
+    /// Changes the visibility timeouts of a batch, but for those that are `gone`, as far as there
+    /// is time until `answer`.
+    pub(super) async fn apply(
+        &self,
+        batch: &[(&Message, &Processed)],
+        gone: &HashSet<&MessageId>,
+        now: Timestamp,
+        answer: Instant,
+    ) {
+        let rule = Rule {
+            now,
+            backoff: self.backoff,
+            jitter: self.jitter,
+        };
+        let has_dead_letter_queue = |arn: &str| {
+            let facts = self.attributes.known(arn);
+            facts.is_some_and(|facts| facts.dead_letter_queue.is_some())
+        };
+        let mut changes = rule.plan(batch, has_dead_letter_queue);
+        changes.retain(|change| !gone.contains(change.message_id));
+        if changes.is_empty() {
+            return;
+        }
+        let bound = Bound::Until(answer.min(Instant::now() + BUDGET));
+        // An event source mapping sends the messages of one queue; nothing here relies on it.
+        let mut of_queue: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for change in changes {
+            of_queue.entry(change.queue_arn).or_default().push(change);
+        }
+        for (arn, changes) in of_queue {
+            self.change_all(arn, &changes, bound).await;
+        }
+    }
+
+    async fn change_all(&self, arn: &str, changes: &[TimeoutChange<'_>], bound: Bound) {
+        let queue = match self.queues.queue(arn, bound).await {
+            Ok(queue) => queue,
+            Err(error) => return not_changed(arn, changes.len(), &error),
+        };
+        let unchanged = Mutex::new((0, None));
+        stream::iter(changes.chunks(PER_CALL))
+            .for_each_concurrent(CALLS, |changes| {
+                let change = self.change(&queue, changes, bound);
+                change.map(|changed| {
+                    if let Err(error) = changed {
+                        let mut unchanged = lock(&unchanged);
+                        unchanged.0 += changes.len();
+                        unchanged.1.get_or_insert(error);
+                    }
+                })
+            })
+            .await;
+        if let (messages, Some(error)) = &*lock(&unchanged) {
+            not_changed(arn, *messages, error);
+        }
+    }
+
+    async fn change(
+        &self,
+        queue: &Queue,
+        changes: &[TimeoutChange<'_>],
+        bound: Bound,
+    ) -> Result<(), CallError> {
+        let entries = changes.iter().enumerate().map(|(index, change)| {
+            Entry::builder()
+                .id(index.to_string())
+                .receipt_handle(change.receipt_handle)
+                .visibility_timeout(change.seconds.into())
+                .build()
+        });
+        let entries: Result<_, _> = entries.collect();
+        let call = queue
+            .client
+            .change_message_visibility_batch()
+            .queue_url(&queue.url)
+            .set_entries(Some(entries.map_err(CallError::not_made)?));
+        let permission = "sqs:ChangeMessageVisibility";
+        let answer = (self.queues)
+            .ask(queue, permission, bound, call.send())
+            .await?;
+        for failed in answer.failed() {
+            let change = failed.id().parse::<usize>().ok();
+            let change = change.and_then(|index| changes.get(index));
+            // Without its message, which may quote the receipt handle.
+            tracing::warn!(
+                message_id = change.map(|change| change.message_id.as_str()),
+                code = failed.code(),
+                "the message comes back after the queue's visibility timeout: its visibility could not be changed"
+            );
+        }
+        Ok(())
+    }
+}
+
+fn not_changed(queue: &str, messages: usize, error: &CallError) {
+    // The first call that failed was logged.
+    if *error != CallError::Paused {
+        tracing::warn!(
+            queue,
+            messages,
+            %error,
+            "failed messages come back after the queue's visibility timeout: their visibility could not be changed"
+        );
+    }
+}

@@ -1,0 +1,266 @@
+//! [`DryRun`]: a mode that records writes, and sends nothing.
+
+use std::panic::AssertUnwindSafe;
+
+use futures_util::FutureExt as _;
+use serde::Serialize;
+
+use super::{
+    Message, deadline,
+    plans::{PlannedWrite, Plans},
+};
+use crate::{
+    dynamodb::item::Item,
+    handler::{Attempt, Done, Failure, Handler, History},
+    once::{Change, Mode, Once, Operation, Outcome, mode::sealed::Sealed},
+    protocol::{Fingerprint, Key, Namespace, StoredResult, Timestamp},
+    sqs::message::{self, Identity, InvalidMessage},
+};
+
+/// Runs handlers of every output in memory: an output alone, [`Done`] or [`Change`].
+///
+/// Records are kept and compared as in production, so a message that is run twice is a duplicate.
+/// The writes of a `Done` and the item of a `Change` are recorded, and sent nowhere. Their conditions
+/// are not evaluated: they are met, unless [`refuse`](Self::refuse) says otherwise. A test of the
+/// expressions themselves needs DynamoDB Local or a like emulator.
+///
+/// Clones share everything. A `DryRun` is a [`Mode`], so a [`Consumer`](crate::Consumer) takes it.
+///
+/// ```
+/// use sqs_once::testing::{DryRun, Message};
+/// use sqs_once::{Attempt, Failure, Outcome, handler_fn};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// let charge = handler_fn(async |cents: u64, _: Attempt| match cents {
+///     0 => Err(Failure::permanent("nothing to charge")),
+///     _ => Ok(cents),
+/// });
+/// let dry_run = DryRun::new();
+/// assert!(dry_run.run(&charge, Message::new("m-1", &1250)).await.is_success());
+/// let again = dry_run.run(&charge, Message::new("m-1", &1250)).await;
+/// assert!(matches!(again, Outcome::Duplicate(_)));
+/// let declined = dry_run.run(&charge, Message::new("m-2", &0)).await;
+/// assert!(matches!(declined, Outcome::PermanentFailure(why) if why == "nothing to charge"));
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct DryRun {
+    plans: Plans,
+}
+
+impl DryRun {
+    /// A dry run without records, items and writes.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Runs `handler` for `message`, as a [`Consumer`](crate::Consumer) does in the namespace `test`
+    /// with the message id as key and 30 seconds left. Does not call
+    /// [`on_duplicate`](Handler::on_duplicate).
+    ///
+    /// A body that is not of the handler's type is a permanent failure. A panic of the handler is
+    /// [`Outcome::Panicked`].
+    pub async fn run<H: Handler>(&self, handler: &H, message: Message) -> Outcome
+    where
+        Self: Mode<H::Output>,
+    {
+        match self.operation(message) {
+            Ok((operation, body)) => {
+                Mode::run(self, operation, |attempt| handler.handle(body, attempt)).await
+            }
+            Err(InvalidMessage(why)) => Outcome::PermanentFailure(why),
+        }
+    }
+
+    fn operation<T: serde::de::DeserializeOwned>(
+        &self,
+        message: Message,
+    ) -> Result<(Operation, T), InvalidMessage> {
+        let invalid = |why: &dyn std::fmt::Display| InvalidMessage(why.to_string());
+        let record = message.into_record();
+        let message = message::Message::new(record, |record| {
+            let id = record.message_id.as_deref().unwrap_or_default();
+            let namespace = Namespace::new("test").map_err(|error| invalid(&error))?;
+            Ok(Identity {
+                key: Key::new(&namespace, [id]).map_err(|error| invalid(&error))?,
+                fingerprint: record
+                    .body
+                    .as_deref()
+                    .map(|body| Fingerprint::of(body.as_bytes())),
+            })
+        });
+        let message = message.ok_or_else(|| invalid(&"the message has no id"))?;
+        let Identity { key, fingerprint } = message.identity().map_err(Clone::clone)?.clone();
+        let operation = Operation::new(key, fingerprint, message.delivery(), deadline());
+        Ok((operation, message.parse()?))
+    }
+
+    /// The writes that would have been made so far, in their order: those of each [`Done`], and one
+    /// for each [`Change`], without the attributes in which an item remembers its keys.
+    #[must_use]
+    pub fn writes(&self) -> Vec<PlannedWrite> {
+        self.plans.writes()
+    }
+
+    /// Refuses the condition of the next write with this label, or to this table if the write has no
+    /// label. Nothing of that transaction is written. A second call refuses one more.
+    ///
+    /// ```
+    /// use sqs_once::testing::{DryRun, Message};
+    /// use sqs_once::{Attempt, Change, Failure, Outcome, Write, handler_fn};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// let register = handler_fn(async |email: String, _: Attempt| {
+    ///     let put = Write::put("users", serde_json::json!({ "email": email })).label("user");
+    ///     let taken = |_: &sqs_once::Refused| Err(Failure::permanent("the address is taken"));
+    ///     Ok(Change::create((), "email", put).on_refused(taken))
+    /// });
+    /// let dry_run = DryRun::new();
+    /// dry_run.refuse("user");
+    /// let outcome = dry_run.run(&register, Message::new("m-1", &"ada@example.com")).await;
+    /// assert!(matches!(outcome, Outcome::PermanentFailure(why) if why == "the address is taken"));
+    /// assert!(dry_run.writes().is_empty());
+    /// # }
+    /// ```
+    pub fn refuse(&self, name: impl Into<String>) {
+        self.plans.refuse(name.into(), None);
+    }
+
+    /// The same, and the handler finds `item` in [`RefusedWrite::item`](crate::RefusedWrite::item).
+    ///
+    /// # Panics
+    ///
+    /// If `item` is no item of DynamoDB's: it is no map, or a value cannot be serialized.
+    pub fn refuse_with(&self, name: impl Into<String>, item: impl Serialize) {
+        self.plans.refuse(name.into(), Some(to_item(item)));
+    }
+
+    /// Puts an item into a table, for [`Change::modify`] to read. A planned write does not change it.
+    ///
+    /// # Panics
+    ///
+    /// If `item` is no item of DynamoDB's: it is no map, or a value cannot be serialized.
+    ///
+    /// ```
+    /// use serde_json::{Value, json};
+    /// use sqs_once::testing::{DryRun, Message, output};
+    /// use sqs_once::{Attempt, Change, Failure, handler_fn};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// let debit = handler_fn(async |cents: u64, _: Attempt| {
+    ///     let key = json!({ "id": "a-1" });
+    ///     Ok(Change::modify("accounts", key, move |account: Option<Value>| {
+    ///         let balance = account.and_then(|account| account["balance"].as_u64());
+    ///         let left = balance.and_then(|balance| balance.checked_sub(cents));
+    ///         let left = left.ok_or_else(|| Failure::permanent("the balance is too low"))?;
+    ///         Ok((json!({ "balance": left }), left))
+    ///     }))
+    /// });
+    /// let dry_run = DryRun::new();
+    /// dry_run.item("accounts", json!({ "id": "a-1", "balance": 100 }));
+    /// let outcome = dry_run.run(&debit, Message::new("m-1", &30)).await;
+    /// assert_eq!(output::<u64>(&outcome), Some(70));
+    /// let put: Value = dry_run.writes()[0].put_item().unwrap();
+    /// assert_eq!(put, json!({ "id": "a-1", "balance": 70 }));
+    /// # }
+    /// ```
+    pub fn item(&self, table: impl Into<String>, item: impl Serialize) {
+        self.plans.keep(table.into(), to_item(item));
+    }
+
+    fn once(&self) -> Once<Plans> {
+        Once::new(self.plans.clone())
+    }
+}
+
+fn to_item(item: impl Serialize) -> Item {
+    match serde_dynamo::to_item(item) {
+        Ok(item) => item,
+        Err(error) => panic!("not an item: {error}"),
+    }
+}
+
+impl Sealed for DryRun {}
+
+#[diagnostic::do_not_recommend]
+impl<O: Serialize + Send> Mode<O> for DryRun {
+    async fn run<W, F>(&self, operation: Operation, work: W) -> Outcome
+    where
+        W: FnOnce(Attempt) -> F + Send,
+        F: Future<Output = Result<O, Failure>> + Send,
+    {
+        self.once().run(operation, work).await
+    }
+
+    fn now(&self) -> Timestamp {
+        Timestamp::now()
+    }
+}
+
+#[diagnostic::do_not_recommend]
+impl<O: Serialize + Send + 'static> Mode<Done<O>> for DryRun {
+    async fn run<W, F>(&self, operation: Operation, work: W) -> Outcome
+    where
+        W: FnOnce(Attempt) -> F + Send,
+        F: Future<Output = Result<Done<O>, Failure>> + Send,
+    {
+        self.once().run(operation, work).await
+    }
+
+    fn now(&self) -> Timestamp {
+        Timestamp::now()
+    }
+}
+
+#[diagnostic::do_not_recommend]
+impl<O: Serialize + Send + 'static> Mode<Change<O>> for DryRun {
+    async fn run<W, F>(&self, operation: Operation, work: W) -> Outcome
+    where
+        W: FnOnce(Attempt) -> F + Send,
+        F: Future<Output = Result<Change<O>, Failure>> + Send,
+    {
+        let Operation {
+            key,
+            delivery,
+            deadline,
+            ..
+        } = operation;
+        let attempt = Attempt::new(key.clone(), delivery, History::fresh(), deadline);
+        // Making the future is the handler's code too, as in every mode.
+        let work = AssertUnwindSafe(async { work(attempt).await });
+        let Ok(mut answer) = work.catch_unwind().await else {
+            return Outcome::Panicked;
+        };
+        loop {
+            let change = match answer {
+                Ok(change) => change,
+                Err(failure) => return failure.into(),
+            };
+            if self.plans.is_changed(&key) {
+                return Outcome::Duplicate(StoredResult::Omitted(
+                    "the item keeps the key and no result".into(),
+                ));
+            }
+            let planned = match change.plan(|table, key| self.plans.item(table, key)) {
+                Ok(planned) => planned,
+                Err(failure) => return failure.into(),
+            };
+            answer = match self.plans.write(std::slice::from_ref(&planned.write)) {
+                Ok(()) => {
+                    self.plans.note_changed(key);
+                    return Outcome::Completed(planned.result);
+                }
+                Err(refused) => planned.refused(&refused),
+            };
+        }
+    }
+
+    fn now(&self) -> Timestamp {
+        Timestamp::now()
+    }
+
+    fn records_failures(&self) -> bool {
+        false
+    }
+}
