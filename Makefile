@@ -182,6 +182,7 @@ dist: linker $(CARGO_CYCLONEDX) ## Build the bootstrap zip and its bill of mater
 	mkdir -p target/dist
 	mv target/lambda/consumer/bootstrap.zip target/dist/consumer-$(ARCH).zip
 	mv consumer_bin.cdx.json target/dist/consumer-$(ARCH).cdx.json
+	rm tests/programs/*_bin.cdx.json
 
 # Installs the linker that builds for Amazon Linux on any machine.
 .PHONY: linker
