@@ -39,7 +39,7 @@ invoke: $(VENV) ## Send an event to the consumer of `make watch`: make invoke EV
 # ---- check it ----------------------------------------------------------------------------------
 
 # On Linux the command of `sam build`, so that demo, tests and deployment share one build. cargo-lambda
-# sets a target and a processor. Elsewhere it would build for Linux, and the tests run what they build.
+# sets a target and a processor. Elsewhere it would build for Linux, and the tests need a binary for this machine.
 ifeq ($(shell uname -s),Linux)
 RELEASE := CARGO_LAMBDA_COMPILER=cargo cargo lambda build --locked --release
 else
@@ -182,6 +182,7 @@ dist: linker $(CARGO_CYCLONEDX) ## Build the bootstrap zip and its bill of mater
 	mkdir -p target/dist
 	mv target/lambda/consumer/bootstrap.zip target/dist/consumer-$(ARCH).zip
 	mv consumer_bin.cdx.json target/dist/consumer-$(ARCH).cdx.json
+	rm tests/programs/*_bin.cdx.json
 
 # Installs the linker that builds for Amazon Linux on any machine.
 .PHONY: linker

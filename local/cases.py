@@ -20,7 +20,7 @@ WAVES = (0.0, 1.5, 3.0, 5.0)
 
 @dataclass
 class Message:
-    order: str | None  # None: the body cannot be decoded
+    order: str | None  # `None`: the body cannot be decoded
     body: str
     wave: int
     dies: bool = False  # ends in the dead-letter queue

@@ -40,7 +40,8 @@ BANNED = (
     r"\bas it must be\b",
 )
 
-OPENING = re.compile(r"\W*(what|who|whether|nobody|none)\b(?!')", re.IGNORECASE)
+# A cell with "none" alone is a value.
+OPENING = re.compile(r"\W*(what|who|whether|nobody|none(?!\W*$))\b(?!')", re.IGNORECASE)
 # A bare "what" heads a column. An ordinary relative clause has its "who" after a noun.
 FREE_RELATIVE = re.compile(
     r"\b(what(ever)?\s+\w|whoever\b|that which\b"

@@ -44,7 +44,7 @@ class Result:
 
     @property
     def counts(self) -> tuple[int, int, int] | None:
-        """Number of tests that passed, failed and were ignored. None if the harness reported none."""
+        """Number of tests that passed, failed and were ignored. `None` if the harness printed no result."""
         line = re.search(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored", self.output, re.MULTILINE)
         return (int(line[1]), int(line[2]), int(line[3])) if line else None
 

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-/// A setting does not accept this value. The message says what it accepts.
+/// A setting does not accept this value. The message names the values that the setting accepts.
 ///
 /// ```
 /// use sqs_once::sqs::FifoAfterPermanent;

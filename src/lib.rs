@@ -1,60 +1,74 @@
 //! An AWS Lambda consumer for SQS whose effects happen once.
 //!
 //! SQS delivers at least once. A redelivered `charge this card` must not charge twice, and a
-//! crash must neither lose the message nor lock it for ever. This crate runs each message
-//! through claim -> handler -> complete on a DynamoDB table, and answers Lambda with the
-//! messages that have to go back to the queue, and no others.
+//! crash must neither lose the message nor lock it. This crate runs each message through
+//! claim -> handler -> complete on a DynamoDB table. The response to Lambda names the messages
+//! that must go back to the queue, and no others (`ReportBatchItemFailures`).
 //!
-//! ```no_run
+#![cfg_attr(feature = "consumer", doc = "```no_run")]
+#![cfg_attr(not(feature = "consumer"), doc = "```ignore")]
+//! use std::{sync::LazyLock, time::Duration};
 //! use serde::{Deserialize, Serialize};
-//! use sqs_once::{Attempt, Consumer, Failure, Once, ResultExt as _, aws, handler_fn, telemetry};
-//! use sqs_once::{protocol::Namespace, store::DynamoStore};
+//! use sqs_once::{Attempt, Consumer, Failure, handler_fn, telemetry};
 //!
-//! #[derive(Deserialize)]
-//! struct Order { id: String, amount: String }
+//! #[derive(Deserialize, Serialize)]
+//! #[serde(rename_all = "camelCase")]
+//! struct Order { order_id: String, amount_cents: u64, currency: String }
 //!
-//! #[derive(Serialize)]
-//! struct Receipt { number: u64 }
+//! static GATEWAY: LazyLock<reqwest::Client> = LazyLock::new(reqwest::Client::new);
 //!
-//! async fn charge(order: Order, attempt: Attempt) -> Result<Receipt, Failure> {
-//!     let _cents: f64 = order.amount.parse().permanent()?; // to the dead-letter queue
-//!     if attempt.may_have_run_before() {
-//!         // An earlier attempt may have charged, at or after `attempt.first_claimed_at()`: look.
+//! async fn charge(order: Order, attempt: Attempt) -> Result<String, Failure> {
+//!     if order.amount_cents == 0 {
+//!         return Err(Failure::permanent("the amount is 0")); // to the dead-letter queue
 //!     }
-//!     let _host = tokio::net::lookup_host("cards.example:443").await.no_effect()?; // nothing sent
-//!     Ok(Receipt { number: 1 })
+//!     let request = GATEWAY
+//!         .post("https://payments.example/charges")
+//!         .header("Idempotency-Key", attempt.key().as_str()) // the gateway recognizes a repetition
+//!         .body(serde_json::to_vec(&order)?)
+//!         .timeout(Duration::from_secs(5));
+//!     let response = request.send().await.map_err(|error| match error.is_connect() {
+//!         true => Failure::no_effect(error),  // nothing was sent
+//!         false => Failure::retryable(error), // the gateway may have charged
+//!     })?;
+//!     match response.status().as_u16() {
+//!         200..=299 => Ok(response.text().await?), // stored, as the answer to duplicates
+//!         status @ (402 | 422) => Err(Failure::permanent(format!("declined with {status}"))),
+//!         status => Err(Failure::retryable(format!("the gateway answered {status}"))),
+//!     }
 //! }
 //!
 //! #[tokio::main]
 //! async fn main() -> Result<(), lambda_runtime::Error> {
 //!     telemetry::init();
-//!     let client = aws_sdk_dynamodb::Client::new(&aws::config().await);
-//!     let once = Once::new(DynamoStore::new(client, "idempotency"));
-//!     sqs_once::run(Consumer::new(once, Namespace::new("payments")?, handler_fn(charge))).await
+//!     sqs_once::run(Consumer::from_env(handler_fn(charge)).await?).await
 //! }
 //! ```
 //!
 //! # Layout
 //!
-//! Each module imports only from those below it.
+//! Each module imports only from modules below it.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! | --- | --- |
+#![cfg_attr(
+    feature = "testing",
+    doc = "| [`testing`] | events, runs of a handler without AWS, the conformance suite for stores |"
+)]
 #![cfg_attr(
     feature = "settings",
     doc = "| [`Settings`] | environment variables into a configured consumer |"
 )]
 #![cfg_attr(
     feature = "lambda",
-    doc = "| [`sqs`] | batches in, failures out: [`Consumer`], [`run()`] |"
+    doc = "| [`sqs`] | batches in, batch item failures out: [`Consumer`], [`run()`] |"
 )]
-//! | [`once`] | how one operation is processed once: [`Once`], [`Inbox`], [`OnItem`], [`Outcome`] |
-//! | [`Handler`], [`Attempt`], [`Failure`], [`Done`] | what you write, what it gets, what it answers |
-//! | [`store`] | where records live: [`DynamoStore`](store::DynamoStore), [`MemoryStore`](store::MemoryStore) |
-//! | [`protocol`] | the rules, as pure functions: who may claim, what a refused write means |
+//! | [`once`] | modes, which process one operation once: [`Once`], [`Inbox`], [`OnItem`]; [`Outcome`] |
+//! | [`Handler`], [`Attempt`], [`Failure`], [`Done`] | your code, its arguments and its answer |
+//! | [`store`] | records: [`DynamoStore`](store::DynamoStore), [`MemoryStore`](store::MemoryStore) |
+//! | [`protocol`] | rules as pure functions: conditions of claims, meaning of refused writes |
 #![cfg_attr(
     feature = "lambda",
-    doc = "| [`aws`], [`telemetry`] | the SDK set up for Lambda, and logs |"
+    doc = "| [`aws`], [`telemetry`] | the SDK configured for Lambda, and logs |"
 )]
 //!
 //! # Features
@@ -81,35 +95,35 @@
 //! | --- | --- |
 //! | default | 186 crates |
 //! | `lambda`, `visibility`, `settings` | 182 crates |
-//! | no feature | 110 crates |
+//! | `--no-default-features` | 110 crates |
 //!
-//! # What is promised
+//! # Promises
 //!
-//! 1 to 3 are for claims ([`Once`]); in an [`Inbox`] and [`OnItem`] a handler may run again, and 4
-//! is
-//! what counts. 2 to 4 hold while the record is [kept](Once::retention); on an item, while the item
-//! remembers.
+//! Promises 1 to 3 are for claims ([`Once`]). In an [`Inbox`] and in [`OnItem`] a handler may run
+//! again, and promise 4 applies. Promises 2 to 4 hold while the record is [kept](Once::retention), or
+//! while the item has the key.
 //!
-//! 1. At any time at most one worker holds a live claim on a key: clocks within the
-//!    [lease margin](Once::lease_margin), one writing Region per table.
-//! 2. A handler whose success is recorded never runs again for that key, and a message whose
-//!    permanent failure is recorded never runs again.
-//! 3. A handler runs again only after a retryable failure, after an attempt whose end was not
-//!    recorded (crash, panic, deadline, DynamoDB unavailable, lease lost), or for another message,
-//!    after a recorded permanent failure (unless
-//!    [`AfterFailure::Replay`](protocol::AfterFailure::Replay)). It is informed of every earlier
-//!    attempt that may have had an effect, unless that attempt said that it had none:
-//!    [`Attempt::may_have_run_before`].
-//! 4. Database effects in one of the transactional modes ([`once`]) are applied exactly once,
-//!    whatever crashes, is retried or gets no answer.
-//! 5. No message is acknowledged unless its operation is recorded as done, or SQS confirmed its
+//! 1. At any time at most one worker holds a live claim on a key. Clocks must differ by no more than
+//!    the [lease margin](Once::lease_margin), and one Region writes to a table.
+//! 2. A handler whose success is recorded never runs again for that key. A message whose permanent
+//!    failure is recorded never runs again.
+//! 3. A handler runs again only in three cases, and is informed of every earlier attempt that may have
+//!    had an effect ([`Attempt::may_have_run_before`]):
+//!    - after a retryable failure;
+//!    - after an attempt whose end was not recorded: crash, panic, deadline, DynamoDB unavailable,
+//!      lease lost;
+//!    - for another message, after a recorded permanent failure (unless
+//!      [`AfterFailure::Replay`](protocol::AfterFailure::Replay)).
+//! 4. Database effects in a transactional mode ([`once`]) are applied exactly once, although workers
+//!    crash, requests are retried and answers are lost.
+//! 5. No message is acknowledged unless its operation is recorded as completed, or SQS confirmed its
 //!    copy in the dead-letter queue. No result is overwritten.
-//! 6. A failing, panicking, slow or malformed message does not change what is recorded for another.
-//!    It can only delay others of its FIFO group, its key or its batch. Exceptions: a message that
+//! 6. A failing, panicking, slow or malformed message does not change the record of another message. It
+//!    can only delay other messages of its FIFO group, its key or its batch. Exceptions: a message that
 //!    kills the process, or blocks every thread of the runtime.
 //!
-//! Between an effect outside DynamoDB and the record of it a crash can always fall: such an
-//! effect happens *at least* once, and point 3 is what a handler needs to make it once.
+//! A crash can always fall between an effect outside DynamoDB and its record. Such an effect happens
+//! *at least* once. With promise 3 a handler can make it once.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Without all features, some internal functions have no caller.

@@ -64,8 +64,8 @@ const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
 /// | --- | --- | --- |
 /// | `IDEMPOTENCY_TABLE_NAME` | required, not used by `on_item` | DynamoDB table of the records |
 /// | `IDEMPOTENCY_LAYOUT` | `native` | attribute names of the records: `native` or `powertools` ([`Layout`]) |
-/// | `IDEMPOTENCY_ATTRIBUTES` | not set | other attribute names, as `id=PK,expires_at=ttl` ([`Layout::rename`]) |
-/// | `IDEMPOTENCY_SORT_KEY` | not set | `SK` or `SK=PARTITION`: sort key that holds the idempotency key; the partition defaults to `idempotency#<function name>` ([`Layout::sort_key`]) |
+/// | `IDEMPOTENCY_ATTRIBUTES` | none | other attribute names, as `id=PK,expires_at=ttl` ([`Layout::rename`]) |
+/// | `IDEMPOTENCY_SORT_KEY` | none | `SK` or `SK=PARTITION`: sort key that holds the idempotency key; the partition defaults to `idempotency#<function name>` ([`Layout::sort_key`]) |
 /// | `IDEMPOTENCY_NAMESPACE` | function name | first part of every key ([`Namespace`]) |
 /// | `IDEMPOTENCY_KEY` | `message-id` | source of a message's key ([`KeySource`]) |
 /// | `IDEMPOTENCY_FINGERPRINT` | `body` | part of a message that must not change under one key ([`FingerprintSource`]) |
@@ -219,7 +219,7 @@ impl Settings {
         self.defaults.insert(name.into(), value.into());
     }
 
-    /// Reads a variable that must be set. The error quotes `meaning`, a description of the value.
+    /// Reads a variable that must be set. The error contains `meaning`.
     ///
     /// # Errors
     ///

@@ -82,9 +82,8 @@ pub(super) fn is_distinct(value: &Value) -> bool {
     }
 }
 
-/// Returns whether the canonical form separates every number in it from every other. It goes by way of a
-/// double (RFC 8785, section 3.2.2.3), which whole numbers below 2^53 alone survive whatever
-/// digits they were written with.
+/// Returns whether every number in the value keeps its identity in canonical form. That form writes
+/// numbers as doubles (RFC 8785, section 3.2.2.3), which hold all whole numbers below 2^53.
 fn is_exact(value: &Value) -> bool {
     match value {
         Value::Number(n) => n.as_i64().is_some_and(|n| n.unsigned_abs() < 1 << 53),

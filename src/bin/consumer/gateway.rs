@@ -8,19 +8,19 @@ use sqs_once::{Failure, Settings, SettingsError, protocol::Fingerprint};
 
 use super::order::Order;
 
-/// The most of an answer that is kept.
+/// Largest response body that is stored.
 const MAX_ANSWER_BYTES: usize = 1024 * 1024;
 
-/// The longest `Idempotency-Key` that gateways commonly take.
+/// Longest `Idempotency-Key` that gateways commonly accept.
 const MAX_HEADER_BYTES: usize = 255;
 
 /// The payment token that the sandbox declines.
 const DECLINED: &str = "tok_chargeDeclined";
 
-/// Where to charge.
+/// Destination of charges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum GatewayUrl {
-    /// Nowhere: charge nothing, and answer like a gateway.
+    /// Charges nothing, and answers like a gateway.
     Sandbox,
     /// `{url}/charges`.
     Http(Url),
@@ -61,8 +61,8 @@ impl Gateway {
         let _already_set = rustls::crypto::ring::default_provider().install_default();
         let client = Client::builder()
             .user_agent(concat!("sqs-once/", env!("CARGO_PKG_VERSION")))
-            // Shorter than a charge may take: a connection that takes too long must end as such,
-            // since it had no effect.
+            // Shorter than the timeout of a charge, so that a slow connection ends as a connection
+            // error, which had no effect.
             .connect_timeout(timeout / 2)
             // A redirected POST could charge somewhere else.
             .redirect(Policy::none())
@@ -74,7 +74,7 @@ impl Gateway {
         })
     }
 
-    /// Charges `order`. The gateway knows a repetition by `key`.
+    /// Charges `order`. The gateway recognizes a repetition by `key`.
     pub(super) async fn charge(&self, key: &str, order: &Order) -> Result<Box<RawValue>, Failure> {
         let key = header_value(key);
         match self {
@@ -88,8 +88,8 @@ impl Gateway {
                     .post(charges.clone())
                     .header("Idempotency-Key", key)
                     .header(CONTENT_TYPE, "application/json")
-                    // Not shortened to the time left: a request that the deadline cuts off must
-                    // count as cut off, not as failed, so that the next attempt is informed.
+                    // Not shortened to the time left: an attempt that the deadline ends must be
+                    // recorded as ended by the deadline.
                     .timeout(*timeout)
                     .body(order.json.get().to_owned());
                 let answer = request.send().await.map_err(unanswered)?;
@@ -100,7 +100,7 @@ impl Gateway {
     }
 }
 
-/// The value is not quoted in errors: it may hold credentials.
+/// Parses the setting. Errors do not quote its value, which may hold credentials.
 fn gateway_url(text: &str) -> Result<GatewayUrl, String> {
     if text == "sandbox" {
         return Ok(GatewayUrl::Sandbox);
@@ -126,7 +126,7 @@ fn gateway_url(text: &str) -> Result<GatewayUrl, String> {
     Ok(GatewayUrl::Http(url))
 }
 
-/// A key that a header can carry, as it is or hashed.
+/// The key as a header value: unchanged, or as its SHA-256 where it is too long or not ASCII.
 fn header_value(key: &str) -> String {
     if key.len() <= MAX_HEADER_BYTES && key.bytes().all(|c| c.is_ascii_graphic()) {
         key.to_owned()
@@ -135,7 +135,8 @@ fn header_value(key: &str) -> String {
     }
 }
 
-/// A request without an answer. Without a connection nothing was sent, so nothing was charged.
+/// The failure of a request without a response. Without a connection nothing was sent, so nothing was
+/// charged.
 fn unanswered(error: reqwest::Error) -> Failure {
     // The URL may hold credentials, and errors are logged.
     let error = error.without_url();
@@ -146,8 +147,8 @@ fn unanswered(error: reqwest::Error) -> Failure {
     }
 }
 
-/// Judges an answer by its status: 2xx is a charge. A permanent failure is a verdict on the order,
-/// and neither a wrong credential nor a wrong path is one.
+/// The meaning of a status. 2xx is a charge. A wrong credential or path says nothing about the order,
+/// so those are not permanent failures.
 fn verdict(status: StatusCode) -> Result<(), Failure> {
     let answered = format!("the payment gateway answered {status}");
     let check = match status.as_u16() {
@@ -162,7 +163,7 @@ fn verdict(status: StatusCode) -> Result<(), Failure> {
     Err(Failure::retryable(format!("{answered}: {check}")))
 }
 
-/// The body of a 2xx answer. An unreadable body does not undo the charge.
+/// The body of a 2xx response. The charge stands, so an unreadable body is not an error.
 async fn read(mut answer: Response) -> Box<RawValue> {
     let mut body = Vec::new();
     let note = loop {
@@ -178,7 +179,7 @@ async fn read(mut answer: Response) -> Box<RawValue> {
     raw(&json!({ "charged": true, "note": note }))
 }
 
-/// JSON as it is, other text as a JSON string, nothing as null.
+/// JSON unchanged, other text as a JSON string, an empty body as null.
 fn to_json(body: &[u8]) -> Box<RawValue> {
     if body.is_empty() {
         return RawValue::NULL.to_owned();

@@ -3,7 +3,8 @@
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::value::RawValue;
 
-/// An order, and its JSON unchanged: a float could change the amount that was sent.
+/// An order, and its JSON as it was sent. The charge has that JSON, so rounding of a float changes no
+/// amount.
 pub(super) struct Order {
     pub(super) json: Box<RawValue>,
     pub(super) fields: Fields,
@@ -27,7 +28,7 @@ impl<'de> Deserialize<'de> for Order {
 }
 
 impl Order {
-    /// Rejects orders that no gateway would charge. The texts hold nothing of the order: they are logged.
+    /// Rejects orders that no gateway would charge. The errors are logged, so they quote no value.
     pub(super) fn check(&self) -> Result<(), &'static str> {
         let currency = self.fields.currency.as_bytes();
         if self.fields.order_id.is_empty() {

@@ -286,7 +286,7 @@ impl<O> Change<O> {
 
 #[cfg(feature = "testing")]
 impl<O> PlannedChange<O> {
-    /// Decides what follows from a refused condition.
+    /// Asks the handler for another change after a refused condition.
     pub(crate) fn refused(self, refused: &Refused) -> Result<Change<O>, Failure> {
         let Some(decide) = self.on_refused else {
             return Err(Failure::permanent(refused.to_string()));

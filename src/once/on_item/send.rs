@@ -218,8 +218,8 @@ fn too_large(table: &str, item: Option<&Item>) -> String {
         largest => format!(" ({largest})"),
     };
     format!(
-        "the item of table `{table}` would exceed DynamoDB's limit of 400 KB{largest}: if `processed_events` is \
-         large, set OnItem::retention, and remove the attribute after the last possible redelivery of its keys; \
-         if `processed_until` is large, set or shorten the retention; otherwise split the item"
+        "the item of table `{table}` would exceed DynamoDB's limit of 400 KB{largest}. If `processed_events` is \
+         large: set OnItem::retention, and remove the attribute after the last possible redelivery of its keys. \
+         If `processed_until` is large: set or shorten the retention. Otherwise split the item"
     )
 }

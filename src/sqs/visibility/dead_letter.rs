@@ -41,7 +41,8 @@ const MAX_ATTRIBUTES: usize = 10;
 const MAX_BYTES: usize = 1024 * 1024;
 /// Entries of one call, a limit of SQS.
 const MAX_ENTRIES: usize = 10;
-/// Size of a call with more than one entry: what SQS took in all before 2025, and takes everywhere.
+/// Size of a call with more than one entry: the limit of SQS before 2025, which every endpoint
+/// accepts.
 const MAX_CALL_BYTES: usize = 256 * 1024;
 
 /// Sends messages to the dead-letter queues of their queues.

@@ -71,9 +71,9 @@ use crate::{
 ///
 /// # Protocol
 ///
-/// 1. A claim is one `UpdateItem`, on one of three conditions: no record exists; the lease expired
-///    and the payload is the same; or the record is `FAILED`, and this message is not among the
-///    failed ones. A `PutItem` follows if the record is past `expires_at` or of another program.
+/// 1. A claim is one `UpdateItem`, with the condition of
+///    [`may_claim`](crate::protocol::decision::may_claim). If the record is past `expires_at`, or
+///    another program wrote it, a `PutItem` follows.
 /// 2. Every write after the claim is one `UpdateItem` or `DeleteItem`. Its condition is that the
 ///    record still has this owner and is `IN_PROGRESS`.
 /// 3. DynamoDB returns the record when a condition check fails
