@@ -1,6 +1,5 @@
 //! Places an order: puts it and takes its products from the stock, in one transaction with the
-//! record that this was done. An order beyond
-//! the stock is declined.
+//! record that this was done. An order beyond the stock is declined.
 //!
 //! Try it on this machine, from two terminals; the second time, every message is a duplicate:
 //!
