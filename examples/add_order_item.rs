@@ -19,11 +19,10 @@
 //!     --event-source-arn QUEUE_ARN --function-response-types ReportBatchItemFailures
 //! ```
 
-use aws_sdk_dynamodb::Client;
-use lambda_runtime::Error;
 use serde::{Deserialize, Serialize};
-use sqs_once::{Attempt, Change, Consumer, Failure, Handler, OnItem, Write};
-use sqs_once::{aws, protocol::Namespace, telemetry};
+use sqs_once::{
+    Attempt, Change, Consumer, Failure, Handler, OnItem, Settings, SettingsError, Write, telemetry,
+};
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -81,25 +80,24 @@ impl Handler for AddToOrder {
     }
 }
 
-/// The consumer, on this table.
-pub fn consumer(
-    client: Client,
-    orders: String,
-) -> Result<Consumer<OnItem, impl Handler<Output = Change<()>>>, Error> {
-    let namespace = Namespace::new("order-items")?;
-    // No retention: an order is open for a while only, so the keys it has seen are few.
-    let consumer = Consumer::new(OnItem::new(client), namespace, AddToOrder { orders });
+/// The consumer, with these settings.
+pub async fn consumer(
+    mut settings: Settings,
+) -> Result<Consumer<OnItem, impl Handler<Output = Change<()>>>, SettingsError> {
+    settings.set_default("IDEMPOTENCY_NAMESPACE", "order-items");
     // An item that was sent twice has two message ids, and one item id.
-    Ok(consumer.key("body:/orderId,/itemId".parse()?))
+    settings.set_default("IDEMPOTENCY_KEY", "body:/orderId,/itemId");
+    // No retention: an order is open for a while only, so the keys that it has seen are few.
+    // It would need permissions that the function's role does not have.
+    settings.set_default("CONSUMER_VISIBILITY", "off");
+    let orders = settings.required("ORDERS_TABLE_NAME", "table of the orders", str::parse);
+    settings
+        .on_item(orders.map(|orders| AddToOrder { orders }))
+        .await
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Error> {
+async fn main() -> Result<(), lambda_runtime::Error> {
     telemetry::init();
-    let client = Client::new(&aws::config().await);
-    sqs_once::run(consumer(client, setting("ORDERS_TABLE_NAME")?)?).await
-}
-
-fn setting(name: &str) -> Result<String, Error> {
-    std::env::var(name).map_err(|error| format!("{name}: {error}").into())
+    sqs_once::run(consumer(Settings::from_env()).await?).await
 }

@@ -20,11 +20,10 @@
 //!     --event-source-arn QUEUE_ARN --function-response-types ReportBatchItemFailures
 //! ```
 
-use aws_sdk_dynamodb::Client;
-use lambda_runtime::Error;
 use serde::{Deserialize, Serialize};
-use sqs_once::{Attempt, Change, Consumer, Failure, Handler, OnItem, Write};
-use sqs_once::{aws, protocol::Namespace, telemetry};
+use sqs_once::{
+    Attempt, Change, Consumer, Failure, Handler, OnItem, Settings, SettingsError, Write, telemetry,
+};
 
 #[derive(Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -61,24 +60,23 @@ impl Handler for CreateUser {
     }
 }
 
-/// The consumer, on this table.
-pub fn consumer(
-    client: Client,
-    users: String,
-) -> Result<Consumer<OnItem, impl Handler<Output = Change<()>>>, Error> {
-    let namespace = Namespace::new("users")?;
-    let consumer = Consumer::new(OnItem::new(client), namespace, CreateUser { users });
+/// The consumer, with these settings.
+pub async fn consumer(
+    mut settings: Settings,
+) -> Result<Consumer<OnItem, impl Handler<Output = Change<()>>>, SettingsError> {
+    settings.set_default("IDEMPOTENCY_NAMESPACE", "users");
     // A user that was sent twice has two message ids, and one user id.
-    Ok(consumer.key("body:/userId".parse()?))
+    settings.set_default("IDEMPOTENCY_KEY", "body:/userId");
+    // It would need permissions that the function's role does not have.
+    settings.set_default("CONSUMER_VISIBILITY", "off");
+    let users = settings.required("USERS_TABLE_NAME", "table of the users", str::parse);
+    settings
+        .on_item(users.map(|users| CreateUser { users }))
+        .await
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Error> {
+async fn main() -> Result<(), lambda_runtime::Error> {
     telemetry::init();
-    let client = Client::new(&aws::config().await);
-    sqs_once::run(consumer(client, setting("USERS_TABLE_NAME")?)?).await
-}
-
-fn setting(name: &str) -> Result<String, Error> {
-    std::env::var(name).map_err(|error| format!("{name}: {error}").into())
+    sqs_once::run(consumer(Settings::from_env()).await?).await
 }

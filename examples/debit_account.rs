@@ -20,18 +20,15 @@
 //!     --event-source-arn QUEUE_ARN --function-response-types ReportBatchItemFailures
 //! ```
 
-use std::time::Duration;
-
-use aws_sdk_dynamodb::Client;
-use lambda_runtime::Error;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use sqs_once::{Attempt, Change, Consumer, Failure, Handler, OnItem};
-use sqs_once::{aws, protocol::Namespace, telemetry};
+use sqs_once::{
+    Attempt, Change, Consumer, Failure, Handler, OnItem, Settings, SettingsError, telemetry,
+};
 
 /// How long an account remembers a debit. A message may wait 14 days in the queue and, redriven
 /// from the dead-letter queue, 14 more; for ever would fill the account's item (400 KB).
-const REMEMBERED: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+const REMEMBERED: &str = "30d";
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -78,28 +75,24 @@ impl Handler for DebitAccount {
     }
 }
 
-/// The consumer, on this table.
-pub fn consumer(
-    client: Client,
-    accounts: String,
-) -> Result<Consumer<OnItem, impl Handler<Output = Change<u64>>>, Error> {
-    let on_item = OnItem::new(client).retention(REMEMBERED);
-    let consumer = Consumer::new(
-        on_item,
-        Namespace::new("debits")?,
-        DebitAccount { accounts },
-    );
+/// The consumer, with these settings.
+pub async fn consumer(
+    mut settings: Settings,
+) -> Result<Consumer<OnItem, impl Handler<Output = Change<u64>>>, SettingsError> {
+    settings.set_default("IDEMPOTENCY_NAMESPACE", "debits");
     // A debit that was sent twice has two message ids, and one debit id.
-    Ok(consumer.key("body:/debitId".parse()?))
+    settings.set_default("IDEMPOTENCY_KEY", "body:/debitId");
+    settings.set_default("IDEMPOTENCY_RETENTION", REMEMBERED);
+    // It would need permissions that the function's role does not have.
+    settings.set_default("CONSUMER_VISIBILITY", "off");
+    let accounts = settings.required("ACCOUNTS_TABLE_NAME", "table of the accounts", str::parse);
+    settings
+        .on_item(accounts.map(|accounts| DebitAccount { accounts }))
+        .await
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Error> {
+async fn main() -> Result<(), lambda_runtime::Error> {
     telemetry::init();
-    let client = Client::new(&aws::config().await);
-    sqs_once::run(consumer(client, setting("ACCOUNTS_TABLE_NAME")?)?).await
-}
-
-fn setting(name: &str) -> Result<String, Error> {
-    std::env::var(name).map_err(|error| format!("{name}: {error}").into())
+    sqs_once::run(consumer(Settings::from_env()).await?).await
 }

@@ -93,7 +93,7 @@ pub async fn answer<S: Store>(
         Deadline::of_invocation(Timestamp::now(), ends, budget, reserve),
     );
     match once.run(operation, |attempt| pay(payment, attempt)).await {
-        Outcome::Done(result) | Outcome::Duplicate(result) => done(result),
+        Outcome::Completed(result) | Outcome::Duplicate(result) => done(result),
         Outcome::Conflict { .. } => problem(
             StatusCode::CONFLICT,
             "a request with this key is being processed",

@@ -18,12 +18,12 @@
 
 use std::{collections::BTreeMap, num::NonZeroU32};
 
-use aws_sdk_dynamodb::Client;
-use lambda_runtime::Error;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use sqs_once::{Attempt, Consumer, Done, Failure, Handler, Inbox, Once, Write};
-use sqs_once::{aws, protocol::Namespace, store::DynamoStore, telemetry};
+use sqs_once::{
+    Attempt, Consumer, Done, Failure, Handler, Inbox, Settings, SettingsError, Write,
+    store::DynamoStore, telemetry,
+};
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -37,6 +37,17 @@ struct Order {
 struct PlaceOrder {
     orders: String,
     stock: String,
+}
+
+impl PlaceOrder {
+    fn read(settings: &mut Settings) -> Result<Self, SettingsError> {
+        let orders = settings.required("ORDERS_TABLE_NAME", "table of the orders", str::parse);
+        let stock = settings.required("STOCK_TABLE_NAME", "table of the stock", str::parse);
+        Ok(Self {
+            orders: orders?,
+            stock: stock?,
+        })
+    }
 }
 
 impl Handler for PlaceOrder {
@@ -81,32 +92,22 @@ impl Handler for PlaceOrder {
     }
 }
 
-/// The consumer, on these tables.
-pub fn consumer(
-    client: Client,
-    records: String,
-    orders: String,
-    stock: String,
-) -> Result<Consumer<Inbox<DynamoStore>, impl Handler<Output = Done<Value>>>, Error> {
-    let once = Once::new(DynamoStore::new(client, records));
-    let consumer = Consumer::new(
-        once.inbox(),
-        Namespace::new("orders")?,
-        PlaceOrder { orders, stock },
-    );
+/// The consumer, with these settings.
+pub async fn consumer(
+    mut settings: Settings,
+) -> Result<Consumer<Inbox<DynamoStore>, impl Handler<Output = Done<Value>>>, SettingsError> {
+    settings.set_default("IDEMPOTENCY_NAMESPACE", "orders");
     // An order that was sent twice has two message ids, and one order id.
-    Ok(consumer.key("body:/orderId".parse()?))
+    settings.set_default("IDEMPOTENCY_KEY", "body:/orderId");
+    // Both would need permissions that the function's role does not have.
+    settings.set_default("CONSUMER_VISIBILITY", "off");
+    settings.set_default("CONSUMER_PRIME", "off");
+    let handler = PlaceOrder::read(&mut settings);
+    settings.inbox(handler).await
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Error> {
+async fn main() -> Result<(), lambda_runtime::Error> {
     telemetry::init();
-    let client = Client::new(&aws::config().await);
-    let records = setting("IDEMPOTENCY_TABLE_NAME")?;
-    let (orders, stock) = (setting("ORDERS_TABLE_NAME")?, setting("STOCK_TABLE_NAME")?);
-    sqs_once::run(consumer(client, records, orders, stock)?).await
-}
-
-fn setting(name: &str) -> Result<String, Error> {
-    std::env::var(name).map_err(|error| format!("{name}: {error}").into())
+    sqs_once::run(consumer(Settings::from_env()).await?).await
 }

@@ -1,7 +1,7 @@
-"""The messages of `make demo`, and what must have become of each.
+"""The messages of `make demo`, and the expected outcome of each.
 
-Most of it does not depend on the key. By message id, two messages of one order are two operations, and
-so are a message and the one that comes back for it from the dead-letter queue.
+Most outcomes do not depend on the key. With the key `message-id`, two messages of one order are two
+operations. A message and its copy that is redriven from the dead-letter queue are two as well.
 """
 
 import json
@@ -13,19 +13,19 @@ from gateway import Trouble
 MESSAGE_ID = "message-id"
 ORDER_ID = "body:/orderId"
 
-# Seconds after the start at which a wave is sent. The workers are killed in the first two, which
-# carry few messages, so that most of the others are seen to go through undisturbed.
+# Seconds after the start at which each wave is sent. Workers are killed in the first two waves. Those
+# are small, so that most messages of the other waves are processed without an interruption.
 WAVES = (0.0, 1.5, 3.0, 5.0)
 
 
 @dataclass
 class Message:
-    order: str | None  # None: nobody can read it
+    order: str | None  # None: the body cannot be decoded
     body: str
     wave: int
     dies: bool = False  # ends in the dead-letter queue
-    redriven: bool = False  # is sent back from there, once
-    ids: list[str] = field(default_factory=list)  # given by SQS: one more when it is sent back
+    redriven: bool = False  # is redriven from the dead-letter queue, once
+    ids: list[str] = field(default_factory=list)  # given by SQS; a redrive adds another
 
     @property
     def id(self) -> str:
@@ -50,7 +50,7 @@ def _order(number: str, *, amount: float = 99.99, token: str = "tok_visa") -> st
 
 
 def cases(key: str, first: int) -> list[Case]:
-    """The cases for a consumer with this key, the orders numbered from `first`."""
+    """The cases for a consumer with this key. The numbers of the orders start at `first`."""
     by_order = key == ORDER_ID
     done = ("COMPLETED",)
     numbers = count(first)
@@ -62,7 +62,7 @@ def cases(key: str, first: int) -> list[Case]:
     for i, order in enumerate(orders(20)):
         fresh.messages.append(Message(order, _order(order), wave=0 if i < 3 else 1 if i < 6 else 2))
 
-    # One in each of the first waves: no message is then in more than two batches that are killed.
+    # One in each of the first two waves, so that at most two batches of one message are killed.
     before = Case("killed before the charge", charges=1, records=done)
     after = Case("killed after the charge", charges=1, records=done)
     for wave, (case, trouble) in enumerate(((before, Trouble.KILLED_BEFORE), (after, Trouble.KILLED_AFTER))):
@@ -77,7 +77,7 @@ def cases(key: str, first: int) -> list[Case]:
 
     twice = Case("order sent twice", charges=1 if by_order else 2, records=done if by_order else done * 2)
     for i, order in enumerate(orders(4)):
-        # Two may meet their double in one batch; two come when the charge is long on record.
+        # Two may be in one batch with their duplicate. Two are sent after the charge was recorded.
         for wave in (2, 2 if i < 2 else 3):
             twice.messages.append(Message(order, _order(order), wave))
 

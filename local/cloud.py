@@ -1,8 +1,8 @@
-"""A local cloud: MiniStack on a free port of the loopback interface, gone when its user is done.
+"""A local cloud: MiniStack on a free port of the loopback interface, stopped at the end of its use.
 
-    python local/cloud.py run -- COMMAND...     COMMAND with AWS_ENDPOINT_URL set to it
+    python local/cloud.py run -- COMMAND...     run COMMAND with AWS_ENDPOINT_URL set to the local cloud
 
-An AWS_ENDPOINT_URL that is already set is used as it is, and nothing is started.
+An AWS_ENDPOINT_URL that is already set stays, and no MiniStack is started.
 """
 
 import contextlib
@@ -19,10 +19,12 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import IO, Any
 
 import boto3
 import psutil
-from samcli.yamlhelper import yaml_parse
+import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 STATE = ROOT / ".local"
@@ -30,7 +32,7 @@ REGION = "us-east-1"
 READY_WITHIN = 30.0
 STOP_WITHIN = 5.0
 
-# What makes the tools talk to the local cloud and to nothing else: no profile, no instance role.
+# Restricts the tools to the local cloud: they read no profile and no instance role.
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "test",
     "AWS_SECRET_ACCESS_KEY": "test",
@@ -43,18 +45,19 @@ CREDENTIALS = {
 
 
 class Unavailable(Exception):
-    """There is no local cloud to work with; the message says why."""
+    """No local cloud can be used; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Cloud:
-    """An endpoint that speaks AWS, and the id of its process if we started it."""
+    """An endpoint with the APIs of AWS."""
 
     endpoint: str
-    pid: int | None = None
 
-    def client(self, service: str):
-        return boto3.client(
+    def client(self, service: str) -> Any:
+        """A boto3 client, whose methods exist only at run time."""
+        create: Any = boto3.client
+        return create(
             service,
             endpoint_url=self.endpoint,
             region_name=REGION,
@@ -63,20 +66,28 @@ class Cloud:
         )
 
     def environment(self) -> dict[str, str]:
-        """This process's environment, pointed at the cloud."""
+        """The environment of this process, with the endpoint and credentials of this cloud."""
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
         return inherited | CREDENTIALS | {"AWS_ENDPOINT_URL": self.endpoint}
+
+
+@dataclass(frozen=True)
+class MiniStack(Cloud):
+    """A MiniStack that this process started."""
+
+    pid: int
 
 
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        port: int = probe.getsockname()[1]
+        return port
 
 
 @contextlib.contextmanager
-def ministack(name: str) -> Iterator[Cloud]:
-    """A MiniStack of our own; its output goes to .local/NAME.log."""
+def ministack(name: str) -> Iterator[MiniStack]:
+    """Starts a MiniStack, and stops it at the end. Its output goes to .local/NAME.log."""
     STATE.mkdir(exist_ok=True)
     log = STATE / f"{name}.log"
     scratch = Path(tempfile.mkdtemp(prefix="cloud-", dir=STATE))
@@ -87,12 +98,12 @@ def ministack(name: str) -> Iterator[Cloud]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _start(scratch: Path, output, log: Path, running: contextlib.ExitStack) -> Cloud:
-    # A free port can be taken before MiniStack has it: then it gives up, and the next port is tried.
+def _start(scratch: Path, output: IO[bytes], log: Path, running: contextlib.ExitStack) -> MiniStack:
+    # Another process can take a free port before MiniStack does. MiniStack then exits.
     for _ in range(3):
         port = free_port()
         endpoint = f"http://127.0.0.1:{port}"
-        # Otherwise empty, because the functions it runs inherit all of it.
+        # Nothing else, because the functions of MiniStack inherit all of it.
         environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(scratch),
@@ -100,9 +111,9 @@ def _start(scratch: Path, output, log: Path, running: contextlib.ExitStack) -> C
             "AWS_ENDPOINT_URL": endpoint,
             "GATEWAY_PORT": str(port),
             "BIND_HOST": "127.0.0.1",
-            "IOT_MTLS_ENABLED": "0",  # would listen on a fixed port
+            "IOT_MTLS_ENABLED": "0",  # it would listen on a fixed port
             "SFTP_ENABLED": "0",
-            # At its start and end it stops containers it takes for its own: let it find no Docker.
+            # At its start and end MiniStack stops containers that look like its own. Hide Docker from it.
             "DOCKER_HOST": f"unix://{scratch}/none.sock",
         }
         process = running.enter_context(
@@ -111,14 +122,14 @@ def _start(scratch: Path, output, log: Path, running: contextlib.ExitStack) -> C
         deadline = time.monotonic() + READY_WITHIN
         while process.poll() is None and time.monotonic() < deadline:
             if _listens(process.pid, port) and _healthy(endpoint):
-                return Cloud(endpoint, process.pid)
+                return MiniStack(endpoint, process.pid)
             time.sleep(0.1)
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
     raise Unavailable(f"MiniStack did not start; the end of {log.relative_to(ROOT)}:\n{tail}")
 
 
 def _listens(pid: int, port: int) -> bool:
-    """Whether the port is held by our process, and not by someone who took it first."""
+    """Tells if this process listens on the port, rather than another that took the port first."""
     with contextlib.suppress(psutil.Error):
         sockets = psutil.Process(pid).net_connections("tcp4")
         return any(s.status == psutil.CONN_LISTEN and s.laddr.port == port for s in sockets)
@@ -127,32 +138,33 @@ def _listens(pid: int, port: int) -> bool:
 
 def _healthy(endpoint: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{endpoint}/_ministack/health", timeout=2) as answer:
-            return answer.status == 200
+        with urllib.request.urlopen(f"{endpoint}/_ministack/health", timeout=2) as response:
+            healthy: bool = response.status == 200
+            return healthy
     except (urllib.error.URLError, OSError):
         return False
 
 
 @contextlib.contextmanager
 def cloud(name: str) -> Iterator[Cloud]:
-    """What AWS_ENDPOINT_URL names, or a MiniStack started for us where it names nothing."""
+    """The cloud at AWS_ENDPOINT_URL, or a new MiniStack if the variable is not set."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL")
     if endpoint:
         try:
             urllib.request.urlopen(endpoint, timeout=5).close()
         except urllib.error.HTTPError:
-            pass  # an answer, whatever it says
+            pass  # any response will do
         except (urllib.error.URLError, OSError, ValueError) as problem:
-            raise Unavailable(f"nothing answers at AWS_ENDPOINT_URL={endpoint}: {problem}") from None
+            raise Unavailable(f"no response from AWS_ENDPOINT_URL={endpoint}: {problem}") from None
         yield Cloud(endpoint)
     else:
-        with ministack(name) as own:
-            yield own
+        with ministack(name) as started:
+            yield started
 
 
 @contextlib.contextmanager
-def group(command: list[str], **options) -> Iterator[subprocess.Popen]:
-    """A command in a process group of its own, gone at the end to its last descendant."""
+def group(command: list[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs a command in its own process group, and ends it with all its descendants."""
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0, **options)
     try:
         yield process
@@ -161,12 +173,12 @@ def group(command: list[str], **options) -> Iterator[subprocess.Popen]:
             _end(process)
 
 
-def _end(process: subprocess.Popen) -> None:
-    # cargo-lambda gives the functions it watches groups of their own, and ends them if it gets to.
-    descendants = []
+def _end(process: subprocess.Popen[bytes]) -> None:
+    # cargo-lambda runs its functions in other process groups, and may not live to end them.
+    descendants: list[psutil.Process] = []
     with contextlib.suppress(psutil.Error):
         descendants = psutil.Process(process.pid).children(recursive=True)
-    # The group outlives its leader while a descendant does, so its number cannot have been reused.
+    # The group lives as long as one of its processes, so its number cannot have been reused.
     for deadly in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + STOP_WITHIN
         try:
@@ -183,14 +195,22 @@ def _end(process: subprocess.Popen) -> None:
             descendant.kill()
 
 
-def run(command: list[str], environment: Mapping[str, str], **options) -> int:
+def run(command: list[str], environment: Mapping[str, str], **options: Any) -> int:
+    """Runs a command at the root of the repository, and returns its exit status."""
     with group(command, env=dict(environment), cwd=ROOT, **options) as process:
         return process.wait()
 
 
+class Template(yaml.SafeLoader):
+    """Reads CloudFormation templates without their intrinsic functions: `!Ref` and others become None."""
+
+
+Template.add_multi_constructor("!", lambda *_: None)
+
+
 def create_table(cloud: Cloud, name: str) -> bool:
-    """Creates the idempotency table as template.yaml describes it; False if it was there."""
-    template = yaml_parse((ROOT / "template.yaml").read_text())
+    """Creates the idempotency table of template.yaml. Returns False if the table exists."""
+    template = yaml.load((ROOT / "template.yaml").read_text(), Loader=Template)
     properties = template["Resources"]["IdempotencyTable"]["Properties"]
     dynamodb = cloud.client("dynamodb")
     schema = {k: properties[k] for k in ("AttributeDefinitions", "KeySchema", "BillingMode")}
@@ -199,9 +219,7 @@ def create_table(cloud: Cloud, name: str) -> bool:
     except dynamodb.exceptions.ResourceInUseException:
         return False
     dynamodb.get_waiter("table_exists").wait(TableName=name, WaiterConfig={"Delay": 1})
-    dynamodb.update_time_to_live(
-        TableName=name, TimeToLiveSpecification=properties["TimeToLiveSpecification"]
-    )
+    dynamodb.update_time_to_live(TableName=name, TimeToLiveSpecification=properties["TimeToLiveSpecification"])
     return True
 
 
@@ -209,9 +227,9 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def unwind_on_signals() -> None:
-    """Lets every signal that ends us run the clean-ups on its way out."""
+    """Turns the signals that stop this process into SystemExit, so that clean-ups run."""
 
-    def leave(number, _frame):
+    def leave(number: int, _frame: FrameType | None) -> None:
         sys.exit(128 + number)
 
     for number in STOPPING:
@@ -220,7 +238,7 @@ def unwind_on_signals() -> None:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """A second Ctrl-C must not cut a clean-up short."""
+    """Ignores the stopping signals, so that a second Ctrl-C does not end a clean-up."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in STOPPING}
     try:
         yield

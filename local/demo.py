@@ -1,10 +1,10 @@
-"""`make demo`: the template deployed to a local cloud, some forty orders, and the promises checked.
+"""`make demo`: deploys the template to a local cloud, sends some forty orders, and checks the promises.
 
-It is deployed twice, side by side: with the template's default key, `message-id`, and with the business
-key, `body:/orderId`. Each stack has a payment gateway of its own and gets the same kinds of orders.
+It deploys two stacks: one with the default key of the template, `message-id`, one with the business
+key, `body:/orderId`. Each stack has its own payment gateway and gets the same kinds of orders.
 
-What is checked is read from where the consumer has no say: the gateways' ledgers, the tables, the
-queues. Only the number of deliveries comes from the consumers' own logs.
+The evidence is independent of the consumer: the ledgers of the gateways, the tables, the queues. Only
+the number of deliveries comes from the logs of the consumers.
 """
 
 import contextlib
@@ -16,21 +16,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+import deployment
+import gateway
+from cases import MESSAGE_ID, ORDER_ID, WAVES, Case, Message, cases
+from cloud import STATE, Cloud, Unavailable, ministack, run, unwind_on_signals
+from deployment import Failed, architecture, console, depth, parameters, sam, say
 from rich import box
 from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-import deployment
-import gateway
-from cases import MESSAGE_ID, ORDER_ID, WAVES, Case, Message, cases
-from cloud import STATE, Cloud, Unavailable, ministack, run, unwind_on_signals
-from deployment import Failed, architecture, console, depth, parameters, sam, say
-
 # The name of the stack, the key and the number of the first order.
 STACKS = (("sqs-once-by-message", MESSAGE_ID, 1001), ("sqs-once-by-order", ORDER_ID, 2001))
-# Small numbers, so that a message whose worker was killed is back soon: 2 s of function are 12 s of invisibility.
+# Short times: a function timeout of 2 s gives a visibility timeout of 12 s, after which SQS delivers the
+# messages of a killed worker again.
 PARAMETERS = {
     "FunctionTimeout": "2",
     "PaymentGatewayTimeout": "1s",
@@ -43,10 +43,10 @@ SETTLE_WITHIN = 85.0
 
 
 def build() -> None:
-    # No zig: the build is for this very machine.
+    # A build for this machine needs no zig.
     environment = os.environ | {"CARGO_LAMBDA_COMPILER": "cargo"}
-    # `sam build` runs this very command, but shows nothing while it compiles.
-    if run(["cargo", "lambda", "build", "--release", "--bin", "consumer"], environment) != 0:
+    # `sam build` runs the same command without showing its progress. So does `make test`.
+    if run(["cargo", "lambda", "build", "--locked", "--release", "--bin", "consumer"], environment) != 0:
         raise Failed("the consumer does not compile")
     sam("build", *parameters(Architecture=architecture()), environment=environment)
 
@@ -65,7 +65,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Stack:
-    """What was deployed, by the template's outputs, with its gateway and the orders for it."""
+    """A deployed stack: the outputs of its template, its gateway and its orders."""
 
     cloud: Cloud
     key: str
@@ -87,7 +87,7 @@ class Stack:
             message.ids.append(id)
 
     def redrive(self) -> None:
-        """Sends what is to be redriven back from the dead-letter queue, as an operator does."""
+        """Redrives messages from the dead-letter queue, as an operator does."""
         wanted = {m.id: m for m in self.messages if m.redriven}
         for id, body in deployment.take(self.cloud, self.dead_letters, set(wanted)):
             wanted[id].ids += deployment.send(self.cloud, self.queue, [body])
@@ -119,7 +119,7 @@ def deploy(cloud: Cloud, name: str, key: str, first: int, ledger: gateway.Gatewa
 
 
 def drive(stacks: list[Stack]) -> Iterator[tuple[float, list[Progress]]]:
-    """Sends wave after wave, redrives once, and yields until nothing is left in the queues."""
+    """Sends the waves, redrives once, and yields the progress until the queues are empty."""
     start = time.monotonic()
     waves = list(enumerate(WAVES))
     quiet, redriven = 0, False
@@ -141,19 +141,20 @@ def drive(stacks: list[Stack]) -> Iterator[tuple[float, list[Progress]]]:
 
 
 def booked(ledger: gateway.Gateway) -> tuple[int, int, int]:
+    """Number of calls, of charges and of killed workers."""
     return sum(ledger.calls.values()), sum(ledger.charges.values()), len(ledger.killed)
 
 
 def picture(elapsed: float, now: list[Progress], stacks: list[Stack]) -> Group:
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("key")
-    for column in ("sent", "in the queue", "in flight or hidden", "done", "dead", "", "calls", "charges", "killed"):
+    for column in ("sent", "visible", "in flight", "done", "dead", "", "calls", "charges", "killed"):
         table.add_column(column, justify="right")
-    for stack, its in zip(stacks, now, strict=True):
-        figures = (its.sent, its.waiting, its.in_flight, its.done, its.dead)
+    for stack, progress in zip(stacks, now, strict=True):
+        figures = (progress.sent, progress.waiting, progress.in_flight, progress.done, progress.dead)
         table.add_row(stack.key, *map(str, figures), "gateway:", *map(str, booked(stack.ledger)))
     total = sum(len(stack.messages) for stack in stacks)
-    ended = sum(its.done + its.dead for its in now)
+    ended = sum(progress.done + progress.dead for progress in now)
     return Group(table, ProgressBar(total=total, completed=ended, width=60), f"  {elapsed:.0f} s")
 
 
@@ -165,13 +166,13 @@ def watch(states: Iterator[tuple[float, list[Progress]]], stacks: list[Stack]) -
         return
     shown: dict[str, Progress] = {}
     for elapsed, now in states:
-        for stack, its in zip(stacks, now, strict=True):
-            if shown.get(stack.key) != its:
-                shown[stack.key] = its
+        for stack, progress in zip(stacks, now, strict=True):
+            if shown.get(stack.key) != progress:
+                shown[stack.key] = progress
                 calls, charges, killed = booked(stack.ledger)
                 console.print(
-                    f"{elapsed:5.1f} s  {stack.key:13}  sent {its.sent:2}  queue {its.waiting:2}  hidden "
-                    f"{its.in_flight:2}  done {its.done:2}  dead {its.dead}  |  gateway: "
+                    f"{elapsed:5.1f} s  {stack.key:13}  sent {progress.sent:2}  visible {progress.waiting:2}  "
+                    f"in flight {progress.in_flight:2}  done {progress.done:2}  dead {progress.dead}  |  gateway: "
                     f"{calls:2} calls, {charges:2} charges, {killed} workers killed"
                 )
 
@@ -183,7 +184,7 @@ def watch(states: Iterator[tuple[float, list[Progress]]], stacks: list[Stack]) -
 class Evidence:
     left: int  # messages still in the queue
     dead: Counter[str]  # message ids in the dead-letter queue
-    records: list[dict]  # the table's items
+    records: list[deployment.Json]  # items of the table
     deliveries: Counter[str]  # by message id
 
     def records_of(self, case: Case, order: str) -> tuple[str, ...]:
@@ -230,7 +231,7 @@ def table_of(stack: Stack, evidence: Evidence) -> Table:
 
 
 def promises(stack: Stack, evidence: Evidence) -> dict[str, list[str]]:
-    """Each promise, with what broke it."""
+    """Each promise, with its violations."""
     orders = [(case, order) for case in stack.cases for order in case.orders]
     known = {order for _, order in orders}
     named = {id: m.order or m.body for m in stack.messages for id in m.ids}
@@ -242,7 +243,7 @@ def promises(stack: Stack, evidence: Evidence) -> dict[str, list[str]]:
         if charges[order] != case.charges
     ]
     recorded = [
-        f"{order} ({case.title}): its records are {evidence.records_of(case, order)}, not {case.records}"
+        f"{order} ({case.title}): has the records {evidence.records_of(case, order)}, not {case.records}"
         for case, order in orders
         if evidence.records_of(case, order) != case.records
     ]
@@ -252,34 +253,34 @@ def promises(stack: Stack, evidence: Evidence) -> dict[str, list[str]]:
         for m in stack.messages
         if m.dies != (m.id in evidence.dead)
     ]
-    extra = [f"charge for {order}, which nobody sent" for order in charges if order not in known]
+    extra = [f"charge for {order}, which was not sent" for order in charges if order not in known]
     extra += [f"message {id}: {n} times in the dead-letter queue" for id, n in evidence.dead.items() if n > 1]
-    extra += [f"message {id} in the dead-letter queue, which nobody sent" for id in evidence.dead if id not in named]
+    extra += [f"message {id} in the dead-letter queue was not sent" for id in evidence.dead if id not in named]
     surplus = len(evidence.records) - sum(len(case.records) for case, _ in orders)
-    extra += [f"{surplus} records more than there are operations"] * (surplus > 0)
+    extra += [f"{surplus} more records than operations"] * (surplus > 0)
     tested = ["no worker was killed"] * (not stack.ledger.killed)
-    tested += [f"{order}: the gateway was never in the trouble planned for it" for order in stack.ledger.unmet]
+    tested += [f"{order}: the planned fault of the gateway did not occur" for order in stack.ledger.unmet]
     tested += [f"message {m.id} ({m.order}): not redriven" for m in stack.messages if m.redriven and len(m.ids) != 2]
     once = "order" if stack.key == ORDER_ID else "message"
     return {
-        f"every {once} charged exactly once, or not at all where it must not be": charged,
-        "every outcome on record": recorded,
-        "nothing lost: each message acknowledged, or in the dead-letter queue where it belongs": lost,
-        "nothing extra: no charge, record or dead letter without an order": extra,
-        "put to the test: workers were killed, the gateway failed, messages were redriven": tested,
+        f"every {once} is charged exactly once, and a declined or malformed one never": charged,
+        "every outcome is recorded": recorded,
+        "no message is lost: each is acknowledged, or in the dead-letter queue if it failed permanently": lost,
+        "no charge, record or dead letter without an order": extra,
+        "the faults occurred: workers were killed, the gateway failed, messages were redriven": tested,
     }
 
 
 def comparison(stacks: list[Stack]) -> Table:
-    """The charges of one order by either key, where it reaches the consumer more than once."""
+    """The charges of one order with each key, for orders that reach the consumer more than once."""
     table = Table(box=box.ROUNDED, title="Charges of one order", title_justify="left")
     table.add_column("repetition")
     for stack in stacks:
         table.add_column(stack.key, justify="right")
     for title, repetition in (
-        ("killed after the charge", "SQS delivers its message again"),
-        ("order sent twice", "its producer sends it in two messages"),
-        ("charged, refused, redriven", "it is redriven, with a new message id"),
+        ("killed after the charge", "SQS delivers the message again"),
+        ("order sent twice", "the producer sends the order in two messages"),
+        ("charged, refused, redriven", "the order is redriven, with a new message id"),
     ):
         row = []
         for stack in stacks:
@@ -297,15 +298,15 @@ def report(stacks: list[Stack]) -> bool:
         kept.append(deployment.verdict(promises(stack, evidence)))
         console.print()
     console.print(
-        "A worker that is killed takes its whole batch down: its other orders were delivered again too.\n"
-        '"charged, refused, redriven": the gateway books the charge but answers 503, then refuses the order. Its message\n'
-        "goes to the dead-letter queue and is sent back from there.\n"
+        "SQS delivers the whole batch of a killed worker again, so that other orders have two deliveries too.\n"
+        '"charged, refused, redriven": the gateway books the charge but responds 503, then refuses the order. The\n'
+        "message moves to the dead-letter queue, and is redriven from there.\n"
     )
     console.print(comparison(stacks))
     console.print(
         f"{MESSAGE_ID}, the default, covers repeated deliveries of one message. {ORDER_ID} also covers an order that\n"
-        "is sent twice or redriven, and refuses another payload under the same number. Where a message has a business\n"
-        "key, use that."
+        "is sent twice or redriven, and refuses another payload under the same number. Use the business key of the\n"
+        "messages if they have one."
     )
     return all(kept)
 
@@ -313,7 +314,7 @@ def report(stacks: list[Stack]) -> bool:
 def main() -> int:
     unwind_on_signals()
     STATE.mkdir(exist_ok=True)
-    say(f"sam build, for {architecture()} (the first time, cargo compiles everything)")
+    say(f"sam build for {architecture()} (the first build compiles every dependency)")
     build()
 
     with ministack("demo") as cloud, contextlib.ExitStack() as gateways:
@@ -324,9 +325,9 @@ def main() -> int:
             stacks.append(deploy(cloud, name, key, first, ledger))
 
         say(
-            f"{len(stacks[0].messages)} messages to each; those of a killed worker are visible again after 12 s, an order "
-            "that the gateway failed after 5 to 10 s, a permanent failure at once; dead after "
-            f"{PARAMETERS['MaxReceiveCount']} receives: half a minute"
+            f"sending {len(stacks[0].messages)} messages to each. Visibility timeouts: 12 s after a killed worker, "
+            "5 to 10 s after a failure of the gateway, 0 after a permanent failure. After "
+            f"{PARAMETERS['MaxReceiveCount']} receives, a message moves to the dead-letter queue. It takes 30 s"
         )
         watch(drive(stacks), stacks)
         console.print()

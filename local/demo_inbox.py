@@ -1,16 +1,15 @@
-"""`make demo-inbox`: examples/place_order.rs on a local cloud, more orders than stock, workers killed.
+"""`make demo-inbox`: deploys examples/place_order.rs to a local cloud, with more orders than stock.
 
     python local/demo_inbox.py [SEED]     the same orders in the same order, and kills at the same intervals
 
-What is checked is read from where the function has no say: the two queues, and what is in the three
-tables. Only how often a message was delivered comes from the function's own log.
+Workers are killed during the demo. The evidence is independent of the function: the two queues and the
+three tables. Only the number of deliveries comes from the log of the function.
 """
 
 import contextlib
 import json
 import os
 import random
-import shutil
 import sys
 import threading
 import time
@@ -19,26 +18,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import deployment
 import psutil
+from cloud import STATE, Cloud, Unavailable, ministack, run, unwind_on_signals
+from deployment import Failed, console, say
 from rich import box
 from rich.table import Table
 
-import deployment
-from cloud import ROOT, STATE, Cloud, Unavailable, ministack, run, unwind_on_signals
-from deployment import Failed, architecture, console, say
-
 STACK = "place-orders-demo"
 TEMPLATE = "examples/place_order.template.yaml"
-# 2 s of function are 12 s of invisibility: the messages of a killed worker are back soon.
+# Seconds. It gives a visibility timeout of 12 s, after which SQS delivers the messages of a killed worker again.
 FUNCTION_TIMEOUT = "2"
 PRODUCT = "teapot"
 STOCK = 100
 ORDERS = 300  # of one piece each
 TWICE = ORDERS // 3  # sent a second time
-# Few enough that no message is received eight times, after which it would be dead.
+# Few enough that no message is received eight times, after which it would move to the dead-letter queue.
 KILLS = 20
 KILL_EVERY = (0.05, 0.35)  # seconds
-# A few at a time, so that there is something to watch, and to kill, for some seconds.
+# A few at a time, so that workers are busy for some seconds and can be killed.
 SENT_AT_A_TIME = 25
 SETTLE_WITHIN = 120.0
 
@@ -50,20 +48,17 @@ class Message:
 
 
 def build() -> None:
-    # As `cargo lambda build --release --example place_order` does, with what `make test` has compiled.
-    command = ["cargo", "build", "--locked", "--release", "--example", "place_order"]
-    if run(command, os.environ) != 0:
+    # The example as a program of tests/programs, which reuses the dependencies that `make demo` compiled.
+    command = ["cargo", "lambda", "build", "--locked", "--release", "--package", "programs", "--bin", "place_order"]
+    if run(command, os.environ | {"CARGO_LAMBDA_COMPILER": "cargo"}) != 0:
         raise Failed("the example does not compile")
-    target = ROOT / "target" / "lambda" / "place_order"
-    target.mkdir(parents=True, exist_ok=True)
-    shutil.copy(ROOT / "target" / "release" / "examples" / "place_order", target / "bootstrap")
 
 
-# ---- trouble -----------------------------------------------------------------------------------
+# ---- kill workers ------------------------------------------------------------------------------
 
 
 def processor_time(pid: int) -> int:
-    """Nanoseconds that the threads of a process have run, 0 for one that is gone."""
+    """Processor time of a process in nanoseconds, 0 if the process has ended."""
     with contextlib.suppress(OSError):
         tasks = Path(f"/proc/{pid}/task").iterdir()
         return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
@@ -72,8 +67,10 @@ def processor_time(pid: int) -> int:
 
 @dataclass
 class Killer:
-    """Ends a worker of MiniStack's with kill -9, now and then: each fifth time one that is in the middle
-    of a batch, otherwise any."""
+    """Kills workers of MiniStack with SIGKILL at random intervals.
+
+    Every fifth time it chooses a worker that is processing a batch, otherwise any worker.
+    """
 
     cloud: int  # process id: only its descendants are killed
     chance: random.Random
@@ -108,7 +105,7 @@ class Killer:
             return []
         if not in_a_batch:
             return workers
-        # An idle one waits for a batch, and does not use the processor.
+        # An idle worker uses no processor time.
         before = [processor_time(worker.pid) for worker in workers]
         time.sleep(0.005)
         return [p for p, used in zip(workers, before, strict=True) if processor_time(p.pid) - used > 100_000]
@@ -118,7 +115,7 @@ class Killer:
 
 
 def orders(chance: random.Random) -> list[str]:
-    """Every order, a third of them twice, in any order."""
+    """Every order, a third of them twice, in random order."""
     numbers = [f"order-{n}" for n in range(1, ORDERS + 1)]
     sent = numbers + chance.sample(numbers, TWICE)
     chance.shuffle(sent)
@@ -126,7 +123,7 @@ def orders(chance: random.Random) -> list[str]:
 
 
 def body_of(order: str) -> str:
-    """The same body each time: what differs is the id that SQS gives the message."""
+    """The body of an order. Both messages of an order have the same body, and different message ids."""
     return json.dumps({"orderId": order, "customerId": f"customer-of-{order}", "products": {PRODUCT: 1}})
 
 
@@ -137,7 +134,7 @@ def in_stock(cloud: Cloud, outputs: dict[str, str]) -> int:
 
 
 def drive(cloud: Cloud, outputs: dict[str, str], orders: list[str], killer: Killer) -> list[Message]:
-    """Sends them, and shows how it goes until nothing is left in the queue."""
+    """Sends the orders, and prints the progress until the queue is empty."""
     start = time.monotonic()
     messages: list[Message] = []
     shown, quiet = None, 0
@@ -151,7 +148,7 @@ def drive(cloud: Cloud, outputs: dict[str, str], orders: list[str], killer: Kill
         if now != shown:
             shown = now
             console.print(
-                "{:5.1f} s  sent {:3}  in the queue {:3}  in flight or hidden {:3}  done {:3}  dead {}  |  "
+                "{:5.1f} s  sent {:3}  visible {:3}  in flight {:3}  done {:3}  dead {}  |  "
                 "stock {:3}  workers killed {}".format(elapsed, *now)
             )
         quiet = 0 if wave or waiting or in_flight else quiet + 1
@@ -169,11 +166,11 @@ class Evidence:
     dead: Counter[str]  # message ids in the dead-letter queue
     stock: int
     placed: Counter[str]  # the orders table: pieces by order
-    records: dict[str, dict]  # by order
-    log: list[dict]  # what became of each delivery, but for those whose worker was killed first
+    records: dict[str, deployment.Json]  # by order
+    log: list[deployment.Json]  # the outcome of each delivery, unless its worker was killed first
 
     def orders(self, status: str) -> set[str]:
-        """The orders whose record is COMPLETED with this answer."""
+        """The orders whose record is COMPLETED with this status in its result."""
         completed = {o: r for o, r in self.records.items() if r["status"]["S"] == "COMPLETED"}
         return {o for o, r in completed.items() if json.loads(r["result"]["S"])["status"] == status}
 
@@ -197,7 +194,7 @@ def gather(cloud: Cloud, outputs: dict[str, str], messages: list[Message]) -> Ev
 
 
 def table_of(evidence: Evidence, deliveries: Counter[str]) -> Table:
-    table = Table(box=box.ROUNDED, title="What became of them", title_justify="left")
+    table = Table(box=box.ROUNDED, title="Outcome of the orders", title_justify="left")
     table.add_column()
     for column in ("orders", "messages", "deliveries", "placed", "declined", "pieces sold"):
         table.add_column(column, justify="right")
@@ -220,16 +217,17 @@ def table_of(evidence: Evidence, deliveries: Counter[str]) -> Table:
 
 @dataclass(frozen=True)
 class Again:
-    """The messages that were delivered again, by what the last delivery found."""
+    """Number of messages with more than one delivery, by the commit that the last delivery found."""
 
-    nothing: int  # the worker was killed before the commit
-    own: int  # the message's own commit: its worker was killed before it could answer
-    other: int  # what the order's other message had committed
+    nothing: int  # no commit: the worker was killed before the commit
+    own: int  # the commit of the same message: its worker was killed before the response
+    other: int  # the commit of the other message of the order
 
     @staticmethod
     def of(evidence: Evidence, deliveries: Counter[str]) -> "Again":
         committed = {record["message_id"]["S"] for record in evidence.records.values()}
-        last = {line["message_id"]: line["outcome"] for line in sorted(evidence.log, key=lambda l: l["receive_count"])}
+        log = sorted(evidence.log, key=lambda line: line["receive_count"])
+        last = {line["message_id"]: line["outcome"] for line in log}
         found = Counter((last[m.id], m.id in committed) for m in evidence.messages if deliveries[m.id] > 1)
         return Again(found["done", True], found["duplicate", True], found["duplicate", False])
 
@@ -239,28 +237,28 @@ class Again:
 
 
 def promises(evidence: Evidence, deliveries: Counter[str], killer: Killer) -> dict[str, list[str]]:
-    """Each promise, with what broke it."""
+    """Each promise, with its violations."""
     sent = {m.order for m in evidence.messages}
     placed, declined = evidence.orders("placed"), evidence.orders("declined")
-    stock = [f"{evidence.stock} pieces are left of {STOCK}"] * (evidence.stock != 0)
+    stock = [f"{evidence.stock} pieces of {STOCK} are left"] * (evidence.stock != 0)
     stock += [f"{len(placed)} orders were placed, not {STOCK}"] * (len(placed) != STOCK)
     stock += [f"{len(declined)} orders were declined, not {ORDERS - STOCK}"] * (len(declined) != ORDERS - STOCK)
-    table = [f"{order}: placed on record, and not in the orders table" for order in placed - set(evidence.placed)]
-    table += [f"{order}: in the orders table, and not placed on record" for order in set(evidence.placed) - placed]
+    table = [f"{order}: recorded as placed, but not in the orders table" for order in placed - set(evidence.placed)]
+    table += [f"{order}: in the orders table, but not recorded as placed" for order in set(evidence.placed) - placed]
     table += [f"{order}: {n} pieces, not 1" for order, n in evidence.placed.items() if n != 1]
     lost = [f"{evidence.left} messages are still in the queue"] * bool(evidence.left)
     lost += [f"message {id} is in the dead-letter queue" for id in evidence.dead]
-    record = [f"{order}: its record does not say placed or declined" for order in sorted(sent - placed - declined)]
-    record += [f"{order}: on record, and never sent" for order in sorted(set(evidence.records) - sent)]
+    record = [f"{order}: has no record as placed or declined" for order in sorted(sent - placed - declined)]
+    record += [f"{order}: has a record, but was not sent" for order in sorted(set(evidence.records) - sent)]
     tested = [f"{len(killer.killed)} workers were killed, not {KILLS}"] * (len(killer.killed) != KILLS)
     again = Again.of(evidence, deliveries)
     tested += ["no message was delivered again"] * (not again.all)
     return {
-        f"nothing oversold: {STOCK} of {ORDERS} orders placed, {ORDERS - STOCK} declined, the stock is 0": stock,
-        "all or nothing: the orders table holds the placed orders, each once, and no other": table,
-        "every answer on record: each order has one COMPLETED record, placed or declined": record,
-        "nothing lost: the queue is empty, and so is the dead-letter queue": lost,
-        "put to the test: workers were killed, and messages delivered again": tested,
+        f"nothing is oversold: {STOCK} of {ORDERS} orders placed, {ORDERS - STOCK} declined, the stock is 0": stock,
+        "the commit is atomic: the orders table holds the placed orders, each once, and no other": table,
+        "every result is recorded: each order has one COMPLETED record, placed or declined": record,
+        "no message is lost: the queue and the dead-letter queue are empty": lost,
+        "the faults occurred: workers were killed, and messages delivered again": tested,
     }
 
 
@@ -269,13 +267,13 @@ def report(evidence: Evidence, killer: Killer) -> bool:
     console.print(table_of(evidence, deliveries))
     again = Again.of(evidence, deliveries)
     console.print(
-        f"{len(killer.killed)} workers were killed, and {again.all} messages delivered again. {again.nothing} of them "
-        f"found nothing done: their worker died before the commit. {again.own} found their own commit: it died after "
-        f"that, before it could say so. {again.other} found the commit of the same order's other message."
+        f"{len(killer.killed)} workers were killed, and {again.all} messages delivered again. {again.nothing} of these "
+        f"found no commit: the worker was killed before it. {again.own} found the commit of their first delivery: the "
+        f"worker was killed before its response. {again.other} found the commit of the other message of the order."
     )
     console.print(
-        "Out of stock is an answer, so a declined order is acknowledged. In the dead-letter queue would be what is "
-        "not a valid order, or was received eight times in vain."
+        "Out of stock is a result, so a declined order is acknowledged. An invalid order, and a message that fails "
+        "eight times, would move to the dead-letter queue."
     )
     console.print()
     return deployment.verdict(promises(evidence, deliveries, killer))
@@ -294,7 +292,7 @@ def main() -> int:
     chance = random.Random(seed)
 
     STATE.mkdir(exist_ok=True)
-    say("cargo build --release --example place_order (the first time, it compiles everything)")
+    say("cargo lambda build of place_order (the first build compiles every dependency)")
     build()
 
     with ministack("demo-inbox") as cloud:
@@ -308,8 +306,8 @@ def main() -> int:
         item = {"product": {"S": PRODUCT}, "quantity": {"N": str(STOCK)}}
         cloud.client("dynamodb").put_item(TableName=outputs["StockTableName"], Item=item)
         say(
-            f"a stock of {STOCK}, and {ORDERS} orders of one piece, {TWICE} of them sent twice; {KILLS} workers are "
-            f"killed at random (SEED={seed} for the same orders and pauses), and their messages are back after 12 s"
+            f"a stock of {STOCK}, and {ORDERS} orders of one piece, {TWICE} of them sent twice. {KILLS} workers are "
+            f"killed at random (SEED={seed} repeats orders and intervals). SQS delivers their messages again after 12 s"
         )
         killer = Killer(cloud.pid, chance)
         sent = orders(chance)

@@ -1,13 +1,16 @@
-"""A stack that a demo deploys to a local cloud: how it gets there, and what is read from it."""
+"""Deploys the stack of a demo to a local cloud, and reads its queues, tables and logs."""
 
 import json
 import platform
 from collections import Counter
 from collections.abc import Iterable, Iterator
-
-from rich.console import Console
+from typing import Any
 
 from cloud import STATE, Cloud, run
+from rich.console import Console
+
+# An item of a table, or a log line.
+Json = dict[str, Any]
 
 ARCHITECTURE = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "arm64", "arm64": "arm64"}
 
@@ -17,7 +20,7 @@ if not console.is_terminal:
 
 
 class Failed(Exception):
-    """The demo could not be carried out; the message says why."""
+    """The demo cannot run; the message gives the reason."""
 
 
 def say(text: str) -> None:
@@ -27,7 +30,7 @@ def say(text: str) -> None:
 def architecture() -> str:
     machine = platform.machine().lower()
     if machine not in ARCHITECTURE:
-        raise Failed(f"Lambda knows no {machine} processor, so nothing can be built for this machine")
+        raise Failed(f"Lambda has no {machine} processors, so a build for this machine cannot be deployed")
     return ARCHITECTURE[machine]
 
 
@@ -35,7 +38,7 @@ def architecture() -> str:
 
 
 def sam(*arguments: str, environment: dict[str, str]) -> None:
-    # Asks often whether the stack is up, and tells nobody about it.
+    # SAM CLI polls the state of the stack often, and sends no telemetry.
     environment = environment | {"SAM_CLI_POLL_DELAY": "0.5", "SAM_CLI_TELEMETRY": "0"}
     log = STATE / "sam.log"
     with log.open("wb") as output:
@@ -49,7 +52,7 @@ def parameters(**values: str) -> list[str]:
 
 
 def deploy(cloud: Cloud, name: str, *options: str, **values: str) -> dict[str, str]:
-    """Deploys with these parameters, for this machine's processor; answers the template's outputs."""
+    """Deploys with these parameters, for the processor of this machine. Returns the outputs of the template."""
     sam(
         *("deploy", "--stack-name", name, "--no-confirm-changeset", "--no-progressbar", *options),
         *parameters(Architecture=architecture(), **values),
@@ -63,46 +66,49 @@ def deploy(cloud: Cloud, name: str, *options: str, **values: str) -> dict[str, s
 
 
 def send(cloud: Cloud, queue: str, bodies: list[str]) -> list[str]:
-    """Sends them in this order, and answers the ids that SQS gave them."""
-    sqs, ids = cloud.client("sqs"), []
+    """Sends messages in this order. Returns the ids that SQS gave them."""
+    sqs = cloud.client("sqs")
+    ids: list[str] = []
     for start in range(0, len(bodies), 10):
         entries = [{"Id": str(i), "MessageBody": body} for i, body in enumerate(bodies[start : start + 10])]
-        answer = sqs.send_message_batch(QueueUrl=queue, Entries=entries)
-        if answer.get("Failed"):
-            raise Failed(f"SQS refused messages: {answer['Failed']}")
-        given = {entry["Id"]: entry["MessageId"] for entry in answer["Successful"]}
+        response = sqs.send_message_batch(QueueUrl=queue, Entries=entries)
+        if response.get("Failed"):
+            raise Failed(f"SQS refused messages: {response['Failed']}")
+        given = {entry["Id"]: entry["MessageId"] for entry in response["Successful"]}
         ids += [given[entry["Id"]] for entry in entries]
     return ids
 
 
 def depth(cloud: Cloud, queue: str) -> tuple[int, int]:
-    """Messages that can be received, and messages hidden by an earlier receive."""
+    """Number of visible messages, and number of messages in flight."""
     names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
     attributes = cloud.client("sqs").get_queue_attributes(QueueUrl=queue, AttributeNames=names)["Attributes"]
     return int(attributes[names[0]]), int(attributes[names[1]])
 
 
 def depths(cloud: Cloud, queue: str, dead_letters: str) -> tuple[int, int, int]:
-    """The queue's `depth`, and the messages in its dead-letter queue."""
+    """The `depth` of a queue, and the number of messages in its dead-letter queue."""
     while True:
         dead, _ = depth(cloud, dead_letters)
         waiting, in_flight = depth(cloud, queue)
-        # Otherwise a message moved between the two reads would be counted twice or not at all.
+        # Reads again if a message was moved between the two reads: it would be counted twice or not at all.
         if depth(cloud, dead_letters)[0] == dead:
             return waiting, in_flight, dead
 
 
 def dead_letters(cloud: Cloud, queue: str) -> Counter[str]:
-    """Message ids."""
-    sqs, found = cloud.client("sqs"), Counter()
+    """The ids of the messages in a dead-letter queue, and how often each is there."""
+    sqs = cloud.client("sqs")
+    found: Counter[str] = Counter()
     while batch := sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10, VisibilityTimeout=60).get("Messages"):
         found.update(m["MessageId"] for m in batch)
     return found
 
 
 def take(cloud: Cloud, queue: str, wanted: set[str]) -> Iterator[tuple[str, str]]:
-    """Ids and bodies of the wanted messages, each deleted once it was used; the others stay."""
-    sqs, others = cloud.client("sqs"), []
+    """Ids and bodies of the wanted messages. Each is deleted after its use; the others stay in the queue."""
+    sqs = cloud.client("sqs")
+    others: list[str] = []
     while batch := sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10, VisibilityTimeout=60).get("Messages"):
         for message in batch:
             if message["MessageId"] not in wanted:
@@ -117,25 +123,25 @@ def take(cloud: Cloud, queue: str, wanted: set[str]) -> Iterator[tuple[str, str]
 # ---- tables and logs ---------------------------------------------------------------------------
 
 
-def items(cloud: Cloud, table: str) -> list[dict]:
+def items(cloud: Cloud, table: str) -> list[Json]:
     pages = cloud.client("dynamodb").get_paginator("scan").paginate(TableName=table, ConsistentRead=True)
     return [item for page in pages for item in page["Items"]]
 
 
-def log_lines(cloud: Cloud, group: str) -> Iterator[dict]:
-    """The consumer's own lines."""
+def log_lines(cloud: Cloud, group: str) -> Iterator[Json]:
+    """The lines that the consumer logged."""
     pages = cloud.client("logs").get_paginator("filter_log_events").paginate(logGroupName=group)
     for event in (event for page in pages for event in page["events"]):
         try:
             line = json.loads(event["message"])
         except ValueError:
-            continue  # the platform's own START, END and REPORT
+            continue  # START, END and REPORT of the platform
         if isinstance(line, dict):
             yield line
 
 
-def deliveries(lines: Iterable[dict]) -> Counter[str]:
-    """The highest receive count logged for a message is the number of its deliveries."""
+def deliveries(lines: Iterable[Json]) -> Counter[str]:
+    """Number of deliveries by message id: the highest receive count in the log."""
     counts: Counter[str] = Counter()
     for line in lines:
         match line:
@@ -147,12 +153,12 @@ def deliveries(lines: Iterable[dict]) -> Counter[str]:
 # ---- the verdict -------------------------------------------------------------------------------
 
 
-def verdict(kept: dict[str, list[str]]) -> bool:
-    """Prints each promise, with what broke it; says whether all were kept."""
-    for promise, broken in kept.items():
-        console.print(f"[red]BROKEN[/]  {promise}" if broken else f"[green]kept[/]    {promise}")
-        for what in broken[:10]:
-            console.print(f"          {what}")
-        if more := len(broken[10:]):
+def verdict(promises: dict[str, list[str]]) -> bool:
+    """Prints each promise with its violations. Returns True if all promises were kept."""
+    for promise, violations in promises.items():
+        console.print(f"[red]BROKEN[/]  {promise}" if violations else f"[green]kept[/]    {promise}")
+        for violation in violations[:10]:
+            console.print(f"          {violation}")
+        if more := len(violations[10:]):
             console.print(f"          and {more} more")
-    return not any(kept.values())
+    return not any(promises.values())

@@ -1,9 +1,11 @@
-"""The tables of examples/*.rs, with what their sample events look for, for `make watch EXAMPLE=NAME`."""
+"""The tables of examples/*.rs, with the items that their sample events need, for `make watch EXAMPLE=NAME`."""
 
 from cloud import Cloud
 
-# By example and environment variable: the table's partition key, and its items.
-TABLES = {
+Item = dict[str, dict[str, str]]
+
+# By example and environment variable: the partition key of the table, and its items.
+TABLES: dict[str, dict[str, tuple[str, list[Item]]]] = {
     "create_user": {"USERS_TABLE_NAME": ("email", [])},
     "add_order_item": {
         "ORDERS_TABLE_NAME": ("orderId", [{"orderId": {"S": "ord-2026-000061"}, "status": {"S": "open"}}]),
@@ -26,8 +28,9 @@ TABLES = {
 
 
 def create_tables(cloud: Cloud, example: str) -> dict[str, str]:
-    """Creates the tables that are not there yet; answers what each is called, by its variable."""
-    dynamodb, names = cloud.client("dynamodb"), {}
+    """Creates the tables that do not exist yet. Returns the name of each table, by its variable."""
+    dynamodb = cloud.client("dynamodb")
+    names: dict[str, str] = {}
     for variable, (key, items) in TABLES[example].items():
         names[variable] = name = f"{example}-{variable.removesuffix('_TABLE_NAME').lower()}"
         try:

@@ -1,7 +1,7 @@
-"""The payment gateway of `make demo`: it counts, and misbehaves where the demo asks it to.
+"""The payment gateway of `make demo`: it counts charges, and fails for the orders that the demo names.
 
-Like a real one it honours the Idempotency-Key: a charge it has booked is answered again, not booked
-again, when the key comes back.
+Like a real gateway it honours the Idempotency-Key: a second call with a key gets the first response,
+and no second charge.
 """
 
 import contextlib
@@ -13,25 +13,28 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from enum import Enum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import psutil
 
-# A charge takes a moment, so that there is a middle to be killed in.
+Json = dict[str, Any]
+
+# A charge takes some time, so that a worker can be killed during it.
 LATENCY = 0.05
 
 
 class Trouble(Enum):
-    """What happens to a call instead of a proper answer."""
+    """A fault that replaces the proper response to a call."""
 
-    OUT_OF_ORDER = "answers 503"
-    BOOKED_503 = "books the charge, and answers 503 all the same"
-    REFUSED = "answers 400, whatever it has booked"
-    KILLED_BEFORE = "the worker dies before the charge is booked"
-    KILLED_AFTER = "the worker dies after the charge is booked, before it hears of it"
+    OUT_OF_ORDER = "responds 503"
+    BOOKED_503 = "books the charge, and responds 503"
+    REFUSED = "responds 400, even after a booked charge"
+    KILLED_BEFORE = "the worker is killed before the charge is booked"
+    KILLED_AFTER = "the worker is killed after the charge is booked, before it reads the response"
 
 
 class Gateway:
-    """The ledger, and the worker processes it may kill: descendants of `workers_of`, no others."""
+    """The ledger of charges. It kills worker processes that descend from `workers_of`, no others."""
 
     def __init__(self, workers_of: int) -> None:
         self.url = ""
@@ -40,20 +43,20 @@ class Gateway:
         self.killed: set[int] = set()
         self._workers_of = workers_of
         self._troubles: defaultdict[str, list[Trouble]] = defaultdict(list)
-        self._answers: dict[str, tuple[dict, int, dict]] = {}
+        self._responses: dict[str, tuple[Json, int, Json]] = {}
         self._lock = threading.Lock()
 
     def plan(self, order: str, *troubles: Trouble) -> None:
-        """The first calls for this order meet these troubles, one each."""
+        """Plans one fault for each of the first calls for this order."""
         self._troubles[order].extend(troubles)
 
     @property
     def unmet(self) -> list[str]:
-        """The orders whose planned trouble never came, because the gateway was not called."""
+        """The orders with a planned fault that did not occur, because the gateway was not called."""
         return sorted(order for order, left in self._troubles.items() if left)
 
-    def charge(self, key: str, order: dict, caller: tuple[str, int]) -> tuple[int, dict] | None:
-        """The answer to one call, or None where the caller did not live to read it."""
+    def charge(self, key: str, order: Json, caller: tuple[str, int]) -> tuple[int, Json] | None:
+        """The response to one call, or None if the caller was killed."""
         name = str(order.get("orderId"))
         with self._lock:
             self.calls[name] += 1
@@ -76,24 +79,24 @@ class Gateway:
                 return None
         return self._book(key, name, order)
 
-    def _book(self, key: str, name: str, order: dict) -> tuple[int, dict]:
+    def _book(self, key: str, name: str, order: Json) -> tuple[int, Json]:
         with self._lock:
-            if key in self._answers:
-                booked, status, answer = self._answers[key]
+            if key in self._responses:
+                booked, status, response = self._responses[key]
                 if booked != order:
                     return 422, {"error": "this Idempotency-Key was used for another charge"}
-                return status, answer
+                return status, response
             if order.get("paymentToken") == "tok_chargeDeclined":
-                status, answer = 402, {"error": "card declined"}
+                status, response = 402, {"error": "card declined"}
             else:
                 self.charges[name] += 1
                 number = sum(self.charges.values())
-                status, answer = 201, {"chargeId": f"ch_{number:04}", "orderId": name, "status": "succeeded"}
-            self._answers[key] = (order, status, answer)
-            return status, answer
+                status, response = 201, {"chargeId": f"ch_{number:04}", "orderId": name, "status": "succeeded"}
+            self._responses[key] = (order, status, response)
+            return status, response
 
     def _kill(self, caller: tuple[str, int]) -> None:
-        """kill -9 for the worker at the other end of the connection."""
+        """Kills the worker at the other end of the connection, with SIGKILL."""
         with contextlib.suppress(psutil.Error):
             for worker in psutil.Process(self._workers_of).children(recursive=True):
                 with contextlib.suppress(psutil.Error):
@@ -105,7 +108,7 @@ class Gateway:
 
 @contextlib.contextmanager
 def serve(workers_of: int) -> Iterator[Gateway]:
-    """The gateway on a free port of the loopback interface."""
+    """Serves a gateway on a free port of the loopback interface."""
     gateway = Gateway(workers_of)
 
     class Charges(BaseHTTPRequestHandler):
@@ -114,16 +117,18 @@ def serve(workers_of: int) -> Iterator[Gateway]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             key = self.headers.get("Idempotency-Key")
+            response: tuple[int, Json] | None
             if self.path != "/charges" or not key:
-                answer = 400, {"error": "POST /charges with an Idempotency-Key"}
+                response = 400, {"error": "POST /charges with an Idempotency-Key"}
             else:
-                answer = gateway.charge(key, json.loads(body), self.client_address)
-            if answer is None:
+                host, port = self.client_address[:2]
+                response = gateway.charge(key, json.loads(body), (str(host), port))
+            if response is None:
                 self.close_connection = True
                 return
-            status, content = answer
+            status, content = response
             payload = json.dumps(content).encode()
-            # The worker may have been killed for another of its charges by now.
+            # The worker may have been killed in the meantime, because of another of its charges.
             with contextlib.suppress(ConnectionError):
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
@@ -131,12 +136,12 @@ def serve(workers_of: int) -> Iterator[Gateway]:
                 self.end_headers()
                 self.wfile.write(payload)
 
-        def log_message(self, *_) -> None:
+        def log_message(self, *_: object) -> None:
             pass
 
     class Server(ThreadingHTTPServer):
-        def handle_error(self, request, client_address) -> None:
-            # A killed worker cuts its connections; anything else is worth reading.
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            # A killed worker closes its connections. Every other error is printed.
             if not isinstance(sys.exception(), ConnectionError):
                 super().handle_error(request, client_address)
 

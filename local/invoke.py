@@ -1,4 +1,4 @@
-"""`make invoke EVENT=FILE`: one invocation of the consumer that `make watch` runs."""
+"""`make invoke EVENT=FILE`: invokes the consumer that `make watch` runs."""
 
 import json
 import socket
@@ -6,9 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
 from cloud import ROOT
+from rich.console import Console
 from watch import PORT_FILE
 
 
@@ -27,7 +26,7 @@ def event_file(argument: str) -> Path:
         json.loads(file.read_text())
     except OSError as problem:
         known = ", ".join(str(f.relative_to(ROOT)) for f in sorted((ROOT / "events").glob("*.json")))
-        sys.exit(f"make invoke: cannot read {argument!r} ({problem.strerror}); there are {known}")
+        sys.exit(f"make invoke: cannot read {argument!r} ({problem.strerror}); the samples are {known}")
     except ValueError as problem:
         sys.exit(f"make invoke: {argument} is not JSON: {problem}")
     return file
@@ -35,16 +34,16 @@ def event_file(argument: str) -> Path:
 
 def main() -> int:
     if len(sys.argv) != 2 or not sys.argv[1]:
-        sys.exit("make invoke: say which event, for example `make invoke EVENT=events/new-orders.json`")
+        sys.exit("make invoke: name an event file, for example `make invoke EVENT=events/new-orders.json`")
     file = event_file(sys.argv[1])
     port = port_of_watch()
     invoke = ["cargo", "lambda", "invoke", "-A", "127.0.0.1", "-P", str(port), "--output-format", "json"]
-    answer = subprocess.run([*invoke, "--data-file", str(file)], stdout=subprocess.PIPE, text=True)
+    invocation = subprocess.run([*invoke, "--data-file", str(file)], stdout=subprocess.PIPE, text=True)
     try:
-        Console().print_json(answer.stdout)
+        Console().print_json(invocation.stdout)
     except ValueError:
-        print(answer.stdout, end="")
-    return answer.returncode
+        print(invocation.stdout, end="")
+    return invocation.returncode
 
 
 if __name__ == "__main__":

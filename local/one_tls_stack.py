@@ -1,4 +1,4 @@
-"""Fails if the dependency tree holds a second TLS or HTTP stack."""
+"""Fails if the dependency tree has a second TLS or HTTP stack."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ NEVER = ("openssl", "openssl-sys", "native-tls", "aws-lc-rs", "aws-lc-sys")
 tree = ["cargo", "tree", "--locked", "-e", "normal", "--prefix", "none", "--format", "{p}"]
 lines = subprocess.run(tree, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
 packages = {tuple(line.split()[:2]) for line in lines if line}
-versions = Counter(name for name, _ in packages)
+versions = Counter(name for name, _version in packages)
 
 faults = [f"{versions[name]} versions of {name}, not 1" for name in ONCE if versions[name] != 1]
 faults += [f"{name} is in the tree" for name in NEVER if versions[name]]

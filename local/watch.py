@@ -1,29 +1,30 @@
-"""`make watch`: the consumer under `cargo lambda watch`, on a local table.
+"""`make watch`: runs the consumer under `cargo lambda watch`, on a local table.
 
-    python local/watch.py [EXAMPLE]     or an example, on tables that hold what its sample event needs
+    python local/watch.py [EXAMPLE]     or an example, on tables with the items that its sample event needs
 
-The tables are in what AWS_ENDPOINT_URL names, or in a MiniStack started for it. What is set in the
-environment (PAYMENT_GATEWAY_URL, IDEMPOTENCY_KEY, RUST_LOG, ...) reaches the consumer as it is.
+The tables are in the cloud at AWS_ENDPOINT_URL, or in a new MiniStack. The consumer inherits the
+environment (PAYMENT_GATEWAY_URL, IDEMPOTENCY_KEY, RUST_LOG, ...).
 """
 
 import contextlib
 import os
 import socket
 import sys
-
-from rich.console import Console
+from collections.abc import Iterator
 
 from cloud import STATE, Cloud, Unavailable, cloud, create_table, free_port, run, unwind_on_signals
+from rich.console import Console
+
 from examples import TABLES, create_tables
 
-PORT = 9000  # cargo-lambda's own
+PORT = 9000  # the default of cargo-lambda
 PORT_FILE = STATE / "watch.port"
 DEFAULTS = {
     "PAYMENT_GATEWAY_URL": "sandbox",
     "IDEMPOTENCY_TABLE_NAME": "sqs-once",
     # cargo-lambda names the function "_".
     "IDEMPOTENCY_NAMESPACE": "payments",
-    "CONSUMER_VISIBILITY": "off",  # an event from a file is in no queue
+    "CONSUMER_VISIBILITY": "off",  # no queue holds the messages of an event file
 }
 
 console = Console(highlight=False, soft_wrap=True)
@@ -31,7 +32,7 @@ console = Console(highlight=False, soft_wrap=True)
 
 def choose_port() -> int:
     with socket.socket() as probe:
-        # As cargo-lambda will: a connection of an earlier watch that lingers is not in the way.
+        # As cargo-lambda does: the port is free while a closed connection to it lingers.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", PORT))
@@ -41,8 +42,8 @@ def choose_port() -> int:
 
 
 @contextlib.contextmanager
-def remembered(port: int):
-    """Tells `make invoke` where to find us."""
+def remembered(port: int) -> Iterator[None]:
+    """Tells `make invoke` the port of the consumer."""
     PORT_FILE.parent.mkdir(exist_ok=True)
     PORT_FILE.write_text(f"{port}\n")
     try:
@@ -52,17 +53,17 @@ def remembered(port: int):
 
 
 def consumer(up: Cloud) -> dict[str, str]:
-    """The consumer's environment; its table is made on the way."""
+    """Creates the table of the consumer, and returns the environment of the consumer."""
     environment = DEFAULTS | up.environment()
     table = environment["IDEMPOTENCY_TABLE_NAME"]
-    made = create_table(up, table)
-    console.print(f"[bold]==>[/] table {table} {'created' if made else 'found'} at {up.endpoint}")
+    created = create_table(up, table)
+    console.print(f"[bold]==>[/] table {table} {'created' if created else 'found'} at {up.endpoint}")
     console.print(f"[bold]==>[/] payment gateway: {environment['PAYMENT_GATEWAY_URL']}")
     return environment
 
 
 def example(up: Cloud, name: str) -> dict[str, str]:
-    """The example's environment; its tables are made on the way."""
+    """Creates the tables of an example, and returns the environment of the example."""
     tables = create_tables(up, name)
     console.print(f"[bold]==>[/] tables at {up.endpoint}: {', '.join(tables.values())}")
     return up.environment() | tables
@@ -77,7 +78,7 @@ def main() -> int:
             target, event = ["--example", name], name.replace("_", "-")
         case _:
             sys.exit(f"make watch: EXAMPLE is one of {', '.join(TABLES)}")
-    # Now, so that the first invocation does not wait for it.
+    # Builds now, so that the first invocation does not wait for the build.
     if status := run(["cargo", "build", *target], os.environ):
         return status
     with cloud("watch") as up:

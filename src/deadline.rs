@@ -1,4 +1,4 @@
-//! [`Deadline`]: how long an invocation has, and what it keeps back to end well.
+//! [`Deadline`]: the time limits of an invocation, with a reserve for outcomes and response.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::protocol::Timestamp;
 
-/// How long an invocation has.
+/// Time limits of an invocation.
 ///
 /// ```text
 ///  now                                    stop          end  answer  at
@@ -14,10 +14,14 @@ use crate::protocol::Timestamp;
 ///                                          |<-------- reserve ------->|
 /// ```
 ///
-/// Handlers are cut off at *stop*. Outcomes are written until *end*, when three quarters of
-/// the reserve are gone; at *answer*, half of what is left later, the batch is answered without
-/// what is still missing. At *at*, Lambda ends the process, so a lease lasts until *at* plus a
-/// margin for clocks that differ.
+/// | time | part of the reserve gone | event |
+/// | --- | --- | --- |
+/// | *stop* | 0 | handlers are cut off |
+/// | *end* | 3/4 | the last settlement or commit |
+/// | *answer* | 7/8 | the response, with unfinished messages as batch item failures |
+/// | *at* | all | Lambda ends the process |
+///
+/// A lease lasts until *at* plus a margin for differences between workers' clocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
     at: Timestamp,
@@ -27,14 +31,19 @@ pub struct Deadline {
     latest_start: Instant,
 }
 
-/// Longer than any invocation, and short enough for every clock.
-const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// Maximum budget: longer than any invocation, and small enough for clock arithmetic.
+const MAX_BUDGET: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 impl Deadline {
-    /// `budget` from now on (a year at most), `reserve` of it kept back (half of it at most).
+    /// Creates a deadline that ends `budget` after `now`.
     ///
-    /// `now` is the wall clock's time, which leases are made of; the cuts are measured by the
-    /// monotonic clock.
+    /// | parameter | meaning | maximum |
+    /// | --- | --- | --- |
+    /// | `now` | current time of the wall clock, for leases | |
+    /// | `budget` | time until the deadline | 365 days |
+    /// | `reserve` | part of the budget for outcomes and response | half of the budget |
+    ///
+    /// Handlers are cut off by the monotonic clock.
     ///
     /// ```
     /// use std::time::Duration;
@@ -46,7 +55,7 @@ impl Deadline {
     /// ```
     #[must_use]
     pub fn after(now: Timestamp, budget: Duration, reserve: Duration) -> Self {
-        let budget = budget.min(LONGEST);
+        let budget = budget.min(MAX_BUDGET);
         let reserve = reserve.min(budget / 2);
         let start = Instant::now();
         let stop = start + (budget - reserve);
@@ -59,12 +68,13 @@ impl Deadline {
         }
     }
 
-    /// The deadline of an invocation as Lambda gives it: `at`, in the runtime's header
-    /// `Lambda-Runtime-Deadline-Ms` (*AWS Lambda Developer Guide*, "Using the Lambda runtime
-    /// API for custom runtimes").
+    /// Creates the deadline of a Lambda invocation.
     ///
-    /// Where that is not later than `now`, as under `cargo lambda watch`, no deadline is known,
-    /// and `assumed_timeout` is the budget.
+    /// `at` comes from the header `Lambda-Runtime-Deadline-Ms` (*AWS Lambda Developer Guide*,
+    /// "Using the Lambda runtime API for custom runtimes").
+    ///
+    /// If `at` is not after `now`, the deadline is unknown, as under `cargo lambda watch`. The
+    /// budget is then `assumed_timeout`.
     ///
     /// ```
     /// use std::time::Duration;
@@ -91,9 +101,10 @@ impl Deadline {
         Self::after(now, budget, reserve)
     }
 
-    /// The same deadline for handlers that take up to `needed`: with less time left, none is
-    /// started. Without effect where there is less from the beginning, and nothing would ever
-    /// be started.
+    /// Sets the minimum time left at which a handler may start.
+    ///
+    /// If less time than `needed` is left already, the setting has no effect. Otherwise no handler
+    /// would ever start.
     ///
     /// ```
     /// use std::time::Duration;
@@ -115,35 +126,35 @@ impl Deadline {
         }
     }
 
-    /// Returns whether there is time enough to start a handler.
+    /// Returns whether enough time is left to start a handler.
     #[must_use]
     pub fn may_start(&self) -> bool {
         Instant::now() < self.latest_start
     }
 
-    /// When Lambda ends the process.
+    /// Returns the time at which Lambda ends the process.
     #[must_use]
     pub const fn at(&self) -> Timestamp {
         self.at
     }
 
-    /// How long a handler still has. Zero when it is being cut off.
+    /// Returns the time left for handlers. Zero once handlers are cut off.
     #[must_use]
     pub fn time_left(&self) -> Duration {
         self.stop.saturating_duration_since(Instant::now())
     }
 
-    /// When handlers are cut off.
+    /// Returns the time at which handlers are cut off.
     pub(crate) const fn stop(&self) -> Instant {
         self.stop
     }
 
-    /// When the last outcome must have been written.
+    /// Returns the time limit for settlements and commits.
     pub(crate) const fn end(&self) -> Instant {
         self.end
     }
 
-    /// When the batch is answered, whatever is missing.
+    /// Returns the time limit for the response to Lambda.
     pub(crate) const fn answer(&self) -> Instant {
         self.answer
     }

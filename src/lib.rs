@@ -40,12 +40,47 @@
 //!
 //! | module | what it holds |
 //! | --- | --- |
-//! | [`sqs`] | batches in, failures out: [`Consumer`], [`run()`] |
+#![cfg_attr(
+    feature = "settings",
+    doc = "| [`Settings`] | environment variables into a configured consumer |"
+)]
+#![cfg_attr(
+    feature = "lambda",
+    doc = "| [`sqs`] | batches in, failures out: [`Consumer`], [`run()`] |"
+)]
 //! | [`once`] | how one operation is processed once: [`Once`], [`Inbox`], [`OnItem`], [`Outcome`] |
 //! | [`Handler`], [`Attempt`], [`Failure`], [`Done`] | what you write, what it gets, what it answers |
 //! | [`store`] | where records live: [`DynamoStore`](store::DynamoStore), [`MemoryStore`](store::MemoryStore) |
 //! | [`protocol`] | the rules, as pure functions: who may claim, what a refused write means |
-//! | [`aws`], [`telemetry`] | the SDK set up for Lambda, and logs |
+#![cfg_attr(
+    feature = "lambda",
+    doc = "| [`aws`], [`telemetry`] | the SDK set up for Lambda, and logs |"
+)]
+//!
+//! # Features
+//!
+//! | feature | adds |
+//! | --- | --- |
+//! | `lambda` | `sqs`, `aws` and `telemetry`: the consumer of SQS batches in a Lambda function |
+//! | `visibility` | `sqs::Visibility`: visibility timeouts of failed messages, copies to the dead-letter queue. Implies `lambda` |
+//! | `settings` | `Settings` and `Consumer::from_env`: settings from environment variables. Implies `lambda` |
+//! | `consumer` | the binary `consumer`, which charges orders over HTTP. Implies `visibility` and `settings` |
+//!
+//! These four are on by default, so that `sam build` and `cargo lambda watch` find the binary. A
+//! library user switches the binary and its HTTP client off:
+//!
+//! ```toml
+//! sqs-once = { version = "0.1", default-features = false, features = ["lambda", "visibility", "settings"] }
+//! ```
+//!
+//! Without features the crate holds the protocol, the stores, the modes and [`Handler`]. It then
+//! serves functions behind other triggers.
+//!
+//! | features | crates in the dependency tree |
+//! | --- | --- |
+//! | default | 186 crates |
+//! | `lambda`, `visibility`, `settings` | 182 crates |
+//! | none | 110 crates |
 //!
 //! # What is promised
 //!
@@ -75,9 +110,16 @@
 //! Between an effect outside DynamoDB and the record of it a crash can always fall: such an
 //! effect happens *at least* once, and point 3 is what a handler needs to make it once.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+// Without all features, some internal functions have no caller.
+#![cfg_attr(
+    not(feature = "visibility"),
+    allow(dead_code, unused_imports, reason = "used by a feature that is off")
+)]
 // Tests may read the clock; the library reads it in `system` alone.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+#[cfg(feature = "lambda")]
 pub mod aws;
 mod deadline;
 mod dynamodb;
@@ -85,9 +127,13 @@ mod handler;
 mod invalid;
 pub mod once;
 pub mod protocol;
+#[cfg(feature = "settings")]
+mod settings;
+#[cfg(feature = "lambda")]
 pub mod sqs;
 pub mod store;
 mod system;
+#[cfg(feature = "lambda")]
 pub mod telemetry;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -101,10 +147,30 @@ pub use handler::{Attempt, Done, Failure, Handler, HandlerFn, ResultExt, Stored,
 #[doc(hidden)]
 pub use handler::{Delivery, History, OpenAttempts};
 pub use invalid::InvalidValue;
-pub use once::{Change, Inbox, Mode, OnItem, Once, Operation, Outcome};
+pub use once::{Change, Inbox, Mode, OnItem, Once, Operation, Outcome, Retry, Severity};
+#[cfg(feature = "settings")]
+pub use settings::{Settings, SettingsError};
+#[cfg(feature = "lambda")]
 pub use sqs::{BatchError, Consumer, run};
 
-/// Compiles the README's example.
-#[cfg(doctest)]
+// Doctests: the Rust blocks of the README and of `docs/`. The README uses reqwest, a dependency of
+// the feature `consumer`.
+#[cfg(all(doctest, feature = "consumer", feature = "testing"))]
 #[doc = include_str!("../README.md")]
-struct Readme;
+mod readme {}
+
+#[cfg(all(doctest, feature = "lambda"))]
+#[doc = include_str!("../docs/choosing-a-key.md")]
+mod choosing_a_key {}
+
+#[cfg(all(doctest, feature = "settings"))]
+#[doc = include_str!("../docs/effects-in-dynamodb.md")]
+mod effects_in_dynamodb {}
+
+#[cfg(all(doctest, feature = "settings", feature = "testing"))]
+#[doc = include_str!("../docs/handlers.md")]
+mod handlers {}
+
+#[cfg(all(doctest, feature = "settings"))]
+#[doc = include_str!("../docs/settings.md")]
+mod settings_page {}

@@ -1,10 +1,10 @@
-//! Wall clock and randomness: the only module that reads them.
+//! Wall clock and randomness. Only this module reads them, and clippy enforces this rule.
 //!
-//! Tests replace the clock ([`Once::clock`](crate::Once::clock)), so no other module may read it by
-//! itself; clippy enforces that.
+//! Other modules get the time from a clock that tests can replace
+//! ([`Once::clock`](crate::Once::clock)).
 #![expect(
     clippy::disallowed_methods,
-    reason = "the module that the others have to use"
+    reason = "all other modules use this module"
 )]
 
 use std::time::SystemTime;
@@ -12,7 +12,7 @@ use std::time::SystemTime;
 use crate::protocol::{Owner, Timestamp};
 
 impl Timestamp {
-    /// The wall clock's time.
+    /// Returns the current time of the wall clock.
     ///
     /// ```
     /// use sqs_once::protocol::Timestamp;
@@ -27,7 +27,7 @@ impl Timestamp {
 }
 
 impl Owner {
-    /// A token that no other claim has: 32 random hex digits (UUID version 4, RFC 9562).
+    /// Creates a unique token: 32 random hex digits (UUID version 4, RFC 9562).
     ///
     /// ```
     /// use sqs_once::protocol::Owner;
@@ -40,12 +40,12 @@ impl Owner {
     }
 }
 
-/// A random number from 0 to 1, for jitter.
+/// Returns a random number from 0 to 1, for jitter.
 pub(crate) fn random_fraction() -> f64 {
     fastrand::f64()
 }
 
-/// A random number from 0 to `most`, for jitter.
-pub(crate) fn random_up_to(most: u64) -> u64 {
-    fastrand::u64(..=most)
+/// Returns a random number from 0 to `max`, for jitter.
+pub(crate) fn random_up_to(max: u64) -> u64 {
+    fastrand::u64(..=max)
 }

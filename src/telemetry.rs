@@ -2,69 +2,108 @@
 
 use std::{io::IsTerminal as _, panic::PanicHookInfo};
 
+use tracing::Subscriber;
 use tracing_subscriber::{
+    Layer,
     filter::{LevelFilter, Targets},
     fmt,
     layer::SubscriberExt as _,
-    util::SubscriberInitExt as _,
+    registry::LookupSpan,
+    util::{SubscriberInitExt as _, TryInitError},
 };
 
-/// Sends logs to standard output, from here on: JSON lines with RFC 3339 timestamps, or plain
-/// text where that is a terminal.
+/// Sends logs to standard output: JSON lines with RFC 3339 timestamps, or plain text where that is
+/// a terminal.
 ///
 /// The level comes from `AWS_LAMBDA_LOG_LEVEL` (*AWS Lambda Developer Guide*, "Configuring
 /// advanced logging controls"), else from `RUST_LOG`, which may name targets too
-/// (`warn,sqs_once=debug`), else it is `info`. What can't be read counts as `info`, and is
-/// said.
+/// (`warn,sqs_once=debug`), else it is `info`. A value that can't be read counts as `info`, and a
+/// warning names the variable.
 ///
-/// A panic is logged with its place and without its message, which may quote payload; at the
-/// level `trace` with it.
+/// Replaces the panic hook, see [`set_panic_hook`].
 ///
 /// # Panics
 ///
-/// If a subscriber is set already.
+/// If a subscriber is set already: see [`try_init`].
+///
+/// ```
+/// sqs_once::telemetry::init();
+/// tracing::info!("ready");
+/// ```
 pub fn init() {
-    let setting = ["AWS_LAMBDA_LOG_LEVEL", "RUST_LOG"]
-        .into_iter()
-        .find_map(|name| {
-            Some((
-                name,
-                std::env::var(name).ok().filter(|text| !text.is_empty())?,
-            ))
-        });
-    let (filter, fault) = match &setting {
-        None => (info(), None),
-        Some((name, text)) => match level(text) {
-            Some(filter) => (filter, None),
-            None => (info(), Some(name)),
-        },
-    };
-    let (json, text) = if std::io::stdout().is_terminal() {
-        (None, Some(fmt::layer()))
-    } else {
-        // Flat, so that a metric filter reads `$.outcome`.
-        (
-            Some(
-                fmt::layer()
-                    .json()
-                    .flatten_event(true)
-                    .with_span_list(false),
-            ),
-            None,
-        )
-    };
-    tracing_subscriber::registry()
-        .with(filter)
-        .with(json)
-        .with(text)
-        .init();
-    std::panic::set_hook(Box::new(log_panic));
-    if let Some(setting) = fault {
+    if let Err(error) = try_init() {
+        panic!("logs can't be set up: {error}");
+    }
+}
+
+/// Like [`init`], without the panic.
+///
+/// # Errors
+///
+/// If a subscriber is set already. The panic hook then stays as it is.
+///
+/// ```
+/// use sqs_once::telemetry;
+///
+/// assert!(telemetry::try_init().is_ok());
+/// assert!(telemetry::try_init().is_err());
+/// ```
+pub fn try_init() -> Result<(), TryInitError> {
+    tracing_subscriber::registry().with(layer()).try_init()?;
+    set_panic_hook();
+    if let Some((setting, text)) = setting()
+        && level(&text).is_none()
+    {
         tracing::warn!(
             setting,
             "not a log level or a list of target=level: taken as info"
         );
     }
+    Ok(())
+}
+
+/// The layer that [`init`] installs, to combine with others, such as that of OpenTelemetry.
+///
+/// The level applies to this layer alone. A value that can't be read counts as `info` without a
+/// warning. Call [`set_panic_hook`] as well.
+///
+/// ```
+/// use sqs_once::telemetry;
+/// use tracing_subscriber::{layer::SubscriberExt as _, util::SubscriberInitExt as _};
+///
+/// # let other = tracing_subscriber::layer::Identity::new();
+/// tracing_subscriber::registry().with(telemetry::layer()).with(other).init();
+/// telemetry::set_panic_hook();
+/// ```
+#[must_use]
+pub fn layer<S>() -> impl Layer<S>
+where
+    S: Subscriber + for<'span> LookupSpan<'span>,
+{
+    let filter = setting().and_then(|(_, text)| level(&text));
+    let lines = if std::io::stdout().is_terminal() {
+        fmt::layer().boxed()
+    } else {
+        // Flat, so that a metric filter reads `$.outcome`.
+        let json = fmt::layer().json().flatten_event(true);
+        json.with_span_list(false).boxed()
+    };
+    lines.with_filter(filter.unwrap_or_else(info))
+}
+
+/// Logs panics with their place and without their message, which may quote payload; at the level
+/// `trace` with it.
+pub fn set_panic_hook() {
+    std::panic::set_hook(Box::new(log_panic));
+}
+
+/// The variable that sets the level, and its value.
+fn setting() -> Option<(&'static str, String)> {
+    let mut names = ["AWS_LAMBDA_LOG_LEVEL", "RUST_LOG"].into_iter();
+    names.find_map(|name| {
+        let text = std::env::var(name).ok().filter(|text| !text.is_empty())?;
+        Some((name, text))
+    })
 }
 
 fn log_panic(panic: &PanicHookInfo<'_>) {
@@ -89,7 +128,31 @@ fn level(text: &str) -> Option<Targets> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use tracing::{Event, Level};
+    use tracing_subscriber::layer::Context;
+
     use super::*;
+
+    #[derive(Clone, Default)]
+    struct Seen(Arc<Mutex<Vec<Level>>>);
+
+    impl<S: Subscriber> Layer<S> for Seen {
+        fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+            self.0.lock().unwrap().push(*event.metadata().level());
+        }
+    }
+
+    #[test]
+    fn layer_leaves_other_layers_unfiltered() {
+        let seen = Seen::default();
+        let both = tracing_subscriber::registry()
+            .with(layer())
+            .with(seen.clone());
+        tracing::subscriber::with_default(both, || tracing::trace!("a detail"));
+        assert_eq!(*seen.0.lock().unwrap(), [Level::TRACE]);
+    }
 
     #[test]
     fn log_levels_accept_lambda_and_rust_names() {

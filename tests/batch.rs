@@ -374,7 +374,7 @@ async fn cut_off_messages_are_logged_in_one_line() {
     assert_eq!(failed, ["hangs", "waits"]);
     let (logged, unfinished) = outcomes_and_unfinished();
     let expected = [
-        ("done", "done"),
+        ("done", "completed"),
         ("hangs", "out_of_time"),
         ("waits", "not_started"),
     ];

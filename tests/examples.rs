@@ -31,7 +31,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use sqs_once::{Consumer, Handler, Inbox, Mode, OnItem, store::DynamoStore};
+use sqs_once::{Consumer, Handler, Inbox, Mode, OnItem, Settings, store::DynamoStore};
 use support::{
     PATIENCE,
     consumer::within,
@@ -43,6 +43,13 @@ use support::{
 fn sample(name: &str) -> Value {
     let path = format!("{}/events/{name}.json", env!("CARGO_MANIFEST_DIR"));
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// An example's settings in this DynamoDB: these tables, and defaults.
+fn settings<const N: usize>(dynamo: &Dynamo, tables: [(&str, &str); N]) -> Settings {
+    let runtime_api = ("AWS_LAMBDA_RUNTIME_API", "unused");
+    let variables = tables.into_iter().chain([runtime_api]);
+    Settings::from_vars(variables).sdk_config(dynamo.sdk_config())
 }
 
 /// Number of messages of an event reported as failed.
@@ -92,7 +99,7 @@ impl std::io::Write for Log {
 
 fn permanent(why: &str) -> (String, String) {
     let outcome = "permanent_failure".to_owned();
-    (outcome, format!("failed permanently: {why}"))
+    (outcome, format!("permanent failure: {why}"))
 }
 
 /// Items of a table as JSON, by primary key.
@@ -118,8 +125,9 @@ mod creating_a_user {
     ) {
         let dynamo = Dynamo::start().await;
         dynamo.create_table_keyed("users", &["email"]).await;
-        let consumer = create_user::consumer(dynamo.client(), "users".into());
-        (dynamo, Arc::new(consumer.unwrap()))
+        let consumer = create_user::consumer(settings(&dynamo, [("USERS_TABLE_NAME", "users")]));
+        let consumer = consumer.await.unwrap();
+        (dynamo, Arc::new(consumer))
     }
 
     #[tokio::test]
@@ -188,8 +196,10 @@ mod adding_an_item_to_an_order {
     ) {
         let dynamo = Dynamo::start().await;
         dynamo.create_table_keyed("orders", &["orderId"]).await;
-        let consumer = add_order_item::consumer(dynamo.client(), "orders".into());
-        (dynamo, Arc::new(consumer.unwrap()))
+        let consumer =
+            add_order_item::consumer(settings(&dynamo, [("ORDERS_TABLE_NAME", "orders")]));
+        let consumer = consumer.await.unwrap();
+        (dynamo, Arc::new(consumer))
     }
 
     fn item(quantity: u32) -> Value {
@@ -283,8 +293,10 @@ mod debiting_an_account {
         dynamo.create_table_keyed("accounts", &["accountId"]).await;
         let account = json!({"accountId": ACCOUNT, "owner": "Ada", "balance": 10_000});
         put(&dynamo, "accounts", account).await;
-        let consumer = debit_account::consumer(dynamo.client(), "accounts".into());
-        (dynamo, Arc::new(consumer.unwrap()))
+        let consumer =
+            debit_account::consumer(settings(&dynamo, [("ACCOUNTS_TABLE_NAME", "accounts")]));
+        let consumer = consumer.await.unwrap();
+        (dynamo, Arc::new(consumer))
     }
 
     #[tokio::test]
@@ -350,17 +362,21 @@ mod placing_an_order {
             put(&dynamo, "stock", item).await;
         }
         dynamo.create_table("records").await;
-        let consumer = remembering_in(&dynamo, "records");
+        let consumer = remembering_in(&dynamo, "records").await;
         (dynamo, consumer)
     }
 
-    fn remembering_in(
+    async fn remembering_in(
         dynamo: &Dynamo,
         records: &str,
     ) -> Placing<impl Handler<Output = sqs_once::Done<Value>> + use<>> {
-        let (orders, stock) = ("orders".to_owned(), "stock".to_owned());
-        let consumer = place_order::consumer(dynamo.client(), records.into(), orders, stock);
-        Arc::new(consumer.unwrap())
+        let tables = [
+            ("IDEMPOTENCY_TABLE_NAME", records),
+            ("ORDERS_TABLE_NAME", "orders"),
+            ("STOCK_TABLE_NAME", "stock"),
+        ];
+        let consumer = place_order::consumer(settings(dynamo, tables));
+        Arc::new(consumer.await.unwrap())
     }
 
     async fn stock(dynamo: &Dynamo) -> Vec<(String, Value)> {
@@ -472,7 +488,7 @@ mod placing_an_order {
         let (dynamo, consumer) = start().await;
         assert_eq!(process(&consumer, sample("place-order")).await, 0);
         dynamo.create_table("emptied").await;
-        let consumer = remembering_in(&dynamo, "emptied");
+        let consumer = remembering_in(&dynamo, "emptied").await;
         // The order and its duplicate in the same batch.
         assert_eq!(process(&consumer, sample("place-order")).await, 2);
         assert_eq!(stock(&dynamo).await, pieces(4, 1, 5));

@@ -362,7 +362,7 @@ async fn throttled_completion_is_recorded_in_time() {
             tokio::time::sleep(throttled).await;
             dynamo.heal().await;
         });
-        assert_eq!(outcome.name(), "done", "{fault:?}: {outcome}");
+        assert_eq!(outcome.name(), "completed", "{fault:?}: {outcome}");
         let sent = dynamo.reset_counts()["UpdateItem"];
         assert!(sent < 40, "{fault:?}: {sent} requests");
     }

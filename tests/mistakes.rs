@@ -1,4 +1,4 @@
-//! Errors of the compiler where a handler does not fit: each names the mistake and its remedy.
+//! Compiler errors of handlers with the wrong type: each names the mistake and its remedy.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -16,7 +16,7 @@ use sqs_once::{
     store::MemoryStore,
 };
 
-/// The library that this test is linked with.
+/// Path of the compiled library under test.
 fn library() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let built = fs::read_dir(test.parent().unwrap()).unwrap();
@@ -28,7 +28,7 @@ fn library() -> PathBuf {
     built.max_by_key(modified).unwrap()
 }
 
-/// Compiles a program against the library; the compiler's errors.
+/// Compiles a program against the library, and returns the compiler's errors.
 fn errors(program: &Path) -> String {
     let library = library();
     let dependencies = library.parent().unwrap().display().to_string();
@@ -48,7 +48,8 @@ fn errors(program: &Path) -> String {
     String::from_utf8(output.unwrap().stderr).unwrap()
 }
 
-/// Compiles a program of `tests/mistakes`, the first lines of which are in the compiler's errors.
+/// Compiles a program of `tests/mistakes`, whose first comment lines must occur in the compiler's
+/// errors.
 #[track_caller]
 fn explained(program: &str) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mistakes");
@@ -88,7 +89,7 @@ fn function_without_attempt_is_explained() {
     explained("function_without_attempt");
 }
 
-/// Without this test, a library that is not found would pass for an explanation.
+/// Control: without this test, an error about a missing library would pass for an explanation.
 #[test]
 fn corrected_mistake_compiles() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mistakes");

@@ -137,7 +137,7 @@ async fn duplicate_gets_result_without_running() {
     let (store, runs) = (Lossy::default(), Runs::default());
     let first = run(&store, operation("m-1", "p"), &runs, Ok(41)).await;
     let second = run(&store, operation("m-1", "p"), &runs, Ok(42)).await;
-    assert!(matches!(first, Outcome::Done(StoredResult::Json(json)) if json == "41"));
+    assert!(matches!(first, Outcome::Completed(StoredResult::Json(json)) if json == "41"));
     assert!(matches!(second, Outcome::Duplicate(StoredResult::Json(json)) if json == "41"));
     assert_eq!(runs.count(), 1);
     assert_eq!(store.sent(), ["claim", "complete", "claim"]);
@@ -146,12 +146,12 @@ async fn duplicate_gets_result_without_running() {
 #[tokio::test]
 async fn outcome_expires_after_retention() {
     let (store, runs) = (Lossy::default(), Runs::default());
-    run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     pass(20 * 24 * 3600 * SECOND);
-    run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     assert_eq!(runs.count(), 1);
     pass(2 * SECOND);
-    run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     assert_eq!(runs.count(), 2);
     assert_eq!(runs.last().open, None);
 }
@@ -168,14 +168,14 @@ async fn permanent_failure_runs_once_per_message() {
 
     // A new message runs, also with a corrected payload.
     let resent = run(&store, operation("m-2", "corrected"), &runs, Ok(1)).await;
-    assert!(matches!(resent, Outcome::Done(_)));
+    assert!(matches!(resent, Outcome::Completed(_)));
     assert_eq!(runs.last().open, None);
 }
 
 #[tokio::test]
 async fn permanent_failure_is_replayed_if_set() {
     let (store, runs) = (Lossy::default(), Runs::default());
-    run(&store, operation("m-1", "p"), &runs, declined()).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, declined()).await;
     let strict = once(&store).after_failure(AfterFailure::Replay);
     let never = |_| async { unreachable!("it failed before") as Result<(), Failure> };
     let outcome = strict.run(operation("m-2", "p"), never).await;
@@ -194,7 +194,7 @@ async fn retryable_failure_keeps_the_record() {
 
     pass(MILLISECOND);
     let again = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
-    assert!(matches!(again, Outcome::Done(_)));
+    assert!(matches!(again, Outcome::Completed(_)));
     let open = OpenAttempts {
         first_claimed_at: Some(first),
         last_end: Some(AttemptEnd::Retryable),
@@ -214,10 +214,10 @@ async fn failure_without_effect_deletes_record() {
 #[tokio::test]
 async fn failure_without_effect_restores_failed_record() {
     let (store, runs) = (Lossy::default(), Runs::default());
-    run(&store, operation("m-1", "p"), &runs, declined()).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, declined()).await;
     let before = record(&store);
     pass(SECOND);
-    run(&store, operation("m-2", "corrected"), &runs, unsent()).await;
+    let _ = run(&store, operation("m-2", "corrected"), &runs, unsent()).await;
     let after = record(&store);
     let mut expected = before;
     expected.owner = after.owner.clone();
@@ -232,9 +232,9 @@ async fn failure_without_effect_keeps_earlier_attempts() {
     let first = now();
     crash(&store, "m-1").await;
     pass(12 * SECOND);
-    run(&store, operation("m-1", "p"), &runs, unsent()).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, unsent()).await;
     pass(MILLISECOND);
-    run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     assert_eq!(runs.open_since(), Some(first));
     assert_eq!(runs.last().attempts, 2);
 }
@@ -243,8 +243,8 @@ async fn failure_without_effect_keeps_earlier_attempts() {
 async fn failed_message_never_runs_again() {
     for second in [declined(), busy(), unsent()] {
         let (store, runs) = (Lossy::default(), Runs::default());
-        run(&store, operation("m-1", "p"), &runs, declined()).await;
-        run(&store, operation("m-2", "p"), &runs, second).await;
+        let _ = run(&store, operation("m-1", "p"), &runs, declined()).await;
+        let _ = run(&store, operation("m-2", "p"), &runs, second).await;
         pass(MILLISECOND);
         let again = run(&store, operation("m-1", "p"), &runs, Ok(())).await;
         assert!(
@@ -260,7 +260,7 @@ async fn key_with_20_failed_messages_is_refused() {
     let (store, runs) = (Lossy::default(), Runs::default());
     for n in 1..=20 {
         let message_id = format!("m-{n}");
-        run(&store, operation(&message_id, "p"), &runs, declined()).await;
+        let _ = run(&store, operation(&message_id, "p"), &runs, declined()).await;
     }
     let next = run(&store, operation("m-21", "p"), &runs, Ok(())).await;
     assert!(next.to_string().contains("record forget KEY"), "{next}");
@@ -279,7 +279,7 @@ async fn third_attempt_gets_time_of_first() {
             Some(answer) => drop(run(&store, operation("m-1", "p"), &runs, answer).await),
         }
         pass(12 * SECOND);
-        run(&store, operation("m-1", "p"), &runs, Ok(())).await;
+        let _ = run(&store, operation("m-1", "p"), &runs, Ok(())).await;
         assert_eq!(runs.open_since(), Some(first));
         assert_eq!(runs.last().attempts, 2);
     }
@@ -291,8 +291,8 @@ async fn open_attempt_outlives_permanent_failure() {
     let first = now();
     crash(&store, "m-1").await;
     pass(12 * SECOND);
-    run(&store, operation("m-1", "p"), &runs, declined()).await;
-    run(&store, operation("m-2", "p"), &runs, Ok(())).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, declined()).await;
+    let _ = run(&store, operation("m-2", "p"), &runs, Ok(())).await;
     assert_eq!(runs.open_since(), Some(first));
 }
 
@@ -315,14 +315,14 @@ async fn other_payload_waits_until_record_is_deleted() {
 
     store.store.remove(&key());
     let forgotten = run(&store, operation("m-2", "corrected"), &runs, Ok(1)).await;
-    assert!(matches!(forgotten, Outcome::Done(_)));
+    assert!(matches!(forgotten, Outcome::Completed(_)));
 }
 
 /// DynamoDB's TTL deletes an expired record. The promises hold while the record is kept.
 #[tokio::test]
 async fn redrive_after_ttl_deletion_runs_again() {
     let (store, runs) = (Lossy::default(), Runs::default());
-    run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     assert_eq!(record(&store).expires_at, now().as_secs() + 20 * 24 * 3600);
     // A redriven message has a new id.
     let redriven = run(&store, operation("m-2", "p"), &runs, Ok(2)).await;
@@ -330,7 +330,7 @@ async fn redrive_after_ttl_deletion_runs_again() {
 
     store.store.remove(&key());
     let again = run(&store, operation("m-3", "p"), &runs, Ok(2)).await;
-    assert!(matches!(again, Outcome::Done(_)));
+    assert!(matches!(again, Outcome::Completed(_)));
     assert_eq!((runs.count(), runs.last().attempts), (2, 0));
 }
 
@@ -339,7 +339,7 @@ async fn other_payload_waits_after_retryable_failures() {
     let (store, runs) = (Lossy::default(), Runs::default());
     let first = now();
     for _ in 0..5 {
-        run(&store, operation("m-1", "p"), &runs, busy()).await;
+        let _ = run(&store, operation("m-1", "p"), &runs, busy()).await;
         pass(SECOND);
     }
     let corrected = run(&store, operation("m-2", "corrected"), &runs, Ok(1)).await;
@@ -352,7 +352,7 @@ async fn other_payload_waits_after_retryable_failures() {
 #[tokio::test]
 async fn reused_key_runs_nothing_and_keeps_record() {
     let (store, runs) = (Lossy::default(), Runs::default());
-    run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     let before = record(&store);
     let reused = run(&store, operation("m-2", "another"), &runs, Ok(2)).await;
     assert!(matches!(reused, Outcome::KeyReused));
@@ -376,7 +376,7 @@ async fn crash_is_conflict_until_lease_ends() {
 
     pass(Duration::from_millis(1));
     let later = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
-    assert!(matches!(later, Outcome::Done(_)));
+    assert!(matches!(later, Outcome::Completed(_)));
     let crashed = OpenAttempts {
         first_claimed_at: Some(claimed_at),
         last_end: None,
@@ -392,7 +392,7 @@ async fn lease_and_expiry_follow_settings() {
     let work = async |_| Ok::<_, Failure>(lease_until(&store).as_millis());
     let started = now();
     let outcome = once.run(operation("m-1", "p"), work).await;
-    let Outcome::Done(StoredResult::Json(lease_until)) = outcome else {
+    let Outcome::Completed(StoredResult::Json(lease_until)) = outcome else {
         panic!("{outcome}")
     };
     let wanted = started + 15 * SECOND;
@@ -412,7 +412,7 @@ async fn frozen_worker_without_lease_does_not_start() {
         assert!(futures_util::poll!(&mut frozen).is_pending());
         pass(frozen_for);
         let outcome = frozen.await;
-        let expected = if begins { "done" } else { "not_started" };
+        let expected = if begins { "completed" } else { "not_started" };
         assert_eq!(outcome.name(), expected);
         assert_eq!(runs.count(), usize::from(begins));
         assert_eq!(
@@ -448,7 +448,7 @@ async fn panic_is_caught_and_next_attempt_informed() {
     assert_eq!(store.sent(), ["claim", "end_lease"]);
 
     pass(MILLISECOND);
-    run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     let open = runs.last().open.unwrap();
     assert_eq!(open.last_end, Some(AttemptEnd::Panic));
 }
@@ -480,7 +480,7 @@ async fn slow_handler_is_cut_off_at_deadline_reserve() {
     assert_eq!(lease_until(&store), now());
 
     pass(MILLISECOND);
-    run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     let open = runs.last().open.unwrap();
     assert_eq!(open.last_end, Some(AttemptEnd::Deadline));
 }
@@ -505,7 +505,7 @@ async fn slow_claim_does_not_start_handler() {
 async fn lost_claim_response_keeps_own_claim() {
     let (store, runs) = (Lossy::fates([Fate::SentTwice]), Runs::default());
     let outcome = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
-    assert!(matches!(outcome, Outcome::Done(_)));
+    assert!(matches!(outcome, Outcome::Completed(_)));
     assert_eq!(runs.last(), History::fresh(), "the record tells");
 }
 
@@ -515,7 +515,7 @@ async fn lost_takeover_response_keeps_history() {
     let (runs, first) = (Runs::default(), now());
     crash(&store, "m-1").await;
     pass(12 * SECOND);
-    run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     assert_eq!(runs.open_since(), Some(first));
     assert_eq!(runs.last().attempts, 1);
 }
@@ -528,7 +528,7 @@ async fn lost_settlement_responses_change_nothing() {
         assert!(
             matches!(
                 outcome,
-                Outcome::Done(_)
+                Outcome::Completed(_)
                     | Outcome::PermanentFailure(_)
                     | Outcome::RetryableFailure(_)
                     | Outcome::NoEffect(_)
@@ -553,7 +553,10 @@ async fn unanswered_claim_is_abandoned() {
         }
         pass(MILLISECOND);
         let again = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
-        assert!(matches!(again, Outcome::Done(_)), "{fate:?}: {again:?}");
+        assert!(
+            matches!(again, Outcome::Completed(_)),
+            "{fate:?}: {again:?}"
+        );
     }
 }
 
@@ -571,7 +574,7 @@ async fn contended_claim_is_retried_for_tenth_of_time() {
     let (store, runs) = (Lossy::default(), Runs::default());
     store.throttle("claim", started + 500 * MILLISECOND);
     let outcome = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
-    assert!(matches!(outcome, Outcome::Done(_)));
+    assert!(matches!(outcome, Outcome::Completed(_)));
 
     let started = tokio::time::Instant::now();
     let store = Lossy::default();
@@ -639,10 +642,10 @@ async fn unanswered_takeover_keeps_history() {
     );
     crash(&store, "m-1").await;
     pass(12 * SECOND);
-    run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     assert_eq!(runs.count(), 0);
     pass(MILLISECOND);
-    run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     assert!(runs.last().open.is_some());
 }
 
@@ -651,10 +654,10 @@ async fn retryable_takeover_keeps_history() {
     let (store, runs) = (Lossy::default(), Runs::default());
     crash(&store, "m-1").await;
     pass(12 * SECOND);
-    run(&store, operation("m-1", "p"), &runs, busy()).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, busy()).await;
     assert!(runs.last().open.is_some());
     pass(MILLISECOND);
-    run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     assert!(runs.last().open.is_some());
 }
 
@@ -688,7 +691,7 @@ async fn unrecorded_completion_keeps_claim() {
         let during = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
         assert!(matches!(during, Outcome::Conflict { .. }));
         pass(12 * SECOND);
-        run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+        let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
         assert!(runs.last().open.is_some());
     }
 }
@@ -710,7 +713,7 @@ async fn late_completion_is_refused_and_unacknowledged() {
         let mut slow = Box::pin(slow);
         assert!(futures_util::poll!(&mut slow).is_pending());
         pass(12 * SECOND);
-        run(&store, operation("m-1", "p"), &runs, Ok("quick")).await;
+        let _ = run(&store, operation("m-1", "p"), &runs, Ok("quick")).await;
         let quick = record(&store);
 
         go.send(()).unwrap();
@@ -726,7 +729,9 @@ async fn oversized_output_keeps_completion() {
     let (store, runs) = (Lossy::default(), Runs::default());
     let output = "x".repeat(500_000);
     let first = run(&store, operation("m-1", "p"), &runs, Ok(output.clone())).await;
-    assert!(matches!(first, Outcome::Done(StoredResult::Omitted(note)) if note.contains("500002")));
+    assert!(
+        matches!(first, Outcome::Completed(StoredResult::Omitted(note)) if note.contains("500002"))
+    );
     let second = run(&store, operation("m-1", "p"), &runs, Ok(output)).await;
     assert!(matches!(
         second,
@@ -740,7 +745,7 @@ async fn empty_outputs_are_replayed_unchanged() {
     for output in ["0", "false", "null", "\"\"", "[]"] {
         let (store, runs) = (Lossy::default(), Runs::default());
         let value: serde_json::Value = serde_json::from_str(output).unwrap();
-        run(&store, operation("m-1", "p"), &runs, Ok(value)).await;
+        let _ = run(&store, operation("m-1", "p"), &runs, Ok(value)).await;
         let again = run(
             &store,
             operation("m-1", "p"),

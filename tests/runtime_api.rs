@@ -15,7 +15,7 @@ use support::{
     dynamo::{Dynamo, number, text},
     event::{batch, failed, order, received, record},
     gateway::{Gateway, Reply},
-    runtime_api::{Answer, Env, FUNCTION_NAME, Lambda, consumer, example, of_message, of_takeover},
+    runtime_api::{Answer, Env, FUNCTION_NAME, Lambda, consumer, of_message, of_takeover, program},
     stage::{Stage, TABLE, TIME, env, now_ms, outcome, outcomes},
 };
 use tokio::{
@@ -54,7 +54,7 @@ async fn redelivered_batches_charge_each_order_once() {
     assert!(
         outcomes[..31]
             .iter()
-            .all(|outcome| outcome == outcome::DONE)
+            .all(|outcome| outcome == outcome::COMPLETED)
     );
     assert!(outcomes[31..].iter().all(|o| o == outcome::DUPLICATE));
 }
@@ -93,7 +93,7 @@ async fn killed_charge_is_taken_over_after_lease() {
     assert!(now_ms() > number(&left, "lease_until"));
     let outcomes = outcomes(&survivor, deliveries).await;
     let (last, before) = outcomes.split_last().unwrap();
-    assert_eq!(last, outcome::DONE);
+    assert_eq!(last, outcome::COMPLETED);
     assert!(!before.is_empty() && before.iter().all(|o| o == outcome::CONFLICT));
     survivor.logged(1, of_takeover).await;
     let calls = stage.gateway.calls_for("o-1");
@@ -237,8 +237,8 @@ async fn only_failed_messages_return_to_queue() {
     let mut logged = outcomes(&lambda, 6).await;
     logged.sort();
     let expected = [
-        outcome::DONE,
-        outcome::DONE,
+        outcome::COMPLETED,
+        outcome::COMPLETED,
         outcome::INVALID,
         outcome::PERMANENT,
         outcome::PERMANENT,
@@ -300,7 +300,7 @@ async fn slow_gateway_is_cut_off_and_retry_informed() {
     lambda.logged(1, of_takeover).await;
     assert_eq!(
         outcomes(&lambda, 3).await[1..],
-        [outcome::OUT_OF_TIME, outcome::DONE]
+        [outcome::OUT_OF_TIME, outcome::COMPLETED]
     );
 }
 
@@ -527,7 +527,7 @@ async fn each_message_logs_one_json_line() {
     let time = humantime::parse_rfc3339(time).unwrap();
     assert!(time.elapsed().unwrap() < PATIENCE);
     assert_eq!(line["level"], "INFO");
-    assert_eq!(line["outcome"], outcome::DONE);
+    assert_eq!(line["outcome"], outcome::COMPLETED);
     assert_eq!(line["key"], format!("{FUNCTION_NAME}#m-1"));
     assert_eq!(line["message_id"], "m-1");
     assert_eq!(line["receive_count"], 3);
@@ -540,7 +540,7 @@ async fn each_message_logs_one_json_line() {
 
 /// The other binary of the release profile, whose messages control the handler.
 async fn obedient(stage: &Stage) -> Lambda {
-    Lambda::start_binary(&example("panicking"), stage.env(&[])).await
+    Lambda::start_binary(&program("panicking"), stage.env(&[])).await
 }
 
 #[tokio::test]

@@ -1,15 +1,16 @@
-"""The known failures of tests/known_failures.rs, tried on other libraries: `make compare`.
+"""`make compare`: tries the known failures of tests/known_failures.rs on other libraries.
 
-Each scenario runs against functions on Powertools for AWS Lambda, Python (function.py) and TypeScript
-(function.mjs), set up as their documentation does for SQS batches, and with the settings that bear on
-the failure. The table lives in a MiniStack. Every word of the outcome is made of what was seen; sqs-once's
-column is what the tests of the same names came to.
+Each scenario runs against functions with Powertools for AWS Lambda, Python (function.py) and TypeScript
+(function.mjs). They are set up as documented for SQS batches, and again with each setting that affects
+the failure. The table is in a MiniStack. The column of sqs-once has the results of the tests with the
+same names.
 """
 
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -35,7 +36,7 @@ SETTINGS = {
 
 
 def install() -> None:
-    """What function.mjs runs on, at the versions of package-lock.json."""
+    """Installs the packages of function.mjs, at the versions of package-lock.json."""
     if shutil.which("node") is None or shutil.which("npm") is None:
         raise cloud.Unavailable("make compare: Node.js 20 or later is needed, with npm")
     NODE.mkdir(parents=True, exist_ok=True)
@@ -46,7 +47,7 @@ def install() -> None:
 
 
 def sqs_once() -> dict[str, str]:
-    """What each test of tests/known_failures.rs came to."""
+    """The result of each test of tests/known_failures.rs."""
     command = ["cargo", "test", "--locked", "--test", "known_failures"]
     ran = subprocess.run(command, cwd=cloud.ROOT, stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
     print(ran.stdout)
@@ -57,23 +58,26 @@ def sqs_once() -> dict[str, str]:
 
 
 def cell(lab: Lab, library: Library, scenario: Scenario) -> str:
-    """What became of one scenario in one library, in words."""
+    """The outcome of one scenario with one library, in words."""
     variants = [{name: value} for name, value in scenario.variants.items() if name in library.settings]
-    seen = {}
-    for settings in ({}, *variants):
-        how = "".join(f"{'with' if value else 'without'} `{library.settings[name]}`" for name, value in settings.items())
-        with lab.environment(library, settings) as ours:
-            seen[how] = str(scenario.play(ours))
+    seen: dict[str, str] = {}
+    no_settings: dict[str, bool] = {}
+    for settings in (no_settings, *variants):
+        how = "".join(
+            f"{'with' if value else 'without'} `{library.settings[name]}`" for name, value in settings.items()
+        )
+        with lab.environment(library, settings) as environment:
+            seen[how] = str(scenario.play(environment))
         print(f"  {how or 'as documented'}: {seen[how]}", flush=True)
     documented = seen.pop("")
-    return "; ".join([documented, *(f"{how} {what}" for how, what in seen.items() if what != documented)])
+    return "; ".join([documented, *(f"{how} {outcome}" for how, outcome in seen.items() if outcome != documented)])
 
 
 def main() -> None:
     cloud.unwind_on_signals()
     install()
-    version = re.search(r'^version = "(.*)"', (cloud.ROOT / "Cargo.toml").read_text(), re.MULTILINE)[1]
-    ours = sqs_once()
+    version = tomllib.loads((cloud.ROOT / "Cargo.toml").read_text())["package"]["version"]
+    results = sqs_once()
     with cloud.ministack("compare") as up:
         lab = Lab(up)
         libraries = [
@@ -83,7 +87,7 @@ def main() -> None:
         header = [f"sqs-once {version}", *(f"{library.name} {library.version}" for library in libraries)]
         rows = []
         for name, scenario in SCENARIOS.items():
-            row = [name.replace("_", " "), ours[name]]
+            row = [name.replace("_", " "), results[name]]
             for library in libraries:
                 print(f"\n{name}: {library.name}", flush=True)
                 row.append(cell(lab, library, scenario))

@@ -1,18 +1,19 @@
-"""A Lambda function on Powertools for AWS Lambda (Python), as its documentation has it for SQS batches.
+"""A Lambda function with Powertools for AWS Lambda (Python), set up as documented for SQS batches.
 
-compare.py runs it, and says what each message's handler does. One JSON document a line, both ways:
+compare.py runs this function, and tells it how the handler ends. Each line is one JSON document:
 
-    it prints   {"library": ..., "version": ...}                       once it is up
-    it reads    {"event": ..., "remaining_ms": ...}                    an invocation
-    it prints   {"handle": MESSAGE_ID}                                 the handler runs
-    it reads    {"return": ...}, {"raise": ...}, {"body": ..., ...}    what it does; `body`: it changes the message
-    it prints   {"failed": [...], "outputs": {...}, "errors": {...}}   the invocation's end, by message
+    stdout   {"library": ..., "version": ...}                       the function is ready
+    stdin    {"event": ..., "remaining_ms": ...}                    an invocation
+    stdout   {"handle": MESSAGE_ID}                                 the handler runs
+    stdin    {"return": ...}, {"raise": ...}, {"body": ..., ...}    how the handler ends; `body` changes the message
+    stdout   {"failed": [...], "outputs": {...}, "errors": {...}}   the end of the invocation, by message
 """
 
 import importlib.metadata
 import json
 import os
 import sys
+from typing import Any
 
 from aws_lambda_powertools.utilities.batch import BatchProcessor, EventType, process_partial_response
 from aws_lambda_powertools.utilities.batch.exceptions import BatchProcessingError
@@ -34,33 +35,34 @@ config = IdempotencyConfig(
 
 
 class Context:
-    def __init__(self, remaining_ms):
+    def __init__(self, remaining_ms: int) -> None:
         self.remaining_ms = remaining_ms
 
-    def get_remaining_time_in_millis(self):
+    def get_remaining_time_in_millis(self) -> int:
         return self.remaining_ms
 
 
-def tell(**what):
-    print(json.dumps(what), flush=True)
+def tell(**message: Any) -> None:
+    print(json.dumps(message), flush=True)
 
 
 @idempotent_function(data_keyword_argument="record", config=config, persistence_store=dynamodb)
-def handle(record: SQSRecord):
+def handle(record: SQSRecord) -> Any:
     tell(handle=record.message_id)
-    does = json.loads(sys.stdin.readline())
-    if "body" in does:
-        record.raw_event["body"] = does["body"]
-    if "raise" in does:
-        raise ValueError(does["raise"])
-    return does["return"]
+    end = json.loads(sys.stdin.readline())
+    if "body" in end:
+        record.raw_event["body"] = end["body"]
+    if "raise" in end:
+        raise ValueError(end["raise"])
+    return end["return"]
 
 
-outputs, errors = {}, {}
+outputs: dict[str, Any] = {}
+errors: dict[str, str] = {}
 
 
-def record_handler(record: SQSRecord):
-    """Only notes what the idempotent function answers."""
+def record_handler(record: SQSRecord) -> None:
+    """Notes the output of the idempotent function."""
     try:
         outputs[record.message_id] = handle(record=record)
     except Exception as error:
@@ -82,6 +84,6 @@ while line := sys.stdin.readline():
             event=event, record_handler=record_handler, processor=processor, context=context
         )
         failed = [failure["itemIdentifier"] for failure in response["batchItemFailures"]]
-    except BatchProcessingError:  # all of them
+    except BatchProcessingError:  # every message failed
         failed = [record["messageId"] for record in event["Records"]]
     tell(failed=failed, outputs=outputs, errors=errors)

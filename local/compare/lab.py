@@ -1,4 +1,4 @@
-"""Functions to try scenarios on: processes that speak the lines of function.py, and their tables."""
+"""The functions that scenarios run against, and their tables. function.py documents their protocol."""
 
 import contextlib
 import itertools
@@ -10,11 +10,14 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Self
 
 import cloud
 
+Json = dict[str, Any]
+
 PATIENCE = 60.0
-# Every setting that a function takes, as the documentation has it.
+# Every setting of a function, with its documented value.
 DOCUMENTED = {
     "key": "powertools_json(body).orderId",
     "lambda_context": True,
@@ -31,38 +34,45 @@ class Library:
     command: list[str]
     directory: Path
     settings: dict[str, str]
-    """The settings of DOCUMENTED that the library has, by its own names."""
+    """The settings of DOCUMENTED that the library has, with their names in the library."""
 
 
 @dataclass
 class Ended:
-    """What became of an invocation; `failed` is None if the function was killed in it."""
+    """The outcome of an invocation. A function that was killed reported no failures."""
 
     ran: list[str] = field(default_factory=list)
-    failed: list[str] | None = None
-    outputs: dict = field(default_factory=dict)
-    errors: dict = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+    outputs: Json = field(default_factory=dict)
+    errors: Json = field(default_factory=dict)
 
 
 class Function:
     """One execution environment of a function."""
 
-    def __init__(self, name: str, command: list[str], directory: Path, environment: dict):
+    def __init__(self, name: str, command: list[str], directory: Path, environment: dict[str, str]) -> None:
         self.name = name
         self.process = subprocess.Popen(
-            command, cwd=directory, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True,
+            command,
+            cwd=directory,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
-        self.complaints: list[str] = []
-        self.reader = threading.Thread(target=lambda: self.complaints.extend(self.process.stderr), daemon=True)
+        self.errors: list[str] = []
+        self.reader = threading.Thread(target=self._read_errors, daemon=True)
         self.reader.start()
         self.watchdog = threading.Timer(PATIENCE, self.process.kill)
         self.watchdog.daemon = True
         self.watchdog.start()
         self.hello = self._hear()
 
-    def deliver(self, *records: dict, remaining_ms: int = 60_000, does: Callable[[str], dict] | None = None) -> Ended:
-        """One invocation. `does` says what the handler does with a message, by its id."""
+    def deliver(
+        self, *records: Json, remaining_ms: int = 60_000, does: Callable[[str], Json | None] | None = None
+    ) -> Ended:
+        """Invokes the function. `does` returns how the handler ends, by message id; None if it killed the function."""
         ended = Ended()
         self._tell({"event": {"Records": records}, "remaining_ms": remaining_ms})
         while "handle" in (heard := self._hear()):
@@ -77,7 +87,7 @@ class Function:
         return ended
 
     def kill(self) -> None:
-        """As a crash does: nothing runs in it any more."""
+        """Ends the function as a crash does."""
         self.process.kill()
         self.process.wait()
 
@@ -85,34 +95,41 @@ class Function:
         self.watchdog.cancel()
         self.kill()
 
-    def _tell(self, what: dict) -> None:
-        self.process.stdin.write(json.dumps(what) + "\n")
+    def _tell(self, message: Json | None) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(message) + "\n")
         self.process.stdin.flush()
 
-    def _hear(self) -> dict:
+    def _hear(self) -> Json:
+        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
             self.reader.join(5)
-            raise RuntimeError("the function ended:\n" + "".join(self.complaints))
-        return json.loads(line)
+            raise RuntimeError("the function ended:\n" + "".join(self.errors))
+        message: Json = json.loads(line)
+        return message
+
+    def _read_errors(self) -> None:
+        assert self.process.stderr is not None
+        self.errors.extend(self.process.stderr)
 
 
 class Environment:
-    """One library and setting, with a table of their own."""
+    """One library with some settings, and a table for both."""
 
-    def __init__(self, up: cloud.Cloud, table: str, library: Library, settings: dict):
+    def __init__(self, up: cloud.Cloud, table: str, library: Library, settings: dict[str, bool]) -> None:
         self.up, self.table, self.library, self.settings = up, table, library, settings
         self.running = contextlib.ExitStack()
         self.number = itertools.count(1)
         cloud.create_table(up, table)
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.running.close()
 
-    def function(self, endpoint: str | None = None, **settings) -> Function:
+    def function(self, endpoint: str | None = None, **settings: str | bool) -> Function:
         environment = self.up.environment() | {
             "AWS_ENDPOINT_URL": endpoint or self.up.endpoint,
             "AWS_LAMBDA_FUNCTION_NAME": "payments",
@@ -125,24 +142,25 @@ class Environment:
         self.running.callback(function.close)
         return function
 
-    def records(self) -> list[dict]:
-        """Everything in the table, as DynamoDB writes it."""
-        return self.up.client("dynamodb").scan(TableName=self.table, ConsistentRead=True)["Items"]
+    def records(self) -> list[Json]:
+        """Every item of the table, in the JSON of DynamoDB."""
+        items: list[Json] = self.up.client("dynamodb").scan(TableName=self.table, ConsistentRead=True)["Items"]
+        return items
 
     def loses_first_answer(self) -> "LossyLine":
         return self.running.enter_context(LossyLine.to(self.up.endpoint))
 
 
 class Lab:
-    def __init__(self, up: cloud.Cloud):
+    def __init__(self, up: cloud.Cloud) -> None:
         self.up = up
         self.number = itertools.count(1)
 
-    def environment(self, library: Library, settings: dict) -> Environment:
+    def environment(self, library: Library, settings: dict[str, bool]) -> Environment:
         return Environment(self.up, f"compare-{next(self.number)}", library, settings)
 
-    def library(self, command: list[str], directory: Path, settings: dict[str, dict]) -> Library:
-        """Asks the function which library it is on."""
+    def library(self, command: list[str], directory: Path, settings: dict[str, dict[str, str]]) -> Library:
+        """Asks the function for the name and version of its library."""
         nameless = Library("", "", command, directory, {})
         with self.environment(nameless, {}) as environment:
             hello = environment.function().hello
@@ -152,7 +170,7 @@ class Lab:
 
 @dataclass
 class LossyLine:
-    """An endpoint before another: the first request arrives there, its answer does not come back."""
+    """A proxy of an endpoint that loses the response to the first request."""
 
     endpoint: str
     connections: int = 0
@@ -179,7 +197,7 @@ class LossyLine:
 
 
 def _pump(source: socket.socket, sink: socket.socket, lost: bool = False) -> None:
-    """Carries what comes on to the other side; or cuts both off when something comes, if it is `lost`."""
+    """Forwards bytes from source to sink. If `lost`, closes both at the first bytes instead."""
     with contextlib.suppress(OSError):
         while chunk := source.recv(65536):
             if lost:

@@ -1,11 +1,12 @@
-"""The scenarios, by the names of their tests in tests/known_failures.rs."""
+"""The scenarios. Each has the name of its test in tests/known_failures.rs."""
 
 import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from lab import Environment
+from lab import Ended, Environment, Json
 
 SCENARIOS: dict[str, "Scenario"] = {}
 
@@ -22,22 +23,25 @@ class Seen:
         return f"holds, but {self.but}" if self.but else "holds"
 
 
+Play = Callable[[Environment], Seen]
+
+
 @dataclass(frozen=True)
 class Scenario:
-    play: Callable[[Environment], Seen]
+    play: Play
     variants: dict[str, bool]
-    """Settings that bear on it, and their values that are not as documented."""
+    """The settings that affect the scenario, with their values that differ from the documented ones."""
 
 
-def scenario(**variants: bool):
-    def add(play):
+def scenario(**variants: bool) -> Callable[[Play], Play]:
+    def add(play: Play) -> Play:
         SCENARIOS[play.__name__] = Scenario(play, variants)
         return play
 
     return add
 
 
-def record(message_id: str, body) -> dict:
+def record(message_id: str, body: str | Json) -> Json:
     return {
         "messageId": message_id,
         "receiptHandle": f"receipt-{message_id}",
@@ -54,16 +58,21 @@ def record(message_id: str, body) -> dict:
 ORDER = record("m-1", {"orderId": "o-1", "customerId": "c-17"})
 
 
+def returns(output: Any) -> Callable[[str], Json]:
+    """A handler that returns this output for every message."""
+    return lambda _: {"return": output}
+
+
 def pass_time(milliseconds: int) -> None:
-    """Until a deadline that is so far ahead is over."""
+    """Waits until a deadline this far ahead has passed."""
     time.sleep(milliseconds / 1000 + 0.1)
 
 
-def overtaken(ours: Environment, late_end: dict):
-    """A worker outlives its lease, another takes over and completes, then the first one ends."""
+def overtaken(ours: Environment, late_end: Json) -> Ended:
+    """A worker outlives its lease. Another takes over and completes. Then the first one ends."""
     slow, quick = ours.function(), ours.function()
 
-    def outlive(_):
+    def outlive(_: str) -> Json:
         pass_time(1)
         quick.deliver(ORDER, does=lambda _: {"return": "newer"})
         assert [item["status"]["S"] for item in ours.records()] == ["COMPLETED"]
@@ -74,20 +83,20 @@ def overtaken(ours: Environment, late_end: dict):
 
 
 @scenario()
-def late_completion_keeps_newer_result(ours):
+def late_completion_keeps_newer_result(ours: Environment) -> Seen:
     after = overtaken(ours, {"return": "older"})
     answer = after.outputs.get("m-1")
     return Seen(not after.ran and answer == "newer", f'the next delivery is answered "{answer}", not "newer"')
 
 
 @scenario()
-def late_failure_keeps_newer_completion(ours):
+def late_failure_keeps_newer_completion(ours: Environment) -> Seen:
     after = overtaken(ours, {"raise": "too late"})
     return Seen(not after.ran, "the next delivery runs again")
 
 
 @scenario(lambda_context=False)
-def crash_without_deadline_locks_key_briefly(ours):
+def crash_without_deadline_locks_key_briefly(ours: Environment) -> Seen:
     crashing = ours.function()
     crashing.deliver(ORDER, remaining_ms=500, does=lambda _: crashing.kill())
     pass_time(500)
@@ -98,7 +107,7 @@ def crash_without_deadline_locks_key_briefly(ours):
 
 
 @scenario()
-def lost_claim_response_does_not_block_worker(ours):
+def lost_claim_response_does_not_block_worker(ours: Environment) -> Seen:
     line = ours.loses_first_answer()
     ended = ours.function(line.endpoint).deliver(ORDER, remaining_ms=2000)
     assert line.connections == 2, f"the SDK asked again: {line}"
@@ -109,11 +118,11 @@ def lost_claim_response_does_not_block_worker(ours):
 
 
 @scenario()
-def falsy_output_is_replayed_unchanged(ours):
+def falsy_output_is_replayed_unchanged(ours: Environment) -> Seen:
     function, wrong = ours.function(), []
     for number, output in enumerate([0, False, None, ""]):
         order = record(f"m-{number}", {"orderId": f"o-{number}"})
-        function.deliver(order, does=lambda _, output=output: {"return": output})
+        function.deliver(order, does=returns(output))
         after = function.deliver(order)
         replayed = json.dumps(after.outputs.get(order["messageId"], "nothing"))
         if after.ran or replayed != json.dumps(output):
@@ -121,8 +130,8 @@ def falsy_output_is_replayed_unchanged(ours):
     return Seen(not wrong, f"replayed {', '.join(wrong)}")
 
 
-def two_without(ours, key: str) -> Seen:
-    """Two orders that are not the same, neither with an orderId; in turn, so that they don't meet otherwise."""
+def two_without(ours: Environment, key: str) -> Seen:
+    """Two different orders without an orderId. They run in turn, so that they do not conflict for another reason."""
     orders = [record(f"m-{n}", {"customerId": "c-17", "amount": n}) for n in (1, 2)]
     first = ours.function(key=key, in_turn=True).deliver(*orders)
     lost = [order["messageId"] for order in orders if order["messageId"] not in first.ran + first.failed]
@@ -133,17 +142,17 @@ def two_without(ours, key: str) -> Seen:
 
 
 @scenario(key_required=True)
-def messages_without_key_do_not_collide(ours):
+def messages_without_key_do_not_collide(ours: Environment) -> Seen:
     return two_without(ours, "powertools_json(body).orderId")
 
 
 @scenario(key_required=True, validation=True)
-def messages_without_part_of_key_do_not_collide(ours):
+def messages_without_part_of_key_do_not_collide(ours: Environment) -> Seen:
     return two_without(ours, "powertools_json(body).[customerId, orderId]")
 
 
 @scenario(in_turn=True)
-def key_twice_in_batch_runs_once(ours):
+def key_twice_in_batch_runs_once(ours: Environment) -> Seen:
     twice = [record(message_id, {"orderId": "o-1"}) for message_id in ("m-1", "m-2")]
     ended = ours.function().deliver(*twice)
     ran, failed = len(ended.ran), len(ended.failed)
@@ -151,7 +160,7 @@ def key_twice_in_batch_runs_once(ours):
 
 
 @scenario()
-def message_changed_by_handler_keeps_key(ours):
+def message_changed_by_handler_keeps_key(ours: Environment) -> Seen:
     changed = {"body": json.dumps({"orderId": "changed"}), "return": "done"}
     first = ours.function().deliver(ORDER, does=lambda _: changed)
     again = ours.function().deliver(ORDER)
@@ -163,9 +172,9 @@ def message_changed_by_handler_keeps_key(ours):
 
 
 @scenario()
-def malformed_message_fails_alone(ours):
+def malformed_message_fails_alone(ours: Environment) -> Seen:
     batch = [record("m-1", {"orderId": "o-1"}), record("bad", "{"), record("m-3", {"orderId": "o-3"})]
-    # As a handler does that reads the body, should it come to that.
+    # A handler that reads the malformed body fails like this.
     read = {"bad": {"raise": "not JSON"}}
     ended = ours.function().deliver(*batch, does=lambda message_id: read.get(message_id, {"return": "done"}))
     alone = {"m-1", "m-3"} <= set(ended.ran) and ended.failed == ["bad"]
@@ -173,10 +182,13 @@ def malformed_message_fails_alone(ours):
 
 
 @scenario()
-def oversized_result_does_not_run_again(ours):
+def oversized_result_does_not_run_again(ours: Environment) -> Seen:
     large = {"return": "x" * 420_000}
     first = ours.function().deliver(ORDER, remaining_ms=2000, does=lambda _: large)
     pass_time(2000)
     again = ours.function().deliver(ORDER)
     ran = len(first.ran) + len(again.ran)
-    return Seen(ran == 1 and not again.failed, f"reported {', '.join(first.failed) or 'nothing'} as failed, and ran it {ran} times")
+    return Seen(
+        ran == 1 and not again.failed,
+        f"reported {', '.join(first.failed) or 'nothing'} as failed, and ran it {ran} times",
+    )

@@ -9,14 +9,14 @@ use aws_sdk_dynamodb::{
     error::BoxError,
 };
 
-/// Returns the same client, which fails requests whose 200 response has an empty body.
+/// Returns the same client with a check that fails 200 responses with an empty body.
 ///
-/// DynamoDB answers with a JSON object, at least `{}`. The SDK reads an empty body as `{}` too. A
-/// proxy that answers so would confirm a claim that was never made, and a message would be
-/// acknowledged that was never recorded.
+/// DynamoDB answers with a JSON object, at least `{}`. The SDK reads an empty body as `{}` as well.
+/// A proxy that sends an empty body would confirm a claim that DynamoDB never made. The consumer
+/// would then acknowledge a message without a record.
 #[expect(
     clippy::needless_pass_by_value,
-    reason = "the client without the check must not be used any more"
+    reason = "callers must not use the client without the check any more"
 )]
 pub(crate) fn reject_empty_responses(client: Client) -> Client {
     Client::from_conf(
@@ -36,7 +36,7 @@ impl Intercept for RejectEmptyResponses {
         "RejectEmptyResponses"
     }
 
-    // The length of a chunked body is known only after it was read.
+    // After deserialization: the length of a chunked body is unknown before.
     fn read_after_deserialization(
         &self,
         context: &AfterDeserializationInterceptorContextRef<'_>,

@@ -1,4 +1,4 @@
-//! Explanations of failed requests, for people.
+//! Explanations of failed requests, for logs and errors.
 
 use std::error::Error;
 
@@ -9,7 +9,8 @@ use aws_sdk_dynamodb::{
 
 use crate::protocol::Unavailability;
 
-/// Explains a failure and what to do, without the request or the response: they hold payload.
+/// Explains a failed request and its remedy. The text omits request and response, which contain
+/// payload.
 pub(crate) fn explain<E>(error: &SdkError<E>, permission: &str) -> String
 where
     E: ProvideErrorMetadata + Error + 'static,
@@ -17,7 +18,7 @@ where
     let Some(service) = error.as_service_error() else {
         return match error {
             SdkError::TimeoutError(_) => "no answer in time".into(),
-            // A connector's errors hold addresses and causes, no bodies.
+            // A connector's errors contain addresses and causes, no bodies.
             SdkError::DispatchFailure(failure) => format!(
                 "could not connect; check the endpoint, the region and the network ({})",
                 failure
@@ -25,7 +26,7 @@ where
                     .map_or_else(String::new, |error| causes(error))
             ),
             SdkError::ConstructionFailure(_) => format!(
-                "could not make the request ({})",
+                "could not build the request ({})",
                 error.source().map_or_else(String::new, causes)
             ),
             _ => "the answer could not be read".into(),
@@ -34,11 +35,13 @@ where
     let code = service.code().unwrap_or("unknown error");
     let advice = match code {
         "ResourceNotFoundException" => {
-            "there is no such table in this account and region; check its name".into()
+            "there is no such table in this account and region; check the table name".into()
         }
-        "AccessDeniedException" => format!("this role may not {permission} on it; grant it"),
+        "AccessDeniedException" => {
+            format!("this role may not {permission} on this table; grant the permission")
+        }
         "UnrecognizedClientException" | "InvalidSignatureException" | "ExpiredTokenException" => {
-            "the credentials are not valid (any more)".into()
+            "the credentials are invalid or expired".into()
         }
         "ProvisionedThroughputExceededException"
         | "ThrottlingException"
@@ -46,15 +49,15 @@ where
             "throttled; raise the table's capacity or lower the concurrency".into()
         }
         "TransactionConflictException" => {
-            "a transaction on the same item is in progress; repeat the request".into()
+            "a transaction on the same item is in progress; retry the request".into()
         }
-        _ => without_quotes(service.message().unwrap_or("no further word")).to_owned(),
+        _ => without_quotes(service.message().unwrap_or("no message")).to_owned(),
     };
     let request_id = error.request_id().unwrap_or("none");
     format!("{code}: {advice} (request id {request_id})")
 }
 
-/// Classifies a failed request: it may have been applied, and may be repeated, or not.
+/// Classifies a failed request by its effect and the use of a retry.
 pub(crate) fn kind<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Unavailability {
     match error {
         SdkError::ConstructionFailure(_) => Unavailability::Rejected,
@@ -66,7 +69,7 @@ pub(crate) fn kind<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Unavailabili
                 | "TransactionConflictException"
                 | "TransactionInProgressException",
             ) => Unavailability::Contended,
-            // Without a code, it is not DynamoDB that answers.
+            // DynamoDB's errors have a code. Another server sent an answer without one.
             Some(_) if context.raw().status().is_client_error() => Unavailability::Rejected,
             _ => Unavailability::Unanswered,
         },
@@ -74,7 +77,7 @@ pub(crate) fn kind<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Unavailabili
     }
 }
 
-/// An error and its causes, in one line.
+/// Returns an error and its causes in one line.
 pub(crate) fn causes(error: &(dyn Error + 'static)) -> String {
     std::iter::successors(Some(error), |&error| error.source())
         .map(ToString::to_string)
@@ -82,7 +85,9 @@ pub(crate) fn causes(error: &(dyn Error + 'static)) -> String {
         .join(": ")
 }
 
-/// A message of DynamoDB's without what it may quote of the request, which is payload:
+/// Removes quoted parts of the request from a DynamoDB error message, because they are payload.
+///
+/// DynamoDB quotes the request in these messages:
 ///
 /// - `1 validation error detected: Value '[TransactWriteItem(...)]' at 'transactItems' failed ...`
 /// - `The parameter cannot be converted to a numeric value: ...`
@@ -91,10 +96,10 @@ pub(crate) fn without_quotes(message: &str) -> &str {
     const NOT_A_NUMBER: &str = "cannot be converted to a numeric value";
     if let Some(quoted) = message.rfind("' at '") {
         &message[quoted + "' ".len()..]
-    } else if let Some(said) = message.find(NOT_A_NUMBER) {
-        &message[..said + NOT_A_NUMBER.len()]
+    } else if let Some(start) = message.find(NOT_A_NUMBER) {
+        &message[..start + NOT_A_NUMBER.len()]
     } else if message.contains("Input collection [") {
-        "a set holds the same value twice"
+        "a set contains the same value twice"
     } else {
         message
     }
@@ -120,7 +125,7 @@ mod tests {
             ),
             (
                 Failed::construction_failure("no region"),
-                "could not make the request (no region)",
+                "could not build the request (no region)",
             ),
         ] {
             assert_eq!(explain(&error, "dynamodb:PutItem"), wanted);
@@ -141,11 +146,11 @@ mod tests {
         for (codes, advice) in [
             (
                 &["ResourceNotFoundException"][..],
-                "there is no such table in this account and region; check its name",
+                "there is no such table in this account and region; check the table name",
             ),
             (
                 &["AccessDeniedException"],
-                "this role may not dynamodb:PutItem on it; grant it",
+                "this role may not dynamodb:PutItem on this table; grant the permission",
             ),
             (
                 &[
@@ -153,7 +158,7 @@ mod tests {
                     "InvalidSignatureException",
                     "ExpiredTokenException",
                 ],
-                "the credentials are not valid (any more)",
+                "the credentials are invalid or expired",
             ),
             (
                 &[
@@ -184,7 +189,7 @@ mod tests {
             ),
             (
                 "One or more parameter values were invalid: Input collection [secret, secret] contains duplicates.",
-                "a set holds the same value twice",
+                "a set contains the same value twice",
             ),
             (
                 "Invalid UpdateExpression: Syntax error",

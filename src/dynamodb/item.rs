@@ -1,4 +1,4 @@
-//! Items: attributes by name, and their size as DynamoDB counts it.
+//! Items: attributes by name, and their size by DynamoDB's rules.
 
 use std::collections::HashMap;
 
@@ -15,14 +15,16 @@ pub(crate) fn number(n: u64) -> AttributeValue {
     AttributeValue::N(n.to_string())
 }
 
-/// The size of an item as DynamoDB counts it, never too low: names and strings by their
-/// bytes, and a number at its largest, 21 bytes (*Amazon DynamoDB Developer Guide*,
-/// "DynamoDB item sizes and formats").
+/// Returns an upper bound of the item's size in bytes, by DynamoDB's rules (*Amazon DynamoDB
+/// Developer Guide*, "DynamoDB item sizes and formats").
+///
+/// Names and strings count their bytes of UTF-8. A number counts 21 bytes, the largest size of a
+/// number.
 pub(crate) fn size(item: &Item) -> usize {
     sizes(item).map(|(_, bytes)| bytes).sum()
 }
 
-/// The size of each attribute, its name included.
+/// Returns the size of each attribute in bytes, including the attribute name.
 pub(crate) fn sizes(item: &Item) -> impl Iterator<Item = (&str, usize)> {
     item.iter()
         .map(|(name, v)| (name.as_str(), name.len() + value_size(v)))

@@ -1,26 +1,27 @@
-//! [`Refused`]: writes whose conditions were not met.
+//! [`Refused`]: writes whose condition checks failed.
 
 use std::{borrow::Cow, fmt};
 
 use super::{item::Item, write::Place};
 
-/// The writes whose conditions were not met. Nothing was written.
+/// Writes whose condition checks failed. DynamoDB applied no write of the transaction.
 ///
-/// Its text names each by its place, its label and its table.
+/// The text of this error lists each write by its position, label and table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refused(Vec<RefusedWrite>);
 
-/// One of [`Refused`].
+/// One write of [`Refused`].
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct RefusedWrite {
-    /// Its place among the writes, from 0.
+    /// Position among the handler's writes, from 0.
     pub index: usize,
-    /// Its label.
+    /// Label of the write ([`Write::label`](crate::Write::label)).
     pub label: Option<Cow<'static, str>>,
-    /// The table.
+    /// Name of the table.
     pub table: String,
-    /// The item as it is, where the write asked for it ([`Write::return_item`](crate::Write::return_item)) and there is one.
+    /// The existing item. `None` if no item exists, or without
+    /// [`Write::return_item`](crate::Write::return_item).
     pub item: Option<Item>,
 }
 
@@ -29,13 +30,13 @@ impl Refused {
         Self(writes)
     }
 
-    /// Each of them.
+    /// Returns all refused writes, in the handler's order.
     #[must_use]
     pub fn writes(&self) -> &[RefusedWrite] {
         &self.0
     }
 
-    /// The first with this label.
+    /// Returns the first refused write with this label.
     #[must_use]
     pub fn get(&self, label: &str) -> Option<&RefusedWrite> {
         let mut writes = self.0.iter();
@@ -52,7 +53,7 @@ impl fmt::Display for Refused {
                 label: write.label.as_deref(),
                 table: &write.table,
             };
-            write!(f, "{comma}the condition of {place} is not met")?;
+            write!(f, "{comma}condition check failed for {place}")?;
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! [`Write`]: one write to an item of the user's, for a transaction or alone.
+//! [`Write`]: one write to an application's item, alone or in a transaction.
 
 use std::{borrow::Cow, collections::HashMap, fmt};
 
@@ -17,16 +17,17 @@ use serde::Serialize;
 
 use super::item::Item;
 
-/// The most writes that commit together with a record: a DynamoDB transaction has at most 100
-/// actions (*Amazon DynamoDB Developer Guide*, "Amazon DynamoDB Transactions: How it works"),
-/// and the record is one of them.
+/// Maximum number of writes that commit together with a record.
+///
+/// A DynamoDB transaction has at most 100 actions (*Amazon DynamoDB Developer Guide*, "Amazon
+/// DynamoDB Transactions: How it works"). One of them writes the record.
 pub const MAX_WRITES: usize = 99;
 
-/// One write to an item: the SDK's own [`Put`], [`Update`], [`Delete`] or [`ConditionCheck`], and
-/// a label to know it by.
+/// One write to an item: the SDK's [`Put`], [`Update`], [`Delete`] or [`ConditionCheck`], with an
+/// optional label.
 ///
-/// Built here, names and values come from what serde can serialize. What cannot be serialized
-/// is kept, and becomes a permanent failure before anything is sent.
+/// The constructors accept any value that serde can serialize. A value that serde cannot serialize
+/// causes a permanent failure, and no request is sent.
 ///
 /// ```
 /// use aws_sdk_dynamodb::types::{AttributeValue, Delete};
@@ -37,7 +38,7 @@ pub const MAX_WRITES: usize = 99;
 /// struct Order { id: String, product: String, quantity: u32 }
 ///
 /// let order = Order { id: "o-1".into(), product: "p-1".into(), quantity: 2 };
-/// // An SDK type in hand is as good.
+/// // Existing values of the SDK's types work too.
 /// let cart = Delete::builder().table_name("carts").key("id", AttributeValue::S("c-1".into())).build()?;
 /// let done = Done::new("placed")
 ///     .with(Write::put("orders", &order))
@@ -55,7 +56,7 @@ pub const MAX_WRITES: usize = 99;
 pub struct Write<A> {
     pub(crate) action: A,
     pub(crate) label: Option<Cow<'static, str>>,
-    /// The value that could not be serialized.
+    /// Error text for a value that could not be serialized.
     pub(crate) fault: Option<String>,
 }
 
@@ -68,8 +69,8 @@ impl<A> Write<A> {
         }
     }
 
-    /// Names the write where its condition is not met: in the error, and to
-    /// [`Done::on_refused`](crate::Done::on_refused).
+    /// Labels the write. The label identifies the write in errors and in
+    /// [`Done::on_refused`](crate::Done::on_refused) when its condition check fails.
     #[must_use]
     pub fn label(self, label: impl Into<Cow<'static, str>>) -> Self {
         Self {
@@ -78,12 +79,13 @@ impl<A> Write<A> {
         }
     }
 
-    fn keep<T>(&mut self, what: &str, value: Result<T, serde_dynamo::Error>) -> Option<T> {
+    /// Returns the serialized value. If serialization failed, stores an error text with `subject`.
+    fn serialized<T>(&mut self, subject: &str, value: Result<T, serde_dynamo::Error>) -> Option<T> {
         value
-            // serde's own words may quote it.
+            // serde's error may quote the value, which is payload.
             .map_err(|_| {
                 self.fault = Some(format!(
-                    "{what} can't be an attribute: serde_dynamo can't serialize it"
+                    "{subject} can't be an attribute: serde_dynamo can't serialize the value"
                 ))
             })
             .ok()
@@ -91,10 +93,10 @@ impl<A> Write<A> {
 }
 
 impl<A: Action> Write<A> {
-    /// Demands `condition` too, beside what is demanded already.
+    /// Adds a condition to the write. All conditions of a write must be true.
     #[must_use]
     pub fn when(mut self, condition: &str) -> Self {
-        self.action.demand(condition);
+        self.action.add_condition(condition);
         self
     }
 
@@ -111,13 +113,13 @@ impl<A: Action> Write<A> {
     pub fn value(mut self, placeholder: impl Into<String>, value: impl Serialize) -> Self {
         let placeholder = placeholder.into();
         let value = serde_dynamo::to_attribute_value(value);
-        if let Some(value) = self.keep(&placeholder, value) {
+        if let Some(value) = self.serialized(&placeholder, value) {
             self = self.raw_value(placeholder, value);
         }
         self
     }
 
-    /// Asks for the item as it is where the condition is not met:
+    /// Requests the existing item when the condition check fails. The item is then in
     /// [`RefusedWrite::item`](crate::RefusedWrite::item).
     #[must_use]
     pub fn return_item(mut self) -> Self {
@@ -153,12 +155,14 @@ impl<A: Action> Write<A> {
     reason = "a builder fails only where a required field is missing, and all are set"
 )]
 impl Write<Put> {
-    /// Puts an item, in place of the one under its key if there is one. An empty set of the item is
-    /// left out, as DynamoDB stores no empty sets: mark it `#[serde(default)]` to read the item back.
+    /// Puts an item, and replaces an existing item with the same key.
+    ///
+    /// Omits empty sets, because DynamoDB stores none. To read the item back, mark fields that are
+    /// sets with `#[serde(default)]`.
     #[must_use]
     pub fn put(table: impl Into<String>, item: impl Serialize) -> Self {
         let mut write = Self::put_item(table, Item::new());
-        if let Some(mut item) = write.keep("the item", serde_dynamo::to_item(item)) {
+        if let Some(mut item) = write.serialized("the item", serde_dynamo::to_item(item)) {
             remove_empty_sets(&mut item);
             write.action.item = item;
         }
@@ -177,7 +181,8 @@ impl Write<Put> {
     reason = "a builder fails only where a required field is missing, and all are set"
 )]
 impl Write<Update> {
-    /// Updates the item under [`key`](Self::key), made if there is none.
+    /// Updates the item with the primary key [`key`](Self::key). DynamoDB creates the item if none
+    /// exists.
     #[must_use]
     pub fn update(table: impl Into<String>, expression: impl Into<String>) -> Self {
         let update = Update::builder()
@@ -193,7 +198,7 @@ impl Write<Update> {
     reason = "a builder fails only where a required field is missing, and all are set"
 )]
 impl Write<Delete> {
-    /// Deletes the item under [`key`](Self::key).
+    /// Deletes the item with the primary key [`key`](Self::key).
     #[must_use]
     pub fn delete(table: impl Into<String>) -> Self {
         let delete = Delete::builder().table_name(table);
@@ -207,7 +212,7 @@ impl Write<Delete> {
     reason = "a builder fails only where a required field is missing, and all are set"
 )]
 impl Write<ConditionCheck> {
-    /// Writes nothing, and demands `condition` of the item under [`key`](Self::key).
+    /// Checks `condition` on the item with the primary key [`key`](Self::key), and writes nothing.
     #[must_use]
     pub fn check(table: impl Into<String>, condition: impl Into<String>) -> Self {
         let check = ConditionCheck::builder()
@@ -220,7 +225,7 @@ impl Write<ConditionCheck> {
     /// Names the item under `key`, and demands nothing of it.
     pub(crate) fn item(table: impl Into<String>, key: impl Serialize) -> Self {
         let mut write = Self::check(table, "");
-        if let Some(key) = write.keep("the key", serde_dynamo::to_item(key)) {
+        if let Some(key) = write.serialized("the key", serde_dynamo::to_item(key)) {
             write.action.key = key;
         }
         write
@@ -228,24 +233,24 @@ impl Write<ConditionCheck> {
 }
 
 impl<A: Keyed> Write<A> {
-    /// An attribute of the item's primary key: one, or two where the table has a sort key.
+    /// Sets an attribute of the item's primary key. Call it twice if the table has a sort key.
     #[must_use]
     pub fn key(mut self, attribute: impl Into<String>, value: impl Serialize) -> Self {
         let attribute = attribute.into();
         let value = serde_dynamo::to_attribute_value(value);
-        if let Some(value) = self.keep(&attribute, value) {
+        if let Some(value) = self.serialized(&attribute, value) {
             self.action.key().insert(attribute, value);
         }
         self
     }
 }
 
-/// A type that can be a [`Write`]: a write, or a type of the SDK's.
+/// Conversion into a [`Write`], from a write or from one of the SDK's types.
 pub trait IntoWrite {
     /// The SDK's type.
     type Action: Action;
 
-    /// Makes it one.
+    /// Converts the value into a write.
     fn into_write(self) -> Write<Self::Action>;
 }
 
@@ -265,11 +270,11 @@ impl<A: Action> IntoWrite for A {
     }
 }
 
-/// The SDK's types for one write in a transaction: [`Put`], [`Update`], [`Delete`] and
+/// The SDK's types for one action of a transaction: [`Put`], [`Update`], [`Delete`] and
 /// [`ConditionCheck`].
 pub trait Action: sealed::Action {}
 
-/// Those that name their item by its key.
+/// Actions that identify their item by its primary key: all except [`Put`].
 pub trait Keyed: Action + sealed::Keyed {}
 
 mod sealed {
@@ -277,7 +282,7 @@ mod sealed {
 
     pub trait Action: fmt::Debug {
         fn table(&self) -> &str;
-        fn demand(&mut self, condition: &str);
+        fn add_condition(&mut self, condition: &str);
         fn names(&mut self) -> &mut Option<HashMap<String, String>>;
         fn values(&mut self) -> &mut Option<HashMap<String, AttributeValue>>;
         fn return_item(&mut self);
@@ -289,23 +294,24 @@ mod sealed {
     }
 }
 
-/// Both conditions.
+/// Joins two conditions with `AND`.
 fn and(first: Option<&str>, second: &str) -> String {
-    let second = bare(second);
-    match first.map(bare) {
+    let second = without_outer_parentheses(second);
+    match first.map(without_outer_parentheses) {
         None => second.to_owned(),
         Some(first) => format!("({first}) AND ({second})"),
     }
 }
 
-/// The condition without parentheses around all of it: DynamoDB rejects two pairs around the same
-/// condition as redundant.
-fn bare(condition: &str) -> &str {
+/// Removes parentheses around a whole condition.
+///
+/// DynamoDB rejects two pairs of parentheses around the same condition as redundant.
+fn without_outer_parentheses(condition: &str) -> &str {
     let condition = condition.trim();
-    parenthesised(condition).map_or(condition, bare)
+    parenthesised(condition).map_or(condition, without_outer_parentheses)
 }
 
-/// The text between a first `(` and a last `)` that belong together.
+/// Returns the text between a first `(` and a last `)` that match each other.
 fn parenthesised(text: &str) -> Option<&str> {
     let inner = text.strip_prefix('(')?.strip_suffix(')')?;
     let mut depth = 0_usize;
@@ -319,8 +325,10 @@ fn parenthesised(text: &str) -> Option<&str> {
     (depth == 0).then_some(inner)
 }
 
-/// Removes empty sets, which DynamoDB rejects, from an item and the maps and lists in it. An empty
-/// set that is itself an element of a list stays: the others would move up.
+/// Removes empty sets, which DynamoDB rejects, from an item and its nested maps and lists.
+///
+/// An empty set that is an element of a list stays, because its removal would shift the elements
+/// after it.
 fn remove_empty_sets(item: &mut Item) {
     item.retain(|_, value| !is_empty_set(value));
     item.values_mut().for_each(remove_nested_empty_sets);
@@ -351,8 +359,8 @@ macro_rules! actions {
                 &self.table_name
             }
 
-            fn demand(&mut self, condition: &str) {
-                let both = and(Demanded::demanded(&self.condition_expression), condition);
+            fn add_condition(&mut self, condition: &str) {
+                let both = and(ConditionText::text(&self.condition_expression), condition);
                 self.condition_expression = both.into();
             }
 
@@ -377,19 +385,19 @@ macro_rules! actions {
 
 actions! { Put put Update update Delete delete ConditionCheck condition_check }
 
-/// A [`ConditionCheck`] always has a condition, the others may.
-trait Demanded {
-    fn demanded(&self) -> Option<&str>;
+/// The condition of an SDK action: mandatory in a [`ConditionCheck`], optional in all others.
+trait ConditionText {
+    fn text(&self) -> Option<&str>;
 }
 
-impl Demanded for Option<String> {
-    fn demanded(&self) -> Option<&str> {
+impl ConditionText for Option<String> {
+    fn text(&self) -> Option<&str> {
         self.as_deref()
     }
 }
 
-impl Demanded for String {
-    fn demanded(&self) -> Option<&str> {
+impl ConditionText for String {
+    fn text(&self) -> Option<&str> {
         Some(self)
     }
 }
@@ -408,7 +416,7 @@ macro_rules! keyed {
 
 keyed! { Update Delete ConditionCheck }
 
-/// Where an action writes to.
+/// Returns the name of the table that an action writes to.
 pub(crate) fn table(action: &TransactWriteItem) -> &str {
     let put = action.put().map(Put::table_name);
     let update = || action.update().map(Update::table_name);
@@ -418,7 +426,7 @@ pub(crate) fn table(action: &TransactWriteItem) -> &str {
     table.unwrap_or_default()
 }
 
-/// A write in words: its place among the writes, from 0, its label and its table.
+/// Displays a write by its position (from 0), label and table.
 pub(crate) struct Place<'a> {
     pub(crate) index: usize,
     pub(crate) label: Option<&'a str>,
@@ -449,7 +457,7 @@ impl fmt::Display for Place<'_> {
     }
 }
 
-/// A put by itself.
+/// Builds a single `PutItem` request.
 pub(crate) fn put_item(client: &Client, put: Put) -> PutItemFluentBuilder {
     client
         .put_item()
@@ -461,7 +469,7 @@ pub(crate) fn put_item(client: &Client, put: Put) -> PutItemFluentBuilder {
         .set_return_values_on_condition_check_failure(put.return_values_on_condition_check_failure)
 }
 
-/// An update by itself.
+/// Builds a single `UpdateItem` request.
 pub(crate) fn update_item(client: &Client, update: Update) -> UpdateItemFluentBuilder {
     client
         .update_item()
@@ -476,7 +484,7 @@ pub(crate) fn update_item(client: &Client, update: Update) -> UpdateItemFluentBu
         )
 }
 
-/// A delete by itself.
+/// Builds a single `DeleteItem` request.
 pub(crate) fn delete_item(client: &Client, delete: Delete) -> DeleteItemFluentBuilder {
     client
         .delete_item()

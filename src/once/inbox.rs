@@ -1,4 +1,5 @@
-//! Plan -> one transaction of record and writes: for effects that are DynamoDB writes alone.
+//! [`Inbox`], the inbox mode: the handler plans writes, and one transaction commits the writes and
+//! the record.
 
 use std::sync::Arc;
 
@@ -7,34 +8,35 @@ use serde::Serialize;
 use tokio::time::timeout_at;
 
 use super::{
-    Mode, Once, Operation, Outcome,
-    commit::{Committed, Declined, commit, decide, note_omitted},
-    mode::{Ended, guard},
+    Mode, Operation, Outcome,
+    commit::{Committed, commit},
+    records::{Records, warn_of_omitted},
+    work::{Declined, DeclinedAnswer, NoAnswer, guard, write_until_accepted},
 };
 use crate::{
     deadline::Deadline,
     dynamodb::write::Write,
     handler::{Attempt, Done, Failure, History, Plan},
     protocol::{
-        ClaimRefused, ClaimRequest, Settlement, Timestamp,
+        ClaimRefused, ClaimRequest, Settlement, Timestamp, Unavailability,
         decision::{insert_refused, may_claim, refusal},
     },
     store::{RecordWrite, StoreError, TransactionalStore},
 };
 
-/// Runs operations whose whole effect is DynamoDB writes: the handler plans them, and they
-/// commit together with the record, in one transaction and without a claim before it.
+/// Inbox mode: runs operations whose whole effect is DynamoDB writes.
 ///
-/// Made by [`Once::inbox`].
+/// The handler plans the writes. One transaction commits the writes and the record, without an
+/// earlier claim. [`Once::inbox`](crate::Once::inbox) creates an inbox.
 ///
 /// ```text
 /// attempt 1  handler plans ──── commit: record COMPLETED + writes
-/// attempt 2  handler plans ──────── commit: refused by the record: a duplicate
+/// attempt 2  handler plans ──────── commit: record's condition check fails: duplicate
 /// ```
 ///
-/// So two attempts may plan at the same time, and a handler may run again for an operation that
-/// is done: it may read what it likes, and must have no effect of its own. Where planning is
-/// costly and duplicates are many, [`first_look`](Self::first_look) spares most of it.
+/// Two attempts may plan at the same time, and a handler may run again for a completed operation.
+/// So a handler may read any data, but must have no effect except its writes. If planning is costly
+/// and duplicates are frequent, use [`first_look`](Self::first_look).
 ///
 /// ```
 /// use aws_sdk_dynamodb::Client;
@@ -52,21 +54,23 @@ use crate::{
 /// ```
 #[derive(Clone, Debug)]
 pub struct Inbox<S> {
-    once: Once<S>,
+    records: Records<S>,
     first_look: bool,
 }
 
 impl<S> Inbox<S> {
-    pub(super) fn new(once: Once<S>) -> Self {
+    pub(super) fn new(records: Records<S>) -> Self {
         Self {
-            once,
+            records,
             first_look: false,
         }
     }
 
-    /// Looks for the record before planning: one eventually consistent read a message, half a
-    /// read unit. It spares a duplicate its plan and a refused transaction. What it does not see
-    /// the commit does.
+    /// Reads the record before the handler runs.
+    ///
+    /// Skips handler and transaction for known duplicates. The commit catches duplicates that the
+    /// read misses. The cost is one eventually consistent read for each message: half a read unit
+    /// for each 4 KB of the record.
     #[must_use]
     pub fn first_look(self) -> Self {
         Self {
@@ -77,7 +81,7 @@ impl<S> Inbox<S> {
 }
 
 impl<S: TransactionalStore> Inbox<S> {
-    /// Runs one operation; see [`Mode::run`].
+    /// Runs one operation: see [`Mode::run`].
     pub async fn run<W, F, O>(&self, operation: Operation, work: W) -> Outcome
     where
         W: FnOnce(Attempt) -> F,
@@ -93,85 +97,81 @@ impl<S: TransactionalStore> Inbox<S> {
         if !deadline.may_start() {
             return Outcome::NotStarted;
         }
-        // There is no lease: the record is written as it is to stay.
-        let now = self.once.now();
-        let request = (self.once).request(&key, fingerprint, delivery.message_id(), now);
+        // An inbox needs no lease, because it writes the record in its final state.
+        let (now, message_id) = (self.records.now(), delivery.message_id());
+        let request = (self.records).request(&key, fingerprint, message_id, now);
         if self.first_look
             && let Some(outcome) = self.look(&request, deadline).await
         {
             return outcome;
         }
-        // A look takes its time too.
+        // The read takes time.
         if !deadline.may_start() {
             return Outcome::NotStarted;
         }
         let insert = Insert {
-            once: &self.once,
+            records: &self.records,
             request,
             deadline,
         };
         let attempt = Attempt::new(key, delivery, History::fresh(), deadline);
-        let mut planned = guard(deadline, async { work(attempt).await?.try_into() }).await;
-        let mut round = 0;
-        loop {
-            let mut plan: Plan = match planned {
-                Ended::Well(plan) => plan,
-                Ended::Failed(failure @ Failure::Permanent(_)) => {
-                    return insert.fail(round, failure.to_string()).await;
-                }
-                Ended::Failed(failure) => return failure.into(),
-                Ended::Panicked => return Outcome::Panicked,
-                Ended::OutOfTime => return Outcome::OutOfTime,
-            };
-            planned = match insert.complete(round, &mut plan).await {
-                Ok(outcome) => return outcome,
-                Err(declined) => decide(declined, plan.on_refused),
-            };
-            round += 1;
+        let plan = guard(deadline, async { work(attempt).await?.try_into() }).await;
+        let write = |round, plan| insert.complete(round, plan);
+        match write_until_accepted(plan, write).await {
+            Ok(outcome) => outcome,
+            Err((round, NoAnswer::Failed(failure @ Failure::Permanent(_)))) => {
+                insert.fail(round, failure.to_string()).await
+            }
+            Err((_, end)) => end.into(),
         }
     }
 
-    /// The outcome, if the record tells it already.
+    /// Reads the record. Returns an outcome if the handler must not run.
     async fn look(&self, request: &ClaimRequest, deadline: Deadline) -> Option<Outcome> {
-        match timeout_at(deadline.stop(), self.once.store.look(&request.key)).await {
+        match timeout_at(deadline.stop(), self.records.store.look(&request.key)).await {
             Ok(Ok(Some(record))) if !may_claim(Some(&record), request) => {
                 Some(refusal(record, request).into())
             }
             Ok(Ok(_)) => None,
-            Ok(Err(error)) => Some(Outcome::StoreUnavailable(Arc::new(error))),
-            Err(_elapsed) => Some(Outcome::StoreUnavailable(Arc::new(StoreError::OutOfTime {
-                action: "look for",
+            Ok(Err(error)) => Some(Outcome::store_unavailable(error)),
+            Err(_elapsed) => Some(Outcome::store_unavailable(StoreError::OutOfTime {
+                action: "read",
                 key: request.key.to_string(),
-            }))),
+            })),
         }
     }
 }
 
-/// One operation's record, about to be written.
+/// Insert of one operation's record.
 struct Insert<'a, S> {
-    once: &'a Once<S>,
+    records: &'a Records<S>,
     request: ClaimRequest,
     deadline: Deadline,
 }
 
 impl<S: TransactionalStore> Insert<'_, S> {
-    async fn complete(&self, round: usize, plan: &mut Plan) -> Result<Outcome, Declined> {
-        let result = plan.result.clone();
-        note_omitted(&self.request.key, &result);
-        let writes = std::mem::take(&mut plan.writes);
-        let settlement = Settlement::Complete {
-            result: result.clone(),
-            expires_at: self.once.remembered_until(),
-        };
-        self.insert(round, settlement, writes, Outcome::Done(result))
-            .await
+    async fn complete(&self, round: usize, plan: Plan) -> Result<Outcome, DeclinedAnswer<Plan>> {
+        let Plan {
+            result,
+            writes,
+            on_refused,
+        } = plan;
+        warn_of_omitted(&self.request.key, &result);
+        let settlement = self.records.completion(&result);
+        let inserted = self.insert(round, settlement, writes, Outcome::Completed(result));
+        inserted.await.map_err(|declined| DeclinedAnswer {
+            declined,
+            on_refused,
+        })
     }
 
-    /// Records a permanent failure. If the operation is done already, the failed plan is the
-    /// duplicate's, which found the effect of the first: the record tells.
+    /// Records a permanent failure.
+    ///
+    /// If the operation is completed already, returns the outcome of the record. The handler of a
+    /// duplicate may fail because of the first attempt's effect.
     async fn fail(&self, round: usize, error: String) -> Outcome {
         let failed = Outcome::PermanentFailure(error.clone());
-        let until = self.once.remembered_until();
+        let until = self.records.expires_at();
         let settlement = Settlement::fail(error.clone(), &self.request.message_id, true, until);
         let unrecorded = |why: String| Outcome::FailureUnrecorded {
             error: error.clone(),
@@ -182,8 +182,8 @@ impl<S: TransactionalStore> Insert<'_, S> {
             }),
         };
         match self.insert(round, settlement, Vec::new(), failed).await {
-            // There are no writes, so it is the record that can't be written: a table with another
-            // key schema. That is no fault of the message.
+            // The commit has no other writes, so the record is invalid: the table has another key
+            // schema. The message is not the cause.
             Err(Declined::Invalid(why)) | Ok(Outcome::RetryableFailure(why)) => unrecorded(why),
             Err(Declined::Conditions(refused)) => unrecorded(refused.to_string()),
             Ok(Outcome::CommitUnknown(cause) | Outcome::StoreUnavailable(cause)) => {
@@ -200,35 +200,47 @@ impl<S: TransactionalStore> Insert<'_, S> {
         writes: Vec<Write<TransactWriteItem>>,
         inserted: Outcome,
     ) -> Result<Outcome, Declined> {
-        let (once, request) = (self.once, &self.request);
+        let request = &self.request;
         let write = RecordWrite::Insert {
             request: request.clone(),
             settlement: settlement.clone(),
         };
         let owner = &request.owner;
-        match commit(&once.store, owner, round, write, writes, self.deadline).await {
+        match commit(
+            &self.records.store,
+            owner,
+            round,
+            write,
+            writes,
+            self.deadline,
+        )
+        .await
+        {
             Committed::Applied => Ok(inserted),
-            // Another worker replaced the record meanwhile, and the new one admits the insert.
+            // Another worker replaced the record meanwhile, and the new record admits the insert.
             Committed::Refused(Some(record)) if may_claim(Some(&record), request) => {
                 Ok(Outcome::RetryableFailure(
-                    "another worker changed the record before this commit was written".into(),
+                    "another worker changed the record before this commit".into(),
                 ))
             }
             Committed::Refused(Some(refused_by)) => {
                 Ok(match insert_refused(refused_by, request, &settlement) {
-                    ClaimRefused::Mine(_) => inserted,
-                    ClaimRefused::NotMine(refusal) => refusal.into(),
+                    ClaimRefused::Held(_) => inserted,
+                    ClaimRefused::Refused(refusal) => refusal.into(),
                 })
             }
             Committed::Refused(None) => Ok(Outcome::RetryableFailure(
-                "a record refused the commit, and the answer does not hold it".into(),
+                "the record's condition check failed, and DynamoDB did not return the record"
+                    .into(),
             )),
             Committed::Declined(declined) => Err(declined),
             Committed::Unknown(outcome) => Ok(outcome),
-            Committed::Unwritten(StoreError::Rejected { reason, .. }) => {
-                Ok(Outcome::RetryableFailure(reason))
-            }
-            Committed::Unwritten(error) => Ok(Outcome::StoreUnavailable(Arc::new(error))),
+            Committed::Unwritten(StoreError::Unavailable {
+                kind: Unavailability::Contended,
+                reason,
+                ..
+            }) => Ok(Outcome::RetryableFailure(reason)),
+            Committed::Unwritten(error) => Ok(Outcome::store_unavailable(error)),
         }
     }
 }
@@ -244,6 +256,6 @@ impl<S: TransactionalStore, O: Serialize + Send + 'static> Mode<Done<O>> for Inb
     }
 
     fn now(&self) -> Timestamp {
-        self.once.now()
+        self.records.now()
     }
 }

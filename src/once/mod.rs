@@ -1,15 +1,17 @@
-//! How one operation is processed once.
+//! Modes: the ways to process one operation once.
 //!
-//! | the effect | mode | the handler answers with |
+//! | effect | mode | the handler returns |
 //! | --- | --- | --- |
-//! | outside DynamoDB | [`Once`]: claim, handler, complete | its output |
+//! | outside DynamoDB | [`Once`]: claim, handler, complete | an output |
 //! | outside, and then DynamoDB writes | [`Once`]: claim, handler, commit | [`Done`](crate::Done) |
-//! | DynamoDB writes alone | [`Inbox`]: plan, commit | [`Done`](crate::Done) |
-//! | one item of DynamoDB | [`OnItem`]: one conditional write | [`Change`] |
+//! | only DynamoDB writes | [`Inbox`]: plan, commit | [`Done`](crate::Done) |
+//! | one DynamoDB item | [`OnItem`]: one conditional write | [`Change`] |
 //!
-//! With the first, a crash between the effect and the record of it runs the handler again, and it
-//! is informed. With the others, the effect happens exactly once. A [`Consumer`](crate::Consumer)
-//! takes each of them. None knows of SQS, so they serve an HTTP API as well:
+//! DynamoDB writes of the last three rows are applied exactly once. For an effect outside DynamoDB,
+//! a crash between effect and completion makes the handler run again. That attempt is informed.
+//!
+//! A `Consumer` accepts every mode. Modes do not depend on SQS, so they also
+//! serve an HTTP API:
 //!
 //! ```
 //! use std::time::Duration;
@@ -28,7 +30,7 @@
 //!     ))
 //! };
 //! let charged = once.run(operation()?, |_attempt| async { Ok("charged") }).await;
-//! assert!(matches!(charged, Outcome::Done(_)));
+//! assert!(matches!(charged, Outcome::Completed(_)));
 //! let again = once.run(operation()?, |_attempt| async { Ok("never runs") }).await;
 //! assert!(matches!(again, Outcome::Duplicate(_)));
 //! # Ok(()) }
@@ -36,15 +38,19 @@
 
 mod claim;
 mod commit;
+mod held;
 mod inbox;
 pub(crate) mod mode;
 mod on_item;
 mod operation;
 mod outcome;
+mod records;
+mod repeat;
+mod work;
 
 pub use claim::Once;
 pub use inbox::Inbox;
 pub use mode::Mode;
 pub use on_item::{Change, OnItem};
 pub use operation::Operation;
-pub use outcome::Outcome;
+pub use outcome::{Outcome, Retry, Severity};

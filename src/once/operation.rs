@@ -1,4 +1,4 @@
-//! [`Operation`]: one thing to do once.
+//! [`Operation`]: the unit of work that a mode runs once.
 
 use crate::{
     deadline::Deadline,
@@ -6,7 +6,7 @@ use crate::{
     protocol::{Fingerprint, Key},
 };
 
-/// One thing to do once.
+/// One unit of work to run once, identified by its key.
 ///
 /// ```
 /// use std::time::Duration;
@@ -24,19 +24,20 @@ use crate::{
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Operation {
-    /// The idempotency key: deliveries with the same key are the same operation.
+    /// Idempotency key. Deliveries with the same key are the same operation.
     pub key: Key,
-    /// The fingerprint of the payload, which must not change under the key; `None` is not compared.
+    /// Fingerprint of the payload, which must not change under one key. `None` matches every
+    /// fingerprint.
     pub fingerprint: Option<Fingerprint>,
-    /// The message that asks for it.
+    /// Delivery of the message that carries the operation.
     #[doc(hidden)]
     pub delivery: Delivery,
-    /// Until when it must have ended.
+    /// Time limit of the attempt.
     pub deadline: Deadline,
 }
 
 impl Operation {
-    /// An operation that the message, or request, with the id `delivery` asks for; see the fields.
+    /// Creates an operation of the message or request with the id `delivery`. See the fields.
     #[must_use]
     pub fn new(
         key: Key,

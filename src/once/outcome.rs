@@ -1,4 +1,4 @@
-//! [`Outcome`]: how an attempt at an operation ended.
+//! [`Outcome`]: the result of one attempt at an operation, with severity, retry and HTTP status.
 
 use std::{fmt, sync::Arc};
 
@@ -8,108 +8,237 @@ use crate::{
     store::StoreError,
 };
 
-/// How an attempt at an operation ended.
+/// The result of one attempt at an operation.
+///
+/// | use | derives from |
+/// | --- | --- |
+/// | name in logs and metrics | [`name`](Self::name) |
+/// | log level | [`severity`](Self::severity) |
+/// | visibility timeout | [`retry`](Self::retry) |
+/// | HTTP status | [`http_status`](Self::http_status) |
 ///
 /// ```
-/// use sqs_once::{Outcome, protocol::StoredResult};
+/// use sqs_once::{Outcome, Retry, Severity, protocol::StoredResult};
 ///
-/// let done = Outcome::Done(StoredResult::Json("42".into()));
-/// assert!(done.is_success());
-/// assert_eq!(done.name(), "done");
-/// assert!(!Outcome::KeyReused.is_success());
+/// let completed = Outcome::Completed(StoredResult::Json("42".into()));
+/// assert!(completed.is_success());
+/// assert_eq!(completed.name(), "completed");
+/// assert_eq!(Outcome::KeyReused.retry(), Retry::Never);
+/// assert_eq!(Outcome::KeyReused.severity(), Severity::Error);
 /// ```
 #[derive(Clone, Debug)]
+#[must_use]
 #[non_exhaustive]
 pub enum Outcome {
     /// The handler ran, and its result is recorded.
-    Done(StoredResult),
-    /// It was done before; this is the recorded result. Nothing ran.
+    Completed(StoredResult),
+    /// An earlier attempt completed the operation. Holds the recorded result. The handler did not
+    /// run.
     Duplicate(StoredResult),
-    /// Another worker holds the claim. Nothing ran.
+    /// Another worker holds the claim. The handler did not run.
     Conflict {
-        /// Its token, if the record has one.
+        /// Owner token of the other worker's claim, if the record has one.
         owner: Option<Owner>,
-        /// The end of its lease.
+        /// End of the other worker's lease.
         lease_until: Timestamp,
     },
-    /// An attempt with the same key and another payload is open, and its lease has ended. Nothing
-    /// ran, and nothing will under this key until an attempt with that payload is recorded, the
-    /// record expires or it is deleted.
+    /// An attempt with the same key and another payload is open, and its lease expired. The handler
+    /// did not run.
+    ///
+    /// This payload does not run under this key until one of these events:
+    ///
+    /// - an attempt with the other payload is recorded;
+    /// - the record expires;
+    /// - an operator deletes the record.
     PayloadConflict {
-        /// When the earliest open attempt was claimed, if the record tells.
+        /// Claim time of the earliest open attempt, if the record has it.
         open_since: Option<Timestamp>,
     },
-    /// The handler failed, a later attempt may succeed, and this one may have had its effect.
+    /// The handler returned a retryable failure. The attempt may have had its effect.
     RetryableFailure(String),
-    /// The handler failed without an effect, and a later attempt may succeed.
+    /// The handler returned a retryable failure without an effect.
     NoEffect(String),
-    /// The handler said: it will fail again.
+    /// The handler returned a permanent failure.
     PermanentFailure(String),
-    /// The message failed permanently before; this is the stored error. Nothing ran.
+    /// The message failed permanently before. Holds the recorded error. The handler did not run.
     FailedBefore(String),
-    /// So many messages failed permanently under this key that no other runs; this is the last
-    /// error. Nothing ran.
+    /// Twenty messages failed permanently under this key, so no further message runs. Holds the
+    /// last recorded error. The handler did not run.
     TooManyFailures(String),
-    /// The key was used before for another payload. Nothing ran, and the record is as it was.
+    /// The key was used before for another payload. The handler did not run, and the record is
+    /// unchanged.
     KeyReused,
-    /// There was not enough time left. Nothing ran.
+    /// The message has no body, no key, or a body that is not of the handler's type. The handler
+    /// did not run.
+    Invalid(String),
+    /// Too little time was left before the deadline. The handler did not run.
     NotStarted,
+    /// An earlier message of the same FIFO group failed. The handler did not run.
+    BehindFailure,
     /// The handler panicked. After a claim, the next attempt is informed.
     Panicked,
     /// The handler was cut off at the deadline. After a claim, the next attempt is informed.
     OutOfTime,
-    /// The handler ran, but meanwhile its lease was over and somebody else went on. Their
-    /// record is as they left it, and settles the message.
+    /// The lease expired before the worker recorded the attempt's result, and another attempt took
+    /// over. The record of the other attempt decides.
     LeaseLost,
-    /// The handler ran and succeeded, but that could not be recorded. The claim is kept; when
-    /// its lease has ended, the next attempt is informed.
+    /// The handler succeeded, but its result could not be recorded. The claim stays until its lease
+    /// expires, and the next attempt is informed.
     CompletionUnrecorded(Arc<StoreError>),
-    /// The handler failed permanently, but that could not be recorded, so the message runs again.
+    /// The handler failed permanently, but the failure could not be recorded. The message runs
+    /// again.
     FailureUnrecorded {
-        /// The text of the failure.
+        /// Text of the failure.
         error: String,
-        /// The reason why it is not recorded.
+        /// Reason why the failure is not recorded.
         cause: Arc<StoreError>,
     },
-    /// The handler's writes were sent, and no answer came: they may have been made, all of them,
-    /// or none. The next attempt finds out, and makes them only if they were not.
+    /// DynamoDB did not answer the commit of the handler's writes. Either all writes were applied
+    /// or no write.
+    ///
+    /// The condition of the next attempt's commit prevents a second application.
     CommitUnknown(Arc<StoreError>),
-    /// The claim could not be made, or in an inbox the commit. Nothing was done.
+    /// The claim could not be written, or in an inbox the commit. No write was applied.
     StoreUnavailable(Arc<StoreError>),
 }
 
+/// Log level of an outcome.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Severity {
+    /// Normal operation, including duplicates and conflicts.
+    Info,
+    /// A retryable failure, or a state that an operator should know of.
+    Warn,
+    /// A failure that needs an operator, or that may cause a repeated effect.
+    Error,
+}
+
+/// Time of the next attempt that can have another outcome.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Retry {
+    /// No retry: the operation is completed, or every attempt fails.
+    Never,
+    /// Retry at once.
+    Now,
+    /// Retry after a back-off.
+    Backoff,
+    /// Retry after this time, the end of another worker's lease.
+    At(Timestamp),
+}
+
+/// Properties of one kind of outcome.
+struct Facts {
+    name: &'static str,
+    severity: Severity,
+    retry: Retry,
+    http_status: u16,
+}
+
 impl Outcome {
-    /// Returns whether the operation is recorded as done. Only then may a message be acknowledged.
-    #[must_use]
-    pub const fn is_success(&self) -> bool {
-        matches!(self, Self::Done(_) | Self::Duplicate(_))
+    /// Table of all outcomes. A new outcome needs a row here and a text in `Display`.
+    const fn facts(&self) -> Facts {
+        use {Retry::*, Severity::*};
+        let (name, severity, retry, http_status) = match self {
+            Self::Completed(_) => ("completed", Info, Never, 200),
+            Self::Duplicate(_) => ("duplicate", Info, Never, 200),
+            Self::Conflict { lease_until, .. } => ("conflict", Info, At(*lease_until), 409),
+            Self::PayloadConflict { .. } => ("conflict", Warn, Backoff, 409),
+            Self::RetryableFailure(_) => ("retryable_failure", Warn, Backoff, 503),
+            Self::NoEffect(_) => ("no_effect", Warn, Backoff, 503),
+            Self::PermanentFailure(_) => ("permanent_failure", Error, Never, 422),
+            Self::FailedBefore(_) => ("failed_before", Error, Never, 422),
+            Self::TooManyFailures(_) => ("failed_before", Warn, Never, 422),
+            Self::KeyReused => ("key_reused", Error, Never, 422),
+            Self::Invalid(_) => ("invalid", Error, Never, 400),
+            Self::NotStarted => ("not_started", Info, Now, 503),
+            Self::BehindFailure => ("not_started", Info, Now, 503),
+            Self::Panicked => ("panicked", Error, Backoff, 503),
+            Self::OutOfTime => ("out_of_time", Error, Backoff, 503),
+            Self::LeaseLost => ("lease_lost", Error, Backoff, 503),
+            Self::CompletionUnrecorded(_) => ("completion_unrecorded", Error, Backoff, 503),
+            Self::FailureUnrecorded { .. } => ("failure_unrecorded", Error, Backoff, 503),
+            Self::CommitUnknown(_) => ("commit_unknown", Error, Backoff, 503),
+            Self::StoreUnavailable(_) => ("store_unavailable", Error, Backoff, 503),
+        };
+        Facts {
+            name,
+            severity,
+            retry,
+            http_status,
+        }
     }
 
-    /// The word for it in logs: stable, lower case, made for filters.
+    /// Returns the name of this outcome in logs and metrics: stable and in lower case.
     #[must_use]
     pub const fn name(&self) -> &'static str {
+        self.facts().name
+    }
+
+    /// Returns the log level of this outcome.
+    #[must_use]
+    pub const fn severity(&self) -> Severity {
+        self.facts().severity
+    }
+
+    /// Returns the time of the next attempt that can have another outcome.
+    #[must_use]
+    pub const fn retry(&self) -> Retry {
+        self.facts().retry
+    }
+
+    /// Returns the HTTP status for this outcome (RFC 9110). After a 409 or a 503, the client should
+    /// send the request again with the same key.
+    ///
+    /// ```
+    /// # use sqs_once::Outcome;
+    /// assert_eq!(Outcome::KeyReused.http_status(), 422);
+    /// ```
+    #[must_use]
+    pub const fn http_status(&self) -> u16 {
+        self.facts().http_status
+    }
+
+    /// Returns whether the operation is recorded as completed. Delete a message from the queue only
+    /// if this method returns true.
+    #[must_use]
+    pub const fn is_success(&self) -> bool {
+        matches!(self, Self::Completed(_) | Self::Duplicate(_))
+    }
+
+    /// Returns whether every further attempt with this message fails.
+    #[must_use]
+    pub const fn is_permanent(&self) -> bool {
+        matches!(self.retry(), Retry::Never) && !self.is_success()
+    }
+
+    /// Returns the store's error that caused this outcome.
+    #[must_use]
+    pub fn store_error(&self) -> Option<&StoreError> {
         match self {
-            Self::Done(_) => "done",
-            Self::Duplicate(_) => "duplicate",
-            Self::Conflict { .. } | Self::PayloadConflict { .. } => "conflict",
-            Self::RetryableFailure(_) => "retryable_failure",
-            Self::NoEffect(_) => "no_effect",
-            Self::PermanentFailure(_) => "permanent_failure",
-            Self::FailedBefore(_) | Self::TooManyFailures(_) => "failed_before",
-            Self::KeyReused => "key_reused",
-            Self::NotStarted => "not_started",
-            Self::Panicked => "panicked",
-            Self::OutOfTime => "out_of_time",
-            Self::LeaseLost => "lease_lost",
-            Self::CompletionUnrecorded(_) => "completion_unrecorded",
-            Self::FailureUnrecorded { .. } => "failure_unrecorded",
-            Self::CommitUnknown(_) => "commit_unknown",
-            Self::StoreUnavailable(_) => "store_unavailable",
+            Self::StoreUnavailable(error)
+            | Self::CommitUnknown(error)
+            | Self::CompletionUnrecorded(error)
+            | Self::FailureUnrecorded { cause: error, .. } => Some(error),
+            _ => None,
         }
+    }
+
+    pub(crate) fn store_unavailable(error: StoreError) -> Self {
+        Self::StoreUnavailable(Arc::new(error))
+    }
+
+    pub(crate) fn commit_unknown(error: StoreError) -> Self {
+        Self::CommitUnknown(Arc::new(error))
+    }
+
+    pub(crate) fn completion_unrecorded(error: StoreError) -> Self {
+        Self::CompletionUnrecorded(Arc::new(error))
     }
 }
 
-/// The outcome of a failure that nothing had to record.
+/// The outcome of a handler's failure, if no record is needed.
 impl From<Failure> for Outcome {
     fn from(failure: Failure) -> Self {
         match failure {
@@ -133,12 +262,13 @@ impl From<Refusal> for Outcome {
     }
 }
 
-/// Describes the outcome and what follows, for people. It contains no payload and no result.
+/// Describes the outcome and its consequence for operators. The text contains no payload and no
+/// result.
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Done(_) => f.write_str("done"),
-            Self::Duplicate(_) => f.write_str("done before; nothing ran"),
+            Self::Completed(_) => f.write_str("completed"),
+            Self::Duplicate(_) => f.write_str("completed before; the handler did not run"),
             Self::Conflict { owner, lease_until } => write!(
                 f,
                 "lease held by {} until {lease_until}",
@@ -150,42 +280,139 @@ impl fmt::Display for Outcome {
                     write!(f, " since {since}")?;
                 }
                 f.write_str(
-                    ": find out whether it had its effect, then delete the record of this key (`record forget KEY`)",
+                    ": check whether that attempt had its effect, then delete the record of this key (`record forget KEY`)",
                 )
             }
-            Self::RetryableFailure(error) => write!(f, "failed, to be retried: {error}"),
-            Self::NoEffect(error) => write!(f, "failed without effect, to be retried: {error}"),
-            Self::PermanentFailure(error) => write!(f, "failed permanently: {error}"),
-            Self::FailedBefore(error) => write!(f, "failed permanently before: {error}"),
+            Self::RetryableFailure(error) => write!(f, "retryable failure: {error}"),
+            Self::NoEffect(error) => write!(f, "retryable failure without an effect: {error}"),
+            Self::PermanentFailure(error) => write!(f, "permanent failure: {error}"),
+            Self::FailedBefore(error) => write!(
+                f,
+                "this message failed permanently before; the handler did not run: {error}"
+            ),
             Self::TooManyFailures(error) => write!(
                 f,
-                "{MAX_FAILED_MESSAGES} messages failed permanently under this key, so no other runs until the \
-                 record is deleted (`record forget KEY`); the last error: {error}"
+                "{MAX_FAILED_MESSAGES} messages failed permanently under this key; no further message \
+                 runs until the record is deleted (`record forget KEY`); last error: {error}"
             ),
             Self::KeyReused => f.write_str(
-                "the idempotency key was used before for another payload: choose a key that \
-                 differs where the operation does",
+                "the idempotency key was used before for another payload: choose a key that is \
+                 unique to each operation",
             ),
-            Self::NotStarted => f.write_str("not enough time left in this invocation; nothing ran"),
-            Self::Panicked => f.write_str("the handler panicked"),
-            Self::OutOfTime => f.write_str("cut off at the deadline"),
-            Self::LeaseLost => f.write_str(
-                "the lease was over before the outcome was recorded, and another attempt went on",
-            ),
-            Self::CompletionUnrecorded(error) => {
-                write!(
-                    f,
-                    "done, but that is not recorded, so it will run again: {error}"
-                )
+            Self::Invalid(why) => f.write_str(why),
+            Self::NotStarted => {
+                f.write_str("too little time left in this invocation; the handler did not run")
             }
+            Self::BehindFailure => f.write_str(
+                "a message before this one in its FIFO group failed; the handler did not run",
+            ),
+            Self::Panicked => f.write_str("the handler panicked"),
+            Self::OutOfTime => f.write_str("the handler was cut off at the deadline"),
+            Self::LeaseLost => f.write_str(
+                "the lease expired before the result was recorded, and another attempt took over",
+            ),
+            Self::CompletionUnrecorded(error) => write!(
+                f,
+                "the handler succeeded, but its result is not recorded; the message will run again: {error}"
+            ),
             Self::FailureUnrecorded { error, cause } => write!(
                 f,
-                "failed permanently, and that is not recorded, so it will run again: {error}; {cause}"
+                "permanent failure that is not recorded; the message will run again: {error}; {cause}"
             ),
-            Self::CommitUnknown(error) => {
-                write!(f, "written or not, the next attempt finds out: {error}")
-            }
-            Self::StoreUnavailable(error) => write!(f, "nothing was done: {error}"),
+            Self::CommitUnknown(error) => write!(
+                f,
+                "DynamoDB did not answer the commit; the next attempt will show whether the writes were applied: {error}"
+            ),
+            Self::StoreUnavailable(error) => write!(f, "no write was applied: {error}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn every() -> Vec<Outcome> {
+        let result = || StoredResult::Json("1".into());
+        let text = || "text".to_owned();
+        let error = || {
+            Arc::new(StoreError::OutOfTime {
+                action: "claim",
+                key: "k".into(),
+            })
+        };
+        vec![
+            Outcome::Completed(result()),
+            Outcome::Duplicate(result()),
+            Outcome::Conflict {
+                owner: None,
+                lease_until: Timestamp::from_millis(7),
+            },
+            Outcome::PayloadConflict { open_since: None },
+            Outcome::RetryableFailure(text()),
+            Outcome::NoEffect(text()),
+            Outcome::PermanentFailure(text()),
+            Outcome::FailedBefore(text()),
+            Outcome::TooManyFailures(text()),
+            Outcome::KeyReused,
+            Outcome::Invalid(text()),
+            Outcome::NotStarted,
+            Outcome::BehindFailure,
+            Outcome::Panicked,
+            Outcome::OutOfTime,
+            Outcome::LeaseLost,
+            Outcome::CompletionUnrecorded(error()),
+            Outcome::FailureUnrecorded {
+                error: text(),
+                cause: error(),
+            },
+            Outcome::CommitUnknown(error()),
+            Outcome::StoreUnavailable(error()),
+        ]
+    }
+
+    #[test]
+    fn success_is_never_retried_and_logged_as_info() {
+        for outcome in every().iter().filter(|outcome| outcome.is_success()) {
+            assert_eq!(outcome.retry(), Retry::Never, "{outcome:?}");
+            assert_eq!(outcome.severity(), Severity::Info, "{outcome:?}");
+            assert_eq!(outcome.http_status(), 200, "{outcome:?}");
+            assert!(!outcome.is_permanent(), "{outcome:?}");
+        }
+    }
+
+    #[test]
+    fn http_status_agrees_with_retry() {
+        for outcome in every().iter().filter(|outcome| !outcome.is_success()) {
+            let statuses: &[u16] = match outcome.retry() {
+                Retry::Never => &[400, 422],
+                Retry::Now | Retry::Backoff | Retry::At(_) => &[409, 503],
+            };
+            assert!(statuses.contains(&outcome.http_status()), "{outcome:?}");
+            assert_eq!(outcome.is_permanent(), outcome.retry() == Retry::Never);
+        }
+    }
+
+    #[test]
+    fn conflict_is_retried_at_the_end_of_its_lease() {
+        let at: Vec<_> = every()
+            .iter()
+            .filter_map(|outcome| match outcome.retry() {
+                Retry::At(end) => Some((outcome.name(), end.as_millis())),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(at, [("conflict", 7)]);
+    }
+
+    #[test]
+    fn logs_page_lists_every_outcome_and_level() {
+        let page = include_str!("../../docs/logs.md");
+        for outcome in every() {
+            let level = format!("{:?}", outcome.severity()).to_uppercase();
+            let start = format!("| `{}` |", outcome.name());
+            let row = page.lines().find(|line| line.starts_with(&start));
+            assert!(row.is_some_and(|row| row.contains(&level)), "{outcome:?}");
         }
     }
 }

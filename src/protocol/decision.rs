@@ -1,18 +1,28 @@
-//! The rules of claims and settlements, and the meaning of a refused write.
+//! Rules of claims and settlements, and the meaning of a refused write.
 //!
-//! DynamoDB answers a refused conditional write with the item that refused it. That record and
-//! the request decide everything that follows, without a second read.
+//! DynamoDB returns the existing item when a condition check fails
+//! (`ReturnValuesOnConditionCheckFailure`). That record and the request decide everything that
+//! follows, without a second read.
 
 use super::record::{
     AfterFailure, AttemptEnd, ClaimRequest, Fence, MAX_ERROR_BYTES, MAX_FAILED_MESSAGES, Owner,
     Record, State, StoredResult, Timestamp,
 };
 
-/// Returns whether `record` (`None`: there is no record) admits the claim.
+/// Returns whether a claim succeeds over `record` (`None`: no record exists).
 ///
-/// This is the claim's condition. [`crate::store::DynamoStore`] writes the same rule as condition
-/// expressions, [`crate::store::MemoryStore`] calls this function, and one conformance suite
-/// compares both with it.
+/// | record | a claim succeeds |
+/// | --- | --- |
+/// | absent, or past `expires_at` | always |
+/// | `IN_PROGRESS` | after its lease expired, with the same payload |
+/// | `COMPLETED` | never |
+/// | `FAILED` | with [`AfterFailure::Retry`], below [`MAX_FAILED_MESSAGES`] failed messages |
+///
+/// While the record is kept, a message in `failed_message_ids` is always refused.
+///
+/// This function is the condition of every claim. [`crate::store::DynamoStore`] writes the same
+/// rule as a condition expression. [`crate::store::MemoryStore`] calls this function. One
+/// conformance suite compares both stores with it.
 #[must_use]
 pub fn may_claim(record: Option<&Record>, request: &ClaimRequest) -> bool {
     let Some(record) = record.filter(|record| !record.is_expired(request.now)) else {
@@ -23,7 +33,7 @@ pub fn may_claim(record: Option<&Record>, request: &ClaimRequest) -> bool {
         return false;
     }
     match &record.state {
-        // The lease of another worker has ended, and the operation is the same.
+        // A takeover: the lease of another worker expired, and the payload is the same.
         State::InProgress { lease_until } => {
             *lease_until < request.now && same_payload(record, request)
         }
@@ -35,28 +45,32 @@ pub fn may_claim(record: Option<&Record>, request: &ClaimRequest) -> bool {
     }
 }
 
-/// A fingerprint that one side does not have (switched off, or a record from before it was
-/// switched on) differs from none.
+/// Compares the fingerprints of record and claim.
+///
+/// If the record or the claim has no fingerprint, the payloads count as the same. Fingerprints
+/// may be switched off, and a record may be older than the setting.
 fn same_payload(record: &Record, request: &ClaimRequest) -> bool {
     match (&record.fingerprint, &request.fingerprint) {
-        (Some(theirs), Some(mine)) => theirs == mine,
+        (Some(recorded), Some(claimed)) => recorded == claimed,
         _ => true,
     }
 }
 
-/// Facts that a worker has from its claim about the time before it. They decide how the claim can
-/// be undone, and what the handler is informed of.
+/// History of a key, as the answer to a successful claim shows it.
+///
+/// The history decides how the claim can be undone, and of which earlier attempts the handler is
+/// informed.
 #[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claimed {
     /// The record before the claim.
     pub before: Before,
-    /// The time of the claim of the earliest attempt that is open since before this claim: 0 if
-    /// it is not known, `None` if no attempt is open.
+    /// Claim time of the earliest open attempt before this claim. `None` if no attempt was open;
+    /// 0 if the time is unknown.
     pub open_since: Option<Timestamp>,
-    /// How the attempt before ended. `None` if that is not known.
+    /// End of the previous attempt. `None` if the end is unknown, as after a crash.
     pub last_end: Option<AttemptEnd>,
-    /// Claims made before this one since the record was created.
+    /// Number of earlier claims since the record was created.
     pub attempts: u64,
 }
 
@@ -64,16 +78,17 @@ pub struct Claimed {
 #[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Before {
-    /// There was no record, or only an expired one.
+    /// No record existed, or only an expired one.
     Nothing,
-    /// This record was there.
+    /// This record existed.
     Record(Box<Record>),
-    /// Not known: the answer that held the record was lost.
+    /// Unknown: the answer with the replaced record was lost.
     Unknown,
 }
 
 impl Claimed {
-    /// From the answer to a claim that replaced this record, which is not expired.
+    /// History from the answer to a claim. `replaced` is the record before the claim, and is
+    /// `None` if that record was expired.
     #[must_use]
     pub fn over(replaced: Option<Record>) -> Self {
         let Some(record) = replaced else {
@@ -96,17 +111,16 @@ impl Claimed {
         }
     }
 
-    /// From the record that a claim of this worker wrote, the answer to which was lost.
+    /// History from the `record` that this claim wrote, when the answer to the claim was lost.
     fn recovered(record: &Record, request: &ClaimRequest) -> Self {
-        // Over nothing, a claim leaves no trace but its own. Over the record of another program it
-        // counts as the first, too.
-        let mine = Some(request.now);
-        let alone = record.attempts == 1
-            && (record.created_at, record.first_claimed_at) == (mine, mine)
+        // `attempts` is not enough: after a takeover from another program it is 1 as well.
+        let claimed_at = Some(request.now);
+        let is_new = record.attempts == 1
+            && (record.created_at, record.first_claimed_at) == (claimed_at, claimed_at)
             && record.error.is_none()
             && record.failed_message_ids.is_empty();
         Self {
-            before: if alone {
+            before: if is_new {
                 Before::Nothing
             } else {
                 Before::Unknown
@@ -117,7 +131,8 @@ impl Claimed {
         }
     }
 
-    /// Returns whether `first_claimed_at` is the time of this claim, and goes when its attempt is closed.
+    /// Returns whether this claim set `first_claimed_at`. If so, the settlement that closes this
+    /// attempt removes `first_claimed_at`.
     #[must_use]
     pub const fn is_first_open(&self) -> bool {
         self.open_since.is_none()
@@ -128,36 +143,36 @@ impl Claimed {
 #[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClaimRefused {
-    /// The record is the one that was to be written: the request was applied and its answer was
-    /// lost. The worker holds the claim.
-    Mine(Claimed),
-    /// It is the record of another.
-    NotMine(Refusal),
+    /// The record carries this claim's owner: the request was applied and its answer was lost.
+    /// The worker holds the claim.
+    Held(Claimed),
+    /// Another claim, or another program, wrote the record. The handler must not run.
+    Refused(Refusal),
 }
 
-/// The reason why nothing may run.
+/// The reason why the handler must not run.
 #[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The key was used before for another payload. The record is not touched.
+    /// The key was used before for another payload. The record stays unchanged.
     KeyReused,
-    /// The operation is done; this is its result.
+    /// The operation is completed. Holds the stored result.
     Duplicate(StoredResult),
-    /// This message failed permanently before; this is the stored error. Or another message did,
-    /// and [`AfterFailure::Replay`] is set.
+    /// This message failed permanently before. With [`AfterFailure::Replay`], so may have another
+    /// message with this key. Holds the stored error.
     FailedBefore(String),
-    /// [`MAX_FAILED_MESSAGES`] messages failed permanently under this key; this is the last error.
+    /// [`MAX_FAILED_MESSAGES`] messages failed permanently under this key. Holds the last error.
     TooManyFailures(String),
     /// Another worker holds the claim.
     Conflict {
-        /// Its token, if the record has one.
+        /// Owner token of the other claim, if the record has one.
         owner: Option<Owner>,
-        /// The end of its lease, which may have passed.
+        /// End of the other claim's lease, which may have passed.
         lease_until: Timestamp,
     },
-    /// An attempt with another payload did not settle its claim, and its lease has ended.
+    /// An attempt with another payload is open, and the lease of its claim expired.
     PayloadConflict {
-        /// When the earliest open attempt was claimed, if the record tells.
+        /// Claim time of the earliest open attempt, if the record has it.
         open_since: Option<Timestamp>,
     },
 }
@@ -168,12 +183,14 @@ pub enum Refusal {
 pub fn claim_refused(record: Record, request: &ClaimRequest) -> ClaimRefused {
     let in_progress = matches!(record.state, State::InProgress { .. });
     if in_progress && record.owner.as_ref() == Some(&request.owner) {
-        return ClaimRefused::Mine(Claimed::recovered(&record, request));
+        return ClaimRefused::Held(Claimed::recovered(&record, request));
     }
-    ClaimRefused::NotMine(refusal(record, request))
+    ClaimRefused::Refused(refusal(record, request))
 }
 
-/// Interprets the record that refused an insert: a claim and its `settlement` in one write.
+/// Interprets the record that refused an insert.
+///
+/// An insert is a claim and its `settlement` in one write.
 #[doc(hidden)]
 #[must_use]
 pub fn insert_refused(
@@ -184,13 +201,13 @@ pub fn insert_refused(
     let fence = request.fence();
     match settlement_refused(Some(&record), &fence, settlement) {
         SettlementRefused::AlreadySettled => {
-            ClaimRefused::Mine(Claimed::recovered(&record, request))
+            ClaimRefused::Held(Claimed::recovered(&record, request))
         }
-        SettlementRefused::LeaseLost => ClaimRefused::NotMine(refusal(record, request)),
+        SettlementRefused::LeaseLost => ClaimRefused::Refused(refusal(record, request)),
     }
 }
 
-/// Interprets a record of another that refused a claim.
+/// Interprets a refused claim whose `record` belongs to another owner.
 #[doc(hidden)]
 #[must_use]
 pub fn refusal(record: Record, request: &ClaimRequest) -> Refusal {
@@ -220,7 +237,7 @@ pub fn refusal(record: Record, request: &ClaimRequest) -> Refusal {
     }
 }
 
-/// The end of a claim. Each is one write, fenced by [`Fence`].
+/// The end of a claim: one write, on the condition of the claim's [`Fence`].
 ///
 /// ```
 /// use sqs_once::protocol::Settlement;
@@ -232,37 +249,44 @@ pub fn refusal(record: Record, request: &ClaimRequest) -> Refusal {
 pub enum Settlement {
     /// The handler succeeded.
     Complete {
-        /// Its output.
+        /// The handler's output.
         result: StoredResult,
-        /// The end of the record's retention, in seconds since the epoch.
+        /// End of the record's retention, in seconds since the epoch.
         expires_at: u64,
     },
     /// The handler failed permanently.
     Fail {
-        /// The text of the failure.
+        /// Text of the failure.
         error: String,
-        /// The message that failed: it never runs again.
+        /// The message that failed. It never runs again.
         message_id: String,
-        /// True if this claim set `first_claimed_at` ([`Claimed::is_first_open`]), which then goes.
+        /// True if this claim set `first_claimed_at` ([`Claimed::is_first_open`]). The settlement
+        /// then removes `first_claimed_at`.
         first_open: bool,
-        /// The end of the record's retention, in seconds since the epoch.
+        /// End of the record's retention, in seconds since the epoch.
         expires_at: u64,
     },
-    /// The attempt may have had its effect. The lease ends now, and the next attempt is informed.
+    /// The attempt may have had its effect. The lease ends now, and the next attempt is informed of
+    /// this attempt.
     ///
-    /// Now, not at 0: a claim that was sent before, and arrives late, must not pass the condition.
+    /// The lease ends at the settling worker's time, not at 0. A claim that was sent earlier and
+    /// arrives late must not pass the condition.
     EndLease {
-        /// How the attempt ended; `None` if that is not known.
+        /// End of the attempt. `None` if unknown.
         last_end: Option<AttemptEnd>,
     },
-    /// The attempt had no effect: the record becomes as it was before the claim. It is deleted if
-    /// there was none, `FAILED` if it was `FAILED`; else its lease ends now.
+    /// The attempt had no effect. The record returns to its state before the claim.
+    ///
+    /// | before the claim | after |
+    /// | --- | --- |
+    /// | no record | deleted |
+    /// | `FAILED` | `FAILED` |
+    /// | `IN_PROGRESS`, or unknown | the lease ends now |
     Restore(Claimed),
 }
 
 impl Settlement {
-    /// [`Settlement::Fail`] of a claim that `request` made, its text cut to [`MAX_ERROR_BYTES`] at
-    /// the edge of a character.
+    /// [`Settlement::Fail`] with `error` cut to [`MAX_ERROR_BYTES`], between two characters.
     #[must_use]
     pub fn fail(
         mut error: String,
@@ -279,7 +303,7 @@ impl Settlement {
         }
     }
 
-    /// Its word in logs and errors.
+    /// Name of the settlement in logs and errors.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -290,7 +314,7 @@ impl Settlement {
         }
     }
 
-    /// The record that this makes of the claim's; `None` deletes it.
+    /// Returns the record after the settlement, or `None` if the settlement deletes `record`.
     #[must_use]
     pub fn apply(&self, record: &Record, now: Timestamp) -> Option<Record> {
         let mut record = Record {
@@ -350,7 +374,10 @@ impl Settlement {
     }
 }
 
-/// Returns whether `fence` may settle `record`: the condition of every write after the claim.
+/// Returns whether the claim of `fence` may settle `record`.
+///
+/// This function is the condition of every write after the claim. The record must have the
+/// fence's owner and be `IN_PROGRESS`.
 #[must_use]
 pub fn may_settle(record: Option<&Record>, fence: &Fence) -> bool {
     record.is_some_and(|record| {
@@ -363,13 +390,14 @@ pub fn may_settle(record: Option<&Record>, fence: &Fence) -> bool {
 #[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SettlementRefused {
-    /// The settlement was applied before, and its answer was lost.
+    /// An earlier request applied the settlement, and its answer was lost.
     AlreadySettled,
-    /// The lease ended and another worker took over, or the record is gone. Nothing was written.
+    /// The lease expired and another worker took over, or the record was deleted. Nothing was
+    /// written.
     LeaseLost,
 }
 
-/// Interprets the record (`None`: there is no record) that refused a settlement.
+/// Interprets the record (`None`: no record exists) that refused a settlement.
 #[doc(hidden)]
 #[must_use]
 pub fn settlement_refused(
@@ -383,7 +411,8 @@ pub fn settlement_refused(
         (wanted, Some(record)) => {
             record.owner.as_ref() == Some(&fence.owner)
                 && match (wanted, &record.state) {
-                    // A program without a fence may have completed my record with its own.
+                    // A program that writes without a fence may have stored its own result under
+                    // this owner.
                     (Settlement::Complete { result, .. }, State::Completed { result: kept }) => {
                         result == kept
                     }
@@ -425,7 +454,7 @@ mod tests {
         }
     }
 
-    /// Record left in this state by `theirs`.
+    /// Record in this state, written by the claim `theirs`.
     fn record(theirs: &ClaimRequest, state: State) -> Record {
         let mut record = Record {
             first_claimed_at: Some(EARLIER),
@@ -470,8 +499,8 @@ mod tests {
 
     fn not_mine(record: Record, request: &ClaimRequest) -> Refusal {
         match claim_refused(record, request) {
-            ClaimRefused::NotMine(refusal) => refusal,
-            ClaimRefused::Mine(claimed) => panic!("mine: {claimed:?}"),
+            ClaimRefused::Refused(refusal) => refusal,
+            ClaimRefused::Held(claimed) => panic!("mine: {claimed:?}"),
         }
     }
 
@@ -588,16 +617,16 @@ mod tests {
     fn own_record_means_lost_response() {
         let mine = request("m-1", "payload");
         let recovered = |record: Record| match claim_refused(record, &mine) {
-            ClaimRefused::Mine(claimed) => claimed,
-            refused @ ClaimRefused::NotMine(_) => panic!("{refused:?}"),
+            ClaimRefused::Held(claimed) => claimed,
+            refused @ ClaimRefused::Refused(_) => panic!("{refused:?}"),
         };
         let first = recovered(mine.record(None));
         assert_eq!(first, Claimed::over(None));
-        // Over a record whose earlier attempt is open.
+        // A takeover from an earlier attempt that is open.
         let second = recovered(mine.record(Some(&record(&request("m-1", "payload"), ended()))));
         assert_eq!(second.before, Before::Unknown);
         assert_eq!((second.open_since, second.attempts), (Some(EARLIER), 1));
-        // Over the record of another program, which counts no attempts.
+        // A takeover from another program, which counts no attempts.
         let foreign = Record {
             owner: None,
             attempts: 0,
@@ -615,7 +644,7 @@ mod tests {
         };
         let over_failed = recovered(mine.record(Some(&failed)));
         assert_eq!(over_failed.before, Before::Unknown);
-        // Over a record without an open attempt.
+        // A claim over a record without an open attempt.
         let third = recovered(mine.record(Some(&failed_record(&mine, ["m-0".into()]))));
         assert_eq!(third.before, Before::Unknown);
         assert!(third.is_first_open());
@@ -628,16 +657,16 @@ mod tests {
         for settlement in [complete.clone(), fail.clone()] {
             let inserted = settlement.apply(&mine.record(None), NOW).unwrap();
             let refused = insert_refused(inserted, &mine, &settlement);
-            assert!(matches!(refused, ClaimRefused::Mine(_)), "{settlement:?}");
+            assert!(matches!(refused, ClaimRefused::Held(_)), "{settlement:?}");
         }
         for other in [
             complete.apply(&theirs.record(None), NOW).unwrap(),
-            // The response of an earlier round.
+            // The result of an earlier round.
             fail.apply(&mine.record(None), NOW).unwrap(),
             record(&mine, completed()),
         ] {
             let refused = insert_refused(other, &mine, &complete);
-            assert!(matches!(refused, ClaimRefused::NotMine(_)), "{refused:?}");
+            assert!(matches!(refused, ClaimRefused::Refused(_)), "{refused:?}");
         }
     }
 
@@ -692,7 +721,7 @@ mod tests {
     }
 
     #[test]
-    fn live_lease_is_a_conflict() {
+    fn live_lease_is_conflict() {
         let theirs = request("m-1", "p");
         let refused = not_mine(record(&theirs, live()), &request("m-1", "p"));
         let conflict = Refusal::Conflict {
@@ -724,8 +753,7 @@ mod tests {
         }
     }
 
-    /// Complete, fail, end the lease; restore an absent, a failed, a taken-over and an unknown
-    /// record.
+    /// Every settlement, with `Restore` of an absent, a failed, a taken-over and an unknown record.
     fn settlements() -> [Settlement; 7] {
         let expires_at = NOW.as_secs() + 3600;
         let theirs = request("m-0", "p");
@@ -755,7 +783,7 @@ mod tests {
         let fence = mine.fence();
         assert!(may_settle(Some(&record(&mine, live())), &fence));
         let late = record(&mine, ended());
-        assert!(may_settle(Some(&late), &fence), "nobody took over");
+        assert!(may_settle(Some(&late), &fence), "no takeover yet");
         assert!(!may_settle(Some(&record(&mine, completed())), &fence));
         assert!(!may_settle(Some(&record(&mine, State::Failed)), &fence));
         assert!(!may_settle(Some(&record(&theirs, live())), &fence));
@@ -768,7 +796,7 @@ mod tests {
         for wanted in settlements() {
             let left = wanted.apply(&mine.record(None), NOW);
             if may_settle(left.as_ref(), &mine.fence()) {
-                // An ended lease leaves the condition met: its settlement is never refused.
+                // The record keeps its owner and `IN_PROGRESS`, so a second settlement succeeds.
                 continue;
             }
             assert_eq!(

@@ -1,18 +1,17 @@
-//! [`Key`]: what makes two deliveries the same operation. [`Fingerprint`]: what must
-//! not change under one key.
+//! [`Key`]: identifies an operation. [`Fingerprint`]: detects another payload under the same key.
 
 use std::{borrow::Cow, fmt};
 
 use sha2::{Digest, Sha256};
 
-/// The most bytes a DynamoDB partition key may have (*Amazon DynamoDB Developer Guide*,
+/// Maximum size of a DynamoDB partition key, in bytes (*Amazon DynamoDB Developer Guide*,
 /// "Constraints in Amazon DynamoDB").
 pub const MAX_KEY_BYTES: usize = 2048;
 
 const SEPARATOR: char = '#';
 const ESCAPE: char = '\\';
 
-/// The most bytes a [`Namespace`] may have.
+/// Maximum size of a [`Namespace`], in bytes.
 pub const MAX_NAMESPACE_BYTES: usize = 256;
 
 /// The first part of every key. It separates consumers that share a table.
@@ -27,11 +26,11 @@ pub const MAX_NAMESPACE_BYTES: usize = 256;
 pub struct Namespace(String);
 
 impl Namespace {
-    /// 1 to [`MAX_NAMESPACE_BYTES`] bytes of any text.
+    /// Creates a namespace from 1 to [`MAX_NAMESPACE_BYTES`] bytes of any text.
     ///
     /// # Errors
     ///
-    /// [`KeyError::NamespaceLength`] if it is empty or longer.
+    /// [`KeyError::NamespaceLength`] if `name` is empty or longer.
     pub fn new(name: impl Into<String>) -> Result<Self, KeyError> {
         let name = name.into();
         if (1..=MAX_NAMESPACE_BYTES).contains(&name.len()) {
@@ -50,14 +49,13 @@ impl Namespace {
 
 /// An idempotency key: a namespace and one or more parts, written as one string.
 ///
-/// The string is unambiguous: two keys are equal only if their namespaces and all
-/// their parts are. `#` joins, and `#` and `\` inside a part are escaped with `\`.
-/// Two markers cannot come out of the escaping:
+/// The string is unambiguous: equal strings have equal namespaces and equal parts. `#` joins the
+/// parts, and `\` escapes `#` and `\` inside a part. Escaped text never contains these two
+/// markers:
 ///
-/// - `\json:` precedes a JSON value that is not text, in its canonical form. The number 7 of a
-///   message body is `\json:7`, and the text `"7"` is `7`.
-/// - `\sha256:` precedes the SHA-256 of parts that would make the key longer than
-///   [`MAX_KEY_BYTES`].
+/// - `\json:` precedes the canonical form of a JSON value that is not a string. The number 7 in a
+///   message body becomes `\json:7`, the string `"7"` becomes `7`.
+/// - `\sha256:` precedes the SHA-256 of all parts, if the key would exceed [`MAX_KEY_BYTES`].
 ///
 /// ```
 /// use sqs_once::protocol::{Key, Namespace};
@@ -76,7 +74,9 @@ impl Key {
     ///
     /// # Errors
     ///
-    /// No parts, or an empty one: a missing key must never make two messages equal.
+    /// - [`KeyError::NoParts`] if `parts` is empty.
+    /// - [`KeyError::EmptyPart`] if a part is empty. Two messages without a key must never be
+    ///   the same operation.
     pub fn new<'a>(
         namespace: &Namespace,
         parts: impl IntoIterator<Item = &'a str>,
@@ -121,7 +121,7 @@ impl Key {
         Ok(Self(id))
     }
 
-    /// The key as it stands in the table: 1 to [`MAX_KEY_BYTES`] bytes of UTF-8.
+    /// The key as stored in the table: 1 to [`MAX_KEY_BYTES`] bytes of UTF-8.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -138,7 +138,7 @@ impl fmt::Display for Key {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum KeyPart<'a> {
     Text(Cow<'a, str>),
-    /// The canonical form of a JSON value that is not text.
+    /// The canonical form of a JSON value that is not a string.
     Json(String),
 }
 
@@ -157,33 +157,33 @@ fn escape_into(id: &mut String, part: &str) {
     }
 }
 
-/// Why there is no [`Key`].
+/// The reason why a [`Key`] cannot be created.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
     /// The namespace was empty or too long.
     #[error(
-        "the idempotency namespace has {bytes} bytes, and must have 1 to {MAX_NAMESPACE_BYTES}"
+        "the idempotency namespace has {bytes} bytes; the limits are 1 and {MAX_NAMESPACE_BYTES}"
     )]
     NamespaceLength {
-        /// How long it was.
+        /// Size of the namespace in bytes.
         bytes: usize,
     },
-    /// There was nothing to make a key of.
+    /// The key had no parts.
     #[error("the idempotency key has no parts: name at least one")]
     NoParts,
-    /// A part was `""`.
+    /// A part was the empty string.
     #[error("part {index} of the idempotency key is empty: every message needs a key of its own")]
     EmptyPart {
-        /// Which part, counted from 0.
+        /// Position of the part, from 0.
         index: usize,
     },
 }
 
 /// SHA-256 of the part of a payload that must not change under one key.
 ///
-/// Shown and stored as 64 lower-case hex digits (and as 32 where it is
-/// `sqs::powertools::hash`).
+/// Displayed and stored as 64 lower-case hex digits. A fingerprint made for the Powertools layout
+/// (`sqs::powertools::hash`) has 32.
 ///
 /// ```
 /// use sqs_once::protocol::Fingerprint;
@@ -196,13 +196,13 @@ pub enum KeyError {
 pub struct Fingerprint(String);
 
 impl Fingerprint {
-    /// The fingerprint of these bytes.
+    /// Returns the fingerprint of `bytes`.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
         Self(hex(&Sha256::digest(bytes)))
     }
 
-    /// A fingerprint read back from a record, as it was stored.
+    /// Creates a fingerprint from the text in a record.
     #[must_use]
     pub fn from_stored(text: String) -> Self {
         Self(text)
@@ -221,7 +221,7 @@ impl fmt::Display for Fingerprint {
     }
 }
 
-/// Lower-case hex digits.
+/// Returns `bytes` as lower-case hex digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let mut hex = String::with_capacity(2 * bytes.len());
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn no_short_key_equals_a_hashed_one() {
+    fn short_key_never_equals_hashed_key() {
         let long = "x".repeat(MAX_KEY_BYTES);
         let hashed = Key::new(&ns("ns"), [long.as_str()]).unwrap();
         let forged = hashed.as_str().strip_prefix("ns#").unwrap();

@@ -1,13 +1,13 @@
-//! The rules, and nothing but the rules: no I/O, no AWS types, and times are handed in.
+//! Idempotency rules without I/O, AWS types or a clock: callers pass in all times.
 //!
-//! | module | what it decides |
+//! | module | contents |
 //! | --- | --- |
-//! | [`key`] | what makes two deliveries the same operation |
-//! | [`record`] | what is remembered of an operation, and for how long |
-//! | [`decision`] | who may claim, and what a refused write means |
+//! | [`key`] | idempotency keys and payload fingerprints |
+//! | [`record`] | the record of an operation, and its limits |
+//! | [`decision`] | conditions for claims and settlements, and the meaning of a refused write |
 //!
-//! Each decision is a pure function of its arguments, so a reader can check it
-//! against the tables in the crate's `DESIGN.md`, and a test can try every row.
+//! Each decision is a pure function of its arguments. Readers can check each against the tables
+//! in the crate's `DESIGN.md`, and tests try every row.
 
 pub mod decision;
 pub mod key;

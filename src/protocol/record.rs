@@ -1,4 +1,4 @@
-//! [`Record`]: the item for one key. [`Fence`]: the condition of a change of it.
+//! [`Record`]: the table item for one key. [`Fence`]: the condition of every write after a claim.
 
 use std::{
     collections::BTreeSet,
@@ -8,21 +8,21 @@ use std::{
 
 use super::key::{Fingerprint, Key};
 
-/// The most bytes a DynamoDB item may have, names and values together (*Amazon DynamoDB
+/// Maximum size of a DynamoDB item in bytes, attribute names and values together (*Amazon DynamoDB
 /// Developer Guide*, "Constraints in Amazon DynamoDB").
 pub const MAX_ITEM_BYTES: usize = 400 * 1024;
 
-/// The most bytes of a handler's output that are stored.
+/// Maximum size of a handler's output in a record, in bytes of JSON.
 ///
-/// The rest of [`MAX_ITEM_BYTES`] when the key (at most 2 KB), a message id and the
-/// other attributes have had their room.
+/// The rest of [`MAX_ITEM_BYTES`] is for the key (at most 2 KB), a message id and the other
+/// attributes.
 pub const MAX_RESULT_BYTES: usize = MAX_ITEM_BYTES - 8 * 1024;
 
-/// The most bytes of a failure's text that are stored: it is for people to read.
+/// Maximum size of a failure's text in a record, in bytes. Longer texts are cut.
 pub const MAX_ERROR_BYTES: usize = 4 * 1024;
 
-/// The most messages that may fail permanently under one key while its record is kept. After
-/// that, no further message with the key runs.
+/// Maximum number of messages that may fail permanently under one key while the record is kept.
+/// Further messages with this key do not run.
 pub const MAX_FAILED_MESSAGES: usize = 20;
 
 /// A point in time: milliseconds since the Unix epoch.
@@ -39,7 +39,7 @@ pub const MAX_FAILED_MESSAGES: usize = 20;
 pub struct Timestamp(u64);
 
 impl Timestamp {
-    /// This many milliseconds after the epoch.
+    /// Creates a time from milliseconds since the epoch.
     #[must_use]
     pub const fn from_millis(millis: u64) -> Self {
         Self(millis)
@@ -57,23 +57,23 @@ impl Timestamp {
         self.0 / 1000
     }
 
-    /// Whole seconds since the epoch, rounded up: never earlier than `self`.
+    /// Whole seconds since the epoch, rounded up. The result is never earlier than `self`.
     #[must_use]
     pub const fn as_secs_ceil(self) -> u64 {
         self.0.div_ceil(1000)
     }
 
-    /// How long from `self` to `later`; zero if that is not later.
+    /// Time from `self` to `later`, or zero if `later` is not after `self`.
     #[must_use]
     pub fn until(self, later: Self) -> Duration {
         Duration::from_millis(later.0.saturating_sub(self.0))
     }
 }
 
-/// In RFC 3339, to the second: `2026-11-21T10:50:00Z`.
+/// Displays the time in RFC 3339, to the second: `2026-11-21T10:50:00Z`.
 impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// The end of the year 9999, the last that RFC 3339 can write.
+        /// The end of the year 9999, the last year of RFC 3339.
         const LAST: u64 = 253_402_300_799;
         let since = Duration::from_secs(self.as_secs().min(LAST));
         humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + since).fmt(f)
@@ -83,7 +83,7 @@ impl fmt::Display for Timestamp {
 impl std::ops::Add<Duration> for Timestamp {
     type Output = Self;
 
-    /// Saturates: a retention of centuries is "for ever".
+    /// Adds `span`, and saturates on overflow.
     fn add(self, span: Duration) -> Self {
         Self(
             self.0
@@ -103,7 +103,7 @@ impl std::ops::Add<Duration> for Timestamp {
 pub struct Owner(String);
 
 impl Owner {
-    /// A token read back from a record.
+    /// Creates an owner from the token in a record.
     #[must_use]
     pub fn from_stored(text: String) -> Self {
         Self(text)
@@ -122,18 +122,19 @@ impl fmt::Display for Owner {
     }
 }
 
-/// A handler's output as the record keeps it.
+/// A handler's output as stored in the record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoredResult {
     /// The output, as JSON text.
     Json(String),
-    /// The output could not be kept; the text says why, with its size. The operation is
-    /// COMPLETED all the same: its effect has happened.
+    /// The output could not be stored. The text states the reason and the output's size.
+    ///
+    /// The record is `COMPLETED` nevertheless, because the effect has occurred.
     Omitted(String),
 }
 
 impl StoredResult {
-    /// `json` if it fits ([`MAX_RESULT_BYTES`]), else a note of its size.
+    /// Returns `json` up to [`MAX_RESULT_BYTES`], and [`StoredResult::Omitted`] beyond.
     ///
     /// ```
     /// use sqs_once::protocol::{StoredResult, record::MAX_RESULT_BYTES};
@@ -164,22 +165,23 @@ impl StoredResult {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// A worker holds a claim, or held one that it did not settle.
+    /// A worker holds a claim, or left a claim without a settlement.
     InProgress {
-        /// The claim is exclusive until then. After it, another worker can take it over.
+        /// End of the lease. Until then the claim is exclusive; afterwards another worker can take
+        /// it over.
         lease_until: Timestamp,
     },
-    /// The operation is done, for as long as the record is kept.
+    /// The operation is completed. Its handler never runs again while the record is kept.
     Completed {
         /// The output of the handler.
         result: StoredResult,
     },
-    /// The last attempt failed permanently: see [`Record::error`].
+    /// The last attempt failed permanently. [`Record::error`] holds the text.
     Failed,
 }
 
 impl State {
-    /// The word in the record's `status`.
+    /// Value of the record's `status` attribute.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -190,7 +192,7 @@ impl State {
     }
 }
 
-/// The end of an attempt that left its operation open, as far as its worker could record it.
+/// The recorded end of an attempt that may have had its effect.
 ///
 /// ```
 /// use sqs_once::protocol::AttemptEnd;
@@ -210,7 +212,7 @@ pub enum AttemptEnd {
 }
 
 impl AttemptEnd {
-    /// The word in the record's `last_end`.
+    /// Value of the record's `last_end` attribute.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -220,7 +222,7 @@ impl AttemptEnd {
         }
     }
 
-    /// Reads the word back.
+    /// Parses a value of the record's `last_end` attribute. Returns `None` for unknown values.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         let all = [Self::Retryable, Self::Panic, Self::Deadline];
@@ -230,39 +232,39 @@ impl AttemptEnd {
 
 /// The item for one key in the idempotency table.
 ///
-/// A record that another program wrote (see
-/// [`Layout::powertools`](crate::store::Layout::powertools)) may have no owner, no message and no
-/// times. Without an owner, no worker can settle it.
+/// A record of another program (see [`Layout::powertools`](crate::store::Layout::powertools)) may
+/// lack the owner, the message and the times. Without an owner, no worker can settle the record.
 ///
-/// An attempt is *open* if it may have had its effect without that being recorded.
+/// An attempt is *open* if it may have had its effect and no record confirms or denies the effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Record {
-    /// The status.
+    /// Status of the operation.
     pub state: State,
-    /// The token of the current or last claim.
+    /// Owner token of the current or last claim.
     pub owner: Option<Owner>,
-    /// Seconds since the epoch. After it, the record counts as absent, deleted or not: DynamoDB's
-    /// TTL deletes expired items "within a few days".
+    /// End of the retention, in seconds since the epoch. Afterwards the record counts as absent,
+    /// deleted or not: DynamoDB's TTL deletes expired items "within a few days".
     pub expires_at: u64,
-    /// The fingerprint that the payload must have.
+    /// Fingerprint that later payloads must have.
     pub fingerprint: Option<Fingerprint>,
-    /// The message of the current or last claim.
+    /// Message of the current or last claim.
     pub message_id: Option<String>,
-    /// Claims made since the record was created; 0 if another program wrote it.
+    /// Number of claims since the record was created. 0 if another program wrote the record.
     pub attempts: u64,
-    /// The time of the claim of the earliest open attempt: 0 if it is not known, `None` if no
-    /// attempt is open.
+    /// Claim time of the earliest open attempt. `None` if no attempt is open; 0 if the time is
+    /// unknown.
     pub first_claimed_at: Option<Timestamp>,
-    /// How the last attempt ended. `None` if that is not known (crash).
+    /// End of the last attempt. `None` if unknown, as after a crash.
     pub last_end: Option<AttemptEnd>,
-    /// The last permanent failure. A record in progress keeps the one of a message before.
+    /// Text of the last permanent failure. A record in progress keeps the text of an earlier
+    /// message.
     pub error: Option<String>,
-    /// The messages that failed permanently under this key, at most [`MAX_FAILED_MESSAGES`].
+    /// Messages that failed permanently under this key, at most [`MAX_FAILED_MESSAGES`].
     pub failed_message_ids: BTreeSet<String>,
-    /// When the record was created.
+    /// Creation time of the record.
     pub created_at: Option<Timestamp>,
-    /// When the record last changed.
+    /// Time of the record's last change.
     pub updated_at: Option<Timestamp>,
 }
 
@@ -295,16 +297,16 @@ impl Record {
         }
     }
 
-    /// Returns whether the record is past its `expires_at`, and counts as absent.
+    /// Returns whether the record is past `expires_at` and so counts as absent.
     #[must_use]
     pub const fn is_expired(&self, now: Timestamp) -> bool {
         self.expires_at < now.as_secs()
     }
 
-    /// Returns whether it is a claim that another program made: no owner of ours can be its fence.
+    /// Returns whether another program, or an earlier version of this crate, made the claim.
     ///
-    /// Every claim of this version counts its attempts, so a record without them is another
-    /// program's, or an earlier version's.
+    /// Every claim of this version counts attempts, so such a record has none. This crate cannot
+    /// settle it, because no owner token of this crate is in it.
     pub(crate) const fn is_foreign_claim(&self) -> bool {
         matches!(self.state, State::InProgress { .. }) && self.attempts == 0
     }
@@ -312,41 +314,42 @@ impl Record {
 
 /// The contents of one claim.
 ///
-/// All its times were taken before the request is sent, so a slow answer shortens the
-/// lease and never lengthens it.
+/// The worker reads its clock before it sends the request. So a slow answer shortens the lease and
+/// never lengthens it.
 ///
-/// See [`Store`](crate::store::Store) for one in use.
+/// [`Store`](crate::store::Store) shows a claim in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ClaimRequest {
-    /// The operation.
+    /// Key of the operation.
     pub key: Key,
-    /// The token of the claim.
+    /// Owner token of the claim.
     pub owner: Owner,
-    /// The fingerprint of the payload; `None` is not compared.
+    /// Fingerprint of the payload. `None` matches every fingerprint.
     pub fingerprint: Option<Fingerprint>,
-    /// The message that carries it.
+    /// Message that carries the operation.
     pub message_id: String,
-    /// The asker's clock.
+    /// The claiming worker's clock.
     pub now: Timestamp,
-    /// Until when the claim is to be exclusive.
+    /// End of the lease: the claim is exclusive until then.
     pub lease_until: Timestamp,
-    /// Seconds since the epoch until which the record is kept at least.
+    /// End of the record's retention, in seconds since the epoch.
     pub expires_at: u64,
-    /// The effect of a FAILED record on another message.
+    /// Effect of a `FAILED` record on another message.
     pub after_failure: AfterFailure,
 }
 
-/// The effect of a FAILED record on another message with its key. A message that failed itself
-/// gets the stored error again, whatever is chosen here.
+/// The effect of a `FAILED` record on another message with the same key.
+///
+/// A message that failed permanently itself gets the stored error again in both cases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AfterFailure {
-    /// Another message runs (a new send, or a redrive from the dead-letter queue), until
-    /// [`MAX_FAILED_MESSAGES`] have failed.
+    /// Another message (sent anew, or redriven from the dead-letter queue) runs the handler, until
+    /// [`MAX_FAILED_MESSAGES`] messages have failed.
     #[default]
     Retry,
-    /// Another message gets the stored error too, for as long as the record is kept.
+    /// Another message gets the stored error while the record is kept.
     Replay,
 }
 
@@ -376,14 +379,15 @@ impl ClaimRequest {
         }
     }
 
-    /// The record that this claim makes of the one that it `replaces`, which is not expired.
+    /// Returns the record after this claim. `replaces` is the record before the claim, and is
+    /// `None` if that record was expired.
     ///
-    /// It keeps what must outlive an attempt: the messages that failed, the last permanent failure
-    /// and the time of the earliest open attempt.
+    /// The new record keeps the messages that failed, the last permanent failure, the creation time
+    /// and the claim time of the earliest open attempt.
     #[must_use]
     pub fn record(&self, replaces: Option<&Record>) -> Record {
         let first_claimed_at = match replaces {
-            // Another program made it, so the time of its attempt is not known.
+            // Another program made the claim, so the time of its attempt is unknown.
             Some(record) if record.is_foreign_claim() => Timestamp::default(),
             _ => replaces
                 .and_then(|r| r.first_claimed_at)
@@ -408,7 +412,7 @@ impl ClaimRequest {
         }
     }
 
-    /// The condition of this claim's later writes.
+    /// Returns the condition of this claim's later writes.
     #[must_use]
     pub fn fence(&self) -> Fence {
         Fence {
@@ -418,14 +422,14 @@ impl ClaimRequest {
     }
 }
 
-/// The condition of every write after the claim: the record still has this owner
-/// and still `IN_PROGRESS`.
+/// The condition of every write after the claim: the record still has this owner and is still
+/// `IN_PROGRESS`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Fence {
-    /// The operation.
+    /// Key of the operation.
     pub key: Key,
-    /// The token of the claim.
+    /// Owner token of the claim.
     pub owner: Owner,
 }
 

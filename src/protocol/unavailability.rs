@@ -1,15 +1,15 @@
-//! [`Unavailability`]: the effect of a failed request, and the use of repeating it.
+//! [`Unavailability`]: whether a failed request was applied, and whether a retry may help.
 
-/// The effect of a failed request on the table, and the use of repeating it.
+/// Kind of a failed request: whether the table applied it, and whether a retry may help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unavailability {
-    /// No answer, or one that cannot be read: the request may have been applied.
+    /// No answer arrived, or the answer could not be read. The request may have been applied.
     Unanswered,
-    /// Throttled, or in conflict with a transaction on the same item: the request was not applied,
-    /// and may succeed when it is repeated.
+    /// Throttled, or in conflict with a transaction on the same item. The request was not applied,
+    /// and a retry may succeed.
     Contended,
-    /// Access denied, no such table, not valid: the request was not applied, and a repetition
+    /// Access denied, unknown table or validation error. The request was not applied, and a retry
     /// would fail again.
     Rejected,
 }

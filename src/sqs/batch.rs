@@ -92,12 +92,13 @@ impl Batch {
         lanes::plan(&facts.collect::<Vec<_>>())
     }
 
-    /// A message is in one lane, so it is started once.
+    /// Records the start of a message. A message is in one lane, so it starts once.
     pub(super) fn start(&self, index: usize) {
         let _first = self.started[index].set(Instant::now());
     }
 
-    /// Notes what became of a message and logs it, once: after [`close`](Self::close), it is late.
+    /// Records and logs the result of a message. Returns false for a message that has a result already,
+    /// as after [`close`](Self::close), and then does neither.
     pub(super) fn end(&self, index: usize, processed: Processed) -> bool {
         let started = self.started[index].get();
         let duration = started.map_or(Duration::ZERO, Instant::elapsed);
@@ -108,8 +109,8 @@ impl Batch {
         first
     }
 
-    /// Ends the messages that are not done by now, and logs in one line which ones the deadline
-    /// kept from being done. Those that are `blocking` did not even let themselves be cut off.
+    /// Ends the messages without a result, and names in one log line those that the deadline ended.
+    /// The handlers of `blocking` messages did not yield, so they could not be cut off.
     pub(super) fn close(&self) {
         let (mut cut_off, mut blocking, mut not_started) = (Vec::new(), Vec::new(), Vec::new());
         for (index, message) in self.messages.iter().enumerate() {
@@ -119,10 +120,10 @@ impl Batch {
             } else {
                 Outcome::NotStarted
             };
-            let is_blocking = self.end(index, Processed::Ran(outcome)) && is_started;
+            let is_blocking = self.end(index, outcome.into()) && is_started;
             let processed = self.processed[index].get();
             let id = message.id().as_str();
-            match processed.and_then(Processed::outcome) {
+            match processed.map(Processed::outcome) {
                 Some(Outcome::OutOfTime) if is_blocking => blocking.push(id),
                 Some(Outcome::OutOfTime) => cut_off.push(id),
                 Some(Outcome::NotStarted) => not_started.push(id),

@@ -1,6 +1,6 @@
 //! [`Consumer`]: its settings.
 
-use std::{num::NonZeroUsize, str::FromStr, time::Duration};
+use std::{num::NonZeroUsize, str::FromStr, sync::Arc, time::Duration};
 
 use super::{
     identity::{FingerprintSource, KeySource},
@@ -18,7 +18,6 @@ use crate::{
 /// Processes batches of SQS messages, each message once.
 ///
 /// ```
-/// use std::sync::Arc;
 /// use serde::Deserialize;
 /// use sqs_once::{Attempt, Consumer, Failure, Once, handler_fn, protocol::Namespace, store::MemoryStore};
 ///
@@ -35,7 +34,6 @@ use crate::{
 ///     .key("body:/id".parse()?);
 ///
 /// // In a Lambda, `sqs_once::run(consumer).await` does the rest.
-/// let consumer = Arc::new(consumer);
 /// let event = serde_json::from_value(serde_json::json!({"Records": [
 ///     {"messageId": "m-1", "body": "{\"id\": \"o-1\"}"},
 ///     {"messageId": "m-2", "body": "not an order"},
@@ -47,8 +45,8 @@ use crate::{
 /// ```
 #[derive(Debug)]
 pub struct Consumer<M, H> {
-    pub(super) mode: M,
-    pub(super) handler: H,
+    pub(super) mode: Arc<M>,
+    pub(super) handler: Arc<H>,
     pub(super) namespace: Namespace,
     pub(super) key: KeySource,
     pub(super) fingerprint: FingerprintSource,
@@ -60,6 +58,27 @@ pub struct Consumer<M, H> {
     pub(super) fifo_after_permanent: FifoAfterPermanent,
     pub(super) fail_when_store_unavailable: bool,
     pub(super) visibility: Option<Visibility>,
+}
+
+/// Clones share mode and handler.
+impl<M, H> Clone for Consumer<M, H> {
+    fn clone(&self) -> Self {
+        Self {
+            mode: Arc::clone(&self.mode),
+            handler: Arc::clone(&self.handler),
+            namespace: self.namespace.clone(),
+            key: self.key.clone(),
+            fingerprint: self.fingerprint.clone(),
+            concurrency: self.concurrency,
+            conflict_wait: self.conflict_wait,
+            deadline_reserve: self.deadline_reserve,
+            assumed_timeout: self.assumed_timeout,
+            min_time_to_start: self.min_time_to_start,
+            fifo_after_permanent: self.fifo_after_permanent,
+            fail_when_store_unavailable: self.fail_when_store_unavailable,
+            visibility: self.visibility.clone(),
+        }
+    }
 }
 
 /// The treatment of a FIFO group's messages behind a permanent failure of their batch.
@@ -108,8 +127,8 @@ impl<M, H> Consumer<M, H> {
         H: Handler,
     {
         Self {
-            mode,
-            handler,
+            mode: Arc::new(mode),
+            handler: Arc::new(handler),
             namespace,
             key: KeySource::default(),
             fingerprint: FingerprintSource::default(),
@@ -228,6 +247,7 @@ impl<M, H> Consumer<M, H> {
 
     /// Sets the visibility timeouts of failed messages. Without it, they come back when the
     /// queue's own visibility timeout is over.
+    #[cfg(feature = "visibility")]
     #[must_use]
     pub fn visibility(self, visibility: impl Into<Option<Visibility>>) -> Self {
         Self {

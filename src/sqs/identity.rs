@@ -16,8 +16,7 @@ use crate::{
     sqs::powertools,
 };
 
-/// The message attribute in which a copy in a dead-letter queue keeps the deduplication id of the
-/// message that was copied.
+/// Message attribute of a copy in a dead-letter queue: the deduplication id of the original message.
 pub(crate) const ORIGINAL_DEDUPLICATION_ID: &str = "SqsOnceDeduplicationId";
 
 impl Identity {
@@ -39,46 +38,47 @@ impl Identity {
     }
 }
 
-/// Where a message's idempotency key comes from.
+/// Source of a message's idempotency key.
 ///
-/// | written | the key is |
+/// | setting | key |
 /// | --- | --- |
-/// | `message-id` | the message's id: what SQS delivers twice is the same, what a producer sends twice is not |
-/// | `deduplication-id` | on a FIFO queue, the `MessageGroupId` and the `MessageDeduplicationId` |
+/// | `message-id` | the message id: two deliveries by SQS have the same key, two sends by a producer have different keys |
+/// | `deduplication-id` | `MessageGroupId` and `MessageDeduplicationId`, on FIFO queues only |
 /// | `attribute:NAME` | the message attribute `NAME` |
-/// | `body:/orderId` | what a JSON pointer (RFC 6901) finds in the body |
-/// | `body:/tenant,/orderId` | what several find, in that order |
-/// | `powertools:` and one of these | the hash that Powertools for AWS Lambda makes of it ([`powertools::hash`]); of several, of the list of them |
+/// | `body:/orderId` | the value at a JSON pointer (RFC 6901) into the body |
+/// | `body:/tenant,/orderId` | the values at several pointers, in that order |
+/// | `powertools:` and one of these | the hash by Powertools for AWS Lambda of that value, or of the list of values ([`powertools::hash`]) |
 ///
 /// # Deduplication ids
 ///
-/// A deduplication id is the same operation only within its message group, so the key holds both:
-/// the queue's deduplication scope can be the group (`DeduplicationScope`). A standard queue has no
-/// deduplication ids, and there such a key is an error.
+/// The key holds the group too, since the queue's `DeduplicationScope` can be the message group.
+/// Messages of a standard queue have no deduplication id, and are permanent failures.
 ///
-/// - SQS itself drops a message whose deduplication id it has accepted within the last five
-///   minutes. A key made of that id is as good as the id: a producer that sends an operation again
-///   after those five minutes must give it the same id, and another operation another id. With
-///   content-based deduplication the id is the SHA-256 of the body, so two orders of the same text
-///   are one operation for as long as the record is kept.
+/// - SQS drops a message whose deduplication id it accepted within the last five minutes. After
+///   that, the record deduplicates: a producer that repeats an operation must send the same id, and
+///   for another operation another id. With content-based deduplication the id is the SHA-256 of
+///   the body, so two orders with the same text are one operation while the record is kept.
 /// - When SQS moves a message to a dead-letter queue, it replaces the deduplication id by the
-///   message id. A message that comes back from there is therefore another operation. A copy that
-///   the consumer itself sent to the dead-letter queue has the first id in the message attribute
-///   `SqsOnceDeduplicationId`, which is read before the id of the message. A key from the body or
-///   from a message attribute of the producer's survives both ways.
+///   message id. A redriven message is therefore another operation. A copy that the consumer sent
+///   to the dead-letter queue keeps the producer's id in the message attribute
+///   `SqsOnceDeduplicationId`, and its key is made of that id. Keys from the body or from a message
+///   attribute stay the same either way.
 ///
 /// # Pointers
 ///
-/// A pointer goes on into JSON that is held in a string, so that it reaches into the envelopes
-/// that other services wrap around a message: `body:/Message/orderId` for one that came through
-/// SNS, `body:/detail/orderId` for an EventBridge event.
+/// A pointer continues into JSON inside a string, and so into the envelopes of other services:
+/// `body:/Message/orderId` for a message from SNS, `body:/detail/orderId` for an EventBridge event.
 ///
-/// Text stands for itself. Every other JSON value stands for its canonical form (RFC 8785) behind
-/// the marker `\json:`, so the number 7 and the text `"7"` are two keys, and `0`, `false` and `{}`
-/// are keys. There is no key, and the message is a permanent failure, where there is nothing,
-/// `null` or an empty text, or a number that a double could take for another (a fraction, or in a
-/// list or object one beyond 2^53): a key must never make two messages equal that are not. A member
-/// whose name ends with a comma can't be named.
+/// A text is its own key. Every other JSON value becomes `\json:` and its canonical form (RFC 8785),
+/// so the number 7 and the text `"7"` are two keys, and `0`, `false` and `{}` are keys.
+///
+/// A message without a key is a permanent failure:
+///
+/// - no value, `null`, or an empty text;
+/// - a number that rounding to a double could make equal to another: a fraction, or beyond 2^53 in
+///   a list or object. Send such numbers as text.
+///
+/// A pointer cannot name a member whose name ends with a comma.
 ///
 /// ```
 /// use sqs_once::sqs::KeySource;
@@ -97,14 +97,14 @@ pub enum KeySource {
     DeduplicationId,
     /// A message attribute of type String or Number.
     Attribute(String),
-    /// The values that these pointers find in the body.
+    /// The values at these pointers into the body.
     Body(Pointers),
     /// The hash that Powertools for AWS Lambda makes of another source.
     Powertools(Box<Self>),
 }
 
 impl KeySource {
-    /// The values that make the key, each of them fit for one.
+    /// The values that make the key, without empty ones.
     fn values(
         &self,
         record: &SqsMessage,
@@ -128,24 +128,22 @@ impl KeySource {
             }
         };
         let value = |text: Option<&str>| match text {
-            None => Err(self.not_found("there is none")),
-            Some("") => Err(self.not_found("it is empty there")),
+            None => Err(self.not_found("missing")),
+            Some("") => Err(self.not_found("empty")),
             Some(text) => Ok(text.into()),
         };
         found.into_iter().map(value).collect()
     }
 
-    /// The value that a pointer finds in the body.
+    /// The value at a pointer into the body.
     fn value(&self, json: &Value, pointer: &str) -> Result<Value, InvalidMessage> {
         match find(json, pointer).map(Cow::into_owned) {
             None | Some(Value::Null) => {
-                Err(self.not_found(&format!("there is nothing at `{pointer}`")))
+                Err(self.not_found(&format!("`{pointer}` is missing or null")))
             }
-            Some(Value::String(text)) if text.is_empty() => {
-                Err(self.not_found("it is empty there"))
-            }
+            Some(Value::String(text)) if text.is_empty() => Err(self.not_found("empty")),
             Some(value) if !is_distinct(&value) => Err(self.not_found(&format!(
-                "a number at `{pointer}` is not told apart from others near it; send it as text"
+                "the number at `{pointer}` may equal another number after rounding; send it as text"
             ))),
             Some(value) => Ok(value),
         }
@@ -165,10 +163,9 @@ impl KeySource {
     }
 }
 
-/// The deduplication id that the producer's message had; `None` off a FIFO queue.
+/// The producer's deduplication id; `None` for messages of standard queues.
 ///
-/// SQS gives a message another one when it moves it to a dead-letter queue, and so does whoever
-/// sends a copy there.
+/// A message in a dead-letter queue has another id, whether SQS moved it or the consumer copied it.
 pub(crate) fn deduplication_id(record: &SqsMessage) -> Option<&str> {
     let current = record.attributes.get("MessageDeduplicationId")?;
     Some(attribute(record, ORIGINAL_DEDUPLICATION_ID).unwrap_or(current))
@@ -204,11 +201,11 @@ impl FromStr for KeySource {
 
 /// The part of a message that must not change under one key.
 ///
-/// | written | compared is |
+/// | setting | compared |
 /// | --- | --- |
-/// | `body` | the whole body: as canonical JSON (RFC 8785), where the order of members and white space do not matter and numbers are doubles (from 2^53 on some whole numbers are equal), or to the letter where it is not JSON |
-/// | `body:/amount,/currency` | what these pointers (as of [`KeySource`]) find in it |
-/// | `powertools:body`, `powertools:body:/amount,/currency` | the same, by the hash that Powertools for AWS Lambda makes of it ([`powertools::hash`]): of the body, of what one pointer finds, or of the list of what several find; what is missing is `null` |
+/// | `body` | the whole body. JSON is compared in canonical form (RFC 8785): the order of members and white space do not count, and numbers are doubles (beyond 2^53 some whole numbers are equal). Any other text is compared byte by byte |
+/// | `body:/amount,/currency` | the values at these pointers, which work as in [`KeySource`] |
+/// | `powertools:body`, `powertools:body:/amount,/currency` | the same, by the hash of Powertools for AWS Lambda ([`powertools::hash`]): of the body, of the value at one pointer, or of the list of values. A missing value is `null` |
 /// | `off` | nothing |
 ///
 /// ```
@@ -224,9 +221,9 @@ pub enum FingerprintSource {
     /// The whole body.
     #[default]
     Body,
-    /// The values that these pointers find in the body.
+    /// The values at these pointers into the body.
     Parts(Pointers),
-    /// The values that these pointers find in the body, or all of it, as Powertools hashes it.
+    /// The hash by Powertools of the values at these pointers, or of the whole body.
     Powertools(Option<Pointers>),
     /// Nothing is compared.
     Off,
@@ -245,7 +242,7 @@ impl FingerprintSource {
                 };
                 return Some(Fingerprint::from_stored(powertools::hash(&value)));
             }
-            // Each in a list of its own: what is missing differs from null.
+            // Each value in a list of its own, so a missing value differs from null.
             (Self::Parts(pointers), Some(json)) => pointers
                 .iter()
                 .map(|pointer| find(&json, pointer).map_or_else(Vec::new, |v| vec![v.into_owned()]))

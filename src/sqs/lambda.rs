@@ -1,9 +1,9 @@
-//! The loop that asks Lambda for batches.
+//! [`Consumer`] as a `tower` service, and the loop that asks Lambda for batches.
 
-use std::sync::Arc;
+use std::task::{Context, Poll};
 
-use aws_lambda_events::sqs::SqsEvent;
-use lambda_runtime::{Diagnostic, Error, LambdaEvent, service_fn};
+use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
+use lambda_runtime::{BoxFuture, Diagnostic, Error, LambdaEvent, Service};
 use serde_json::value::RawValue;
 
 use super::{BatchError, Consumer};
@@ -12,7 +12,11 @@ use crate::{handler::Handler, once::Mode, protocol::Timestamp};
 /// Runs `consumer` as a Lambda function, until Lambda ends the process.
 ///
 /// One invocation at a time, or as many as `AWS_LAMBDA_MAX_CONCURRENCY` says (Lambda Managed
-/// Instances).
+/// Instances). Logs a warning if the function was built with `panic = "abort"`: a panic in one
+/// message then ends the process, and every message of the batch is received again.
+///
+/// The same as `lambda_runtime::run_concurrent(consumer)`, but for the warning. To add layers,
+/// see [`Consumer`'s implementation of `Service`](Consumer#impl-Service<LambdaEvent<Box<RawValue>>>-for-Consumer<M,+H>).
 ///
 /// # Errors
 ///
@@ -20,8 +24,8 @@ use crate::{handler::Handler, once::Mode, protocol::Timestamp};
 ///
 /// # Panics
 ///
-/// If the environment is not a Lambda's: without `AWS_LAMBDA_RUNTIME_API`,
-/// `AWS_LAMBDA_FUNCTION_NAME` and what else Lambda sets.
+/// If a variable of the Lambda environment is missing: `AWS_LAMBDA_RUNTIME_API`,
+/// `AWS_LAMBDA_FUNCTION_NAME` and others.
 ///
 /// ```no_run
 /// # use sqs_once::{Consumer, Handler, Mode};
@@ -31,22 +35,81 @@ use crate::{handler::Handler, once::Mode, protocol::Timestamp};
 /// # }
 /// ```
 pub async fn run<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Result<(), Error> {
-    let consumer = Arc::new(consumer);
-    // Not LambdaEvent<SqsEvent>: the runtime would log what it can't read, payload and all.
-    lambda_runtime::run_concurrent(service_fn(move |event: LambdaEvent<Box<RawValue>>| {
-        let consumer = Arc::clone(&consumer);
-        async move {
+    if cfg!(panic = "abort") {
+        tracing::warn!(
+            "built with panic = \"abort\": a panic ends the process and fails the whole batch; set panic = \"unwind\" in the build profile"
+        );
+    }
+    lambda_runtime::run_concurrent(consumer).await
+}
+
+/// Processes one invocation. Clones share mode and handler, so one consumer serves concurrent
+/// invocations, and `tower` layers go around it.
+///
+/// The request is the raw JSON of the event: the Lambda runtime logs the payload of an event that
+/// it can't parse, and a payload must not be logged. [`BatchError::NotSqs`] reports such an event
+/// without its payload.
+///
+/// A layer that cuts an invocation off counts as a crash: messages in progress are received again
+/// and run when their lease has ended. To bound an invocation, set the function's timeout.
+///
+/// ```no_run
+/// use lambda_runtime::tower::{ServiceBuilder, ServiceExt as _};
+/// use lambda_runtime::{Error, LambdaEvent};
+/// use serde_json::value::RawValue;
+/// use sqs_once::{Consumer, Handler, Mode, telemetry};
+///
+/// # async fn main_<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Result<(), Error> {
+/// telemetry::init();
+/// let service = ServiceBuilder::new()
+///     .map_request(|event: LambdaEvent<Box<RawValue>>| {
+///         tracing::info!(bytes = event.payload.get().len(), "event received");
+///         event
+///     })
+///     .service(consumer);
+/// lambda_runtime::run_concurrent(service).await
+/// # }
+/// ```
+///
+/// # Graceful shutdown
+///
+/// Lambda sends SIGTERM before it ends a process, if an extension is registered. The feature
+/// `graceful-shutdown` of `lambda_runtime` registers one and runs a hook, to flush spans for
+/// example:
+///
+/// ```toml
+/// lambda_runtime = { version = "1.5", default-features = false, features = ["graceful-shutdown"] }
+/// ```
+///
+/// ```ignore (needs a feature of lambda_runtime that this crate does not enable)
+/// lambda_runtime::spawn_graceful_shutdown_handler(|| async move {
+///     let _unsent = tracer_provider.shutdown();
+/// })
+/// .await;
+/// sqs_once::run(consumer).await
+/// ```
+impl<M: Mode<H::Output>, H: Handler> Service<LambdaEvent<Box<RawValue>>> for Consumer<M, H> {
+    type Response = SqsBatchResponse;
+    type Error = BatchError;
+    type Future = BoxFuture<'static, Result<SqsBatchResponse, BatchError>>;
+
+    /// Always ready: a batch has its own limit of concurrent messages.
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BatchError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, event: LambdaEvent<Box<RawValue>>) -> Self::Future {
+        let consumer = self.clone();
+        Box::pin(async move {
             let deadline = consumer.deadline(Timestamp::from_millis(event.context.deadline));
             let event = serde_json::from_str::<SqsEvent>(event.payload.get());
             let event = event.map_err(|error| BatchError::NotSqs {
                 line: error.line(),
                 column: error.column(),
             })?;
-            // Boxed: with the runtime's futures around it, the compiler would give up on its depth.
-            Box::pin(consumer.process(event, deadline)).await
-        }
-    }))
-    .await
+            consumer.process(event, deadline).await
+        })
+    }
 }
 
 impl From<BatchError> for Diagnostic {
@@ -59,5 +122,88 @@ impl From<BatchError> for Diagnostic {
             error_type: error_type.into(),
             error_message: error.to_string(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+    use lambda_runtime::tower::{ServiceBuilder, ServiceExt as _};
+    use serde_json::json;
+
+    use super::*;
+    use crate::{
+        handler::{Attempt, Failure},
+        once::Once,
+        protocol::Namespace,
+        store::MemoryStore,
+    };
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Handler for Count {
+        type Message = u64;
+        type Output = ();
+
+        async fn handle(&self, _: u64, _: Attempt) -> Result<(), Failure> {
+            self.0.fetch_add(1, SeqCst);
+            Ok(())
+        }
+    }
+
+    fn consumer() -> Consumer<Once<MemoryStore>, Count> {
+        let once = Once::new(MemoryStore::default());
+        Consumer::new(once, Namespace::new("test").unwrap(), Count::default())
+    }
+
+    fn event(payload: &serde_json::Value) -> LambdaEvent<Box<RawValue>> {
+        let payload = serde_json::value::to_raw_value(payload).unwrap();
+        LambdaEvent::new(payload, lambda_runtime::Context::default())
+    }
+
+    fn two_messages() -> LambdaEvent<Box<RawValue>> {
+        event(&json!({"Records": [
+            {"messageId": "m-1", "body": "1"},
+            {"messageId": "m-2", "body": "not JSON"},
+        ]}))
+    }
+
+    #[tokio::test]
+    async fn service_processes_a_batch() {
+        let response = consumer().oneshot(two_messages()).await.unwrap();
+        let failed = response.batch_item_failures;
+        assert_eq!(failed.len(), 1);
+        assert_eq!(failed[0].item_identifier, "m-2");
+    }
+
+    #[tokio::test]
+    async fn clones_share_records_and_handler() {
+        let consumer = consumer();
+        for _ in 0..2 {
+            consumer.clone().oneshot(two_messages()).await.unwrap();
+        }
+        assert_eq!(consumer.handler.0.load(SeqCst), 1);
+    }
+
+    #[tokio::test]
+    async fn layers_go_around_the_service() {
+        let batches = AtomicUsize::new(0);
+        let counting = ServiceBuilder::new().map_request(|event| {
+            batches.fetch_add(1, SeqCst);
+            event
+        });
+        let service = counting.service(consumer());
+        service.oneshot(two_messages()).await.unwrap();
+        assert_eq!(batches.load(SeqCst), 1);
+    }
+
+    #[tokio::test]
+    async fn event_of_another_source_is_reported_without_payload() {
+        let error = consumer().oneshot(event(&json!({"Records": "SECRET"})));
+        let error = error.await.unwrap_err();
+        assert!(matches!(error, BatchError::NotSqs { .. }), "{error}");
+        assert!(!error.to_string().contains("SECRET"), "{error}");
     }
 }

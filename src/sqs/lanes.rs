@@ -13,9 +13,9 @@ pub(crate) struct Lane {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LaneKind {
-    /// Deliveries of one key: the second takes the first's outcome.
+    /// Deliveries of one key: the second takes the outcome of the first.
     SameKey,
-    /// A FIFO group: the rest is not run behind a failure that may pass.
+    /// A FIFO group: messages behind a retryable failure do not run.
     FifoGroup,
 }
 
@@ -27,9 +27,9 @@ pub(crate) struct LaneFacts<'a> {
     pub(crate) receive_count: u32,
 }
 
-/// Puts each message into one lane. The order of lanes is the order in which they start: on a
-/// standard queue, what was received most often first, so that a batch too big for its deadline
-/// starves nobody into the dead-letter queue.
+/// Puts each message into one lane. Lanes start in the returned order: on a standard queue, messages
+/// with the highest receive count first. Otherwise, in a batch that is too large for its deadline, the
+/// same messages could be left over each time, and reach the dead-letter queue.
 pub(crate) fn plan(messages: &[LaneFacts<'_>]) -> Vec<Lane> {
     #[derive(PartialEq, Eq, Hash)]
     enum LaneKey<'a> {

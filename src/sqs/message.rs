@@ -1,4 +1,4 @@
-//! One record of an SQS event: what names it, and what the handler is given of it.
+//! [`Message`]: one record of an SQS event, its ids, its body and its delivery.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use crate::{
     protocol::{Fingerprint, Key},
 };
 
-/// A message of a batch. It has an id: what has none cannot be named in the response.
+/// A message of a batch. It has an id: the response could not name a record without one.
 #[derive(Debug)]
 pub(crate) struct Message {
     id: MessageId,
@@ -49,7 +49,7 @@ impl MessageId {
 }
 
 impl Message {
-    /// Takes a record apart; `None` if it has no id.
+    /// Makes a message of a record; `None` if the record has no id.
     pub(crate) fn new(
         record: SqsMessage,
         identify: impl FnOnce(&SqsMessage) -> Result<Identity, InvalidMessage>,
@@ -118,13 +118,13 @@ impl Message {
         self.deduplication_id.as_deref()
     }
 
-    /// The body as what the handler takes.
+    /// Parses the body as the handler's type.
     pub(crate) fn parse<T: DeserializeOwned>(&self) -> Result<T, InvalidMessage> {
         let body = self.body.as_deref().ok_or_else(InvalidMessage::no_body)?;
         serde_json::from_str(body).map_err(|error| InvalidMessage::json(&error))
     }
 
-    /// The delivery as the handler gets it.
+    /// The delivery for the handler.
     pub(crate) fn delivery(&self) -> Delivery {
         let attributes = self.attributes.iter();
         let attributes =
@@ -135,7 +135,7 @@ impl Message {
     }
 }
 
-/// Why a message can never be processed, without a word of its payload.
+/// The reason why a message can never be processed, without any of its payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct InvalidMessage(pub(crate) String);
 
@@ -144,9 +144,9 @@ impl InvalidMessage {
         Self("the message has no body".into())
     }
 
-    /// serde's own texts quote the payload ("invalid type: string \"4242…\""), all but those on
-    /// a missing field, which quote the handler's type. A path would quote it too: a map's keys
-    /// are payload.
+    /// serde's own texts quote the payload ("invalid type: string \"4242…\""), except for a missing
+    /// field, where they quote the handler's type. A path would quote the payload too: the keys of a
+    /// map.
     pub(crate) fn json(error: &serde_json::Error) -> Self {
         let text = error.to_string();
         let what = match error.classify() {
@@ -154,7 +154,7 @@ impl InvalidMessage {
                 Some((missing, _)) if missing.starts_with("missing field `") => missing,
                 _ => "a value is not of the type the handler takes",
             },
-            _ => "it is not valid JSON",
+            _ => "not valid JSON",
         };
         let (line, column) = (error.line(), error.column());
         Self(format!(
@@ -163,7 +163,7 @@ impl InvalidMessage {
     }
 }
 
-/// By the declared type; `None` where there is no value of it.
+/// The value of the declared type; `None` if it is missing.
 fn attribute(attribute: &SqsMessageAttribute) -> Option<Attribute> {
     let kind = attribute.data_type.as_deref().unwrap_or_default();
     let text = attribute.string_value.clone();

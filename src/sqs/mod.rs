@@ -11,8 +11,8 @@
 //! | `consumer` | its settings |
 //! | `process` | a batch, its messages, the response |
 //! | `processed` | result of a message, and its log line |
-//! | `visibility` | visibility timeouts of failed messages, and direct dead-lettering |
-//! | `lambda` | the loop that asks Lambda for batches |
+//! | `visibility` | visibility timeouts of failed messages, and direct dead-lettering; without the feature of that name `no_visibility` |
+//! | `lambda` | the consumer as a `tower` service, and the loop that asks Lambda for batches |
 
 mod batch;
 mod consumer;
@@ -24,10 +24,15 @@ mod pointer;
 pub mod powertools;
 mod process;
 mod processed;
+#[cfg(feature = "visibility")]
+mod visibility;
+#[cfg(not(feature = "visibility"))]
+#[path = "no_visibility.rs"]
 mod visibility;
 
 pub use consumer::{Consumer, FifoAfterPermanent};
 pub use identity::{FingerprintSource, KeySource};
 pub use lambda::run;
 pub use process::BatchError;
+#[cfg(feature = "visibility")]
 pub use visibility::Visibility;

@@ -11,7 +11,7 @@ use crate::protocol::KeyPart;
 pub struct Pointers(Vec<String>);
 
 impl Pointers {
-    /// Reads pointers joined with commas. None of them is empty: the whole body is no key.
+    /// Reads pointers joined with commas. No pointer is empty: the whole body cannot be a key.
     pub(super) fn new(text: &str) -> Option<Self> {
         // In a pointer, a slash follows a comma only between two of them, or behind a name that
         // ends with one.

@@ -15,13 +15,13 @@ use super::{
 };
 use crate::{
     deadline::Deadline,
-    handler::{Attempt, Handler, History, Stored},
+    handler::{Attempt, Failure, Handler, History, Stored},
     once::{Mode, Operation, Outcome},
     protocol::StoredResult,
     store::StoreError,
 };
 
-/// Between two looks at a conflict.
+/// Pauses between claims of a message that another worker holds.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -29,28 +29,29 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BatchError {
-    /// The event is something else, or not as SQS sends it.
+    /// The event is not an SQS event.
     #[error(
-        "the event is not as SQS sends it, at line {line}, column {column}: is this function behind an SQS queue? Nothing was processed"
+        "the event is not an SQS event, at line {line}, column {column}: check that the trigger of this function is an SQS queue; nothing was processed"
     )]
     NotSqs {
-        /// Where it differs.
+        /// Line of the first difference, from 1.
         line: usize,
-        /// Where it differs.
+        /// Column of the first difference, from 1.
         column: usize,
     },
-    /// A record cannot be named in the response, and one that is not named is deleted.
+    /// A record has no message id. SQS deletes messages that the response does not name, so the whole
+    /// invocation fails.
     #[error(
-        "record {index} of the event has no messageId, so the response could not name it: is this an SQS event? Nothing was processed"
+        "record {index} of the event has no messageId, so the response could not name it: check that the trigger of this function is an SQS queue; nothing was processed"
     )]
     NoMessageId {
-        /// Its place in the event, from 0.
+        /// Place of the record in the event, from 0.
         index: usize,
     },
-    /// DynamoDB could not be reached, denied access or has no such table, and every message of the
-    /// batch failed by that. As an error of the invocation, it shows in Lambda's Errors metric.
+    /// DynamoDB could not be reached, denied access or has no such table, and so every message of the
+    /// batch failed. Lambda counts the invocation in its Errors metric.
     #[error(
-        "all {messages} messages of the batch failed because the store is unavailable, and come back: {reason}"
+        "all {messages} messages of the batch failed because the store is unavailable, and go back to the queue: {reason}"
     )]
     StoreUnavailable {
         /// Messages of the batch.
@@ -61,15 +62,15 @@ pub enum BatchError {
 }
 
 impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
-    /// Processes a batch, and names in the response what has to go back to the queue. Answers
-    /// before `deadline`, whatever the handler does.
+    /// Processes a batch, and returns the batch item failures: the messages that go back to the queue.
+    /// Returns before `deadline`, even if the handler does not.
     ///
     /// # Errors
     ///
     /// [`BatchError::NoMessageId`] if a record cannot be named; then nothing was processed.
     /// [`BatchError::StoreUnavailable`] if the store let every message fail.
     pub async fn process(
-        self: &Arc<Self>,
+        &self,
         event: SqsEvent,
         deadline: Deadline,
     ) -> Result<SqsBatchResponse, BatchError> {
@@ -82,7 +83,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             messages.push(message.ok_or(BatchError::NoMessageId { index })?);
         }
         let batch = Arc::new(Batch::new(messages, deadline));
-        let consumer = Arc::clone(self);
+        let consumer = Arc::new(self.clone());
         let run_lane = move |batch: Arc<Batch>, lane: Lane| {
             let consumer = Arc::clone(&consumer);
             async move { consumer.run_lane(&lane, &batch).await }
@@ -109,8 +110,10 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                 .await;
         }
         let count = |is: fn(&Outcome) -> bool| {
-            let ran = |(_, processed): &&(_, &Processed)| matches!(processed, Processed::Ran(outcome) if is(outcome));
-            processed.iter().filter(ran).count()
+            let own = processed
+                .iter()
+                .filter_map(|(_, processed)| processed.own_outcome());
+            own.filter(|outcome| is(outcome)).count()
         };
         tracing::info!(
             messages = processed.len(),
@@ -120,7 +123,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             completion_unrecorded =
                 count(|outcome| matches!(outcome, Outcome::CompletionUnrecorded(_))),
             result_omitted =
-                count(|outcome| matches!(outcome, Outcome::Done(StoredResult::Omitted(_)))),
+                count(|outcome| matches!(outcome, Outcome::Completed(StoredResult::Omitted(_)))),
             duration_ms = millis(started.elapsed()),
             "batch processed"
         );
@@ -141,13 +144,15 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             batch.start(index);
             let processed = match (&before, lane.kind) {
                 (Some((_, before)), LaneKind::FifoGroup) if self.stops_group(before) => {
-                    Processed::BehindFailure
+                    Outcome::BehindFailure.into()
                 }
-                (Some((same, before)), LaneKind::SameKey) if *same == identity => before.again(),
-                _ => self.run_message(message, batch.deadline()).await,
+                (Some((same, before)), LaneKind::SameKey) if *same == identity => {
+                    before.of_other_delivery()
+                }
+                _ => self.run_message(message, batch.deadline()).await.into(),
             };
             let processed = self.replay(processed, message, batch.deadline()).await;
-            if processed.is_permanent()
+            if processed.outcome().is_permanent()
                 && let Some(visibility) = &self.visibility
             {
                 visibility.expect(message);
@@ -159,7 +164,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
-    /// Nothing behind a message of a FIFO group may run before the message itself is settled.
+    /// Returns whether the messages behind this one in its FIFO group must not run.
     fn stops_group(&self, processed: &Processed) -> bool {
         let goes_on = match self.fifo_after_permanent {
             FifoAfterPermanent::Continue => {
@@ -170,53 +175,57 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         !(processed.is_success() || goes_on)
     }
 
-    async fn run_message(&self, message: &Message, deadline: Deadline) -> Processed {
-        // Bounded before it is added: a wait of ages is no point in time.
-        let patience_ends = Instant::now() + self.conflict_wait.min(deadline.time_left());
+    async fn run_message(&self, message: &Message, deadline: Deadline) -> Outcome {
+        // Parsing a body is the user's code too, and may panic.
+        let run = AssertUnwindSafe(self.run_until_claimed(message, deadline));
+        run.catch_unwind().await.unwrap_or(Outcome::Panicked)
+    }
+
+    /// Runs a message, again while another worker holds the claim and there is time to wait.
+    async fn run_until_claimed(&self, message: &Message, deadline: Deadline) -> Outcome {
+        let identity = match message.identity() {
+            Ok(identity) => identity,
+            Err(InvalidMessage(why)) => return Outcome::Invalid(why.clone()),
+        };
+        let mut body = match message.parse() {
+            Ok(body) => Some(body),
+            Err(InvalidMessage(why)) => return Outcome::Invalid(why),
+        };
+        // Bounded before it is added: a wait of years is no point in time.
+        let wait_ends = Instant::now() + self.conflict_wait.min(deadline.time_left());
         let mut pause = FIRST_PAUSE;
         loop {
-            let processed = self.run_once(message, deadline).await;
-            let conflict = matches!(processed, Processed::Ran(Outcome::Conflict { .. }));
-            if !conflict || Instant::now() + pause > patience_ends {
-                return processed;
+            let Identity { key, fingerprint } = identity.clone();
+            let operation = Operation::new(key, fingerprint, message.delivery(), deadline);
+            let handler = &self.handler;
+            // A conflict leaves the body for the next claim.
+            let body = &mut body;
+            let work = async |attempt| {
+                let body = body
+                    .take()
+                    .ok_or_else(|| Failure::no_effect("the handler ran before"))?;
+                handler.handle(body, attempt).await
+            };
+            let outcome = self.mode.run(operation, work).await;
+            let conflict = matches!(outcome, Outcome::Conflict { .. });
+            if !conflict || Instant::now() + pause > wait_ends {
+                return outcome;
             }
             tokio::time::sleep(pause).await;
             pause = LONGEST_PAUSE.min(pause * 2);
         }
     }
 
-    async fn run_once(&self, message: &Message, deadline: Deadline) -> Processed {
-        let Identity { key, fingerprint } = match message.identity() {
-            Ok(identity) => identity.clone(),
-            Err(InvalidMessage(why)) => return Processed::Invalid(why.clone()),
-        };
-        let operation = Operation::new(key, fingerprint, message.delivery(), deadline);
-        // Reading a body is the user's code too, and may panic.
-        let run = AssertUnwindSafe(async {
-            match message.parse() {
-                Err(InvalidMessage(why)) => Processed::Invalid(why),
-                Ok(body) => Processed::Ran(
-                    self.mode
-                        .run(operation, |attempt| self.handler.handle(body, attempt))
-                        .await,
-                ),
-            }
-        });
-        run.catch_unwind()
-            .await
-            .unwrap_or(Processed::Ran(Outcome::Panicked))
-    }
-
-    /// Shows a duplicate to the handler.
+    /// Hands a duplicate to the handler.
     async fn replay(&self, before: Processed, message: &Message, deadline: Deadline) -> Processed {
-        let (Processed::Ran(Outcome::Duplicate(result)), Some(key)) = (&before, message.key())
+        let (Some(Outcome::Duplicate(result)), Some(key)) = (before.own_outcome(), message.key())
         else {
             return before;
         };
         let stored = Stored::new(result.clone());
         let attempt = Attempt::new(key.clone(), message.delivery(), History::fresh(), deadline);
         let shown = AssertUnwindSafe(async { self.handler.on_duplicate(stored, attempt).await });
-        Processed::Replayed(
+        Processed::by_on_duplicate(
             match timeout_at(deadline.stop(), shown.catch_unwind()).await {
                 Ok(Ok(Ok(()))) => return before,
                 Ok(Ok(Err(failure))) => failure.into(),
@@ -227,8 +236,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     }
 }
 
-/// The store's error, where it let every message of a batch fail: by itself, or by the time that
-/// it took.
+/// The store's error, where every message of a batch failed by it, or for lack of time behind it.
 fn store_unavailable<'a>(batch: &[(&Message, &'a Processed)]) -> Option<&'a StoreError> {
     let mut first = None;
     for (_, processed) in batch {

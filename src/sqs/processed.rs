@@ -1,131 +1,110 @@
-//! The result of one message of a batch, and its log line.
+//! [`Processed`]: the result of one message of a batch, and its log line.
 
 use std::time::Duration;
 
 use super::message::Message;
-use crate::{once::Outcome, protocol::Key, store::StoreError};
+use crate::{
+    once::{Outcome, Severity},
+    protocol::Key,
+    store::StoreError,
+};
 
-/// The result of one message of a batch.
+/// The result of one message of a batch: an outcome, and the attempt that had it.
 #[derive(Clone, Debug)]
-pub(super) enum Processed {
-    /// It got as far as its claim.
-    Ran(Outcome),
-    /// The operation was done before, and the handler's
-    /// [`on_duplicate`](crate::Handler::on_duplicate) failed with this.
-    Replayed(Outcome),
-    /// It failed with the outcome of another delivery of its key in the batch.
-    Shared(Box<Self>),
-    /// It can't be read, or has no key: it never will.
-    Invalid(String),
-    /// It was not touched: one before it in its FIFO group failed.
-    BehindFailure,
+pub(super) struct Processed {
+    outcome: Outcome,
+    attempt: By,
+}
+
+/// The attempt that an outcome is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    /// The message's own.
+    Message,
+    /// The operation was completed before, and the handler's
+    /// [`on_duplicate`](crate::Handler::on_duplicate) failed.
+    OnDuplicate,
+    /// Another delivery of the same key in the batch failed.
+    OtherDelivery,
+}
+
+impl From<Outcome> for Processed {
+    fn from(outcome: Outcome) -> Self {
+        Self {
+            outcome,
+            attempt: By::Message,
+        }
+    }
 }
 
 impl Processed {
-    pub(super) fn is_success(&self) -> bool {
-        matches!(self, Self::Ran(outcome) if outcome.is_success())
-    }
-
-    /// The outcome, if it got as far as one.
-    pub(super) fn outcome(&self) -> Option<&Outcome> {
-        match self {
-            Self::Ran(outcome) | Self::Replayed(outcome) => Some(outcome),
-            Self::Shared(other) => other.outcome(),
-            Self::Invalid(_) | Self::BehindFailure => None,
+    /// The result of a duplicate whose `on_duplicate` failed.
+    pub(super) fn by_on_duplicate(outcome: Outcome) -> Self {
+        Self {
+            outcome,
+            attempt: By::OnDuplicate,
         }
     }
 
-    /// Every attempt with this input fails.
-    pub(super) fn is_permanent(&self) -> bool {
-        match self {
-            Self::Invalid(_) => true,
-            Self::Shared(other) => other.is_permanent(),
-            _ => matches!(
-                self.outcome(),
-                Some(
-                    Outcome::PermanentFailure(_)
-                        | Outcome::FailedBefore(_)
-                        | Outcome::TooManyFailures(_)
-                        | Outcome::KeyReused
-                )
-            ),
-        }
-    }
-
-    /// This message itself failed permanently and never runs again: the failure is recorded, or
-    /// needs no record. `mode_records` says that the mode records permanent failures.
-    pub(super) fn is_recorded_failure(&self, mode_records: bool) -> bool {
-        match self {
-            Self::Invalid(_)
-            | Self::Ran(
-                Outcome::FailedBefore(_) | Outcome::TooManyFailures(_) | Outcome::KeyReused,
-            ) => true,
-            Self::Ran(Outcome::PermanentFailure(_)) => mode_records,
-            _ => false,
-        }
-    }
-
-    /// The store's error, where it alone kept the message from being done. Throttling does not
-    /// count: the store is at work.
-    pub(super) fn store_unavailable(&self) -> Option<&StoreError> {
-        let error = match self.outcome()? {
-            Outcome::StoreUnavailable(error)
-            | Outcome::CommitUnknown(error)
-            | Outcome::CompletionUnrecorded(error)
-            | Outcome::FailureUnrecorded { cause: error, .. } => error,
-            _ => return None,
-        };
-        let is_out = matches!(
-            **error,
-            StoreError::Unavailable { .. } | StoreError::OutOfTime { .. }
-        );
-        (is_out && !error.is_throttled()).then_some(error)
-    }
-
-    /// It was not tried at all.
-    pub(super) fn is_not_started(&self) -> bool {
-        matches!(self, Self::BehindFailure) || matches!(self.outcome(), Some(Outcome::NotStarted))
-    }
-
-    /// The outcome for a second delivery in the same batch.
-    pub(super) fn again(&self) -> Self {
-        match self {
-            Self::Ran(Outcome::Done(result) | Outcome::Duplicate(result)) => {
-                Self::Ran(Outcome::Duplicate(result.clone()))
+    /// The result of a second delivery in the same batch.
+    pub(super) fn of_other_delivery(&self) -> Self {
+        match (&self.outcome, self.attempt) {
+            (Outcome::Completed(result) | Outcome::Duplicate(result), By::Message) => {
+                Outcome::Duplicate(result.clone()).into()
             }
-            Self::Shared(_) => self.clone(),
-            other => Self::Shared(Box::new(other.clone())),
+            (outcome, _) => Self {
+                outcome: outcome.clone(),
+                attempt: By::OtherDelivery,
+            },
         }
     }
 
-    /// Its name in logs: stable, lower case, made for filters.
-    pub(super) fn name(&self) -> &'static str {
-        match self {
-            Self::Ran(outcome) | Self::Replayed(outcome) => outcome.name(),
-            Self::Shared(other) => other.name(),
-            Self::Invalid(_) => "invalid",
-            Self::BehindFailure => "not_started",
+    pub(super) fn outcome(&self) -> &Outcome {
+        &self.outcome
+    }
+
+    /// The outcome, if it is of the message's own attempt.
+    pub(super) fn own_outcome(&self) -> Option<&Outcome> {
+        (self.attempt == By::Message).then_some(&self.outcome)
+    }
+
+    pub(super) fn is_success(&self) -> bool {
+        self.own_outcome().is_some_and(Outcome::is_success)
+    }
+
+    /// Returns whether this message itself failed permanently and never runs again: the failure is
+    /// recorded, or needs no record. `mode_records` says that the mode records permanent failures.
+    pub(super) fn is_recorded_failure(&self, mode_records: bool) -> bool {
+        match self.own_outcome() {
+            Some(Outcome::PermanentFailure(_)) => mode_records,
+            outcome => outcome.is_some_and(Outcome::is_permanent),
         }
     }
 
-    /// Describes the result for people; `None` for a success.
-    pub(super) fn detail(&self) -> Option<String> {
-        match self {
-            Self::Ran(Outcome::Done(_) | Outcome::Duplicate(_)) => None,
-            Self::Ran(outcome) | Self::Replayed(outcome) => Some(outcome.to_string()),
-            Self::Shared(other) => other.detail(),
-            Self::Invalid(why) => Some(why.clone()),
-            Self::BehindFailure => Some("behind a failure in its FIFO group".into()),
-        }
+    /// The store's error, where it alone made the message fail. Throttling does not count: the
+    /// store is at work.
+    pub(super) fn store_unavailable(&self) -> Option<&StoreError> {
+        self.outcome.store_error().filter(|error| {
+            let unavailable = matches!(
+                error,
+                StoreError::Unavailable { .. } | StoreError::OutOfTime { .. }
+            );
+            unavailable && !error.is_throttled()
+        })
     }
 
-    /// One line per message, with nothing of its payload.
+    /// Returns whether nothing was claimed, for lack of time or behind a failure.
+    pub(super) fn is_not_started(&self) -> bool {
+        matches!(self.outcome, Outcome::NotStarted | Outcome::BehindFailure)
+    }
+
+    /// Writes one log line, without any of the payload.
     pub(super) fn log(&self, message: &Message, duration: Duration) {
-        let (outcome, detail) = (self.name(), self.detail());
+        let detail = (!self.is_success()).then(|| self.outcome.to_string());
         macro_rules! line {
             ($level:ident) => {
                 tracing::$level!(
-                    outcome,
+                    outcome = self.outcome.name(),
                     detail,
                     key = message.key().map(Key::as_str),
                     message_id = message.id().as_str(),
@@ -135,26 +114,15 @@ impl Processed {
                 )
             };
         }
-        match self.outcome() {
-            None if matches!(self, Self::BehindFailure) => line!(info),
-            Some(
-                Outcome::Done(_)
-                | Outcome::Duplicate(_)
-                | Outcome::Conflict { .. }
-                | Outcome::NotStarted,
-            ) => line!(info),
-            Some(
-                Outcome::RetryableFailure(_)
-                | Outcome::NoEffect(_)
-                | Outcome::PayloadConflict { .. }
-                | Outcome::TooManyFailures(_),
-            ) => line!(warn),
-            _ => line!(error),
+        match self.outcome.severity() {
+            Severity::Info => line!(info),
+            Severity::Warn => line!(warn),
+            Severity::Error => line!(error),
         }
     }
 }
 
-/// With the microseconds: most are below one.
+/// Milliseconds, rounded to the microsecond.
 pub(super) fn millis(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
 }

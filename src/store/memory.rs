@@ -1,4 +1,4 @@
-//! The same rules in memory: for tests, and for trying a handler without a cloud.
+//! [`MemoryStore`]: records in memory, for tests and first trials without AWS.
 
 use std::{
     collections::HashMap,
@@ -11,7 +11,10 @@ use crate::protocol::{
     decision::{may_claim, may_settle},
 };
 
-/// A [`Store`] that forgets everything when the process ends. Clones share their records.
+/// Records in the memory of the process. Clones share their records.
+///
+/// Use this [`Store`] in tests only. The records are lost when the process ends, and other
+/// processes do not see them.
 ///
 /// ```
 /// use sqs_once::store::MemoryStore;
@@ -25,18 +28,19 @@ pub struct MemoryStore {
 }
 
 impl MemoryStore {
-    /// The record of a key.
+    /// Returns the record of a key.
     #[must_use]
     pub fn get(&self, key: &Key) -> Option<Record> {
         self.records().get(key).cloned()
     }
 
-    /// Deletes the record of a key, as DynamoDB's TTL or an operator does.
+    /// Deletes and returns the record of a key, as DynamoDB's TTL or an operator would.
     pub fn remove(&self, key: &Key) -> Option<Record> {
         self.records().remove(key)
     }
 
-    /// How many records there are, expired ones included: nothing deletes them.
+    /// Returns the number of records, including expired ones. The store never deletes expired
+    /// records.
     #[must_use]
     pub fn len(&self) -> usize {
         self.records().len()
@@ -48,7 +52,7 @@ impl MemoryStore {
         self.records().is_empty()
     }
 
-    /// No write is left half done by a panic, so a poisoned lock is as good as any.
+    /// Locks the records. No panic can interrupt a write, so a poisoned lock is harmless.
     fn records(&self) -> MutexGuard<'_, HashMap<Key, Record>> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,9 +1,9 @@
-//! Where records live: the [`Store`] trait and its two implementations.
+//! Storage of records: the [`Store`] trait and its two implementations.
 //!
-//! A store makes single conditional writes and says what became of them. What that
-//! *means* is decided by [`crate::protocol::decision`], so a further backend has two
-//! methods and no rules of its own to get wrong; the suite in
-//! `tests/store_conformance.rs` tells whether it got the conditions right.
+//! A store makes single conditional writes and returns their answers. The functions in
+//! [`crate::protocol::decision`] interpret the answers. A further store therefore needs two methods
+//! and no rules of its own. The suite in `tests/store_conformance.rs` checks the conditions of a
+//! store.
 
 pub(crate) mod dynamodb;
 mod memory;
@@ -20,10 +20,9 @@ pub use transaction::{Commit, CommitAnswer, RecordWrite, TransactionalStore};
 
 use crate::protocol::{ClaimRequest, Fence, Key, Record, Settlement, Timestamp, Unavailability};
 
-/// A table of [`Record`]s that can be written under a condition.
+/// A table of [`Record`]s with conditional writes.
 ///
-/// Both writes are atomic: the condition is checked against, and the write applied to, the
-/// record as it is at one moment.
+/// Both writes are atomic: no other write comes between the condition check and the write.
 ///
 /// ```
 /// use sqs_once::protocol::{ClaimRequest, Key, Namespace, Owner, Settlement, Timestamp};
@@ -44,26 +43,26 @@ use crate::protocol::{ClaimRequest, Fence, Key, Record, Settlement, Timestamp, U
 /// ```
 pub trait Store: Send + Sync + 'static {
     /// Writes [`ClaimRequest::record`] if [`may_claim`](crate::protocol::decision::may_claim)
-    /// admits it.
+    /// returns true.
     ///
     /// # Errors
     ///
-    /// [`StoreError`], after this store's own retries.
-    /// [`may_have_been_applied`](StoreError::may_have_been_applied) tells whether the claim can
-    /// have been made all the same.
+    /// [`StoreError`] after the store's own retries. The claim may have been applied nevertheless:
+    /// see [`may_have_been_applied`](StoreError::may_have_been_applied).
     fn claim(
         &self,
         request: &ClaimRequest,
     ) -> impl Future<Output = Result<ClaimAnswer, StoreError>> + Send;
 
-    /// Applies `settlement` if [`may_settle`](crate::protocol::decision::may_settle) admits it.
+    /// Applies `settlement` if [`may_settle`](crate::protocol::decision::may_settle) returns true.
     ///
-    /// `now` becomes the record's `updated_at`. The caller repeats a settlement that got no answer,
-    /// or was throttled, until its deadline: a store does not retry it.
+    /// `now` becomes the record's `updated_at`. A store does not retry settlements. The caller
+    /// retries a settlement that was throttled or got no answer, until the caller's deadline.
     ///
     /// # Errors
     ///
-    /// [`StoreError`]. The settlement may have been applied all the same.
+    /// [`StoreError`]. The settlement may have been applied nevertheless: see
+    /// [`may_have_been_applied`](StoreError::may_have_been_applied).
     fn settle(
         &self,
         fence: &Fence,
@@ -76,12 +75,12 @@ pub trait Store: Send + Sync + 'static {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a claim that was refused must not run"]
 pub enum ClaimAnswer {
-    /// The claim was made.
+    /// The claim succeeded.
     Applied {
-        /// The record that it replaced; `None` if there was no record, or only an expired one.
+        /// The record before the claim. `None` if no record existed, or only an expired one.
         replaced: Option<Record>,
     },
-    /// This record refused the claim.
+    /// The claim was refused because of this record.
     Refused(Record),
 }
 
@@ -93,13 +92,13 @@ pub enum ClaimAnswer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a settlement that was refused is not recorded"]
 pub enum SettleAnswer {
-    /// The settlement was made.
+    /// The settlement succeeded.
     Applied,
-    /// This record refused the settlement, or there is no record.
+    /// The settlement was refused because of this record, or because no record exists (`None`).
     Refused(Option<Record>),
 }
 
-/// The reason why a store gave no answer.
+/// The reason why a request to a store failed.
 ///
 /// ```
 /// use sqs_once::store::StoreError;
@@ -110,64 +109,64 @@ pub enum SettleAnswer {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// The request was not sent: the item would be too large.
+    /// The item would be too large, so the request was not sent.
     #[error(
-        "the record of key `{key}` would have {bytes} bytes, and at most {limit} are left for it in a DynamoDB item: shorten the message id"
+        "the record of key `{key}` would have {bytes} bytes; the limit is {limit}: shorten the result, the error or the message id"
     )]
     ItemTooLarge {
-        /// The key.
+        /// Key of the record.
         key: String,
-        /// Its size.
+        /// Size in bytes.
         bytes: usize,
-        /// The most there may be.
+        /// Limit in bytes.
         limit: usize,
     },
-    /// The store cannot be reached, throttles or rejects the request.
+    /// The store is unreachable, or throttled or rejected the request.
     #[error("could not {action} key `{key}` in {store}: {reason}")]
     Unavailable {
-        /// The effect of the request, and the use of repeating it.
+        /// Kind of the failure: whether the request was applied, and whether a retry may help.
         #[doc(hidden)]
         kind: Unavailability,
-        /// The request, in a word.
+        /// The request, as a verb.
         action: &'static str,
-        /// On which key.
+        /// Key of the record.
         key: String,
-        /// Where.
+        /// Name of the store, with the table.
         store: String,
-        /// The reason, and what can be done about it.
+        /// Reason and remedy.
         reason: String,
-        /// The cause.
+        /// The SDK's error.
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
-    /// The table rejects the write, or it met contention until no time was left.
+    /// The table rejected the write, or contention lasted until the deadline.
     #[error("could not {action} key `{key}`: {reason}")]
     Rejected {
-        /// The request, in a word.
+        /// The request, as a verb.
         action: &'static str,
-        /// On which key.
+        /// Key of the record.
         key: String,
-        /// The reason.
+        /// Reason of the failure.
         reason: String,
     },
-    /// There was no answer before the deadline.
+    /// No answer arrived before the deadline.
     #[error("could not {action} key `{key}`: no answer before the deadline")]
     OutOfTime {
-        /// The request, in a word.
+        /// The request, as a verb.
         action: &'static str,
-        /// On which key.
+        /// Key of the record.
         key: String,
     },
-    /// A record was found that does not say what a record must.
+    /// The item under this key is not a valid record.
     #[error(
-        "the record of key `{key}` in {store} can't be read: {reason}. Was it written by another program, or edited by hand? Mend or delete it"
+        "the record of key `{key}` in {store} is invalid: {reason}; another program may have written it: correct or delete the record"
     )]
     Unreadable {
-        /// The key.
+        /// Key of the record.
         key: String,
-        /// Where.
+        /// Name of the store, with the table.
         store: String,
-        /// The reason: it names the attribute.
+        /// Reason, with the attribute's name.
         reason: String,
     },
 }
@@ -243,7 +242,7 @@ impl StoreError {
         }
     }
 
-    /// Returns whether the request can have been applied although it failed.
+    /// Returns whether the store may have applied the failed request.
     #[must_use]
     pub const fn may_have_been_applied(&self) -> bool {
         match self {
@@ -253,7 +252,8 @@ impl StoreError {
         }
     }
 
-    /// The same error of a request that was sent before, got no answer, and may have been applied.
+    /// Returns the error as one whose request may have been applied, because an earlier try got no
+    /// answer.
     pub(crate) fn into_unanswered(mut self) -> Self {
         if let Self::Unavailable { kind, .. } = &mut self {
             *kind = Unavailability::Unanswered;
@@ -261,15 +261,15 @@ impl StoreError {
         self
     }
 
-    /// Returns whether the request met contention: it was throttled, or in conflict with a transaction
-    /// on the same item.
+    /// Returns whether the request met contention: DynamoDB throttled the request, or a transaction
+    /// on the same item was in progress.
     #[must_use]
     pub const fn is_throttled(&self) -> bool {
         let kind = self.kind();
         matches!(kind, Some(Unavailability::Contended))
     }
 
-    /// Returns whether a repetition may succeed.
+    /// Returns whether a retry may succeed.
     pub(crate) const fn may_pass(&self) -> bool {
         let kind = self.kind();
         matches!(

@@ -1,4 +1,4 @@
-//! [`TransactionalStore`]: records that commit together with other writes.
+//! [`TransactionalStore`]: commits records together with other writes.
 
 use std::sync::OnceLock;
 
@@ -8,62 +8,66 @@ use super::{Store, StoreError};
 use crate::dynamodb::{refused::Refused, write::Write};
 use crate::protocol::{ClaimRequest, Fence, Key, Record, Settlement, Timestamp};
 
-/// A [`Store`] whose records commit together with other writes, all or nothing.
+/// A [`Store`] that commits records together with other writes, all or nothing.
 ///
-/// [`DynamoStore`](super::DynamoStore) is the one there is: what a [`Commit`] holds can't be read
-/// outside of this crate. To test a handler, run it on DynamoDB Local or one like it. What the
-/// answers *mean* is decided by [`crate::protocol::decision`], as with a [`Store`]'s.
+/// [`DynamoStore`](super::DynamoStore) is the only implementation, because the contents of a
+/// [`Commit`] are private to this crate. Test handlers on DynamoDB Local or another emulator. The
+/// functions in [`crate::protocol::decision`] interpret the answers.
 pub trait TransactionalStore: Store {
-    /// Reads a record. It may be of some moments ago, so this is a look, not a decision.
+    /// Reads a record with eventual consistency. The answer can be outdated, so only use it to skip
+    /// work.
     ///
     /// # Errors
     ///
-    /// [`StoreError`], after this store's own retries.
+    /// [`StoreError`] after the store's own retries.
     fn look(&self, key: &Key) -> impl Future<Output = Result<Option<Record>, StoreError>> + Send;
 
-    /// Makes the record's write and all others, or none of them. A commit sent again is the
-    /// same commit: it is applied once.
+    /// Applies the record's write and all other writes, or no write. A commit that is sent twice is
+    /// applied once.
     ///
     /// # Errors
     ///
-    /// [`StoreError`]. [`may_have_been_applied`](StoreError::may_have_been_applied) tells whether the
-    /// commit can have been made all the same. The caller repeats it until its deadline.
+    /// [`StoreError`]. The commit may have been applied nevertheless: see
+    /// [`may_have_been_applied`](StoreError::may_have_been_applied). The caller retries until its
+    /// deadline.
     fn commit(
         &self,
         commit: &Commit,
     ) -> impl Future<Output = Result<CommitAnswer, StoreError>> + Send;
 }
 
-/// One write to a record, and the writes that go with it.
+/// One write to a record, and the other writes of the same transaction.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Commit {
     /// The record's write.
     pub record: RecordWrite,
-    /// The others, [`MAX_WRITES`](crate::MAX_WRITES) at most.
+    /// The other writes, at most [`MAX_WRITES`](crate::MAX_WRITES).
     pub writes: Vec<Write<TransactWriteItem>>,
-    /// Separates this commit from every other: at most 35 characters.
+    /// Basis of the `ClientRequestToken`, unique to this commit: at most 35 characters.
     pub token: String,
-    /// The record's write as it was sent. A commit that is sent again is the same to the byte.
+    /// The record's write as first sent. Each retry sends identical bytes.
     pub(crate) sent: OnceLock<TransactWriteItem>,
-    /// The record's write in place of `sent`, over a record that only a put can replace.
+    /// The put that is sent instead of `sent`, for a record that an update cannot replace.
     pub(crate) sent_over: OnceLock<TransactWriteItem>,
 }
 
 /// The record's write in a [`Commit`].
 #[derive(Clone, Debug)]
 pub enum RecordWrite {
-    /// A claim is held, and ends.
+    /// Settles a claim that the worker holds.
     Settle {
-        /// Whose it is.
+        /// Fence of the claim.
         fence: Fence,
-        /// The end of the claim; it keeps the record.
+        /// End of the claim.
         settlement: Settlement,
-        /// The asker's clock.
+        /// The worker's clock.
         now: Timestamp,
     },
-    /// There was no claim: the record is written as a claim and its settlement would leave it, if
-    /// `request` may claim. `first_claimed_at` stays as it is.
+    /// Writes a record without an earlier claim, on the condition of the claim `request`.
+    ///
+    /// The record is the same as after that claim and its `settlement`, except that
+    /// `first_claimed_at` stays unchanged.
     Insert {
         /// The claim. Its lease is not used.
         request: ClaimRequest,
@@ -73,7 +77,7 @@ pub enum RecordWrite {
 }
 
 impl RecordWrite {
-    /// The record's key.
+    /// Returns the record's key.
     #[must_use]
     pub const fn key(&self) -> &Key {
         match self {
@@ -86,16 +90,13 @@ impl RecordWrite {
 /// The answer to a [`Commit`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum CommitAnswer {
-    /// All was written, now or when it was sent before.
+    /// All writes were applied, by this request or an earlier one.
     Applied,
-    /// Nothing was written: the record's condition is not met by this record, or because there
-    /// is none.
+    /// No write was applied, because the record's condition check failed. Holds the record, or
+    /// `None` if no record exists.
     Refused(Option<Record>),
-    /// Nothing was written: these conditions are not met.
+    /// No write was applied, because condition checks of the other writes failed.
     Cancelled(Refused),
-    /// It collided with another write to one of its items, or was throttled. Sent again, it
-    /// may pass.
-    Contended(String),
-    /// Nothing was written: it never can be.
+    /// No write was applied, because the transaction is invalid. A retry would fail again.
     Invalid(String),
 }

@@ -249,7 +249,7 @@ impl<O: Serialize + Send + 'static> Mode<Change<O>> for DryRun {
             answer = match self.plans.write(std::slice::from_ref(&planned.write)) {
                 Ok(()) => {
                     self.plans.note_changed(key);
-                    return Outcome::Done(planned.result);
+                    return Outcome::Completed(planned.result);
                 }
                 Err(refused) => planned.refused(&refused),
             };

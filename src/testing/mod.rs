@@ -129,9 +129,8 @@ pub fn attempt(key: &str) -> Result<Attempt, KeyError> {
 #[must_use]
 pub fn output<T: DeserializeOwned>(outcome: &Outcome) -> Option<T> {
     match outcome {
-        Outcome::Done(StoredResult::Json(json)) | Outcome::Duplicate(StoredResult::Json(json)) => {
-            serde_json::from_str(json).ok()
-        }
+        Outcome::Completed(StoredResult::Json(json))
+        | Outcome::Duplicate(StoredResult::Json(json)) => serde_json::from_str(json).ok(),
         _ => None,
     }
 }

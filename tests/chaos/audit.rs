@@ -388,7 +388,7 @@ impl Audit {
         // Promise 6: a success is not reported as failed because of another message of its batch.
         let said = self.said.get(delivery).map(|said| &*said.outcome);
         let late = || self.late.contains(&(worker, message.clone()));
-        if let (End::ReportedFailed, Some(well @ ("done" | "duplicate"))) = (end, said)
+        if let (End::ReportedFailed, Some(well @ ("completed" | "duplicate"))) = (end, said)
             && !late()
         {
             self.found.push(format!(

@@ -450,7 +450,7 @@ fn success_reported_as_failed_is_found() {
         events.push(said(1, 7, outcome));
         events
     };
-    for outcome in ["done", "duplicate"] {
+    for outcome in ["completed", "duplicate"] {
         let mut events = reported(End::ReportedFailed, outcome);
         let wanted = format!("reported as failed, and its worker says: {outcome}");
         caught(&events, &wanted);

@@ -208,9 +208,11 @@ impl<'a> Receives<'a> {
         };
         Some(match outcome {
             // Promise 6 has a rule of its own.
-            "done" | "duplicate" => return None,
+            "completed" | "duplicate" => return None,
             "conflict" => self.conflict(receive, to, detail),
-            "not_started" if detail.starts_with("behind a failure") => self.behind(receive, ahead),
+            "not_started" if detail.starts_with("a message before this one") => {
+                self.behind(receive, ahead)
+            }
             _ => match &receive.injected {
                 Some(injected) => Cause::Injected(injected.clone()),
                 None if outcome == "not_started" => Cause::NoTime,

@@ -50,7 +50,7 @@ async fn charge_timeout_is_retried_with_history() {
     assert_eq!(line["first_claimed_at"], shown(first));
     assert_eq!(line["last_end"], "retryable");
     let outcomes = outcomes(&lambda, 2).await;
-    assert_eq!(outcomes, [outcome::RETRYABLE, outcome::DONE]);
+    assert_eq!(outcomes, [outcome::RETRYABLE, outcome::COMPLETED]);
     assert_eq!(stage.charges("o-1"), 2);
     let record = stage.record("m-1").await.unwrap();
     assert_eq!(text(&record, "status"), "COMPLETED");
@@ -86,7 +86,7 @@ async fn third_attempt_after_kills_gets_first_claim_time() {
     assert_eq!(line["attempts"], 2);
     assert_eq!(line["first_claimed_at"], shown(first.unwrap()));
     assert_eq!(line["last_end"], Value::Null);
-    assert_eq!(outcomes(&survivor, 1).await, [outcome::DONE]);
+    assert_eq!(outcomes(&survivor, 1).await, [outcome::COMPLETED]);
 }
 
 #[tokio::test]
@@ -100,7 +100,7 @@ async fn refused_gateway_connection_leaves_no_record() {
     stage.gateway.open().await;
     assert_eq!(deliver(&lambda, [first_message(2)]).await, [""; 0]);
     let outcomes = outcomes(&lambda, 2).await;
-    assert_eq!(outcomes, [outcome::NO_EFFECT, outcome::DONE]);
+    assert_eq!(outcomes, [outcome::NO_EFFECT, outcome::COMPLETED]);
     assert_fresh(&lambda);
     assert_eq!(stage.charges("o-1"), 1);
     let record = stage.record("m-1").await.unwrap();
@@ -136,7 +136,7 @@ async fn wrong_credential_or_path_is_retried() {
     assert_eq!(deliver(&lambda, messages).await, [""; 0]);
     let outcomes = outcomes(&lambda, 15).await;
     assert_eq!(outcomes[..10], [outcome::RETRYABLE; 10]);
-    assert_eq!(outcomes[10..], [outcome::DONE; 5]);
+    assert_eq!(outcomes[10..], [outcome::COMPLETED; 5]);
 }
 
 #[tokio::test]
@@ -217,5 +217,5 @@ async fn takeover_from_other_program_has_no_first_claim() {
     let line = lambda.logged(1, of_takeover).await.remove(0);
     assert_eq!(line["first_claimed_at"], Value::Null);
     assert_eq!(line["last_end"], Value::Null);
-    assert_eq!(outcomes(&lambda, 1).await, [outcome::DONE]);
+    assert_eq!(outcomes(&lambda, 1).await, [outcome::COMPLETED]);
 }

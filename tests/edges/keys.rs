@@ -89,7 +89,7 @@ async fn number_and_text_make_different_keys() {
         let failed = deliver(&lambda, [record(message_id, &order)]).await;
         assert_eq!(failed, [""; 0]);
     }
-    assert_eq!(outcomes(&lambda, 2).await, [outcome::DONE; 2]);
+    assert_eq!(outcomes(&lambda, 2).await, [outcome::COMPLETED; 2]);
     assert_eq!(stage.charges("o-1"), 2);
 }
 
@@ -105,7 +105,7 @@ async fn deduplication_id_is_scoped_to_group() {
     }
     assert_eq!(
         outcomes(&lambda, 3).await,
-        [outcome::DONE, outcome::DONE, outcome::DUPLICATE]
+        [outcome::COMPLETED, outcome::COMPLETED, outcome::DUPLICATE]
     );
     assert_eq!(stage.charges("o-1"), 2);
 }
@@ -189,6 +189,6 @@ async fn redriven_message_runs_once_record_is_deleted() {
     assert_eq!(stage.charges("o-1"), 2);
     assert_eq!(
         outcomes(&lambda, 3).await,
-        [outcome::DONE, outcome::DUPLICATE, outcome::DONE]
+        [outcome::COMPLETED, outcome::DUPLICATE, outcome::COMPLETED]
     );
 }

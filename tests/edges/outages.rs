@@ -47,7 +47,7 @@ async fn completion_throttled_for_long_is_recorded() {
     );
     assert!(met.contains_key("UpdateItem"), "{met:?}");
     assert_eq!(failed(&answer.response()), [""; 0]);
-    assert_eq!(outcomes(&lambda, 1).await, [outcome::DONE]);
+    assert_eq!(outcomes(&lambda, 1).await, [outcome::COMPLETED]);
     assert_eq!(stage.status("m-1").await, "COMPLETED");
     assert_eq!(stage.charges("o-1"), 1);
     let line = lambda.logged(1, of_batch).await.remove(0);
@@ -87,7 +87,7 @@ async fn transaction_conflict_is_retried() {
     assert_eq!(deliver(&lambda, [first_message(1)]).await, [""; 0]);
     let met = BTreeMap::from(["Claim", "UpdateItem"].map(|name| (name.to_owned(), 1)));
     assert_eq!(stage.dynamo.heal().await, met);
-    assert_eq!(outcomes(&lambda, 1).await, [outcome::DONE]);
+    assert_eq!(outcomes(&lambda, 1).await, [outcome::COMPLETED]);
     assert_eq!(stage.charges("o-1"), 1);
 }
 
@@ -112,7 +112,7 @@ fn orders<const N: usize>() -> [Value; N] {
 }
 
 #[tokio::test]
-async fn outage_of_dynamodb_fails_the_invocation() {
+async fn dynamodb_outage_fails_invocation() {
     let missing = ("IDEMPOTENCY_TABLE_NAME", "missing");
     let as_set = ("IDEMPOTENCY_TABLE_NAME", TABLE);
     for (setting, fault, reason) in [
@@ -156,7 +156,11 @@ async fn messages_cut_off_are_logged_in_one_line() {
     assert_eq!(failed(&answer.response()), ["m-2", "m-3"]);
     assert_eq!(
         outcomes(&lambda, 3).await,
-        [outcome::DONE, outcome::OUT_OF_TIME, outcome::NOT_STARTED]
+        [
+            outcome::COMPLETED,
+            outcome::OUT_OF_TIME,
+            outcome::NOT_STARTED
+        ]
     );
     let line = |line: &Value| says(line, "did not finish before the deadline");
     let lines = lambda.logged(1, line).await;

@@ -35,7 +35,7 @@ async fn fifo_message_after_declined_order_is_charged() {
         assert_eq!(deliver(&lambda, messages.clone()).await, ["m-1"]);
     }
     let outcomes = outcomes(&lambda, 6).await;
-    let first = [outcome::PERMANENT, outcome::DONE, outcome::DONE];
+    let first = [outcome::PERMANENT, outcome::COMPLETED, outcome::COMPLETED];
     assert_eq!(outcomes[..3], first);
     let orders: Vec<_> = stage.gateway.calls().into_iter().map(|c| c.order).collect();
     assert_eq!(orders, ["o-1", "o-2", "o-3"]);

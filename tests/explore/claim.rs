@@ -24,7 +24,7 @@ fn three_workers_keep_every_promise() {
     let outcomes = [
         "completion_unrecorded",
         "conflict",
-        "done",
+        "completed",
         "duplicate",
         "failed_before",
         "failure_unrecorded",

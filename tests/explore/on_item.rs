@@ -8,7 +8,7 @@ use crate::{changer::ChangeKind, finds, flaw::Flaw, keeps_every_promise, scenari
 fn keeps(way: ChangeKind, others: &[&'static str]) {
     let mut outcomes = BTreeSet::from([
         "commit_unknown",
-        "done",
+        "completed",
         "duplicate",
         "no_effect",
         "panicked",

@@ -283,7 +283,7 @@ impl Promises {
         let unsaid = !said.any(|word| *word == HandlerEnd::Permanent);
         self.gone(worker);
         let right = match outcome {
-            Outcome::Done(result) => made == [worker] && *result == output_of(worker),
+            Outcome::Completed(result) => made == [worker] && *result == output_of(worker),
             Outcome::Duplicate(_) => made.len() == 1,
             Outcome::PermanentFailure(_) => !unsaid,
             _ => true,
@@ -356,7 +356,7 @@ impl Promises {
             _ => None,
         };
         let said = match outcome {
-            Outcome::Done(result) | Outcome::Duplicate(result) => Some(result),
+            Outcome::Completed(result) | Outcome::Duplicate(result) => Some(result),
             _ => None,
         };
         self.break_if(outcome.is_success() && recorded.is_none(), || {

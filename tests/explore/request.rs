@@ -126,9 +126,6 @@ impl Request {
     pub fn contended(&self) -> Result<Answer, StoreError> {
         match self {
             Self::Item(_) => Ok(Answer::Item(ItemAnswer::throttled())),
-            Self::Commit(_) => Ok(Answer::Commit(CommitAnswer::Contended(
-                "a collision".into(),
-            ))),
             _ => Err(self.unavailable(Unavailability::Contended)),
         }
     }
@@ -146,7 +143,6 @@ impl Answer {
             Self::Settle(SettleAnswer::Refused(record))
             | Self::Commit(CommitAnswer::Refused(record)) => ("refused", record.as_ref()),
             Self::Commit(CommitAnswer::Cancelled(_)) => ("cancelled", None),
-            Self::Commit(CommitAnswer::Contended(_)) => ("contended", None),
             Self::Commit(CommitAnswer::Invalid(_)) => ("invalid", None),
             Self::Look(record) => ("answered", record.as_ref()),
             Self::Item(answer) if answer.is_refusal() => ("refused", None),

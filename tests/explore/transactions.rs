@@ -11,7 +11,7 @@ fn commit_with_claim_keeps_every_promise() {
         "commit_unknown",
         "completion_unrecorded",
         "conflict",
-        "done",
+        "completed",
         "duplicate",
         "failed_before",
         "failure_unrecorded",
@@ -36,7 +36,7 @@ fn inbox_keeps_every_promise() {
     let found = keeps_every_promise(&Scenario::inbox());
     let outcomes = [
         "commit_unknown",
-        "done",
+        "completed",
         "duplicate",
         "failed_before",
         "failure_unrecorded",
@@ -53,7 +53,7 @@ fn inbox_with_read_keeps_every_promise() {
     let found = keeps_every_promise(&Scenario::first_look());
     let outcomes = [
         "commit_unknown",
-        "done",
+        "completed",
         "duplicate",
         "failed_before",
         "failure_unrecorded",

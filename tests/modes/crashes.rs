@@ -23,11 +23,11 @@ use Meets::{Always, Dies, Once};
 /// Injected faults, each with the outcome if the request that makes the effect meets it. A transaction knows
 /// its own token, a write to an item its own key.
 pub const STORIES: [(Meets, &str, &str); 25] = [
-    (Once(Fault::CutBefore), "done", "done"),
+    (Once(Fault::CutBefore), "completed", "completed"),
     (Always(Fault::CutBefore), "commit_unknown", "commit_unknown"),
-    (Once(Fault::CutAfter), "done", "duplicate"),
+    (Once(Fault::CutAfter), "completed", "duplicate"),
     (Always(Fault::CutAfter), "commit_unknown", "commit_unknown"),
-    (Once(Fault::HalfAnswer), "done", "duplicate"),
+    (Once(Fault::HalfAnswer), "completed", "duplicate"),
     (
         Always(Fault::HalfAnswer),
         "commit_unknown",
@@ -45,7 +45,7 @@ pub const STORIES: [(Meets, &str, &str); 25] = [
         "commit_unknown",
         "commit_unknown",
     ),
-    (Once(Fault::InternalError), "done", "done"),
+    (Once(Fault::InternalError), "completed", "completed"),
     (
         Always(Fault::InternalError),
         "commit_unknown",
@@ -57,7 +57,7 @@ pub const STORIES: [(Meets, &str, &str); 25] = [
         "commit_unknown",
     ),
     (Always(Fault::Refuse), "commit_unknown", "commit_unknown"),
-    (Once(Fault::Throttle), "done", "done"),
+    (Once(Fault::Throttle), "completed", "completed"),
     (
         Always(Fault::Throttle),
         "retryable_failure",
@@ -83,7 +83,7 @@ pub const STORIES: [(Meets, &str, &str); 25] = [
     // Transactions only:
     (
         Once(Fault::Canceled(&["None", "TransactionConflict"])),
-        "done",
+        "completed",
         "",
     ),
     (
@@ -91,7 +91,7 @@ pub const STORIES: [(Meets, &str, &str); 25] = [
         "retryable_failure",
         "",
     ),
-    (Once(Fault::TransactionInProgress), "done", ""),
+    (Once(Fault::TransactionInProgress), "completed", ""),
     (
         Always(Fault::TransactionInProgress),
         "retryable_failure",
@@ -290,7 +290,7 @@ async fn commit_after_takeover_is_refused() {
         }
         pass(LEASE);
         let second = world.deliver(way, id).await;
-        assert_eq!(second.name(), "done", "{id}: {second}");
+        assert_eq!(second.name(), "completed", "{id}: {second}");
         assert_eq!(world.effect(way, id).await, 1, "{id}");
         let key = super::world::operation(id, ample()).key;
         let record = world.dynamo.record(RECORDS, key.as_str()).await;
@@ -322,11 +322,11 @@ async fn concurrent_workers_make_effect_once() {
         let mut names: Vec<_> = outcomes.iter().map(|outcome| outcome.name()).collect();
         names.sort_unstable();
         assert_eq!(
-            names.iter().filter(|name| **name == "done").count(),
+            names.iter().filter(|name| **name == "completed").count(),
             1,
             "{id}: {names:?}"
         );
-        names.retain(|name| !["done", "duplicate", "conflict"].contains(name));
+        names.retain(|name| !["completed", "duplicate", "conflict"].contains(name));
         assert!(names.is_empty(), "{id}: {names:?}");
         assert_eq!(world.effect(way, id).await, 1, "{id}");
         assert_eq!(world.deliver(way, id).await.name(), "duplicate", "{id}");
@@ -337,7 +337,10 @@ async fn concurrent_workers_make_effect_once() {
 async fn operation_is_new_only_after_retention() {
     let world = World::start().await;
     for way in EffectMode::ALL {
-        assert_eq!(world.deliver(way, &format!("{way:?}")).await.name(), "done");
+        assert_eq!(
+            world.deliver(way, &format!("{way:?}")).await.name(),
+            "completed"
+        );
     }
     // Ends are rounded up to seconds, and compared with the process clock.
     pass(RETENTION - 60 * SECOND);
@@ -352,7 +355,7 @@ async fn operation_is_new_only_after_retention() {
         // A string set never expires.
         let forgets = way.is_transaction() || way == EffectMode::UpdateForATime;
         let (name, effect) = if forgets {
-            ("done", 2)
+            ("completed", 2)
         } else {
             ("duplicate", 1)
         };

@@ -120,9 +120,9 @@ async fn modification_restarts_from_newer_item() {
         () = world.met("PutItem") => {}
     }
     let outcome = run(&on_item, "second", add(10, &second)).await;
-    assert_eq!(outcome.name(), "done", "{outcome}");
+    assert_eq!(outcome.name(), "completed", "{outcome}");
     let (outcome, _met) = tokio::join!(held, world.dynamo.heal());
-    assert_eq!(outcome.name(), "done", "{outcome}");
+    assert_eq!(outcome.name(), "completed", "{outcome}");
     assert_eq!(number(&world.a().await, "n"), 11);
     assert_eq!(first.load(Ordering::SeqCst), 2);
     // The refused put returned the item, so no second read was sent.
@@ -166,7 +166,7 @@ async fn modification_sees_version_attribute() {
         }
         world.dynamo.put(THINGS, theirs).await;
         let (outcome, _met) = tokio::join!(held, world.dynamo.heal());
-        assert_eq!(outcome.name(), "done", "{key}: {outcome}");
+        assert_eq!(outcome.name(), "completed", "{key}: {outcome}");
         assert_eq!(number(&world.a().await, "n"), n, "{key}");
     }
 }
@@ -179,14 +179,14 @@ async fn modification_keeps_unknown_attributes() {
     let outcome = run(&on_item, "1", add(1, &calls)).await;
     assert_eq!(
         outcome.to_string(),
-        "failed permanently: there is no such thing"
+        "permanent failure: there is no such thing"
     );
     assert!(world.dynamo.record(THINGS, "a").await.is_none());
 
     world
         .has(json!({"id": "a", "n": 1, "owner": "Ada", "sizes": [1, 2]}))
         .await;
-    assert_eq!(run(&on_item, "1", add(1, &calls)).await.name(), "done");
+    assert_eq!(run(&on_item, "1", add(1, &calls)).await.name(), "completed");
     let item = world.a().await;
     assert_eq!((number(&item, "n"), text(&item, "owner")), (2, "Ada"));
     assert_eq!(item["sizes"].as_l().unwrap().len(), 2);
@@ -235,7 +235,7 @@ async fn modification_keeps_memory_of_item() {
         (&for_a_time, "4"),
     ] {
         let outcome = run(on_item, key, nosy()).await;
-        assert_eq!(outcome.name(), "done", "{key}: {outcome}");
+        assert_eq!(outcome.name(), "completed", "{key}: {outcome}");
     }
     for key in ["1", "2", "3", "4"] {
         let outcome = run(&on_item, key, nosy()).await;
@@ -267,9 +267,9 @@ async fn modification_keeps_concurrent_update() {
                 () = world.met("PutItem") => {}
             }
             let updated = run(&on_item, &key("updated"), Change::update((), one_more())).await;
-            assert_eq!(updated.name(), "done", "{updated}");
+            assert_eq!(updated.name(), "completed", "{updated}");
             let (outcome, _met) = tokio::join!(held, world.dynamo.heal());
-            assert_eq!(outcome.name(), "done", "{outcome}");
+            assert_eq!(outcome.name(), "completed", "{outcome}");
             assert_eq!(
                 number(&world.a().await, "n"),
                 n + 11,
@@ -308,7 +308,7 @@ async fn update_composes_with_user_expression() {
         world.dynamo.put(THINGS, item).await;
 
         let outcome = run(on_item, "1", Change::update((), whole())).await;
-        assert_eq!(outcome.name(), "done", "{name}: {outcome}");
+        assert_eq!(outcome.name(), "completed", "{name}: {outcome}");
         let item = world.a().await;
         assert_eq!(
             (text(&item, "name"), number(&item, "n")),
@@ -324,7 +324,7 @@ async fn update_composes_with_user_expression() {
 
         let outcome = run(on_item, "2", Change::update((), whole())).await;
         let why =
-            "failed permanently: the condition of write 0, `room`, to table `things` is not met";
+            "permanent failure: condition check failed for write 0, `room`, to table `things`";
         assert_eq!(outcome.to_string(), why, "{name}");
         assert_eq!(
             world.a().await,
@@ -342,7 +342,7 @@ async fn update_composes_with_user_expression() {
             if expression != "REMOVE c" {
                 write = write.value(":v", 1);
             }
-            for expected in ["done", "duplicate"] {
+            for expected in ["completed", "duplicate"] {
                 let outcome = run(on_item, &id, Change::update((), write.clone())).await;
                 assert_eq!(outcome.name(), expected, "{id}: {outcome}");
             }
@@ -368,8 +368,8 @@ async fn conditions_in_parentheses_hold() {
         let values = |write: Write<Update>| write.value(":seven", 7).value(":yes", true);
         let once_more = || values(one_more().when(condition));
         for (item, expected) in [
-            (json!({"id": "a", "n": 7}), "done"),
-            (json!({"id": "a", "n": 1, "vip": true}), "done"),
+            (json!({"id": "a", "n": 7}), "completed"),
+            (json!({"id": "a", "n": 1, "vip": true}), "completed"),
             (json!({"id": "a", "n": 1}), "permanent_failure"),
         ] {
             for (name, on_item) in [("set", &set), ("map", &map)] {
@@ -378,7 +378,7 @@ async fn conditions_in_parentheses_hold() {
                 let outcome = run(on_item, "1", change).await;
                 assert_eq!(outcome.name(), expected, "{condition} {name}: {outcome}");
                 assert!(
-                    outcome.is_success() || outcome.to_string().contains("is not met"),
+                    outcome.is_success() || outcome.to_string().contains("condition check failed"),
                     "{condition} {name}: {outcome}"
                 );
             }
@@ -447,7 +447,7 @@ async fn sets_that_become_empty_are_removed() {
     };
     for (key, n, had) in [("1", 2, 0), ("2", 0, 6), ("3", 0, 0), ("4", 1, 0)] {
         let outcome = run(&on_item, key, set_to(n)).await;
-        let Outcome::Done(StoredResult::Json(result)) = &outcome else {
+        let Outcome::Completed(StoredResult::Json(result)) = &outcome else {
             panic!("{key}: {outcome}")
         };
         assert_eq!(result, &had.to_string(), "{key}");
@@ -473,7 +473,7 @@ async fn refused_change_may_be_replaced() {
             Ok(Change::update("counted", one_more()))
         })
     };
-    for expected in ["done", "duplicate", "duplicate"] {
+    for expected in ["completed", "duplicate", "duplicate"] {
         let outcome = run(&on_item, "1", taken()).await;
         assert_eq!(outcome.name(), expected, "{outcome}");
     }
@@ -580,7 +580,11 @@ async fn memory_counts_with_and_without_retention() {
     let calls = Arc::default();
     for (name, first, then) in [("set, then map", &set, &map), ("map, then set", &map, &set)] {
         world.has(json!({"id": "a", "n": 0})).await;
-        for (on_item, expected) in [(first, "done"), (then, "duplicate"), (first, "duplicate")] {
+        for (on_item, expected) in [
+            (first, "completed"),
+            (then, "duplicate"),
+            (first, "duplicate"),
+        ] {
             let outcome = run(on_item, "update", Change::update((), one_more())).await;
             assert_eq!(outcome.name(), expected, "{name}: {outcome}");
             let outcome = run(on_item, "modify", add(10, &calls)).await;
@@ -629,7 +633,7 @@ async fn differing_checked_payload_is_key_reused() {
                     world.has(json!({"id": "a", "n": 0})).await;
                 }
                 let outcome = run_payload(&on_item, "1", payload, first).await;
-                assert_eq!(outcome.name(), "done", "{name}: {outcome}");
+                assert_eq!(outcome.name(), "completed", "{name}: {outcome}");
                 let before = world.a().await;
                 for (other, again) in payloads.iter().enumerate() {
                     let outcome = run_payload(&on_item, "1", again, change().1).await;
@@ -655,7 +659,7 @@ async fn checked_payload_costs_16_hex_digits_per_key() {
     let digits = async |on_item: &OnItem| {
         world.has(json!({"id": "a", "n": 0})).await;
         let update = Change::update((), one_more());
-        assert_eq!(run(on_item, "1", update).await.name(), "done");
+        assert_eq!(run(on_item, "1", update).await.name(), "completed");
         let item = world.a().await;
         assert!(!item.contains_key("processed_events"));
         ends(&item)["test#1"].as_n().unwrap().len()
@@ -679,7 +683,7 @@ async fn unchecked_key_is_duplicate_for_checked_payload() {
             world.has(json!({"id": "a", "n": 0})).await;
             for (key, way) in [("update", 1), ("modify", 2)] {
                 for (on_item, payload, expected) in [
-                    (first, &one, "done"),
+                    (first, &one, "completed"),
                     (then, &one, "duplicate"),
                     (then, &other, "duplicate"),
                 ] {
@@ -694,7 +698,7 @@ async fn unchecked_key_is_duplicate_for_checked_payload() {
     // Without a fingerprint the payload cannot be compared.
     world.has(json!({"id": "a", "n": 0})).await;
     let checked = world.on_item(&world.no_timeout_client()).check_payload();
-    for expected in ["done", "duplicate"] {
+    for expected in ["completed", "duplicate"] {
         let change = Change::update((), one_more());
         let outcome = run_payload(&checked, "1", None, change).await;
         assert_eq!(outcome.name(), expected, "{outcome}");
@@ -722,7 +726,7 @@ async fn checked_payload_detects_concurrent_reuse() {
             () = world.met(request) => {}
         }
         let outcome = run_payload(&on_item, "1", &other, change().1).await;
-        assert_eq!(outcome.name(), "done", "{name}: {outcome}");
+        assert_eq!(outcome.name(), "completed", "{name}: {outcome}");
         let (outcome, _met) = tokio::join!(held, world.dynamo.heal());
         assert_eq!(outcome.name(), "key_reused", "{name}: {outcome}");
         assert_eq!(number(&world.a().await, "n"), 1, "{name}");
@@ -739,11 +743,11 @@ async fn checked_payload_expires_with_key() {
         let payload = Fingerprint::of(payload);
         run_payload(&on_item, key, &payload, Change::update((), one_more())).await
     };
-    assert_eq!(again("1", b"1").await.name(), "done");
-    assert_eq!(again("2", b"1").await.name(), "done");
+    assert_eq!(again("1", b"1").await.name(), "completed");
+    assert_eq!(again("2", b"1").await.name(), "completed");
     assert_eq!(again("1", b"2").await.name(), "key_reused");
     pass(RETENTION + 2 * SECOND);
-    assert_eq!(again("1", b"2").await.name(), "done");
+    assert_eq!(again("1", b"2").await.name(), "completed");
     assert_eq!(ends(&world.a().await).len(), 1, "the other key is removed");
     assert_eq!(again("1", b"1").await.name(), "key_reused");
     assert_eq!(number(&world.a().await, "n"), 3);
@@ -759,7 +763,7 @@ async fn change_is_retried_after_sdk_gives_up() {
         world.dynamo.fail("UpdateItem", Fault::Throttle);
     }
     let outcome = run(&on_item, "1", Change::update((), one_more())).await;
-    assert_eq!(outcome.name(), "done", "{outcome}");
+    assert_eq!(outcome.name(), "completed", "{outcome}");
     assert_eq!(world.dynamo.heal().await["UpdateItem"], THROTTLED);
     assert_eq!(number(&world.a().await, "n"), 1);
 }
@@ -772,7 +776,10 @@ async fn key_counts_until_retention_ends() {
         .on_item(&world.no_timeout_client())
         .retention(RETENTION);
     let on_item = on_item.clock(|| NOON);
-    for (end, expected) in [(NOON.as_secs(), "duplicate"), (NOON.as_secs() - 1, "done")] {
+    for (end, expected) in [
+        (NOON.as_secs(), "duplicate"),
+        (NOON.as_secs() - 1, "completed"),
+    ] {
         let ends = json!({"test#1": end});
         for change in [Change::update(0, one_more()), add(1, &Arc::default())] {
             world
@@ -797,7 +804,7 @@ async fn expired_keys_are_removed() {
     };
     let calls = Arc::default();
     world.has(over(250)).await;
-    assert_eq!(run(&on_item, "1", add(1, &calls)).await.name(), "done");
+    assert_eq!(run(&on_item, "1", add(1, &calls)).await.name(), "completed");
     assert_eq!(ends(&world.a().await).len(), 1, "a modification clears all");
 
     // With any space that the user's own expressions leave.
@@ -819,7 +826,7 @@ async fn expired_keys_are_removed() {
         let (mut left, mut n) = (250, 0);
         while left > 0 {
             let outcome = run(&on_item, &n.to_string(), Change::update((), write.clone())).await;
-            assert_eq!(outcome.name(), "done", "{name} {n}: {outcome}");
+            assert_eq!(outcome.name(), "completed", "{name} {n}: {outcome}");
             n += 1;
             let still_left = ends(&world.a().await).len() - n;
             assert!(still_left < left, "{name}: {still_left} of {left} are left");
@@ -841,7 +848,7 @@ async fn cleanup_keeps_key_renewed_meanwhile() {
         .retention(RETENTION);
     world.has(json!({"id": "a", "n": 0})).await;
     let again = || Change::update((), one_more());
-    assert_eq!(run(&on_item, "old", again()).await.name(), "done");
+    assert_eq!(run(&on_item, "old", again()).await.name(), "completed");
     pass(RETENTION + 2 * SECOND);
 
     world.dynamo.reset_counts();
@@ -852,9 +859,9 @@ async fn cleanup_keeps_key_renewed_meanwhile() {
         () = world.met("UpdateItem") => {}
     }
     // Its retention has ended, so the operation is new and happens once.
-    assert_eq!(run(&on_item, "old", again()).await.name(), "done");
+    assert_eq!(run(&on_item, "old", again()).await.name(), "completed");
     let (outcome, _met) = tokio::join!(held, world.dynamo.heal());
-    assert_eq!(outcome.name(), "done", "{outcome}");
+    assert_eq!(outcome.name(), "completed", "{outcome}");
     assert_eq!(run(&on_item, "old", again()).await.name(), "duplicate");
     assert_eq!(run(&on_item, "new", again()).await.name(), "duplicate");
     assert_eq!(number(&world.a().await, "n"), 3);

@@ -104,10 +104,10 @@ async fn refused_condition_is_recorded_as_failure() {
     for mode in MODES {
         let (key, ran) = (&format!("{mode:?}"), AtomicUsize::new(0));
         let outcome = world.answer(mode, key, &ran, || Ok(order(key))).await;
-        let why = "the condition of write 1, `stock`, to table `things` is not met";
+        let why = "condition check failed for write 1, `stock`, to table `things`";
         assert_eq!(
             outcome.to_string(),
-            format!("failed permanently: {why}"),
+            format!("permanent failure: {why}"),
             "{key}"
         );
         let ended = Some(("FAILED".to_owned(), Some(why.to_owned())));
@@ -121,7 +121,7 @@ async fn refused_condition_is_recorded_as_failure() {
         let again = world.answer(mode, key, &ran, || Ok(order(key))).await;
         assert_eq!(
             again.to_string(),
-            format!("failed permanently before: {why}"),
+            format!("this message failed permanently before; the handler did not run: {why}"),
             "{key}"
         );
         // An inbox plans before it knows of duplicates.
@@ -165,14 +165,14 @@ async fn handler_interprets_refused_condition() {
 
         let said = refused("own words", || Err(Failure::permanent("sold out"))).await;
         let expected = (
-            "failed permanently: sold out".into(),
+            "permanent failure: sold out".into(),
             ended("FAILED", Some("sold out")),
         );
         assert_eq!(said, expected, "{mode:?}");
 
         let said = refused("retryable", || Err(Failure::retryable("restocked soon"))).await;
         let left = in_progress.clone().filter(|_| mode == Mode::Claim);
-        let expected = ("failed, to be retried: restocked soon".into(), left);
+        let expected = ("retryable failure: restocked soon".into(), left);
         assert_eq!(said, expected, "{mode:?}");
 
         let said = refused("panic", || panic!("scripted")).await;
@@ -180,7 +180,11 @@ async fn handler_interprets_refused_condition() {
         assert_eq!(said, ("the handler panicked".into(), left), "{mode:?}");
 
         let said = refused("no writes", || Ok(Done::new("declined"))).await;
-        assert_eq!(said, ("done".into(), ended("COMPLETED", None)), "{mode:?}");
+        assert_eq!(
+            said,
+            ("completed".into(), ended("COMPLETED", None)),
+            "{mode:?}"
+        );
 
         let waiting = refused("other writes", || {
             let note = Write::put(THINGS, json!({"id": "waiting list"}));
@@ -188,7 +192,7 @@ async fn handler_interprets_refused_condition() {
         });
         assert_eq!(
             waiting.await,
-            ("done".into(), ended("COMPLETED", None)),
+            ("completed".into(), ended("COMPLETED", None)),
             "{mode:?}"
         );
         assert!(world.dynamo.record(THINGS, "waiting list").await.is_some());
@@ -206,7 +210,7 @@ async fn handler_interprets_refused_condition() {
         });
         let (said, _) = too_many.await;
         assert!(
-            said.starts_with("failed permanently: 100 writes"),
+            said.starts_with("permanent failure: 100 writes"),
             "{mode:?}: {said}"
         );
     }
@@ -249,7 +253,7 @@ async fn refusal_holds_item_if_requested() {
             });
             let key = &format!("{mode:?} {name}");
             let outcome = world.once_answered(mode, key, || Ok(done)).await;
-            assert_eq!(outcome.to_string(), "failed permanently: 0 are left");
+            assert_eq!(outcome.to_string(), "permanent failure: 0 are left");
         }
     }
 }
@@ -264,13 +268,13 @@ async fn duplicate_failing_its_own_plan_is_duplicate() {
         let outcome = world
             .once_answered(mode, &by_plan, || Ok(order(&by_plan)))
             .await;
-        assert_eq!(outcome.name(), "done", "{outcome}");
+        assert_eq!(outcome.name(), "completed", "{outcome}");
         let sold_out = || Err(Failure::permanent("sold out"));
         let again = world.once_answered(mode, &by_plan, sold_out).await;
         assert_eq!(again.name(), "duplicate", "{by_plan}: {again}");
 
         world.stock(1).await;
-        for expected in ["done", "duplicate"] {
+        for expected in ["completed", "duplicate"] {
             let outcome = world
                 .once_answered(mode, &by_write, || Ok(order(&by_write)))
                 .await;
@@ -419,7 +423,7 @@ async fn claim_is_repeated_over_admitting_record() {
         world.dynamo.heal().await;
     };
     let (outcome, ()) = tokio::join!(claim, other);
-    assert_eq!(outcome.name(), "done", "{outcome}");
+    assert_eq!(outcome.name(), "completed", "{outcome}");
 }
 
 /// Its handler may have had effects elsewhere too.
@@ -431,7 +435,7 @@ async fn attempt_after_unanswered_commit_is_informed() {
         let key = &format!("{fault:?}");
         world.dynamo.fail_all("TransactWriteItems", fault);
         let tries: [(_, _, fn() -> Deadline); 2] =
-            [("commit_unknown", false, short), ("done", true, ample)];
+            [("commit_unknown", false, short), ("completed", true, ample)];
         for (name, informed, deadline) in tries {
             let handler = async |attempt: Attempt| {
                 assert_eq!(attempt.may_have_run_before(), informed, "{key}");
@@ -485,7 +489,7 @@ async fn unwritable_plan_is_not_sent() {
             let outcome = world.once_answered(mode, key, || Ok(done)).await;
             let said = outcome.to_string();
             assert!(
-                said.starts_with(&format!("failed permanently: {words}")),
+                said.starts_with(&format!("permanent failure: {words}")),
                 "{key}: {said}"
             );
             assert!(!said.contains("s3cret"), "{key}: {said}");
@@ -507,7 +511,7 @@ async fn unwritable_plan_is_not_sent() {
         let outcome = world
             .once_answered(mode, &format!("{mode:?} 99"), most)
             .await;
-        assert_eq!(outcome.name(), "done", "{mode:?}: {outcome}");
+        assert_eq!(outcome.name(), "completed", "{mode:?}: {outcome}");
         written += 99;
         assert_eq!(
             world.dynamo.records(THINGS).await.len(),
@@ -663,7 +667,7 @@ async fn key_reused_for_other_payload_is_refused() {
                 .once_answered(mode, &key, || Ok(order(&key)))
                 .await
                 .name(),
-            "done"
+            "completed"
         );
         let mut reused = operation(&key, ample());
         reused.fingerprint = Some(sqs_once::protocol::Fingerprint::of(b"another"));

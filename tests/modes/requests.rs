@@ -58,7 +58,11 @@ async fn requests_per_message_match_documents() {
         ),
     ] {
         let id = &format!("{way:?}");
-        for (name, expected) in [("done", new), ("duplicate", known), ("duplicate", known)] {
+        for (name, expected) in [
+            ("completed", new),
+            ("duplicate", known),
+            ("duplicate", known),
+        ] {
             world.dynamo.reset_counts();
             let outcome = world.deliver(way, id).await;
             assert_eq!(outcome.name(), name, "{id}: {outcome}");
@@ -79,7 +83,7 @@ async fn inbox_with_read_skips_plan_of_duplicate() {
         (EffectMode::InboxWithLook, false),
     ] {
         let id = &format!("{way:?}");
-        assert_eq!(world.deliver(way, id).await.name(), "done");
+        assert_eq!(world.deliver(way, id).await.name(), "completed");
         world.running.notified().await;
         assert_eq!(world.deliver(way, id).await.name(), "duplicate");
         // A permit is available if the handler ran.
@@ -163,7 +167,7 @@ async fn resent_transaction_is_identical() {
                 deadline,
             };
             let outcome = world.run(&attempt).await;
-            assert_eq!(outcome.name(), "done", "{id}: {outcome}");
+            assert_eq!(outcome.name(), "completed", "{id}: {outcome}");
             assert_eq!(world.effect(way, id).await, 1, "{id}");
             let key = operation(id, deadline).key;
             let record = world.dynamo.record(RECORDS, key.as_str()).await.unwrap();
@@ -197,7 +201,7 @@ async fn changed_plan_is_another_transaction() {
             EffectMode::Claim => world.once(&client).run(operation, plan).await,
             _ => world.inbox(&client).run(operation, plan).await,
         };
-        assert_eq!(outcome.name(), "done", "{outcome}");
+        assert_eq!(outcome.name(), "completed", "{outcome}");
         assert!(world.dynamo.record(THINGS, free).await.is_some());
         let tokens: BTreeSet<_> = sent.take().iter().map(token).collect();
         assert_eq!(tokens.len(), 3, "{tokens:?}");

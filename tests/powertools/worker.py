@@ -6,6 +6,7 @@ Takes the order as a JSON argument and prints the outcome as JSON. See tests/pow
 import json
 import os
 import sys
+from typing import Any
 
 import boto3
 from aws_lambda_powertools.utilities.idempotency import (
@@ -16,10 +17,10 @@ from aws_lambda_powertools.utilities.idempotency import (
 
 
 class Context:
-    def __init__(self, remaining_ms):
+    def __init__(self, remaining_ms: int) -> None:
         self.remaining_ms = remaining_ms
 
-    def get_remaining_time_in_millis(self):
+    def get_remaining_time_in_millis(self) -> int:
         return self.remaining_ms
 
 
@@ -43,7 +44,7 @@ ran = False
 @idempotent_function(
     data_keyword_argument="record", config=config, persistence_store=layer, **order.get("function", {})
 )
-def charge(record):
+def charge(record: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001, its key is in the record
     global ran
     ran = True
     if order["end"] == "die":

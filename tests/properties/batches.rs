@@ -156,8 +156,8 @@ impl Batch {
         }))
     }
 
-    /// Messages that must be reported, given the completed operations: each message not COMPLETED
-    /// with this very payload, and in a FIFO group each message behind such a message.
+    /// Messages that must be reported, given the completed operations. These are each message not
+    /// COMPLETED with this very payload, and in a FIFO group each message behind such a message.
     fn unfinished(&self, store: &MemoryStore) -> Vec<String> {
         let (mut named, mut broken) = (Vec::new(), BTreeSet::new());
         for &(index, _) in &self.records {

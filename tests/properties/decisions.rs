@@ -166,38 +166,38 @@ proptest! {
         let payloads = (record.fingerprint.as_ref(), mine.fingerprint.as_ref());
         let other_payload = matches!(payloads, (Some(theirs), Some(mine)) if theirs != mine);
         match claim_refused(record.clone(), &mine) {
-            ClaimRefused::Mine(claimed) => {
+            ClaimRefused::Held(claimed) => {
                 prop_assert_eq!(record.owner.as_ref(), Some(&mine.owner));
                 // A held claim can be settled.
                 prop_assert!(may_settle(Some(&record), &mine.fence()));
                 let open = record.first_claimed_at.filter(|at| *at != mine.now);
                 prop_assert_eq!(claimed.open_since, open);
             }
-            ClaimRefused::NotMine(Refusal::KeyReused) => {
+            ClaimRefused::Refused(Refusal::KeyReused) => {
                 prop_assert!(other_payload && !failed || record.state.name() == "COMPLETED");
                 let in_progress = matches!(record.state, State::InProgress { .. });
                 prop_assert!(other_payload && !in_progress);
             }
-            ClaimRefused::NotMine(Refusal::Duplicate(result)) => {
+            ClaimRefused::Refused(Refusal::Duplicate(result)) => {
                 prop_assert!(!other_payload);
                 prop_assert_eq!(record.state, State::Completed { result });
             }
-            ClaimRefused::NotMine(Refusal::FailedBefore(told)) => {
+            ClaimRefused::Refused(Refusal::FailedBefore(told)) => {
                 let replayed = mine.after_failure == AfterFailure::Replay;
                 prop_assert!(failed || replayed && record.state == State::Failed);
                 prop_assert_eq!(told, error);
             }
-            ClaimRefused::NotMine(Refusal::TooManyFailures(told)) => {
+            ClaimRefused::Refused(Refusal::TooManyFailures(told)) => {
                 prop_assert_eq!(record.failed_message_ids.len(), 20);
                 prop_assert_eq!((record.state, told), (State::Failed, error));
             }
-            ClaimRefused::NotMine(Refusal::Conflict { owner, lease_until }) => {
+            ClaimRefused::Refused(Refusal::Conflict { owner, lease_until }) => {
                 prop_assert_eq!(record.state, State::InProgress { lease_until });
                 prop_assert!(lease_until >= mine.now, "the lease to wait for has ended");
                 prop_assert_ne!(record.owner.as_ref(), Some(&mine.owner));
                 prop_assert_eq!(record.owner.as_ref(), owner.as_ref());
             }
-            ClaimRefused::NotMine(Refusal::PayloadConflict { .. }) => {
+            ClaimRefused::Refused(Refusal::PayloadConflict { .. }) => {
                 let State::InProgress { lease_until } = record.state else {
                     return Err(TestCaseError::fail("not in progress"));
                 };

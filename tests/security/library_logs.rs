@@ -200,7 +200,12 @@ fn written_items_are_not_logged() {
     let Some(output) = logged_by(name, "DEBUG", write_in_every_mode) else {
         return;
     };
-    let expected = ["commit_unknown", "done", "duplicate", "permanent_failure"];
+    let expected = [
+        "commit_unknown",
+        "completed",
+        "duplicate",
+        "permanent_failure",
+    ];
     assert_eq!(outcomes(&output), expected);
     assert_eq!(lines_with_secrets(&output), [""; 0]);
 }

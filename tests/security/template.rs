@@ -238,7 +238,7 @@ fn variants(statement: &Value) -> Vec<&Value> {
 }
 
 #[test]
-fn no_statement_allows_a_wildcard() {
+fn statements_allow_no_wildcard() {
     for path in TEMPLATES {
         let template = read(path);
         let statements = statements(&template);

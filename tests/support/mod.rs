@@ -18,6 +18,7 @@ pub mod event;
 pub mod faults;
 pub mod gateway;
 pub mod log;
+pub mod prerequisite;
 pub mod runtime_api;
 pub mod sqs;
 pub mod stage;

@@ -7,6 +7,7 @@
 
 use std::{
     collections::HashMap,
+    env::consts,
     fs,
     path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
@@ -30,7 +31,10 @@ use tokio::{
     time::timeout,
 };
 
-use super::PATIENCE;
+use super::{
+    PATIENCE,
+    prerequisite::{report_skipped, skip_suite},
+};
 
 pub const FUNCTION_NAME: &str = "charge-orders";
 
@@ -399,12 +403,26 @@ fn lambda_env(runtime_api: &str) -> Env {
         .to_vec()
 }
 
-/// The consumer as it ships: `CONSUMER_BIN`, or the last build of the release profile.
+/// The consumer as it ships: `CONSUMER_BIN`, or the last release build.
+#[track_caller]
 pub fn consumer() -> PathBuf {
-    match std::env::var_os("CONSUMER_BIN") {
-        Some(path) => path.into(),
-        None => release_binary("consumer", "cargo build --release --bin consumer"),
+    named_consumer().unwrap_or_else(|| program("consumer"))
+}
+
+fn named_consumer() -> Option<PathBuf> {
+    std::env::var_os("CONSUMER_BIN").map(PathBuf::from)
+}
+
+/// Tells a test to return because the consumer has no release build, and reports that.
+///
+/// For suites in which other tests need none.
+#[track_caller]
+pub fn consumer_missing() -> bool {
+    let missing = named_consumer().is_none() && !release_build("consumer").binary.exists();
+    if missing {
+        report_skipped(&no_build("consumer"));
     }
+    missing
 }
 
 /// True for the one log line of each message.
@@ -433,28 +451,56 @@ pub fn says(line: &Value, words: &str) -> bool {
     message.is_some_and(|message| message.contains(words))
 }
 
-/// An example in the release profile.
-pub fn example(name: &str) -> PathBuf {
-    let command = format!("cargo build --release --example {name}");
-    release_binary(&format!("examples/{name}"), &command)
-}
-
-/// A binary of the release profile, refused if its sources have changed since.
-fn release_binary(name: &str, command: &str) -> PathBuf {
-    // This test is <target>/<profile>/deps/<test>.
-    let this = std::env::current_exe().unwrap();
-    let binary = this.ancestors().nth(3).unwrap().join("release").join(name);
+/// A release build: of the consumer, or of a program of `tests/programs`.
+///
+/// Skips the suite if there is none, and refuses one that is older than its sources.
+#[track_caller]
+pub fn program(name: &str) -> PathBuf {
+    let Build { binary, sources } = release_build(name);
     let built = |path: &Path| fs::metadata(path).and_then(|m| m.modified()).ok();
     let Some(time) = built(&binary) else {
-        panic!("{} is missing: run `{command}`", binary.display());
+        skip_suite(&no_build(name))
     };
-    // cargo's list of the binary's sources: "binary: source source ...".
-    let sources = fs::read_to_string(binary.with_extension("d")).unwrap_or_default();
+    let sources = fs::read_to_string(sources).unwrap_or_default();
     let (_, sources) = sources.split_once(": ").unwrap_or_default();
     let sources = sources.trim_end().replace("\\ ", "\0");
     for source in sources.split(' ').map(|source| source.replace('\0', " ")) {
         let changed = built(Path::new(&source)).is_some_and(|changed| changed > time);
-        assert!(!changed, "{source} is newer than {name}: run `{command}`");
+        assert!(
+            !changed,
+            "{source} is newer than {name}: run `make programs`"
+        );
     }
     binary
+}
+
+fn no_build(name: &str) -> String {
+    format!("`{name}` has no release build (`make programs`)")
+}
+
+struct Build {
+    binary: PathBuf,
+    /// Cargo's list: "binary: source source ...".
+    sources: PathBuf,
+}
+
+/// The place where `make programs` builds for this machine: with cargo-lambda on Linux.
+fn release_build(name: &str) -> Build {
+    // This test is <target>/<profile>/deps/<test>.
+    let this = std::env::current_exe().unwrap();
+    let target = this.ancestors().nth(3).unwrap();
+    let sources = format!("{name}.d");
+    if consts::OS == "linux" {
+        let host = format!("{}-unknown-linux-gnu", consts::ARCH);
+        Build {
+            binary: target.join("lambda").join(name).join("bootstrap"),
+            sources: target.join(host).join("release").join(sources),
+        }
+    } else {
+        let release = target.join("release");
+        Build {
+            binary: release.join(name),
+            sources: release.join(sources),
+        }
+    }
 }

@@ -18,7 +18,7 @@ pub const TIME: Duration = Duration::from_secs(10);
 
 /// Words of the log that a user's metric filter may match.
 pub mod outcome {
-    pub const DONE: &str = "done";
+    pub const COMPLETED: &str = "completed";
     pub const DUPLICATE: &str = "duplicate";
     pub const CONFLICT: &str = "conflict";
     pub const FAILED_BEFORE: &str = "failed_before";

@@ -4,9 +4,9 @@ use std::{error::Error, time::Duration};
 
 use reqwest::{Client, Response, StatusCode, Url, header::CONTENT_TYPE, redirect::Policy};
 use serde_json::{json, value::RawValue};
-use sqs_once::{Failure, protocol::Fingerprint};
+use sqs_once::{Failure, Settings, SettingsError, protocol::Fingerprint};
 
-use crate::order::Order;
+use super::order::Order;
 
 /// The most of an answer that is kept.
 const MAX_ANSWER_BYTES: usize = 1024 * 1024;
@@ -19,14 +19,14 @@ const DECLINED: &str = "tok_chargeDeclined";
 
 /// Where to charge.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum GatewayUrl {
+enum GatewayUrl {
     /// Nowhere: charge nothing, and answer like a gateway.
     Sandbox,
     /// `{url}/charges`.
     Http(Url),
 }
 
-pub(crate) enum Gateway {
+pub(super) enum Gateway {
     Sandbox,
     Http {
         client: Client,
@@ -36,10 +36,15 @@ pub(crate) enum Gateway {
 }
 
 impl Gateway {
-    pub(crate) fn new(
-        url: GatewayUrl,
-        timeout: Duration,
-    ) -> Result<Self, Box<dyn Error + Send + Sync>> {
+    /// The gateway of `PAYMENT_GATEWAY_URL`. A charge takes `timeout` at most.
+    pub(super) fn read(settings: &mut Settings, timeout: Duration) -> Result<Self, SettingsError> {
+        let meaning = "URL of the payment gateway, or `sandbox` to charge nothing";
+        settings.required("PAYMENT_GATEWAY_URL", meaning, |text| {
+            Self::new(gateway_url(text)?, timeout).map_err(|error| error.to_string())
+        })
+    }
+
+    fn new(url: GatewayUrl, timeout: Duration) -> Result<Self, Box<dyn Error + Send + Sync>> {
         let GatewayUrl::Http(mut charges) = url else {
             return Ok(Self::Sandbox);
         };
@@ -64,7 +69,7 @@ impl Gateway {
     }
 
     /// Charges `order`. The gateway knows a repetition by `key`.
-    pub(crate) async fn charge(&self, key: &str, order: &Order) -> Result<Box<RawValue>, Failure> {
+    pub(super) async fn charge(&self, key: &str, order: &Order) -> Result<Box<RawValue>, Failure> {
         let key = header_value(key);
         match self {
             Self::Sandbox => sandbox(&key, order),
@@ -87,6 +92,32 @@ impl Gateway {
             }
         }
     }
+}
+
+/// The value is not quoted in errors: it may hold credentials.
+fn gateway_url(text: &str) -> Result<GatewayUrl, String> {
+    if text == "sandbox" {
+        return Ok(GatewayUrl::Sandbox);
+    }
+    let url = Url::parse(text)
+        .map_err(|error| format!("must be `sandbox` or an https:// URL ({error})"))?;
+    let loopback = matches!(url.host_str(), Some("localhost" | "127.0.0.1" | "[::1]"));
+    match url.scheme() {
+        "https" => {}
+        "http" if loopback => {}
+        _ => {
+            return Err(
+                "must be `sandbox` or an https:// URL (http:// only to this machine)".to_owned(),
+            );
+        }
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err("must hold no user and no password".to_owned());
+    }
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err("must have no query and no fragment: `/charges` is added to it".to_owned());
+    }
+    Ok(GatewayUrl::Http(url))
 }
 
 /// A key that a header can carry, as it is or hashed.
@@ -174,6 +205,28 @@ mod tests {
 
     fn of_status(status: u16) -> Result<(), Failure> {
         verdict(StatusCode::from_u16(status).unwrap())
+    }
+
+    #[test]
+    fn gateway_needs_https_or_loopback() {
+        for url in [
+            "https://gateway.example",
+            "https://gateway.example/v1/",
+            "http://127.0.0.1:8080",
+        ] {
+            assert!(gateway_url(url).is_ok(), "{url}");
+        }
+        for url in [
+            "gateway.example",
+            "ftp://gateway.example",
+            "http://127.0.0.1.example",
+            "https://g/?key=SECRET",
+            "https://",
+            "https://user:SECRET@gateway.example",
+        ] {
+            let error = gateway_url(url).unwrap_err();
+            assert!(!error.contains("SECRET"), "{error}");
+        }
     }
 
     #[test]

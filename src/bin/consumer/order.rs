@@ -5,18 +5,18 @@ use serde_json::value::RawValue;
 
 /// An order, and its JSON to the letter: what is charged is what was sent, not what a float made
 /// of it.
-pub(crate) struct Order {
-    pub(crate) json: Box<RawValue>,
-    pub(crate) fields: Fields,
+pub(super) struct Order {
+    pub(super) json: Box<RawValue>,
+    pub(super) fields: Fields,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Fields {
+pub(super) struct Fields {
     order_id: String,
     amount: f64,
     currency: String,
-    pub(crate) payment_token: Option<String>,
+    pub(super) payment_token: Option<String>,
 }
 
 impl<'de> Deserialize<'de> for Order {
@@ -29,7 +29,7 @@ impl<'de> Deserialize<'de> for Order {
 
 impl Order {
     /// Rejects orders that no gateway would charge. The texts hold nothing of the order: they are logged.
-    pub(crate) fn check(&self) -> Result<(), &'static str> {
+    pub(super) fn check(&self) -> Result<(), &'static str> {
         let currency = self.fields.currency.as_bytes();
         if self.fields.order_id.is_empty() {
             Err("the order's orderId is empty")

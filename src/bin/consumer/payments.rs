@@ -1,20 +1,36 @@
 //! The business: charge an order.
 
+#[path = "gateway.rs"]
+mod gateway;
+#[path = "order.rs"]
+mod order;
+
 use serde_json::value::RawValue;
-use sqs_once::{Attempt, Failure, Handler, ResultExt as _};
+use sqs_once::{
+    Attempt, Consumer, Failure, Handler, Once, ResultExt as _, Settings, SettingsError,
+    store::DynamoStore,
+};
 
-use crate::{gateway::Gateway, order::Order};
+use gateway::Gateway;
+use order::Order;
 
-/// Charges each order through the gateway. What came before it is the gateway's to tell: every
-/// attempt at an order bears the same idempotency key.
-pub(crate) struct Payments {
-    gateway: Gateway,
+/// The consumer of orders, in the mode [`Once`]: a charge is an effect outside DynamoDB.
+pub(crate) async fn consumer(
+    mut settings: Settings,
+) -> Result<Consumer<Once<DynamoStore>, impl Handler<Output = Box<RawValue>>>, SettingsError> {
+    let timeout = settings.duration("PAYMENT_GATEWAY_TIMEOUT", "5s");
+    // An invalid timeout is in the list of errors already.
+    let gateway = Gateway::read(&mut settings, timeout.clone().unwrap_or_default());
+    let payments = gateway.map(|gateway| Payments { gateway });
+    let consumer = settings.once(payments).await?;
+    // A charge that could not end in time is not started.
+    Ok(consumer.min_time_to_start(timeout?))
 }
 
-impl Payments {
-    pub(crate) fn new(gateway: Gateway) -> Self {
-        Self { gateway }
-    }
+/// Charges each order through the gateway. Every attempt at an order has the same idempotency key,
+/// so the gateway recognises repeated charges.
+struct Payments {
+    gateway: Gateway,
 }
 
 impl Handler for Payments {

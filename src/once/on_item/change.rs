@@ -1,4 +1,4 @@
-//! [`Change`]: what a handler wants of one item.
+//! [`Change`]: the change of one item that a handler returns.
 
 use std::{fmt, marker::PhantomData};
 
@@ -17,8 +17,10 @@ use crate::{
     protocol::StoredResult,
 };
 
-/// An output, and the change of one item that it stands for: made exactly once, because the item
-/// itself remembers the idempotency keys of its changes. For [`OnItem`](crate::OnItem).
+/// An output and a change of one item, for [`OnItem`](crate::OnItem).
+///
+/// The change is applied exactly once, because the item itself stores the idempotency keys of its
+/// changes.
 ///
 /// ```
 /// use serde::{Deserialize, Serialize};
@@ -63,12 +65,11 @@ pub(super) enum Kind {
     },
 }
 
-/// The failure of a change that takes the place of a refused one, and is of another item.
-pub(super) const OTHER_ITEM: &str = "a change that was refused may become another of the same item, and this one is of \
-                           another; nothing was written (where either of two items may change, use an inbox)";
+pub(super) const OTHER_ITEM: &str = "after a failed condition check, the replacement must change the same item, and this one \
+     changes another item or creates one; nothing was written (to change either of two items, use an inbox)";
 
 impl Kind {
-    /// A table, and attributes of the item there, its whole key among them.
+    /// Returns the table, and attributes of the item that include its primary key.
     fn place(&self) -> (&str, &Item) {
         match self {
             Self::Create { put, .. } => (put.table(), &put.action.item),
@@ -77,18 +78,19 @@ impl Kind {
         }
     }
 
-    /// The same, for later.
+    /// Returns the table and the attributes as owned values.
     pub(super) fn item(&self) -> (String, Item) {
         let (table, attributes) = self.place();
         (table.to_owned(), attributes.clone())
     }
 
-    /// Returns whether it changes that item. An existing item can't be created, so no create does.
-    pub(super) fn is_of(&self, (table, attributes): &(String, Item)) -> bool {
-        let (its_table, its_key) = self.place();
+    /// Returns whether this change applies to the given existing item. Always false for a create,
+    /// which requires that no item exists.
+    pub(super) fn applies_to(&self, (table, attributes): &(String, Item)) -> bool {
+        let (own_table, own_key) = self.place();
         !matches!(self, Self::Create { .. })
-            && its_table == table
-            && (its_key.iter()).all(|(name, value)| attributes.get(name) == Some(value))
+            && own_table == table
+            && (own_key.iter()).all(|(name, value)| attributes.get(name) == Some(value))
     }
 }
 
@@ -98,10 +100,11 @@ impl<O: Serialize + Send> Answer for Change<O> {
 }
 
 impl<O: Serialize> Change<O> {
-    /// Makes an item that must not be there yet. `key` is an attribute of its primary key.
+    /// Creates an item that must not exist yet. `key` is the name of an attribute of its primary
+    /// key.
     ///
-    /// If it is there, and this operation did not make it, that is refused like a condition of
-    /// the put's own.
+    /// If the item exists and another operation created it, the condition check fails, as with a
+    /// condition of the put.
     ///
     /// ```
     /// use sqs_once::{Change, Write};
@@ -117,7 +120,7 @@ impl<O: Serialize> Change<O> {
         })
     }
 
-    /// Updates an item, under whatever condition the update has.
+    /// Updates an item, on the update's conditions.
     pub fn update(output: O, update: impl IntoWrite<Action = Update>) -> Self {
         Self::new(Kind::Update {
             update: update.into_write(),
@@ -125,20 +128,26 @@ impl<O: Serialize> Change<O> {
         })
     }
 
-    /// Reads the item of `table` under `key`, has `modify` make another of it, and writes that if
-    /// nobody changed the item meanwhile; else it begins anew with the item as it is then.
+    /// Reads the item of `table` under `key`, calls `modify`, and writes the new item with
+    /// optimistic locking.
     ///
-    /// `key` is the item's primary key: one attribute, or two where the table has a sort key.
+    /// `key` is the item's primary key: one attribute, or two if the table has a sort key.
     ///
-    /// `modify` gets `None` where there is no item, and is not called for an operation that the
-    /// item has seen. It may be called several times, so it must have no effect of its own.
-    /// Attributes that `T` does not know stay as they are. There will be some, so `T` must let
-    /// them pass: no `serde(deny_unknown_fields)`. A set that `T` knows is written as a list, unless
-    /// `T` says otherwise (`serde_dynamo::string_set` and its like). DynamoDB stores no empty set, so
-    /// an attribute whose set became empty is removed: mark the field `#[serde(default)]`.
+    /// If another worker changed the item meanwhile, the worker calls `modify` again with the
+    /// current item. So `modify` must have no effect of its own. `modify` gets `None` if no item
+    /// exists. The worker does not call `modify` for an operation whose key is on the item.
     ///
-    /// An attribute `version` counts the changes; what writes to the item without an
-    /// [`OnItem`](crate::OnItem) must count too.
+    /// Requirements for `T`:
+    ///
+    /// - No `serde(deny_unknown_fields)`: the item has the processed keys and `version` as further
+    ///   attributes. Attributes without a field in `T` stay unchanged.
+    /// - A set is written as a list, unless the field uses `serde_dynamo::string_set` or a similar
+    ///   module.
+    /// - A field that is a set needs `#[serde(default)]`. DynamoDB stores no empty sets, so an
+    ///   empty set removes the attribute.
+    ///
+    /// The attribute `version` counts the changes. Programs that write to the item without
+    /// [`OnItem`](crate::OnItem) must increase it as well.
     ///
     /// ```
     /// use serde::{Deserialize, Serialize};
@@ -173,36 +182,40 @@ impl<O: Serialize> Change<O> {
         Self::new(Kind::Modify {
             target,
             modify: Box::new(move |found| {
-                // serde's own words may quote the item.
-                let strange =
-                    |what: &str| Failure::permanent(format!("an item of table `{table}` {what}"));
+                // serde's error may quote the item, which is payload.
+                let mismatch = |problem: &str| {
+                    Failure::permanent(format!("item of table `{table}`: {problem}"))
+                };
+                let unreadable = || mismatch("serde can't read it as the handler's type");
+                let unwritable = || mismatch("serde can't write the handler's type as an item");
                 let current: Option<T> = match found {
                     None => None,
-                    Some(item) => serde_dynamo::from_item(item.clone())
-                        .map_err(|_| strange("is not of the handler's type"))?,
+                    Some(item) => {
+                        serde_dynamo::from_item(item.clone()).map_err(|_| unreadable())?
+                    }
                 };
                 let mut item = found.cloned().unwrap_or_default();
                 if let Some(current) = &current {
-                    let known: Item = serde_dynamo::to_item(current)
-                        .map_err(|_| strange("can't be made of the handler's type"))?;
+                    let known: Item = serde_dynamo::to_item(current).map_err(|_| unwritable())?;
                     item.retain(|name, _| !known.contains_key(name));
                 }
                 let (changed, output) = modify(current)?;
-                let changed: Item = serde_dynamo::to_item(changed)
-                    .map_err(|_| strange("can't be made of the handler's type"))?;
+                let changed: Item = serde_dynamo::to_item(changed).map_err(|_| unwritable())?;
                 item.extend(changed);
                 Ok((item, to_result(&output)))
             }),
         })
     }
 
-    /// Decides what follows from a condition that is not met: a failure, or an update or modification of
-    /// the same item in place of this one. Without it, the operation has failed permanently. So it has
-    /// where the change in its place is of another item: that would not be looked at when the
-    /// message is delivered again. A [`modify`](Self::modify) is never refused.
+    /// Sets the decision after a failed condition check. By default, the operation fails
+    /// permanently.
     ///
-    /// Nothing was written when this is asked. It is for deciding, not for effects: it may be
-    /// asked again for the same message.
+    /// `decide` returns a failure, or another change: an update or modification of the same item. A
+    /// change of another item is a permanent failure, because the next delivery would not find the
+    /// key on that item. The condition of a [`modify`](Self::modify) never fails.
+    ///
+    /// Nothing was written when the consumer calls `decide`. The function must have no effect,
+    /// because the consumer may call it again for the same message.
     pub fn on_refused(
         self,
         decide: impl FnOnce(&Refused) -> Result<Self, Failure> + Send + 'static,
@@ -244,7 +257,7 @@ impl<O> Change<O> {
             Kind::Create { put, key, result } => {
                 if put.fault.is_none() && !put.action.item.contains_key(&key) {
                     return Err(Failure::permanent(format!(
-                        "the item to create has no attribute `{key}`, which is said to be of its primary key; nothing was written"
+                        "the item to create lacks the primary key attribute `{key}`; nothing was written"
                     )));
                 }
                 (put.into_item(), result)
@@ -279,7 +292,7 @@ impl<O> PlannedChange<O> {
             return Err(Failure::permanent(refused.to_string()));
         };
         let next = decide(refused)?;
-        if next.kind.is_of(&self.item) {
+        if next.kind.applies_to(&self.item) {
             Ok(next)
         } else {
             Err(Failure::permanent(OTHER_ITEM))

@@ -1,4 +1,4 @@
-//! The key lives on the item that is changed: no record, one conditional write.
+//! [`OnItem`]: one conditional write changes an item and stores the key on the item.
 
 mod change;
 mod processed_keys;
@@ -7,7 +7,6 @@ mod version;
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
     time::Duration,
 };
 
@@ -19,14 +18,14 @@ use serde::Serialize;
 
 pub use change::Change;
 use change::{Kind, Modify};
-use processed_keys::{ProcessedKeys, Recall};
+use processed_keys::{Lookup, ProcessedKeys};
 use send::Sent;
 use version::Unchanged;
 
 use super::{
     Mode, Operation, Outcome,
-    commit::{Backoff, Declined, decide},
-    mode::{Ended, guard},
+    repeat::RetryPauses,
+    work::{Declined, DeclinedAnswer, guard, write_until_accepted},
 };
 use crate::{
     deadline::Deadline,
@@ -41,48 +40,57 @@ use crate::{
     protocol::{Fingerprint, Key, StoredResult, Timestamp},
 };
 
-/// Runs operations whose whole effect is one change of one item. There is no record: the item
-/// itself remembers the idempotency keys of its changes.
+/// Mode for operations whose whole effect is one change of one item.
+///
+/// The idempotency table is not used. The item itself stores the idempotency keys of its changes,
+/// the *processed keys*.
 ///
 /// ```text
-/// attempt 1  handler ── change, on condition that the item has not seen the key
-/// attempt 2  handler ────── refused by the item: a duplicate
+/// attempt 1  handler ── change, on condition that the item does not have the key
+/// attempt 2  handler ────── condition check fails, and the item has the key: duplicate
 /// ```
 ///
-/// | change | round trips | the item gets |
+/// | change | round trips | attributes added to the item |
 /// | --- | --- | --- |
-/// | [`Change::create`] | 1 | `processed_events`, a string set |
-/// | [`Change::update`] | 1 | the key added to it |
-/// | [`Change::modify`] | 2, and 1 more for each collision | that, and `version` |
+/// | [`Change::create`] | 1 | `processed_events`: a string set of keys |
+/// | [`Change::update`] | 1 | `processed_events` |
+/// | [`Change::modify`] | 2, and 1 more for each collision | `processed_events`, `version` |
 ///
-/// With [`retention`](Self::retention) or [`check_payload`](Self::check_payload), `processed_until`
-/// takes its place, a map of each key to its end in epoch seconds, and an update takes 2 round
-/// trips.
+/// With [`retention`](Self::retention) or [`check_payload`](Self::check_payload), the attribute
+/// `processed_until` replaces `processed_events`. It is a map from each key to the end of its
+/// retention in epoch seconds. An update then takes 2 round trips.
 ///
-/// # What it asks of a handler
+/// # Requirements for the handler
 ///
-/// - Which item it changes follows from the message alone. A fresh id, or whatever cart is the
-///   current one, would send the next delivery to an item that has not seen the key.
-/// - Whether the change may be made is judged by its condition, or in the closure of `modify`,
-///   which are not asked again once it was made. A handler that reads the item and fails may be
-///   failing for its own effect.
-/// - No effect of its own, and none in the closures: they may run again for an operation that
-///   is done.
+/// - The message alone determines the item. With a new id, or the customer's current cart, the next
+///   delivery would change another item, which does not have the key.
+/// - The condition of the change, or the closure of `modify`, decides whether to make the change.
+///   Both are skipped once the change was applied. A handler that reads the item itself may fail
+///   because of its own earlier effect.
+/// - The handler and its closures have no other effect. They may run again for a completed
+///   operation.
 ///
-/// # What it does without
+/// # Not stored
 ///
-/// No result is kept: a duplicate's is [omitted](StoredResult::Omitted), so
-/// [`Handler::on_duplicate`](crate::Handler::on_duplicate) finds no output. No failure is kept: a
-/// message that fails permanently runs again with each delivery, until it is in the dead-letter
-/// queue. No fingerprint is kept, unless [`check_payload`](Self::check_payload) says so: a key that
-/// comes back with another payload is taken for a duplicate. Other programs that write to the item
-/// must leave its memory alone, and an item that is deleted forgets.
+/// | not stored | consequence |
+/// | --- | --- |
+/// | results | a duplicate's result is [`StoredResult::Omitted`] |
+/// | failures | a message that fails permanently runs again on each delivery |
+/// | fingerprints | a key with another payload is a duplicate |
+///
+/// So [`Handler::on_duplicate`](crate::Handler::on_duplicate) gets no output. SQS moves a message
+/// that fails permanently to the dead-letter queue by the queue's redrive policy.
+/// [`check_payload`](Self::check_payload) stores fingerprints.
+///
+/// Other programs that write to the item must keep the processed keys. A deleted item loses its
+/// processed keys.
 ///
 /// # Limits
 ///
-/// An item has at most 400 KB, its memory included: about 10,000 keys of 36 bytes. What does not
-/// fit is a permanent failure that says what grew. The role needs `dynamodb:GetItem`, `PutItem`
-/// and `UpdateItem`, as far as the changes do.
+/// An item has at most 400 KB, including the processed keys: about 10,000 keys of 36 bytes. A
+/// change beyond this limit is a permanent failure, whose error names the largest attributes.
+///
+/// The role needs `dynamodb:GetItem`, `PutItem` and `UpdateItem`, according to the changes used.
 ///
 /// ```
 /// use aws_sdk_dynamodb::Client;
@@ -100,21 +108,22 @@ use crate::{
 /// ```
 #[derive(Clone, Debug)]
 pub struct OnItem {
-    /// For reads: the SDK retries them.
+    /// Client for reads, which the SDK retries.
     client: Client,
-    /// For changes, which are repeated until the deadline: the SDK does not retry them.
+    /// Client for changes, without the SDK's retries. The mode retries changes until the deadline.
     changing: Client,
     retention: Option<Duration>,
     checks_payload: bool,
     clock: fn() -> Timestamp,
 }
 
-/// How often an item may be changed by others while it is being modified.
-const MOST_COLLISIONS: usize = 20;
+/// Maximum number of retries after other workers changed the item between read and write.
+const MAX_COLLISIONS: usize = 20;
 
 impl OnItem {
-    /// Changes items through `client` (see [`crate::aws::config`] for one whose timeouts suit a
-    /// Lambda), and lets them remember for ever.
+    /// Creates the mode without a [retention](Self::retention): items keep all processed keys.
+    ///
+    /// `aws::config` sets timeouts that suit a Lambda function.
     #[must_use]
     pub fn new(client: Client) -> Self {
         let client = reject_empty_responses(client);
@@ -127,11 +136,13 @@ impl OnItem {
         }
     }
 
-    /// Lets an item forget an operation after so long: longer than the queue keeps a message and
-    /// somebody might redrive it.
+    /// Sets the retention of processed keys.
     ///
-    /// It can be set at any time: what items have in `processed_events` still counts. It also
-    /// stays there; remove the attribute once none of its keys can come back.
+    /// A message that arrives after the retention runs again. Choose a longer time than the message
+    /// retention periods of the queue and its dead-letter queue together.
+    ///
+    /// The option can be set at any time: keys in `processed_events` stay valid. They are never
+    /// removed. Remove the attribute after the last possible redelivery of its keys.
     #[must_use]
     pub fn retention(self, retention: Duration) -> Self {
         Self {
@@ -140,18 +151,18 @@ impl OnItem {
         }
     }
 
-    /// Compares payloads: an operation whose key an item remembers from another payload is
-    /// [`Outcome::KeyReused`]. Without this option it is a duplicate.
+    /// Compares payloads. A key with another payload is then [`Outcome::KeyReused`], instead of a
+    /// duplicate.
     ///
-    /// Off by default, for what it costs:
+    /// The option is off by default because of its costs:
     ///
-    /// - An item holds 16 hex digits of the [fingerprint](Operation::fingerprint) more for each
-    ///   key, as decimals of the key's end in `processed_until`.
-    /// - An update takes 2 round trips, as with a [`retention`](Self::retention). Without one the
-    ///   end is 9999999999, in the year 2286.
+    /// - The item stores 16 hex digits of the [fingerprint](Operation::fingerprint) for each key,
+    ///   as decimals of the number in `processed_until`.
+    /// - An update takes 2 round trips, as with a [`retention`](Self::retention). Without a
+    ///   retention, the number in `processed_until` is 9999999999, in the year 2286.
     ///
-    /// The option can be set and taken back at any time. A message whose key was remembered without
-    /// the option is a duplicate, whatever its payload.
+    /// The option can be switched on and off at any time. A key that was stored without the option
+    /// matches every payload.
     ///
     /// ```
     /// # fn on_item(client: aws_sdk_dynamodb::Client) {
@@ -166,13 +177,13 @@ impl OnItem {
         }
     }
 
-    /// Another wall clock than the system's, for tests.
+    /// Replaces the system's wall clock, for tests.
     #[must_use]
     pub fn clock(self, clock: fn() -> Timestamp) -> Self {
         Self { clock, ..self }
     }
 
-    /// Runs one operation; see [`Mode::run`].
+    /// Runs one operation: see [`Mode::run`].
     pub async fn run<W, F, O>(&self, operation: Operation, work: W) -> Outcome
     where
         W: FnOnce(Attempt) -> F,
@@ -188,37 +199,23 @@ impl OnItem {
             return Outcome::NotStarted;
         }
         let attempt = Attempt::new(key.clone(), delivery, History::fresh(), deadline);
-        let mut answer = guard(deadline, async { work(attempt).await }).await;
-        let changing = Changing {
+        let writer = ChangeWriter {
             on_item: self,
             key: &key,
             fingerprint: fingerprint.filter(|_| self.checks_payload),
             deadline,
         };
-        loop {
-            let change = match answer {
-                Ended::Well(change) => change,
-                Ended::Failed(failure) => return failure.into(),
-                Ended::Panicked => return Outcome::Panicked,
-                Ended::OutOfTime => return Outcome::OutOfTime,
-            };
-            let item = change.on_refused.is_some().then(|| change.kind.item());
-            let declined = match change.kind {
-                Kind::Create { put, key, result } => changing.create(put, &key, result).await,
-                Kind::Update { update, result } => changing.update(update, result).await,
-                Kind::Modify { target, modify } => changing.modify(target, modify).await,
-            };
-            answer = match declined {
-                Ok(outcome) => return outcome,
-                Err(declined) => decide(declined, change.on_refused),
-            };
-            // The next delivery begins with the first change, and only its item can tell it that
-            // the operation is done.
-            if let (Ended::Well(next), Some(item)) = (&answer, item)
-                && !next.kind.is_of(&item)
-            {
-                return Outcome::PermanentFailure(change::OTHER_ITEM.into());
-            }
+        let change = guard(deadline, async { work(attempt).await }).await;
+        // The next delivery begins with the first change. Only the item of that change can show
+        // that the operation is completed.
+        let item = match &change {
+            Ok(change) if change.on_refused.is_some() => Some(change.kind.item()),
+            _ => None,
+        };
+        let write = |round, change| writer.write(round, change, item.as_ref());
+        match write_until_accepted(change, write).await {
+            Ok(outcome) => outcome,
+            Err((_, end)) => end.into(),
         }
     }
 }
@@ -242,20 +239,41 @@ impl<O: Serialize + Send + 'static> Mode<Change<O>> for OnItem {
     }
 }
 
-/// One operation's change, on its way.
-struct Changing<'a> {
+/// Writes the changes of one operation.
+struct ChangeWriter<'a> {
     on_item: &'a OnItem,
     key: &'a Key,
-    /// If payloads are compared.
+    /// `None` if payloads are not compared.
     fingerprint: Option<Fingerprint>,
     deadline: Deadline,
 }
 
-/// An outcome, or that nothing was written.
-type Changed = Result<Outcome, Declined>;
+/// An outcome, or the reason why nothing was written.
+type WriteResult = Result<Outcome, Declined>;
 
-impl Changing<'_> {
-    fn memory(&self) -> ProcessedKeys<'_> {
+impl ChangeWriter<'_> {
+    /// Writes a change. After the first round, the change must apply to the `item` of the first.
+    async fn write<O>(
+        &self,
+        round: usize,
+        change: Change<O>,
+        item: Option<&(String, Item)>,
+    ) -> Result<Outcome, DeclinedAnswer<Change<O>>> {
+        if round > 0 && item.is_none_or(|item| !change.kind.applies_to(item)) {
+            return Ok(Outcome::PermanentFailure(change::OTHER_ITEM.into()));
+        }
+        let written = match change.kind {
+            Kind::Create { put, key, result } => self.create(put, &key, result).await,
+            Kind::Update { update, result } => self.update(update, result).await,
+            Kind::Modify { target, modify } => self.modify(target, modify).await,
+        };
+        written.map_err(|declined| DeclinedAnswer {
+            declined,
+            on_refused: change.on_refused,
+        })
+    }
+
+    fn processed_keys(&self) -> ProcessedKeys<'_> {
         ProcessedKeys {
             key: self.key,
             now: (self.on_item.clock)(),
@@ -264,68 +282,70 @@ impl Changing<'_> {
         }
     }
 
-    async fn create(&self, put: Write<Put>, key: &str, result: StoredResult) -> Changed {
-        let memory = self.memory();
-        let put = sendable(put)?;
+    async fn create(&self, put: Write<Put>, key: &str, result: StoredResult) -> WriteResult {
+        let keys = self.processed_keys();
+        let put = serializable(put)?;
         if !put.action.item.contains_key(key) {
             return Err(Declined::Invalid(format!(
-                "the item to create has no attribute `{key}`, which is said to be of its primary key; nothing was written"
+                "the item to create lacks the primary key attribute `{key}`; nothing was written"
             )));
         }
-        let mut put = memory.compose_create(put, key);
+        let mut put = keys.compose_create(put, key);
         put = put.return_item();
         let sent = self.put(&put.action).await;
-        self.changed(&memory, sent, &put, result)
+        self.changed(&keys, sent, &put, result)
     }
 
-    async fn update(&self, update: Write<Update>, result: StoredResult) -> Changed {
-        let update = sendable(update)?;
-        for _ in 0..=MOST_COLLISIONS {
-            let memory = self.memory();
+    async fn update(&self, update: Write<Update>, result: StoredResult) -> WriteResult {
+        let update = serializable(update)?;
+        for _ in 0..=MAX_COLLISIONS {
+            let keys = self.processed_keys();
             let mut found = None;
-            if memory.looks_first() {
+            if keys.reads_before_update() {
                 let (table, key) = (&update.action.table_name, &update.action.key);
                 found = match self.read(table, key, Some(ProcessedKeys::PROJECTION)).await {
                     Ok(found) => found,
                     Err(outcome) => return Ok(outcome),
                 };
-                remembers(found.as_ref())?;
-                if let Some(known) = known(&memory, found.as_ref()) {
+                check_processed_keys(found.as_ref())?;
+                if let Some(known) = known_outcome(&keys, found.as_ref()) {
                     return Ok(known);
                 }
             }
-            let seen = memory.see(found.as_ref());
-            let mut write = memory.compose(update.clone(), &seen);
+            let facts = keys.update_facts(found.as_ref());
+            let mut write = keys.compose(update.clone(), &facts);
             write = write.return_item();
             let sent = self.update_item(&write.action).await;
             if let Sent::Refused { item, .. } = &sent
-                && memory.looks_first()
-                && !memory.holds(&seen, item.as_ref())
-                && known(&memory, item.as_ref()).is_none()
+                && keys.reads_before_update()
+                && !keys.facts_hold(&facts, item.as_ref())
+                && known_outcome(&keys, item.as_ref()).is_none()
             {
-                // Another attempt changed the item's memory meanwhile.
+                // Another worker changed the processed keys meanwhile.
                 continue;
             }
-            return self.changed(&memory, sent, &write, result);
+            return self.changed(&keys, sent, &write, result);
         }
         Ok(contended(update.table()))
     }
 
-    async fn modify(&self, target: Write<ConditionCheck>, mut modify: Modify) -> Changed {
-        let target = sendable(target)?.action;
+    async fn modify(&self, target: Write<ConditionCheck>, mut modify: Modify) -> WriteResult {
+        let target = serializable(target)?.action;
         let (table, key) = (&target.table_name, &target.key);
         let Some(key_name) = key.keys().next() else {
-            return Err(Declined::Invalid("a change without a key".into()));
+            return Err(Declined::Invalid(
+                "the change has no primary key; nothing was written".into(),
+            ));
         };
-        let mut backoff = Backoff::until(self.deadline.stop());
+        let mut pauses = RetryPauses::until(self.deadline.stop());
         let mut found = match self.read(table, key, None).await {
             Ok(found) => found,
             Err(outcome) => return Ok(outcome),
         };
-        for _ in 0..=MOST_COLLISIONS {
-            let memory = self.memory();
-            remembers(found.as_ref())?;
-            if let Some(known) = known(&memory, found.as_ref()) {
+        for _ in 0..=MAX_COLLISIONS {
+            let keys = self.processed_keys();
+            check_processed_keys(found.as_ref())?;
+            if let Some(known) = known_outcome(&keys, found.as_ref()) {
                 return Ok(known);
             }
             let modified = catch_unwind(AssertUnwindSafe(|| modify(found.as_ref())));
@@ -336,46 +356,46 @@ impl Changing<'_> {
             };
             let unchanged = Unchanged::since(found.as_ref()).map_err(Declined::Invalid)?;
             item.extend(key.clone());
-            memory.keep(found.as_ref(), &mut item);
-            memory.note(&mut item);
+            keys.copy(found.as_ref(), &mut item);
+            keys.insert(&mut item);
             let mut put = unchanged.put(table, key_name, item);
             if let Some(found) = &found {
-                put = memory.compose_unchanged(put, found);
+                put = keys.compose_unchanged(put, found);
             }
             put = put.return_item();
             match self.put(&put.action).await {
-                // A copy that is late meets another version.
-                Sent::Refused { item, .. } if known(&memory, item.as_ref()).is_none() => {
+                // An earlier copy of the request that arrives later fails its version condition.
+                Sent::Refused { item, .. } if known_outcome(&keys, item.as_ref()).is_none() => {
                     found = item;
                 }
-                sent => return self.changed(&memory, sent, &put, result),
+                sent => return self.changed(&keys, sent, &put, result),
             }
-            if !backoff.pause().await {
+            if !pauses.pause().await {
                 break;
             }
         }
         Ok(contended(table))
     }
 
-    /// The outcome of a change whose answer is known.
+    /// Interprets the result of sending a change.
     fn changed<A: Action>(
         &self,
-        memory: &ProcessedKeys<'_>,
+        keys: &ProcessedKeys<'_>,
         sent: Sent,
         write: &Write<A>,
         result: StoredResult,
-    ) -> Changed {
+    ) -> WriteResult {
         match sent {
-            Sent::Applied => Ok(Outcome::Done(result)),
+            Sent::Applied => Ok(Outcome::Completed(result)),
             Sent::Refused { item, unanswered } => {
-                if let Some(known) = known(memory, item.as_ref()) {
+                if let Some(known) = known_outcome(keys, item.as_ref()) {
                     return Ok(known);
                 }
                 if let Some(error) = unanswered {
-                    // A copy may still arrive when the condition is met, so nothing is decided.
-                    return Ok(Outcome::CommitUnknown(Arc::new(error)));
+                    // The earlier copy may still arrive, and its condition may then be met.
+                    return Ok(Outcome::commit_unknown(error));
                 }
-                remembers(item.as_ref())?;
+                check_processed_keys(item.as_ref())?;
                 Err(Declined::Conditions(Refused::new(vec![RefusedWrite {
                     index: 0,
                     label: write.label.clone(),
@@ -385,43 +405,41 @@ impl Changing<'_> {
             }
             Sent::Invalid(why) => Err(Declined::Invalid(why)),
             Sent::Contended(why) => Ok(Outcome::RetryableFailure(why)),
-            Sent::Unknown(error) if error.may_have_been_applied() => {
-                Ok(Outcome::CommitUnknown(Arc::new(error)))
-            }
-            Sent::Unknown(error) => Ok(Outcome::StoreUnavailable(Arc::new(error))),
+            Sent::Unknown(error) => Ok(Outcome::commit_unknown(error)),
+            Sent::Unwritten(error) => Ok(Outcome::store_unavailable(error)),
         }
     }
 }
 
-/// A change that can be sent: nothing of it failed to be serialized.
-fn sendable<A>(write: Write<A>) -> Result<Write<A>, Declined> {
+/// Returns the write, if all its values could be serialized.
+fn serializable<A>(write: Write<A>) -> Result<Write<A>, Declined> {
     match write.fault {
-        Some(fault) => Err(Declined::Invalid(format!("{fault}; nothing was written"))),
+        Some(error) => Err(Declined::Invalid(format!("{error}; nothing was written"))),
         None => Ok(write),
     }
 }
 
-/// That an item's memory can be read.
-fn remembers(item: Option<&Item>) -> Result<(), Declined> {
-    match item.and_then(ProcessedKeys::fault) {
-        Some(fault) => Err(Declined::Invalid(fault)),
+/// Checks that the item's processed keys are readable.
+fn check_processed_keys(item: Option<&Item>) -> Result<(), Declined> {
+    match item.and_then(ProcessedKeys::type_error) {
+        Some(error) => Err(Declined::Invalid(error)),
         None => Ok(()),
     }
 }
 
-/// The outcome of an operation that the item, if there is one, remembers.
-fn known(memory: &ProcessedKeys<'_>, item: Option<&Item>) -> Option<Outcome> {
-    match memory.recall(item?) {
-        Recall::Nothing => None,
-        Recall::Operation => Some(Outcome::Duplicate(StoredResult::Omitted(
-            "the item keeps the key and no result".into(),
+/// Returns the outcome of an operation whose key is on the item.
+fn known_outcome(keys: &ProcessedKeys<'_>, item: Option<&Item>) -> Option<Outcome> {
+    match keys.lookup(item?) {
+        Lookup::Absent => None,
+        Lookup::Processed => Some(Outcome::Duplicate(StoredResult::Omitted(
+            "an item stores keys and no results".into(),
         ))),
-        Recall::OtherPayload => Some(Outcome::KeyReused),
+        Lookup::OtherPayload => Some(Outcome::KeyReused),
     }
 }
 
 fn contended(table: &str) -> Outcome {
     Outcome::RetryableFailure(format!(
-        "others changed the item of table `{table}` each time before this change was written"
+        "other workers changed the item of table `{table}` before each write"
     ))
 }

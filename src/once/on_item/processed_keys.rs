@@ -1,4 +1,4 @@
-//! The memory of an item: the keys of the operations that changed it.
+//! [`ProcessedKeys`]: the keys of the operations that changed an item, stored on the item.
 
 use std::time::Duration;
 
@@ -12,69 +12,73 @@ use crate::{
     protocol::{Fingerprint, Key, Timestamp},
 };
 
-/// Every key, in a string set.
+/// String set of all keys, without a retention or payload comparison.
 const EVENTS: &str = "processed_events";
-/// Or, where they are kept for a time or payloads are compared: each key with its end, in seconds
-/// since the epoch. Behind the end's point are the digits of the payload's [`print`]. They are less
-/// than a second, and the ends are compared with whole seconds, so they move no end.
+/// Map from each key to the end of its retention in seconds since the epoch, with a retention or
+/// payload comparison.
+///
+/// The decimals of the number are the [`fingerprint_digits`] of the payload. Conditions compare the
+/// number with whole seconds, so the decimals do not change the end.
 const UNTIL: &str = "processed_until";
 
-/// The end of what is kept for ever: in the year 2286.
+/// End of the retention of a key without a retention: in the year 2286.
 const NEVER: u64 = 9_999_999_999;
 
-/// An expression has at most 4 KB, and 300 operators (*Amazon DynamoDB Developer Guide*,
-/// "Constraints in Amazon DynamoDB").
+/// Maximum size of an expression, in bytes. An expression has at most 300 operators (*Amazon
+/// DynamoDB Developer Guide*, "Constraints in Amazon DynamoDB").
 const MAX_EXPRESSION_BYTES: usize = 4096;
-/// The most ends that one update clears away, at three operators each.
-const MOST_PRUNED: usize = 50;
+/// Maximum number of expired keys that one update removes, with three operators for each key.
+const MAX_PRUNED: usize = 50;
 
-/// How an item remembers one operation.
+/// Reads and writes the processed keys of an item for one operation.
 #[derive(Clone, Copy)]
 pub(super) struct ProcessedKeys<'a> {
     pub(super) key: &'a Key,
     pub(super) now: Timestamp,
-    /// For how long; `None` is for ever.
+    /// Retention of a key. `None` keeps all keys.
     pub(super) retention: Option<Duration>,
-    /// The payload's, if payloads are compared.
+    /// Fingerprint of the payload. `None` if payloads are not compared.
     pub(super) fingerprint: Option<&'a Fingerprint>,
 }
 
-/// The memory that an item has of an operation.
+/// Result of the lookup of an operation's key on an item.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Recall {
-    Nothing,
-    /// The operation, as far as its payload is known.
-    Operation,
-    /// The key, for another payload.
+pub(super) enum Lookup {
+    Absent,
+    /// The item has the key, with the same payload or without a fingerprint.
+    Processed,
+    /// The item has the key, with another payload.
     OtherPayload,
 }
 
-/// Facts about an item that an update of it needs.
+/// Facts about an item on which the expressions of an update depend.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Seen {
-    /// True if the item has [`UNTIL`].
+pub(super) struct UpdateFacts {
+    /// True if the item has the map [`UNTIL`].
     pub(super) has_map: bool,
-    /// The keys whose time is over.
-    over: Vec<String>,
+    /// Keys past the end of their retention.
+    expired: Vec<String>,
 }
 
 impl ProcessedKeys<'_> {
-    pub(super) fn recall(&self, item: &Item) -> Recall {
+    /// Looks up the key on an item.
+    pub(super) fn lookup(&self, item: &Item) -> Lookup {
         let in_set = item.get(EVENTS).and_then(|keys| keys.as_ss().ok());
         let end = item.get(UNTIL).and_then(|ends| ends.as_m().ok());
         let end = end.and_then(|ends| ends.get(self.key.as_str()));
-        match end.filter(|end| !self.is_over(end)) {
-            Some(end) if self.is_of_other_payload(end) => Recall::OtherPayload,
-            Some(_) => Recall::Operation,
+        match end.filter(|end| !self.is_expired(end)) {
+            Some(end) if self.is_of_other_payload(end) => Lookup::OtherPayload,
+            Some(_) => Lookup::Processed,
             None if in_set.is_some_and(|keys| keys.iter().any(|key| key == self.key.as_str())) => {
-                Recall::Operation
+                Lookup::Processed
             }
-            None => Recall::Nothing,
+            None => Lookup::Absent,
         }
     }
 
-    /// Why the item's memory is none, if so: another program's attribute has its name.
-    pub(super) fn fault(item: &Item) -> Option<String> {
+    /// Returns an error text if an attribute for processed keys has another type, because another
+    /// program wrote it.
+    pub(super) fn type_error(item: &Item) -> Option<String> {
         let (name, kind) = if item.get(EVENTS).is_some_and(|keys| !keys.is_ss()) {
             (EVENTS, "string set")
         } else if item.get(UNTIL).is_some_and(|ends| !ends.is_m()) {
@@ -83,11 +87,11 @@ impl ProcessedKeys<'_> {
             return None;
         };
         Some(format!(
-            "the item's `{name}` is no {kind}, so what the item has seen can't be known; nothing was written"
+            "attribute `{name}` of the item must be a {kind} of processed keys; nothing was written"
         ))
     }
 
-    fn is_over(&self, end: &AttributeValue) -> bool {
+    fn is_expired(&self, end: &AttributeValue) -> bool {
         let whole = end.as_n().ok().and_then(|end| end.split('.').next());
         let end = whole.and_then(|seconds| seconds.parse::<u64>().ok());
         end.is_some_and(|end| end < self.now.as_secs())
@@ -96,13 +100,14 @@ impl ProcessedKeys<'_> {
     fn is_of_other_payload(&self, end: &AttributeValue) -> bool {
         let kept = end.as_n().ok().and_then(|end| end.split_once('.'));
         match (self.fingerprint, kept) {
-            (Some(fingerprint), Some((_, kept))) => print(fingerprint) != kept,
-            // One side has none.
+            (Some(fingerprint), Some((_, kept))) => fingerprint_digits(fingerprint) != kept,
+            // The item or the operation has no fingerprint.
             _ => false,
         }
     }
 
-    /// The value of the key in the map; `None` where the key goes into the set.
+    /// Returns the key's value in the map [`UNTIL`], or `None` if the key belongs in the set
+    /// [`EVENTS`].
     fn end(&self) -> Option<AttributeValue> {
         let end = match (self.retention, self.fingerprint) {
             (None, None) => return None,
@@ -111,13 +116,15 @@ impl ProcessedKeys<'_> {
         };
         Some(match self.fingerprint {
             None => number(end),
-            Some(fingerprint) => AttributeValue::N(format!("{end}.{}", print(fingerprint))),
+            Some(fingerprint) => {
+                AttributeValue::N(format!("{end}.{}", fingerprint_digits(fingerprint)))
+            }
         })
     }
 
-    /// Gives an item that a handler made of `found` the memory of `found`, whatever the
-    /// handler's type makes of it.
-    pub(super) fn keep(&self, found: Option<&Item>, item: &mut Item) {
+    /// Copies the processed keys of `found` to an item that a handler made from `found`, and
+    /// replaces any keys that the handler's type wrote.
+    pub(super) fn copy(&self, found: Option<&Item>, item: &mut Item) {
         for name in [EVENTS, UNTIL] {
             match found.and_then(|found| found.get(name)) {
                 Some(kept) => item.insert(name.to_owned(), kept.clone()),
@@ -126,7 +133,8 @@ impl ProcessedKeys<'_> {
         }
     }
 
-    /// Demands that the item remembers what `found` does: an update since then counts no version.
+    /// Adds the condition that the item has the processed keys of `found`. An update in the
+    /// meantime changes the keys and not the version.
     pub(super) fn compose_unchanged(&self, mut put: Write<Put>, found: &Item) -> Write<Put> {
         for (name, placeholder) in [(EVENTS, "sqs_once_events"), (UNTIL, "sqs_once_until")] {
             put = put.name(format!("#{placeholder}"), name);
@@ -140,8 +148,8 @@ impl ProcessedKeys<'_> {
         put
     }
 
-    /// Notes the operation in an item that is about to be put, and forgets what is over.
-    pub(super) fn note(&self, item: &mut Item) {
+    /// Inserts the key into an item before its put, and removes expired keys.
+    pub(super) fn insert(&self, item: &mut Item) {
         let key = self.key.as_str().to_owned();
         let Some(end) = self.end() else {
             let keys = item.entry(EVENTS.to_owned());
@@ -155,51 +163,53 @@ impl ProcessedKeys<'_> {
         let ends = item.entry(UNTIL.to_owned());
         let ends = ends.or_insert_with(|| AttributeValue::M(Item::new()));
         if let AttributeValue::M(ends) = ends {
-            ends.retain(|_, end| !self.is_over(end));
+            ends.retain(|_, end| !self.is_expired(end));
             ends.insert(key, end);
         } else {
             *ends = AttributeValue::M(Item::from([(key, end)]));
         }
     }
 
-    /// Returns whether an update has to read the item first.
-    pub(super) const fn looks_first(&self) -> bool {
+    /// Returns whether an update must read the item first.
+    pub(super) const fn reads_before_update(&self) -> bool {
         self.retention.is_some() || self.fingerprint.is_some()
     }
 
-    /// Reads the facts that an update needs.
-    pub(super) fn see(&self, item: Option<&Item>) -> Seen {
+    /// Returns the facts about an item on which the expressions of an update depend.
+    pub(super) fn update_facts(&self, item: Option<&Item>) -> UpdateFacts {
         let Some(ends) = item.and_then(|item| item.get(UNTIL)?.as_m().ok()) else {
-            return Seen::default();
+            return UpdateFacts::default();
         };
-        let over = ends
+        let expired = ends
             .iter()
-            .filter(|(key, end)| self.is_over(end) && key.as_str() != self.key.as_str());
-        Seen {
+            .filter(|(key, end)| self.is_expired(end) && key.as_str() != self.key.as_str());
+        let expired = expired.map(|(key, _)| key.clone()).take(MAX_PRUNED);
+        UpdateFacts {
             has_map: true,
-            over: over.map(|(key, _)| key.clone()).take(MOST_PRUNED).collect(),
+            expired: expired.collect(),
         }
     }
 
-    /// Returns whether these facts hold for this item. Else a refusal says nothing of the
-    /// update's own condition.
-    pub(super) fn holds(&self, seen: &Seen, item: Option<&Item>) -> bool {
+    /// Returns whether the facts are true of this item. If not, a failed condition check may come
+    /// from the facts, and not from the update's own condition.
+    pub(super) fn facts_hold(&self, facts: &UpdateFacts, item: Option<&Item>) -> bool {
         let ends = item.and_then(|item| item.get(UNTIL)?.as_m().ok());
-        let is_over = |key| {
+        let is_expired = |key| {
             let end = ends.and_then(|ends| ends.get(key));
-            end.is_none_or(|end| self.is_over(end))
+            end.is_none_or(|end| self.is_expired(end))
         };
-        ends.is_some() == seen.has_map && seen.over.iter().all(is_over)
+        ends.is_some() == facts.has_map && facts.expired.iter().all(is_expired)
     }
 
-    /// The projection of what [`see`](Self::see) and [`recall`](Self::recall) look at.
+    /// Projection of the attributes for [`update_facts`](Self::update_facts) and
+    /// [`lookup`](Self::lookup).
     pub(super) const PROJECTION: &'static str = "processed_events, processed_until";
 
-    /// Adds to an update that it notes the operation, and is made only if the item has not seen
-    /// it.
-    pub(super) fn compose(&self, mut update: Write<Update>, seen: &Seen) -> Write<Update> {
+    /// Extends an update: it stores the key, on condition that the item does not have the key.
+    pub(super) fn compose(&self, mut update: Write<Update>, facts: &UpdateFacts) -> Write<Update> {
         let key = self.key.as_str();
-        // Both, since a retention may have been set, or taken back, since the item was changed.
+        // Checks both attributes, because the options may have changed since the last change of
+        // the item.
         update = update
             .when("NOT contains(#sqs_once_events, :sqs_once_key)")
             .when(
@@ -215,7 +225,7 @@ impl ProcessedKeys<'_> {
             return extend(update, "ADD", "#sqs_once_events :sqs_once_keys")
                 .raw_value(":sqs_once_keys", AttributeValue::Ss(vec![key.to_owned()]));
         };
-        if !seen.has_map {
+        if !facts.has_map {
             let ends = Item::from([(key.to_owned(), end)]);
             return extend(update, "SET", "#sqs_once_until = :sqs_once_ends")
                 .when("attribute_not_exists(#sqs_once_until)")
@@ -228,59 +238,63 @@ impl ProcessedKeys<'_> {
         )
         .when("attribute_exists(#sqs_once_until)")
         .raw_value(":sqs_once_end", end);
-        prune(update, &seen.over)
+        prune(update, &facts.expired)
     }
 
-    /// Demands that a put makes a new item; `key` is an attribute of its primary key.
+    /// Extends a put: it stores the key, on condition that no item exists. `key` is the name of an
+    /// attribute of the primary key.
     pub(super) fn compose_create(&self, put: Write<Put>, key: &str) -> Write<Put> {
         let mut put = put
             .when("attribute_not_exists(#sqs_once_id)")
             .name("#sqs_once_id", key);
-        self.note(&mut put.action.item);
+        self.insert(&mut put.action.item);
         put
     }
 }
 
-/// The first 16 hex digits of a fingerprint, as decimal digits to stand behind a point: always 21,
-/// the last of them not 0, as DynamoDB drops zeros from the end of a number.
-fn print(fingerprint: &Fingerprint) -> String {
+/// Returns the first 16 hex digits of a fingerprint as decimals of a number.
+///
+/// The result always has 21 digits. The last one is 1, because DynamoDB drops trailing zeros.
+fn fingerprint_digits(fingerprint: &Fingerprint) -> String {
     let digits = fingerprint.as_str().chars().filter_map(|c| c.to_digit(16));
-    let print = digits
+    let number = digits
         .take(16)
         .fold(0_u64, |n, digit| n << 4 | u64::from(digit));
-    format!("{print:020}1")
+    format!("{number:020}1")
 }
 
-/// Clears away these keys, as many as there is room for: on condition that they are still over, as
-/// an operation whose time is over may come as a new one meanwhile.
-fn prune(mut update: Write<Update>, over: &[String]) -> Write<Update> {
+/// Extends an update: it removes expired keys, as far as the expressions have room.
+///
+/// The update's condition requires that the keys are still expired. A new operation may have stored
+/// one of the keys again meanwhile.
+fn prune(mut update: Write<Update>, expired: &[String]) -> Write<Update> {
     let condition = update.action.condition_expression.as_deref();
     let mut room = [
-        // And what joins them to what is there.
+        // 20 bytes are for the text that joins the parts.
         MAX_EXPRESSION_BYTES.saturating_sub(update.action.update_expression.len() + 20),
         MAX_EXPRESSION_BYTES.saturating_sub(condition.map_or(0, str::len) + 20),
     ];
-    let (mut paths, mut still_over) = (Vec::new(), Vec::new());
-    for (n, key) in over.iter().enumerate() {
+    let (mut paths, mut still_expired) = (Vec::new(), Vec::new());
+    for (n, key) in expired.iter().enumerate() {
         let path = format!("#sqs_once_until.#sqs_once_{n}");
-        // Also of a key that is gone: a comparison with nothing is false.
-        let is_over = format!("NOT {path} >= :sqs_once_now");
-        let needed = [path.len() + ", ".len(), is_over.len() + " AND ".len()];
+        // True of an absent key too: DynamoDB's comparison with an absent attribute is false.
+        let is_expired = format!("NOT {path} >= :sqs_once_now");
+        let needed = [path.len() + ", ".len(), is_expired.len() + " AND ".len()];
         if room[0] < needed[0] || room[1] < needed[1] {
             break;
         }
         room = [room[0] - needed[0], room[1] - needed[1]];
         update = update.name(format!("#sqs_once_{n}"), key);
         paths.push(path);
-        still_over.push(is_over);
+        still_expired.push(is_expired);
     }
     if paths.is_empty() {
         return update;
     }
-    extend(update, "REMOVE", &paths.join(", ")).when(&still_over.join(" AND "))
+    extend(update, "REMOVE", &paths.join(", ")).when(&still_expired.join(" AND "))
 }
 
-/// Adds to a clause of an update expression, which may have each clause once.
+/// Adds an action to a clause of an update expression, which may contain each clause only once.
 fn extend(mut update: Write<Update>, clause: &str, action: &str) -> Write<Update> {
     let expression = &mut update.action.update_expression;
     match end_of_keyword(expression, clause) {
@@ -294,8 +308,10 @@ fn extend(mut update: Write<Update>, clause: &str, action: &str) -> Write<Update
     update
 }
 
-/// Where a clause's keyword ends. Words behind `#`, `:` or `.` are no keywords, and an attribute's
-/// name can't be one: they are reserved.
+/// Returns the end of a clause's keyword in an expression.
+///
+/// Words after `#`, `:` or `.` are not keywords. An attribute name cannot be a keyword, because
+/// keywords are reserved words.
 fn end_of_keyword(expression: &str, keyword: &str) -> Option<usize> {
     let part_of_word = |c: char| c.is_alphanumeric() || matches!(c, '_' | '#' | ':' | '.');
     let mut end = 0;
@@ -335,10 +351,10 @@ mod tests {
 
     #[test]
     fn cleanup_fits_expression_size() {
-        let over: Vec<_> = (0..MOST_PRUNED).map(|n| format!("key-{n}")).collect();
+        let expired: Vec<_> = (0..MAX_PRUNED).map(|n| format!("key-{n}")).collect();
         let pruned = |update: usize, condition: usize| {
             let update = Write::update("t", format!("SET {}", "a".repeat(update)));
-            let pruned = prune(update.when(&"c".repeat(condition)), &over).action;
+            let pruned = prune(update.when(&"c".repeat(condition)), &expired).action;
             let condition = pruned.condition_expression.unwrap();
             let many = condition.matches("NOT #").count();
             assert_eq!(
@@ -348,18 +364,18 @@ mod tests {
             (many, pruned.update_expression.len(), condition.len())
         };
         let most = |size| size <= MAX_EXPRESSION_BYTES;
-        // One more would not have fitted: its longest text, and the space reserved for joining.
+        // True if another key would not fit, with its longest text and the joining text.
         let full = |size: usize| size + 80 > MAX_EXPRESSION_BYTES;
-        assert_eq!(pruned(1, 1).0, MOST_PRUNED);
+        assert_eq!(pruned(1, 1).0, MAX_PRUNED);
         for length in (0..4000).step_by(7) {
             let (many, update, condition) = pruned(length, 1);
             assert!(
-                most(update) && (many == MOST_PRUNED || full(update)),
+                most(update) && (many == MAX_PRUNED || full(update)),
                 "{length}: {many}"
             );
             let (many, _, longest) = pruned(1, length);
             assert!(
-                most(longest) && (many == MOST_PRUNED || full(longest)),
+                most(longest) && (many == MAX_PRUNED || full(longest)),
                 "{length}: {many}"
             );
             assert!(most(condition));

@@ -1,51 +1,66 @@
-//! The requests, and what their answers say.
+//! Sends changes and reads, and interprets their answers.
 
 use aws_sdk_dynamodb::{
     error::{ProvideErrorMetadata, SdkError},
     operation::{put_item::PutItemError, update_item::UpdateItemError},
     types::{Put, Update},
 };
+use futures_util::FutureExt as _;
 use tokio::time::timeout_at;
 
-use super::Changing;
+use super::ChangeWriter;
 use crate::{
     dynamodb::{
         explain::{explain, kind},
         item::{Item, sizes},
         write::{put_item, update_item},
     },
-    once::{Outcome, commit::Backoff},
+    once::{
+        Outcome,
+        repeat::{Answered, GivenUp, repeat},
+    },
     protocol::Unavailability,
     store::StoreError,
 };
 
-/// The answer to a change.
+/// The result of sending a change, after retries.
 pub(super) enum Sent {
     Applied,
-    /// Its condition is not met by this item, or because there is none.
+    /// The condition check failed for this item, or because no item exists (`None`).
     Refused {
         item: Option<Item>,
-        /// The error of an earlier copy of the change that got no answer: it may still arrive.
+        /// Error of an earlier try without an answer. DynamoDB may still apply that request.
         unanswered: Option<StoreError>,
     },
-    /// It collided or was throttled until time was up.
-    Contended(String),
-    /// It never can be made.
+    /// The change is invalid. A retry would fail again.
     Invalid(String),
-    /// It may have been made.
+    /// Contention lasted until the deadline. The change was not applied.
+    Contended(String),
+    /// The change may have been applied.
     Unknown(StoreError),
+    /// The change was rejected and not applied.
+    Unwritten(StoreError),
 }
 
-/// The item would have more than 400 KB.
+/// DynamoDB's answer to one request of a change.
+enum Answer {
+    Applied,
+    Refused(Option<Item>),
+    Invalid(String),
+    TooLarge,
+}
+
+/// The changed item would exceed 400 KB.
 struct TooLarge;
 
-impl Changing<'_> {
+impl ChangeWriter<'_> {
     pub(super) async fn put(&self, put: &Put) -> Sent {
+        let table = &put.table_name;
         let request = || put_item(&self.on_item.changing, put.clone()).send();
-        let sent = self
-            .send(&put.table_name, "dynamodb:PutItem", request)
-            .await;
-        sent.unwrap_or_else(|TooLarge| Sent::Invalid(too_large(&put.table_name, Some(&put.item))))
+        match self.send(table, "dynamodb:PutItem", request).await {
+            Ok(sent) => sent,
+            Err(TooLarge) => Sent::Invalid(too_large(table, Some(&put.item))),
+        }
     }
 
     pub(super) async fn update_item(&self, update: &Update) -> Sent {
@@ -60,7 +75,8 @@ impl Changing<'_> {
         }
     }
 
-    /// Sends a change until it is clear what became of it, or no time is left.
+    /// Sends a change, and retries until an answer or the deadline. An applied change stores its
+    /// key on the item, so a retry is harmless.
     async fn send<T, E, F>(
         &self,
         table: &str,
@@ -71,51 +87,56 @@ impl Changing<'_> {
         F: Future<Output = Result<T, SdkError<E>>>,
         E: ConditionError + ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
     {
-        let mut backoff = Backoff::until(self.deadline.end());
-        let mut unanswered = None;
-        loop {
-            let error = match timeout_at(self.deadline.end(), request()).await {
-                Ok(Ok(_)) => return Ok(Sent::Applied),
-                Ok(Err(error)) => error,
-                Err(_elapsed) => {
-                    return Ok(Sent::Unknown(StoreError::OutOfTime {
-                        action: "change",
-                        key: self.key.to_string(),
-                    }));
-                }
-            };
-            let why = explain(&error, needs);
-            let service = error.as_service_error();
-            if let Some(item) = service.and_then(ConditionError::item) {
-                let item = item.cloned();
-                return Ok(Sent::Refused { item, unanswered });
+        let send = || {
+            request().map(|sent| match sent {
+                Ok(_) => Ok(Answer::Applied),
+                Err(error) => self.answer(table, needs, error),
+            })
+        };
+        Ok(
+            match repeat(self.deadline.end(), "change", self.key, send).await {
+                Ok(Answered { answer, unanswered }) => match answer {
+                    Answer::Applied => Sent::Applied,
+                    Answer::Refused(item) => Sent::Refused { item, unanswered },
+                    Answer::Invalid(why) => Sent::Invalid(why),
+                    Answer::TooLarge => return Err(TooLarge),
+                },
+                Err(GivenUp {
+                    error,
+                    may_have_been_applied: true,
+                }) => Sent::Unknown(error),
+                Err(GivenUp { error, .. }) => match error {
+                    StoreError::Unavailable {
+                        kind: Unavailability::Contended,
+                        reason,
+                        ..
+                    } => Sent::Contended(reason),
+                    error => Sent::Unwritten(error),
+                },
+            },
+        )
+    }
+
+    fn answer<E>(&self, table: &str, needs: &str, error: SdkError<E>) -> Result<Answer, StoreError>
+    where
+        E: ConditionError + ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
+    {
+        let why = explain(&error, needs);
+        let service = error.as_service_error();
+        if let Some(item) = service.and_then(ConditionError::item) {
+            return Ok(Answer::Refused(item.cloned()));
+        }
+        match service.and_then(ProvideErrorMetadata::code) {
+            // "Item size has exceeded ...", "Item size to update has exceeded ...".
+            Some("ValidationException") if why.contains("Item size") => Ok(Answer::TooLarge),
+            Some("ValidationException" | "ItemCollectionSizeLimitExceededException") => {
+                Ok(Answer::Invalid(why))
             }
-            match service.and_then(ProvideErrorMetadata::code) {
-                // "Item size has exceeded ...", "Item size to update has exceeded ...".
-                Some("ValidationException") if why.contains("Item size") => return Err(TooLarge),
-                Some("ValidationException" | "ItemCollectionSizeLimitExceededException") => {
-                    return Ok(Sent::Invalid(why));
-                }
-                _ => {}
-            }
-            // A change that was made is known to its item, so a repetition is harmless.
-            match kind(&error) {
-                Unavailability::Contended if backoff.pause().await => {}
-                Unavailability::Contended if unanswered.is_none() => {
-                    return Ok(Sent::Contended(why));
-                }
-                kind => {
-                    let error = self.unavailable("change", table, why, error);
-                    if kind != Unavailability::Unanswered || !backoff.pause().await {
-                        return Ok(Sent::Unknown(unanswered.unwrap_or(error)));
-                    }
-                    unanswered = Some(error);
-                }
-            }
+            _ => Err(self.unavailable("change", table, why, error)),
         }
     }
 
-    /// The item as it is now.
+    /// Reads the item with strong consistency.
     pub(super) async fn read(
         &self,
         table: &str,
@@ -129,10 +150,10 @@ impl Changing<'_> {
             Ok(Ok(found)) => return Ok(found.item),
             Ok(Err(error)) => {
                 let why = explain(&error, "dynamodb:GetItem");
-                self.unavailable("read for", table, why, error)
+                self.unavailable("read the item for", table, why, error)
             }
             Err(_elapsed) => StoreError::OutOfTime {
-                action: "read for",
+                action: "read the item for",
                 key: self.key.to_string(),
             },
         };
@@ -160,9 +181,10 @@ impl Changing<'_> {
     }
 }
 
-/// An error that may be a condition that is not met.
+/// An error of a conditional write.
 trait ConditionError {
-    /// The item that does not meet it.
+    /// Returns the item whose condition check failed. `Some(None)` if no item exists, and `None`
+    /// for any other error.
     fn item(&self) -> Option<Option<&Item>>;
 }
 
@@ -196,8 +218,8 @@ fn too_large(table: &str, item: Option<&Item>) -> String {
         largest => format!(" ({largest})"),
     };
     format!(
-        "the item of table `{table}` would have more than 400 KB, the most that DynamoDB holds{largest}: if that is \
-         `processed_events`, set OnItem::retention, and remove the attribute once none of its keys can come back; \
-         if `processed_until`, set or shorten the retention; else split the item"
+        "the item of table `{table}` would exceed DynamoDB's limit of 400 KB{largest}: if `processed_events` is \
+         large, set OnItem::retention, and remove the attribute after the last possible redelivery of its keys; \
+         if `processed_until` is large, set or shorten the retention; otherwise split the item"
     )
 }

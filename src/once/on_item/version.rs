@@ -1,4 +1,4 @@
-//! That nobody changed an item since it was read.
+//! Optimistic locking: the condition that an item is unchanged since its read.
 
 use aws_sdk_dynamodb::types::Put;
 
@@ -7,22 +7,24 @@ use crate::dynamodb::{
     write::Write,
 };
 
-/// Counts an item's changes.
+/// Name of the attribute that counts an item's changes.
 const VERSION: &str = "version";
 
-/// The condition that an item is as it was read.
+/// The condition that an item is unchanged since its read.
 #[derive(Debug, PartialEq)]
 pub(super) enum Unchanged {
-    /// There was none.
+    /// No item existed.
     None,
-    /// It had no version yet.
+    /// The item had no version.
     Unversioned,
-    /// It had this one.
+    /// The item had this version.
     Version(u64),
 }
 
 impl Unchanged {
-    /// Fails with the reason, which names the attribute and never its value.
+    /// Creates the condition from the item that was read.
+    ///
+    /// The error text contains the attribute's name and never its value.
     pub(super) fn since(found: Option<&Item>) -> Result<Self, String> {
         let Some(item) = found else {
             return Ok(Self::None);
@@ -33,13 +35,13 @@ impl Unchanged {
         let version = version.as_n().ok().and_then(|version| version.parse().ok());
         version.map(Self::Version).ok_or_else(|| {
             format!(
-                "the item's `{VERSION}` is not a whole number from 0, so its changes can't be counted"
+                "attribute `{VERSION}` of the item must be a whole number from 0, to count changes"
             )
         })
     }
 
-    /// The put of `item` under this condition, its changes counted. `key` is an attribute of
-    /// the primary key.
+    /// Builds the put of `item` with this condition and the next version. `key` is the name of an
+    /// attribute of the primary key.
     pub(super) fn put(&self, table: &str, key: &str, mut item: Item) -> Write<Put> {
         let next = match self {
             Self::None | Self::Unversioned => 1,

@@ -18,9 +18,9 @@ use tokio::{
 
 use super::queues::{Bound, CallError, Queues, lock};
 
-/// A redrive policy may change; it is read again after so long.
+/// Time after which the attributes are read again: a redrive policy may change.
 const VALID: Duration = Duration::from_secs(60 * 60);
-/// Pause after SQS refused to tell the attributes.
+/// Pause after SQS refused to return the attributes.
 const REFUSED: Duration = Duration::from_secs(5 * 60);
 
 /// The attributes of the queues whose messages failed permanently, by ARN.
@@ -28,16 +28,16 @@ const REFUSED: Duration = Duration::from_secs(5 * 60);
 pub(super) struct Attributes {
     queues: Arc<Queues>,
     record_retention: Option<Duration>,
-    of_queue: Mutex<BTreeMap<String, watch::Sender<Look>>>,
+    of_queue: Mutex<BTreeMap<String, watch::Sender<Known>>>,
     warned_of_retention: AtomicBool,
 }
 
 /// The known attributes of one queue.
 #[derive(Debug, Default)]
-struct Look {
+struct Known {
     facts: Option<Arc<Facts>>,
     reading: bool,
-    /// Not read again before.
+    /// Earliest time of the next read.
     next: Option<Instant>,
     warned_of_no_dead_letter_queue: bool,
 }
@@ -60,7 +60,7 @@ impl Attributes {
         }
     }
 
-    /// How long records are kept: a longer retention of a queue is warned of.
+    /// Sets the retention of records. A queue with a longer retention gets a warning.
     pub(super) fn record_retention(self, record_retention: Duration) -> Self {
         Self {
             record_retention: Some(record_retention),
@@ -74,10 +74,10 @@ impl Attributes {
         of_queue.get(arn)?.borrow().facts.clone()
     }
 
-    /// Begins to read a queue's attributes, unless they are known or being read. Returns at once:
-    /// no answer to Lambda waits for them. Lambda may freeze the process before SQS answers;
-    /// then the next invocation finds the answer, or the SDK asks once more.
-    pub(super) fn look(self: &Arc<Self>, arn: &str) {
+    /// Starts to read a queue's attributes, unless they are known or being read. Returns at once, so
+    /// no response to Lambda waits. Lambda may freeze the process before SQS answers; then the next
+    /// invocation finds the answer, or the SDK repeats the request.
+    pub(super) fn read_in_background(self: &Arc<Self>, arn: &str) {
         let begins = {
             let mut of_queue = lock(&self.of_queue);
             let look = of_queue.entry(arn.to_owned()).or_default();
@@ -92,13 +92,12 @@ impl Attributes {
             let (this, arn) = (Arc::clone(self), arn.to_owned());
             tokio::spawn(async move {
                 let read = this.read(&arn).await;
-                this.note(&arn, read);
+                this.store(&arn, read);
             });
         }
     }
 
-    /// The attributes of a queue once [`look`](Self::look) has read them, waiting for that until
-    /// `until`.
+    /// The attributes of a queue. Waits until `until` for a read in the background to end.
     pub(super) async fn wait(&self, arn: &str, until: Instant) -> Option<Arc<Facts>> {
         let look = lock(&self.of_queue).get(arn).map(watch::Sender::subscribe);
         if let Some(mut look) = look
@@ -130,7 +129,7 @@ impl Attributes {
         .ok_or_else(|| CallError::Refused("SQS sent a redrive policy without a queue".into()))
     }
 
-    fn note(&self, arn: &str, read: Result<Facts, CallError>) {
+    fn store(&self, arn: &str, read: Result<Facts, CallError>) {
         let now = Instant::now();
         let next = match &read {
             Ok(facts) => {
@@ -145,7 +144,7 @@ impl Attributes {
                 );
                 Some(now + REFUSED)
             }
-            // Nothing is known of the queue, and other calls log that SQS is out of reach.
+            // Other calls log that SQS is out of reach.
             Err(_) => None,
         };
         let of_queue = lock(&self.of_queue);
@@ -167,7 +166,7 @@ impl Attributes {
         });
     }
 
-    /// A message that outlives its record runs again after it was done.
+    /// Warns of a queue that keeps messages longer than records are kept: such a message runs again.
     fn compare_retention(&self, arn: &str, facts: &Facts) {
         if let (Some(of_queue), Some(of_records)) = (facts.retention, self.record_retention)
             && of_queue > of_records

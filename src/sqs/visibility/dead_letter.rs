@@ -51,14 +51,14 @@ pub(super) struct DeadLetters<'a> {
     pub(super) until: Instant,
 }
 
-/// A message as it goes to the dead-letter queue.
+/// The copy of a message for the dead-letter queue.
 struct MessageCopy<'a> {
     id: &'a MessageId,
     entry: EntryBuilder,
     bytes: usize,
 }
 
-/// Why a message cannot be copied.
+/// The reason why a message cannot be copied.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum NoCopy {
     #[error("it has no body")]
@@ -70,8 +70,8 @@ enum NoCopy {
 }
 
 impl DeadLetters<'_> {
-    /// Copies each message to the dead-letter queue of its own queue, once for each id. Answers
-    /// the ids whose copies SQS confirmed: only these may be acknowledged.
+    /// Copies each message to the dead-letter queue of its own queue, once for each id. Returns the
+    /// ids whose copies SQS confirmed: only these messages may be deleted.
     pub(super) async fn send<'a>(
         &self,
         failed: Vec<(&'a Message, &'a Processed)>,
@@ -191,7 +191,7 @@ impl<'a> MessageCopy<'a> {
                 attributes.insert(name.to_owned(), text(value));
             }
         };
-        set(REASON, processed.name());
+        set(REASON, processed.outcome().name());
         set(ERROR, &error(processed));
         if let Some(key) = message.key() {
             set(KEY, &printable(key));
@@ -229,7 +229,7 @@ impl<'a> MessageCopy<'a> {
     }
 }
 
-/// As many copies in a call as SQS takes.
+/// Divides copies into calls within the limits of SQS.
 fn calls(copies: Vec<MessageCopy<'_>>) -> Vec<Vec<MessageCopy<'_>>> {
     let (mut calls, mut bytes): (Vec<Vec<_>>, _) = (Vec::new(), 0);
     for copy in copies {
@@ -248,13 +248,11 @@ fn calls(copies: Vec<MessageCopy<'_>>) -> Vec<Vec<MessageCopy<'_>>> {
 /// The stored error where there is one, in characters that SQS takes.
 fn error(processed: &Processed) -> String {
     let error = match processed.outcome() {
-        Some(Outcome::PermanentFailure(error) | Outcome::FailedBefore(error)) => {
-            Some(error.clone())
-        }
-        _ => processed.detail(),
+        Outcome::PermanentFailure(error) | Outcome::FailedBefore(error) => error.clone(),
+        outcome => outcome.to_string(),
     };
     let allowed = |char| if is_allowed(char) { char } else { '\u{fffd}' };
-    let mut error: String = error.unwrap_or_default().chars().map(allowed).collect();
+    let mut error: String = error.chars().map(allowed).collect();
     error.truncate(error.floor_char_boundary(MAX_ERROR_BYTES));
     error
 }

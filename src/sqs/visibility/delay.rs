@@ -3,7 +3,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use crate::{
-    once::Outcome,
+    once::{Outcome, Retry},
     protocol::Timestamp,
     sqs::{
         message::{Message, MessageId},
@@ -91,29 +91,21 @@ impl Rule {
     /// The visibility timeout in seconds; `None` leaves it to the queue.
     pub(super) fn seconds(&self, processed: &Processed, receive: Receive) -> Option<u16> {
         let backoff = || self.backoff.seconds(receive.count, self.jitter);
-        if let Processed::BehindFailure = processed {
-            return receive.ahead;
-        }
-        let seconds = if processed.is_permanent() {
-            if receive.has_dead_letter_queue || receive.count <= QUICK_RECEIVES {
-                0
-            } else if receive.fifo {
-                backoff().min(FIFO_LONGEST)
-            } else {
-                backoff()
+        let outcome = processed.outcome();
+        let seconds = match outcome.retry() {
+            Retry::Never if outcome.is_success() => return None,
+            Retry::Never if receive.has_dead_letter_queue || receive.count <= QUICK_RECEIVES => 0,
+            Retry::Never if receive.fifo => backoff().min(FIFO_LONGEST),
+            Retry::Never => backoff(),
+            Retry::Now if matches!(outcome, Outcome::BehindFailure) => return receive.ahead,
+            Retry::Now => receive.ahead.unwrap_or(0).into(),
+            Retry::At(end) if end > self.now => {
+                let lease = ceil(self.now.until(end));
+                lease.saturating_add(CLOCKS + (self.jitter)(SPREAD))
             }
-        } else {
-            match processed.outcome() {
-                Some(Outcome::Done(_) | Outcome::Duplicate(_)) => return None,
-                Some(Outcome::NotStarted) => receive.ahead.unwrap_or(0).into(),
-                Some(Outcome::Conflict { lease_until, .. }) if *lease_until > self.now => {
-                    let lease = ceil(self.now.until(*lease_until));
-                    lease.saturating_add(CLOCKS + (self.jitter)(SPREAD))
-                }
-                // A conflict with an ended lease too: the record stays as it is until another
-                // attempt or a person changes it.
-                _ => backoff(),
-            }
+            // A conflict with an ended lease too: the record stays as it is until another attempt or
+            // a person changes it.
+            Retry::At(_) | Retry::Backoff => backoff(),
         };
         Some(u16::try_from(seconds).map_or(LONGEST, |seconds| seconds.min(LONGEST)))
     }
@@ -211,7 +203,7 @@ mod tests {
     }
 
     fn ran(outcome: Outcome) -> Processed {
-        Processed::Ran(outcome)
+        outcome.into()
     }
 
     fn conflict(lease_until: u64) -> Processed {
@@ -233,7 +225,7 @@ mod tests {
     #[test]
     fn success_keeps_visibility_timeout() {
         let result = || StoredResult::Json("1".into());
-        for outcome in [Outcome::Done(result()), Outcome::Duplicate(result())] {
+        for outcome in [Outcome::Completed(result()), Outcome::Duplicate(result())] {
             assert_eq!(range(&ran(outcome), 1), None);
         }
     }
@@ -243,7 +235,7 @@ mod tests {
             ran(Outcome::PermanentFailure("declined".into())),
             ran(Outcome::FailedBefore("declined".into())),
             ran(Outcome::KeyReused),
-            Processed::Invalid("not JSON".into()),
+            ran(Outcome::Invalid("not JSON".into())),
         ]
     }
 
@@ -371,7 +363,7 @@ mod tests {
         for (ahead, behind, not_started) in [(Some(7), Some(7), 7), (None, None, 0)] {
             let receive = Receive { ahead, ..STANDARD };
             let wait = |processed| rule(BACKOFF, least).seconds(&processed, receive);
-            assert_eq!(wait(Processed::BehindFailure), behind);
+            assert_eq!(wait(ran(Outcome::BehindFailure)), behind);
             assert_eq!(wait(ran(Outcome::NotStarted)), Some(not_started));
         }
     }

@@ -68,7 +68,7 @@ const BUDGET: Duration = Duration::from_secs(2);
 /// let consumer = consumer.visibility(Visibility::new(sqs));
 /// # }
 /// ```
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Visibility {
     queues: Arc<Queues>,
     attributes: Arc<Attributes>,
@@ -174,7 +174,7 @@ impl Visibility {
     /// A message failed permanently: its queue's attributes will be needed.
     pub(super) fn expect(&self, message: &Message) {
         if let Some(receipt) = message.receipt() {
-            self.attributes.look(&receipt.queue_arn);
+            self.attributes.read_in_background(&receipt.queue_arn);
         }
     }
 

@@ -1,4 +1,4 @@
-//! [`Queues`]: calls to SQS, each bounded, none under a lock.
+//! [`Queues`]: calls to SQS, each with a time limit.
 
 use std::{
     collections::BTreeMap,
@@ -16,11 +16,12 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::dynamodb::explain::causes;
 
-/// A call in flight for so long is unanswered. One attempt of [`crate::aws::config`] may meet a
-/// connection that died while Lambda had the process frozen; the next has half a second.
+/// A call without an answer for so long shows that the endpoint is out of reach. The first attempt
+/// ([`crate::aws::config`]) may use a connection that closed while Lambda had frozen the process; the
+/// second attempt then has half a second.
 const NO_ANSWER: Duration = Duration::from_millis(1500);
-/// Pause after an endpoint could not be reached, or gave no answer. Without it, a VPC without an
-/// SQS endpoint costs every batch its whole budget.
+/// Pause after an endpoint could not be reached or did not answer. Without the pause, in a VPC without
+/// an SQS endpoint every batch would wait for the whole budget.
 const PAUSE: Duration = Duration::from_secs(5 * 60);
 
 /// For an SDK client without timeouts of its own.
@@ -48,20 +49,20 @@ pub(super) struct Queue {
     region: String,
 }
 
-/// How long a call may take.
+/// Time limit of a call.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Bound {
-    /// Until then, on the response path of a batch.
+    /// This time, for calls before the response to Lambda.
     Until(Instant),
-    /// [`BACKGROUND`], off the response path. Lambda may freeze the process meanwhile, so an answer
-    /// that is missing proves nothing about the endpoint.
+    /// [`BACKGROUND`], for calls beside the response. Lambda may freeze the process meanwhile, so a
+    /// missing answer proves nothing about the endpoint.
     Background,
 }
 
-/// Why a call brought no answer.
+/// The reason why a call has no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum CallError {
-    /// By SQS, or by the SDK before it was sent.
+    /// SQS refused the call, or the SDK did before it was sent.
     #[error("{0}")]
     Refused(String),
     /// The endpoint is not asked again for [`PAUSE`].
@@ -100,17 +101,17 @@ impl Queues {
         }
     }
 
-    /// Only ever held for a look or an insertion, never over a call.
+    /// Held for a lookup or an insertion, never during a call.
     fn known(&self) -> MutexGuard<'_, Known> {
         lock(&self.known)
     }
 
-    /// Calls about this queue would not be sent: see [`CallError::Paused`].
+    /// Returns whether calls to this queue's endpoint are paused ([`CallError::Paused`]).
     pub(super) fn is_paused(&self, arn: &str) -> bool {
         parse(arn).is_some_and(|(region, ..)| self.known().is_paused(region))
     }
 
-    /// The queue of an ARN. Its URL is looked up once, or by each that asks meanwhile.
+    /// The queue of an ARN. The URL is looked up once, except by concurrent callers.
     pub(super) async fn queue(&self, arn: &str, bound: Bound) -> Result<Queue, CallError> {
         if let Some(queue) = self.known().queues.get(arn) {
             return Ok(queue.clone());
@@ -143,7 +144,7 @@ impl Queues {
         Ok(queue)
     }
 
-    /// Makes a call about `queue`, which needs `permission`.
+    /// Sends a call to `queue`, which needs `permission`.
     pub(super) async fn ask<T, E: ProvideErrorMetadata>(
         &self,
         queue: &Queue,
@@ -191,12 +192,12 @@ impl Queues {
     }
 }
 
-/// A panic elsewhere leaves nothing half done in there.
+/// Locks also after a panic: no code under these locks leaves a change half made.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The cause, where an error says that the endpoint could not be reached or gave no answer.
+/// The cause of an error that shows that the endpoint could not be reached or did not answer.
 fn no_answer<E>(error: &SdkError<E>) -> Option<String> {
     match error {
         SdkError::TimeoutError(_) => Some("no answer in time".into()),
@@ -221,7 +222,7 @@ fn parse(arn: &str) -> Option<(&str, &str, &str)> {
     (whole && parts.next().is_none()).then_some((region, account, name))
 }
 
-/// Cause and advice, without the request: it may hold payload.
+/// Code and advice, without the request, which may hold payload.
 fn explain_rejection<E: ProvideErrorMetadata>(error: &SdkError<E>, permission: &str) -> String {
     let Some(service) = error.as_service_error() else {
         return match error {

@@ -53,7 +53,7 @@ fn outages(template: &Template) -> Vec<Duration> {
         backoff: template.backoff,
         jitter: |most| fastrand::u64(..=most),
     };
-    let failed = Processed::Ran(Outcome::RetryableFailure("busy".into()));
+    let failed = Processed::from(Outcome::RetryableFailure("busy".into()));
     let survived = |_| {
         let receives = 1..template.max_receive_count;
         let waits = receives.map(|count| rule.seconds(&failed, Receive::of_standard_queue(count)));

@@ -1,5 +1,4 @@
-//! The writes of a record as DynamoDB requests. The only file with condition expressions on
-//! records.
+//! DynamoDB requests that write records. All condition expressions on records are in this file.
 
 #![expect(
     clippy::expect_used,
@@ -24,9 +23,10 @@ use crate::{
     },
 };
 
-/// An expression in the making: its clauses, and the names and values they stand for.
+/// Builder of update and condition expressions, with names and values of their placeholders.
 ///
-/// Each attribute's placeholder is its native name: `#owner`, and `:owner` for its new value.
+/// The placeholders contain the attribute's native name: `#owner` for the attribute, and `:owner`
+/// for its new value.
 struct Expression<'a> {
     layout: &'a Layout,
     names: HashMap<String, String>,
@@ -99,8 +99,8 @@ impl<'a> Expression<'a> {
         self.add.push(format!("{name} {value}"));
     }
 
-    /// Sets the status FAILED, without a lease. Where that is the word for in progress too, the
-    /// lease is 0.
+    /// Sets the status FAILED, and removes the lease. If FAILED and IN_PROGRESS have the same word,
+    /// sets `lease_until` to 0 instead.
     fn set_failed(&mut self) {
         let words = &self.layout.words;
         self.set(Field::Status, string(&*words.failed));
@@ -129,7 +129,9 @@ impl<'a> Expression<'a> {
         self.status(":failed", word, "=")
     }
 
-    /// The condition of a status. Where FAILED and in progress have the same word, FAILED is lease 0.
+    /// The condition that the record has this status.
+    ///
+    /// If FAILED and IN_PROGRESS have the same word, the condition compares `lease_until` with 0.
     fn status(&mut self, placeholder: &str, word: AttributeValue, lease: &str) -> String {
         self.name(Field::Status);
         self.value(placeholder, word);
@@ -141,16 +143,17 @@ impl<'a> Expression<'a> {
         format!("#status = {placeholder} AND #lease_until {lease} :zero")
     }
 
-    /// The fence. The rule that it writes down is
+    /// The condition of the fence. Implements
     /// [`may_settle`](crate::protocol::decision::may_settle).
-    fn mine(&mut self, fence: &Fence) -> String {
+    fn fenced(&mut self, fence: &Fence) -> String {
         self.name(Field::Owner);
         self.value(":me", string(fence.owner.as_str()));
         format!("#owner = :me AND {}", self.in_progress())
     }
 
-    /// The part of the claim's condition on a record that is not expired. `own`: one that this
-    /// library wrote, which counts attempts.
+    /// The part of a claim's condition for records that are not expired.
+    ///
+    /// With `own`, a takeover requires a record of this crate, which counts attempts.
     fn claimable(&mut self, request: &ClaimRequest, own: bool) -> String {
         self.names([Field::FailedMessageIds, Field::LeaseUntil]);
         self.value(":message", string(&request.message_id));
@@ -180,9 +183,11 @@ impl<'a> Expression<'a> {
         format!("NOT contains(#failed_message_ids, :message) AND {state}")
     }
 
-    /// The condition of a claim that is an update: it keeps what the record has, so the record
-    /// must not be expired. The rule is [`may_claim`](crate::protocol::decision::may_claim); the
-    /// records that only the rule admits are replaced by [`put_over`].
+    /// The condition of a claim by `UpdateItem`.
+    ///
+    /// An update keeps attributes of the record, so the record must not be expired. This condition
+    /// is stricter than [`may_claim`](crate::protocol::decision::may_claim). [`put_over`] replaces
+    /// the other records that `may_claim` admits.
     fn claim_by_update(&mut self, request: &ClaimRequest) -> String {
         self.names([Field::Id, Field::ExpiresAt]);
         self.value(":now_s", number(request.now.as_secs()));
@@ -190,7 +195,8 @@ impl<'a> Expression<'a> {
         format!("attribute_not_exists(#id) OR (#expires_at >= :now_s AND {claimable})")
     }
 
-    /// The whole rule of a claim, for a write that keeps nothing of the record.
+    /// The condition of a claim by `PutItem`, which keeps no attribute of the record. Implements
+    /// [`may_claim`](crate::protocol::decision::may_claim).
     fn claim_by_put(&mut self, request: &ClaimRequest) -> String {
         self.names([Field::Id, Field::ExpiresAt]);
         self.value(":now_s", number(request.now.as_secs()));
@@ -198,7 +204,7 @@ impl<'a> Expression<'a> {
         format!("attribute_not_exists(#id) OR #expires_at < :now_s OR ({claimable})")
     }
 
-    /// Sets the attributes that every claim and every insert of a failure have in common.
+    /// Sets the attributes common to claims and inserts of a failure.
     fn set_claim(&mut self, request: &ClaimRequest, expires_at: u64) {
         self.set(Field::Owner, string(request.owner.as_str()));
         self.set(Field::ExpiresAt, number(expires_at));
@@ -237,7 +243,7 @@ impl<'a> Expression<'a> {
     }
 }
 
-/// A claim.
+/// Builds a claim.
 pub(super) fn claim(layout: &Layout, table: &str, request: &ClaimRequest) -> Update {
     let mut with = Expression::new(layout);
     let in_progress = string(&*layout.words.in_progress);
@@ -249,7 +255,7 @@ pub(super) fn claim(layout: &Layout, table: &str, request: &ClaimRequest) -> Upd
     with.into_update(table, layout.primary_key(request.key.as_str()), condition)
 }
 
-/// A record that an inbox writes as COMPLETED, in place of any that the rule of a claim admits.
+/// Builds the put of an inbox: a COMPLETED record, on the condition of a claim.
 pub(super) fn insert_completed(
     layout: &Layout,
     table: &str,
@@ -261,7 +267,7 @@ pub(super) fn insert_completed(
     with.into_put(table, layout.item(&request.key, record), condition)
 }
 
-/// A permanent failure that an inbox adds to a record, on the condition of a claim.
+/// Builds the update of an inbox that records a permanent failure, on the condition of a claim.
 pub(super) fn insert_failed(
     layout: &Layout,
     table: &str,
@@ -279,8 +285,10 @@ pub(super) fn insert_failed(
     with.into_update(table, layout.primary_key(request.key.as_str()), condition)
 }
 
-/// Puts a record over one that an update cannot replace: it is expired, or another program's.
-/// `found` is that item; the condition is that it is still there unchanged, or gone.
+/// Builds a put that replaces `found`, an item that is expired or another program's.
+///
+/// An update cannot replace such an item. The put's condition is that `found` is unchanged or was
+/// deleted.
 pub(super) fn put_over(layout: &Layout, table: &str, found: &Item, item: Item) -> Put {
     let mut with = Expression::new(layout);
     let fields = [
@@ -289,7 +297,7 @@ pub(super) fn put_over(layout: &Layout, table: &str, found: &Item, item: Item) -
         Field::LeaseUntil,
         Field::ExpiresAt,
     ];
-    // As they were returned: another program's number may have a fraction.
+    // The values as DynamoDB returned them: another program's numbers may have fractions.
     let unchanged = fields.map(|field| {
         let name = with.name(field);
         match found.get(layout.name(field)) {
@@ -305,7 +313,7 @@ pub(super) fn put_over(layout: &Layout, table: &str, found: &Item, item: Item) -
     with.into_put(table, item, condition)
 }
 
-/// Ends a claim and keeps its record; `None` where the settlement deletes it.
+/// Builds the update that settles a claim. `None` if the settlement deletes the record.
 pub(super) fn settle(
     layout: &Layout,
     table: &str,
@@ -323,14 +331,14 @@ pub(super) fn settle(
                 StoredResult::Omitted(why) => with.set(Field::ResultOmitted, string(why)),
             }
             with.set(Field::ExpiresAt, number(*expires_at));
-            for gone in [
+            for field in [
                 Field::LeaseUntil,
                 Field::FirstClaimedAt,
                 Field::LastEnd,
                 Field::Error,
                 Field::FailedMessageIds,
             ] {
-                with.remove(gone);
+                with.remove(field);
             }
         }
         Settlement::Fail {
@@ -354,7 +362,7 @@ pub(super) fn settle(
         }
         Settlement::Restore(claimed) => restore(&mut with, claimed, now)?,
     }
-    let condition = with.mine(fence);
+    let condition = with.fenced(fence);
     let key = layout.primary_key(fence.key.as_str());
     Some(with.into_update(table, key, condition))
 }
@@ -384,10 +392,10 @@ fn restore(with: &mut Expression<'_>, claimed: &Claimed, now: Timestamp) -> Opti
     Some(())
 }
 
-/// Deletes the record of a claim that had no effect and replaced no record.
+/// Builds the delete of a claim that had no effect and replaced no record.
 pub(super) fn delete(layout: &Layout, table: &str, fence: &Fence) -> Delete {
     let mut with = Expression::new(layout);
-    let condition = with.mine(fence);
+    let condition = with.fenced(fence);
     Delete::builder()
         .table_name(table)
         .set_key(Some(layout.primary_key(fence.key.as_str())))

@@ -1,4 +1,4 @@
-//! A [`Record`] as an item of the table, by its [`Layout`].
+//! Conversion between a [`Record`] and its item in the table, by the [`Layout`].
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::{
 };
 
 impl Layout {
-    /// The item that a record is.
+    /// Converts a record into an item.
     pub(super) fn item(&self, key: &Key, record: &Record) -> Item {
         let words = &self.words;
         let mut item = self.primary_key(key.as_str());
@@ -72,11 +72,12 @@ impl Layout {
         item
     }
 
-    /// Reads an item back. What other programs that share the table don't write may be missing.
+    /// Converts an item into a record. Only the status and `expires_at` are required, because other
+    /// programs may write to the table.
     ///
-    /// Fails with the reason, which names the attribute and never its value.
+    /// The error text contains the attribute's name and never its value.
     pub(super) fn record(&self, item: &Item) -> Result<Record, String> {
-        let required = |field| format!("it has no `{}`", self.name(field));
+        let required = |field| format!("attribute `{}` is missing", self.name(field));
         let status = self.string(item, Field::Status)?;
         let status = status.ok_or_else(|| required(Field::Status))?;
         let expires_at = self.number(item, Field::ExpiresAt)?;
@@ -98,14 +99,14 @@ impl Layout {
             State::Failed
         } else if status == *in_progress {
             State::InProgress {
-                // Without an end, it lasts as long as the record.
+                // A lease without an end lasts as long as the record.
                 lease_until: lease_until.unwrap_or_else(|| {
                     Timestamp::from_millis(expires_at.saturating_mul(1000).saturating_add(999))
                 }),
             }
         } else {
             return Err(format!(
-                "`{}` is none of {in_progress}, {completed}, {failed}",
+                "attribute `{}` must be {in_progress}, {completed} or {failed}",
                 self.name(Field::Status)
             ));
         };
@@ -114,7 +115,7 @@ impl Layout {
             Some(AttributeValue::Ss(ids)) => ids.iter().cloned().collect(),
             Some(_) => {
                 let name = self.name(Field::FailedMessageIds);
-                return Err(format!("`{name}` is not a string set"));
+                return Err(format!("attribute `{name}` must be a string set"));
             }
         };
         let last_end = self.string(item, Field::LastEnd)?;
@@ -127,7 +128,7 @@ impl Layout {
             attempts: self.number(item, Field::Attempts)?.unwrap_or(0),
             first_claimed_at: self.millis(item, Field::FirstClaimedAt)?,
             last_end: last_end.as_deref().and_then(AttemptEnd::from_name),
-            // A completed record that another program wrote may have one left over.
+            // A completed record of another program may still have an error of an earlier attempt.
             error: match state {
                 State::Completed { .. } => None,
                 State::InProgress { .. } | State::Failed => self.string(item, Field::Error)?,
@@ -139,15 +140,15 @@ impl Layout {
         })
     }
 
-    /// The operation is done, so a result that can't be read is no error.
+    /// Reads the result. An unreadable result is no error, because the operation is completed.
     fn result(&self, item: &Item) -> Result<StoredResult, String> {
         let name = self.name(Field::Result);
         Ok(match item.get(name) {
             Some(AttributeValue::S(json)) => StoredResult::Json(json.clone()),
-            Some(_) => StoredResult::Omitted(format!("`{name}` is not JSON text")),
+            Some(_) => StoredResult::Omitted(format!("attribute `{name}` is not JSON text")),
             None => StoredResult::Omitted(
                 self.string(item, Field::ResultOmitted)?
-                    .unwrap_or_else(|| format!("the record has no `{name}`")),
+                    .unwrap_or_else(|| format!("the record has no attribute `{name}`")),
             ),
         })
     }
@@ -156,7 +157,7 @@ impl Layout {
         match item.get(self.name(field)) {
             None => Ok(None),
             Some(AttributeValue::S(text)) => Ok(Some(text.clone())),
-            Some(_) => Err(format!("`{}` is not a string", self.name(field))),
+            Some(_) => Err(format!("attribute `{}` must be a string", self.name(field))),
         }
     }
 
@@ -164,12 +165,12 @@ impl Layout {
         let Some(value) = item.get(self.name(field)) else {
             return Ok(None);
         };
-        // Powertools for TypeScript writes fractions of a second; in conditions with whole
-        // seconds they change nothing.
+        // Powertools for TypeScript writes fractions of a second. They do not change conditions
+        // that compare with whole seconds.
         let whole = |digits: &String| digits.split('.').next()?.parse().ok();
         let number = value.as_n().ok().and_then(whole);
-        let fault = || format!("`{}` is not a number from 0", self.name(field));
-        number.map(Some).ok_or_else(fault)
+        let error = || format!("attribute `{}` must be a number from 0", self.name(field));
+        number.map(Some).ok_or_else(error)
     }
 
     fn millis(&self, item: &Item, field: Field) -> Result<Option<Timestamp>, String> {
@@ -244,7 +245,7 @@ mod tests {
         }
     }
 
-    /// Powertools waits for a record in progress until its end, and has no status FAILED.
+    /// Powertools has no status FAILED, and waits for the end of a lease in progress.
     #[test]
     fn powertools_layout_expires_lease_of_failed_records() {
         let native = Layout::native().item(&key(), &failed());
@@ -294,7 +295,7 @@ mod tests {
             item.extend(error.map(|error| ("error".to_owned(), string(error))));
             Layout::native().record(&item).map(|record| record.state)
         };
-        let unknown = "`status` is none of IN_PROGRESS, COMPLETED, FAILED";
+        let unknown = "attribute `status` must be IN_PROGRESS, COMPLETED or FAILED";
         assert_eq!(read("DONE", None).unwrap_err(), unknown);
         assert_eq!(read("DONE", Some("no")).unwrap_err(), unknown);
         assert_eq!(read("FAILED", None), Ok(State::Failed));

@@ -1,4 +1,4 @@
-//! [`Layout`]: what a record's attributes are called in the table.
+//! [`Layout`]: attribute names, status words and key schema of records in the table.
 
 use std::{borrow::Cow, str::FromStr};
 
@@ -8,15 +8,16 @@ use crate::{
     protocol::{Fingerprint, key::MAX_KEY_BYTES},
 };
 
-/// The most bytes that a DynamoDB sort key may have (*Amazon DynamoDB Developer Guide*,
-/// "Constraints in Amazon DynamoDB"); an attribute's name in a key or an index may have 255.
+/// Maximum size of a DynamoDB sort key in bytes (*Amazon DynamoDB Developer Guide*, "Constraints in
+/// Amazon DynamoDB").
 const MAX_SORT_KEY_BYTES: usize = 1024;
+/// Maximum size of an attribute name in a key or an index, in bytes (the same page).
 const MAX_NAME_BYTES: usize = 255;
 
 /// Declares [`Field`] with its native names.
 macro_rules! fields {
     ($($(#[$doc:meta])* $field:ident $name:literal)+) => {
-        /// An attribute of a record, by what it means. Its text is its native name.
+        /// An attribute of a record. Its native name is the name in [`Layout::native`].
         ///
         /// ```
         /// use sqs_once::store::Field;
@@ -31,7 +32,7 @@ macro_rules! fields {
         impl Field {
             const ALL: [Self; [$($name),+].len()] = [$(Self::$field),+];
 
-            /// Its name in [`Layout::native`].
+            /// Returns the attribute name in [`Layout::native`].
             #[must_use]
             pub const fn native_name(self) -> &'static str {
                 match self { $(Self::$field => $name,)+ }
@@ -41,37 +42,37 @@ macro_rules! fields {
 }
 
 fields! {
-    /// The partition key: the [`Key`](crate::protocol::Key), or a fixed text where there is a sort key.
+    /// Partition key: the [`Key`](crate::protocol::Key), or a fixed text if there is a sort key.
     Id "id"
-    /// The status word.
+    /// Status word.
     Status "status"
-    /// The token of the current or last claim.
+    /// Token of the current or last claim.
     Owner "owner"
-    /// Epoch milliseconds; after it the claim can be taken over.
+    /// End of the lease, in epoch milliseconds. Afterwards another claim can take over.
     LeaseUntil "lease_until"
-    /// Epoch seconds; the table's TTL attribute.
+    /// End of the retention, in epoch seconds. The table's TTL attribute.
     ExpiresAt "expires_at"
-    /// The fingerprint of the payload.
+    /// Fingerprint of the payload.
     Fingerprint "fingerprint"
-    /// The message of the current or last claim.
+    /// Message of the current or last claim.
     MessageId "message_id"
-    /// Claims made since the record was created.
+    /// Number of claims since the record was created.
     Attempts "attempts"
-    /// Epoch milliseconds of the earliest open attempt; 0 if its time is not known.
+    /// Claim time of the earliest open attempt, in epoch milliseconds. 0 if unknown.
     FirstClaimedAt "first_claimed_at"
-    /// How the last attempt ended: `retryable`, `panic` or `deadline`.
+    /// End of the last attempt: `retryable`, `panic` or `deadline`.
     LastEnd "last_end"
-    /// The messages that failed permanently under this key.
+    /// Messages that failed permanently under this key.
     FailedMessageIds "failed_message_ids"
     /// The handler's output as JSON.
     Result "result"
-    /// The reason why the output was not stored.
+    /// Reason why the output was not stored.
     ResultOmitted "result_omitted"
-    /// The last permanent failure.
+    /// Text of the last permanent failure.
     Error "error"
-    /// Epoch milliseconds.
+    /// Creation time of the record, in epoch milliseconds.
     CreatedAt "created_at"
-    /// Epoch milliseconds.
+    /// Time of the record's last change, in epoch milliseconds.
     UpdatedAt "updated_at"
 }
 
@@ -86,20 +87,19 @@ impl FromStr for Field {
 
     fn from_str(name: &str) -> Result<Self, InvalidValue> {
         let field = Self::ALL.into_iter().find(|f| f.native_name() == name);
-        field.ok_or_else(|| InvalidValue::new(format!("a record has no `{name}`")))
+        field.ok_or_else(|| InvalidValue::new(format!("a record has no attribute `{name}`")))
     }
 }
 
-/// How a record stands in the table: what its attributes and its statuses are called, and
-/// whether a sort key holds the key.
+/// Attribute names, status words and key schema of the records in a table.
 ///
-/// Changing it is for a new table, or for one whose records were written that way: records
-/// under other names are not found, and what they remember is done again.
+/// Change the layout only for a new table, or for a table whose records have this layout. The store
+/// does not find records of another layout, so handlers run again for their messages.
 ///
 /// ```
 /// use sqs_once::store::Layout;
 ///
-/// // A single-table design: every record in the partition `idempotency`, the key in `SK`.
+/// // A single-table design: all records in the partition `idempotency`, with the key in `SK`.
 /// let shared = Layout::native()
 ///     .rename([("id", "PK"), ("expires_at", "ttl")])?
 ///     .sort_key("SK", "idempotency")?;
@@ -118,19 +118,22 @@ struct SortKey {
     partition: String,
 }
 
-/// The values of the status attribute. `failed` may be the same as `in_progress`: a failed record
-/// then has `lease_until = 0`, and one in progress has a later lease.
+/// The values of the status attribute.
+///
+/// `failed` may be the same word as `in_progress`. A failed record then has `lease_until = 0`, and
+/// a record in progress has `lease_until > 0`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Words {
     pub(super) in_progress: Cow<'static, str>,
     pub(super) completed: Cow<'static, str>,
     pub(super) failed: Cow<'static, str>,
-    /// Another word that is read as completed.
+    /// Further word that means completed, when read.
     pub(super) expired: Option<&'static str>,
 }
 
 impl Words {
-    /// Returns whether only `lease_until` separates a failed record from one in progress.
+    /// Returns whether failed records and records in progress have the same word, and differ only
+    /// in `lease_until`.
     pub(super) fn failed_is_in_progress(&self) -> bool {
         self.failed == self.in_progress
     }
@@ -143,7 +146,7 @@ impl Default for Layout {
 }
 
 impl Layout {
-    /// The names in [`DynamoStore`](super::DynamoStore)'s documentation.
+    /// The attribute names in [`DynamoStore`](super::DynamoStore)'s documentation.
     #[must_use]
     pub fn native() -> Self {
         Self {
@@ -158,16 +161,25 @@ impl Layout {
         }
     }
 
-    /// The record of the Powertools for AWS Lambda libraries, so that both can work on one
-    /// table: `id`, `status` (`INPROGRESS`, `COMPLETED`), `expiration`,
-    /// `in_progress_expiration`, `data`, `validation`. What is only ours stands beside it, under
-    /// its native name, and Powertools passes it over.
+    /// The record format of the Powertools for AWS Lambda libraries. Functions with Powertools and
+    /// consumers of this crate can then share one table.
     ///
-    /// Powertools knows no FAILED. Such a record is to it one in progress whose time is over, so
-    /// it runs the operation again when it is asked to, as it does after every exception.
+    /// | native | Powertools |
+    /// | --- | --- |
+    /// | `id`, `status` | the same names |
+    /// | `IN_PROGRESS`, `FAILED` | `INPROGRESS` |
+    /// | `COMPLETED` | `COMPLETED` |
+    /// | `expires_at` | `expiration` |
+    /// | `lease_until` | `in_progress_expiration` |
+    /// | `result` | `data` |
+    /// | `fingerprint` | `validation` |
     ///
-    /// Its ids are `sqs::powertools::hash`es behind its prefix,
-    /// and so is its `validation`.
+    /// All other attributes keep their native names, and Powertools ignores them.
+    ///
+    /// Powertools has no status for failures. It reads a `FAILED` record as a record in progress
+    /// whose lease expired, and runs the operation again, as after every exception.
+    ///
+    /// The id is a prefix and a hash, and `validation` is a hash (`sqs::powertools::hash`).
     ///
     /// ```
     /// use sqs_once::store::{Field, Layout};
@@ -189,17 +201,17 @@ impl Layout {
         }
         layout.words.in_progress = "INPROGRESS".into();
         layout.words.failed = "INPROGRESS".into();
-        // Written when a function ends after its record expired.
+        // Powertools writes this word when a function ends after its record expired.
         layout.words.expired = Some("EXPIRED");
         layout
     }
 
-    /// Renames attributes: each from its [native](Self::native) name.
+    /// Renames attributes, each from its [native](Self::native) name.
     ///
     /// # Errors
     ///
     /// [`InvalidValue`] if a record has no such attribute, or if a name is empty, longer than 255
-    /// bytes, or stands for two attributes.
+    /// bytes, or the name of two attributes.
     pub fn rename<N: Into<String>>(
         mut self,
         names: impl IntoIterator<Item = (impl AsRef<str>, N)>,
@@ -211,16 +223,18 @@ impl Layout {
         self.checked()
     }
 
-    /// Puts the key into the sort key `name`, behind the partition key `partition`, which is the
-    /// same for every record of this store.
+    /// Stores the key in the sort key `name`. All records of the store have the partition key
+    /// value `partition`.
     ///
-    /// One partition takes about 1000 writes a second. A sort key has at most 1024 bytes; a
-    /// longer key is hashed.
+    /// One partition takes about 1000 writes a second. A sort key has at most 1024 bytes; longer
+    /// keys are hashed.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`] if the name is not one, or is taken, or the partition is empty or longer
-    /// than 2048 bytes.
+    /// [`InvalidValue`] if
+    ///
+    /// - `name` is empty, longer than 255 bytes, or the name of another attribute;
+    /// - `partition` is empty or longer than 2048 bytes.
     pub fn sort_key(
         mut self,
         name: impl Into<String>,
@@ -230,15 +244,16 @@ impl Layout {
         if !(1..=MAX_KEY_BYTES).contains(&partition.len()) {
             let bytes = partition.len();
             return Err(InvalidValue::new(format!(
-                "a partition key of {bytes} bytes is not between 1 and {MAX_KEY_BYTES}"
+                "the partition key has {bytes} bytes; the limits are 1 and {MAX_KEY_BYTES}"
             )));
         }
         self.sort = Some(SortKey { name, partition });
         self.checked()
     }
 
-    /// Writes these words into the status. `failed` may be the same as `in_progress`, for
-    /// readers that know no third.
+    /// Sets the words of the status attribute.
+    ///
+    /// `failed` may be the same word as `in_progress`, for readers without a status for failures.
     ///
     /// ```
     /// use sqs_once::store::Layout;
@@ -249,7 +264,7 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`] if `completed` is the same as another.
+    /// [`InvalidValue`] if `completed` is the same word as `in_progress` or `failed`.
     pub fn status_words(
         mut self,
         in_progress: impl Into<String>,
@@ -264,7 +279,7 @@ impl Layout {
         };
         if [&self.words.in_progress, &self.words.failed].contains(&&self.words.completed) {
             return Err(InvalidValue::new(
-                "a completed record must be told from every other by its status".to_owned(),
+                "the status word for completed must differ from the other status words".to_owned(),
             ));
         }
         Ok(self)
@@ -276,13 +291,13 @@ impl Layout {
         for (n, name) in names.iter().enumerate() {
             if !(1..=MAX_NAME_BYTES).contains(&name.len()) {
                 return Err(InvalidValue::new(format!(
-                    "an attribute's name has 1 to {MAX_NAME_BYTES} bytes, and `{name}` has {}",
+                    "the attribute name `{name}` has {} bytes; the limits are 1 and {MAX_NAME_BYTES}",
                     name.len()
                 )));
             }
             if names[..n].contains(name) {
                 return Err(InvalidValue::new(format!(
-                    "two attributes are called `{name}`"
+                    "two attributes have the name `{name}`"
                 )));
             }
         }
@@ -293,13 +308,13 @@ impl Layout {
         &self.names[field as usize]
     }
 
-    /// The primary key of the record whose key is `id`.
+    /// Returns the primary key of the record with the key `id`.
     pub(super) fn primary_key(&self, id: &str) -> Item {
         let partition = self.name(Field::Id).to_owned();
         let Some(sort) = &self.sort else {
             return Item::from([(partition, string(id))]);
         };
-        // No key begins like this: see `Key`.
+        // No other key begins with this marker: see `Key`.
         let id = if id.len() <= MAX_SORT_KEY_BYTES {
             id.to_owned()
         } else {

@@ -36,9 +36,9 @@ use crate::{
 
 /// Records in a DynamoDB table.
 ///
-/// # The table
+/// # Table
 ///
-/// A partition key `id` (string), no sort key, and TTL on `expires_at`:
+/// Key schema: partition key `id` (string), no sort key. TTL attribute: `expires_at`.
 ///
 /// ```sh
 /// aws dynamodb create-table --table-name idempotency --billing-mode PAY_PER_REQUEST \
@@ -53,48 +53,58 @@ use crate::{
 /// | `id` | S | the [`Key`] |
 /// | `status` | S | `IN_PROGRESS`, `COMPLETED` or `FAILED` |
 /// | `owner` | S | random token of the current or last claim |
-/// | `lease_until` | N | epoch milliseconds; after it the claim can be taken over |
-/// | `expires_at` | N | epoch seconds; TTL |
+/// | `lease_until` | N | end of the lease in epoch milliseconds; a takeover can follow |
+/// | `expires_at` | N | end of the retention in epoch seconds; TTL |
 /// | `fingerprint` | S | SHA-256 of the payload, lower-case hex |
 /// | `message_id` | S | message of the current or last claim |
-/// | `attempts` | N | claims made since the record was created |
-/// | `first_claimed_at` | N | epoch milliseconds of the earliest open attempt; 0 if its time is not known |
-/// | `last_end` | S | how the last attempt ended: `retryable`, `panic`, `deadline`; absent after a crash |
+/// | `attempts` | N | number of claims since the record was created |
+/// | `first_claimed_at` | N | claim time of the earliest open attempt in epoch ms; 0 if unknown |
+/// | `last_end` | S | last attempt ended as `retryable`, `panic` or `deadline`; absent if unknown |
 /// | `failed_message_ids` | SS | messages that failed permanently, at most 20 |
 /// | `result` | S | the handler's output as JSON |
-/// | `result_omitted` | S | the reason why the output was not stored |
-/// | `error` | S | the last permanent failure |
+/// | `result_omitted` | S | reason why the output was not stored |
+/// | `error` | S | text of the last permanent failure |
 /// | `created_at`, `updated_at` | N | epoch milliseconds |
 ///
-/// Other names, a sort key, or the record of Powertools for AWS Lambda: [`layout`](Self::layout).
+/// [`layout`](Self::layout) sets other attribute names, a sort key, or the record format of
+/// Powertools for AWS Lambda.
 ///
-/// # The protocol
+/// # Protocol
 ///
-/// 1. A claim is one `UpdateItem`, on condition that there is no record; or its lease has ended and
-///    its payload is the same; or it FAILED for other messages. Over a record past its
-///    `expires_at`, or one of another program, a `PutItem` follows.
-/// 2. Every write after the claim is one `UpdateItem` or `DeleteItem`, on condition that the record
-///    still has this owner and is `IN_PROGRESS`.
-/// 3. A refused write is answered with the record (`ReturnValuesOnConditionCheckFailure`), so
-///    no decision reads by a request of its own.
+/// 1. A claim is one `UpdateItem`. Its condition is one of three: no record exists; the lease
+///    expired and the payload is the same; or the record is `FAILED` and other messages failed.
+///    If the record is past `expires_at`, or another program wrote it, a `PutItem` follows.
+/// 2. Every write after the claim is one `UpdateItem` or `DeleteItem`. Its condition is that the
+///    record still has this owner and is `IN_PROGRESS`.
+/// 3. DynamoDB returns the record when a condition check fails
+///    (`ReturnValuesOnConditionCheckFailure`). So no decision needs a separate read.
 ///
 /// # Limits
 ///
-/// A key has at most 2048 bytes (a longer one is hashed by [`Key`]) and an item 400 KB, which
-/// is checked before the request is sent. The role needs `dynamodb:PutItem`, `UpdateItem` and
-/// `DeleteItem`, and `GetItem` for [`prime`](Self::prime) and
-/// [`first_look`](crate::Inbox::first_look). Writes that commit with a record need `PutItem`,
-/// `UpdateItem`, `DeleteItem` or `ConditionCheckItem` on their own tables; there is no
-/// permission for transactions.
+/// | limit | value |
+/// | --- | --- |
+/// | partition key | 2048 bytes; [`Key`] hashes longer keys |
+/// | item | 400 KB, checked before a request is sent |
+///
+/// # Permissions
+///
+/// | use | actions |
+/// | --- | --- |
+/// | every consumer | `dynamodb:PutItem`, `UpdateItem`, `DeleteItem` |
+/// | [`prime`](Self::prime), [`first_look`](crate::Inbox::first_look) | `dynamodb:GetItem` |
+///
+/// Writes that commit with a record need `PutItem`, `UpdateItem`, `DeleteItem` or
+/// `ConditionCheckItem` on their own tables. IAM has no separate permission for transactions.
 ///
 /// # Guarantee
 ///
-/// DynamoDB serialises the writes to one item, so of two claims one is refused, whatever
-/// their clocks say. The clocks matter only for when a lease has ended.
+/// DynamoDB serialises the writes to one item, so of two claims one is refused. This holds for any
+/// difference between the workers' clocks. Clocks only decide when a lease expires.
 ///
-/// That holds within one Region. A global table with eventual consistency checks conditions in
-/// each Region by itself: let consumers of **one Region** write to a table, and move all of them
-/// at once. A global table with strong consistency has no transactions and no TTL.
+/// The guarantee holds within one Region. A global table with eventual consistency checks
+/// conditions in each Region separately. Let the consumers of **one Region** write to a table, and
+/// move all consumers at once. A global table with strong consistency has no transactions and no
+/// TTL.
 ///
 /// ```no_run
 /// # async fn run() {
@@ -106,9 +116,9 @@ use crate::{
 /// ```
 #[derive(Clone, Debug)]
 pub struct DynamoStore {
-    /// For reads: the SDK retries them.
+    /// Client for reads, which the SDK retries.
     client: Client,
-    /// For writes. The SDK does not retry them, so each answer is seen, and a storm of throttled
+    /// Client for writes, without the SDK's retries. The store sees each answer, and throttled
     /// claims cannot use up the retry quota of settlements.
     writing: Client,
     table: String,
@@ -116,8 +126,9 @@ pub struct DynamoStore {
 }
 
 impl DynamoStore {
-    /// Records in `table`, through `client` (see [`crate::aws::config`] for one whose
-    /// timeouts suit a Lambda).
+    /// Creates a store for records in `table`.
+    ///
+    /// `aws::config` sets timeouts that suit a Lambda function.
     #[must_use]
     pub fn new(client: Client, table: impl Into<String>) -> Self {
         let client = reject_empty_responses(client);
@@ -129,7 +140,7 @@ impl DynamoStore {
         }
     }
 
-    /// Other names than the native ones, or a sort key.
+    /// Sets attribute names, status words and key schema of the table.
     ///
     /// ```no_run
     /// # fn store(client: aws_sdk_dynamodb::Client) {
@@ -143,20 +154,22 @@ impl DynamoStore {
         Self { layout, ..self }
     }
 
-    /// Opens the connection and looks whether the table can be read: one eventually
-    /// consistent `GetItem` of a record that is never there, bounded by `timeout`.
+    /// Opens the connection and checks read access to the table.
     ///
-    /// Meant for Lambda's init phase, where it saves the first message the handshake and
-    /// tells of a misspelt table or a missing permission before a message is at stake.
+    /// Sends one eventually consistent `GetItem` for a record that never exists, and waits at most
+    /// `timeout`.
+    ///
+    /// Call this method in Lambda's init phase. The first message then needs no TLS handshake, and
+    /// a wrong table name or a missing permission shows before the first message.
     ///
     /// # Errors
     ///
-    /// The reason in words, if the table could not be read. It is advice: go on and start.
+    /// The reason why the table could not be read. Log the error and start the consumer nevertheless.
     ///
     /// ```no_run
     /// # async fn run(store: sqs_once::store::DynamoStore) {
     /// if let Err(error) = store.prime(std::time::Duration::from_secs(2)).await {
-    ///     tracing::warn!(%error, "started all the same");
+    ///     tracing::warn!(%error, "starting without a warm connection");
     /// }
     /// # }
     /// ```
@@ -165,7 +178,7 @@ impl DynamoStore {
             .client
             .get_item()
             .table_name(&self.table)
-            // `\p` cannot come out of a key's escaping: no operation's record has this id.
+            // Escaped keys never contain `\p`, so no operation has this id.
             .set_key(Some(self.layout.primary_key("\\prime")))
             .projection_expression("#id")
             .expression_attribute_names("#id", self.layout.name(Field::Id))
@@ -234,7 +247,7 @@ impl DynamoStore {
         }
     }
 
-    /// Claims in one request, or in two over a record that only a put can replace.
+    /// Claims in one request, or in two if only a put can replace the record.
     async fn claim_once(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
         for _ in 0..MOST_CHANGES {
             let (record, item) = match self.claim_by_update(request).await? {
@@ -245,7 +258,8 @@ impl DynamoStore {
                 return Ok(ClaimAnswer::Refused(record));
             }
             match self.claim_by_put(request, record, &item).await? {
-                // Another worker replaced it meanwhile, and its record admits the claim.
+                // Another worker replaced the record meanwhile, and the new record admits the
+                // claim.
                 ClaimAnswer::Refused(record) if may_claim(Some(&record), request) => {}
                 answer => return Ok(answer),
             }
@@ -255,8 +269,8 @@ impl DynamoStore {
             action: "claim",
             key: request.key.to_string(),
             store: self.place(),
-            reason: "other workers changed the record each time before it was written".into(),
-            source: "too many changes".into(),
+            reason: "other workers changed the record before each write".into(),
+            source: "too many concurrent changes".into(),
         })
     }
 
@@ -265,7 +279,7 @@ impl DynamoStore {
         let update = update_item(&self.writing, update).return_values(ReturnValue::AllOld);
         match update.send().await {
             Ok(answer) => {
-                // Without a status there was no record: an emulator answers the bare key then.
+                // An emulator returns only the key if no record existed.
                 let status = self.layout.name(Field::Status);
                 let replaced = answer.attributes().filter(|old| old.contains_key(status));
                 let replaced = replaced.map(|old| self.read(&request.key, old));
@@ -273,7 +287,8 @@ impl DynamoStore {
             }
             Err(error) => match error.as_service_error() {
                 Some(UpdateItemError::ConditionalCheckFailedException(refusal)) => {
-                    // No item: an emulator that ignores ReturnValuesOnConditionCheckFailure.
+                    // An emulator that ignores `ReturnValuesOnConditionCheckFailure` returns no
+                    // item.
                     let item = refusal.item().cloned().unwrap_or_default();
                     let record = self.read(&request.key, &item)?;
                     Ok(Claim::Refused(record, item))
@@ -283,7 +298,7 @@ impl DynamoStore {
         }
     }
 
-    /// Claims over a record that only a put can replace.
+    /// Replaces the record `found`, which is expired or another program's, by a claim.
     async fn claim_by_put(
         &self,
         request: &ClaimRequest,
@@ -308,15 +323,17 @@ impl DynamoStore {
     }
 }
 
-/// How often a claim that is not answered, or meets contention, is sent; as often as the SDK would.
+/// Maximum number of requests for one claim that gets no answer or meets contention, as in the
+/// SDK's retry settings of `aws::config`.
 const CLAIM_ATTEMPTS: u32 = 4;
-/// Pauses between them: a random time up to the first, doubled each time, up to the longest.
+/// Upper limit of the first random pause between requests for one claim. Each pause doubles it.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// Upper limit of every pause between requests for one claim.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// How often other workers may change a record between the two requests of one claim.
+/// Maximum number of tries to claim a record that other workers change between update and put.
 const MOST_CHANGES: usize = 3;
 
-/// The answer to a claim that is an update.
+/// The answer to a claim by `UpdateItem`.
 enum Claim {
     Applied(Option<Record>),
     Refused(Record, Item),
@@ -324,7 +341,7 @@ enum Claim {
 
 impl Store for DynamoStore {
     async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
-        // The rest of the item is for the outcome: that must fit when the effect has happened.
+        // The rest of the item is reserved for the result, which must fit after the effect.
         let room = MAX_ITEM_BYTES - MAX_RESULT_BYTES;
         let largest = self.layout.item(&request.key, &request.record(None));
         check_size(&request.key, items::size(&largest), room)?;
@@ -374,7 +391,8 @@ impl Store for DynamoStore {
     }
 }
 
-/// A result that was not cut to size ([`StoredResult::fit`]) is refused before it is sent.
+/// Rejects a result over [`MAX_RESULT_BYTES`] before a request is sent ([`StoredResult::fit`]
+/// limits results).
 fn check_result(key: &Key, settlement: &Settlement) -> Result<(), StoreError> {
     let bytes = match settlement {
         Settlement::Complete {
@@ -398,7 +416,7 @@ fn check_size(key: &Key, bytes: usize, limit: usize) -> Result<(), StoreError> {
     })
 }
 
-/// Why the table could not be looked at when the process started.
+/// The reason why [`DynamoStore::prime`] could not read the table.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("DynamoDB table `{table}` did not answer the warm-up read: {reason}")]
 pub struct PrimeError {

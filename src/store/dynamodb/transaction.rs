@@ -1,4 +1,4 @@
-//! A record and other writes in one `TransactWriteItems`.
+//! Commits a record and other writes in one `TransactWriteItems`.
 
 use std::collections::BTreeSet;
 
@@ -17,13 +17,13 @@ use crate::{
         write::{Place, table},
     },
     protocol::{
-        ClaimRequest, Key, Record, Settlement, Timestamp, decision::may_claim,
+        ClaimRequest, Key, Record, Settlement, Timestamp, Unavailability, decision::may_claim,
         record::MAX_ITEM_BYTES,
     },
     store::{Commit, CommitAnswer, RecordWrite, StoreError, TransactionalStore},
 };
 
-/// There is no permission for transactions.
+/// Permissions of a commit. IAM has no separate permission for transactions.
 const NEEDS: &str = "dynamodb:PutItem, UpdateItem, DeleteItem or ConditionCheckItem";
 
 impl TransactionalStore for DynamoStore {
@@ -32,7 +32,7 @@ impl TransactionalStore for DynamoStore {
         let get = get.set_key(Some(self.layout.primary_key(key.as_str())));
         match get.send().await {
             Ok(found) => found.item().map(|item| self.read(key, item)).transpose(),
-            Err(error) => Err(self.unavailable("look for", "dynamodb:GetItem", key, error)),
+            Err(error) => Err(self.unavailable("read", "dynamodb:GetItem", key, error)),
         }
     }
 
@@ -58,13 +58,13 @@ impl TransactionalStore for DynamoStore {
         let Some(over) = commit.sent_over.get() else {
             return Ok(CommitAnswer::Refused(None));
         };
-        // Another transaction, so another token.
+        // This is another transaction, so it needs another `ClientRequestToken`.
         let token = format!("{}o", commit.token);
         Ok(self.send(commit, over.clone(), token).await?.into())
     }
 }
 
-/// An answer, with the item that refused the record's write as it was returned.
+/// DynamoDB's answer, with the unchanged item that refused the record's write.
 enum Sent {
     Refused(Option<(Record, Item)>),
     Other(CommitAnswer),
@@ -146,7 +146,8 @@ impl DynamoStore {
         .build())
     }
 
-    /// The put in place of a refused update of the record, where the rule admits the write.
+    /// Builds a put instead of a refused update of the record. `None` if the rules protect the
+    /// record `found`.
     fn over(
         &self,
         record: &RecordWrite,
@@ -176,78 +177,87 @@ impl DynamoStore {
         commit: &Commit,
         error: SdkError<TransactWriteItemsError>,
     ) -> Result<Sent, StoreError> {
-        let explained = || explain(&error, NEEDS);
-        let other = |answer| Ok(Sent::Other(answer));
         match error.as_service_error() {
             Some(TransactWriteItemsError::TransactionCanceledException(cancelled)) => {
-                let answer = self.cancelled(commit, cancelled.cancellation_reasons())?;
-                // Without reasons, nothing is known but that nothing was written.
-                Ok(answer.unwrap_or_else(|| Sent::Other(CommitAnswer::Contended(explained()))))
+                match self.cancelled(commit, cancelled.cancellation_reasons())? {
+                    Cancelled::Sent(sent) => Ok(sent),
+                    Cancelled::Contended(why) => {
+                        let why = why.unwrap_or_else(|| explain(&error, NEEDS));
+                        Err(self.not_answered(commit, Unavailability::Contended, why, error))
+                    }
+                }
             }
-            // Sent again it is the same transaction, so the answer to that will tell.
-            Some(
-                TransactWriteItemsError::TransactionInProgressException(_)
-                | TransactWriteItemsError::ProvisionedThroughputExceededException(_)
-                | TransactWriteItemsError::RequestLimitExceeded(_)
-                | TransactWriteItemsError::ThrottlingException(_),
-            ) => other(CommitAnswer::Contended(explained())),
             Some(service) if service.code() == Some("ValidationException") => {
-                other(CommitAnswer::Invalid(explained()))
+                Ok(Sent::Other(CommitAnswer::Invalid(explain(&error, NEEDS))))
             }
+            // The caller sends the same transaction again, after contention too.
             _ => {
-                let writes = commit.writes.iter();
-                let tables = [self.table.as_str()].into_iter();
-                let tables: BTreeSet<_> = tables
-                    .chain(writes.map(|write| table(&write.action)))
-                    .collect();
-                let tables = tables.into_iter().collect::<Vec<_>>().join("`, `");
-                Err(StoreError::Unavailable {
-                    kind: kind(&error),
-                    action: "commit",
-                    key: commit.record.key().to_string(),
-                    store: format!("DynamoDB, tables `{tables}`"),
-                    reason: explained(),
-                    source: error.into(),
-                })
+                let (kind, why) = (kind(&error), explain(&error, NEEDS));
+                Err(self.not_answered(commit, kind, why, error))
             }
         }
     }
 
-    /// Reasons stand in the order of the actions, so the first is the record's.
+    fn not_answered(
+        &self,
+        commit: &Commit,
+        kind: Unavailability,
+        reason: String,
+        error: SdkError<TransactWriteItemsError>,
+    ) -> StoreError {
+        let writes = commit.writes.iter();
+        let tables = [self.table.as_str()].into_iter();
+        let tables: BTreeSet<_> = tables
+            .chain(writes.map(|write| table(&write.action)))
+            .collect();
+        let tables = tables.into_iter().collect::<Vec<_>>().join("`, `");
+        StoreError::Unavailable {
+            kind,
+            action: "commit",
+            key: commit.record.key().to_string(),
+            store: format!("DynamoDB, tables `{tables}`"),
+            reason,
+            source: error.into(),
+        }
+    }
+
+    /// Interprets the cancellation reasons. They have the order of the actions, so the first one
+    /// belongs to the record.
     fn cancelled(
         &self,
         commit: &Commit,
         reasons: &[CancellationReason],
-    ) -> Result<Option<Sent>, StoreError> {
+    ) -> Result<Cancelled, StoreError> {
         let Some((record, others)) = reasons.split_first() else {
-            return Ok(None);
+            return Ok(Cancelled::Contended(None));
         };
-        if Verdict::of(record) == Verdict::ConditionNotMet {
+        if ReasonKind::of(record) == ReasonKind::ConditionCheckFailed {
             let found = match record.item().filter(|item| !item.is_empty()) {
                 None => None,
                 Some(item) => Some((self.read(commit.record.key(), item)?, item.clone())),
             };
-            return Ok(Some(Sent::Refused(found)));
+            return Ok(Cancelled::Sent(Sent::Refused(found)));
         }
-        let first = |verdict| {
+        let first = |kind| {
             let mut reasons = reasons.iter().enumerate();
-            let (index, reason) = reasons.find(|(_, reason)| Verdict::of(reason) == verdict)?;
+            let (index, reason) = reasons.find(|(_, reason)| ReasonKind::of(reason) == kind)?;
             let write = index.checked_sub(1).and_then(|n| commit.writes.get(n));
             Some(match write {
-                None => format!("{} on the record", words(reason)),
-                Some(write) => format!("{} on {}", words(reason), Place::of(index - 1, write)),
+                None => format!("{} on the record", describe(reason)),
+                Some(write) => format!("{} on {}", describe(reason), Place::of(index - 1, write)),
             })
         };
-        // A collision may be with the very write that an unmet condition asks about, so it goes
-        // first: tried again, the answer will be clear.
-        if let Some(why) = first(Verdict::Contended) {
-            return Ok(Some(Sent::Other(CommitAnswer::Contended(why))));
+        // Contention comes before failed conditions: the other transaction may change an item that
+        // a failed condition depends on. A retry gets a definite answer.
+        if let Some(why) = first(ReasonKind::Contended) {
+            return Ok(Cancelled::Contended(Some(why)));
         }
-        if let Some(why) = first(Verdict::Invalid) {
-            return Ok(Some(Sent::Other(CommitAnswer::Invalid(why))));
+        if let Some(why) = first(ReasonKind::Invalid) {
+            return Ok(Cancelled::Sent(Sent::Other(CommitAnswer::Invalid(why))));
         }
         let refused = commit.writes.iter().zip(others).enumerate();
-        let refused = refused.filter(|(_, (_, why))| Verdict::of(why) == Verdict::ConditionNotMet);
+        let refused =
+            refused.filter(|(_, (_, why))| ReasonKind::of(why) == ReasonKind::ConditionCheckFailed);
         let refused = refused.map(|(index, (write, reason))| RefusedWrite {
             index,
             label: write.label.clone(),
@@ -255,17 +265,31 @@ impl DynamoStore {
             item: reason.item().cloned().filter(|item| !item.is_empty()),
         });
         let refused: Vec<_> = refused.collect();
-        let cancelled = || Sent::Other(CommitAnswer::Cancelled(Refused::new(refused.clone())));
-        Ok((!refused.is_empty()).then(cancelled))
+        if refused.is_empty() {
+            return Ok(Cancelled::Contended(None));
+        }
+        let refused = CommitAnswer::Cancelled(Refused::new(refused));
+        Ok(Cancelled::Sent(Sent::Other(refused)))
     }
 }
 
-/// The record that an insert leaves over a record that is not expired.
+/// The meaning of a cancelled transaction. Nothing was written.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one value lives at a time, and is matched at once"
+)]
+enum Cancelled {
+    Sent(Sent),
+    /// A retry may succeed. `None` if the reasons do not explain the contention.
+    Contended(Option<String>),
+}
+
+/// Returns the record after an insert. `over` is the record before, and is `None` if expired.
 fn inserted(request: &ClaimRequest, settlement: &Settlement, over: Option<&Record>) -> Record {
     let claimed = request.record(over);
     let settled = settlement.apply(&claimed, request.now);
     Record {
-        // An insert has no attempt of its own that could be open.
+        // An insert has no claim, so it opens no attempt.
         first_claimed_at: match settlement {
             Settlement::Fail { .. } if over.is_some_and(Record::is_foreign_claim) => {
                 Some(Timestamp::default())
@@ -277,32 +301,33 @@ fn inserted(request: &ClaimRequest, settlement: &Settlement, over: Option<&Recor
     }
 }
 
-/// The meaning of one reason (*Amazon DynamoDB API Reference*, "TransactWriteItems", cancellation
-/// reasons).
+/// Kind of one cancellation reason (*Amazon DynamoDB API Reference*, "TransactWriteItems",
+/// cancellation reasons).
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Verdict {
-    NoObjection,
-    ConditionNotMet,
-    /// It may pass.
+enum ReasonKind {
+    /// This action did not cancel the transaction.
+    NotFailed,
+    ConditionCheckFailed,
+    /// A retry may succeed.
     Contended,
-    /// It never will.
+    /// A retry would fail again.
     Invalid,
 }
 
-impl Verdict {
+impl ReasonKind {
     fn of(reason: &CancellationReason) -> Self {
         match reason.code() {
-            None | Some("None") => Self::NoObjection,
-            Some("ConditionalCheckFailed") => Self::ConditionNotMet,
+            None | Some("None") => Self::NotFailed,
+            Some("ConditionalCheckFailed") => Self::ConditionCheckFailed,
             Some("ValidationError" | "ItemCollectionSizeLimitExceeded") => Self::Invalid,
-            // TransactionConflict, ThrottlingError, ProvisionedThroughputExceeded. And what is
-            // not known yet: the message stays in the queue.
+            // TransactionConflict, ThrottlingError, ProvisionedThroughputExceeded, and codes that
+            // are unknown today. The message stays in the queue.
             Some(_) => Self::Contended,
         }
     }
 }
 
-fn words(reason: &CancellationReason) -> String {
+fn describe(reason: &CancellationReason) -> String {
     let code = reason.code().unwrap_or("no code");
     match reason.message() {
         None => code.to_owned(),

@@ -1,0 +1,104 @@
+"""Checks the crate's features.
+
+1. Combinations of features compile and document without a warning.
+2. The documents name the number of crates that each combination brings.
+3. The sample's handler can be replaced in three files.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+NONE: tuple[str, ...] = ("--no-default-features",)
+LIBRARY = ("--no-default-features", "--features", "lambda,visibility,settings")
+DEFAULT: tuple[str, ...] = ()
+COMBINATIONS = (
+    NONE,
+    ("--no-default-features", "--features", "lambda"),
+    ("--no-default-features", "--features", "settings"),
+    LIBRARY,
+    DEFAULT,
+    ("--all-features",),
+)
+
+# What a user writes in place of payments.rs, order.rs and gateway.rs.
+OWN_HANDLER = """\
+use sqs_once::{Attempt, Consumer, Failure, Handler, Once, Settings, SettingsError, store::DynamoStore};
+
+struct Greet;
+
+impl Handler for Greet {
+    type Message = serde_json::Value;
+    type Output = String;
+
+    async fn handle(&self, _: serde_json::Value, attempt: Attempt) -> Result<String, Failure> {
+        Ok(format!("hello {}", attempt.key()))
+    }
+}
+
+pub(crate) async fn consumer(
+    settings: Settings,
+) -> Result<Consumer<Once<DynamoStore>, impl Handler<Output = String>>, SettingsError> {
+    settings.once(Ok(Greet)).await
+}
+"""
+
+
+def cargo(*arguments: str, cwd: Path = ROOT) -> None:
+    environment = os.environ | {"CARGO_TARGET_DIR": str(ROOT / "target"), "RUSTDOCFLAGS": "-D warnings"}
+    print("==> cargo", *arguments, flush=True)
+    if subprocess.run(["cargo", *arguments], cwd=cwd, env=environment, check=False).returncode != 0:
+        sys.exit(1)
+
+
+def check_combinations() -> None:
+    for features in COMBINATIONS:
+        cargo("clippy", "--quiet", "--locked", "--lib", "--bins", *features, "--", "-D", "warnings")
+        cargo("doc", "--quiet", "--locked", "--no-deps", "--lib", *features)
+
+
+def crates(features: tuple[str, ...]) -> int:
+    """The number of crates in the dependency tree of the library on Lambda, without the crate itself."""
+    tree = ["cargo", "tree", "--locked", "--target", "x86_64-unknown-linux-gnu", "-e", "normal"]
+    tree += ["--prefix", "none", "--no-dedupe", "--format", "{p}", *features]
+    lines = subprocess.run(tree, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+    return len({tuple(line.split()[:2]) for line in lines if line}) - 1
+
+
+def check_documents() -> None:
+    counts = {crates(features) for features in (DEFAULT, LIBRARY, NONE)}
+    print("==> crates:", *sorted(counts, reverse=True), flush=True)
+    library = ROOT / "src/lib.rs"
+    faults = []
+    for document in (library, ROOT / "README.md", ROOT / "DESIGN.md", *ROOT.glob("docs/**/*.md")):
+        named = {int(number) for number in re.findall(r"(\d+) crates\b", document.read_text())}
+        wrong = named - counts if document != library else named ^ counts
+        faults += [f"{document.relative_to(ROOT)} and `cargo tree` disagree on {number} crates" for number in wrong]
+    if faults:
+        sys.exit("\n".join(sorted(faults)))
+
+
+def check_own_handler() -> None:
+    copy = ROOT / "target/own-handler"
+    shutil.rmtree(copy, ignore_errors=True)
+    copy.mkdir(parents=True)
+    for name in ("Cargo.toml", "Cargo.lock", "README.md"):
+        shutil.copy(ROOT / name, copy)
+    for name in ("src", "benches", "examples", "tests"):
+        shutil.copytree(ROOT / name, copy / name)
+    sample = copy / "src/bin/consumer"
+    for name in ("payments.rs", "order.rs", "gateway.rs"):
+        (sample / name).unlink()
+    (sample / "payments.rs").write_text(OWN_HANDLER)
+    cargo("clippy", "--quiet", "--locked", "--offline", "--bin", "consumer", "--", "-D", "warnings", cwd=copy)
+
+
+if __name__ == "__main__":
+    check_documents()
+    check_combinations()
+    check_own_handler()

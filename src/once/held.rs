@@ -1,0 +1,174 @@
+//! [`HeldClaim`]: a claim that this worker holds, and its settlements.
+
+use std::sync::Arc;
+
+use super::{
+    Outcome,
+    commit::{Committed, commit},
+    records::{Records, warn_of_omitted},
+    repeat::{Answered, repeat},
+    work::{DeclinedAnswer, NoAnswer, write_until_accepted},
+};
+use crate::{
+    deadline::Deadline,
+    handler::{Failure, Plan},
+    protocol::{
+        AttemptEnd, Claimed, Fence, Settlement, SettlementRefused, StoredResult,
+        decision::settlement_refused,
+    },
+    store::{RecordWrite, SettleAnswer, Store, StoreError, TransactionalStore},
+};
+
+/// A claim that this worker holds.
+///
+/// Only a successful claim creates a `HeldClaim`. Each settlement consumes the value, so the worker
+/// settles no claim twice.
+pub(super) struct HeldClaim<'a, S> {
+    pub(super) records: &'a Records<S>,
+    pub(super) fence: Fence,
+    pub(super) message_id: String,
+    pub(super) claimed: Claimed,
+    pub(super) deadline: Deadline,
+}
+
+/// The result of a settlement.
+enum Settled {
+    Applied,
+    LeaseLost,
+    Unknown(StoreError),
+}
+
+impl<S: Store> HeldClaim<'_, S> {
+    pub(super) async fn complete(self, result: StoredResult) -> Outcome {
+        self.record(result).await
+    }
+
+    async fn record(&self, result: StoredResult) -> Outcome {
+        warn_of_omitted(&self.fence.key, &result);
+        let settlement = self.records.completion(&result);
+        match self.settle(&settlement).await {
+            Settled::Applied => Outcome::Completed(result),
+            Settled::LeaseLost => Outcome::LeaseLost,
+            // The effect has occurred. The claim stays, so that no retry repeats the effect at
+            // once.
+            Settled::Unknown(error) => Outcome::completion_unrecorded(error),
+        }
+    }
+
+    /// Settles the claim after a handler that returned no answer.
+    pub(super) async fn end_without_answer(self, end: NoAnswer) -> Outcome {
+        let last_end = match &end {
+            NoAnswer::Failed(failure @ Failure::Permanent(_)) => {
+                return self.fail(failure.to_string()).await;
+            }
+            NoAnswer::Failed(Failure::NoEffect(_)) => return self.restore(end.into()).await,
+            NoAnswer::Failed(Failure::Retryable(_)) => AttemptEnd::Retryable,
+            NoAnswer::Panicked => AttemptEnd::Panic,
+            NoAnswer::OutOfTime => AttemptEnd::Deadline,
+        };
+        // The attempt may have had its effect.
+        let last_end = Some(last_end);
+        self.end(&Settlement::EndLease { last_end }, end.into())
+            .await
+    }
+
+    async fn fail(self, error: String) -> Outcome {
+        let (first_open, expires_at) = (self.claimed.is_first_open(), self.records.expires_at());
+        let settlement = Settlement::fail(error.clone(), &self.message_id, first_open, expires_at);
+        match self.settle(&settlement).await {
+            Settled::Applied => Outcome::PermanentFailure(error),
+            Settled::LeaseLost => Outcome::LeaseLost,
+            Settled::Unknown(cause) => Outcome::FailureUnrecorded {
+                error,
+                cause: Arc::new(cause),
+            },
+        }
+    }
+
+    /// Undoes the claim after an attempt that had no effect.
+    pub(super) async fn restore(self, outcome: Outcome) -> Outcome {
+        let settlement = Settlement::Restore(self.claimed.clone());
+        self.end(&settlement, outcome).await
+    }
+
+    /// Settles a claim whose message returns to the queue. If the settlement fails, logs a warning
+    /// and returns the same outcome.
+    async fn end(self, settlement: &Settlement, outcome: Outcome) -> Outcome {
+        match self.settle(settlement).await {
+            Settled::Applied => outcome,
+            Settled::LeaseLost => Outcome::LeaseLost,
+            Settled::Unknown(error) => {
+                tracing::warn!(
+                    key = %self.fence.key,
+                    %error,
+                    "settlement failed: the claim stays until its lease expires"
+                );
+                outcome
+            }
+        }
+    }
+
+    /// Retries a settlement until an answer or the deadline. The fence makes retries harmless.
+    async fn settle(&self, settlement: &Settlement) -> Settled {
+        let (store, fence, now) = (&self.records.store, &self.fence, self.records.now());
+        let send = || store.settle(fence, settlement, now);
+        match repeat(self.deadline.end(), settlement.name(), &fence.key, send).await {
+            Ok(Answered { answer, .. }) => match answer {
+                SettleAnswer::Applied => Settled::Applied,
+                SettleAnswer::Refused(record) => {
+                    match settlement_refused(record.as_ref(), fence, settlement) {
+                        SettlementRefused::AlreadySettled => Settled::Applied,
+                        SettlementRefused::LeaseLost => Settled::LeaseLost,
+                    }
+                }
+            },
+            Err(given_up) => Settled::Unknown(given_up.error),
+        }
+    }
+}
+
+impl<S: TransactionalStore> HeldClaim<'_, S> {
+    /// Commits the completion and the handler's writes in one transaction. Without writes, one
+    /// update records the completion.
+    pub(super) async fn commit(self, plan: Plan) -> Outcome {
+        let write = |round, plan| self.commit_once(round, plan);
+        match write_until_accepted(Ok(plan), write).await {
+            Ok(outcome) => outcome,
+            Err((_, end)) => self.end_without_answer(end).await,
+        }
+    }
+
+    async fn commit_once(&self, round: usize, plan: Plan) -> Result<Outcome, DeclinedAnswer<Plan>> {
+        if plan.writes.is_empty() {
+            return Ok(self.record(plan.result).await);
+        }
+        warn_of_omitted(&self.fence.key, &plan.result);
+        let settlement = self.records.completion(&plan.result);
+        let record = RecordWrite::Settle {
+            fence: self.fence.clone(),
+            settlement: settlement.clone(),
+            now: self.records.now(),
+        };
+        let (store, owner) = (&self.records.store, &self.fence.owner);
+        let declined = match commit(store, owner, round, record, plan.writes, self.deadline).await {
+            Committed::Applied => return Ok(Outcome::Completed(plan.result)),
+            Committed::Refused(record) => {
+                return Ok(
+                    match settlement_refused(record.as_ref(), &self.fence, &settlement) {
+                        SettlementRefused::AlreadySettled => Outcome::Completed(plan.result),
+                        SettlementRefused::LeaseLost => Outcome::LeaseLost,
+                    },
+                );
+            }
+            // The handler may have had other effects too. So the claim stays until its lease
+            // expires, as after every completion without a record.
+            Committed::Unknown(outcome) => return Ok(outcome),
+            Committed::Unwritten(error) => return Ok(Outcome::completion_unrecorded(error)),
+            Committed::Declined(declined) => declined,
+        };
+        Err(DeclinedAnswer {
+            declined,
+            on_refused: plan.on_refused,
+        })
+    }
+}

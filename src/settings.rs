@@ -1,0 +1,867 @@
+//! [`Settings`]: environment variables into a configured [`Consumer`].
+
+use std::{collections::BTreeMap, env, fmt, num::NonZeroUsize, time::Duration};
+
+use aws_config::SdkConfig;
+use aws_sdk_dynamodb::Client;
+
+#[cfg(feature = "visibility")]
+use crate::sqs::Visibility;
+use crate::{
+    aws,
+    handler::Handler,
+    once::{Inbox, Mode, OnItem, Once},
+    protocol::{AfterFailure, Namespace},
+    sqs::{Consumer, FifoAfterPermanent, FingerprintSource, KeySource},
+    store::{DynamoStore, Field, Layout},
+};
+
+/// Bounds the read at start: Lambda's init phase ends after 10 seconds.
+const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The environment variables of a consumer, and the errors found in them so far.
+///
+/// [`once`](Self::once), [`inbox`](Self::inbox) and [`on_item`](Self::on_item) each build a
+/// [`Consumer`] in the mode of that name. They read every variable before they report errors, so
+/// one [`SettingsError`] lists all of them. An empty variable counts as not set.
+///
+/// ```no_run
+/// use sqs_once::{Attempt, Failure, Handler, Settings, SettingsError, telemetry};
+///
+/// struct Greet { sender: String }
+///
+/// impl Greet {
+///     fn read(settings: &mut Settings) -> Result<Self, SettingsError> {
+///         let sender = settings.required("SENDER", "name of the sender", str::parse)?;
+///         Ok(Self { sender })
+///     }
+/// }
+///
+/// impl Handler for Greet {
+///     type Message = serde_json::Value;
+///     type Output = String;
+///
+///     async fn handle(&self, _: serde_json::Value, _: Attempt) -> Result<String, Failure> {
+///         Ok(format!("{} says hello", self.sender))
+///     }
+/// }
+///
+/// #[tokio::main]
+/// async fn main() -> Result<(), lambda_runtime::Error> {
+///     telemetry::init();
+///     let mut settings = Settings::from_env();
+///     settings.set_default("IDEMPOTENCY_KEY", "body:/customerId");
+///     let greet = Greet::read(&mut settings);
+///     sqs_once::run(settings.once(greet).await?).await
+/// }
+/// ```
+///
+/// # Variables
+///
+/// Durations are written as `500ms`, `30s`, `5m`, `24h` or `20d`.
+///
+/// | variable | default | meaning |
+/// | --- | --- | --- |
+/// | `IDEMPOTENCY_TABLE_NAME` | required, not used by `on_item` | DynamoDB table of the records |
+/// | `IDEMPOTENCY_LAYOUT` | `native` | attribute names of the records: `native` or `powertools` ([`Layout`]) |
+/// | `IDEMPOTENCY_ATTRIBUTES` | none | other attribute names, as `id=PK,expires_at=ttl` ([`Layout::rename`]) |
+/// | `IDEMPOTENCY_SORT_KEY` | none | `SK` or `SK=PARTITION`: sort key that holds the idempotency key; the partition defaults to `idempotency#<function name>` ([`Layout::sort_key`]) |
+/// | `IDEMPOTENCY_NAMESPACE` | function name | first part of every key ([`Namespace`]) |
+/// | `IDEMPOTENCY_KEY` | `message-id` | source of a message's key ([`KeySource`]) |
+/// | `IDEMPOTENCY_FINGERPRINT` | `body` | part of a message that must not change under one key ([`FingerprintSource`]) |
+/// | `IDEMPOTENCY_RETENTION` | `20d`; unlimited for `on_item` | time that a record is kept |
+/// | `IDEMPOTENCY_AFTER_FAILURE` | `retry` | other message with the key of a permanent failure: `retry` or `replay` ([`AfterFailure`]) |
+/// | `IDEMPOTENCY_LEASE_MARGIN` | `1s` | time added to the deadline, for clocks that differ |
+/// | `IDEMPOTENCY_LEASE_FALLBACK` | `5m` | time budget of an invocation without a known deadline |
+/// | `CONSUMER_CONCURRENCY` | `10` | messages of one batch processed at a time |
+/// | `CONSUMER_CONFLICT_WAIT` | `0s` | time to wait for the outcome of another worker that holds the claim |
+/// | `CONSUMER_DEADLINE_RESERVE` | `500ms` | time reserved to record outcomes and answer |
+/// | `CONSUMER_VISIBILITY` | `on` | sets the visibility timeout of each failed message; always `off` without the feature `visibility` |
+/// | `CONSUMER_BACKOFF_BASE` | `10s` | longest back-off after the first receive, doubled with each receive |
+/// | `CONSUMER_BACKOFF_CAP` | `15m` | longest back-off, at most `11h 30m` |
+/// | `CONSUMER_DEAD_LETTER` | `off` | copies permanent failures to the dead-letter queue after one receive |
+/// | `CONSUMER_FIFO_AFTER_PERMANENT` | `continue` | messages of a FIFO group behind a permanent failure: `continue` or `stop` ([`FifoAfterPermanent`]) |
+/// | `CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE` | `on` | fails the invocation if DynamoDB was unavailable for every message |
+/// | `CONSUMER_PRIME` | `on` | reads the table once at start; not used by `on_item` |
+///
+/// `AWS_LAMBDA_RUNTIME_API` must be set, since [`run`](crate::run) needs it. Known gap: a variable
+/// with a misspelt name is ignored.
+pub struct Settings {
+    /// `None`: the process's environment.
+    variables: Option<BTreeMap<String, String>>,
+    defaults: BTreeMap<String, String>,
+    errors: Vec<String>,
+    config: Option<SdkConfig>,
+}
+
+/// Every error of a configuration: variable, problem and remedy.
+///
+/// ```
+/// use sqs_once::Settings;
+///
+/// let mut settings = Settings::from_vars([("TIMEOUT", "soon")]);
+/// let error = settings.duration("TIMEOUT", "5s").unwrap_err();
+/// assert_eq!(
+///     error.to_string(),
+///     "invalid configuration (1 error): TIMEOUT: `soon` is not a duration such as 500ms, 30s, 5m or 24h"
+/// );
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "invalid configuration ({} error{}): {}",
+    .errors.len(),
+    if .errors.len() == 1 { "" } else { "s" },
+    .errors.join("; ")
+)]
+pub struct SettingsError {
+    errors: Vec<String>,
+}
+
+impl SettingsError {
+    /// The errors, each with the name of its variable.
+    ///
+    /// ```
+    /// # use sqs_once::Settings;
+    /// let mut settings = Settings::from_vars([("TIMEOUT", "0s")]);
+    /// let error = settings.duration("TIMEOUT", "5s").unwrap_err();
+    /// assert_eq!(error.errors(), ["TIMEOUT: must be more than 0"]);
+    /// ```
+    #[must_use]
+    pub fn errors(&self) -> &[String] {
+        &self.errors
+    }
+}
+
+impl fmt::Debug for Settings {
+    /// Without values: they may hold credentials.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("errors", &self.errors)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<H: Handler> Consumer<Once<DynamoStore>, H>
+where
+    Once<DynamoStore>: Mode<H::Output>,
+{
+    /// A consumer in the mode [`Once`], configured by environment variables: see [`Settings`].
+    ///
+    /// # Errors
+    ///
+    /// [`SettingsError`] with every variable that is missing or invalid.
+    ///
+    /// ```no_run
+    /// # use sqs_once::{Consumer, Failure, Handler};
+    /// # async fn main_<H: Handler<Output = String>>(handler: H) -> Result<(), lambda_runtime::Error> {
+    /// sqs_once::run(Consumer::from_env(handler).await?).await
+    /// # }
+    /// ```
+    pub async fn from_env(handler: H) -> Result<Self, SettingsError> {
+        Settings::from_env().once(Ok(handler)).await
+    }
+}
+
+impl Settings {
+    /// Takes variables from the process's environment. Bytes that are not UTF-8 are replaced.
+    #[must_use]
+    pub fn from_env() -> Self {
+        Self {
+            variables: None,
+            defaults: BTreeMap::new(),
+            errors: Vec::new(),
+            config: None,
+        }
+    }
+
+    /// Takes these variables alone, for tests.
+    ///
+    /// ```
+    /// # use sqs_once::Settings;
+    /// let mut settings = Settings::from_vars([("ORDERS_TABLE_NAME", "orders")]);
+    /// let orders: String = settings.required("ORDERS_TABLE_NAME", "table", str::parse).unwrap();
+    /// assert_eq!(orders, "orders");
+    /// ```
+    #[must_use]
+    pub fn from_vars<N: Into<String>, V: Into<String>>(
+        variables: impl IntoIterator<Item = (N, V)>,
+    ) -> Self {
+        let pairs = variables.into_iter();
+        let variables = pairs.map(|(name, value)| (name.into(), value.into()));
+        Self {
+            variables: Some(variables.collect()),
+            ..Self::from_env()
+        }
+    }
+
+    /// Calls DynamoDB and SQS with this configuration, in place of [`aws::config`].
+    #[must_use]
+    pub fn sdk_config(self, config: SdkConfig) -> Self {
+        Self {
+            config: Some(config),
+            ..self
+        }
+    }
+
+    /// Sets the value of a variable that is not set. Of two defaults for one variable the later
+    /// counts.
+    ///
+    /// ```
+    /// # use sqs_once::Settings;
+    /// let mut settings = Settings::from_vars([("A", "set")]);
+    /// settings.set_default("A", "default");
+    /// settings.set_default("B", "default");
+    /// assert_eq!(settings.optional("A", "", str::parse), Ok("set".to_owned()));
+    /// assert_eq!(settings.optional("B", "", str::parse), Ok("default".to_owned()));
+    /// ```
+    pub fn set_default(&mut self, name: impl Into<String>, value: impl Into<String>) {
+        self.defaults.insert(name.into(), value.into());
+    }
+
+    /// Reads a variable that must be set. `meaning` tells the reader of the error what to set.
+    ///
+    /// # Errors
+    ///
+    /// If the variable is not set, or `parse` rejects it. The error stays in the list: read all
+    /// variables before the first `?`, and the final error has them all. The value is not in the
+    /// error, unless `parse` puts it there.
+    ///
+    /// ```
+    /// # use sqs_once::Settings;
+    /// let mut settings = Settings::from_vars([("PORT", "x"), ("HOST", "")]);
+    /// let port = settings.required("PORT", "port of the printer", str::parse::<u16>);
+    /// assert_eq!(port.unwrap_err().errors(), ["PORT: invalid digit found in string"]);
+    /// let host = settings.required("HOST", "host of the printer", str::parse::<String>);
+    /// assert_eq!(host.unwrap_err().errors(), ["HOST is not set (host of the printer)"]);
+    /// ```
+    pub fn required<T, E: fmt::Display>(
+        &mut self,
+        name: &str,
+        meaning: &str,
+        parse: impl FnOnce(&str) -> Result<T, E>,
+    ) -> Result<T, SettingsError> {
+        match self.value(name) {
+            Some(value) => self.parse(name, &value, parse),
+            None => Err(self.error(format!("{name} is not set ({meaning})"))),
+        }
+    }
+
+    /// Reads a variable that may be missing.
+    ///
+    /// # Errors
+    ///
+    /// If `parse` rejects the value. The error stays in the list, as with
+    /// [`required`](Self::required).
+    pub fn optional<T, E: fmt::Display>(
+        &mut self,
+        name: &str,
+        default: &str,
+        parse: impl FnOnce(&str) -> Result<T, E>,
+    ) -> Result<T, SettingsError> {
+        let value = self.value(name).unwrap_or_else(|| default.to_owned());
+        self.parse(name, &value, parse)
+    }
+
+    /// Reads a duration of more than 0.
+    ///
+    /// # Errors
+    ///
+    /// If the value is no such duration. The error stays in the list, as with
+    /// [`required`](Self::required).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use sqs_once::Settings;
+    /// let mut settings = Settings::from_vars([("TIMEOUT", "1m 30s")]);
+    /// assert_eq!(settings.duration("TIMEOUT", "5s"), Ok(Duration::from_secs(90)));
+    /// assert_eq!(settings.duration("PAUSE", "5s"), Ok(Duration::from_secs(5)));
+    /// ```
+    pub fn duration(&mut self, name: &str, default: &str) -> Result<Duration, SettingsError> {
+        self.optional(name, default, positive)
+    }
+
+    /// A consumer in the mode [`Once`]. `handler` is the handler, or an error of the handler's own
+    /// variables. Reads the table once, unless `CONSUMER_PRIME` is `off`; a failure of that read
+    /// is logged.
+    ///
+    /// # Errors
+    ///
+    /// Every error of the handler's variables and the consumer's.
+    pub async fn once<H: Handler>(
+        mut self,
+        handler: Result<H, SettingsError>,
+    ) -> Result<Consumer<Once<DynamoStore>, H>, SettingsError>
+    where
+        Once<DynamoStore>: Mode<H::Output>,
+    {
+        let (records, batches) = (self.records(), self.batches(Some("20d")));
+        let read = (|| Ok((handler?, records?, batches?)))();
+        let (handler, records, batches) = self.check(read)?;
+        let config = self.take_config().await;
+        let once = records.once(&config, &batches).await;
+        Ok(batches.consumer(once, handler, &config))
+    }
+
+    /// A consumer in the mode [`Inbox`], otherwise as [`once`](Self::once).
+    ///
+    /// # Errors
+    ///
+    /// Every error of the handler's variables and the consumer's.
+    ///
+    /// ```no_run
+    /// use sqs_once::{Done, Handler, Settings};
+    ///
+    /// # async fn main_<H: Handler<Output = Done<String>>>(handler: H) -> Result<(), lambda_runtime::Error> {
+    /// let consumer = Settings::from_env().inbox(Ok(handler)).await?;
+    /// # sqs_once::run(consumer).await }
+    /// ```
+    pub async fn inbox<H: Handler>(
+        mut self,
+        handler: Result<H, SettingsError>,
+    ) -> Result<Consumer<Inbox<DynamoStore>, H>, SettingsError>
+    where
+        Inbox<DynamoStore>: Mode<H::Output>,
+    {
+        let (records, batches) = (self.records(), self.batches(Some("20d")));
+        let read = (|| Ok((handler?, records?, batches?)))();
+        let (handler, records, batches) = self.check(read)?;
+        let config = self.take_config().await;
+        let inbox = records.once(&config, &batches).await.inbox();
+        Ok(batches.consumer(inbox, handler, &config))
+    }
+
+    /// A consumer in the mode [`OnItem`], otherwise as [`once`](Self::once). There is no table of
+    /// records. Items remember keys without limit, unless `IDEMPOTENCY_RETENTION` is set.
+    ///
+    /// # Errors
+    ///
+    /// Every error of the handler's variables and the consumer's.
+    ///
+    /// ```no_run
+    /// use sqs_once::{Change, Handler, Settings};
+    ///
+    /// # async fn main_<H: Handler<Output = Change<()>>>(handler: H) -> Result<(), lambda_runtime::Error> {
+    /// let consumer = Settings::from_env().on_item(Ok(handler)).await?;
+    /// # sqs_once::run(consumer).await }
+    /// ```
+    pub async fn on_item<H: Handler>(
+        mut self,
+        handler: Result<H, SettingsError>,
+    ) -> Result<Consumer<OnItem, H>, SettingsError>
+    where
+        OnItem: Mode<H::Output>,
+    {
+        let batches = self.batches(None);
+        let read = (|| Ok((handler?, batches?)))();
+        let (handler, batches) = self.check(read)?;
+        let config = self.take_config().await;
+        let on_item = OnItem::new(Client::new(&config));
+        let on_item = match batches.retention {
+            Some(retention) => on_item.retention(retention),
+            None => on_item,
+        };
+        Ok(batches.consumer(on_item, handler, &config))
+    }
+
+    fn records(&mut self) -> Result<Records, SettingsError> {
+        let table = self.required(
+            "IDEMPOTENCY_TABLE_NAME",
+            "DynamoDB table of the records",
+            str::parse,
+        );
+        let layout = self.layout();
+        let after_failure =
+            self.optional("IDEMPOTENCY_AFTER_FAILURE", "retry", |text| match text {
+                "retry" => Ok(AfterFailure::Retry),
+                "replay" => Ok(AfterFailure::Replay),
+                _ => Err("must be `retry` or `replay`"),
+            });
+        let lease_margin = self.optional("IDEMPOTENCY_LEASE_MARGIN", "1s", duration);
+        let prime = self.optional("CONSUMER_PRIME", "on", on_or_off);
+        Ok(Records {
+            table: table?,
+            layout: layout?,
+            after_failure: after_failure?,
+            lease_margin: lease_margin?,
+            prime: prime?,
+        })
+    }
+
+    fn layout(&mut self) -> Result<Layout, SettingsError> {
+        let layout = self.optional("IDEMPOTENCY_LAYOUT", "native", |text| match text {
+            "native" => Ok(Layout::native()),
+            "powertools" => Ok(Layout::powertools()),
+            _ => Err("must be `native` or `powertools`"),
+        })?;
+        let layout = self.changed("IDEMPOTENCY_ATTRIBUTES", layout, rename)?;
+        let function = self.function();
+        self.changed("IDEMPOTENCY_SORT_KEY", layout, |layout, text| {
+            let partition = format!("idempotency#{function}");
+            let (name, partition) = text.split_once('=').unwrap_or((text, &partition));
+            let layout = layout.sort_key(name, partition);
+            layout.map_err(|error| error.to_string())
+        })
+    }
+
+    fn batches(&mut self, default_retention: Option<&str>) -> Result<Batches, SettingsError> {
+        let lambda = self.required(
+            "AWS_LAMBDA_RUNTIME_API",
+            "Lambda sets it; on your own machine, `make watch` or `cargo lambda watch` does",
+            |_| Ok::<_, String>(()),
+        );
+        let function = self.function();
+        let namespace = self.optional("IDEMPOTENCY_NAMESPACE", &function, |text| {
+            Namespace::new(text)
+        });
+        let key = self.optional("IDEMPOTENCY_KEY", "message-id", str::parse::<KeySource>);
+        let fingerprint = self.optional(
+            "IDEMPOTENCY_FINGERPRINT",
+            "body",
+            str::parse::<FingerprintSource>,
+        );
+        let retention = self.value("IDEMPOTENCY_RETENTION");
+        let retention = retention.or_else(|| default_retention.map(str::to_owned));
+        let retention = retention
+            .map(|value| self.parse("IDEMPOTENCY_RETENTION", &value, positive))
+            .transpose();
+        let assumed_timeout = self.duration("IDEMPOTENCY_LEASE_FALLBACK", "5m");
+        let concurrency = self.optional("CONSUMER_CONCURRENCY", "10", |text| {
+            let parsed = text.parse::<NonZeroUsize>();
+            parsed.map_err(|_| "must be a whole number from 1")
+        });
+        let conflict_wait = self.optional("CONSUMER_CONFLICT_WAIT", "0s", duration);
+        let deadline_reserve = self.duration("CONSUMER_DEADLINE_RESERVE", "500ms");
+        let fifo_after_permanent = self.optional(
+            "CONSUMER_FIFO_AFTER_PERMANENT",
+            "continue",
+            str::parse::<FifoAfterPermanent>,
+        );
+        let fail_when_store_unavailable =
+            self.optional("CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE", "on", on_or_off);
+        let timeouts = self.timeouts();
+        lambda?;
+        Ok(Batches {
+            namespace: namespace?,
+            key: key?,
+            fingerprint: fingerprint?,
+            retention: retention?,
+            assumed_timeout: assumed_timeout?,
+            concurrency: concurrency?,
+            conflict_wait: conflict_wait?,
+            deadline_reserve: deadline_reserve?,
+            fifo_after_permanent: fifo_after_permanent?,
+            fail_when_store_unavailable: fail_when_store_unavailable?,
+            timeouts: timeouts?,
+        })
+    }
+
+    #[cfg(feature = "visibility")]
+    fn timeouts(&mut self) -> Result<Option<Timeouts>, SettingsError> {
+        let on = self.optional("CONSUMER_VISIBILITY", "on", on_or_off);
+        let base = self.optional("CONSUMER_BACKOFF_BASE", "10s", backoff);
+        let cap = self.optional("CONSUMER_BACKOFF_CAP", "15m", backoff);
+        let dead_letter = self.optional("CONSUMER_DEAD_LETTER", "off", |text| {
+            if on_or_off(text)? && on == Ok(false) {
+                return Err("`on` needs CONSUMER_VISIBILITY=on, which calls SQS too");
+            }
+            Ok(text == "on")
+        });
+        let timeouts = Timeouts {
+            base: base?,
+            cap: cap?,
+            dead_letter: dead_letter?,
+        };
+        Ok(on?.then_some(timeouts))
+    }
+
+    #[cfg(not(feature = "visibility"))]
+    fn timeouts(&mut self) -> Result<(), SettingsError> {
+        let off = |text: &str| match on_or_off(text)? {
+            true => Err("`on` needs the feature `visibility` of the crate sqs-once"),
+            false => Ok(()),
+        };
+        let visibility = self.optional("CONSUMER_VISIBILITY", "off", off);
+        let dead_letter = self.optional("CONSUMER_DEAD_LETTER", "off", off);
+        visibility.and(dead_letter)
+    }
+
+    fn function(&self) -> String {
+        self.value("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_default()
+    }
+
+    /// An empty parameter of a template makes an empty variable, which counts as not set.
+    fn value(&self, name: &str) -> Option<String> {
+        let value = match &self.variables {
+            Some(variables) => variables.get(name).cloned(),
+            None => env::var_os(name).map(|value| value.to_string_lossy().into_owned()),
+        };
+        let value = value.filter(|value| !value.is_empty());
+        value.or_else(|| self.defaults.get(name).cloned())
+    }
+
+    /// `base`, changed by a variable that is set.
+    fn changed<T>(
+        &mut self,
+        name: &str,
+        base: T,
+        change: impl FnOnce(T, &str) -> Result<T, String>,
+    ) -> Result<T, SettingsError> {
+        match self.value(name) {
+            Some(value) => self.parse(name, &value, |text| change(base, text)),
+            None => Ok(base),
+        }
+    }
+
+    fn parse<T, E: fmt::Display>(
+        &mut self,
+        name: &str,
+        value: &str,
+        parse: impl FnOnce(&str) -> Result<T, E>,
+    ) -> Result<T, SettingsError> {
+        parse(value).map_err(|problem| self.error(format!("{name}: {problem}")))
+    }
+
+    /// Adds an error to the list.
+    fn error(&mut self, error: String) -> SettingsError {
+        self.errors.push(error.clone());
+        SettingsError {
+            errors: vec![error],
+        }
+    }
+
+    /// Replaces the first error of `read` by all that were found.
+    fn check<T>(&self, read: Result<T, SettingsError>) -> Result<T, SettingsError> {
+        if self.errors.is_empty() {
+            read
+        } else {
+            Err(SettingsError {
+                errors: self.errors.clone(),
+            })
+        }
+    }
+
+    async fn take_config(self) -> SdkConfig {
+        match self.config {
+            Some(config) => config,
+            None => aws::config().await,
+        }
+    }
+}
+
+/// Settings of the table of records.
+#[derive(Debug)]
+struct Records {
+    table: String,
+    layout: Layout,
+    after_failure: AfterFailure,
+    lease_margin: Duration,
+    prime: bool,
+}
+
+impl Records {
+    async fn once(self, config: &SdkConfig, batches: &Batches) -> Once<DynamoStore> {
+        let store = DynamoStore::new(Client::new(config), self.table).layout(self.layout);
+        if self.prime
+            && let Err(error) = store.prime(PRIME_TIMEOUT).await
+        {
+            tracing::warn!(%error, "could not read the table at start: messages fail until DynamoDB answers");
+        }
+        let once = Once::new(store)
+            .after_failure(self.after_failure)
+            .lease_margin(self.lease_margin);
+        match batches.retention {
+            Some(retention) => once.retention(retention),
+            None => once,
+        }
+    }
+}
+
+/// Settings that every mode has.
+#[derive(Debug)]
+struct Batches {
+    namespace: Namespace,
+    key: KeySource,
+    fingerprint: FingerprintSource,
+    retention: Option<Duration>,
+    assumed_timeout: Duration,
+    concurrency: NonZeroUsize,
+    conflict_wait: Duration,
+    deadline_reserve: Duration,
+    fifo_after_permanent: FifoAfterPermanent,
+    fail_when_store_unavailable: bool,
+    #[cfg(feature = "visibility")]
+    timeouts: Option<Timeouts>,
+    #[cfg(not(feature = "visibility"))]
+    timeouts: (),
+}
+
+impl Batches {
+    fn consumer<M: Mode<H::Output>, H: Handler>(
+        self,
+        mode: M,
+        handler: H,
+        config: &SdkConfig,
+    ) -> Consumer<M, H> {
+        let consumer = Consumer::new(mode, self.namespace, handler)
+            .key(self.key)
+            .fingerprint(self.fingerprint)
+            .concurrency(self.concurrency)
+            .conflict_wait(self.conflict_wait)
+            .deadline_reserve(self.deadline_reserve)
+            .assumed_timeout(self.assumed_timeout)
+            .fail_when_store_unavailable(self.fail_when_store_unavailable)
+            .fifo_after_permanent(self.fifo_after_permanent);
+        #[cfg(feature = "visibility")]
+        {
+            let timeouts = self.timeouts;
+            let visibility = timeouts.map(|timeouts| timeouts.visibility(config, self.retention));
+            consumer.visibility(visibility)
+        }
+        #[cfg(not(feature = "visibility"))]
+        {
+            let (_config, ()) = (config, self.timeouts);
+            consumer
+        }
+    }
+}
+
+/// Settings of visibility timeouts.
+#[cfg(feature = "visibility")]
+#[derive(Debug)]
+struct Timeouts {
+    base: Duration,
+    cap: Duration,
+    dead_letter: bool,
+}
+
+#[cfg(feature = "visibility")]
+impl Timeouts {
+    fn visibility(self, config: &SdkConfig, retention: Option<Duration>) -> Visibility {
+        let visibility = Visibility::new(aws_sdk_sqs::Client::new(config))
+            .backoff(self.base, self.cap)
+            .dead_letter(self.dead_letter);
+        match retention {
+            Some(retention) => visibility.record_retention(retention),
+            None => visibility,
+        }
+    }
+}
+
+/// Renames attributes as in `id=PK,expires_at=ttl`: native name, other name.
+fn rename(layout: Layout, text: &str) -> Result<Layout, String> {
+    let pair = |pair: &str| {
+        let (field, name) = pair
+            .split_once('=')
+            .ok_or_else(|| format!("`{pair}` is not of the form id=PK"))?;
+        let field = field.parse::<Field>().map_err(|error| error.to_string())?;
+        Ok((field, name.to_owned()))
+    };
+    let names = text.split(',').map(pair);
+    let names = names.collect::<Result<Vec<_>, String>>()?;
+    layout.rename(names).map_err(|error| error.to_string())
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text)
+        .map_err(|_| format!("`{text}` is not a duration such as 500ms, 30s, 5m or 24h"))
+}
+
+fn positive(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        Duration::ZERO => Err("must be more than 0".to_owned()),
+        span => Ok(span),
+    }
+}
+
+#[cfg(feature = "visibility")]
+fn backoff(text: &str) -> Result<Duration, String> {
+    match positive(text)? {
+        span if span > Visibility::LONGEST_BACKOFF => Err(
+            "must be at most 11h 30m: SQS hides a message for no longer than 12 hours after its receive"
+                .to_owned(),
+        ),
+        span => Ok(span),
+    }
+}
+
+fn on_or_off(text: &str) -> Result<bool, &'static str> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("must be `on` or `off`"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REQUIRED: [(&str, &str); 3] = [
+        ("AWS_LAMBDA_RUNTIME_API", "127.0.0.1:9001"),
+        ("AWS_LAMBDA_FUNCTION_NAME", "payments"),
+        ("IDEMPOTENCY_TABLE_NAME", "idempotency"),
+    ];
+
+    fn read(variables: &[(&str, &str)]) -> Result<(Records, Batches), SettingsError> {
+        let mut settings = Settings::from_vars(variables.iter().copied());
+        let (records, batches) = (settings.records(), settings.batches(Some("20d")));
+        settings.check((|| Ok((records?, batches?)))())
+    }
+
+    fn with(variables: &[(&str, &str)]) -> Result<(Records, Batches), SettingsError> {
+        read(&[&REQUIRED, variables].concat())
+    }
+
+    #[test]
+    fn defaults_match_the_documented_table() {
+        let (records, batches) = read(&REQUIRED).unwrap();
+        assert_eq!(records.table, "idempotency");
+        assert_eq!(records.layout, Layout::native());
+        assert_eq!(records.after_failure, AfterFailure::Retry);
+        assert_eq!(records.lease_margin, Duration::from_secs(1));
+        assert!(records.prime);
+        assert_eq!(batches.namespace.as_str(), "payments");
+        assert_eq!(batches.key, KeySource::MessageId);
+        assert_eq!(batches.fingerprint, FingerprintSource::Body);
+        assert_eq!(batches.retention, Some(Duration::from_secs(20 * 86_400)));
+        assert_eq!(batches.assumed_timeout, Duration::from_secs(300));
+        assert_eq!(batches.concurrency.get(), 10);
+        assert_eq!(batches.conflict_wait, Duration::ZERO);
+        assert_eq!(batches.deadline_reserve, Duration::from_millis(500));
+        assert!(batches.fail_when_store_unavailable);
+        assert_eq!(batches.fifo_after_permanent, FifoAfterPermanent::Continue);
+        #[cfg(feature = "visibility")]
+        {
+            let timeouts = batches.timeouts.unwrap();
+            assert!(!timeouts.dead_letter);
+            assert_eq!(timeouts.base, Duration::from_secs(10));
+            assert_eq!(timeouts.cap, Duration::from_secs(15 * 60));
+        }
+    }
+
+    #[tokio::test]
+    async fn errors_are_reported_all_at_once() {
+        let invalid = [
+            ("IDEMPOTENCY_RETENTION", "a day"),
+            ("IDEMPOTENCY_LAYOUT", "python"),
+            ("IDEMPOTENCY_KEY", "orderId"),
+            ("IDEMPOTENCY_FINGERPRINT", "yes"),
+            ("IDEMPOTENCY_AFTER_FAILURE", "strict"),
+            ("IDEMPOTENCY_LEASE_MARGIN", "-1s"),
+            ("CONSUMER_CONCURRENCY", "0"),
+            ("CONSUMER_DEADLINE_RESERVE", "0s"),
+            ("CONSUMER_PRIME", "yes"),
+            ("CONSUMER_VISIBILITY", "yes"),
+            ("CONSUMER_DEAD_LETTER", "yes"),
+            ("CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE", "no"),
+            ("CONSUMER_FIFO_AFTER_PERMANENT", "on"),
+            #[cfg(feature = "visibility")]
+            ("CONSUMER_BACKOFF_BASE", "0s"),
+            #[cfg(feature = "visibility")]
+            ("CONSUMER_BACKOFF_CAP", "12h"),
+            ("OWN", "0s"),
+        ];
+        let missing = [
+            "AWS_LAMBDA_RUNTIME_API",
+            "IDEMPOTENCY_TABLE_NAME",
+            "IDEMPOTENCY_NAMESPACE",
+        ];
+        let mut settings = Settings::from_vars(invalid);
+        let handler = settings.duration("OWN", "5s").map(|_| Unused);
+        let error = settings.once(handler).await.unwrap_err();
+        for name in missing.iter().chain(invalid.iter().map(|(name, _)| name)) {
+            let of_name = error
+                .errors()
+                .iter()
+                .filter(|error| error.starts_with(name));
+            assert_eq!(of_name.count(), 1, "{name} in {error}");
+        }
+        let count = missing.len() + invalid.len();
+        assert_eq!(error.errors().len(), count, "{error}");
+        let text = error.to_string();
+        let start = format!("invalid configuration ({count} errors): ");
+        assert!(text.starts_with(&start), "{text}");
+    }
+
+    #[derive(Debug)]
+    struct Unused;
+
+    impl Handler for Unused {
+        type Message = ();
+        type Output = ();
+
+        async fn handle(
+            &self,
+            (): (),
+            _: crate::handler::Attempt,
+        ) -> Result<(), crate::handler::Failure> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn on_item_needs_no_table_and_has_no_default_retention() {
+        let mut settings = Settings::from_vars(REQUIRED[..2].iter().copied());
+        let batches = settings.batches(None);
+        assert_eq!(settings.check(batches).unwrap().retention, None);
+        settings.set_default("IDEMPOTENCY_RETENTION", "1h");
+        let retention = settings.batches(None).unwrap().retention;
+        assert_eq!(retention, Some(Duration::from_secs(3600)));
+    }
+
+    #[cfg(feature = "visibility")]
+    #[test]
+    fn dead_letter_needs_visibility() {
+        let dead_letter = ("CONSUMER_DEAD_LETTER", "on");
+        let (_, batches) = with(&[dead_letter]).unwrap();
+        assert!(batches.timeouts.unwrap().dead_letter);
+        let off = ("CONSUMER_VISIBILITY", "off");
+        assert!(with(&[off]).unwrap().1.timeouts.is_none());
+        let error = with(&[dead_letter, off]).unwrap_err();
+        assert_eq!(
+            error.errors(),
+            ["CONSUMER_DEAD_LETTER: `on` needs CONSUMER_VISIBILITY=on, which calls SQS too"]
+        );
+    }
+
+    #[test]
+    fn fifo_after_permanent_is_continue_or_stop() {
+        for (text, parsed) in [
+            ("continue", FifoAfterPermanent::Continue),
+            ("stop", FifoAfterPermanent::Stop),
+        ] {
+            let (_, batches) = with(&[("CONSUMER_FIFO_AFTER_PERMANENT", text)]).unwrap();
+            assert_eq!(batches.fifo_after_permanent, parsed);
+        }
+    }
+
+    #[test]
+    fn layout_is_a_preset_with_renames_and_sort_key() {
+        let layout = |variables: &[_]| with(variables).map(|(records, _)| records.layout);
+        let powertools = ("IDEMPOTENCY_LAYOUT", "powertools");
+        let attributes = ("IDEMPOTENCY_ATTRIBUTES", "id=PK,expires_at=ttl");
+        assert_eq!(layout(&[powertools]).unwrap(), Layout::powertools());
+        let names = [(Field::Id, "PK"), (Field::ExpiresAt, "ttl")];
+        let names = Layout::powertools().rename(names).unwrap();
+        for (sort_key, partition) in [("SK", "idempotency#payments"), ("SK=all", "all")] {
+            assert_eq!(
+                layout(&[powertools, attributes, ("IDEMPOTENCY_SORT_KEY", sort_key)]).unwrap(),
+                names.clone().sort_key("SK", partition).unwrap()
+            );
+        }
+        for invalid in ["PK", "key=PK", "id=status", "id="] {
+            let layout = layout(&[("IDEMPOTENCY_ATTRIBUTES", invalid)]);
+            assert!(layout.is_err(), "{invalid}");
+        }
+        for invalid in ["status", "=all", "SK="] {
+            let layout = layout(&[("IDEMPOTENCY_SORT_KEY", invalid)]);
+            assert!(layout.is_err(), "{invalid}");
+        }
+    }
+
+    #[test]
+    fn debug_output_has_no_values() {
+        let settings = Settings::from_vars([("A", "SECRET")]);
+        assert!(!format!("{settings:?}").contains("SECRET"));
+    }
+}
