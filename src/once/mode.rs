@@ -40,7 +40,7 @@ pub trait Mode<A: Answer>: sealed::Sealed + Send + Sync + 'static {
     }
 }
 
-/// Implemented by the modes of this crate alone.
+/// Only the modes of this crate implement [`Mode`].
 pub(crate) mod sealed {
     pub trait Sealed {}
 

@@ -212,7 +212,8 @@ impl<O: Serialize> Change<O> {
     ///
     /// `decide` returns a failure, or another change: an update or modification of the same item. A
     /// change of another item is a permanent failure. The next delivery begins with the first
-    /// change, and looks up its key only on the item of that change. The condition of a [`modify`](Self::modify) never fails.
+    /// change, and looks up its key only on the item of that change. The condition of a
+    /// [`modify`](Self::modify) never fails.
     ///
     /// Nothing was written when the worker calls `decide`. The function must have no effect,
     /// because another delivery may call `decide` again.
@@ -257,7 +258,7 @@ impl<O> Change<O> {
             Kind::Create { put, key, result } => {
                 if put.fault.is_none() && !put.action.item.contains_key(&key) {
                     return Err(Failure::permanent(format!(
-                        "the item to create has no attribute `{key}`, which is said to be of its primary key; nothing was written"
+                        "the item to create lacks the primary key attribute `{key}`; nothing was written"
                     )));
                 }
                 (put.into_item(), result)

@@ -212,7 +212,7 @@ impl Layout {
     /// # Errors
     ///
     /// [`InvalidValue`] if a record has no such attribute, or if a name is empty, longer than 255
-    /// bytes, or stands for two attributes.
+    /// bytes, or the name of two attributes.
     pub fn rename<N: Into<String>>(
         mut self,
         names: impl IntoIterator<Item = (impl AsRef<str>, N)>,
