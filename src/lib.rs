@@ -6,31 +6,42 @@
 //! messages that have to go back to the queue, and no others.
 //!
 //! ```no_run
+//! use std::{sync::LazyLock, time::Duration};
+//!
 //! use serde::{Deserialize, Serialize};
-//! use sqs_once::{Attempt, Consumer, Failure, Once, ResultExt as _, aws, handler_fn, telemetry};
-//! use sqs_once::{protocol::Namespace, store::DynamoStore};
+//! use sqs_once::{Attempt, Consumer, Failure, handler_fn, telemetry};
 //!
-//! #[derive(Deserialize)]
-//! struct Order { id: String, amount: String }
+//! #[derive(Deserialize, Serialize)]
+//! struct Order { order_id: String, amount_cents: u64, currency: String }
 //!
-//! #[derive(Serialize)]
-//! struct Receipt { number: u64 }
+//! static GATEWAY: LazyLock<reqwest::Client> = LazyLock::new(reqwest::Client::new);
 //!
-//! async fn charge(order: Order, attempt: Attempt) -> Result<Receipt, Failure> {
-//!     let _cents: f64 = order.amount.parse().permanent()?; // to the dead-letter queue
-//!     if attempt.may_have_run_before() {
-//!         // An earlier attempt may have charged, at or after `attempt.first_claimed_at()`: look.
+//! async fn charge(order: Order, attempt: Attempt) -> Result<String, Failure> {
+//!     if order.amount_cents == 0 {
+//!         return Err(Failure::permanent("the amount is 0")); // to the dead-letter queue
 //!     }
-//!     let _host = tokio::net::lookup_host("cards.example:443").await.no_effect()?; // nothing sent
-//!     Ok(Receipt { number: 1 })
+//!     let request = GATEWAY
+//!         .post("https://payments.example/charges")
+//!         .header("Idempotency-Key", attempt.key().as_str()) // the gateway recognizes a repetition
+//!         .header("Content-Type", "application/json")
+//!         .body(serde_json::to_vec(&order)?)
+//!         .timeout(Duration::from_secs(5));
+//!     let response = request.send().await.map_err(|error| match error.is_connect() {
+//!         true => Failure::no_effect(error),  // nothing was sent
+//!         false => Failure::retryable(error), // the gateway may have charged
+//!     })?;
+//!     match response.status().as_u16() {
+//!         200..=299 => Ok(response.text().await?), // stored, as the answer to duplicates
+//!         status @ (402 | 422) => Err(Failure::permanent(format!("declined with {status}"))),
+//!         status => Err(Failure::retryable(format!("the gateway answered {status}"))),
+//!     }
 //! }
 //!
 //! #[tokio::main]
 //! async fn main() -> Result<(), lambda_runtime::Error> {
 //!     telemetry::init();
-//!     let client = aws_sdk_dynamodb::Client::new(&aws::config().await);
-//!     let once = Once::new(DynamoStore::new(client, "idempotency"));
-//!     sqs_once::run(Consumer::new(once, Namespace::new("payments")?, handler_fn(charge))).await
+//!     // Table, key and timeouts come from environment variables.
+//!     sqs_once::run(Consumer::from_env(handler_fn(charge)).await?).await
 //! }
 //! ```
 //!
