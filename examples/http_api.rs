@@ -21,9 +21,11 @@ use sqs_once::{
     telemetry,
 };
 
-#[derive(Deserialize)]
+#[derive(Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
 struct Payment {
-    amount: f64,
+    order_id: String,
+    cents: u64,
 }
 
 /// The result that is stored, and replayed as a whole.
@@ -33,20 +35,55 @@ struct Reply {
     body: Value,
 }
 
-/// The business. Hand `attempt.key()` on to whoever charges.
-async fn pay(payment: Payment, attempt: Attempt) -> Result<Reply, Failure> {
-    if payment.amount <= 0.0 {
-        return Err(Failure::permanent("the amount is not more than 0"));
+/// The payment gateway that charges.
+#[derive(Clone)]
+pub struct Gateway {
+    client: reqwest::Client,
+    charges: String,
+}
+
+impl Gateway {
+    /// The gateway at `url`, which `/charges` is added to.
+    pub fn new(url: &str) -> Result<Self, Error> {
+        // The AWS SDK's provider of cryptography.
+        let _already_set = rustls::crypto::ring::default_provider().install_default();
+        Ok(Self {
+            client: reqwest::Client::builder().build()?,
+            charges: format!("{url}/charges"),
+        })
     }
-    Ok(Reply {
-        status: 201,
-        body: json!({ "payment": attempt.message_id() }),
-    })
+
+    /// The business: charges a payment. The gateway recognizes a repetition by the attempt's key.
+    async fn pay(self, payment: Payment, attempt: Attempt) -> Result<Reply, Failure> {
+        if payment.cents == 0 {
+            return Err(Failure::permanent("the payment is not more than 0"));
+        }
+        let key = Fingerprint::of(attempt.key().as_str().as_bytes());
+        let request = self.client.post(&self.charges);
+        let request = request
+            .header("Idempotency-Key", key.as_str())
+            .header("Content-Type", "application/json")
+            .body(serde_json::to_vec(&payment)?)
+            .timeout(Duration::from_secs(10));
+        let response = match request.send().await.map_err(reqwest::Error::without_url) {
+            Err(error) if error.is_connect() => return Err(Failure::no_effect(error)),
+            response => response?,
+        };
+        match response.status().as_u16() {
+            200..=299 => Ok(Reply {
+                status: 201,
+                body: json!({ "payment": key.as_str() }),
+            }),
+            402 | 422 => Err(Failure::permanent("the gateway declined the payment")),
+            status => Err(Failure::retryable(format!("the gateway answered {status}"))),
+        }
+    }
 }
 
 /// Answers one request. `anonymous` serves callers without a principal, as one caller.
 pub async fn answer<S: Store>(
     once: &Once<S>,
+    gateway: &Gateway,
     anonymous: bool,
     request: Request,
 ) -> Result<Response<Body>, Error> {
@@ -92,7 +129,11 @@ pub async fn answer<S: Store>(
         context.request_id,
         Deadline::of_invocation(Timestamp::now(), ends, budget, reserve),
     );
-    match once.run(operation, |attempt| pay(payment, attempt)).await {
+    let gateway = gateway.clone();
+    match once
+        .run(operation, |attempt| gateway.pay(payment, attempt))
+        .await
+    {
         Outcome::Completed(result) | Outcome::Duplicate(result) => done(result),
         Outcome::Conflict { .. } => problem(
             StatusCode::CONFLICT,
@@ -155,7 +196,7 @@ fn principal(request: &Request) -> Option<(&'static str, &str)> {
 fn read(body: &[u8]) -> Option<(Payment, Fingerprint)> {
     let json: Value = serde_json::from_slice(body).ok()?;
     let canonical = serde_json_canonicalizer::to_vec(&json).ok()?;
-    let payment = serde_json::from_value(json).ok()?;
+    let payment = serde_json::from_slice(&canonical).ok()?;
     Some((payment, Fingerprint::of(&canonical)))
 }
 
@@ -196,6 +237,10 @@ async fn main() -> Result<(), Error> {
     // An HTTP client that was told of a failure tries again with the same key, and with a request
     // id of its own: let it have the same answer.
     let once = Once::new(store).after_failure(sqs_once::protocol::AfterFailure::Replay);
-    let once = &once;
-    run(service_fn(|request| answer(once, anonymous, request))).await
+    let gateway = Gateway::new(&std::env::var("PAYMENT_GATEWAY_URL")?)?;
+    let (once, gateway) = (&once, &gateway);
+    run(service_fn(|request| {
+        answer(once, gateway, anonymous, request)
+    }))
+    .await
 }

@@ -5,9 +5,10 @@
 //! claim -> handler -> complete on a DynamoDB table. The response to Lambda names the messages
 //! that must go back to the queue, and no others (`ReportBatchItemFailures`).
 //!
-#![cfg_attr(feature = "consumer", doc = "```no_run")]
-#![cfg_attr(not(feature = "consumer"), doc = "```ignore")]
+#![cfg_attr(feature = "settings", doc = "```no_run")]
+#![cfg_attr(not(feature = "settings"), doc = "```ignore")]
 //! use std::{sync::LazyLock, time::Duration};
+//!
 //! use serde::{Deserialize, Serialize};
 //! use sqs_once::{Attempt, Consumer, Failure, handler_fn, telemetry};
 //!
@@ -24,6 +25,7 @@
 //!     let request = GATEWAY
 //!         .post("https://payments.example/charges")
 //!         .header("Idempotency-Key", attempt.key().as_str()) // the gateway recognizes a repetition
+//!         .header("Content-Type", "application/json")
 //!         .body(serde_json::to_vec(&order)?)
 //!         .timeout(Duration::from_secs(5));
 //!     let response = request.send().await.map_err(|error| match error.is_connect() {
@@ -168,9 +170,8 @@ pub use settings::{Settings, SettingsError};
 #[cfg(feature = "lambda")]
 pub use sqs::{BatchError, Consumer, run};
 
-// Doctests: the Rust blocks of the README and of `docs/`. The README uses reqwest, a dependency of
-// the feature `consumer`.
-#[cfg(all(doctest, feature = "consumer", feature = "testing"))]
+// Doctests: the Rust blocks of the README and of `docs/`.
+#[cfg(all(doctest, feature = "settings", feature = "testing"))]
 #[doc = include_str!("../README.md")]
 mod readme {}
 

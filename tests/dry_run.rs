@@ -83,7 +83,7 @@ async fn refused_write_fails_whole_transaction() {
     };
     assert_eq!(
         why,
-        "the condition of write 1, to table `products` is not met"
+        "condition check failed for write 1, to table `products`"
     );
     assert!(dry_run.writes().is_empty());
     let again = dry_run.run(&handler_fn(place), message("o-1")).await;
@@ -132,13 +132,13 @@ async fn refused_change_sees_item() {
     let other = Message::new("m-3", &json!({ "id": "u-1", "other": "u-2" }));
     let outcome = dry_run.run(&handler_fn(rename), other).await;
     assert!(
-        matches!(&outcome, Outcome::PermanentFailure(why) if why.contains("of another")),
+        matches!(&outcome, Outcome::PermanentFailure(why) if why.contains("another item")),
         "{outcome}"
     );
 }
 
 #[tokio::test]
-async fn invalid_change_is_permanent_failure() {
+async fn invalid_change_or_body_never_runs() {
     let dry_run = DryRun::new();
     let unkeyed = handler_fn(async |_: Value, _: Attempt| {
         Ok(Change::create(
@@ -169,7 +169,7 @@ async fn invalid_change_is_permanent_failure() {
         .run(&handler_fn(place), Message::text("m-1", "{"))
         .await;
     assert!(
-        matches!(&outcome, Outcome::PermanentFailure(why) if why.contains("not valid JSON")),
+        matches!(&outcome, Outcome::Invalid(why) if why.contains("not valid JSON")),
         "{outcome}"
     );
 }

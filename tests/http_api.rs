@@ -13,6 +13,7 @@
     reason = "an example has a main of its own"
 )]
 mod http_api;
+mod support;
 
 use lambda_http::{Body, http::StatusCode, request};
 use serde_json::{Value, json};
@@ -21,6 +22,7 @@ use sqs_once::{
     protocol::{AfterFailure, Key, Namespace},
     store::MemoryStore,
 };
+use support::gateway::{Gateway, Reply};
 
 /// Request as API Gateway sends it, to an HTTP API or to a REST API.
 #[derive(Clone)]
@@ -45,7 +47,7 @@ impl Call {
             method: "POST",
             path: "/payments",
             key: Some("k-1"),
-            body: r#"{"amount": 1}"#.into(),
+            body: r#"{"orderId": "o-1", "cents": 1}"#.into(),
         }
     }
 
@@ -109,8 +111,18 @@ impl Call {
     }
 
     async fn answer(&self, store: &MemoryStore, anonymous: bool) -> (StatusCode, Value) {
+        self.pay(&Gateway::start().await, store, anonymous).await
+    }
+
+    async fn pay(
+        &self,
+        gateway: &Gateway,
+        store: &MemoryStore,
+        anonymous: bool,
+    ) -> (StatusCode, Value) {
+        let gateway = http_api::Gateway::new(gateway.url()).unwrap();
         let request = request::from_str(&self.event().to_string()).unwrap();
-        let response = http_api::answer(&once(store), anonymous, request).await;
+        let response = http_api::answer(&once(store), &gateway, anonymous, request).await;
         let response = response.unwrap();
         let Body::Text(text) = response.body() else {
             panic!("no text: {response:?}")
@@ -148,18 +160,54 @@ async fn repeated_request_gets_same_response() {
 }
 
 #[tokio::test]
+async fn payment_is_charged_once_under_its_key() {
+    let (store, gateway) = (MemoryStore::default(), Gateway::start().await);
+    for _ in 0..2 {
+        let answer = user().pay(&gateway, &store, false).await;
+        assert_eq!(answer.0, StatusCode::CREATED);
+        let calls = gateway.calls();
+        assert_eq!(calls.len(), 1);
+        assert_eq!(calls[0].body, json!({ "orderId": "o-1", "cents": 1 }));
+        assert_eq!(calls[0].key.as_deref(), answer.1["payment"].as_str());
+    }
+}
+
+#[tokio::test]
+async fn refusal_of_gateway_decides_response() {
+    for (reply, status) in [
+        (Reply::Status(402), StatusCode::UNPROCESSABLE_ENTITY),
+        (Reply::Status(503), StatusCode::SERVICE_UNAVAILABLE),
+    ] {
+        let (store, gateway) = (MemoryStore::default(), Gateway::start().await);
+        gateway.script("o-1", [reply]);
+        let answer = user().pay(&gateway, &store, false).await;
+        assert_eq!(answer.0, status);
+    }
+    let (store, gateway) = (MemoryStore::default(), Gateway::start().await);
+    gateway.close().await;
+    let answer = user().pay(&gateway, &store, false).await;
+    assert_eq!(answer.0, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(store.is_empty(), "no effect");
+}
+
+#[tokio::test]
 async fn payload_counts_by_its_canonical_json() {
     let store = MemoryStore::default();
     let body = |body: &str| user().body(body);
-    let first = body(r#"{"amount": 1, "note": "é"}"#).send(&store).await;
+    let first = body(r#"{"orderId": "o-1", "cents": 1, "note": "é"}"#)
+        .send(&store)
+        .await;
     assert_eq!(first.0, StatusCode::CREATED);
     for same in [
-        r#"{"note":"é","amount":1}"#,
-        "{\n  \"note\": \"\\u00e9\",\n  \"amount\": 1.0\n}",
+        r#"{"note":"é","cents":1,"orderId":"o-1"}"#,
+        "{\n  \"note\": \"\\u00e9\",\n  \"orderId\": \"o-1\",\n  \"cents\": 1.0\n}",
     ] {
         assert_eq!(body(same).send(&store).await, first, "{same}");
     }
-    for other in [r#"{"amount": 1}"#, r#"{"amount": 2, "note": "é"}"#] {
+    for other in [
+        r#"{"orderId": "o-1", "cents": 1}"#,
+        r#"{"orderId": "o-1", "cents": 2, "note": "é"}"#,
+    ] {
         let answer = body(other).send(&store).await;
         assert_eq!(answer.0, StatusCode::UNPROCESSABLE_ENTITY, "{other}");
     }
@@ -196,7 +244,9 @@ async fn callers_with_same_key_get_own_results() {
     let store = MemoryStore::default();
     for (n, caller) in callers.iter().enumerate() {
         // Another payload under a known key would be refused.
-        let caller = caller.clone().body(&json!({ "amount": n + 1 }).to_string());
+        let caller = caller
+            .clone()
+            .body(&json!({ "orderId": "o-1", "cents": n + 1 }).to_string());
         let first = caller.send(&store).await;
         assert_eq!(first.0, StatusCode::CREATED, "{n}");
         assert_eq!(store.len(), n + 1, "{n}");
@@ -221,7 +271,7 @@ async fn method_and_path_are_part_of_key() {
     .into_iter()
     .enumerate()
     {
-        let call = call.body(&json!({ "amount": n + 1 }).to_string());
+        let call = call.body(&json!({ "orderId": "o-1", "cents": n + 1 }).to_string());
         assert_eq!(call.send(&store).await.0, StatusCode::CREATED, "{n}");
     }
     assert_eq!(store.len(), 3);
@@ -246,7 +296,10 @@ async fn request_without_caller_is_refused() {
         assert_eq!(allowed.0, StatusCode::CREATED, "{n}");
         assert_eq!(call.answer(&store, true).await, allowed, "{n}");
         // An identified caller still has results of its own.
-        let known = user().body(r#"{"amount": 2}"#).answer(&store, true).await;
+        let known = user()
+            .body(r#"{"orderId": "o-1", "cents": 2}"#)
+            .answer(&store, true)
+            .await;
         assert_eq!(known.0, StatusCode::CREATED, "{n}");
     }
 }
@@ -275,7 +328,7 @@ async fn concurrent_request_is_a_conflict() {
 #[tokio::test]
 async fn repeated_permanent_failure_gets_same_response() {
     let store = MemoryStore::default();
-    let call = user().body(r#"{"amount": 0}"#);
+    let call = user().body(r#"{"orderId": "o-1", "cents": 0}"#);
     let first = call.send(&store).await;
     assert_eq!(first.0, StatusCode::UNPROCESSABLE_ENTITY);
     let detail = first.1["detail"].as_str().unwrap();
@@ -287,8 +340,8 @@ async fn repeated_permanent_failure_gets_same_response() {
 async fn request_without_key_or_payment_is_refused() {
     let store = MemoryStore::default();
     for (key, body) in [
-        (None, r#"{"amount": 1}"#),
-        (Some("\"\""), r#"{"amount": 1}"#),
+        (None, r#"{"orderId": "o-1", "cents": 1}"#),
+        (Some("\"\""), r#"{"orderId": "o-1", "cents": 1}"#),
         (Some("k-1"), "{}"),
         (Some("k-1"), "not JSON"),
     ] {

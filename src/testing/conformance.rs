@@ -288,7 +288,7 @@ pub async fn takeover_returns_replaced_record(store: &impl Store) {
     assert_eq!(kept(store, "key", "m-1").await, record);
 }
 
-/// A completed record keeps its result, whatever JSON that is.
+/// A completed record keeps its result, for every JSON type.
 pub async fn completed_record_keeps_result(store: &impl Store) {
     let omitted = StoredResult::Omitted("too long".into());
     for (part, result) in [

@@ -59,7 +59,7 @@ impl DryRun {
     /// with the message id as key and 30 seconds left. Does not call
     /// [`on_duplicate`](Handler::on_duplicate).
     ///
-    /// A body that is not of the handler's type is a permanent failure. A panic of the handler is
+    /// A body that is not of the handler's type is [`Outcome::Invalid`]. A panic of the handler is
     /// [`Outcome::Panicked`].
     pub async fn run<H: Handler>(&self, handler: &H, message: Message) -> Outcome
     where
@@ -69,7 +69,7 @@ impl DryRun {
             Ok((operation, body)) => {
                 Mode::run(self, operation, |attempt| handler.handle(body, attempt)).await
             }
-            Err(InvalidMessage(why)) => Outcome::PermanentFailure(why),
+            Err(InvalidMessage(why)) => Outcome::Invalid(why),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Tests of your own handlers, without AWS: feature `testing`.
 //!
-//! | what | for |
+//! | item | use |
 //! | --- | --- |
 //! | [`Message`] | an SQS message with body, attributes, receive count and FIFO group |
 //! | [`DryRun`] | runs a handler, records its writes, sends nothing |
