@@ -1,5 +1,5 @@
-//! Adds an item to an open order, once: the order keeps in `processed_events` which messages it
-//! has seen.
+//! Adds an item to an open order once. The order stores the keys of processed messages in
+//! `processed_events`.
 //!
 //! Try it on this machine, from two terminals; the second time, every message is a duplicate:
 //!

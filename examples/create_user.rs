@@ -1,7 +1,7 @@
-//! Creates a user, once: the user's item itself remembers which message made it.
+//! Creates a user once. The user's item itself stores the key of the message that created it.
 //!
-//! Only that item remembers it, so a user id that comes back with another address makes another
-//! user. Where that can happen, see `place_order.rs`.
+//! The key is on that item only, so the same user id with another address creates another user. Where
+//! that can happen, use an inbox as in `place_order.rs`.
 //!
 //! Try it on this machine, from two terminals; the second time, every message is a duplicate:
 //!

@@ -1,6 +1,6 @@
-//! Debits an account, once: read, decide in Rust, write back if nobody changed it meanwhile. The
-//! account itself remembers which messages it has seen. Other writers must add 1 to its
-//! `version`.
+//! Debits an account once, with optimistic locking: reads the item, decides in Rust, and writes the
+//! item if it did not change meanwhile. The item itself stores the keys of processed messages. Other
+//! programs that write to the item must add 1 to its `version`.
 //!
 //! Try it on this machine, from two terminals; the second time, every message is a duplicate:
 //!
@@ -26,8 +26,8 @@ use sqs_once::{
     Attempt, Change, Consumer, Failure, Handler, OnItem, Settings, SettingsError, telemetry,
 };
 
-/// How long an account remembers a debit. A message may wait 14 days in the queue and, redriven
-/// from the dead-letter queue, 14 more; for ever would fill the account's item (400 KB).
+/// Retention of the key of a debit. A message may wait 14 days in the queue, and after a redrive from
+/// the dead-letter queue 14 days more. Without a limit, the keys would fill the item (400 KB).
 const REMEMBERED: &str = "30d";
 
 #[derive(Deserialize)]

@@ -1,10 +1,10 @@
 //! A Lambda behind an HTTP or REST API of API Gateway that honours an `Idempotency-Key` header
-//! (IETF draft "The Idempotency-Key HTTP Header Field"): the same answer to the same request, 409
-//! while the first is being processed, 422 where the key comes back with another payload.
+//! (IETF draft "The Idempotency-Key HTTP Header Field"). The same request gets the same response.
+//! While the first request is in progress, the response is 409; for a key with another payload, 422.
 //!
-//! A key belongs to its caller, method and path, so no caller is answered with another's result.
-//! The caller is the principal that the API's authorizer established. A request without one is
-//! answered with 500, unless `ANONYMOUS=on` says that all callers may share results.
+//! A key belongs to its caller, method and path, so no caller gets the result of another. The caller
+//! is the principal of the API's authorizer. A request without a principal gets 500, unless
+//! `ANONYMOUS=on` lets all callers share results.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ struct Payment {
     cents: u64,
 }
 
-/// The result that is stored, and replayed as a whole.
+/// The stored result: the whole response.
 #[derive(Deserialize, Serialize)]
 struct Reply {
     status: u16,
@@ -43,7 +43,7 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// The gateway at `url`, which `/charges` is added to.
+    /// The gateway at `url`. Charges go to `{url}/charges`.
     pub fn new(url: &str) -> Result<Self, Error> {
         // The AWS SDK's provider of cryptography.
         let _already_set = rustls::crypto::ring::default_provider().install_default();
@@ -53,7 +53,7 @@ impl Gateway {
         })
     }
 
-    /// The business: charges a payment. The gateway recognizes a repetition by the attempt's key.
+    /// Charges a payment. The gateway recognizes a repetition by the attempt's key.
     async fn pay(self, payment: Payment, attempt: Attempt) -> Result<Reply, Failure> {
         if payment.cents == 0 {
             return Err(Failure::permanent("the payment is not more than 0"));
@@ -102,14 +102,14 @@ pub async fn answer<S: Store>(
         }
     };
     let header = request.headers().get("Idempotency-Key");
-    // A structured header: a string in double quotes. Without them it is taken as it is.
+    // A structured header is a string in double quotes. A value without quotes is accepted too.
     let Some(header) = header
         .and_then(|key| key.to_str().ok())
         .map(|key| key.trim_matches('"'))
     else {
         return problem(
             StatusCode::BAD_REQUEST,
-            "this operation wants an Idempotency-Key header",
+            "this operation needs an Idempotency-Key header",
         );
     };
     let (method, path) = (request.method().as_str(), request.uri().path());
@@ -130,30 +130,20 @@ pub async fn answer<S: Store>(
         Deadline::of_invocation(Timestamp::now(), ends, budget, reserve),
     );
     let gateway = gateway.clone();
-    match once
+    let outcome = once
         .run(operation, |attempt| gateway.pay(payment, attempt))
-        .await
-    {
-        Outcome::Completed(result) | Outcome::Duplicate(result) => done(result),
-        Outcome::Conflict { .. } => problem(
-            StatusCode::CONFLICT,
-            "a request with this key is being processed",
-        ),
-        Outcome::KeyReused => problem(
-            StatusCode::UNPROCESSABLE_ENTITY,
-            "this key was used for another payload",
-        ),
-        Outcome::PermanentFailure(why) | Outcome::FailedBefore(why) => {
-            problem(StatusCode::UNPROCESSABLE_ENTITY, &why)
+        .await;
+    let detail = match &outcome {
+        Outcome::Completed(result) | Outcome::Duplicate(result) => return done(result.clone()),
+        Outcome::Conflict { .. } => "a request with this key is in progress",
+        Outcome::KeyReused => "this key was used for another payload",
+        Outcome::PermanentFailure(why) | Outcome::FailedBefore(why) => why,
+        _ => {
+            tracing::warn!(outcome = outcome.name(), detail = %outcome, "request failed");
+            "send the request again, with the same key"
         }
-        other => {
-            tracing::warn!(outcome = other.name(), detail = %other, "not answered");
-            problem(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "try again, with the same key",
-            )
-        }
-    }
+    };
+    problem(StatusCode::from_u16(outcome.http_status())?, detail)
 }
 
 /// The caller that API Gateway authenticated: how, and its id.
@@ -234,8 +224,8 @@ async fn main() -> Result<(), Error> {
     if anonymous {
         tracing::warn!("ANONYMOUS=on: callers without a principal share their results");
     }
-    // An HTTP client that was told of a failure tries again with the same key, and with a request
-    // id of its own: let it have the same answer.
+    // An HTTP client repeats a failed request with the same key and a new request id. It gets the
+    // stored failure again.
     let once = Once::new(store).after_failure(sqs_once::protocol::AfterFailure::Replay);
     let gateway = Gateway::new(&std::env::var("PAYMENT_GATEWAY_URL")?)?;
     let (once, gateway) = (&once, &gateway);

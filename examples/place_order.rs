@@ -1,5 +1,5 @@
-//! Places an order: puts it and takes its products from the stock, in one transaction with the
-//! record that this was done. An order beyond the stock is declined.
+//! Places an order: puts the order and takes its products from the stock, in one transaction with the
+//! record. An order for more than the stock is declined.
 //!
 //! Try it on this machine, from two terminals; the second time, every message is a duplicate:
 //!
@@ -58,11 +58,11 @@ impl Handler for PlaceOrder {
     async fn handle(&self, order: Order, _: Attempt) -> Result<Done<Value>, Failure> {
         let (id, customer, products) = (order.order_id, order.customer_id, order.products);
         if products.is_empty() {
-            return Err(Failure::permanent("an order of nothing"));
+            return Err(Failure::permanent("the order has no products"));
         }
         let item = json!({ "orderId": id, "customerId": customer, "products": products });
-        // The order outlives its record. A message that is received again after that must not
-        // take from the stock a second time.
+        // The order is kept longer than its record. A message that returns after the record expired
+        // must not take from the stock again.
         let put = Write::put(&self.orders, item)
             .when("attribute_not_exists(orderId)")
             .label("order");

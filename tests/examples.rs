@@ -457,7 +457,7 @@ mod placing_an_order {
         for less in [json!({"cup": 0}), json!({"cup": -1}), json!({"cup": 0.5})] {
             assert_eq!(refusal(&consumer, &order(less)).await.0, "invalid");
         }
-        let why = "an order of nothing";
+        let why = "the order has no products";
         assert_eq!(refusal(&consumer, &order(json!({}))).await, permanent(why));
         let failed = ("FAILED".to_owned(), json!(why));
         assert_eq!(recorded(&dynamo, "o-1").await, failed);

@@ -35,8 +35,8 @@ impl<O: Serialize + Send> Answer for Done<O> {
     type Result = O;
 }
 
-/// An output, and the writes that commit together with the record of it: all of them exactly
-/// once, whatever crashes.
+/// An output, and writes that commit together with its record. All writes are applied exactly once,
+/// although workers crash and answers are lost.
 ///
 /// ```
 /// use serde::{Deserialize, Serialize};
@@ -68,15 +68,14 @@ impl<O: Serialize + Send> Answer for Done<O> {
 ///
 /// # Limits
 ///
-/// [`MAX_WRITES`], each to another item, 4 MB in all. A transaction costs twice the write units of
-/// its writes.
+/// At most [`MAX_WRITES`] writes, each to another item, with 4 MB in total. A transaction consumes
+/// twice the write units of its writes.
 ///
-/// # Writes that are refused
+/// # Failed condition checks
 ///
-/// The record decides first: if the operation is done already, nothing is written. If a
-/// write's own condition is not met, the operation has failed permanently, unless
-/// [`on_refused`](Self::on_refused) says otherwise. Collisions with other transactions and
-/// throttling are tried again while there is time.
+/// If the operation is completed, nothing is written. If the condition of a write fails, the operation
+/// fails permanently, unless [`on_refused`](Self::on_refused) returns another answer. After conflicts
+/// with other transactions and after throttling, the worker repeats the commit until the deadline.
 #[must_use = "the writes are made only if the handler returns this"]
 pub struct Done<O> {
     output: O,
@@ -87,7 +86,7 @@ pub struct Done<O> {
 pub(crate) type OnRefused<T> = Box<dyn FnOnce(&Refused) -> Result<T, Failure> + Send>;
 
 impl<O> Done<O> {
-    /// An output, so far without writes.
+    /// An output without writes.
     pub fn new(output: O) -> Self {
         Self {
             output,
@@ -96,23 +95,22 @@ impl<O> Done<O> {
         }
     }
 
-    /// One write more: a [`Write`], or a `Put`, `Update`, `Delete` or `ConditionCheck` of the
-    /// SDK's.
+    /// Adds a write: a [`Write`], or a `Put`, `Update`, `Delete` or `ConditionCheck` of the SDK.
     pub fn with(mut self, write: impl IntoWrite) -> Self {
         self.writes.push(write.into_write().into_item());
         self
     }
 
-    /// Some writes more.
+    /// Adds writes.
     pub fn with_all(self, writes: impl IntoIterator<Item = impl IntoWrite>) -> Self {
         writes.into_iter().fold(self, Self::with)
     }
 
-    /// Decides what follows from conditions of the writes that are not met: a failure, or another answer in
-    /// place of this one. Without it, the operation has failed permanently.
+    /// Sets the decision after a failed condition check: a failure, or another answer. By default, the
+    /// operation fails permanently.
     ///
-    /// Nothing was written when this is asked. It is for deciding, not for effects: it may be
-    /// asked again for the same message.
+    /// Nothing was written when the worker calls `decide`. The function must have no effect, because
+    /// another delivery may call `decide` again.
     pub fn on_refused(
         self,
         decide: impl FnOnce(&Refused) -> Result<Self, Failure> + Send + 'static,
@@ -133,7 +131,7 @@ impl<O: fmt::Debug> fmt::Debug for Done<O> {
     }
 }
 
-/// An answer that was taken from the user's code: what is left of it to run is `on_refused`.
+/// An answer without its type. Of the handler's code only `on_refused` is left to run.
 pub(crate) struct Plan {
     pub(crate) result: StoredResult,
     pub(crate) writes: Vec<Write<TransactWriteItem>>,
@@ -147,7 +145,7 @@ impl<O: Serialize + Send + 'static> TryFrom<Done<O>> for Plan {
         let count = done.writes.len();
         if count > MAX_WRITES {
             return Err(Failure::permanent(format!(
-                "{count} writes: a transaction holds {MAX_WRITES} beside the record; nothing was written"
+                "{count} writes: a transaction holds at most {MAX_WRITES} beside the record; nothing was written"
             )));
         }
         for (index, write) in done.writes.iter().enumerate() {
@@ -169,12 +167,11 @@ impl<O: Serialize + Send + 'static> TryFrom<Done<O>> for Plan {
     }
 }
 
-/// An output as the record keeps it. What it stands for has happened, or is about to, so
-/// nothing here may fail.
+/// The output as it is stored. The effect has occurred, so this must not fail.
 pub(crate) fn to_result<O: Serialize>(output: &O) -> StoredResult {
     match serde_json::to_string(output) {
         Ok(json) => StoredResult::fit(json),
-        // The error is the user's words, and may quote the output.
+        // The error may quote the output.
         Err(_) => StoredResult::Omitted("the output can't be written as JSON".into()),
     }
 }

@@ -1,4 +1,4 @@
-//! [`Attempt`]: the facts that a handler gets beside the message.
+//! [`Attempt`]: key, delivery, deadline and history, which a handler gets beside the message.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -26,8 +26,8 @@ impl Attempt {
         }
     }
 
-    /// A first attempt at `key` for the message with this id, to test a handler by itself. In a `Consumer`
-    /// handlers get theirs from the library.
+    /// A first attempt at `key` for the message with this id. Use it to test a handler without a
+    /// `Consumer`.
     ///
     /// ```
     /// use std::time::Duration;
@@ -46,11 +46,11 @@ impl Attempt {
         Self::new(key, Delivery::new(message_id), History::fresh(), deadline)
     }
 
-    /// The same, behind one attempt that may have had its effect: to test that a handler looks for
+    /// Adds an earlier attempt that may have had its effect. Use it to test that a handler looks for
     /// that effect.
     ///
-    /// `first_claimed_at` is the time of that attempt's claim, and `last_end` its end; both are
-    /// `None` where they are not known.
+    /// `first_claimed_at` is the time of the earlier claim, and `last_end` the end of that attempt.
+    /// `None` stands for unknown.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -83,28 +83,27 @@ impl Attempt {
         }
     }
 
-    /// The idempotency key. Pass it on to the systems the handler calls, so that they too
-    /// can tell a repetition.
+    /// The idempotency key. Pass the key to the systems that the handler calls, so that they recognize
+    /// a repetition.
     #[must_use]
     pub fn key(&self) -> &Key {
         &self.key
     }
 
-    /// The message's id.
+    /// The message id.
     #[must_use]
     pub fn message_id(&self) -> &str {
         &self.delivery.message_id
     }
 
-    /// How often the message was received, this time included: SQS's
-    /// `ApproximateReceiveCount`.
+    /// Number of receives of the message, this one included (`ApproximateReceiveCount`).
     #[must_use]
     pub fn receive_count(&self) -> u32 {
         self.delivery.receive_count
     }
 
-    /// The text of a message attribute of type String or Number. A number has up to 38 digits, so
-    /// SQS sends it as text too.
+    /// The text of a message attribute of type String or Number. SQS sends numbers as text, with up to
+    /// 38 digits.
     #[must_use]
     pub fn attribute(&self, name: &str) -> Option<&str> {
         match self.delivery.attributes.get(name)? {
@@ -122,45 +121,45 @@ impl Attempt {
         }
     }
 
-    /// The names of the message attributes, in no order.
+    /// The names of the message attributes, in any order.
     pub fn attribute_names(&self) -> impl Iterator<Item = &str> {
         self.delivery.attributes.keys().map(String::as_str)
     }
 
-    /// Claims of this operation before this one, since the record was created. In an
-    /// [`Inbox`](crate::Inbox) or [`OnItem`](crate::OnItem) no attempt claims, so this is 0.
+    /// Number of earlier claims of this operation since its record was created. Always 0 in an
+    /// [`Inbox`](crate::Inbox) and in [`OnItem`](crate::OnItem), which make no claims.
     #[must_use]
     pub fn earlier_claims(&self) -> u64 {
         self.history.attempts
     }
 
-    /// The attempts before this one, as far as the record tells.
+    /// The earlier attempts in the record.
     #[doc(hidden)]
     #[must_use]
     pub fn history(&self) -> &History {
         &self.history
     }
 
-    /// Returns whether an earlier attempt may have had its effect without that being recorded. Look whether
-    /// it did before you do it again.
+    /// Returns whether an earlier attempt may have had its effect without a record of it. Look for that
+    /// effect before you repeat it.
     ///
-    /// Look before you return a permanent failure too: it is stored, and says that the operation
-    /// failed, though the effect of the earlier attempt may be there.
+    /// Look before you return a permanent failure, too. The failure is stored, although the effect of
+    /// the earlier attempt may have occurred.
     #[must_use]
     pub fn may_have_run_before(&self) -> bool {
         self.history.open.is_some()
     }
 
-    /// When the earliest attempt was claimed that may have had its effect without that being
-    /// recorded: look for effects from then on. `None` if there is no such attempt, or if the time
-    /// of its claim is not known (another program made it).
+    /// Claim time of the earliest open attempt, which may have had its effect without a record of it.
+    /// Look for effects from that time on. `None` if no attempt is open, or if another program made the
+    /// claim and its time is unknown.
     #[must_use]
     pub fn first_claimed_at(&self) -> Option<Timestamp> {
         self.history.open.and_then(|open| open.first_claimed_at)
     }
 
-    /// How the attempt before this one ended, if it may have had its effect without that being
-    /// recorded. `None` if there is no such attempt, or if its end is not known (crash).
+    /// End of the last open attempt. `None` if no attempt is open, or if its end is unknown, as after a
+    /// crash.
     ///
     /// ```
     /// use sqs_once::{Attempt, protocol::AttemptEnd};
@@ -185,29 +184,29 @@ impl Attempt {
         self.deadline
     }
 
-    /// How long the handler still has before it is cut off.
+    /// Time until the handler is cut off.
     #[must_use]
     pub fn time_left(&self) -> Duration {
         self.deadline.time_left()
     }
 }
 
-/// The attempts before this one, as far as the record tells.
+/// The earlier attempts in the record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct History {
-    /// Claims made before this one since the record was created.
+    /// Number of earlier claims since the record was created.
     pub attempts: u64,
-    /// The open attempts: those that may have had their effect without that being recorded.
+    /// Open attempts, which may have had their effect without a record of it.
     pub open: Option<OpenAttempts>,
 }
 
-/// Attempts that may have had their effect without that being recorded.
+/// Attempts that may have had their effect without a record of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenAttempts {
-    /// When the earliest of them was claimed; `None` if that is not known.
+    /// Claim time of the earliest open attempt; `None` if unknown.
     pub first_claimed_at: Option<Timestamp>,
-    /// How the attempt before this one ended; `None` if that is not known (crash).
+    /// End of the last attempt; `None` if unknown, as after a crash.
     pub last_end: Option<AttemptEnd>,
 }
 
@@ -241,8 +240,7 @@ impl From<&Claimed> for History {
     }
 }
 
-/// One delivery of a message, as SQS describes it: made of its id, for the first time and without
-/// attributes.
+/// One delivery of a message. A message id alone makes a first delivery without attributes.
 #[derive(Clone, Debug)]
 pub struct Delivery {
     message_id: String,
@@ -261,7 +259,7 @@ impl Delivery {
         }
     }
 
-    /// How often it was received, this time included.
+    /// Sets the number of receives, this one included.
     #[must_use]
     pub fn receive_count(self, receive_count: u32) -> Self {
         Self {
@@ -270,7 +268,7 @@ impl Delivery {
         }
     }
 
-    /// Its message attributes.
+    /// Sets the message attributes.
     pub(crate) fn attributes(self, attributes: HashMap<String, Attribute>) -> Self {
         Self { attributes, ..self }
     }

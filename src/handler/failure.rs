@@ -1,10 +1,10 @@
-//! [`Failure`]: the reason why a handler could not process a message, and what follows from it.
+//! [`Failure`]: the reason why a handler failed, which decides about the next attempt.
 
 use std::{error::Error, fmt};
 
 type BoxError = Box<dyn Error + Send + Sync>;
 
-/// The reason why a handler could not process a message, and what follows from it.
+/// The reason why a handler failed, which decides about the record and the next attempt.
 ///
 /// | failure | written as | the record | the next attempt |
 /// | --- | --- | --- | --- |
@@ -13,7 +13,7 @@ type BoxError = Box<dyn Error + Send + Sync>;
 /// | [`Permanent`](Self::Permanent) | [`.permanent()?`](ResultExt::permanent) | `FAILED`, with the error | does not run for this message |
 ///
 /// `?` accepts every error type, `anyhow::Error`, `Box<dyn Error + Send + Sync>` and strings. It
-/// makes a *retryable* failure, because a request that timed out may have been carried out.
+/// makes a *retryable* failure, because a request that timed out may have had its effect.
 ///
 /// The text of the error and of its causes is logged, and stored for a permanent failure. Keep
 /// payload out of it.
@@ -23,25 +23,25 @@ type BoxError = Box<dyn Error + Send + Sync>;
 /// use sqs_once::{Failure, ResultExt};
 ///
 /// fn charge(amount: &str, gateway: SocketAddr) -> Result<u64, Failure> {
-///     let cents: u64 = amount.parse().permanent()?; // it will never be a number
+///     let cents: u64 = amount.parse().permanent()?; // not a number in any attempt
 ///     let connection = TcpStream::connect(gateway).no_effect()?; // nothing was sent
 ///     connection.set_nodelay(true)?; // from here on: retryable
 ///     Ok(cents)
 /// }
-/// let nobody_listens = SocketAddr::from(([127, 0, 0, 1], 1));
-/// assert!(matches!(charge("one", nobody_listens), Err(Failure::Permanent(_))));
-/// assert!(matches!(charge("150", nobody_listens), Err(Failure::NoEffect(_))));
+/// let closed_port = SocketAddr::from(([127, 0, 0, 1], 1));
+/// assert!(matches!(charge("one", closed_port), Err(Failure::Permanent(_))));
+/// assert!(matches!(charge("150", closed_port), Err(Failure::NoEffect(_))));
 /// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Failure {
-    /// A later attempt may succeed (timeout, 5xx, throttling, deadlock), and this one may have had
-    /// its effect.
+    /// A later attempt may succeed (timeout, 5xx, throttling, deadlock). This attempt may have had its
+    /// effect.
     Retryable(BoxError),
-    /// A later attempt may succeed, and this one certainly had no effect: the request was never
-    /// sent, or the system that was called rejected it before doing anything.
+    /// A later attempt may succeed. This attempt certainly had no effect: the request was never sent,
+    /// or the called system rejected it before any effect.
     NoEffect(BoxError),
-    /// Every attempt with this input will fail: validation error, declined card.
+    /// Every attempt with this message fails: validation error, declined card.
     Permanent(BoxError),
 }
 
@@ -91,14 +91,14 @@ impl fmt::Display for Failure {
     }
 }
 
-// `Failure` is not an `Error` itself: that is what lets `?` accept every error.
+// `Failure` does not implement `Error`, so that `?` can accept every error.
 impl<E: Into<BoxError>> From<E> for Failure {
     fn from(error: E) -> Self {
         Self::Retryable(error.into())
     }
 }
 
-/// Says in one word what an error means, where it is not simply retryable.
+/// Makes failures of errors that are not simply retryable.
 ///
 /// ```
 /// use sqs_once::{Failure, ResultExt};

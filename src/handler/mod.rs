@@ -1,5 +1,5 @@
-//! The user's part: a [`Handler`], which gets a message and its [`Attempt`] and returns an output or
-//! a [`Failure`].
+//! Your code: a [`Handler`] gets a message and its [`Attempt`], and returns an output or a
+//! [`Failure`].
 
 mod answer;
 mod attempt;
@@ -17,10 +17,10 @@ pub use failure::{Failure, ResultExt};
 
 use crate::protocol::StoredResult;
 
-/// The business: what happens once per message.
+/// Your code for one message.
 ///
-/// [`handler_fn`] makes one of any `async fn(Message, Attempt) -> Result<Output, Failure>`. Implement
-/// the trait where the handler has state of its own:
+/// [`handler_fn`] makes a handler of any `async fn(Message, Attempt) -> Result<Output, Failure>`.
+/// Implement the trait if the handler has state:
 ///
 /// ```
 /// use serde::Deserialize;
@@ -37,20 +37,22 @@ use crate::protocol::StoredResult;
 ///
 ///     async fn handle(&self, order: Order, attempt: Attempt) -> Result<String, Failure> {
 ///         if attempt.may_have_run_before() {
-///             // An attempt was cut off: the mail may be out. Look before sending it again.
+///             // An earlier attempt may have sent the mail. Look before sending it again.
 ///         }
 ///         Ok(format!("{} wrote about {}", self.from, order.id))
 ///     }
 /// }
 /// ```
 ///
-/// # Being cut off
+/// # Deadline
 ///
-/// The future is dropped at its next `.await` when the invocation's time is up, and the next
-/// attempt is informed. What the future does not hold goes on: code that blocks its thread, and tasks
-/// it has spawned (`tokio::spawn`, `spawn_blocking`). Such work must end by itself within
-/// [`Attempt::time_left`], or it may run beside the next attempt; and where handlers block every
-/// thread of the runtime, not even the rest of the batch can be answered in time.
+/// At the deadline of the invocation the future is dropped at its next `.await`, and the next attempt
+/// is informed.
+///
+/// Code that blocks its thread, and tasks that the handler spawned (`tokio::spawn`,
+/// `spawn_blocking`), cannot be cut off. They must end within [`Attempt::time_left`], or they may run
+/// beside the next attempt. If handlers block every thread of the runtime, the batch gets no response
+/// in time.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a handler",
     label = "not a handler",
@@ -58,38 +60,38 @@ use crate::protocol::StoredResult;
     note = "the function takes the message and an `Attempt`, and returns `Result<Output, Failure>`"
 )]
 pub trait Handler: Send + Sync + 'static {
-    /// The type of the message's body, as JSON. A body of another type is a permanent
-    /// failure.
+    /// The type of the body, which is JSON. A body of another type is a permanent failure.
     type Message: DeserializeOwned + Send;
-    /// The output, and with it, how operations are processed once ([`once`](crate::once)):
+    /// The output, which decides the mode ([`once`](crate::once)):
     ///
-    /// | output | for effects |
+    /// | output | effect |
     /// | --- | --- |
-    /// | any type that implements [`serde::Serialize`] | outside DynamoDB, that the handler has had |
-    /// | [`Done`] of it | in DynamoDB, that commit together with the record |
-    /// | [`Change`](crate::Change) of it | on one item, which keeps the key itself |
+    /// | any type that implements [`serde::Serialize`] | outside DynamoDB, made by the handler |
+    /// | [`Done`] of that type | DynamoDB writes, committed together with the record |
+    /// | [`Change`](crate::Change) of that type | a change of one item, which stores the key |
     ///
-    /// The output is stored as JSON of at most 392 KB. A longer one is not stored; the operation is
-    /// done all the same.
+    /// The output is stored as JSON of at most 392 KB. A longer output is not stored, and the operation
+    /// is completed without it.
     type Output: Answer;
 
     /// Handles one message.
     ///
     /// # Errors
     ///
-    /// [`Failure::Retryable`] if a later attempt may succeed and this one may have had its effect,
-    /// [`Failure::NoEffect`] if it certainly had none, [`Failure::Permanent`] if every attempt with
-    /// this input will fail.
+    /// - [`Failure::Retryable`] if a later attempt may succeed, and this attempt may have had its
+    ///   effect;
+    /// - [`Failure::NoEffect`] if this attempt certainly had no effect;
+    /// - [`Failure::Permanent`] if every attempt with this message fails.
     fn handle(
         &self,
         message: Self::Message,
         attempt: Attempt,
     ) -> impl Future<Output = Result<Self::Output, Failure>> + Send;
 
-    /// Sees a message whose operation is done already: to send a reply again, say. By default
-    /// it does nothing, and the message is acknowledged.
+    /// Gets each duplicate: a message whose operation is completed. A handler can send a reply again
+    /// here. By default nothing happens, and the message is acknowledged.
     ///
-    /// Runs for each such delivery, so what it does happens at least once.
+    /// This method runs for each duplicate, so its effects happen at least once.
     ///
     /// ```
     /// # use sqs_once::{Attempt, Failure, Handler, Stored};
@@ -115,7 +117,7 @@ pub trait Handler: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// A failure sends the message back to the queue; the record stays as it is.
+    /// A failure sends the message back to the queue. The record stays unchanged.
     fn on_duplicate(
         &self,
         stored: Stored<<Self::Output as Answer>::Result>,
@@ -126,7 +128,7 @@ pub trait Handler: Send + Sync + 'static {
     }
 }
 
-/// The recorded output of an operation that is done.
+/// The stored output of a completed operation.
 ///
 /// ```
 /// use sqs_once::{Stored, protocol::StoredResult};
@@ -144,7 +146,7 @@ pub struct Stored<O> {
 }
 
 impl<O> Stored<O> {
-    /// The output in a record. The library gives it to handlers; make one to test a handler by itself.
+    /// The output in a record. Use it to test [`Handler::on_duplicate`].
     #[must_use]
     pub fn new(result: StoredResult) -> Self {
         Self {
@@ -153,7 +155,7 @@ impl<O> Stored<O> {
         }
     }
 
-    /// The JSON text; `None` where the output was not kept.
+    /// The JSON text; `None` if the output was not stored.
     #[must_use]
     pub fn json(&self) -> Option<&str> {
         match &self.result {
@@ -162,25 +164,25 @@ impl<O> Stored<O> {
         }
     }
 
-    /// The output; `None` where it was not kept. An [`OnItem`](crate::OnItem) keeps no output, and
-    /// the other modes keep none that is larger than 392 KB or is not JSON.
+    /// The output; `None` if it was not stored. [`OnItem`](crate::OnItem) stores no outputs. The other
+    /// modes do not store outputs that are larger than 392 KB or cannot be written as JSON.
     ///
     /// # Errors
     ///
-    /// A permanent failure if the stored output is not of this type (any more). Returned by
-    /// [`on_duplicate`](Handler::on_duplicate), it sends a message whose operation is done to the
-    /// dead-letter queue. [`json`](Self::json) never fails.
+    /// A permanent failure if the stored JSON is not of this type, as after a change of the type.
+    /// [`on_duplicate`](Handler::on_duplicate) would send a message to the dead-letter queue with that
+    /// failure, although its operation is completed. [`json`](Self::json) never fails.
     pub fn output(&self) -> Result<Option<O>, Failure>
     where
         O: DeserializeOwned,
     {
         let output = self.json().map(serde_json::from_str).transpose();
-        // Not serde's own words: they may quote the output.
+        // serde's error may quote the output.
         output.map_err(|_| Failure::permanent("the stored output is not of the handler's type"))
     }
 }
 
-/// Returns an async function as a [`Handler`].
+/// Makes a [`Handler`] of an async function.
 ///
 /// The function takes the message and its [`Attempt`], and returns `Result<Output, Failure>`.
 ///
@@ -216,7 +218,7 @@ where
     }
 }
 
-/// An async function as a [`Handler`]. Made by [`handler_fn`].
+/// An async function as a [`Handler`]. [`handler_fn`] makes it.
 pub struct HandlerFn<F, M> {
     function: F,
     message: PhantomData<fn(M)>,
