@@ -2,7 +2,8 @@
 
 1. Combinations of features compile and document without a warning.
 2. The documents name the number of crates that each combination brings.
-3. The sample's handler can be replaced in three files.
+3. The documentation of the default features lists at most 50 types and traits.
+4. The sample's handler can be replaced in three files.
 """
 
 import os
@@ -13,6 +14,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# A change that needs more raises the limit and says why.
+MAX_PUBLIC_TYPES = 50
 
 NONE: tuple[str, ...] = ("--no-default-features",)
 LIBRARY = ("--no-default-features", "--features", "lambda,visibility,settings")
@@ -84,6 +88,18 @@ def check_documents() -> None:
         sys.exit("\n".join(sorted(faults)))
 
 
+def check_public_types() -> None:
+    cargo("doc", "--quiet", "--locked", "--no-deps", "--lib")
+    page = (ROOT / "target/doc/sqs_once/all.html").read_text()
+    names: list[str] = []
+    for kind in ("structs", "enums", "traits"):
+        section = re.search(rf'<h3 id="{kind}">.*?</ul>', page, re.DOTALL)
+        names += re.findall(r'<a href="[^"]*">([^<]*)</a>', section[0]) if section else []
+    print("==> public types and traits:", len(names), flush=True)
+    if not 0 < len(names) <= MAX_PUBLIC_TYPES:
+        sys.exit(f"{len(names)} public types and traits, the limit is {MAX_PUBLIC_TYPES}: " + ", ".join(sorted(names)))
+
+
 def check_own_handler() -> None:
     copy = ROOT / "target/own-handler"
     shutil.rmtree(copy, ignore_errors=True)
@@ -102,4 +118,5 @@ def check_own_handler() -> None:
 if __name__ == "__main__":
     check_documents()
     check_combinations()
+    check_public_types()
     check_own_handler()
