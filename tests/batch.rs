@@ -19,7 +19,7 @@ use std::{
 };
 
 use proptest::prelude::*;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 use sqs_once::{
     Attempt, BatchError, Change, Consumer, Deadline, Failure, Handler, OnItem, Once, Stored,
@@ -577,6 +577,35 @@ async fn awaited_conflict_takes_outcome_of_owner() {
         (owned, gave_up, waited, waited_on),
         (vec![], vec!["m-1".to_owned()], vec![], vec![])
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn awaited_conflict_parses_body_once() {
+    static PARSED: AtomicUsize = AtomicUsize::new(0);
+    struct Counted;
+    impl<'de> Deserialize<'de> for Counted {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            PARSED.fetch_add(1, Ordering::SeqCst);
+            Value::deserialize(deserializer).map(|_| Self)
+        }
+    }
+    let store = MemoryStore::default();
+    let owner = async |_: Value, _: Attempt| -> Result<(), Failure> {
+        tokio::time::sleep(2 * SECOND).await;
+        Err("busy".into())
+    };
+    let once = || Once::new(store.clone());
+    let owner = Arc::new(Consumer::new(once(), namespace(), handler_fn(owner)));
+    let next = async |_: Counted, _: Attempt| -> Result<(), Failure> { Ok(()) };
+    let next = Consumer::new(once(), namespace(), handler_fn(next)).conflict_wait(5 * SECOND);
+    let next = Arc::new(next);
+    let event = || batch([record("m-1", "{}")]);
+    let (failed, completed) = tokio::join!(
+        process(&owner, event(), within(10 * SECOND)),
+        process(&next, event(), within(10 * SECOND)),
+    );
+    assert_eq!((failed, completed), (vec!["m-1".to_owned()], vec![]));
+    assert_eq!(PARSED.load(Ordering::SeqCst), 1);
 }
 
 /// Message of one group of a FIFO queue.
