@@ -267,7 +267,7 @@ def promises(stack: Stack, evidence: Evidence) -> dict[str, list[str]]:
         "every outcome is recorded": recorded,
         "no message is lost: each is acknowledged, or in the dead-letter queue if it failed permanently": lost,
         "no charge, record or dead letter without an order": extra,
-        "the faults occurred: workers were killed, the gateway failed, messages were redriven": tested,
+        "failures occurred: workers were killed, the gateway failed, messages were redriven": tested,
     }
 
 

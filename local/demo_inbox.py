@@ -258,7 +258,7 @@ def promises(evidence: Evidence, deliveries: Counter[str], killer: Killer) -> di
         "the commit is atomic: the orders table holds the placed orders, each once, and no other": table,
         "every result is recorded: each order has one COMPLETED record, placed or declined": record,
         "no message is lost: the queue and the dead-letter queue are empty": lost,
-        "the faults occurred: workers were killed, and messages delivered again": tested,
+        "failures occurred: workers were killed, and messages delivered again": tested,
     }
 
 

@@ -471,7 +471,7 @@ async fn unwritable_plan_is_not_sent() {
             (
                 "100 writes",
                 many(mode, 100),
-                "100 writes: a transaction holds 99 beside the record",
+                "100 writes: a transaction holds at most 99 beside the record",
             ),
             (
                 "no item",
