@@ -48,7 +48,10 @@ impl Gateway {
         // The AWS SDK's provider of cryptography.
         let _already_set = rustls::crypto::ring::default_provider().install_default();
         Ok(Self {
-            client: reqwest::Client::builder().build()?,
+            // After a redirect, the charge could be made elsewhere, or the POST become a GET.
+            client: reqwest::Client::builder()
+                .redirect(reqwest::redirect::Policy::none())
+                .build()?,
             charges: format!("{url}/charges"),
         })
     }

@@ -9,6 +9,7 @@
 #![cfg_attr(not(feature = "settings"), doc = "```ignore")]
 //! use std::{sync::LazyLock, time::Duration};
 //!
+//! use reqwest::{Client, redirect::Policy};
 //! use serde::{Deserialize, Serialize};
 //! use sqs_once::{Attempt, Consumer, Failure, handler_fn, telemetry};
 //!
@@ -16,7 +17,8 @@
 //! #[serde(rename_all = "camelCase")]
 //! struct Order { order_id: String, amount_cents: u64, currency: String }
 //!
-//! static GATEWAY: LazyLock<reqwest::Client> = LazyLock::new(reqwest::Client::new);
+//! static GATEWAY: LazyLock<Client> = // a redirect could charge elsewhere
+//!     LazyLock::new(|| Client::builder().redirect(Policy::none()).build().expect("TLS is built in"));
 //!
 //! async fn charge(order: Order, attempt: Attempt) -> Result<String, Failure> {
 //!     if order.amount_cents == 0 {

@@ -68,7 +68,7 @@ const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
 /// | `IDEMPOTENCY_SORT_KEY` | none | `SK` or `SK=PARTITION`: sort key that holds the idempotency key; the partition defaults to `idempotency#<function name>` ([`Layout::sort_key`]) |
 /// | `IDEMPOTENCY_NAMESPACE` | function name | first part of every key ([`Namespace`]) |
 /// | `IDEMPOTENCY_KEY` | `message-id` | source of a message's key ([`KeySource`]) |
-/// | `IDEMPOTENCY_FINGERPRINT` | `body` | part of a message that must not change under one key ([`FingerprintSource`]) |
+/// | `IDEMPOTENCY_FINGERPRINT` | `body`; `off` for `on_item` | part of a message that must not change under one key ([`FingerprintSource`]); for `on_item` see [`OnItem::check_payload`] |
 /// | `IDEMPOTENCY_RETENTION` | `20d`; unlimited for `on_item` | time that a record is kept |
 /// | `IDEMPOTENCY_AFTER_FAILURE` | `retry` | other message with the key of a permanent failure: `retry` or `replay` ([`AfterFailure`]) |
 /// | `IDEMPOTENCY_LEASE_MARGIN` | `1s` | time added to the deadline, for clocks that differ |
@@ -77,7 +77,7 @@ const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
 /// | `CONSUMER_CONFLICT_WAIT` | `0s` | time to wait for the outcome of another worker that holds the claim |
 /// | `CONSUMER_DEADLINE_RESERVE` | `500ms` | time reserved to record outcomes and answer |
 /// | `CONSUMER_MIN_TIME_TO_START` | `0s` | longest run of the handler: a message is not started with less time left |
-/// | `CONSUMER_VISIBILITY` | `on` | sets the visibility timeout of each failed message; always `off` without the feature `visibility` |
+/// | `CONSUMER_VISIBILITY` | `on` | sets the visibility timeout of each failed message; without the feature `visibility` the default is `off`, and `on` is an error |
 /// | `CONSUMER_BACKOFF_BASE` | `10s` | longest back-off after the first receive, doubled with each receive |
 /// | `CONSUMER_BACKOFF_CAP` | `15m` | longest back-off, at most `11h 30m` |
 /// | `CONSUMER_DEAD_LETTER` | `off` | copies permanent failures to the dead-letter queue after one receive |
@@ -352,11 +352,16 @@ impl Settings {
     where
         OnItem: Mode<H::Output>,
     {
+        let fingerprint = self.value("IDEMPOTENCY_FINGERPRINT");
         let batches = self.batches(None);
         let read = (|| Ok((handler?, batches?)))();
         let (handler, batches) = self.check(read)?;
         let config = self.take_config().await;
-        let on_item = OnItem::new(Client::new(&config));
+        let mut on_item = OnItem::new(Client::new(&config));
+        // Without the option, an item stores keys alone, and the setting would have no effect.
+        if fingerprint.is_some_and(|source| source != "off") {
+            on_item = on_item.check_payload();
+        }
         let on_item = match batches.retention {
             Some(retention) => on_item.retention(retention),
             None => on_item,
@@ -389,19 +394,23 @@ impl Settings {
     }
 
     fn layout(&mut self) -> Result<Layout, SettingsError> {
-        let layout = self.optional("IDEMPOTENCY_LAYOUT", "native", |text| match text {
+        // After an error the native layout stands in, so that the next variables are read too.
+        let preset = self.optional("IDEMPOTENCY_LAYOUT", "native", |text| match text {
             "native" => Ok(Layout::native()),
             "powertools" => Ok(Layout::powertools()),
             _ => Err("must be `native` or `powertools`"),
-        })?;
-        let layout = self.changed("IDEMPOTENCY_ATTRIBUTES", layout, rename)?;
+        });
+        let layout = preset.clone().unwrap_or_default();
+        let renamed = self.changed("IDEMPOTENCY_ATTRIBUTES", layout, rename);
+        let layout = renamed.clone().unwrap_or_default();
         let function = self.function();
-        self.changed("IDEMPOTENCY_SORT_KEY", layout, |layout, text| {
+        let sorted = self.changed("IDEMPOTENCY_SORT_KEY", layout, |layout, text| {
             let partition = format!("idempotency#{function}");
             let (name, partition) = text.split_once('=').unwrap_or((text, &partition));
             let layout = layout.sort_key(name, partition);
             layout.map_err(|error| error.to_string())
-        })
+        });
+        preset.and(renamed).and(sorted)
     }
 
     fn batches(&mut self, default_retention: Option<&str>) -> Result<Batches, SettingsError> {
@@ -483,9 +492,15 @@ impl Settings {
             true => Err("`on` needs the feature `visibility` of the crate sqs-once"),
             false => Ok(()),
         };
-        let visibility = self.optional("CONSUMER_VISIBILITY", "off", off);
-        let dead_letter = self.optional("CONSUMER_DEAD_LETTER", "off", off);
-        visibility.and(dead_letter)
+        let mut timeouts = self.optional("CONSUMER_VISIBILITY", "off", off);
+        timeouts = timeouts.and(self.optional("CONSUMER_DEAD_LETTER", "off", off));
+        for name in ["CONSUMER_BACKOFF_BASE", "CONSUMER_BACKOFF_CAP"] {
+            let unused = |(), _: &str| {
+                Err("needs the feature `visibility` of the crate sqs-once".to_owned())
+            };
+            timeouts = timeouts.and(self.changed(name, (), unused));
+        }
+        timeouts
     }
 
     fn function(&self) -> String {
@@ -804,6 +819,51 @@ mod tests {
         ) -> Result<(), crate::handler::Failure> {
             Ok(())
         }
+    }
+
+    #[tokio::test]
+    async fn on_item_compares_payloads_by_the_fingerprint() {
+        #[derive(Debug)]
+        struct Nothing;
+        impl Handler for Nothing {
+            type Message = ();
+            type Output = crate::once::Change<()>;
+
+            async fn handle(
+                &self,
+                (): (),
+                _: crate::handler::Attempt,
+            ) -> Result<Self::Output, crate::handler::Failure> {
+                Err("unused".into())
+            }
+        }
+        for (value, compares) in [
+            (None, false),
+            (Some("body:/cents"), true),
+            (Some("off"), false),
+        ] {
+            let fingerprint = value.map(|value| ("IDEMPOTENCY_FINGERPRINT", value));
+            let variables = REQUIRED[..2].iter().copied().chain(fingerprint);
+            let version = aws_sdk_dynamodb::config::BehaviorVersion::latest();
+            let config = SdkConfig::builder().behavior_version(version).build();
+            let mut settings = Settings::from_vars(variables).sdk_config(config);
+            settings.set_default("CONSUMER_VISIBILITY", "off");
+            let consumer = format!("{:?}", settings.on_item(Ok(Nothing)).await);
+            assert!(
+                consumer.contains(&format!("checks_payload: {compares}")),
+                "{consumer}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_error_of_the_layout_is_reported() {
+        let error = with(&[
+            ("IDEMPOTENCY_LAYOUT", "python"),
+            ("IDEMPOTENCY_ATTRIBUTES", "PK"),
+            ("IDEMPOTENCY_SORT_KEY", "=all"),
+        ]);
+        assert_eq!(error.unwrap_err().errors().len(), 3);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::{io::IsTerminal as _, panic::PanicHookInfo};
 
-use tracing::Subscriber;
+use tracing::{Level, Subscriber};
 use tracing_subscriber::{
     Layer,
     filter::{LevelFilter, Targets},
@@ -71,7 +71,10 @@ pub fn try_init() -> Result<(), TryInitError> {
 /// use sqs_once::telemetry;
 /// use tracing_subscriber::{layer::SubscriberExt as _, util::SubscriberInitExt as _};
 ///
-/// # let other = tracing_subscriber::layer::Identity::new();
+/// use tracing_subscriber::{Layer as _, filter::LevelFilter};
+///
+/// # let other = tracing_subscriber::fmt::layer();
+/// let other = other.with_filter(LevelFilter::INFO); // at `trace`, the SDK's events hold payload
 /// tracing_subscriber::registry().with(telemetry::layer()).with(other).init();
 /// telemetry::set_panic_hook();
 /// ```
@@ -94,7 +97,10 @@ where
 /// Logs panics with their place and without their message, which may quote payload; at the level
 /// `trace` with it.
 pub fn set_panic_hook() {
-    std::panic::set_hook(Box::new(log_panic));
+    // Not the subscriber's decision: another layer may take all levels.
+    let filter = setting().and_then(|(_, text)| level(&text));
+    let with_text = filter.is_some_and(|filter| filter.would_enable(module_path!(), &Level::TRACE));
+    std::panic::set_hook(Box::new(move |panic| log_panic(panic, with_text)));
 }
 
 /// The variable that sets the level, and its value.
@@ -106,10 +112,12 @@ fn setting() -> Option<(&'static str, String)> {
     })
 }
 
-fn log_panic(panic: &PanicHookInfo<'_>) {
+fn log_panic(panic: &PanicHookInfo<'_>, with_text: bool) {
     let place = panic.location().map(ToString::to_string);
     tracing::error!(place, "panicked");
-    tracing::trace!(message = panic.payload_as_str(), "panicked");
+    if with_text {
+        tracing::trace!(message = panic.payload_as_str(), "panicked");
+    }
 }
 
 fn info() -> Targets {
@@ -130,7 +138,7 @@ fn level(text: &str) -> Option<Targets> {
 mod tests {
     use std::sync::{Arc, Mutex};
 
-    use tracing::{Event, Level};
+    use tracing::Event;
     use tracing_subscriber::layer::Context;
 
     use super::*;

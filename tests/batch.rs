@@ -579,7 +579,7 @@ async fn awaited_conflict_takes_outcome_of_owner() {
     );
 }
 
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn awaited_conflict_parses_body_once() {
     static PARSED: AtomicUsize = AtomicUsize::new(0);
     struct Counted;
@@ -591,7 +591,7 @@ async fn awaited_conflict_parses_body_once() {
     }
     let store = MemoryStore::default();
     let owner = async |_: Value, _: Attempt| -> Result<(), Failure> {
-        tokio::time::sleep(2 * SECOND).await;
+        tokio::time::sleep(SECOND / 5).await;
         Err("busy".into())
     };
     let once = || Once::new(store.clone());

@@ -677,6 +677,19 @@ async fn silent_store_is_abandoned_before_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn last_answer_explains_unrecorded_completion() {
+    let throttled = [Fate::Answered, Fate::RequestLost].into_iter();
+    let throttled = Lossy::fates(throttled.chain([Fate::Contended; 100]));
+    let outcome = run(&throttled, operation("m-1", "p"), &Runs::default(), Ok(1)).await;
+    assert!(outcome.store_error().unwrap().is_throttled(), "{outcome}");
+
+    let rejected = Lossy::fates([Fate::Answered, Fate::RequestLost, Fate::Rejected]);
+    let outcome = run(&rejected, operation("m-1", "p"), &Runs::default(), Ok(1)).await;
+    let error = outcome.store_error().unwrap();
+    assert!(!error.may_have_been_applied(), "{outcome}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn unrecorded_completion_keeps_claim() {
     for fate in [Fate::RequestLost, Fate::Rejected] {
         let fates = [Fate::Answered].into_iter().chain([fate; 100]);

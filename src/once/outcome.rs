@@ -98,7 +98,8 @@ pub enum Outcome {
     ///
     /// The condition of the next attempt's commit prevents a second application.
     CommitUnknown(Arc<StoreError>),
-    /// The claim could not be written, or in an inbox the commit. No write was applied.
+    /// The claim could not be written, or in an inbox the commit. The handler did not run, or its writes
+    /// were not applied. A claim without an answer may be in the table until its lease ends.
     StoreUnavailable(Arc<StoreError>),
 }
 
@@ -313,7 +314,7 @@ impl fmt::Display for Outcome {
             ),
             Self::CompletionUnrecorded(error) => write!(
                 f,
-                "the handler succeeded, but its result is not recorded; the message will run again: {error}"
+                "the handler succeeded, but its result is not recorded; the message may run again: {error}"
             ),
             Self::FailureUnrecorded { error, cause } => write!(
                 f,
@@ -323,7 +324,10 @@ impl fmt::Display for Outcome {
                 f,
                 "DynamoDB did not answer the commit; the next attempt will show whether the writes were applied: {error}"
             ),
-            Self::StoreUnavailable(error) => write!(f, "no write was applied: {error}"),
+            Self::StoreUnavailable(error) => write!(
+                f,
+                "the handler did not run, or its writes were not applied: {error}"
+            ),
         }
     }
 }

@@ -35,14 +35,15 @@ where
     F: Future<Output = Result<T, StoreError>>,
 {
     let mut pauses = RetryPauses::until(until);
-    let (mut unanswered, mut contended) = (None, None);
+    // The last error explains best: throttling, or a missing permission. `unanswered` holds the last
+    // error without an answer.
+    let (mut unanswered, mut rejected) = (None, None);
     loop {
         let error = match timeout_at(until, send()).await {
             Ok(Ok(answer)) => return Ok(Answered { answer, unanswered }),
             Ok(Err(error)) => error,
             Err(_elapsed) => {
-                // An error of an earlier try is more specific, such as throttling.
-                let error = unanswered.or(contended);
+                let error = rejected.or(unanswered);
                 let error = error.unwrap_or_else(|| StoreError::OutOfTime {
                     action,
                     key: key.to_string(),
@@ -53,16 +54,17 @@ where
                 });
             }
         };
-        let again = error.may_pass() && pauses.pause().await;
-        match (again, error.may_have_been_applied()) {
-            (true, true) => unanswered = Some(error),
-            (true, false) => contended = Some(error),
-            (false, last) => {
-                return Err(GivenUp {
-                    may_have_been_applied: last || unanswered.is_some(),
-                    error: unanswered.filter(|_| !last).unwrap_or(error),
-                });
-            }
+        let may_have_been_applied = error.may_have_been_applied();
+        if !(error.may_pass() && pauses.pause().await) {
+            return Err(GivenUp {
+                error,
+                may_have_been_applied: may_have_been_applied || unanswered.is_some(),
+            });
+        }
+        if may_have_been_applied {
+            (unanswered, rejected) = (Some(error), None);
+        } else {
+            rejected = Some(error);
         }
     }
 }

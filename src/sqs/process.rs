@@ -198,12 +198,12 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             let Identity { key, fingerprint } = identity.clone();
             let operation = Operation::new(key, fingerprint, message.delivery(), deadline);
             let handler = &self.handler;
-            // A conflict leaves the body for the next claim.
+            // After a conflict, the claim mode leaves the body for the next claim. An inbox has run the
+            // handler before its commit met the conflict, and needs the body again.
             let body = &mut body;
             let work = async |attempt| {
-                let body = body
-                    .take()
-                    .ok_or_else(|| Failure::no_effect("the handler ran before"))?;
+                let body = body.take().map_or_else(|| message.parse(), Ok);
+                let body = body.map_err(|InvalidMessage(why)| Failure::permanent(why))?;
                 handler.handle(body, attempt).await
             };
             let outcome = self.mode.run(operation, work).await;

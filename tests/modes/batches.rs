@@ -9,6 +9,7 @@ use sqs_once::{
     Attempt, Change, Consumer, Done, Failure, Handler, Mode, Write, handler_fn,
     sqs::{FingerprintSource, KeySource, Visibility},
 };
+use tokio::sync::Notify;
 
 use super::{
     support::{
@@ -247,6 +248,35 @@ async fn consumer_runs_inbox() {
     let client = world.no_timeout_client();
     let consumer = || Consumer::new(world.inbox(&client), namespace(), handler_fn(plan));
     world.behind_a_consumer("inbox", consumer).await;
+}
+
+#[tokio::test]
+async fn inbox_plans_again_after_awaited_conflict() {
+    let world = World::start().await;
+    let client = world.no_timeout_client();
+    let claimed = Arc::new(Notify::new());
+    let owner = {
+        let claimed = Arc::clone(&claimed);
+        move |_: Value, _: Attempt| {
+            let claimed = Arc::clone(&claimed);
+            async move {
+                claimed.notify_one();
+                tokio::time::sleep(SECOND / 2).await;
+                Ok::<_, Failure>("owner")
+            }
+        }
+    };
+    let owner = Consumer::new(world.once(&client), namespace(), handler_fn(owner));
+    let plan = async |_: Value, _: Attempt| Ok(Done::new("inbox"));
+    let inbox = Consumer::new(world.inbox(&client), namespace(), handler_fn(plan));
+    let (owner, inbox) = (Arc::new(owner), Arc::new(inbox.conflict_wait(10 * SECOND)));
+    let event = || batch([record("m-1", "{}")]);
+    let (completed, duplicate) =
+        tokio::join!(process(&owner, event(), within(20 * SECOND)), async {
+            claimed.notified().await;
+            process(&inbox, event(), within(20 * SECOND)).await
+        });
+    assert_eq!((completed, duplicate), (vec![], vec![]));
 }
 
 #[tokio::test]
