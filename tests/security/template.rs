@@ -228,7 +228,10 @@ fn existing_table_replaces_permissions_on_own() {
     let [existing] = &*Vec::from_iter(tables(&[])) else {
         panic!("more than one table");
     };
-    assert!(existing.ends_with(":table/${ExistingTableName}"), "{existing}");
+    assert!(
+        existing.ends_with(":table/${ExistingTableName}"),
+        "{existing}"
+    );
 }
 
 #[test]
@@ -350,7 +353,10 @@ fn records_dead_letters_and_logs_are_retained_unnamed() {
                 }
             }
         }
-        assert_eq!(retained, ["LogGroup", "Queue", "QueuePolicy", "Table"].into());
+        assert_eq!(
+            retained,
+            ["LogGroup", "Queue", "QueuePolicy", "Table"].into()
+        );
     }
 }
 
