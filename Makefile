@@ -1,4 +1,4 @@
-# The verbs install the tools that they use: the Python tools into .venv, the Cargo tools into
+# The verbs install the tools that they use: the Python tools into .venv and .venv-checkov, the Cargo tools into
 # target/tools, each at a pinned version. `make help` lists the verbs.
 
 # Looked up before .venv comes first on the path.
