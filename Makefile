@@ -1,4 +1,4 @@
-# The verbs install the tools that they use: the Python tools into .venv, the Cargo tools into
+# The verbs install the tools that they use: the Python tools into .venv and .venv-checkov, the Cargo tools into
 # target/tools, each at a pinned version. `make help` lists the verbs.
 
 # Looked up before .venv comes first on the path.
@@ -123,10 +123,11 @@ mutants: $(VENV) $(CARGO_MUTANTS) ## Break the source in one place after another
 	cargo mutants --output target --timeout 240 $(foreach glob,$(FILES),--file '$(glob)')
 
 CARGO_DENY := target/tools/bin/cargo-deny
+CHECKOV    := .venv-checkov/bin/checkov
 
 .PHONY: lint
 lint: export RUSTDOCFLAGS := -D warnings
-lint: $(VENV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licences, the one TLS stack, features, Python, prose and templates
+lint: $(VENV) $(CHECKOV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licences, the one TLS stack, features, Python, prose and templates
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	cargo doc --locked --no-deps
@@ -140,6 +141,7 @@ lint: $(VENV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licences, the one 
 	sam validate --lint --region us-east-1
 	sam validate --lint --region us-east-1 --template-file examples/place_order.template.yaml
 	cfn-lint template.yaml examples/place_order.template.yaml
+	$(CHECKOV) --framework cloudformation --skip-download --compact --quiet --file template.yaml examples/place_order.template.yaml
 
 # Its database of advisories is outside the package registries, so .ci/run does not run this verb.
 .PHONY: audit
@@ -165,13 +167,14 @@ build: $(VENV) ## Build the Lambda's bootstrap for the processor of this machine
 ARCH        ?= arm64
 GATEWAY_URL ?=
 PARAMETERS  ?=
+TAGS        ?=
 RUST_TARGET  = $(if $(filter arm64,$(ARCH)),aarch64,x86_64)-unknown-linux-gnu
 
 .PHONY: deploy
-deploy: linker ## Deploy to AWS: make deploy GATEWAY_URL=https://... [ARCH=x86_64] [PARAMETERS="Key=value ..."]
+deploy: linker ## Deploy to AWS: make deploy GATEWAY_URL=https://... [ARCH=x86_64] [PARAMETERS="Key=value ..."] [TAGS="key=value ..."]
 	@test -n "$(GATEWAY_URL)" || { echo 'make deploy: set the gateway that charges the orders, GATEWAY_URL=https://... or GATEWAY_URL=sandbox' >&2; exit 1; }
 	sam build --parameter-overrides Architecture=$(ARCH)
-	sam deploy --parameter-overrides Architecture=$(ARCH) "PaymentGatewayUrl=$(GATEWAY_URL)" $(PARAMETERS)
+	sam deploy --parameter-overrides Architecture=$(ARCH) "PaymentGatewayUrl=$(GATEWAY_URL)" $(PARAMETERS) $(if $(TAGS),--tags $(TAGS))
 
 CARGO_CYCLONEDX := target/tools/bin/cargo-cyclonedx
 
@@ -193,7 +196,7 @@ linker: $(VENV)
 
 .PHONY: clean
 clean: ## Remove the files that the verbs made
-	rm -rf target .aws-sam .local .venv local/__pycache__
+	rm -rf target .aws-sam .local .venv .venv-checkov local/__pycache__
 
 # ---- tools -------------------------------------------------------------------------------------
 
@@ -204,6 +207,12 @@ $(VENV): local/requirements.txt
 	  echo 'make: "$(PYTHON)" cannot make a virtual environment; install its venv package (python3-venv)' >&2; exit 1; }
 	"$(PYTHON)" -m venv --clear .venv
 	python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r local/requirements.txt
+	@touch $@
+
+# In an environment of its own: it and SAM CLI require different versions of the same packages.
+$(CHECKOV): local/requirements-checkov.txt | $(VENV)
+	"$(PYTHON)" -m venv --clear .venv-checkov
+	.venv-checkov/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r local/requirements-checkov.txt
 	@touch $@
 
 $(CARGO_DENY):

@@ -19,7 +19,7 @@ from functools import cached_property
 import deployment
 import gateway
 from cases import MESSAGE_ID, ORDER_ID, WAVES, Case, Message, cases
-from cloud import STATE, Cloud, Unavailable, ministack, run, unwind_on_signals
+from cloud import ROOT, STATE, Cloud, Unavailable, ministack, run, unwind_on_signals
 from deployment import Failed, architecture, console, depth, parameters, sam, say
 from rich import box
 from rich.console import Group
@@ -37,6 +37,7 @@ PARAMETERS = {
     "MaxReceiveCount": "3",
 }
 SETTLE_WITHIN = 85.0
+BUILT = ROOT / ".aws-sam" / "build" / "template.yaml"
 
 
 # ---- build and deploy --------------------------------------------------------------------------
@@ -49,6 +50,7 @@ def build() -> None:
     if run(["cargo", "lambda", "build", "--locked", "--release", "--bin", "consumer"], environment) != 0:
         raise Failed("the consumer does not compile")
     sam("build", *parameters(Architecture=architecture()), environment=environment)
+    deployment.adapt(BUILT)
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,10 @@ import json
 import platform
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
+import yaml
 from cloud import STATE, Cloud, run
 from rich.console import Console
 
@@ -49,6 +51,25 @@ def sam(*arguments: str, environment: dict[str, str]) -> None:
 
 def parameters(**values: str) -> list[str]:
     return ["--parameter-overrides", *(f"ParameterKey={k},ParameterValue={v}" for k, v in values.items())]
+
+
+def adapt(built: Path) -> None:
+    """Replaces the parts of a template, as `sam build` wrote it, that MiniStack cannot take.
+
+    - The maximum concurrency of an event source: MiniStack takes a number, not a reference to a parameter.
+    - Alarms on an expression: MiniStack takes alarms on one metric, so such an alarm watches the first one.
+    """
+    template = yaml.safe_load(built.read_text())
+    resources: list[Json] = list(template["Resources"].values())
+    for properties in (r["Properties"] for r in resources if r["Type"] == "AWS::Lambda::EventSourceMapping"):
+        match properties["ScalingConfig"]:
+            case {"Fn::If": [_, _, {"MaximumConcurrency": {"Ref": parameter}} as scaling]}:
+                scaling["MaximumConcurrency"] = template["Parameters"][parameter]["Default"]
+    for properties in (r["Properties"] for r in resources if r["Type"] == "AWS::CloudWatch::Alarm"):
+        if metrics := properties.pop("Metrics", None):
+            first = next(metric["MetricStat"] for metric in metrics if "MetricStat" in metric)
+            properties |= first["Metric"] | {"Statistic": first["Stat"], "Period": first["Period"]}
+    built.write_text(yaml.safe_dump(template, sort_keys=False))
 
 
 def deploy(cloud: Cloud, name: str, *options: str, **values: str) -> dict[str, str]:

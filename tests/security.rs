@@ -1,4 +1,4 @@
-//! Secrets in logs, the template's permissions and parameters, and hostile input.
+//! Secrets in logs, the template, and hostile input.
 
 #![allow(
     clippy::unwrap_used,
@@ -12,6 +12,8 @@ mod hostile;
 mod library_logs;
 #[path = "security/logs.rs"]
 mod logs;
+#[path = "security/operations.rs"]
+mod operations;
 #[path = "security/parameters.rs"]
 mod parameters;
 #[path = "security/quoting_server.rs"]

@@ -1,15 +1,54 @@
-//! The template's parameters: the defaults, and the values that they accept.
+//! The template's parameters: the defaults, the values that they accept, and the variables and
+//! properties that they set.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, fs, path::Path, time::Duration};
 
 use regex_lite::Regex;
 use serde_json::{Value, json};
-use sqs_once::sqs::KeySource;
+use sqs_once::{
+    Attempt, Failure, Settings, handler_fn,
+    sqs::{FingerprintSource, KeySource},
+};
 
-use super::template::{CONSUMER, of_type, read};
+use super::{
+    operations::rows,
+    template::{CONSUMER, OWN_TABLE, met, of_type, read},
+};
+use crate::support;
 
 fn parameters() -> Value {
     read(CONSUMER)["Parameters"].clone()
+}
+
+/// Environment variables of the function.
+fn variables(template: &Value) -> Value {
+    let functions = of_type(template, "AWS::Serverless::Function");
+    functions[0].1["Environment"]["Variables"].clone()
+}
+
+/// `IDEMPOTENCY_KEY` as `IdempotencyKey`.
+fn parameter_of(variable: &str) -> String {
+    let words = variable.split('_');
+    words
+        .map(|word| word[..1].to_owned() + &word[1..].to_lowercase())
+        .collect()
+}
+
+/// Rows of the tables in docs/settings.md: variable, default, meaning.
+fn documented_variables() -> Vec<Vec<String>> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/settings.md");
+    let page = fs::read_to_string(path).unwrap();
+    let name = Regex::new(r"^\| `((CONSUMER|IDEMPOTENCY|PAYMENT)_[A-Z_]+)` \| (.*?) \|").unwrap();
+    let rows = page.lines().filter_map(|line| name.captures(line));
+    rows.map(|row| vec![row[1].to_owned(), row[3].to_owned()])
+        .collect()
+}
+
+/// The text between the only two backticks of a table's cell.
+fn literal(cell: &str) -> Option<&str> {
+    cell.strip_prefix('`')?
+        .strip_suffix('`')
+        .filter(|text| !text.contains('`'))
 }
 
 fn pattern(parameter: &Value) -> Regex {
@@ -51,22 +90,326 @@ fn defaults_match_their_own_patterns() {
 
 #[test]
 fn key_defaults_to_message_id() {
-    let template = read(CONSUMER);
-    let key = &template["Parameters"]["IdempotencyKey"];
+    let parameters = parameters();
+    let key = &parameters["IdempotencyKey"];
     let default = key["Default"].as_str().unwrap();
     assert_eq!(default.parse(), Ok(KeySource::default()));
     let description = key["Description"].as_str().unwrap();
     assert!(description.contains("body:/orderId"), "{description}");
-    let functions = of_type(&template, "AWS::Serverless::Function");
-    let variables = &functions[0].1["Environment"]["Variables"];
+}
+
+#[test]
+fn every_setting_has_a_parameter() {
+    let template = read(CONSUMER);
+    let variables = variables(&template);
+    let documented = documented_variables();
+    assert!(documented.len() > 20, "{documented:?}");
+    for row in &documented {
+        let (name, default) = (row[0].as_str(), row[1].as_str());
+        let variable = &variables[name];
+        if name == "IDEMPOTENCY_TABLE_NAME" {
+            let own = json!({"!Ref": "IdempotencyTable"});
+            assert_eq!(met(variable, &[OWN_TABLE]), Some(&own));
+            let existing = json!({"!Ref": "ExistingTableName"});
+            assert_eq!(met(variable, &[]), Some(&existing));
+            continue;
+        }
+        let parameter = parameter_of(name);
+        assert_eq!(*variable, json!({"!Ref": parameter}), "{name}");
+        let own = &template["Parameters"][&parameter]["Default"];
+        let own = own.as_str().map_or_else(|| own.to_string(), str::to_owned);
+        match literal(default) {
+            Some(default) if !own.is_empty() => assert_eq!(own, default, "{name}"),
+            _ => {}
+        }
+    }
+}
+
+/// Parameters that set a property, and the property.
+const OF_PROPERTIES: [(&str, &str); 19] = [
+    ("AlarmTopicArn", "FunctionErrors/AlarmActions"),
+    ("Architecture", "Consumer/Architectures/0"),
+    ("BatchSize", "OrdersEventSource/BatchSize"),
+    (
+        "BatchingWindow",
+        "OrdersEventSource/MaximumBatchingWindowInSeconds",
+    ),
+    (
+        "ConsumerMetricsNamespace",
+        "CompletionsUnrecorded/Namespace",
+    ),
+    (
+        "ConsumerMetricsService",
+        "CompletionsUnrecorded/Dimensions/0/Value",
+    ),
+    ("FunctionTimeout", "Consumer/Timeout"),
+    ("FunctionTimeout", "DurationNearTimeout/Threshold"),
+    ("FunctionTimeout", "OrdersQueue/VisibilityTimeout"),
+    ("KmsKeyArn", "OrdersQueue/KmsMasterKeyId"),
+    ("LogLevel", "Consumer/LoggingConfig/ApplicationLogLevel"),
+    ("LogRetentionDays", "ConsumerLogGroup/RetentionInDays"),
+    (
+        "MaxReceiveCount",
+        "OrdersQueue/RedrivePolicy/maxReceiveCount",
+    ),
+    ("MaximumConcurrency", "OrdersEventSource/ScalingConfig"),
+    (
+        "MaximumPollers",
+        "OrdersEventSource/ProvisionedPollerConfig",
+    ),
+    ("MemorySize", "Consumer/MemorySize"),
+    (
+        "MinimumPollers",
+        "OrdersEventSource/ProvisionedPollerConfig",
+    ),
+    ("OldestMessageAgeAlarm", "OldestMessageTooOld/Threshold"),
+    ("TableWarmWriteUnits", "IdempotencyTable/WarmThroughput"),
+];
+
+/// Parameters that a condition reads, with the property that the condition sets.
+const OF_CONDITIONS: [(&str, &str, &str, Value); 8] = [
+    (
+        "ContentBasedDeduplication",
+        "DeduplicatesByContent",
+        "OrdersQueue/ContentBasedDeduplication",
+        Value::Bool(true),
+    ),
+    ("Fifo", "IsFifo", "OrdersQueue/FifoQueue", Value::Bool(true)),
+    (
+        "Fifo",
+        "IsFifo",
+        "OrdersDeadLetterQueue/FifoQueue",
+        Value::Bool(true),
+    ),
+    (
+        "FifoHighThroughput",
+        "IsHighThroughput",
+        "OrdersQueue/FifoThroughputLimit",
+        Value::Null,
+    ),
+    (
+        "FifoHighThroughput",
+        "IsHighThroughput",
+        "OrdersQueue/DeduplicationScope",
+        Value::Null,
+    ),
+    (
+        "MaximumPollers",
+        "HasProvisionedPollers",
+        "OrdersEventSource/ProvisionedPollerConfig",
+        Value::Null,
+    ),
+    (
+        "TableWarmWriteUnits",
+        "HasWarmThroughput",
+        "IdempotencyTable/WarmThroughput",
+        Value::Null,
+    ),
+    ("KmsKeyArn", "HasKmsKey", "Consumer/KmsKeyArn", Value::Null),
+];
+
+fn property<'a>(template: &'a Value, path: &str) -> &'a Value {
+    let (resource, property) = path.split_once('/').unwrap();
+    let pointer = format!("/Resources/{resource}/Properties/{property}");
+    template
+        .pointer(&pointer)
+        .unwrap_or_else(|| panic!("{path}"))
+}
+
+#[test]
+fn parameters_reach_their_properties() {
+    let template = read(CONSUMER);
+    for (parameter, path) in OF_PROPERTIES {
+        let value = property(&template, path).to_string();
+        let reference = json!({"!Ref": parameter}).to_string();
+        assert!(value.contains(&reference), "{parameter}: {path} is {value}");
+    }
+}
+
+#[test]
+fn conditions_set_properties_only_if_met() {
+    let template = read(CONSUMER);
+    for (parameter, condition, path, expected) in OF_CONDITIONS {
+        let reads = template["Conditions"][condition].to_string();
+        let reference = json!({"!Ref": parameter}).to_string();
+        assert!(reads.contains(&reference), "{condition}: {reads}");
+        let value = property(&template, path);
+        assert_eq!(met(value, &[]), None, "{path}");
+        let set = met(value, &[condition]).unwrap_or_else(|| panic!("{path}"));
+        assert!(expected.is_null() || *set == expected, "{path}: {set}");
+    }
+}
+
+#[test]
+fn pollers_replace_maximum_concurrency() {
+    let template = read(CONSUMER);
+    let scaling = property(&template, "OrdersEventSource/ScalingConfig");
+    assert!(met(scaling, &[]).is_some());
+    assert_eq!(met(scaling, &["HasProvisionedPollers"]), None);
+}
+
+#[test]
+fn every_parameter_has_group_description_and_docs() {
+    let template = read(CONSUMER);
+    let parameters = template["Parameters"].as_object().unwrap();
+    let interface = &template["Metadata"]["AWS::CloudFormation::Interface"];
+    let groups = interface["ParameterGroups"].as_array().unwrap().iter();
+    let grouped: Vec<_> = groups
+        .flat_map(|group| group["Parameters"].as_array().unwrap())
+        .map(|name| name.as_str().unwrap())
+        .collect();
+    let names: BTreeSet<_> = parameters.keys().map(String::as_str).collect();
+    assert_eq!(grouped.iter().copied().collect::<BTreeSet<_>>(), names);
+    assert_eq!(grouped.len(), names.len(), "a parameter in two groups");
+
+    let documented = rows("Parameters");
+    let order: Vec<_> = documented
+        .iter()
+        .map(|row| literal(&row[0]).unwrap())
+        .collect();
     assert_eq!(
-        variables["IDEMPOTENCY_KEY"],
-        json!({"!Ref": "IdempotencyKey"})
+        order, grouped,
+        "docs/template.md, in the order of the groups"
     );
-    assert_eq!(
-        variables["IDEMPOTENCY_RETENTION"],
-        json!({"!Ref": "IdempotencyRetention"})
-    );
+    for row in &documented {
+        let parameter = &parameters[literal(&row[0]).unwrap()];
+        assert!(parameter["Description"].is_string(), "{row:?}");
+        let default = match &parameter["Default"] {
+            Value::Null => "required".to_owned(),
+            Value::String(text) if text.is_empty() => "empty".to_owned(),
+            Value::String(text) => format!("`{text}`"),
+            number => format!("`{number}`"),
+        };
+        assert_eq!(row[1], default, "{row:?}");
+    }
+}
+
+/// The function's variables with these values of the parameters, or the defaults.
+fn environment(values: &[(&str, &str)]) -> Vec<(String, String)> {
+    let template = read(CONSUMER);
+    let value_of = |reference: &Value| {
+        let Some(parameter) = reference["!Ref"].as_str() else {
+            return "idempotency".to_owned();
+        };
+        if let Some((_, value)) = values.iter().find(|(name, _)| *name == parameter) {
+            return (*value).to_owned();
+        }
+        let default = &template["Parameters"][parameter]["Default"];
+        default
+            .as_str()
+            .map_or_else(|| default.to_string(), str::to_owned)
+    };
+    let variables = variables(&template);
+    let variables = variables.as_object().unwrap().iter();
+    let of_lambda = [
+        ("AWS_LAMBDA_RUNTIME_API", "127.0.0.1:9001"),
+        ("AWS_LAMBDA_FUNCTION_NAME", "payments"),
+    ];
+    let of_lambda = of_lambda.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    variables
+        .map(|(name, value)| (name.clone(), value_of(value)))
+        .chain(of_lambda)
+        .collect()
+}
+
+async fn greet(_: Value, _: Attempt) -> Result<String, Failure> {
+    Ok(String::new())
+}
+
+/// The consumer's settings as the function with these parameters reads them.
+async fn assert_starts(values: &[(&str, &str)]) {
+    // Without the read at start, since there is no table.
+    let values = [values, &[("ConsumerPrime", "off")]].concat();
+    let settings = Settings::from_vars(environment(&values));
+    let settings = settings.sdk_config(support::sdk_config("http://127.0.0.1:9"));
+    let consumer = settings.once(Ok(handler_fn(greet))).await;
+    assert!(consumer.is_ok(), "{values:?}: {:?}", consumer.err());
+}
+
+#[tokio::test]
+async fn binary_accepts_defaults_and_allowed_values() {
+    assert_starts(&[]).await;
+    for (name, parameter) in parameters().as_object().unwrap() {
+        for value in parameter["AllowedValues"].as_array().into_iter().flatten() {
+            let value = value
+                .as_str()
+                .map_or_else(|| value.to_string(), str::to_owned);
+            // A rule of the template forbids the combination with the default.
+            if (name.as_str(), value.as_str()) != ("ConsumerVisibility", "off") {
+                assert_starts(&[(name, &value)]).await;
+            }
+        }
+    }
+    assert_starts(&[("ConsumerVisibility", "off")]).await;
+}
+
+#[tokio::test]
+async fn binary_accepts_values_that_patterns_accept() {
+    let values = [
+        ("IdempotencyLeaseMargin", &["0s", "250ms", "5m"][..]),
+        ("IdempotencyLeaseFallback", &["1s", "10m", "1h"]),
+        ("IdempotencyNamespace", &["payments", "a#b"]),
+        ("IdempotencyAttributes", &["id=PK", "id=PK,expires_at=ttl"]),
+        ("IdempotencySortKey", &["SK", "SK=payments", "SK=a=b"]),
+        ("ConsumerConflictWait", &["0s", "2s", "500ms"]),
+        ("ConsumerDeadlineReserve", &["500ms", "2s"]),
+        ("ConsumerMinTimeToStart", &["", "0s", "5s", "1m"]),
+        ("ConsumerBackoffBase", &["100ms", "10s", "1m"]),
+        ("ConsumerBackoffCap", &["30s", "9m", "599m", "11h"]),
+        ("IdempotencyRetention", &["36h", "20d"]),
+    ];
+    let parameters = parameters();
+    for (name, values) in values {
+        for value in values {
+            assert!(
+                pattern(&parameters[name]).is_match(value),
+                "{name}: {value}"
+            );
+            assert_starts(&[(name, value)]).await;
+        }
+    }
+    for (name, value) in [
+        ("ConsumerBackoffCap", "12h"),
+        ("ConsumerBackoffCap", "0m"),
+        ("ConsumerBackoffBase", "0s"),
+        ("ConsumerDeadlineReserve", "0s"),
+        ("IdempotencyAttributes", "id"),
+        ("IdempotencySortKey", "=payments"),
+    ] {
+        assert!(
+            !pattern(&parameters[name]).is_match(value),
+            "{name}: {value}"
+        );
+    }
+}
+
+#[test]
+fn fingerprint_parameter_accepts_same_as_binary() {
+    let pattern = pattern(&parameters()["IdempotencyFingerprint"]);
+    for (source, accepted) in [
+        ("body", true),
+        ("off", true),
+        ("body:/amount", true),
+        ("body:/amount,/currency", true),
+        ("body:/a~1b", true),
+        ("powertools:body", true),
+        ("powertools:body:/amount", true),
+        ("", false),
+        ("on", false),
+        ("body:", false),
+        ("body:amount", false),
+        ("body:/a~2", false),
+        ("powertools:off", false),
+        ("powertools:", false),
+    ] {
+        let parsed = source.parse::<FingerprintSource>().is_ok();
+        assert_eq!(parsed, accepted, "the binary: {source:?}");
+        assert_eq!(
+            pattern.is_match(source),
+            accepted,
+            "the template: {source:?}"
+        );
+    }
 }
 
 #[test]

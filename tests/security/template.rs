@@ -70,31 +70,29 @@ fn statements(value: &Value) -> Vec<&Value> {
     [own, inner].concat()
 }
 
-/// The statement under exactly these `conditions` of the template.
-fn met<'a>(statement: &'a Value, conditions: &[&str]) -> Option<&'a Value> {
-    let Some(choice) = statement["!If"].as_array() else {
-        return Some(statement);
+/// The value under exactly these `conditions` of the template, or `None` for `AWS::NoValue`.
+pub(super) fn met<'a>(value: &'a Value, conditions: &[&str]) -> Option<&'a Value> {
+    let Some(choice) = value["!If"].as_array() else {
+        return (*value != json!({"!Ref": "AWS::NoValue"})).then_some(value);
     };
-    let [condition, met, unmet] = choice.as_slice() else {
-        panic!("{statement}");
+    let [condition, met_value, unmet] = choice.as_slice() else {
+        panic!("{value}");
     };
     let is_met = conditions.contains(&condition.as_str().unwrap());
-    let chosen = if is_met { met } else { unmet };
-    (*chosen != json!({"!Ref": "AWS::NoValue"})).then_some(chosen)
+    met(if is_met { met_value } else { unmet }, conditions)
 }
 
 /// Pairs of an action and the resource that it is allowed on.
-fn allowed<'a>(statements: impl IntoIterator<Item = &'a Value>) -> BTreeSet<(String, String)> {
+fn allowed(statement: &Value, conditions: &[&str]) -> BTreeSet<(String, String)> {
+    assert_eq!(statement["Effect"], "Allow", "{statement}");
     let mut allowed = BTreeSet::new();
-    for statement in statements {
-        assert_eq!(statement["Effect"], "Allow", "{statement}");
+    for resource in list(&statement["Resource"]) {
+        let resource = met(resource, conditions).unwrap();
+        let mut names = ["!GetAtt", "!Ref", "!Sub"].into_iter();
+        let arn = names.find_map(|name| resource[name].as_str());
+        let arn = arn.unwrap_or_else(|| panic!("{statement}"));
         for action in list(&statement["Action"]) {
-            for resource in list(&statement["Resource"]) {
-                let arn = resource["!GetAtt"]
-                    .as_str()
-                    .unwrap_or_else(|| panic!("{statement}"));
-                allowed.insert((action.as_str().unwrap().to_owned(), arn.to_owned()));
-            }
+            allowed.insert((action.as_str().unwrap().to_owned(), arn.to_owned()));
         }
     }
     allowed
@@ -103,9 +101,15 @@ fn allowed<'a>(statements: impl IntoIterator<Item = &'a Value>) -> BTreeSet<(Str
 /// The condition of direct dead-lettering.
 pub(super) const DEAD_LETTERS: &str = "DirectlyDeadLetters";
 
-/// Permissions of the consumer's role under these conditions, as (action, resource).
+/// The condition of a table that the stack makes: it is met by default.
+pub(super) const OWN_TABLE: &str = "MakesTable";
+
+const KMS_KEY: &str = "HasKmsKey";
+
+/// Permissions of the consumer's role with a table of its own and under these conditions, as
+/// (action, resource).
 pub(super) fn consumer_may(conditions: &[&str]) -> BTreeSet<(String, String)> {
-    function_may(CONSUMER, conditions)
+    function_may(CONSUMER, &[conditions, &[OWN_TABLE]].concat())
 }
 
 fn function_may(template: &str, conditions: &[&str]) -> BTreeSet<(String, String)> {
@@ -117,7 +121,9 @@ fn function_may(template: &str, conditions: &[&str]) -> BTreeSet<(String, String
     let policies = list(&role["Policies"]).into_iter();
     let documents = policies.map(|policy| &policy["PolicyDocument"]);
     let statements = documents.flat_map(statements);
-    allowed(statements.filter_map(|statement| met(statement, conditions)))
+    let statements = statements.filter_map(|statement| met(statement, conditions));
+    let allowed = statements.flat_map(|statement| allowed(statement, conditions));
+    allowed.collect()
 }
 
 #[test]
@@ -173,28 +179,58 @@ fn assert_may(template: &str, needed: &[(&str, &str)]) {
     let polls = polls.map(|action| (action, "OrdersQueue.Arn"));
     let needed = needed.iter().copied().chain(polls);
     let needed = needed.map(|(action, resource)| (action.to_owned(), resource.to_owned()));
-    assert_eq!(function_may(template, &[]), needed.collect(), "{template}");
+    let may = function_may(template, &[OWN_TABLE]);
+    assert_eq!(may, needed.collect(), "{template}");
+}
+
+/// The permissions that a condition adds.
+fn added_by(condition: &str) -> BTreeSet<(String, String)> {
+    let more = consumer_may(&[condition]);
+    more.difference(&consumer_may(&[])).cloned().collect()
 }
 
 #[test]
 fn dead_lettering_adds_only_its_permissions() {
-    let more = consumer_may(&[DEAD_LETTERS]);
-    let more: BTreeSet<_> = more.difference(&consumer_may(&[])).cloned().collect();
     let needed = ["sqs:GetQueueUrl", "sqs:SendMessage"];
     let needed = needed.map(|action| (action.into(), "OrdersDeadLetterQueue.Arn".into()));
-    assert_eq!(more, needed.into());
+    assert_eq!(added_by(DEAD_LETTERS), needed.into());
     let template = read(CONSUMER);
-    let condition = json!({"!Equals": [{"!Ref": "DirectDeadLettering"}, "on"]});
+    let condition = json!({"!Equals": [{"!Ref": "ConsumerDeadLetter"}, "on"]});
     assert_eq!(template["Conditions"][DEAD_LETTERS], condition);
-    assert_eq!(
-        template["Parameters"]["DirectDeadLettering"]["Default"],
-        "off"
-    );
-    let functions = of_type(&template, "AWS::Serverless::Function");
-    let variables = &functions[0].1["Environment"]["Variables"];
-    assert_eq!(
-        variables["CONSUMER_DEAD_LETTER"],
-        json!({"!Ref": "DirectDeadLettering"})
+    let default = &template["Parameters"]["ConsumerDeadLetter"]["Default"];
+    assert_eq!(default, "off");
+}
+
+#[test]
+fn kms_key_adds_only_its_use_by_queues_and_table() {
+    let needed = ["kms:Decrypt", "kms:GenerateDataKey"];
+    let needed = needed.map(|action| (action.into(), "KmsKeyArn".into()));
+    assert_eq!(added_by(KMS_KEY), needed.into());
+    let template = read(CONSUMER);
+    let roles = of_type(&template, "AWS::IAM::Role");
+    let statements = statements(roles[0].1).into_iter();
+    let mut of_key = statements.filter_map(|statement| met(statement, &[KMS_KEY]));
+    let of_key = of_key.find(|statement| statement["Sid"] == "Encryption");
+    let services = &of_key.unwrap()["Condition"]["StringEquals"]["kms:ViaService"];
+    let services = list(services).into_iter().map(|name| &name["!Sub"]);
+    let of_region = |name: &str| format!("{name}.${{AWS::Region}}.${{AWS::URLSuffix}}");
+    assert!(services.eq(["dynamodb", "sqs"].map(of_region).iter()));
+}
+
+#[test]
+fn existing_table_replaces_permissions_on_own() {
+    let tables = |conditions: &[&str]| -> BTreeSet<String> {
+        let may = function_may(CONSUMER, conditions).into_iter();
+        let on_table = may.filter(|(action, _)| action.starts_with("dynamodb:"));
+        on_table.map(|(_, resource)| resource).collect()
+    };
+    assert_eq!(tables(&[OWN_TABLE]), ["IdempotencyTable.Arn".into()].into());
+    let [existing] = &*Vec::from_iter(tables(&[])) else {
+        panic!("more than one table");
+    };
+    assert!(
+        existing.ends_with(":table/${ExistingTableName}"),
+        "{existing}"
     );
 }
 
@@ -263,16 +299,83 @@ fn data_is_encrypted_and_recoverable() {
         let queues = of_type(&template, "AWS::SQS::Queue");
         assert_eq!(queues.len(), 2, "a queue and its dead-letter queue");
         for (name, queue) in queues {
-            let encrypted =
-                queue["SqsManagedSseEnabled"] == true || queue["KmsMasterKeyId"].is_string();
-            assert!(encrypted, "{name}");
+            let managed = met(&queue["SqsManagedSseEnabled"], &[]);
+            assert_eq!(managed, Some(&json!(true)), "{name}");
         }
         let tables = of_type(&template, "AWS::DynamoDB::Table");
         assert!(!tables.is_empty());
         for (name, table) in tables {
             assert_eq!(table["SSESpecification"]["SSEEnabled"], true, "{name}");
+            assert_eq!(table["DeletionProtectionEnabled"], true, "{name}");
             let recovery = &table["PointInTimeRecoverySpecification"];
             assert_eq!(recovery["PointInTimeRecoveryEnabled"], true, "{name}");
+        }
+    }
+}
+
+#[test]
+fn kms_key_encrypts_queues_table_logs_and_variables() {
+    let template = read(CONSUMER);
+    let resources = &template["Resources"];
+    for of_key in [
+        "/OrdersQueue/Properties/KmsMasterKeyId",
+        "/OrdersDeadLetterQueue/Properties/KmsMasterKeyId",
+        "/IdempotencyTable/Properties/SSESpecification/KMSMasterKeyId",
+        "/ConsumerLogGroup/Properties/KmsKeyId",
+        "/Consumer/Properties/KmsKeyArn",
+    ] {
+        let property = resources.pointer(of_key).unwrap();
+        assert_eq!(met(property, &[]), None, "{of_key}");
+        let key = json!({"!Ref": "KmsKeyArn"});
+        assert_eq!(met(property, &[KMS_KEY]), Some(&key), "{of_key}");
+    }
+    for (name, queue) in of_type(&template, "AWS::SQS::Queue") {
+        let managed = met(&queue["SqsManagedSseEnabled"], &[KMS_KEY]);
+        assert_eq!(managed, None, "SQS takes only one of both: {name}");
+    }
+}
+
+#[test]
+fn records_dead_letters_and_logs_are_retained_unnamed() {
+    for path in TEMPLATES {
+        let template = read(path);
+        let mut retained = BTreeSet::new();
+        for (name, resource) in template["Resources"].as_object().unwrap() {
+            assert_eq!(
+                resource["DeletionPolicy"], resource["UpdateReplacePolicy"],
+                "{name}"
+            );
+            if resource["DeletionPolicy"] == "Retain" {
+                let kind = resource["Type"].as_str().unwrap();
+                retained.insert(kind.rsplit("::").next().unwrap());
+                for fixed in ["QueueName", "TableName", "LogGroupName"] {
+                    assert!(resource["Properties"][fixed].is_null(), "{name}");
+                }
+            }
+        }
+        assert_eq!(
+            retained,
+            ["LogGroup", "Queue", "QueuePolicy", "Table"].into()
+        );
+    }
+}
+
+#[test]
+fn dead_letter_queue_has_one_source() {
+    for path in TEMPLATES {
+        let template = read(path);
+        let resources = &template["Resources"];
+        let queue = &resources["OrdersQueue"]["Properties"]["QueueName"];
+        let dead_letters = &resources["OrdersDeadLetterQueue"]["Properties"];
+        let allow = &dead_letters["RedriveAllowPolicy"];
+        assert_eq!(allow["redrivePermission"], "byQueue");
+        let [source] = list(&allow["sourceQueueArns"])[..] else {
+            panic!("more than one source: {allow}");
+        };
+        for conditions in [&[][..], &["IsFifo"]] {
+            let name = met(queue, conditions).unwrap()["!Sub"].as_str().unwrap();
+            let arn = met(source, conditions).unwrap()["!Sub"].as_str().unwrap();
+            assert!(arn.ends_with(&format!(":{name}")), "{arn}, {name}");
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::{once::Outcome, protocol::Timestamp, sqs::processed::Processed};
 const MESSAGES: usize = 100_000;
 const SEED: u64 = 10;
 
-/// The values of template.yaml, or the consumer's own where it sets none.
+/// The defaults of template.yaml's parameters.
 struct Template {
     max_receive_count: u32,
     backoff: Backoff,
@@ -20,26 +20,22 @@ impl Template {
     fn read() -> Self {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("template.yaml");
         let text = fs::read_to_string(path).unwrap();
-        let (_, parameter) = text.split_once("\n  MaxReceiveCount:\n").unwrap();
-        let default = after(parameter, "    Default: ").unwrap();
-        let variable = |name: &str, default: Duration| {
-            let value = after(&text, &format!("          {name}: "));
-            value.map_or(default, |value| humantime::parse_duration(value).unwrap())
+        let default = |parameter: &str| {
+            let (_, rest) = text.split_once(&format!("\n  {parameter}:\n")).unwrap();
+            let mut lines = rest.lines();
+            lines
+                .find_map(|line| line.strip_prefix("    Default: "))
+                .unwrap()
         };
-        let own = Backoff::default();
+        let duration = |parameter| humantime::parse_duration(default(parameter)).unwrap();
         Self {
-            max_receive_count: default.parse().unwrap(),
+            max_receive_count: default("MaxReceiveCount").parse().unwrap(),
             backoff: Backoff {
-                base: variable("CONSUMER_BACKOFF_BASE", own.base),
-                cap: variable("CONSUMER_BACKOFF_CAP", own.cap),
+                base: duration("ConsumerBackoffBase"),
+                cap: duration("ConsumerBackoffCap"),
             },
         }
     }
-}
-
-/// The rest of the first line that begins like this.
-fn after<'a>(text: &'a str, beginning: &str) -> Option<&'a str> {
-    text.lines().find_map(|line| line.strip_prefix(beginning))
 }
 
 /// The outage that each of many messages survives, the shortest first. An outage begins right

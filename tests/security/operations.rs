@@ -1,0 +1,321 @@
+//! The template's alarms and dashboard.
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+use regex_lite::Regex;
+use serde_json::{Value, json};
+
+use super::template::{CONSUMER, OWN_TABLE, met, of_type, read};
+
+/// Metrics of AWS services, as their guides document them, with the dimension of each.
+const OF_SERVICES: [(&str, &str, &[&str]); 5] = [
+    (
+        "AWS/SQS",
+        "QueueName",
+        &[
+            "ApproximateAgeOfOldestMessage",
+            "ApproximateNumberOfMessagesNotVisible",
+            "ApproximateNumberOfMessagesVisible",
+            "NumberOfEmptyReceives",
+            "NumberOfMessagesDeleted",
+            "NumberOfMessagesReceived",
+            "NumberOfMessagesSent",
+        ],
+    ),
+    (
+        "AWS/Lambda",
+        "FunctionName",
+        &[
+            "ConcurrentExecutions",
+            "Duration",
+            "Errors",
+            "Invocations",
+            "Throttles",
+        ],
+    ),
+    (
+        "AWS/Lambda",
+        "EventSourceMappingUUID",
+        &[
+            "DeletedEventCount",
+            "FailedInvokeEventCount",
+            "InvokedEventCount",
+            "PolledEventCount",
+        ],
+    ),
+    (
+        "AWS/DynamoDB",
+        "TableName",
+        &[
+            "ConditionalCheckFailedRequests",
+            "ConsumedReadCapacityUnits",
+            "ConsumedWriteCapacityUnits",
+            "WriteThrottleEvents",
+        ],
+    ),
+    ("AWS/Logs", "LogGroupName", &["IncomingBytes"]),
+];
+
+/// Metrics of the consumer.
+const OF_CONSUMER: [&str; 20] = [
+    "BatchSize",
+    "ColdStart",
+    "Completed",
+    "CompletionsUnrecorded",
+    "Conflicts",
+    "DeadLettered",
+    "Duplicates",
+    "HandlerDuration",
+    "Invalid",
+    "KeysReused",
+    "LeasesLost",
+    "NotStarted",
+    "OldestMessageAge",
+    "PermanentFailures",
+    "ResultsNotStored",
+    "RetryableFailures",
+    "StoreLatency",
+    "StoreUnavailable",
+    "Takeovers",
+    "WriteUnits",
+];
+
+fn assert_exists(namespace: &str, metric: &str, dimension: &str) {
+    let exists = if namespace.contains("ConsumerMetricsNamespace") {
+        dimension == "service" && OF_CONSUMER.contains(&metric)
+    } else {
+        OF_SERVICES.iter().any(|(name, of, metrics)| {
+            *name == namespace && *of == dimension && metrics.contains(&metric)
+        })
+    };
+    assert!(exists, "{namespace} {metric} {dimension}");
+}
+
+fn text(value: &Value) -> String {
+    value
+        .as_str()
+        .map_or_else(|| value.to_string(), str::to_owned)
+}
+
+/// Each metric of an alarm, with namespace and dimensions.
+fn metrics(alarm: &Value) -> Vec<&Value> {
+    let Some(metrics) = alarm["Metrics"].as_array() else {
+        return vec![alarm];
+    };
+    let of_metric = metrics.iter().map(|metric| &metric["MetricStat"]["Metric"]);
+    of_metric.filter(|metric| !metric.is_null()).collect()
+}
+
+/// The value of a dimension that the template gives each metric.
+fn value_of(dimension: &str) -> Vec<Value> {
+    match dimension {
+        "QueueName" => ["OrdersQueue", "OrdersDeadLetterQueue"]
+            .map(|queue| json!({"!GetAtt": format!("{queue}.QueueName")}))
+            .into(),
+        "TableName" => vec![json!({"!Ref": "IdempotencyTable"})],
+        _ => vec![json!({"!Ref": "Consumer"})],
+    }
+}
+
+#[test]
+fn metrics_of_alarms_exist() {
+    let template = read(CONSUMER);
+    let alarms = of_type(&template, "AWS::CloudWatch::Alarm");
+    for (name, alarm) in &alarms {
+        for metric in metrics(alarm) {
+            let [dimension] = &metric["Dimensions"].as_array().unwrap()[..] else {
+                panic!("{name}");
+            };
+            let of = dimension["Name"].as_str().unwrap();
+            assert_exists(
+                &text(&metric["Namespace"]),
+                &text(&metric["MetricName"]),
+                of,
+            );
+            let value = met(&dimension["Value"], &[OWN_TABLE]).unwrap();
+            assert!(value_of(of).contains(value), "{name}: {value}");
+        }
+    }
+}
+
+#[test]
+fn metrics_of_consumer_are_those_of_docs() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md");
+    let Ok(page) = fs::read_to_string(path) else {
+        return;
+    };
+    let name = Regex::new(r"(?m)^\| `([A-Z]\w+)` \|").unwrap();
+    let documented = name.captures_iter(&page).map(|row| row[1].to_owned());
+    let known = OF_CONSUMER.map(str::to_owned);
+    assert_eq!(documented.collect::<BTreeSet<_>>(), known.into());
+}
+
+#[test]
+fn every_required_alarm_exists() {
+    let template = read(CONSUMER);
+    let alarms = of_type(&template, "AWS::CloudWatch::Alarm");
+    let watched: BTreeSet<_> = alarms
+        .iter()
+        .flat_map(|(_, alarm)| metrics(alarm))
+        .map(|metric| text(&metric["MetricName"]))
+        .collect();
+    let required = [
+        "ApproximateAgeOfOldestMessage",
+        "ApproximateNumberOfMessagesNotVisible",
+        "ApproximateNumberOfMessagesVisible",
+        "CompletionsUnrecorded",
+        "Duration",
+        "Errors",
+        "LeasesLost",
+        "StoreUnavailable",
+        "Throttles",
+        "WriteThrottleEvents",
+    ];
+    assert_eq!(watched, required.map(str::to_owned).into());
+}
+
+#[test]
+fn alarms_notify_when_they_begin_and_end() {
+    let template = read(CONSUMER);
+    let topic = json!([{"!Ref": "AlarmTopicArn"}]);
+    for (name, alarm) in of_type(&template, "AWS::CloudWatch::Alarm") {
+        for actions in ["AlarmActions", "OKActions"] {
+            let actions = &alarm[actions];
+            assert_eq!(met(actions, &["HasAlarmTopic"]), Some(&topic), "{name}");
+            assert_eq!(met(actions, &[]), None, "{name}");
+        }
+        assert_eq!(alarm["TreatMissingData"], "notBreaching", "{name}");
+        assert!(alarm["AlarmDescription"].is_string(), "{name}");
+    }
+}
+
+/// The body of the dashboard, with a number in place of each variable that stands for a number,
+/// and the other variables left as text.
+fn dashboard() -> Value {
+    let template = read(CONSUMER);
+    let dashboards = of_type(&template, "AWS::CloudWatch::Dashboard");
+    let [(_, dashboard)] = dashboards.as_slice() else {
+        panic!("more than one dashboard");
+    };
+    let body = dashboard["DashboardBody"]["!Sub"][0].as_str().unwrap();
+    let number = Regex::new(r#""value": \$\{\w+\}"#).unwrap();
+    serde_json::from_str(&number.replace_all(body, r#""value": 1"#)).unwrap()
+}
+
+fn widgets(dashboard: &Value) -> &Vec<Value> {
+    dashboard["widgets"].as_array().unwrap()
+}
+
+#[test]
+fn metrics_of_dashboard_exist() {
+    let dashboard = dashboard();
+    let mut shown = 0;
+    for metric in widgets(&dashboard)
+        .iter()
+        .filter_map(|widget| widget["properties"]["metrics"].as_array())
+        .flatten()
+        .filter(|metric| metric[0].is_string())
+    {
+        assert_exists(&text(&metric[0]), &text(&metric[1]), &text(&metric[2]));
+        shown += 1;
+    }
+    assert!(shown > 30, "{shown} metrics");
+}
+
+#[test]
+fn dashboard_has_three_rows_without_overlap() {
+    let dashboard = dashboard();
+    let number = |widget: &Value, name: &str| widget[name].as_u64().unwrap();
+    let headings: Vec<_> = widgets(&dashboard)
+        .iter()
+        .filter_map(|widget| widget["properties"]["markdown"].as_str())
+        .collect();
+    let rows = [
+        "## Is it healthy?",
+        "## Is it keeping up?",
+        "## What does it cost?",
+    ];
+    assert_eq!(headings, rows);
+    let mut taken = BTreeSet::new();
+    for widget in widgets(&dashboard) {
+        let (x, y) = (number(widget, "x"), number(widget, "y"));
+        assert!(x + number(widget, "width") <= 24, "{widget}");
+        for column in x..x + number(widget, "width") {
+            for line in y..y + number(widget, "height") {
+                assert!(taken.insert((column, line)), "{widget}");
+            }
+        }
+    }
+}
+
+#[test]
+fn dashboard_shows_refused_writes_beside_duplicates() {
+    let dashboard = dashboard();
+    let beside = |widget: &&Value| {
+        let names: Vec<_> = widget["properties"]["metrics"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(|metric| text(&metric[1]))
+            .collect();
+        ["ConditionalCheckFailedRequests", "Completed", "Duplicates"]
+            .iter()
+            .all(|name| names.contains(&(*name).to_owned()))
+    };
+    assert_eq!(widgets(&dashboard).iter().filter(beside).count(), 1);
+}
+
+#[test]
+fn dashboard_shows_every_alarm() {
+    let template = read(CONSUMER);
+    let alarms = of_type(&template, "AWS::CloudWatch::Alarm").into_iter();
+    let alarms: BTreeSet<_> = alarms.map(|(name, _)| format!("${{{name}.Arn}}")).collect();
+    let dashboard = dashboard();
+    let shown = widgets(&dashboard)
+        .iter()
+        .filter_map(|widget| widget["properties"]["alarms"].as_array())
+        .flatten();
+    assert_eq!(shown.map(text).collect::<BTreeSet<_>>(), alarms);
+}
+
+#[test]
+fn variables_of_dashboard_are_defined() {
+    let template = read(CONSUMER);
+    let dashboards = of_type(&template, "AWS::CloudWatch::Dashboard");
+    let substitution = &dashboards[0].1["DashboardBody"]["!Sub"];
+    let variable = Regex::new(r"\$\{(\w+)(\.\w+)?\}").unwrap();
+    for found in variable.captures_iter(substitution[0].as_str().unwrap()) {
+        let name = &found[1];
+        let defined = !substitution[1][name].is_null()
+            || !template["Parameters"][name].is_null()
+            || !template["Resources"][name].is_null();
+        assert!(defined, "{name}");
+        // A resource under a condition may be missing.
+        assert!(template["Resources"][name]["Condition"].is_null(), "{name}");
+    }
+}
+
+/// The rows of a table in docs/template.md, by their first cell.
+pub(super) fn rows(heading: &str) -> Vec<Vec<String>> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/template.md");
+    let page = fs::read_to_string(path).unwrap();
+    let (_, section) = page.split_once(&format!("\n## {heading}\n")).unwrap();
+    let section = section.split("\n## ").next().unwrap();
+    let rows = section.lines().filter(|line| line.starts_with("| `"));
+    let cells = |row: &str| {
+        row.trim_matches('|')
+            .split(" | ")
+            .map(|cell| cell.trim().to_owned())
+            .collect()
+    };
+    rows.map(cells).collect()
+}
+
+#[test]
+fn docs_list_every_alarm() {
+    let template = read(CONSUMER);
+    let alarms = of_type(&template, "AWS::CloudWatch::Alarm").into_iter();
+    let alarms: BTreeSet<_> = alarms.map(|(name, _)| format!("`{name}`")).collect();
+    let documented = rows("Alarms").into_iter().map(|row| row[0].clone());
+    assert_eq!(documented.collect::<BTreeSet<_>>(), alarms);
+}
