@@ -388,6 +388,19 @@ impl Settings {
         })
     }
 
+    /// The table of records, for the command-line tool.
+    ///
+    /// # Errors
+    ///
+    /// Every error of the table's variables.
+    #[cfg(feature = "cli")]
+    #[doc(hidden)]
+    pub fn store(&mut self, config: &SdkConfig) -> Result<DynamoStore, SettingsError> {
+        let records = self.records();
+        let records = self.check(records)?;
+        Ok(DynamoStore::new(Client::new(config), records.table).layout(records.layout))
+    }
+
     fn layout(&mut self) -> Result<Layout, SettingsError> {
         let layout = self.optional("IDEMPOTENCY_LAYOUT", "native", |text| match text {
             "native" => Ok(Layout::native()),
