@@ -5,6 +5,8 @@
     reason = "in a test, what cannot be set up is a failure"
 )]
 
+#[path = "cli/dead_letters.rs"]
+mod dead_letters;
 #[path = "cli/records.rs"]
 mod records;
 mod support;
