@@ -401,6 +401,16 @@ impl Settings {
         Ok(DynamoStore::new(Client::new(config), records.table).layout(records.layout))
     }
 
+    /// Returns every error of the variables of a consumer with a table of records, for the
+    /// command-line tool.
+    #[cfg(feature = "cli")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn problems(mut self) -> Vec<String> {
+        let (_records, _batches) = (self.records(), self.batches(Some("20d")));
+        self.errors
+    }
+
     fn layout(&mut self) -> Result<Layout, SettingsError> {
         let layout = self.optional("IDEMPOTENCY_LAYOUT", "native", |text| match text {
             "native" => Ok(Layout::native()),

@@ -7,6 +7,8 @@
 
 #[path = "cli/dead_letters.rs"]
 mod dead_letters;
+#[path = "cli/doctor.rs"]
+mod doctor;
 #[path = "cli/records.rs"]
 mod records;
 mod support;

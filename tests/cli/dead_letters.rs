@@ -367,11 +367,6 @@ async fn redrive_says_which_messages_run_again() {
         let planned = world.redrive(&["--all", "--dry-run"]).await;
         assert_eq!(planned.code, 0, "{planned:?}");
         assert_eq!(ends(&planned), wanted);
-        let failed = wanted
-            .values_mut()
-            .filter(|(_, verdict)| verdict == "runs")
-            .count();
-        assert_eq!(failed, 3);
         assert_eq!(
             (
                 world.count(&world.dead).await,

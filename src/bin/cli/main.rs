@@ -5,6 +5,7 @@
 mod aws;
 mod dead_letters;
 mod dlq;
+mod doctor;
 mod journal;
 mod output;
 mod record;
@@ -21,7 +22,8 @@ use output::{End, Error, Format};
 const EXIT_CODES: &str = "\
 Exit codes:
   0  done
-  1  not done, or only in part: no such record, the record changed, not confirmed, messages left
+  1  not done, or only in part: no such record, the record changed, not confirmed, messages left,
+     findings of the doctor
   2  the command line or a setting is invalid
   3  AWS did not answer, or refused the request
 
@@ -46,6 +48,8 @@ enum Command {
     /// Lists and moves the messages of a dead-letter queue.
     #[command(subcommand)]
     Dlq(dlq::Command),
+    /// Checks a deployed stack for what silently breaks the promises.
+    Doctor(doctor::Doctor),
     /// Writes a completion script for a shell to standard output.
     Completions {
         /// The shell.
@@ -60,6 +64,7 @@ async fn main() -> ExitCode {
     let end = match cli.command {
         Command::Record(command) => command.run(format).await,
         Command::Dlq(command) => command.run(format).await,
+        Command::Doctor(doctor) => doctor.run(format).await,
         Command::Completions { shell } => {
             let mut command = Cli::command();
             clap_complete::generate(shell, &mut command, "sqs-once", &mut std::io::stdout());
