@@ -1,7 +1,13 @@
-//! `sqs-once doctor`, against recorded answers of AWS in which one thing is wrong.
+//! `sqs-once doctor`, against recorded answers of AWS in which one thing is wrong, and against the
+//! template on the emulator at `AWS_ENDPOINT_URL`.
 
 use std::sync::Arc;
 
+use aws_sdk_cloudformation::{
+    client::Waiters as _,
+    types::{Capability, Parameter},
+};
+use aws_sdk_dynamodb::types::TimeToLiveSpecification;
 use axum::{
     Router,
     body::Bytes,
@@ -11,7 +17,10 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use crate::{Ended, run, support};
+use crate::{
+    Ended, run,
+    support::{self, prerequisite::report_skipped},
+};
 
 /// The answers of a stack without a fault, as AWS gives them for the template. A test changes one
 /// value by its JSON pointer.
@@ -374,4 +383,124 @@ async fn stack_without_consumer_ends_with_1() {
     let ended = doctor(answers, &[]).await;
     assert_eq!(ended.code, 1, "{ended:?}");
     assert!(ended.stderr.contains("nothing was checked"), "{ended:?}");
+}
+
+/// A stack of the template, deployed on the emulator at `AWS_ENDPOINT_URL`.
+struct Stack {
+    endpoint: String,
+    name: String,
+    cloudformation: aws_sdk_cloudformation::Client,
+    dynamodb: aws_sdk_dynamodb::Client,
+}
+
+impl Stack {
+    /// Deploys the template after `change`. Returns `None` if there is no emulator.
+    async fn deploy(change: impl Fn(String) -> String) -> Option<Self> {
+        let endpoint = std::env::var("AWS_ENDPOINT_URL").unwrap_or_default();
+        if endpoint.is_empty() {
+            report_skipped("AWS_ENDPOINT_URL names no emulator");
+            return None;
+        }
+        let config = support::sdk_config(&endpoint);
+        let stack = Self {
+            name: format!("doctor-{}", uuid::Uuid::new_v4().simple()),
+            cloudformation: aws_sdk_cloudformation::Client::new(&config),
+            dynamodb: aws_sdk_dynamodb::Client::new(&config),
+            endpoint,
+        };
+        let template = include_str!("../../template.yaml").to_owned();
+        // The function never runs, so its code is not needed.
+        let template = replace(&template, "CodeUri: .", "CodeUri: s3://none/none.zip");
+        let gateway = Parameter::builder();
+        let gateway = gateway
+            .parameter_key("PaymentGatewayUrl")
+            .parameter_value("sandbox");
+        let create = stack.cloudformation.create_stack().stack_name(&stack.name);
+        let create = create
+            .template_body(change(template))
+            .parameters(gateway.build());
+        let create = create.capabilities(Capability::CapabilityIam);
+        let create = create.capabilities(Capability::CapabilityAutoExpand);
+        create.send().await.unwrap();
+        let created = stack.cloudformation.wait_until_stack_create_complete();
+        let created = created
+            .stack_name(&stack.name)
+            .wait(support::PATIENCE)
+            .await;
+        created.unwrap();
+        Some(stack)
+    }
+
+    async fn table(&self) -> String {
+        let list = self
+            .cloudformation
+            .list_stack_resources()
+            .stack_name(&self.name);
+        let list = list.send().await.unwrap();
+        let mut resources = list.stack_resource_summaries().iter();
+        let table = resources.find(|r| r.resource_type() == Some("AWS::DynamoDB::Table"));
+        table.unwrap().physical_resource_id().unwrap().to_owned()
+    }
+
+    /// Checks the stack, and deletes it.
+    async fn findings(self) -> Vec<String> {
+        // The emulator's CloudFormation does not switch TTL on.
+        let table = self.table().await;
+        let ttl = TimeToLiveSpecification::builder().enabled(true);
+        let ttl = ttl.attribute_name("expires_at").build().unwrap();
+        let update = self.dynamodb.update_time_to_live().table_name(&table);
+        update.time_to_live_specification(ttl).send().await.unwrap();
+        let ended = run(&self.endpoint, &["doctor", &self.name, "--output", "json"]).await;
+        let delete = self.cloudformation.delete_stack().stack_name(&self.name);
+        delete.send().await.unwrap();
+        // The template retains the table.
+        let _may_be_deleted = self.dynamodb.delete_table().table_name(&table).send().await;
+        let answer = ended.json();
+        let findings = answer["findings"].as_array().unwrap().iter();
+        let checks: Vec<_> = findings
+            .map(|f| f["check"].as_str().unwrap().to_owned())
+            .collect();
+        assert_eq!(ended.code, i32::from(!checks.is_empty()), "{ended:?}");
+        checks
+    }
+}
+
+#[track_caller]
+fn replace(template: &str, from: &str, to: &str) -> String {
+    assert!(template.contains(from), "the template has no `{from}`");
+    template.replace(from, to)
+}
+
+#[tokio::test]
+async fn shipped_template_has_no_finding() {
+    if let Some(stack) = Stack::deploy(|template| template).await {
+        assert_eq!(stack.findings().await, Vec::<String>::new());
+    }
+}
+
+#[tokio::test]
+async fn misdeployed_template_is_found() {
+    for (from, to, wanted) in [
+        (
+            "FunctionResponseTypes: [ReportBatchItemFailures]",
+            "Enabled: true",
+            "partial-responses",
+        ),
+        (
+            "MessageRetentionPeriod: 1209600",
+            "MessageRetentionPeriod: 86400",
+            "dead-letter-retention",
+        ),
+        ("- dynamodb:UpdateItem", "- dynamodb:Query", "permissions"),
+        (
+            "ApplicationLogLevel: INFO",
+            "ApplicationLogLevel: ERROR",
+            "log-level",
+        ),
+    ] {
+        let Some(stack) = Stack::deploy(|template| replace(&template, from, to)).await else {
+            return;
+        };
+        assert_eq!(stack.findings().await, [wanted]);
+    }
 }

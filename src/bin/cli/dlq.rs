@@ -19,7 +19,7 @@ pub(crate) enum Command {
     /// Lists messages by reason and error. Receives them, and makes them visible again.
     List(List),
     /// Moves messages back to the queue they came from: receive, send, delete.
-    Redrive(Redrive),
+    Redrive(Box<Redrive>),
 }
 
 #[derive(Args, Debug)]

@@ -1,4 +1,4 @@
-//! `sqs-once doctor`: reads a deployed stack, and reports what silently breaks the promises.
+//! `sqs-once doctor`: reads a deployed stack, and reports settings that silently break the promises.
 
 mod checks;
 mod facts;

@@ -48,7 +48,7 @@ enum Command {
     /// Lists and moves the messages of a dead-letter queue.
     #[command(subcommand)]
     Dlq(dlq::Command),
-    /// Checks a deployed stack for what silently breaks the promises.
+    /// Checks a deployed stack for settings that silently break the promises.
     Doctor(doctor::Doctor),
     /// Writes a completion script for a shell to standard output.
     Completions {

@@ -23,7 +23,7 @@ const PAGE: i32 = 1000;
 pub(crate) enum Command {
     /// Shows a record: status, lease, history, and the effect on the next delivery.
     Show(Show),
-    /// Lists records. Reads the whole table, up to a limit, and says what that cost.
+    /// Lists records. Reads the whole table, up to a limit, and names the cost.
     List(List),
     /// Ends the lease of a record whose worker is known to be dead.
     Release(Change),

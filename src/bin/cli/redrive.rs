@@ -128,7 +128,7 @@ impl Fate {
     }
 }
 
-/// What a redrive did, message by message.
+/// The ends of all messages of a redrive.
 #[derive(Default)]
 struct Report {
     ends: BTreeMap<String, (Verdict, Fate)>,
@@ -262,7 +262,7 @@ impl Run<'_> {
             });
             eprintln!("{}\n", columns(["MESSAGES", "WHEN MOVED"], plan));
         }
-        // None for a dry run.
+        // A dry run has no journal.
         let Some(journal) = journal else {
             return Ok(false);
         };

@@ -60,7 +60,7 @@ pub(crate) struct Finding {
     pub(crate) check: Check,
     pub(crate) resource: String,
     pub(crate) found: String,
-    /// What happens if it stays.
+    /// The effect on messages and records if it stays.
     pub(crate) consequence: &'static str,
     pub(crate) fix: String,
 }
@@ -315,7 +315,7 @@ fn attribute(consumer: &Consumer, field: Field) -> String {
     let pairs = names.split(',').filter_map(|pair| pair.split_once('='));
     let renamed = pairs
         .filter(|(native, _)| *native == field.native_name())
-        .last();
+        .next_back();
     let powertools = variable(consumer, "IDEMPOTENCY_LAYOUT") == Some("powertools");
     match renamed {
         Some((_, name)) => name.to_owned(),

@@ -49,7 +49,7 @@ impl Policies {
     }
 }
 
-/// Whether one of the patterns, a text or a list of texts, matches.
+/// Returns whether one of the patterns, a text or a list of texts, matches.
 fn any(patterns: &Value, text: &str, fold: impl Fn(&str) -> String) -> bool {
     match patterns {
         Value::String(pattern) => matches(&fold(pattern), text),
@@ -62,7 +62,7 @@ fn any(patterns: &Value, text: &str, fold: impl Fn(&str) -> String) -> bool {
     }
 }
 
-/// Whether a pattern with `*` and `?` matches the whole text.
+/// Returns whether a pattern with `*` and `?` matches the whole text.
 fn matches(pattern: &str, text: &str) -> bool {
     match pattern.chars().next() {
         None => text.is_empty(),
