@@ -309,21 +309,25 @@ async fn forget_deletes_the_record() {
 async fn changed_record_is_neither_released_nor_forgotten() {
     let world = World::new().await;
     let store = world.store();
-    let lease = || ("lease_until", after(600));
-    for change in [
-        item(KEY, "COMPLETED", &[]),
-        item(KEY, "IN_PROGRESS", &[lease(), ("owner", s("owner-2"))]),
-        item(KEY, "IN_PROGRESS", &[lease(), ("attempts", n(3))]),
-        item(KEY, "IN_PROGRESS", &[lease(), ("updated_at", before(0))]),
+    let found = item(KEY, "IN_PROGRESS", &[("lease_until", after(600))]);
+    for (attribute, value) in [
+        ("status", s("COMPLETED")),
+        ("owner", s("owner-2")),
+        ("lease_until", after(700)),
+        ("expires_at", n(Timestamp::now().as_secs() + 7)),
+        ("attempts", n(3)),
+        ("updated_at", before(0)),
     ] {
-        world.put(KEY, "IN_PROGRESS", &[lease()]).await;
+        let mut change = found.clone();
+        change.insert(attribute.to_owned(), value);
+        world.dynamo.put(TABLE, found.clone()).await;
         let shown = store.look_up(KEY).await.unwrap().unwrap();
         world.dynamo.put(TABLE, change.clone()).await;
         assert!(
             !store.release(&shown, Timestamp::now()).await.unwrap(),
-            "{change:?}"
+            "{attribute}"
         );
-        assert!(!store.forget(&shown).await.unwrap(), "{change:?}");
+        assert!(!store.forget(&shown).await.unwrap(), "{attribute}");
         assert_eq!(world.dynamo.record(TABLE, KEY).await, Some(change));
     }
 }

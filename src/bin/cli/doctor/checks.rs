@@ -312,10 +312,8 @@ fn queue(consumer: &Consumer, mapping: &Mapping, findings: &mut Findings) {
 /// The name of a record's attribute in this consumer's layout.
 fn attribute(consumer: &Consumer, field: Field) -> String {
     let names = variable(consumer, "IDEMPOTENCY_ATTRIBUTES").unwrap_or_default();
-    let pairs = names.split(',').filter_map(|pair| pair.split_once('='));
-    let renamed = pairs
-        .filter(|(native, _)| *native == field.native_name())
-        .next_back();
+    let mut pairs = names.split(',').filter_map(|pair| pair.split_once('='));
+    let renamed = pairs.rfind(|(native, _)| *native == field.native_name());
     let powertools = variable(consumer, "IDEMPOTENCY_LAYOUT") == Some("powertools");
     match renamed {
         Some((_, name)) => name.to_owned(),
