@@ -7,7 +7,7 @@ from collections import Counter
 ONCE = ("rustls", "hyper", "ring")
 NEVER = ("openssl", "openssl-sys", "native-tls", "aws-lc-rs", "aws-lc-sys")
 
-tree = ["cargo", "tree", "--locked", "-e", "normal", "--prefix", "none", "--format", "{p}"]
+tree = ["cargo", "tree", "--locked", "--all-features", "-e", "normal", "--prefix", "none", "--format", "{p}"]
 lines = subprocess.run(tree, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
 packages = {tuple(line.split()[:2]) for line in lines if line}
 versions = Counter(name for name, _version in packages)

@@ -83,6 +83,7 @@
 //! | `visibility` | `sqs::Visibility`: visibility timeouts of failed messages, copies to the dead-letter queue. Implies `lambda` |
 //! | `settings` | `Settings` and `Consumer::from_env`: settings from environment variables. Implies `lambda` |
 //! | `consumer` | the binary `consumer`, which charges orders over HTTP. Implies `visibility` and `settings` |
+//! | `cli` | the binary `sqs-once`, the command-line tool. Implies `visibility` and `settings`; off by default |
 //! | `testing` | `testing`: tests of handlers without AWS, and the conformance suite for stores. Implies `lambda`; off by default |
 //!
 //! The first four are on by default, so that `sam build` and `cargo lambda watch` find the binary. A

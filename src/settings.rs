@@ -393,6 +393,29 @@ impl Settings {
         })
     }
 
+    /// The table of records, for the command-line tool.
+    ///
+    /// # Errors
+    ///
+    /// Every error of the table's variables.
+    #[cfg(feature = "cli")]
+    #[doc(hidden)]
+    pub fn store(&mut self, config: &SdkConfig) -> Result<DynamoStore, SettingsError> {
+        let records = self.records();
+        let records = self.check(records)?;
+        Ok(DynamoStore::new(Client::new(config), records.table).layout(records.layout))
+    }
+
+    /// Returns every error of the variables of a consumer with a table of records, for the
+    /// command-line tool.
+    #[cfg(feature = "cli")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn problems(mut self) -> Vec<String> {
+        let (_records, _batches) = (self.records(), self.batches(Some("20d")));
+        self.errors
+    }
+
     fn layout(&mut self) -> Result<Layout, SettingsError> {
         // After an error the native layout stands in, so that the next variables are read too.
         let preset = self.optional("IDEMPOTENCY_LAYOUT", "native", |text| match text {

@@ -281,7 +281,7 @@ impl fmt::Display for Outcome {
                     write!(f, " since {since}")?;
                 }
                 f.write_str(
-                    ": check whether that attempt had its effect, then delete the record of this key (`record forget KEY`)",
+                    ": check whether that attempt had its effect, then delete the record of this key (`sqs-once record forget KEY`)",
                 )
             }
             Self::RetryableFailure(error) => write!(f, "retryable failure: {error}"),
@@ -294,7 +294,7 @@ impl fmt::Display for Outcome {
             Self::TooManyFailures(error) => write!(
                 f,
                 "{MAX_FAILED_MESSAGES} messages failed permanently under this key; no further message \
-                 runs until the record is deleted (`record forget KEY`); last error: {error}"
+                 runs until the record is deleted (`sqs-once record forget KEY`); last error: {error}"
             ),
             Self::KeyReused => f.write_str(
                 "the idempotency key was used before for another payload: choose a key that is \

@@ -121,6 +121,12 @@ impl Key {
         Ok(Self(id))
     }
 
+    /// Takes a key as it is stored in the table.
+    #[cfg(feature = "cli")]
+    pub(crate) fn from_stored(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
     /// Returns the key as stored in the table: 1 to [`MAX_KEY_BYTES`] bytes of UTF-8.
     #[must_use]
     pub fn as_str(&self) -> &str {

@@ -13,6 +13,9 @@ use std::error::Error;
 
 #[doc(hidden)]
 pub use dynamodb::Field;
+#[cfg(feature = "cli")]
+#[doc(hidden)]
+pub use dynamodb::operator::{RecordFilter, RecordPage, RecordStatus, StoredRecord};
 pub use dynamodb::{DynamoStore, Layout};
 pub use memory::MemoryStore;
 #[doc(hidden)]

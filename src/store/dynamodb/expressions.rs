@@ -11,6 +11,8 @@ use aws_sdk_dynamodb::types::{
     AttributeValue, Delete, Put, ReturnValuesOnConditionCheckFailure::AllOld, Update,
 };
 
+#[cfg(feature = "cli")]
+use crate::store::dynamodb::operator::{RecordFilter, RecordStatus};
 use crate::{
     dynamodb::item::{Item, number, string},
     protocol::{
@@ -204,6 +206,23 @@ impl<'a> Expression<'a> {
         format!("attribute_not_exists(#id) OR #expires_at < :now_s OR ({claimable})")
     }
 
+    /// The condition that these attributes are as in `found`.
+    fn unchanged(&mut self, found: &Item, fields: &[Field]) -> String {
+        // The values as DynamoDB returned them: another program's numbers may have fractions.
+        let unchanged = fields.iter().map(|&field| {
+            let name = self.name(field);
+            match found.get(self.layout.name(field)) {
+                Some(value) => {
+                    let placeholder = format!(":found_{}", field.native_name());
+                    self.value(&placeholder, value.clone());
+                    format!("{name} = {placeholder}")
+                }
+                None => format!("attribute_not_exists({name})"),
+            }
+        });
+        unchanged.collect::<Vec<_>>().join(" AND ")
+    }
+
     /// Sets the attributes common to claims and inserts of a failure.
     fn set_claim(&mut self, request: &ClaimRequest, expires_at: u64) {
         self.set(Field::Owner, string(request.owner.as_str()));
@@ -291,25 +310,17 @@ pub(super) fn insert_failed(
 /// deleted.
 pub(super) fn put_over(layout: &Layout, table: &str, found: &Item, item: Item) -> Put {
     let mut with = Expression::new(layout);
-    let fields = [
-        Field::Status,
-        Field::Owner,
-        Field::LeaseUntil,
-        Field::ExpiresAt,
-    ];
-    // The values as DynamoDB returned them: another program's numbers may have fractions.
-    let unchanged = fields.map(|field| {
-        let name = with.name(field);
-        match found.get(layout.name(field)) {
-            Some(value) => format!("{name} = {}", with.new_value(field, value.clone())),
-            None => format!("attribute_not_exists({name})"),
-        }
-    });
-    let id = with.name(Field::Id);
-    let condition = format!(
-        "attribute_not_exists({id}) OR ({})",
-        unchanged.join(" AND ")
+    let unchanged = with.unchanged(
+        found,
+        &[
+            Field::Status,
+            Field::Owner,
+            Field::LeaseUntil,
+            Field::ExpiresAt,
+        ],
     );
+    let id = with.name(Field::Id);
+    let condition = format!("attribute_not_exists({id}) OR ({unchanged})");
     with.into_put(table, item, condition)
 }
 
@@ -405,4 +416,104 @@ pub(super) fn delete(layout: &Layout, table: &str, fence: &Fence) -> Delete {
         .return_values_on_condition_check_failure(AllOld)
         .build()
         .expect("every required field is set")
+}
+
+/// The attributes that every claim and settlement changes, and those that another program changes.
+#[cfg(feature = "cli")]
+const CHANGING: [Field; 6] = [
+    Field::Status,
+    Field::Owner,
+    Field::LeaseUntil,
+    Field::ExpiresAt,
+    Field::Attempts,
+    Field::UpdatedAt,
+];
+
+/// Builds the update by which an operator ends the lease of `found`, if the record is unchanged.
+#[cfg(feature = "cli")]
+pub(super) fn release(layout: &Layout, table: &str, found: &Item, now: Timestamp) -> Update {
+    let mut with = Expression::new(layout);
+    with.set(Field::LeaseUntil, millis(now));
+    with.set(Field::UpdatedAt, millis(now));
+    let condition = with.unchanged(found, &CHANGING);
+    with.into_update(table, layout.primary_key_of(found), condition)
+}
+
+/// Builds the delete by which an operator removes the record `found`, if the record is unchanged.
+#[cfg(feature = "cli")]
+pub(super) fn forget(layout: &Layout, table: &str, found: &Item) -> Delete {
+    let mut with = Expression::new(layout);
+    let condition = with.unchanged(found, &CHANGING);
+    Delete::builder()
+        .table_name(table)
+        .set_key(Some(layout.primary_key_of(found)))
+        .condition_expression(condition)
+        .set_expression_attribute_names(Some(with.names))
+        .set_expression_attribute_values(Some(with.values).filter(|values| !values.is_empty()))
+        .build()
+        .expect("every required field is set")
+}
+
+/// Expressions of a page of records.
+#[cfg(feature = "cli")]
+pub(super) struct Listing {
+    /// Condition on the primary key. `None` for a scan.
+    pub(super) key_condition: Option<String>,
+    pub(super) filter: String,
+    pub(super) projection: String,
+    pub(super) names: HashMap<String, String>,
+    pub(super) values: HashMap<String, AttributeValue>,
+}
+
+/// Builds the expressions that find records by `filter`. Results are not read.
+#[cfg(feature = "cli")]
+pub(super) fn list(layout: &Layout, filter: &RecordFilter, now: Timestamp) -> Listing {
+    let mut with = Expression::new(layout);
+    let mut conditions = vec![format!("{} >= :now_s", with.name(Field::ExpiresAt))];
+    with.value(":now_s", number(now.as_secs()));
+    match filter.status {
+        Some(RecordStatus::InProgress) => conditions.push(with.in_progress()),
+        Some(RecordStatus::Failed) => conditions.push(with.failed()),
+        Some(RecordStatus::Completed) => {
+            conditions.push(format!("{} = :completed", with.name(Field::Status)));
+            with.value(":completed", string(&*layout.words.completed));
+        }
+        // Items of other programs have no status.
+        None => conditions.push(format!("attribute_exists({})", with.name(Field::Status))),
+    }
+    if filter.expired_lease {
+        conditions.push(format!("{} < :now", with.name(Field::LeaseUntil)));
+        with.value(":now", millis(now));
+    }
+    let mut key_condition = None;
+    let id = match layout.sort() {
+        None => with.name(Field::Id),
+        Some((sort, partition)) => {
+            with.names.insert("#sort".into(), sort.to_owned());
+            with.value(":partition", string(partition));
+            key_condition = Some(format!("{} = :partition", with.name(Field::Id)));
+            "#sort".into()
+        }
+    };
+    if let Some(prefix) = &filter.prefix {
+        with.value(":prefix", string(prefix));
+        let begins = format!("begins_with({id}, :prefix)");
+        match &mut key_condition {
+            Some(condition) => *condition = format!("{condition} AND {begins}"),
+            None => conditions.push(begins),
+        }
+    }
+    let fields = Field::ALL.into_iter();
+    let fields = fields.filter(|field| !matches!(field, Field::Result | Field::ResultOmitted));
+    let mut projection: Vec<_> = fields.map(|field| with.name(field)).collect();
+    if layout.sort().is_some() {
+        projection.push(id);
+    }
+    Listing {
+        key_condition,
+        filter: conditions.join(" AND "),
+        projection: projection.join(", "),
+        names: with.names,
+        values: with.values,
+    }
 }

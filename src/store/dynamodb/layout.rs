@@ -30,7 +30,7 @@ macro_rules! fields {
         pub enum Field { $($(#[$doc])* $field,)+ }
 
         impl Field {
-            const ALL: [Self; [$($name),+].len()] = [$(Self::$field),+];
+            pub(super) const ALL: [Self; [$($name),+].len()] = [$(Self::$field),+];
 
             /// Returns the attribute name in [`Layout::native`].
             #[must_use]
@@ -325,6 +325,28 @@ impl Layout {
             (partition, string(&sort.partition)),
             (sort.name.clone(), string(id)),
         ])
+    }
+
+    /// Returns the sort key's name and the partition key's fixed value, if there is a sort key.
+    #[cfg(feature = "cli")]
+    pub(super) fn sort(&self) -> Option<(&str, &str)> {
+        let sort = self.sort.as_ref()?;
+        Some((&sort.name, &sort.partition))
+    }
+
+    /// Returns the name of the key attribute that differs between records.
+    #[cfg(feature = "cli")]
+    pub(super) fn key_name(&self) -> &str {
+        let sort = self.sort.as_ref().map(|sort| sort.name.as_str());
+        sort.unwrap_or_else(|| self.name(Field::Id))
+    }
+
+    /// Returns the primary key of `item`, as the item has it.
+    #[cfg(feature = "cli")]
+    pub(super) fn primary_key_of(&self, item: &Item) -> Item {
+        let names = [self.name(Field::Id), self.key_name()];
+        let pairs = names.map(|name| Some((name.to_owned(), item.get(name)?.clone())));
+        pairs.into_iter().flatten().collect()
     }
 }
 

@@ -3,6 +3,8 @@
 mod expressions;
 mod item;
 mod layout;
+#[cfg(feature = "cli")]
+pub(super) mod operator;
 mod transaction;
 
 use std::time::Duration;

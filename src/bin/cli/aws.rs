@@ -1,0 +1,61 @@
+//! The SDK's configuration for a command, and explanations of refused requests.
+
+use std::time::Duration;
+
+use aws_config::{SdkConfig, timeout::TimeoutConfig};
+use aws_sdk_sqs::{
+    error::{ProvideErrorMetadata, SdkError},
+    operation::RequestId,
+};
+
+use crate::output::Error;
+
+/// Region, credentials and endpoint as the SDK reads them, with timeouts for a person who waits.
+///
+/// # Errors
+///
+/// If no Region is set.
+pub(crate) async fn config() -> Result<SdkConfig, Error> {
+    let config = sqs_once::aws::config().await;
+    if config.region().is_none() {
+        return Err(Error::usage("no AWS Region is set: set AWS_REGION"));
+    }
+    let timeouts = TimeoutConfig::builder()
+        .connect_timeout(Duration::from_secs(5))
+        .operation_attempt_timeout(Duration::from_secs(30))
+        .build();
+    Ok(config.into_builder().timeout_config(timeouts).build())
+}
+
+/// Explains a request that failed. The text omits request and answer, which may hold payload.
+pub(crate) fn failed<E>(action: &str, permission: &str, error: &SdkError<E>) -> Error
+where
+    E: ProvideErrorMetadata + std::error::Error + 'static,
+{
+    let reason = match error {
+        SdkError::ServiceError(service) => {
+            let code = service.err().code().unwrap_or("unknown error");
+            let advice = match code {
+                code if code.contains("AccessDenied") => {
+                    format!("; grant {permission} to these credentials")
+                }
+                code if code.contains("NonExistent") || code.contains("NotFound") => {
+                    "; check the name, the account and AWS_REGION".to_owned()
+                }
+                code if code.contains("Token") || code.contains("Signature") => {
+                    "; the credentials are invalid or expired".to_owned()
+                }
+                _ => String::new(),
+            };
+            let id = error.request_id().unwrap_or("none");
+            format!("{code}{advice} (request id {id})")
+        }
+        SdkError::TimeoutError(_) => "no answer in time".to_owned(),
+        SdkError::DispatchFailure(_) => {
+            "could not connect or sign; check the credentials, AWS_REGION and the network"
+                .to_owned()
+        }
+        _ => "the request or the answer was invalid".to_owned(),
+    };
+    Error::aws(format!("could not {action}: {reason}"))
+}

@@ -1,0 +1,221 @@
+//! Messages of a dead-letter queue: received for a short time, and made visible again.
+
+use std::{collections::HashSet, time::Duration};
+
+use aws_config::SdkConfig;
+use aws_sdk_sqs::{
+    Client,
+    types::{
+        ChangeMessageVisibilityBatchRequestEntry as Visible, Message,
+        MessageSystemAttributeName as System,
+    },
+};
+use sqs_once::protocol::Timestamp;
+use tokio::time::Instant;
+
+use crate::{aws::failed, output::Error};
+
+pub(crate) const REASON: &str = "SqsOnceReason";
+pub(crate) const ERROR: &str = "SqsOnceError";
+pub(crate) const KEY: &str = "SqsOnceKey";
+
+/// Messages of one call, a limit of SQS.
+const BATCH: i32 = 10;
+
+/// A queue.
+pub(crate) struct Queue {
+    pub(crate) client: Client,
+    pub(crate) url: String,
+}
+
+impl Queue {
+    /// Finds a queue by its URL, ARN or name.
+    ///
+    /// # Errors
+    ///
+    /// If SQS knows no such queue, or did not answer.
+    pub(crate) async fn find(config: &SdkConfig, name: &str) -> Result<Self, Error> {
+        let client = Client::new(config);
+        if name.starts_with("https://") || name.starts_with("http://") {
+            let url = name.to_owned();
+            return Ok(Self { client, url });
+        }
+        let parts: Vec<_> = name.split(':').collect();
+        let (name, account) = match *parts {
+            [name] => (name, None),
+            ["arn", _, "sqs", _, account, name] => (name, Some(account.to_owned())),
+            _ => {
+                return Err(Error::usage(format!(
+                    "`{name}` is no queue: pass its URL, ARN or name"
+                )));
+            }
+        };
+        let call = client.get_queue_url().queue_name(name);
+        let found = call.set_queue_owner_aws_account_id(account).send().await;
+        let found = found
+            .map_err(|error| failed(&format!("find queue `{name}`"), "sqs:GetQueueUrl", &error))?;
+        let url = found.queue_url.unwrap_or_default();
+        Ok(Self { client, url })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        self.url.rsplit('/').next().unwrap_or_default()
+    }
+
+    pub(crate) fn is_fifo(&self) -> bool {
+        self.url.ends_with(".fifo")
+    }
+
+    /// Receives until the queue answers empty, or `max` messages were received. The messages are
+    /// hidden from other receivers for `hide`.
+    ///
+    /// Stops after half of that time, so that the caller has the rest.
+    ///
+    /// # Errors
+    ///
+    /// If SQS did not answer. The messages received before are made visible again.
+    pub(crate) async fn receive(
+        &self,
+        max: usize,
+        hide: Duration,
+    ) -> Result<Vec<DeadLetter>, Error> {
+        let mut letters: Vec<DeadLetter> = Vec::new();
+        let mut seen = HashSet::new();
+        let until = Instant::now() + hide / 2;
+        while letters.len() < max && Instant::now() < until {
+            let rest = i32::try_from(max - letters.len()).unwrap_or(BATCH);
+            let received = self
+                .client
+                .receive_message()
+                .queue_url(&self.url)
+                .max_number_of_messages(rest.min(BATCH))
+                .visibility_timeout(i32::try_from(hide.as_secs()).unwrap_or(i32::MAX))
+                // From one second on, SQS asks all of its servers.
+                .wait_time_seconds(1)
+                .message_system_attribute_names(System::All)
+                .message_attribute_names("All")
+                .send()
+                .await;
+            let messages = match received {
+                Ok(answer) => answer.messages.unwrap_or_default(),
+                Err(error) => {
+                    self.show_again(&letters.iter().collect::<Vec<_>>()).await;
+                    return Err(failed("receive messages", "sqs:ReceiveMessage", &error));
+                }
+            };
+            if messages.is_empty() {
+                break;
+            }
+            for message in messages {
+                let letter = DeadLetter { message };
+                if seen.insert(letter.id().to_owned()) {
+                    letters.push(letter);
+                }
+            }
+        }
+        Ok(letters)
+    }
+
+    /// Makes messages visible again. A message for which that fails returns when its visibility
+    /// timeout ends.
+    pub(crate) async fn show_again(&self, letters: &[&DeadLetter]) {
+        for batch in letters.chunks(10) {
+            let entries = batch.iter().enumerate().map(|(index, letter)| {
+                Visible::builder()
+                    .id(index.to_string())
+                    .set_receipt_handle(letter.message.receipt_handle.clone())
+                    .visibility_timeout(0)
+                    .build()
+            });
+            let Ok(entries) = entries.collect::<Result<Vec<_>, _>>() else {
+                continue;
+            };
+            let call = self.client.change_message_visibility_batch();
+            let call = call.queue_url(&self.url).set_entries(Some(entries));
+            if let Err(error) = call.send().await {
+                let action = "make messages visible again";
+                let error = failed(action, "sqs:ChangeMessageVisibility", &error);
+                eprintln!("sqs-once: {error}; they return when their visibility timeout ends");
+            }
+        }
+    }
+
+    /// Deletes a message.
+    ///
+    /// # Errors
+    ///
+    /// If SQS did not confirm.
+    pub(crate) async fn delete(&self, letter: &DeadLetter) -> Result<(), Error> {
+        let delete = self.client.delete_message().queue_url(&self.url);
+        let delete = delete.set_receipt_handle(letter.message.receipt_handle.clone());
+        let deleted = delete.send().await;
+        deleted.map_err(|error| failed("delete a message", "sqs:DeleteMessage", &error))?;
+        Ok(())
+    }
+}
+
+/// A message of a dead-letter queue.
+pub(crate) struct DeadLetter {
+    pub(crate) message: Message,
+}
+
+/// Messages with the same reason and error.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Cause {
+    /// The outcome in `SqsOnceReason`, or `moved_by_sqs` without it.
+    pub(crate) reason: String,
+    /// The text in `SqsOnceError`, or a word about the body without it.
+    pub(crate) error: String,
+}
+
+/// The reason of messages without `SqsOnceReason`.
+pub(crate) const MOVED_BY_SQS: &str = "moved_by_sqs";
+
+impl DeadLetter {
+    pub(crate) fn id(&self) -> &str {
+        self.message.message_id.as_deref().unwrap_or_default()
+    }
+
+    pub(crate) fn attribute(&self, name: &str) -> Option<&str> {
+        let attribute = self.message.message_attributes.as_ref()?.get(name)?;
+        attribute.string_value()
+    }
+
+    pub(crate) fn system(&self, name: &System) -> Option<&str> {
+        let attributes = self.message.attributes.as_ref()?;
+        attributes.get(name).map(String::as_str)
+    }
+
+    /// The key that the consumer gave the message. `None` if the message has none, or only its
+    /// hash.
+    pub(crate) fn key(&self) -> Option<&str> {
+        self.attribute(KEY).filter(|key| key.contains('#'))
+    }
+
+    pub(crate) fn group(&self) -> Option<&str> {
+        self.system(&System::MessageGroupId)
+    }
+
+    pub(crate) fn sent_at(&self) -> Option<Timestamp> {
+        let sent = self.system(&System::SentTimestamp)?.parse().ok()?;
+        Some(Timestamp::from_millis(sent))
+    }
+
+    pub(crate) fn cause(&self) -> Cause {
+        if let Some(reason) = self.attribute(REASON) {
+            return Cause {
+                reason: reason.to_owned(),
+                error: self.attribute(ERROR).unwrap_or_default().to_owned(),
+            };
+        }
+        let body = self.message.body.as_deref().unwrap_or_default();
+        let json = serde_json::from_str::<serde::de::IgnoredAny>(body).is_ok();
+        Cause {
+            reason: MOVED_BY_SQS.to_owned(),
+            error: match json {
+                true => "unknown; the body is JSON".to_owned(),
+                false => "the body is no JSON".to_owned(),
+            },
+        }
+    }
+}

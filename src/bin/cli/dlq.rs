@@ -1,0 +1,146 @@
+//! `sqs-once dlq`: lists the messages of a dead-letter queue.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use aws_sdk_sqs::types::MessageSystemAttributeName as System;
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+use sqs_once::protocol::Timestamp;
+
+use crate::{
+    aws,
+    dead_letters::{Cause, DeadLetter, Queue},
+    output::{End, Error, Format, answer, at, columns},
+    redrive::Redrive,
+};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Lists messages by reason and error. Receives them, and makes them visible again.
+    List(List),
+    /// Moves messages back to the queue they came from: receive, send, delete.
+    Redrive(Box<Redrive>),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct List {
+    /// URL, ARN or name of the dead-letter queue.
+    queue: String,
+    /// Number of messages to receive.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    max: u32,
+    /// Time for which the messages are hidden, should this command be killed.
+    #[arg(long, default_value = "1m", value_parser = visibility)]
+    hide: Duration,
+    /// Lists each message, with its key, under its reason.
+    #[arg(long)]
+    messages: bool,
+}
+
+/// A visibility timeout that SQS takes.
+pub(crate) fn visibility(text: &str) -> Result<Duration, String> {
+    const LONGEST: Duration = Duration::from_secs(12 * 3600);
+    match humantime::parse_duration(text) {
+        Ok(span) if (Duration::from_secs(2)..=LONGEST).contains(&span) => Ok(span),
+        _ => Err("must be a duration from 2s to 12h".into()),
+    }
+}
+
+impl Command {
+    pub(crate) async fn run(self, format: Format) -> Result<End, Error> {
+        match self {
+            Self::List(list) => list.run(format).await,
+            Self::Redrive(redrive) => redrive.run(format).await,
+        }
+    }
+}
+
+impl List {
+    async fn run(self, format: Format) -> Result<End, Error> {
+        let queue = Queue::find(&aws::config().await?, &self.queue).await?;
+        let letters = queue.receive(self.max as usize, self.hide).await?;
+        queue.show_again(&letters.iter().collect::<Vec<_>>()).await;
+        let groups = group(&letters);
+        answer(
+            format,
+            || self.text(&queue, &groups, letters.len()),
+            || self.json(&queue, &groups, letters.len()),
+        )?;
+        Ok(End::Done)
+    }
+
+    fn text(&self, queue: &Queue, groups: &Groups<'_>, received: usize) -> String {
+        let now = Timestamp::now();
+        let sent = |letter: &DeadLetter| letter.sent_at().map(|time| at(time, now));
+        let rows = groups.iter().map(|(cause, letters)| {
+            let oldest = letters.iter().min_by_key(|letter| letter.sent_at());
+            [
+                letters.len().to_string(),
+                cause.reason.clone(),
+                cause.error.clone(),
+                oldest.and_then(|letter| sent(letter)).unwrap_or_default(),
+            ]
+        });
+        let mut text = columns(["MESSAGES", "REASON", "ERROR", "OLDEST SENT"], rows);
+        if self.messages {
+            let rows = groups.iter().flat_map(|(cause, letters)| {
+                letters.iter().map(move |letter| {
+                    [
+                        letter.id().to_owned(),
+                        cause.reason.clone(),
+                        letter.key().unwrap_or_default().to_owned(),
+                        letter.group().unwrap_or_default().to_owned(),
+                        sent(letter).unwrap_or_default(),
+                    ]
+                })
+            });
+            let header = ["MESSAGE", "REASON", "KEY", "GROUP", "SENT"];
+            text.push_str(&format!("\n\n{}", columns(header, rows)));
+        }
+        text.push_str(&format!("\n{received} messages received."));
+        if queue.is_fifo() {
+            text.push_str(" Of each group, SQS shows at most the first ten.");
+        }
+        text
+    }
+
+    fn json(&self, queue: &Queue, groups: &Groups<'_>, received: usize) -> Value {
+        let groups = groups.iter().map(|(cause, letters)| {
+            let mut group = json!({
+                "reason": cause.reason,
+                "error": cause.error,
+                "count": letters.len(),
+                "oldest_sent_at": letters.iter().filter_map(|l| l.sent_at()).min().map(|t| t.to_string()),
+            });
+            if self.messages {
+                group["messages"] = letters.iter().map(|letter| message(letter)).collect();
+            }
+            group
+        });
+        let groups: Vec<_> = groups.collect();
+        json!({"queue": queue.url, "received": received, "groups": groups})
+    }
+}
+
+fn message(letter: &DeadLetter) -> Value {
+    json!({
+        "message_id": letter.id(),
+        "key": letter.key(),
+        "group": letter.group(),
+        "sent_at": letter.sent_at().map(|time| time.to_string()),
+        "receive_count": letter.system(&System::ApproximateReceiveCount),
+    })
+}
+
+type Groups<'a> = Vec<(Cause, Vec<&'a DeadLetter>)>;
+
+/// Groups messages by their cause, the largest group first.
+fn group(letters: &[DeadLetter]) -> Groups<'_> {
+    let mut groups: BTreeMap<Cause, Vec<&DeadLetter>> = BTreeMap::new();
+    for letter in letters {
+        groups.entry(letter.cause()).or_default().push(letter);
+    }
+    let mut groups: Vec<_> = groups.into_iter().collect();
+    groups.sort_by_key(|(_, letters)| std::cmp::Reverse(letters.len()));
+    groups
+}

@@ -1,0 +1,77 @@
+//! `sqs-once doctor`: reads a deployed stack, and reports settings that silently break the promises.
+
+mod checks;
+mod facts;
+mod policies;
+
+use clap::{Args, builder::PossibleValuesParser};
+use serde_json::json;
+
+use crate::{
+    aws,
+    output::{End, Error, Format, answer},
+};
+use checks::{Check, Finding, check};
+use facts::Account;
+
+#[derive(Args, Debug)]
+pub(crate) struct Doctor {
+    /// Name or ARN of the CloudFormation stack.
+    stack: String,
+    /// Omits a check. Repeat the option for more than one.
+    #[arg(long, value_name = "CHECK", value_parser = PossibleValuesParser::new(Check::NAMES))]
+    skip: Vec<String>,
+}
+
+impl Doctor {
+    pub(crate) async fn run(self, format: Format) -> Result<End, Error> {
+        let account = Account::new(aws::config().await?);
+        let skips = |check: Check| self.skip.iter().any(|name| name == check.name());
+        let (mut functions, mut findings) = (Vec::new(), Vec::new());
+        for function in account.functions(&self.stack).await? {
+            let consumer = account
+                .consumer(&function, !skips(Check::Permissions))
+                .await?;
+            if let Some(consumer) = consumer {
+                findings.extend(check(&consumer));
+                functions.push(function);
+            }
+        }
+        if functions.is_empty() {
+            return Err(Error::negative(format!(
+                "stack `{}` has no function with the variable IDEMPOTENCY_TABLE_NAME: nothing was checked",
+                self.stack
+            )));
+        }
+        findings.retain(|finding| !skips(finding.check));
+        let text = || {
+            let mut text: String = findings.iter().map(show).collect();
+            text.push_str(&format!(
+                "{}: {} findings",
+                functions.join(", "),
+                findings.len()
+            ));
+            text
+        };
+        let json = || {
+            let all: Vec<_> = findings.iter().map(Finding::json).collect();
+            json!({"stack": self.stack, "functions": functions, "skipped": self.skip, "findings": all})
+        };
+        answer(format, text, json)?;
+        Ok(match findings.is_empty() {
+            true => End::Done,
+            false => End::NotDone,
+        })
+    }
+}
+
+fn show(finding: &Finding) -> String {
+    format!(
+        "{}: {}\n  found          {}\n  if it stays    {}\n  to fix it      {}\n\n",
+        finding.check.name(),
+        finding.resource,
+        finding.found,
+        finding.consequence,
+        finding.fix
+    )
+}

@@ -1,0 +1,442 @@
+//! The checks: from the facts of a consumer to findings. No I/O.
+
+use std::time::Duration;
+
+use aws_sdk_dynamodb::types::KeyType;
+use aws_sdk_lambda::types::ApplicationLogLevel as Level;
+use serde_json::{Value, json};
+use sqs_once::{Settings, store::Field};
+
+use super::facts::{Consumer, DeadLetterQueue, Mapping, SourceQueue, Table};
+use crate::output::in_words;
+
+/// Smallest number of receives at which the back-off gets messages through a short outage.
+const RECEIVES: u64 = 5;
+/// Visibility timeout that AWS recommends, in function timeouts (*AWS Lambda Developer Guide*,
+/// "Using Lambda with Amazon SQS").
+const TIMEOUTS: u32 = 6;
+
+/// Declares [`Check`] with its names.
+macro_rules! checks {
+    ($($check:ident $name:literal)+) => {
+        /// A check. Its name is stable: `--skip` takes it.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum Check { $($check,)+ }
+
+        impl Check {
+            pub(crate) const NAMES: &[&str] = &[$($name),+];
+
+            pub(crate) const fn name(self) -> &'static str {
+                match self { $(Self::$check => $name,)+ }
+            }
+        }
+    };
+}
+
+checks! {
+    Mapping "mapping"
+    MappingEnabled "mapping-enabled"
+    PartialResponses "partial-responses"
+    VisibilityTimeout "visibility-timeout"
+    DeadLetterQueue "dead-letter-queue"
+    Receives "receives"
+    DeadLetterRetention "dead-letter-retention"
+    FilterCriteria "filter-criteria"
+    Scaling "scaling"
+    Settings "settings"
+    TimeToStart "time-to-start"
+    RecordRetention "record-retention"
+    LogLevel "log-level"
+    Table "table"
+    KeySchema "key-schema"
+    Ttl "ttl"
+    TableRegion "table-region"
+    GlobalTable "global-table"
+    Permissions "permissions"
+}
+
+/// Something that breaks a promise, or costs messages.
+pub(crate) struct Finding {
+    pub(crate) check: Check,
+    pub(crate) resource: String,
+    pub(crate) found: String,
+    /// The effect on messages and records if it stays.
+    pub(crate) consequence: &'static str,
+    pub(crate) fix: String,
+}
+
+impl Finding {
+    pub(crate) fn json(&self) -> Value {
+        json!({
+            "check": self.check.name(),
+            "resource": self.resource,
+            "found": self.found,
+            "consequence": self.consequence,
+            "fix": self.fix,
+        })
+    }
+}
+
+/// Collects findings about one resource after the other.
+pub(crate) struct Findings {
+    all: Vec<Finding>,
+    resource: String,
+}
+
+impl Findings {
+    fn add(
+        &mut self,
+        check: Check,
+        found: impl Into<String>,
+        consequence: &'static str,
+        fix: impl Into<String>,
+    ) {
+        self.all.push(Finding {
+            check,
+            resource: self.resource.clone(),
+            found: found.into(),
+            consequence,
+            fix: fix.into(),
+        });
+    }
+}
+
+/// Checks a consumer, its queues, its table and its role.
+pub(crate) fn check(consumer: &Consumer) -> Vec<Finding> {
+    let mut findings = Findings {
+        all: Vec::new(),
+        resource: format!("function {}", consumer.name),
+    };
+    function(consumer, &mut findings);
+    for mapping in &consumer.mappings {
+        findings.resource = format!(
+            "event source mapping {} of {}",
+            mapping.id,
+            name(&mapping.queue.arn)
+        );
+        source(consumer, mapping, &mut findings);
+        findings.resource = format!("queue {}", name(&mapping.queue.arn));
+        queue(consumer, mapping, &mut findings);
+    }
+    findings.resource = format!(
+        "table {}",
+        variable(consumer, "IDEMPOTENCY_TABLE_NAME").unwrap_or_default()
+    );
+    match &consumer.table {
+        None => findings.add(
+            Check::Table,
+            "DynamoDB has no such table",
+            "every message fails, and reaches the dead-letter queue",
+            "correct IDEMPOTENCY_TABLE_NAME, or create the table",
+        ),
+        Some(found) => table(consumer, found, &mut findings),
+    }
+    findings.resource = format!("role of function {}", consumer.name);
+    permissions(consumer, &mut findings);
+    findings.all
+}
+
+fn variable<'a>(consumer: &'a Consumer, name: &str) -> Option<&'a str> {
+    let value = consumer.variables.get(name).map(String::as_str);
+    value.filter(|value| !value.is_empty())
+}
+
+/// A duration of the consumer's variables. An invalid one is a finding of its own.
+fn span(consumer: &Consumer, name: &str, default: Duration) -> Duration {
+    let text = variable(consumer, name);
+    let parsed = text.and_then(|text| humantime::parse_duration(text).ok());
+    parsed.unwrap_or(default)
+}
+
+/// The name at the end of an ARN.
+fn name(arn: &str) -> &str {
+    arn.rsplit([':', '/']).next().unwrap_or(arn)
+}
+
+fn function(consumer: &Consumer, findings: &mut Findings) {
+    let lambda = [
+        ("AWS_LAMBDA_RUNTIME_API", "127.0.0.1"),
+        ("AWS_LAMBDA_FUNCTION_NAME", &consumer.name),
+    ];
+    let variables = consumer.variables.iter();
+    let variables = variables.map(|(name, value)| (name.as_str(), value.as_str()));
+    for problem in Settings::from_vars(variables.chain(lambda)).problems() {
+        findings.add(
+            Check::Settings,
+            problem,
+            "the function does not start, and every message fails",
+            "correct the variable: see docs/settings.md",
+        );
+    }
+    if consumer.mappings.is_empty() {
+        findings.add(
+            Check::Mapping,
+            "no queue is an event source of the function",
+            "the function processes nothing",
+            "add an event source mapping with ReportBatchItemFailures",
+        );
+    }
+    let to_start = span(consumer, "CONSUMER_MIN_TIME_TO_START", Duration::ZERO);
+    let reserve = span(
+        consumer,
+        "CONSUMER_DEADLINE_RESERVE",
+        Duration::from_millis(500),
+    );
+    if to_start + reserve >= consumer.timeout {
+        findings.add(
+            Check::TimeToStart,
+            format!(
+                "CONSUMER_MIN_TIME_TO_START and CONSUMER_DEADLINE_RESERVE are {:?} together, and the function has {:?}",
+                to_start + reserve,
+                consumer.timeout
+            ),
+            "no message ever starts: each returns to the queue at once, and reaches the dead-letter queue",
+            "lower the settings, or raise the timeout of the function",
+        );
+    }
+    if let Some(level @ (Level::Warn | Level::Error | Level::Fatal)) = &consumer.log_level {
+        findings.add(
+            Check::LogLevel,
+            format!("ApplicationLogLevel is {level}"),
+            "Lambda drops the lines of completed messages and batches, and with them the metrics",
+            "set LoggingConfig.ApplicationLogLevel to INFO",
+        );
+    }
+}
+
+fn source(consumer: &Consumer, mapping: &Mapping, findings: &mut Findings) {
+    if !mapping.enabled {
+        findings.add(
+            Check::MappingEnabled,
+            "the mapping is disabled",
+            "messages wait in the queue until its retention ends, and are then lost",
+            "enable the mapping once the reason for the pause is gone",
+        );
+    }
+    if !mapping.reports_failures {
+        findings.add(
+            Check::PartialResponses,
+            "FunctionResponseTypes lacks ReportBatchItemFailures",
+            "Lambda ignores which messages failed, and deletes them: they are lost",
+            "set FunctionResponseTypes: [ReportBatchItemFailures]",
+        );
+    }
+    if mapping.filters {
+        findings.add(
+            Check::FilterCriteria,
+            "the mapping has filter criteria",
+            "Lambda deletes each message that matches no filter: it is lost",
+            "filter in the handler, or at the producer; if the loss is intended, pass --skip filter-criteria",
+        );
+    }
+    if let (Some(maximum), true) = (mapping.maximum_concurrency, mapping.provisioned_pollers) {
+        findings.add(
+            Check::Scaling,
+            format!("MaximumConcurrency is {maximum}, and the mapping has provisioned pollers"),
+            "Lambda takes one of the two: the next deployment fails, or the limit does not hold",
+            "remove MaximumConcurrency or ProvisionedPollerConfig",
+        );
+    }
+    let wanted = consumer.timeout * TIMEOUTS + mapping.window;
+    if mapping.queue.visibility_timeout < wanted {
+        findings.add(
+            Check::VisibilityTimeout,
+            format!(
+                "the visibility timeout of the queue is {}, and the function has {}",
+                in_words(mapping.queue.visibility_timeout),
+                in_words(consumer.timeout)
+            ),
+            "SQS delivers messages again while the first delivery is retried by Lambda or still runs: receives are used up by conflicts",
+            format!(
+                "set VisibilityTimeout to {} s or more: six function timeouts, and the batching window",
+                wanted.as_secs()
+            ),
+        );
+    }
+}
+
+fn queue(consumer: &Consumer, mapping: &Mapping, findings: &mut Findings) {
+    let queue: &SourceQueue = &mapping.queue;
+    let mut longest = queue.retention;
+    match &queue.dead_letters {
+        None => findings.add(
+            Check::DeadLetterQueue,
+            "the queue has no dead-letter queue",
+            "a message that fails permanently is received again until the retention ends, and is then lost",
+            "set a RedrivePolicy with a dead-letter queue and maxReceiveCount 8",
+        ),
+        Some(dead) => {
+            let dead: &DeadLetterQueue = dead;
+            longest += dead.retention;
+            if dead.max_receive_count < RECEIVES {
+                findings.add(
+                    Check::Receives,
+                    format!("maxReceiveCount is {}", dead.max_receive_count),
+                    "a short outage, or conflicts of one message, move good messages to the dead-letter queue",
+                    format!("set maxReceiveCount to {RECEIVES} or more; the template has 8"),
+                );
+            }
+            if dead.retention <= queue.retention {
+                findings.add(
+                    Check::DeadLetterRetention,
+                    format!(
+                        "the dead-letter queue keeps messages for {}, and the queue for {}",
+                        in_words(dead.retention),
+                        in_words(queue.retention)
+                    ),
+                    "on a standard queue the age counts from the first send: a dead letter can be deleted as soon as it arrives",
+                    "raise MessageRetentionPeriod of the dead-letter queue to 1209600 s (14 days)",
+                );
+            }
+        }
+    }
+    let kept = span(
+        consumer,
+        "IDEMPOTENCY_RETENTION",
+        Duration::from_secs(20 * 86_400),
+    );
+    if kept < longest {
+        findings.add(
+            Check::RecordRetention,
+            format!(
+                "records are kept for {}, and a message can live for {} in queue and dead-letter queue",
+                in_words(kept),
+                in_words(longest)
+            ),
+            "a message that is redriven after its record expired runs a second time",
+            format!("set IDEMPOTENCY_RETENTION to {}d or more", longest.as_secs().div_ceil(86_400)),
+        );
+    }
+}
+
+/// The name of a record's attribute in this consumer's layout.
+fn attribute(consumer: &Consumer, field: Field) -> String {
+    let names = variable(consumer, "IDEMPOTENCY_ATTRIBUTES").unwrap_or_default();
+    let mut pairs = names.split(',').filter_map(|pair| pair.split_once('='));
+    let renamed = pairs.rfind(|(native, _)| *native == field.native_name());
+    let powertools = variable(consumer, "IDEMPOTENCY_LAYOUT") == Some("powertools");
+    match renamed {
+        Some((_, name)) => name.to_owned(),
+        None if powertools && field == Field::ExpiresAt => "expiration".to_owned(),
+        None => field.native_name().to_owned(),
+    }
+}
+
+fn table(consumer: &Consumer, table: &Table, findings: &mut Findings) {
+    let mut wanted = vec![(attribute(consumer, Field::Id), KeyType::Hash, true)];
+    if let Some(sort) = variable(consumer, "IDEMPOTENCY_SORT_KEY") {
+        let name = sort.split_once('=').map_or(sort, |(name, _)| name);
+        wanted.push((name.to_owned(), KeyType::Range, true));
+    }
+    if table.keys != wanted {
+        let text = |keys: &[(String, KeyType, bool)]| {
+            let keys = keys.iter().map(|(name, role, string)| {
+                let kind = if *string { "string" } else { "no string" };
+                format!("{name} ({role}, {kind})")
+            });
+            keys.collect::<Vec<_>>().join(", ")
+        };
+        findings.add(
+            Check::KeySchema,
+            format!(
+                "the primary key is {}, and the consumer writes {}",
+                text(&table.keys),
+                text(&wanted)
+            ),
+            "DynamoDB refuses every claim: every message fails",
+            "create a table with that key, or set IDEMPOTENCY_ATTRIBUTES and IDEMPOTENCY_SORT_KEY",
+        );
+    }
+    let expires = attribute(consumer, Field::ExpiresAt);
+    match &table.ttl_attribute {
+        None => findings.add(
+            Check::Ttl,
+            "TTL is off",
+            "DynamoDB never deletes records: the table and its cost grow without end",
+            format!("enable TTL on the attribute `{expires}`"),
+        ),
+        Some(attribute) if *attribute != expires => findings.add(
+            Check::Ttl,
+            format!("TTL is on the attribute `{attribute}`"),
+            "DynamoDB deletes records too early, and their messages run again; or never, and the table grows",
+            format!("move TTL to the attribute `{expires}`"),
+        ),
+        Some(_) => {}
+    }
+    let region = table.arn.split(':').nth(3).unwrap_or_default();
+    if !region.is_empty() && region != consumer.region {
+        findings.add(
+            Check::TableRegion,
+            format!("the table is in {region}, and the function in {}", consumer.region),
+            "each claim takes a request between Regions: messages are slow, and fail when either Region does",
+            "use a table in the Region of the function",
+        );
+    }
+    if table.strongly_consistent {
+        findings.add(
+            Check::GlobalTable,
+            "the table is a global table with strong consistency",
+            "it has no TTL and no transactions: records stay, and an inbox fails",
+            "use a table in one Region",
+        );
+    } else if table.replicas.iter().any(|replica| replica != region) {
+        findings.add(
+            Check::GlobalTable,
+            format!("the table has replicas: {}", table.replicas.join(", ")),
+            "DynamoDB checks conditions in each Region separately: consumers in two Regions both run a message",
+            "let the consumers of one Region write; if they do, pass --skip global-table",
+        );
+    }
+}
+
+fn permissions(consumer: &Consumer, findings: &mut Findings) {
+    let Some(policies) = &consumer.policies else {
+        return;
+    };
+    let is = |name, value| variable(consumer, name) == Some(value);
+    let mut wanted: Vec<(&str, &str, &'static str)> = Vec::new();
+    let fails = "every message fails";
+    if let Some(table) = &consumer.table {
+        let actions = [
+            "dynamodb:PutItem",
+            "dynamodb:UpdateItem",
+            "dynamodb:DeleteItem",
+        ];
+        wanted.extend(actions.map(|action| (action, &*table.arn, fails)));
+        if !is("CONSUMER_PRIME", "off") {
+            let slow = "each start logs a warning, and the first message waits for the connection";
+            wanted.push(("dynamodb:GetItem", &table.arn, slow));
+        }
+    }
+    for queue in consumer.mappings.iter().map(|mapping| &mapping.queue) {
+        let actions = [
+            "sqs:ReceiveMessage",
+            "sqs:DeleteMessage",
+            "sqs:GetQueueAttributes",
+        ];
+        let stops = "Lambda stops to read the queue, and disables the mapping";
+        wanted.extend(actions.map(|action| (action, &*queue.arn, stops)));
+        if !is("CONSUMER_VISIBILITY", "off") {
+            let actions = ["sqs:GetQueueUrl", "sqs:ChangeMessageVisibility"];
+            let waits = "failed messages wait for the queue's visibility timeout, without back-off";
+            wanted.extend(actions.map(|action| (action, &*queue.arn, waits)));
+        }
+        if let Some(dead) = &queue.dead_letters
+            && is("CONSUMER_DEAD_LETTER", "on")
+        {
+            let actions = ["sqs:GetQueueUrl", "sqs:SendMessage"];
+            let indirect = "permanent failures reach the dead-letter queue only after maxReceiveCount, without a reason";
+            wanted.extend(actions.map(|action| (action, &*dead.arn, indirect)));
+        }
+    }
+    for (action, resource, consequence) in wanted {
+        if !policies.may_allow(action, resource) {
+            findings.add(
+                Check::Permissions,
+                format!("no policy allows {action} on {resource}"),
+                consequence,
+                format!("allow {action} on {resource} in a policy of the role"),
+            );
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! `sqs-once`: reads and changes records, moves dead letters, and checks deployed stacks.
+//!
+//! Works on AWS and on every endpoint that the SDK is configured for (`AWS_ENDPOINT_URL`).
+
+mod aws;
+mod dead_letters;
+mod dlq;
+mod doctor;
+mod journal;
+mod output;
+mod record;
+mod redrive;
+mod table;
+mod verdict;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory as _, Parser, Subcommand};
+
+use output::{End, Error, Format};
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done
+  1  not done, or only in part: no such record, the record changed, not confirmed, messages left,
+     findings of the doctor
+  2  the command line or a setting is invalid
+  3  AWS did not answer, or refused the request
+
+Credentials, Region and endpoint are those of the AWS SDK: AWS_PROFILE, AWS_REGION, AWS_ENDPOINT_URL.";
+
+/// Looks after the records and dead letters of an sqs-once consumer.
+#[derive(Debug, Parser)]
+#[command(name = "sqs-once", version, after_help = EXIT_CODES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    /// Form of the answer on standard output.
+    #[arg(long, global = true, value_enum, default_value_t = Format::Text)]
+    output: Format,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Reads and changes records in the idempotency table.
+    #[command(subcommand)]
+    Record(record::Command),
+    /// Lists and moves the messages of a dead-letter queue.
+    #[command(subcommand)]
+    Dlq(dlq::Command),
+    /// Checks a deployed stack for settings that silently break the promises.
+    Doctor(doctor::Doctor),
+    /// Writes a completion script for a shell to standard output.
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let format = cli.output;
+    let end = match cli.command {
+        Command::Record(command) => command.run(format).await,
+        Command::Dlq(command) => command.run(format).await,
+        Command::Doctor(doctor) => doctor.run(format).await,
+        Command::Completions { shell } => {
+            let mut command = Cli::command();
+            clap_complete::generate(shell, &mut command, "sqs-once", &mut std::io::stdout());
+            Ok(End::Done)
+        }
+    };
+    match end {
+        Ok(End::Done) => ExitCode::SUCCESS,
+        Ok(End::NotDone) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("sqs-once: {error}");
+            ExitCode::from(match error {
+                Error::Negative(_) => 1,
+                Error::Usage(_) => 2,
+                Error::Aws(_) => 3,
+            })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,158 @@
+//! Answers and errors of commands, and the words for times.
+
+use std::{
+    fmt::Display,
+    io::{BufRead as _, IsTerminal as _, Write as _},
+    time::Duration,
+};
+
+use clap::ValueEnum;
+use comfy_table::{Table, presets};
+use serde_json::Value;
+use sqs_once::protocol::Timestamp;
+
+/// Form of the answer on standard output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// Text for people. It may change between versions.
+    Text,
+    /// One JSON document, or one in each line for `record watch`.
+    Json,
+}
+
+/// The end of a command that got its answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// Exit code 0.
+    Done,
+    /// Exit code 1. The answer says why.
+    NotDone,
+}
+
+/// The reason why a command ended early.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// The request makes no sense for the state that was found, or was not confirmed.
+    #[error("{0}")]
+    Negative(String),
+    /// The command line or a setting is invalid.
+    #[error("{0}")]
+    Usage(String),
+    /// AWS did not answer, or refused the request.
+    #[error("{0}")]
+    Aws(String),
+}
+
+impl Error {
+    pub(crate) fn negative(text: impl Into<String>) -> Self {
+        Self::Negative(text.into())
+    }
+
+    pub(crate) fn usage(text: impl Display) -> Self {
+        Self::Usage(text.to_string())
+    }
+
+    pub(crate) fn aws(text: impl Display) -> Self {
+        Self::Aws(text.to_string())
+    }
+}
+
+/// Prints one line, or one JSON document in a line.
+pub(crate) fn print(text: impl Display) -> Result<(), Error> {
+    // A reader that closes the pipe early, as `head` does, is no failure of the command.
+    match writeln!(std::io::stdout().lock(), "{text}") {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::negative(
+            format!("could not write to standard output: {error}"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Prints the answer in the form asked for.
+pub(crate) fn answer(
+    format: Format,
+    text: impl FnOnce() -> String,
+    json: impl FnOnce() -> Value,
+) -> Result<(), Error> {
+    match format {
+        Format::Text => print(text()),
+        Format::Json => print(json()),
+    }
+}
+
+/// Returns rows in columns, without borders. Empty cells show a dash.
+pub(crate) fn columns<const N: usize>(
+    header: [&str; N],
+    rows: impl IntoIterator<Item = [String; N]>,
+) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(header);
+    for row in rows {
+        table.add_row(row.map(|cell| if cell.is_empty() { "-".into() } else { cell }));
+    }
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    table.trim_fmt()
+}
+
+/// Asks on the terminal. `yes` answers in advance.
+///
+/// # Errors
+///
+/// If there is no terminal to ask on, or the answer is not `yes` or `y`.
+pub(crate) fn confirm(question: &str, yes: bool) -> Result<(), Error> {
+    if yes {
+        return Ok(());
+    }
+    if !std::io::stdin().is_terminal() {
+        return Err(Error::usage(
+            "nothing was changed: standard input is no terminal to ask on; pass --yes to confirm",
+        ));
+    }
+    eprint!("{question} [y/N] ");
+    let mut line = String::new();
+    let read = std::io::stdin().lock().read_line(&mut line);
+    let confirmed = read.is_ok() && ["y", "yes"].contains(&line.trim().to_lowercase().as_str());
+    confirmed
+        .then_some(())
+        .ok_or_else(|| Error::negative("nothing was changed: not confirmed"))
+}
+
+/// Returns a duration in its two largest units: `3m 2s`.
+pub(crate) fn in_words(span: Duration) -> String {
+    let text = humantime::format_duration(Duration::from_secs(span.as_secs())).to_string();
+    let units: Vec<_> = text.split(' ').take(2).collect();
+    units.join(" ")
+}
+
+/// Returns a time with its distance from now: `2026-11-21T10:50:00Z (3m 2s ago)`.
+pub(crate) fn at(time: Timestamp, now: Timestamp) -> String {
+    if time > now {
+        format!("{time} (in {})", in_words(now.until(time)))
+    } else {
+        format!("{time} ({} ago)", in_words(time.until(now)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_is_shown_with_distance_from_now() {
+        let now = Timestamp::from_millis(1_795_258_200_000);
+        let later = now + Duration::from_millis(3_723_999);
+        assert_eq!(at(later, now), "2026-11-21T11:52:03Z (in 1h 2m)");
+        assert_eq!(at(now, later), "2026-11-21T10:50:00Z (1h 2m ago)");
+        assert_eq!(at(now, now), "2026-11-21T10:50:00Z (0s ago)");
+    }
+
+    #[test]
+    fn columns_are_aligned_and_empty_cells_shown() {
+        let rows = [["a".into(), String::new()], ["long".into(), "b".into()]];
+        let lines = columns(["key", "status"], rows);
+        let lines: Vec<_> = lines.lines().map(str::trim_end).collect();
+        assert_eq!(lines, ["key   status", "a     -", "long  b"]);
+    }
+}

@@ -1,0 +1,102 @@
+//! The effect of a record on the next delivery of its key.
+
+use sqs_once::protocol::{AfterFailure, Record, State, Timestamp, record::MAX_FAILED_MESSAGES};
+
+/// The end of a message that arrives now, by the record under its key. The fingerprint is not
+/// compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Verdict {
+    /// The handler runs.
+    Runs,
+    /// The handler runs, and is informed of an earlier attempt that may have had its effect.
+    RunsInformed,
+    /// Another worker holds the lease. The message returns to the queue until the lease ends.
+    Waits,
+    /// The operation is completed. The message is acknowledged, and the handler does not run.
+    Duplicate,
+    /// The message finds the stored failure, and the handler does not run.
+    StoredFailure,
+    /// The key, or the record, could not be read.
+    Unknown,
+}
+
+impl Verdict {
+    /// The verdict for another message than those that failed under the key.
+    pub(crate) fn of(record: Option<&Record>, after: AfterFailure, now: Timestamp) -> Self {
+        let Some(record) = record.filter(|record| !record.is_expired(now)) else {
+            return Self::Runs;
+        };
+        match record.state {
+            State::Completed { .. } => Self::Duplicate,
+            State::InProgress { lease_until } if lease_until >= now => Self::Waits,
+            State::InProgress { .. } => Self::RunsInformed,
+            State::Failed
+                if after == AfterFailure::Replay
+                    || record.failed_message_ids.len() >= MAX_FAILED_MESSAGES =>
+            {
+                Self::StoredFailure
+            }
+            State::Failed => Self::Runs,
+        }
+    }
+
+    /// One word for JSON and tables.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Runs => "runs",
+            Self::RunsInformed => "runs_informed",
+            Self::Waits => "waits",
+            Self::Duplicate => "duplicate",
+            Self::StoredFailure => "stored_failure",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    /// A sentence about a message that arrives now.
+    pub(crate) const fn text(self) -> &'static str {
+        match self {
+            Self::Runs => "the handler runs",
+            Self::RunsInformed => {
+                "the handler runs, and is informed of an attempt that may have had its effect"
+            }
+            Self::Waits => "returns to the queue until the lease ends",
+            Self::Duplicate => "acknowledged as a duplicate; the handler does not run",
+            Self::StoredFailure => "finds the stored failure; the handler does not run",
+            Self::Unknown => "unknown: no key on the message, or the record could not be read",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verdict_follows_the_rules_of_claims() {
+        let now = Timestamp::from_millis(1_800_000_000_000);
+        let record = |state| Record::new(state, 1_800_000_001);
+        let lease = |millis| State::InProgress {
+            lease_until: Timestamp::from_millis(millis),
+        };
+        let retry = |record: &Record| Verdict::of(Some(record), AfterFailure::Retry, now);
+        assert_eq!(Verdict::of(None, AfterFailure::Retry, now), Verdict::Runs);
+        assert_eq!(retry(&record(lease(1_800_000_000_001))), Verdict::Waits);
+        assert_eq!(
+            retry(&record(lease(1_799_999_999_999))),
+            Verdict::RunsInformed
+        );
+        let result = sqs_once::protocol::StoredResult::Json("1".into());
+        assert_eq!(
+            retry(&record(State::Completed { result })),
+            Verdict::Duplicate
+        );
+        let mut failed = record(State::Failed);
+        assert_eq!(retry(&failed), Verdict::Runs);
+        let replay = Verdict::of(Some(&failed), AfterFailure::Replay, now);
+        assert_eq!(replay, Verdict::StoredFailure);
+        failed.failed_message_ids = (0..20).map(|n| n.to_string()).collect();
+        assert_eq!(retry(&failed), Verdict::StoredFailure);
+        failed.expires_at = 1_799_999_999;
+        assert_eq!(retry(&failed), Verdict::Runs);
+    }
+}

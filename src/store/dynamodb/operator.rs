@@ -1,0 +1,206 @@
+//! Records as an operator reads and changes them, with the command-line tool `sqs-once`.
+//!
+//! An operator has no claim. So each change has the condition that the record is as it was shown.
+
+use aws_sdk_dynamodb::{
+    operation::{delete_item::DeleteItemError, update_item::UpdateItemError},
+    types::ReturnConsumedCapacity,
+};
+
+use super::{DynamoStore, expressions};
+use crate::{
+    dynamodb::{
+        item::Item,
+        write::{delete_item, update_item},
+    },
+    protocol::{Key, Record, Timestamp},
+    store::StoreError,
+};
+
+/// A record with its key, as read from the table.
+#[derive(Clone, Debug)]
+pub struct StoredRecord {
+    /// The key as the table has it. A key longer than the table's sort key takes is hashed.
+    pub key: String,
+    /// The record, or the reason why the item is no valid record.
+    pub record: Result<Record, String>,
+    item: Item,
+}
+
+/// A status to list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordStatus {
+    /// A worker holds a claim, or left one.
+    InProgress,
+    /// The operation is completed.
+    Completed,
+    /// The last attempt failed permanently.
+    Failed,
+}
+
+/// The records to list. Records past their retention are never listed.
+#[derive(Clone, Debug, Default)]
+pub struct RecordFilter {
+    /// Records with this status; all if `None`.
+    pub status: Option<RecordStatus>,
+    /// Records whose lease has ended.
+    pub expired_lease: bool,
+    /// Records whose key begins with this text.
+    pub prefix: Option<String>,
+}
+
+/// A page of records.
+#[derive(Clone, Debug)]
+pub struct RecordPage {
+    /// Records of the page that pass the filter.
+    pub records: Vec<StoredRecord>,
+    /// Number of items that DynamoDB read for the page.
+    pub read: usize,
+    /// Read units that the page took.
+    pub units: f64,
+    /// Key after which the next page begins. `None` after the last page.
+    pub next: Option<String>,
+}
+
+impl DynamoStore {
+    /// Reads a record, consistently.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] if the table could not be read.
+    #[doc(hidden)]
+    pub async fn look_up(&self, key: &str) -> Result<Option<StoredRecord>, StoreError> {
+        let read = self
+            .client
+            .get_item()
+            .table_name(&self.table)
+            .set_key(Some(self.layout.primary_key(key)))
+            .consistent_read(true);
+        match read.send().await {
+            Ok(answer) => Ok(answer.item.map(|item| self.stored(item))),
+            Err(error) => {
+                let key = Key::from_stored(key);
+                Err(self.unavailable("read", "dynamodb:GetItem", &key, error))
+            }
+        }
+    }
+
+    /// Reads at most `limit` items, and returns the records among them that pass the filter. The
+    /// results of records are not read.
+    ///
+    /// Scans the table, or queries the partition of a layout with a sort key.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] if the table could not be read.
+    #[doc(hidden)]
+    pub async fn list(
+        &self,
+        filter: &RecordFilter,
+        after: Option<&str>,
+        limit: i32,
+        now: Timestamp,
+    ) -> Result<RecordPage, StoreError> {
+        let with = expressions::list(&self.layout, filter, now);
+        let start = after.map(|key| self.layout.primary_key(key));
+        let unavailable = Key::from_stored(filter.prefix.as_deref().unwrap_or("*"));
+        let (items, read, capacity, last) = if let Some(condition) = with.key_condition {
+            let query = self
+                .client
+                .query()
+                .table_name(&self.table)
+                .key_condition_expression(condition)
+                .filter_expression(with.filter)
+                .projection_expression(with.projection)
+                .set_expression_attribute_names(Some(with.names))
+                .set_expression_attribute_values(Some(with.values))
+                .set_exclusive_start_key(start)
+                .limit(limit)
+                .return_consumed_capacity(ReturnConsumedCapacity::Total);
+            let page = query.send().await;
+            let page = page
+                .map_err(|error| self.unavailable("list", "dynamodb:Query", &unavailable, error))?;
+            let last = page.last_evaluated_key;
+            (page.items, page.scanned_count, page.consumed_capacity, last)
+        } else {
+            let scan = self
+                .client
+                .scan()
+                .table_name(&self.table)
+                .filter_expression(with.filter)
+                .projection_expression(with.projection)
+                .set_expression_attribute_names(Some(with.names))
+                .set_expression_attribute_values(Some(with.values))
+                .set_exclusive_start_key(start)
+                .limit(limit)
+                .return_consumed_capacity(ReturnConsumedCapacity::Total);
+            let page = scan.send().await;
+            let page = page
+                .map_err(|error| self.unavailable("list", "dynamodb:Scan", &unavailable, error))?;
+            let last = page.last_evaluated_key;
+            (page.items, page.scanned_count, page.consumed_capacity, last)
+        };
+        let items = items.unwrap_or_default().into_iter();
+        Ok(RecordPage {
+            records: items.map(|item| self.stored(item)).collect(),
+            read: usize::try_from(read).unwrap_or(0),
+            units: capacity.and_then(|used| used.capacity_units).unwrap_or(0.0),
+            next: last.and_then(|last| self.key_of(&last)),
+        })
+    }
+
+    /// Ends the lease of a record in progress, so that the next delivery takes over. Returns false,
+    /// and changes nothing, if the record changed since it was read.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]. The lease may have been ended nevertheless.
+    #[doc(hidden)]
+    pub async fn release(&self, shown: &StoredRecord, now: Timestamp) -> Result<bool, StoreError> {
+        let update = expressions::release(&self.layout, &self.table, &shown.item, now);
+        match update_item(&self.writing, update).send().await {
+            Ok(_) => Ok(true),
+            Err(error) => match error.as_service_error() {
+                Some(UpdateItemError::ConditionalCheckFailedException(_)) => Ok(false),
+                _ => {
+                    let key = Key::from_stored(&shown.key);
+                    Err(self.unavailable("release", "dynamodb:UpdateItem", &key, error))
+                }
+            },
+        }
+    }
+
+    /// Deletes a record. Returns false, and changes nothing, if the record changed since it was
+    /// read.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]. The record may have been deleted nevertheless.
+    #[doc(hidden)]
+    pub async fn forget(&self, shown: &StoredRecord) -> Result<bool, StoreError> {
+        let delete = expressions::forget(&self.layout, &self.table, &shown.item);
+        match delete_item(&self.writing, delete).send().await {
+            Ok(_) => Ok(true),
+            Err(error) => match error.as_service_error() {
+                Some(DeleteItemError::ConditionalCheckFailedException(_)) => Ok(false),
+                _ => {
+                    let key = Key::from_stored(&shown.key);
+                    Err(self.unavailable("delete", "dynamodb:DeleteItem", &key, error))
+                }
+            },
+        }
+    }
+
+    fn stored(&self, item: Item) -> StoredRecord {
+        StoredRecord {
+            key: self.key_of(&item).unwrap_or_default(),
+            record: self.layout.record(&item),
+            item,
+        }
+    }
+
+    fn key_of(&self, item: &Item) -> Option<String> {
+        let key = item.get(self.layout.key_name());
+        key.and_then(|key| key.as_s().ok()).cloned()
+    }
+}

@@ -1,0 +1,506 @@
+//! `sqs-once doctor`, against recorded answers of AWS in which one thing is wrong, and against the
+//! template on the emulator at `AWS_ENDPOINT_URL`.
+
+use std::sync::Arc;
+
+use aws_sdk_cloudformation::{
+    client::Waiters as _,
+    types::{Capability, Parameter},
+};
+use aws_sdk_dynamodb::types::TimeToLiveSpecification;
+use axum::{
+    Router,
+    body::Bytes,
+    extract::State,
+    http::{HeaderMap, StatusCode, Uri, header::CONTENT_TYPE},
+    response::{IntoResponse, Response},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    Ended, run,
+    support::{self, prerequisite::report_skipped},
+};
+
+/// The answers of a stack without a fault, as AWS gives them for the template. A test changes one
+/// value by its JSON pointer.
+fn healthy() -> Value {
+    let arn =
+        |service: &str, name: &str| format!("arn:aws:{service}:eu-central-1:123456789012:{name}");
+    let redrive = json!({"deadLetterTargetArn": arn("sqs", "orders-dead"), "maxReceiveCount": 8});
+    json!({
+        "function": {
+            "FunctionName": "shop-consumer",
+            "Timeout": 30,
+            "Role": "arn:aws:iam::123456789012:role/shop/shop-role",
+            "Environment": {"Variables": {
+                "IDEMPOTENCY_TABLE_NAME": "records",
+                "IDEMPOTENCY_KEY": "body:/orderId",
+                "IDEMPOTENCY_RETENTION": "20d",
+                "CONSUMER_DEAD_LETTER": "on",
+            }},
+            "LoggingConfig": {"LogFormat": "JSON", "ApplicationLogLevel": "INFO", "SystemLogLevel": "WARN"},
+        },
+        "mappings": [{
+            "UUID": "mapping-1",
+            "EventSourceArn": arn("sqs", "orders"),
+            "FunctionArn": arn("lambda", "function:shop-consumer"),
+            "State": "Enabled",
+            "BatchSize": 10,
+            "MaximumBatchingWindowInSeconds": 0,
+            "FunctionResponseTypes": ["ReportBatchItemFailures"],
+            "ScalingConfig": {"MaximumConcurrency": 10},
+        }],
+        "queues": {
+            "orders": {
+                "VisibilityTimeout": "180",
+                "MessageRetentionPeriod": "345600",
+                "RedrivePolicy": redrive.to_string(),
+            },
+            "orders-dead": {"VisibilityTimeout": "30", "MessageRetentionPeriod": "1209600"},
+        },
+        "table": {
+            "TableName": "records",
+            "TableArn": arn("dynamodb", "table/records"),
+            "TableStatus": "ACTIVE",
+            "KeySchema": [{"AttributeName": "id", "KeyType": "HASH"}],
+            "AttributeDefinitions": [{"AttributeName": "id", "AttributeType": "S"}],
+        },
+        "ttl": {"TimeToLiveStatus": "ENABLED", "AttributeName": "expires_at"},
+        "policy": {"Version": "2012-10-17", "Statement": [
+            {"Effect": "Allow", "Resource": arn("dynamodb", "table/records"), "Action": [
+                "dynamodb:PutItem", "dynamodb:UpdateItem", "dynamodb:DeleteItem", "dynamodb:GetItem",
+            ]},
+            {"Effect": "Allow", "Resource": arn("sqs", "orders"), "Action": [
+                "sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes",
+            ]},
+            {"Effect": "Allow", "Resource": arn("sqs", "orders-dead"), "Action": ["sqs:GetQueueUrl", "sqs:SendMessage"]},
+        ]},
+        "managed_policy": {"Version": "2012-10-17", "Statement":
+            {"Effect": "Allow", "Resource": "*", "Action": ["sqs:Get*Url", "sqs:ChangeMessageVisibility"]}
+        },
+    })
+}
+
+/// Changes the value at a JSON pointer. `null` removes it.
+fn with(pointer: &str, value: Value) -> Value {
+    let mut answers = healthy();
+    let (parent, name) = pointer.rsplit_once('/').unwrap();
+    match answers.pointer_mut(parent).unwrap() {
+        Value::Object(object) if value.is_null() => drop(object.remove(name)),
+        Value::Object(object) => drop(object.insert(name.to_owned(), value)),
+        Value::Array(array) => array[name.parse::<usize>().unwrap()] = value,
+        other => panic!("{pointer}: {other}"),
+    }
+    answers
+}
+
+async fn answer(
+    State(answers): State<Arc<Value>>,
+    uri: Uri,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    let json = |value: Value| value.to_string().into_response();
+    if uri.path().ends_with("/configuration") {
+        return json(answers["function"].clone());
+    }
+    if uri.path().contains("/event-source-mappings") {
+        return json(json!({"EventSourceMappings": answers["mappings"]}));
+    }
+    let Some(target) = headers.get("x-amz-target") else {
+        let body = String::from_utf8(body.to_vec()).unwrap();
+        return ([(CONTENT_TYPE, "text/xml")], xml(&answers, &body)).into_response();
+    };
+    let body: Value = serde_json::from_slice(&body).unwrap();
+    match target.to_str().unwrap().split_once('.').unwrap().1 {
+        "GetQueueUrl" => {
+            let name = body["QueueName"].as_str().unwrap();
+            json(json!({"QueueUrl": format!("https://sqs.example/123456789012/{name}")}))
+        }
+        "GetQueueAttributes" => {
+            let name = body["QueueUrl"]
+                .as_str()
+                .unwrap()
+                .rsplit('/')
+                .next()
+                .unwrap();
+            json(json!({"Attributes": answers["queues"][name]}))
+        }
+        "DescribeTable" if answers["table"].is_null() => {
+            let error =
+                json!({"__type": "com.amazonaws.dynamodb.v20120810#ResourceNotFoundException"});
+            (StatusCode::BAD_REQUEST, error.to_string()).into_response()
+        }
+        "DescribeTable" => json(json!({"Table": answers["table"]})),
+        "DescribeTimeToLive" => json(json!({"TimeToLiveDescription": answers["ttl"]})),
+        other => panic!("unexpected call of {other}"),
+    }
+}
+
+/// The answers of CloudFormation and IAM, which speak XML.
+fn xml(answers: &Value, body: &str) -> String {
+    let action = body
+        .split('&')
+        .find_map(|pair| pair.strip_prefix("Action="))
+        .unwrap();
+    // As IAM does, and every character.
+    let encoded = |policy: &Value| {
+        let policy = policy.to_string();
+        policy
+            .bytes()
+            .map(|byte| format!("%{byte:02X}"))
+            .collect::<String>()
+    };
+    let result = match action {
+        "ListStackResources" => {
+            let member = |kind: &str, id: &str| format!(
+                "<member><LogicalResourceId>A</LogicalResourceId><PhysicalResourceId>{id}</PhysicalResourceId>\
+                 <ResourceType>{kind}</ResourceType><ResourceStatus>CREATE_COMPLETE</ResourceStatus>\
+                 <LastUpdatedTimestamp>2026-11-21T10:50:00Z</LastUpdatedTimestamp></member>"
+            );
+            // Two pages.
+            if body.contains("NextToken=more") {
+                let function = member("AWS::Lambda::Function", "shop-consumer");
+                format!("<StackResourceSummaries>{function}</StackResourceSummaries>")
+            } else {
+                let queue = member("AWS::SQS::Queue", "https://sqs.example/123456789012/orders");
+                format!("<StackResourceSummaries>{queue}</StackResourceSummaries><NextToken>more</NextToken>")
+            }
+        }
+        "ListRolePolicies" => "<PolicyNames><member>own</member></PolicyNames><IsTruncated>false</IsTruncated>".into(),
+        "GetRolePolicy" => format!(
+            "<RoleName>shop-role</RoleName><PolicyName>own</PolicyName><PolicyDocument>{}</PolicyDocument>",
+            encoded(&answers["policy"])
+        ),
+        "ListAttachedRolePolicies" => "<AttachedPolicies><member><PolicyName>managed</PolicyName>\
+             <PolicyArn>arn:aws:iam::123456789012:policy/managed</PolicyArn></member></AttachedPolicies>\
+             <IsTruncated>false</IsTruncated>".into(),
+        "GetPolicy" => "<Policy><DefaultVersionId>v2</DefaultVersionId></Policy>".into(),
+        "GetPolicyVersion" => format!(
+            "<PolicyVersion><Document>{}</Document></PolicyVersion>",
+            encoded(&answers["managed_policy"])
+        ),
+        other => panic!("unexpected call of {other}"),
+    };
+    format!("<{action}Response><{action}Result>{result}</{action}Result></{action}Response>")
+}
+
+async fn doctor(answers: Value, arguments: &[&str]) -> Ended {
+    let app = Router::new().fallback(answer).with_state(Arc::new(answers));
+    let endpoint = format!("http://{}", support::serve(app).await);
+    run(&endpoint, &[&["doctor", "shop"], arguments].concat()).await
+}
+
+#[tokio::test]
+async fn healthy_stack_has_no_finding() {
+    let ended = doctor(healthy(), &[]).await;
+    assert_eq!(
+        (ended.code, &*ended.stdout),
+        (0, "shop-consumer: 0 findings\n"),
+        "{ended:?}"
+    );
+    let ended = doctor(healthy(), &["--output", "json"]).await;
+    assert_eq!(ended.json()["findings"], json!([]));
+}
+
+#[tokio::test]
+async fn each_seeded_fault_is_the_one_finding() {
+    let redrive = |count: Value| {
+        let arn = "arn:aws:sqs:eu-central-1:123456789012:orders-dead";
+        json!(json!({"deadLetterTargetArn": arn, "maxReceiveCount": count}).to_string())
+    };
+    let elsewhere = "arn:aws:dynamodb:us-east-1:123456789012:table/records";
+    let sort_key = json!([
+        {"AttributeName": "id", "KeyType": "HASH"},
+        {"AttributeName": "sk", "KeyType": "RANGE"},
+    ]);
+    let filters = json!({"Filters": [{"Pattern": "{\"body\":{\"country\":[\"DE\"]}}"}]});
+    let variable = |name: &str| format!("/function/Environment/Variables/{name}");
+    let seeds = [
+        (
+            "/mappings/0/FunctionResponseTypes",
+            json!([]),
+            "partial-responses",
+        ),
+        (
+            "/mappings/0/FunctionResponseTypes",
+            Value::Null,
+            "partial-responses",
+        ),
+        ("/mappings", json!([]), "mapping"),
+        ("/mappings/0/State", json!("Disabled"), "mapping-enabled"),
+        ("/mappings/0/FilterCriteria", filters, "filter-criteria"),
+        (
+            "/mappings/0/ProvisionedPollerConfig",
+            json!({"MinimumPollers": 2}),
+            "scaling",
+        ),
+        (
+            "/mappings/0/MaximumBatchingWindowInSeconds",
+            json!(5),
+            "visibility-timeout",
+        ),
+        (
+            "/queues/orders/VisibilityTimeout",
+            json!("179"),
+            "visibility-timeout",
+        ),
+        ("/function/Timeout", json!(31), "visibility-timeout"),
+        (
+            "/queues/orders/RedrivePolicy",
+            redrive(json!(4)),
+            "receives",
+        ),
+        (
+            "/queues/orders/RedrivePolicy",
+            redrive(json!("1")),
+            "receives",
+        ),
+        (
+            "/queues/orders-dead/MessageRetentionPeriod",
+            json!("345600"),
+            "dead-letter-retention",
+        ),
+        (
+            &variable("IDEMPOTENCY_RETENTION"),
+            json!("17d"),
+            "record-retention",
+        ),
+        (&variable("IDEMPOTENCY_KEY"), json!("orderId"), "settings"),
+        (
+            &variable("CONSUMER_MIN_TIME_TO_START"),
+            json!("30s"),
+            "time-to-start",
+        ),
+        (
+            "/function/LoggingConfig/ApplicationLogLevel",
+            json!("WARN"),
+            "log-level",
+        ),
+        ("/table/KeySchema", sort_key, "key-schema"),
+        (
+            "/table/KeySchema/0/AttributeName",
+            json!("pk"),
+            "key-schema",
+        ),
+        (
+            "/table/AttributeDefinitions/0/AttributeType",
+            json!("N"),
+            "key-schema",
+        ),
+        (
+            &variable("IDEMPOTENCY_SORT_KEY"),
+            json!("sk=records"),
+            "key-schema",
+        ),
+        ("/ttl", json!({"TimeToLiveStatus": "DISABLED"}), "ttl"),
+        ("/ttl/AttributeName", json!("lease_until"), "ttl"),
+        (
+            &variable("IDEMPOTENCY_ATTRIBUTES"),
+            json!("expires_at=expiry"),
+            "ttl",
+        ),
+        (
+            "/table/MultiRegionConsistency",
+            json!("STRONG"),
+            "global-table",
+        ),
+        (
+            "/table/Replicas",
+            json!([{"RegionName": "us-east-1"}]),
+            "global-table",
+        ),
+        (
+            "/policy/Statement/0/Action/1",
+            json!("dynamodb:Query"),
+            "permissions",
+        ),
+        (
+            "/policy/Statement/2/Resource",
+            json!("arn:aws:sqs:*:*:orders"),
+            "permissions",
+        ),
+        (
+            "/managed_policy/Statement/Action/1",
+            json!("sqs:ChangeMessage"),
+            "permissions",
+        ),
+        ("/policy/Statement/0/Effect", json!("Deny"), "permissions"),
+    ];
+    assert!(seeds.len() >= 20);
+    for (pointer, value, wanted) in seeds {
+        let ended = doctor(with(pointer, value), &["--output", "json"]).await;
+        assert_eq!(ended.code, 1, "{pointer}: {ended:?}");
+        let findings = ended.json()["findings"].as_array().unwrap().clone();
+        for finding in &findings {
+            assert_eq!(finding["check"], wanted, "{pointer}: {findings:?}");
+            for part in ["resource", "found", "consequence", "fix"] {
+                assert!(!finding[part].as_str().unwrap().is_empty(), "{finding}");
+            }
+        }
+        assert!(!findings.is_empty(), "{pointer}");
+    }
+    // A table in another Region needs its ARN in the role's policy.
+    let mut answers = with("/table/TableArn", json!(elsewhere));
+    answers["policy"]["Statement"][0]["Resource"] = json!(elsewhere);
+    let ended = doctor(answers, &["--output", "json"]).await;
+    assert_eq!(
+        ended.json()["findings"][0]["check"],
+        "table-region",
+        "{ended:?}"
+    );
+}
+
+#[tokio::test]
+async fn missing_queue_and_table_are_found() {
+    let answers = with("/queues/orders/RedrivePolicy", Value::Null);
+    let ended = doctor(answers, &[]).await;
+    assert_eq!(ended.code, 1, "{ended:?}");
+    assert!(
+        ended.stdout.contains("dead-letter-queue: queue orders"),
+        "{ended:?}"
+    );
+    let ended = doctor(with("/table", Value::Null), &[]).await;
+    assert_eq!(ended.code, 1, "{ended:?}");
+    assert!(ended.stdout.contains("table: table records"), "{ended:?}");
+}
+
+#[tokio::test]
+async fn skipped_finding_is_not_reported() {
+    let answers = with("/mappings/0/State", json!("Disabled"));
+    assert_eq!(doctor(answers.clone(), &[]).await.code, 1);
+    let ended = doctor(answers, &["--skip", "mapping-enabled"]).await;
+    assert_eq!(ended.code, 0, "{ended:?}");
+}
+
+#[tokio::test]
+async fn stack_without_consumer_ends_with_1() {
+    let answers = with(
+        "/function/Environment/Variables/IDEMPOTENCY_TABLE_NAME",
+        Value::Null,
+    );
+    let ended = doctor(answers, &[]).await;
+    assert_eq!(ended.code, 1, "{ended:?}");
+    assert!(ended.stderr.contains("nothing was checked"), "{ended:?}");
+}
+
+/// A stack of the template, deployed on the emulator at `AWS_ENDPOINT_URL`.
+struct Stack {
+    endpoint: String,
+    name: String,
+    cloudformation: aws_sdk_cloudformation::Client,
+    dynamodb: aws_sdk_dynamodb::Client,
+}
+
+impl Stack {
+    /// Deploys the template after `change`. Returns `None` if there is no emulator.
+    async fn deploy(change: impl Fn(String) -> String) -> Option<Self> {
+        let endpoint = std::env::var("AWS_ENDPOINT_URL").unwrap_or_default();
+        if endpoint.is_empty() {
+            report_skipped("AWS_ENDPOINT_URL names no emulator");
+            return None;
+        }
+        let config = support::sdk_config(&endpoint);
+        let stack = Self {
+            name: format!("doctor-{}", uuid::Uuid::new_v4().simple()),
+            cloudformation: aws_sdk_cloudformation::Client::new(&config),
+            dynamodb: aws_sdk_dynamodb::Client::new(&config),
+            endpoint,
+        };
+        let template = include_str!("../../template.yaml").to_owned();
+        // The function never runs, so its code is not needed.
+        let template = replace(&template, "CodeUri: .", "CodeUri: s3://none/none.zip");
+        let gateway = Parameter::builder();
+        let gateway = gateway
+            .parameter_key("PaymentGatewayUrl")
+            .parameter_value("sandbox");
+        let create = stack.cloudformation.create_stack().stack_name(&stack.name);
+        let create = create
+            .template_body(change(template))
+            .parameters(gateway.build());
+        let create = create.capabilities(Capability::CapabilityIam);
+        let create = create.capabilities(Capability::CapabilityAutoExpand);
+        create.send().await.unwrap();
+        let created = stack.cloudformation.wait_until_stack_create_complete();
+        let created = created
+            .stack_name(&stack.name)
+            .wait(support::PATIENCE)
+            .await;
+        created.unwrap();
+        Some(stack)
+    }
+
+    async fn table(&self) -> String {
+        let list = self
+            .cloudformation
+            .list_stack_resources()
+            .stack_name(&self.name);
+        let list = list.send().await.unwrap();
+        let mut resources = list.stack_resource_summaries().iter();
+        let table = resources.find(|r| r.resource_type() == Some("AWS::DynamoDB::Table"));
+        table.unwrap().physical_resource_id().unwrap().to_owned()
+    }
+
+    /// Checks the stack, and deletes it.
+    async fn findings(self) -> Vec<String> {
+        // The emulator's CloudFormation does not switch TTL on.
+        let table = self.table().await;
+        let ttl = TimeToLiveSpecification::builder().enabled(true);
+        let ttl = ttl.attribute_name("expires_at").build().unwrap();
+        let update = self.dynamodb.update_time_to_live().table_name(&table);
+        update.time_to_live_specification(ttl).send().await.unwrap();
+        let ended = run(&self.endpoint, &["doctor", &self.name, "--output", "json"]).await;
+        let delete = self.cloudformation.delete_stack().stack_name(&self.name);
+        delete.send().await.unwrap();
+        // The template retains the table.
+        let _may_be_deleted = self.dynamodb.delete_table().table_name(&table).send().await;
+        let answer = ended.json();
+        let findings = answer["findings"].as_array().unwrap().iter();
+        let checks: Vec<_> = findings
+            .map(|f| f["check"].as_str().unwrap().to_owned())
+            .collect();
+        assert_eq!(ended.code, i32::from(!checks.is_empty()), "{ended:?}");
+        checks
+    }
+}
+
+#[track_caller]
+fn replace(template: &str, from: &str, to: &str) -> String {
+    assert!(template.contains(from), "the template has no `{from}`");
+    template.replace(from, to)
+}
+
+#[tokio::test]
+async fn shipped_template_has_no_finding() {
+    if let Some(stack) = Stack::deploy(|template| template).await {
+        assert_eq!(stack.findings().await, Vec::<String>::new());
+    }
+}
+
+#[tokio::test]
+async fn misdeployed_template_is_found() {
+    for (from, to, wanted) in [
+        (
+            "FunctionResponseTypes: [ReportBatchItemFailures]",
+            "Enabled: true",
+            "partial-responses",
+        ),
+        (
+            "MessageRetentionPeriod: 1209600",
+            "MessageRetentionPeriod: 86400",
+            "dead-letter-retention",
+        ),
+        ("- dynamodb:UpdateItem", "- dynamodb:Query", "permissions"),
+        (
+            "ApplicationLogLevel: INFO",
+            "ApplicationLogLevel: ERROR",
+            "log-level",
+        ),
+    ] {
+        let Some(stack) = Stack::deploy(|template| replace(&template, from, to)).await else {
+            return;
+        };
+        assert_eq!(stack.findings().await, [wanted]);
+    }
+}
