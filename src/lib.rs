@@ -142,6 +142,7 @@ mod deadline;
 mod dynamodb;
 mod handler;
 mod invalid;
+mod meter;
 pub mod once;
 pub mod protocol;
 #[cfg(feature = "settings")]

@@ -12,6 +12,7 @@ use super::{
 use crate::{
     deadline::Deadline,
     handler::{Answer, Attempt, Done, Failure, History, to_result},
+    meter::measured,
     protocol::{
         AfterFailure, AttemptEnd, ClaimRefused, ClaimRequest, Claimed, Fence, Key, Settlement,
         Timestamp, decision::claim_refused,
@@ -176,7 +177,8 @@ impl<S: Store> Once<S> {
         let retry_time = MAX_CLAIM_TIME.min(deadline.time_left() / 10);
         let mut pauses = RetryPauses::until(Instant::now() + retry_time);
         loop {
-            let answer = timeout_at(deadline.stop(), self.records.store.claim(request)).await;
+            let claim = self.records.store.claim(request);
+            let answer = measured(timeout_at(deadline.stop(), claim)).await;
             let error = match answer {
                 Ok(Ok(ClaimAnswer::Applied { replaced })) => {
                     return Ok(held(Claimed::over(replaced)));
@@ -209,7 +211,7 @@ impl<S: Store> Once<S> {
         let settlement = Settlement::EndLease { last_end: None };
         let settled = (self.records.store).settle(fence, &settlement, self.records.now());
         // If this settlement fails, the claim stays until its lease expires.
-        let _best_effort = timeout_at(deadline.end(), settled).await;
+        let _best_effort = measured(timeout_at(deadline.end(), settled)).await;
     }
 }
 
@@ -227,9 +229,10 @@ fn log_history(key: &Key, history: &History) {
             )
         };
     }
-    match open.last_end {
-        Some(AttemptEnd::Retryable) => line!(info, "retry"),
-        _ => line!(warn, "takeover"),
+    if history.is_takeover() {
+        line!(warn, "takeover");
+    } else {
+        line!(info, "retry");
     }
 }
 

@@ -17,6 +17,7 @@ use crate::{
     deadline::Deadline,
     dynamodb::write::Write,
     handler::{Attempt, Done, Failure, History, Plan},
+    meter::measured,
     protocol::{
         ClaimRefused, ClaimRequest, Settlement, Timestamp, Unavailability,
         decision::{insert_refused, may_claim, refusal},
@@ -128,7 +129,8 @@ impl<S: TransactionalStore> Inbox<S> {
 
     /// Reads the record. Returns an outcome if the handler must not run.
     async fn look(&self, request: &ClaimRequest, deadline: Deadline) -> Option<Outcome> {
-        match timeout_at(deadline.stop(), self.records.store.look(&request.key)).await {
+        let look = self.records.store.look(&request.key);
+        match measured(timeout_at(deadline.stop(), look)).await {
             Ok(Ok(Some(record))) if !may_claim(Some(&record), request) => {
                 Some(refusal(record, request).into())
             }

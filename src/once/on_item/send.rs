@@ -15,6 +15,7 @@ use crate::{
         item::{Item, sizes},
         write::{put_item, update_item},
     },
+    meter::measured,
     once::{
         Outcome,
         repeat::{Answered, GivenUp, repeat},
@@ -146,7 +147,7 @@ impl ChangeWriter<'_> {
         let get = self.on_item.client.get_item().table_name(table);
         let get = get.set_key(Some(key.clone())).consistent_read(true);
         let get = get.set_projection_expression(projection.map(Into::into));
-        let error = match timeout_at(self.deadline.stop(), get.send()).await {
+        let error = match measured(timeout_at(self.deadline.stop(), get.send())).await {
             Ok(Ok(found)) => return Ok(found.item),
             Ok(Err(error)) => {
                 let why = explain(&error, "dynamodb:GetItem");
