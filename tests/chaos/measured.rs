@@ -93,7 +93,7 @@ impl<'a> Measurements<'a> {
         let of = |delivery| self.outcomes.get(delivery).copied();
         let metrics = deliveries.iter().filter_map(of);
         let metrics: Vec<_> = metrics.map(|outcome| metric_of[outcome]).collect();
-        let count = |name| metrics.iter().filter(|metric| **metric == *name).count();
+        let count = |name: &str| metrics.iter().filter(|metric| **metric == name).count();
         let acknowledged = deliveries.iter();
         let acknowledged = acknowledged
             .filter(|delivery| self.ends.get(delivery) == Some(&End::Acknowledged))
