@@ -70,7 +70,7 @@
 //! | [`protocol`] | rules as pure functions: conditions of claims, meaning of refused writes |
 #![cfg_attr(
     feature = "lambda",
-    doc = "| [`aws`], [`telemetry`] | the SDK configured for Lambda, and logs |"
+    doc = "| [`aws`], [`telemetry`] | the SDK configured for Lambda; logs and metrics |"
 )]
 //!
 //! # Features
@@ -187,6 +187,10 @@ mod effects_in_dynamodb {}
 #[cfg(all(doctest, feature = "settings", feature = "testing"))]
 #[doc = include_str!("../docs/handlers.md")]
 mod handlers {}
+
+#[cfg(all(doctest, feature = "lambda"))]
+#[doc = include_str!("../docs/metrics.md")]
+mod metrics_page {}
 
 #[cfg(all(doctest, feature = "settings"))]
 #[doc = include_str!("../docs/settings.md")]

@@ -335,7 +335,7 @@ async fn names_are_own_or_those_of_powertools() {
     }
 }
 
-/// What an observer saw of one message.
+/// One message, as an observer saw it.
 #[derive(Debug, PartialEq)]
 struct Seen {
     message_id: String,

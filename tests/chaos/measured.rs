@@ -1,5 +1,5 @@
-//! Metrics of the batches that were answered: each counter equals what the ledger and the log lines
-//! of the messages say. A batch whose worker died is in no counter.
+//! Metrics of the batches that were answered: each counter equals the count in the ledger and in the
+//! log lines of the messages. A batch whose worker died is in no counter.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
