@@ -2,6 +2,8 @@
 //! sent for.
 
 use std::{
+    future::poll_fn,
+    pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -29,9 +31,10 @@ tokio::task_local! {
 }
 
 impl Meter {
-    /// Runs `work`, and measures its requests.
-    pub(crate) async fn scope<T>(&self, work: impl Future<Output = T>) -> T {
-        METER.scope(self.clone(), work).await
+    /// Runs `work`, and measures its requests. Takes `work` by reference, because the futures of a
+    /// message are large, and a wrapper would copy them.
+    pub(crate) async fn scope<T>(&self, mut work: Pin<&mut impl Future<Output = T>>) -> T {
+        poll_fn(|context| METER.sync_scope(self.clone(), || work.as_mut().poll(context))).await
     }
 
     pub(crate) fn readings(&self) -> Readings {
@@ -43,12 +46,9 @@ impl Meter {
     }
 }
 
-/// Measures the latency of a request. Does nothing outside of [`Meter::scope`].
-pub(crate) async fn measured<T>(request: impl Future<Output = T>) -> T {
-    let sent = Instant::now();
-    let answer = request.await;
+/// Adds the latency of a request that was sent at `sent`. Does nothing outside of [`Meter::scope`].
+pub(crate) fn add_latency(sent: Instant) {
     let _outside = METER.try_with(|meter| meter.lock().latencies.push(sent.elapsed()));
-    answer
 }
 
 /// Adds the consumed capacity of a write. Does nothing outside of [`Meter::scope`].

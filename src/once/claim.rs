@@ -12,7 +12,7 @@ use super::{
 use crate::{
     deadline::Deadline,
     handler::{Answer, Attempt, Done, Failure, History, to_result},
-    meter::measured,
+    meter::add_latency,
     protocol::{
         AfterFailure, AttemptEnd, ClaimRefused, ClaimRequest, Claimed, Fence, Key, Settlement,
         Timestamp, decision::claim_refused,
@@ -178,7 +178,9 @@ impl<S: Store> Once<S> {
         let mut pauses = RetryPauses::until(Instant::now() + retry_time);
         loop {
             let claim = self.records.store.claim(request);
-            let answer = measured(timeout_at(deadline.stop(), claim)).await;
+            let sent = Instant::now();
+            let answer = timeout_at(deadline.stop(), claim).await;
+            add_latency(sent);
             let error = match answer {
                 Ok(Ok(ClaimAnswer::Applied { replaced })) => {
                     return Ok(held(Claimed::over(replaced)));
@@ -211,7 +213,9 @@ impl<S: Store> Once<S> {
         let settlement = Settlement::EndLease { last_end: None };
         let settled = (self.records.store).settle(fence, &settlement, self.records.now());
         // If this settlement fails, the claim stays until its lease expires.
-        let _best_effort = measured(timeout_at(deadline.end(), settled)).await;
+        let sent = Instant::now();
+        let _best_effort = timeout_at(deadline.end(), settled).await;
+        add_latency(sent);
     }
 }
 

@@ -1,6 +1,6 @@
 //! One batch through the mode: each message once, and the response to Lambda.
 
-use std::{collections::HashSet, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{collections::HashSet, panic::AssertUnwindSafe, pin::pin, sync::Arc, time::Duration};
 
 use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
 use futures_util::FutureExt as _;
@@ -153,7 +153,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                     before.of_other_delivery()
                 }
                 _ => {
-                    let run = self.run_message(message, progress, batch.deadline());
+                    let run = pin!(self.run_message(message, progress, batch.deadline()));
                     progress.meter().scope(run).await.into()
                 }
             };
