@@ -263,8 +263,8 @@ impl<M, H> Consumer<M, H> {
         }
     }
 
-    /// Adds metrics to the log line of each batch. By default there are none; those of
-    /// [`Settings`](crate::Settings) are on.
+    /// Adds metrics to the log line of each batch. By default there are none. Settings from
+    /// environment variables add them, unless `CONSUMER_METRICS` is `off`.
     ///
     /// ```
     /// use sqs_once::{Consumer, Handler, InvalidValue, Mode, telemetry::Metrics};
