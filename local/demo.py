@@ -4,7 +4,8 @@ It deploys two stacks: one with the default key of the template, `message-id`, o
 key, `body:/orderId`. Each stack has its own payment gateway and gets the same kinds of orders.
 
 The evidence is independent of the consumer: the ledgers of the gateways, the tables, the queues. Only
-the number of deliveries comes from the logs of the consumers.
+the number of deliveries and the metrics come from the logs of the consumers. The metrics are compared
+with the evidence.
 """
 
 import contextlib
@@ -188,6 +189,7 @@ class Evidence:
     dead: Counter[str]  # message ids in the dead-letter queue
     records: list[deployment.Json]  # items of the table
     deliveries: Counter[str]  # by message id
+    metrics: Counter[str]  # sums of the counters in the log
 
     def records_of(self, case: Case, order: str) -> tuple[str, ...]:
         ids = {id for m in case.messages if m.order == order for id in m.ids}
@@ -196,11 +198,13 @@ class Evidence:
 
 
 def gather(stack: Stack) -> Evidence:
+    lines = list(deployment.log_lines(stack.cloud, stack.logs))
     return Evidence(
         left=sum(depth(stack.cloud, stack.queue)),
         dead=deployment.dead_letters(stack.cloud, stack.dead_letters),
         records=deployment.items(stack.cloud, stack.table),
-        deliveries=deployment.deliveries(deployment.log_lines(stack.cloud, stack.logs)),
+        deliveries=deployment.deliveries(lines),
+        metrics=deployment.metrics(lines),
     )
 
 
@@ -269,8 +273,59 @@ def promises(stack: Stack, evidence: Evidence) -> dict[str, list[str]]:
         "every outcome is recorded": recorded,
         "no message is lost: each is acknowledged, or in the dead-letter queue if it failed permanently": lost,
         "no charge, record or dead letter without an order": extra,
+        "the metrics agree with the queues": [
+            f"{row.metric} is {row.sum}, {row.evidence} is {row.number}"
+            for row in agreements(stack, evidence)
+            if not row.holds
+        ],
         "failures occurred: workers were killed, the gateway failed, messages were redriven": tested,
     }
+
+
+# Counters of the consumer that are not of an outcome.
+OTHER_COUNTERS = ("BatchSize", "ColdStart", "Takeovers", "DeadLettered", "ResultsNotStored", "WriteUnits")
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """A sum of metrics, and the number that it must have."""
+
+    metric: str
+    sum: int
+    evidence: str
+    number: int
+
+    @property
+    def holds(self) -> bool:
+        return self.sum == self.number
+
+
+def agreements(stack: Stack, evidence: Evidence) -> list[Agreement]:
+    """A batch whose worker was killed is in no metric. SQS delivers its messages again, in another batch."""
+    sums = evidence.metrics
+    outcomes = sum(n for name, n in sums.items() if name not in OTHER_COUNTERS)
+    acknowledged = len(stack.messages) - evidence.dead.total()
+    return [
+        Agreement(
+            "Completed + Duplicates", sums["Completed"] + sums["Duplicates"], "messages acknowledged", acknowledged
+        ),
+        Agreement("all outcomes", outcomes, "BatchSize", sums["BatchSize"]),
+    ]
+
+
+def metrics_table(stacks: list[tuple[Stack, Evidence]]) -> Table:
+    """The sums of the counters, and the numbers in the queues that they must agree with."""
+    table = Table(box=box.ROUNDED, title="Metrics, summed from the log lines", title_justify="left")
+    table.add_column("metric")
+    for stack, _ in stacks:
+        table.add_column(stack.key, justify="right")
+    for name in sorted({name for _, evidence in stacks for name in evidence.metrics}):
+        table.add_row(name, *(str(evidence.metrics[name]) for _, evidence in stacks))
+    table.add_section()
+    for rows in zip(*(agreements(stack, evidence) for stack, evidence in stacks), strict=True):
+        table.add_row(rows[0].metric, *(str(row.sum) for row in rows))
+        table.add_row(f"  {rows[0].evidence}", *(str(row.number) for row in rows))
+    return table
 
 
 def comparison(stacks: list[Stack]) -> Table:
@@ -293,9 +348,8 @@ def comparison(stacks: list[Stack]) -> Table:
 
 
 def report(stacks: list[Stack]) -> bool:
-    kept = []
-    for stack in stacks:
-        evidence = gather(stack)
+    kept, gathered = [], [(stack, gather(stack)) for stack in stacks]
+    for stack, evidence in gathered:
         console.print(table_of(stack, evidence))
         kept.append(deployment.verdict(promises(stack, evidence)))
         console.print()
@@ -308,8 +362,9 @@ def report(stacks: list[Stack]) -> bool:
     console.print(
         f"{MESSAGE_ID}, the default, covers repeated deliveries of one message. {ORDER_ID} also covers an order that\n"
         "is sent twice or redriven, and refuses another payload under the same number. Use the business key of the\n"
-        "messages if they have one."
+        "messages if they have one.\n"
     )
+    console.print(metrics_table(gathered))
     return all(kept)
 
 

@@ -171,6 +171,18 @@ def deliveries(lines: Iterable[Json]) -> Counter[str]:
     return counts
 
 
+def metrics(lines: Iterable[Json]) -> Counter[str]:
+    """Sums of the counters in CloudWatch's embedded metric format."""
+    sums: Counter[str] = Counter()
+    for line in lines:
+        for directive in line.get("_aws", {}).get("CloudWatchMetrics", []):
+            for metric in directive["Metrics"]:
+                value = line[metric["Name"]]
+                if metric["Unit"] == "Count" and isinstance(value, int):
+                    sums[metric["Name"]] += value
+    return sums
+
+
 # ---- the verdict -------------------------------------------------------------------------------
 
 

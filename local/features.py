@@ -2,7 +2,7 @@
 
 1. Combinations of features compile and document without a warning.
 2. The documents name the number of crates that each combination brings.
-3. The documentation of the default features lists at most 50 types and traits.
+3. The documentation of the default features lists at most 52 types and traits.
 4. The sample's handler can be replaced in three files.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 # A change that needs more raises the limit and says why.
-MAX_PUBLIC_TYPES = 50
+MAX_PUBLIC_TYPES = 52
 
 NONE: tuple[str, ...] = ("--no-default-features",)
 LIBRARY = ("--no-default-features", "--features", "lambda,visibility,settings")

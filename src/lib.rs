@@ -72,7 +72,7 @@
 //! | [`protocol`] | rules as pure functions: conditions of claims, meaning of refused writes |
 #![cfg_attr(
     feature = "lambda",
-    doc = "| [`aws`], [`telemetry`] | the SDK configured for Lambda, and logs |"
+    doc = "| [`aws`], [`telemetry`] | the SDK configured for Lambda; logs and metrics |"
 )]
 //!
 //! # Features
@@ -145,6 +145,7 @@ mod deadline;
 mod dynamodb;
 mod handler;
 mod invalid;
+mod meter;
 pub mod once;
 pub mod protocol;
 #[cfg(feature = "settings")]
@@ -189,6 +190,10 @@ mod effects_in_dynamodb {}
 #[cfg(all(doctest, feature = "settings", feature = "testing"))]
 #[doc = include_str!("../docs/handlers.md")]
 mod handlers {}
+
+#[cfg(all(doctest, feature = "lambda"))]
+#[doc = include_str!("../docs/metrics.md")]
+mod metrics_page {}
 
 #[cfg(all(doctest, feature = "settings"))]
 #[doc = include_str!("../docs/settings.md")]

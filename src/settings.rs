@@ -14,6 +14,10 @@ use crate::{
     protocol::{AfterFailure, Namespace},
     sqs::{Consumer, FifoAfterPermanent, FingerprintSource, KeySource},
     store::{DynamoStore, Field, Layout},
+    telemetry::{
+        Metrics,
+        metrics::{checked_namespace, checked_service},
+    },
 };
 
 /// Bounds the read at start: Lambda's init phase ends after 10 seconds.
@@ -83,6 +87,10 @@ const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
 /// | `CONSUMER_DEAD_LETTER` | `off` | copies permanent failures to the dead-letter queue after one receive |
 /// | `CONSUMER_FIFO_AFTER_PERMANENT` | `continue` | messages of a FIFO group behind a permanent failure: `continue` or `stop` ([`FifoAfterPermanent`]) |
 /// | `CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE` | `on` | fails the invocation if DynamoDB was unavailable for every message |
+/// | `CONSUMER_METRICS` | `on` | adds metrics to the log line of each batch ([`Metrics`]) |
+/// | `CONSUMER_METRICS_NAMESPACE` | `POWERTOOLS_METRICS_NAMESPACE`, else `sqs-once` | namespace of the metrics |
+/// | `CONSUMER_METRICS_SERVICE` | `POWERTOOLS_SERVICE_NAME`, else function name | dimension `service` of the metrics |
+/// | `CONSUMER_METRICS_WRITE_UNITS` | `off` | asks DynamoDB for the write units, for the metric `WriteUnits`; not used by `on_item` |
 /// | `CONSUMER_PRIME` | `on` | reads the table once at start; not used by `on_item` |
 ///
 /// `AWS_LAMBDA_RUNTIME_API` must be set, since [`run`](crate::run) needs it. Known gap: a variable
@@ -384,12 +392,14 @@ impl Settings {
             });
         let lease_margin = self.optional("IDEMPOTENCY_LEASE_MARGIN", "1s", duration);
         let prime = self.optional("CONSUMER_PRIME", "on", on_or_off);
+        let write_units = self.optional("CONSUMER_METRICS_WRITE_UNITS", "off", on_or_off);
         Ok(Records {
             table: table?,
             layout: layout?,
             after_failure: after_failure?,
             lease_margin: lease_margin?,
             prime: prime?,
+            write_units: write_units?,
         })
     }
 
@@ -473,6 +483,7 @@ impl Settings {
         let fail_when_store_unavailable =
             self.optional("CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE", "on", on_or_off);
         let timeouts = self.timeouts();
+        let metrics = self.metrics(&function);
         lambda?;
         Ok(Batches {
             namespace: namespace?,
@@ -487,6 +498,7 @@ impl Settings {
             fifo_after_permanent: fifo_after_permanent?,
             fail_when_store_unavailable: fail_when_store_unavailable?,
             timeouts: timeouts?,
+            metrics: metrics?,
         })
     }
 
@@ -524,6 +536,29 @@ impl Settings {
             timeouts = timeouts.and(self.changed(name, (), unused));
         }
         timeouts
+    }
+
+    /// On by default: without metrics, no alarm watches the outcomes.
+    fn metrics(&mut self, function: &str) -> Result<Option<Metrics>, SettingsError> {
+        let on = self.optional("CONSUMER_METRICS", "on", on_or_off);
+        let namespace = self.fallback("CONSUMER_METRICS_NAMESPACE", "POWERTOOLS_METRICS_NAMESPACE");
+        let namespace = self.optional(namespace, "sqs-once", checked_namespace);
+        let service = self.fallback("CONSUMER_METRICS_SERVICE", "POWERTOOLS_SERVICE_NAME");
+        // The default of Powertools, where no function is named.
+        let default = if function.is_empty() {
+            "service_undefined"
+        } else {
+            function
+        };
+        let service = self.optional(service, default, checked_service);
+        let metrics = Metrics::checked(namespace?, service?);
+        Ok(on?.then_some(metrics))
+    }
+
+    /// The name of the variable that counts: `other` if it is set and `name` is not.
+    fn fallback(&self, name: &'static str, other: &'static str) -> &'static str {
+        let only_other = self.value(name).is_none() && self.value(other).is_some();
+        if only_other { other } else { name }
     }
 
     fn function(&self) -> String {
@@ -597,11 +632,14 @@ struct Records {
     after_failure: AfterFailure,
     lease_margin: Duration,
     prime: bool,
+    write_units: bool,
 }
 
 impl Records {
     async fn once(self, config: &SdkConfig, batches: &Batches) -> Once<DynamoStore> {
-        let store = DynamoStore::new(Client::new(config), self.table).layout(self.layout);
+        let store = DynamoStore::new(Client::new(config), self.table)
+            .layout(self.layout)
+            .write_units(self.write_units);
         if self.prime
             && let Err(error) = store.prime(PRIME_TIMEOUT).await
         {
@@ -631,6 +669,7 @@ struct Batches {
     min_time_to_start: Duration,
     fifo_after_permanent: FifoAfterPermanent,
     fail_when_store_unavailable: bool,
+    metrics: Option<Metrics>,
     #[cfg(feature = "visibility")]
     timeouts: Option<Timeouts>,
     #[cfg(not(feature = "visibility"))]
@@ -653,7 +692,8 @@ impl Batches {
             .assumed_timeout(self.assumed_timeout)
             .min_time_to_start(self.min_time_to_start)
             .fail_when_store_unavailable(self.fail_when_store_unavailable)
-            .fifo_after_permanent(self.fifo_after_permanent);
+            .fifo_after_permanent(self.fifo_after_permanent)
+            .metrics(self.metrics);
         #[cfg(feature = "visibility")]
         {
             let timeouts = self.timeouts;
@@ -764,6 +804,9 @@ mod tests {
         assert_eq!(records.lease_margin, Duration::from_secs(1));
         assert!(records.prime);
         assert_eq!(batches.namespace.as_str(), "payments");
+        assert!(!records.write_units);
+        let metrics = batches.metrics.unwrap();
+        assert_eq!(metrics.names(), ("sqs-once", "payments"));
         assert_eq!(batches.key, KeySource::MessageId);
         assert_eq!(batches.fingerprint, FingerprintSource::Body);
         assert_eq!(batches.retention, Some(Duration::from_secs(20 * 86_400)));
@@ -796,6 +839,9 @@ mod tests {
             ("CONSUMER_DEADLINE_RESERVE", "0s"),
             ("CONSUMER_MIN_TIME_TO_START", "5"),
             ("CONSUMER_PRIME", "yes"),
+            ("CONSUMER_METRICS_NAMESPACE", "AWS/SQS"),
+            ("CONSUMER_METRICS_WRITE_UNITS", "yes"),
+            ("POWERTOOLS_SERVICE_NAME", ":payments"),
             ("CONSUMER_VISIBILITY", "yes"),
             ("CONSUMER_DEAD_LETTER", "yes"),
             ("CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE", "no"),

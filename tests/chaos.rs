@@ -31,6 +31,8 @@ mod gateway;
 mod informed;
 #[path = "chaos/ledger.rs"]
 mod ledger;
+#[path = "chaos/measured.rs"]
+mod measured;
 #[path = "chaos/plan.rs"]
 mod plan;
 #[path = "chaos/proof.rs"]
@@ -58,6 +60,7 @@ use esm::{Mapping, Settings};
 use faults::Relay;
 use gateway::Gateway;
 use ledger::{Event, Ledger, Worker};
+use measured::Measurements;
 use plan::{Message, Seed, grouped_orders, orders, size};
 use queue::{Queue, Rules};
 use report::Report;
@@ -121,6 +124,14 @@ async fn orders_keyed_by_order_id_keep_promises() {
         "in the dead-letter queue, Undecodable: invalid",
         "messages acknowledged once more",
         "charged again after Killed",
+        "metric, Completed",
+        "metric, Duplicates",
+        "metric, Conflicts",
+        "metric, RetryableFailures",
+        "metric, PermanentFailures",
+        "metric, Invalid",
+        "metric, Takeovers",
+        "batches without answer, in no metric",
         "attempts informed of an open one",
     ]);
     assert_eq!(report.number("orders charged under"), 0, "{report}");
@@ -225,10 +236,17 @@ impl Run {
         let mut report = Report::of(self.title, seed, started.elapsed(), &events);
         report.add("messages left in the queue", queue.left());
         report.add("violations", violations.len());
+        let measurements = Measurements::of(&events);
+        for (name, n) in measurements.sums() {
+            report.add(format!("metric, {name}"), n);
+        }
+        let uncounted = measurements.unanswered();
+        report.add("batches without answer, in no metric", uncounted.len());
         for (after, n) in charged_again {
             report.add(format!("charged again after {after}"), n);
         }
         println!("{report}");
+        println!("batches without answer, in no metric: {uncounted:?}");
         println!("charged again, and nobody injected why: {uninjected:#?}");
         println!("failed deliveries that nobody injected: {unexplained:#?}");
         for violation in violations.iter().take(3) {

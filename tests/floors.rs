@@ -5,13 +5,14 @@
 use std::{fs, path::Path};
 
 /// From the ground up. Modules on one floor do not import each other.
-const FLOORS: [&[&str]; 8] = [
+const FLOORS: [&[&str]; 9] = [
     &["protocol", "invalid"],
     &["system"],
-    &["deadline", "dynamodb", "aws", "telemetry"],
+    &["deadline", "dynamodb", "aws", "meter"],
     &["store"],
     &["handler"],
     &["once"],
+    &["telemetry"],
     &["sqs"],
     &["settings", "testing"],
 ];

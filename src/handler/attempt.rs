@@ -225,6 +225,13 @@ impl History {
             open: Some(open),
         }
     }
+
+    /// Returns whether the last open attempt ended by a crash, a panic or the deadline, and not by
+    /// a failure that the handler returned.
+    pub(crate) fn is_takeover(&self) -> bool {
+        let open = self.open.as_ref();
+        open.is_some_and(|open| open.last_end != Some(AttemptEnd::Retryable))
+    }
 }
 
 impl From<&Claimed> for History {

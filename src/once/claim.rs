@@ -12,6 +12,7 @@ use super::{
 use crate::{
     deadline::Deadline,
     handler::{Answer, Attempt, Done, Failure, History, to_result},
+    meter::add_latency,
     protocol::{
         AfterFailure, AttemptEnd, ClaimRefused, ClaimRequest, Claimed, Fence, Key, Settlement,
         Timestamp, decision::claim_refused,
@@ -176,7 +177,10 @@ impl<S: Store> Once<S> {
         let retry_time = MAX_CLAIM_TIME.min(deadline.time_left() / 10);
         let mut pauses = RetryPauses::until(Instant::now() + retry_time);
         loop {
-            let answer = timeout_at(deadline.stop(), self.records.store.claim(request)).await;
+            let claim = self.records.store.claim(request);
+            let sent = Instant::now();
+            let answer = timeout_at(deadline.stop(), claim).await;
+            add_latency(sent);
             let error = match answer {
                 Ok(Ok(ClaimAnswer::Applied { replaced })) => {
                     return Ok(held(Claimed::over(replaced)));
@@ -209,7 +213,9 @@ impl<S: Store> Once<S> {
         let settlement = Settlement::EndLease { last_end: None };
         let settled = (self.records.store).settle(fence, &settlement, self.records.now());
         // If this settlement fails, the claim stays until its lease expires.
+        let sent = Instant::now();
         let _best_effort = timeout_at(deadline.end(), settled).await;
+        add_latency(sent);
     }
 }
 
@@ -227,9 +233,10 @@ fn log_history(key: &Key, history: &History) {
             )
         };
     }
-    match open.last_end {
-        Some(AttemptEnd::Retryable) => line!(info, "retry"),
-        _ => line!(warn, "takeover"),
+    if history.is_takeover() {
+        line!(warn, "takeover");
+    } else {
+        line!(info, "retry");
     }
 }
 

@@ -12,7 +12,8 @@ use crate::{
 ///
 /// | use | derives from |
 /// | --- | --- |
-/// | name in logs and metrics | [`name`](Self::name) |
+/// | name in logs | [`name`](Self::name) |
+/// | counter in metrics | [`metric`](Self::metric) |
 /// | log level | [`severity`](Self::severity) |
 /// | visibility timeout | [`retry`](Self::retry) |
 /// | HTTP status | [`http_status`](Self::http_status) |
@@ -132,6 +133,7 @@ pub enum Retry {
 /// Properties of one kind of outcome.
 struct Facts {
     name: &'static str,
+    metric: &'static str,
     severity: Severity,
     retry: Retry,
     http_status: u16,
@@ -141,40 +143,53 @@ impl Outcome {
     /// Table of all outcomes. A new outcome needs a row here and a text in `Display`.
     const fn facts(&self) -> Facts {
         use {Retry::*, Severity::*};
-        let (name, severity, retry, http_status) = match self {
-            Self::Completed(_) => ("completed", Info, Never, 200),
-            Self::Duplicate(_) => ("duplicate", Info, Never, 200),
-            Self::Conflict { lease_until, .. } => ("conflict", Info, At(*lease_until), 409),
-            Self::PayloadConflict { .. } => ("conflict", Warn, Backoff, 409),
-            Self::RetryableFailure(_) => ("retryable_failure", Warn, Backoff, 503),
-            Self::NoEffect(_) => ("no_effect", Warn, Backoff, 503),
-            Self::PermanentFailure(_) => ("permanent_failure", Error, Never, 422),
-            Self::FailedBefore(_) => ("failed_before", Error, Never, 422),
-            Self::TooManyFailures(_) => ("failed_before", Warn, Never, 422),
-            Self::KeyReused => ("key_reused", Error, Never, 422),
-            Self::Invalid(_) => ("invalid", Error, Never, 400),
-            Self::NotStarted => ("not_started", Info, Now, 503),
-            Self::BehindFailure => ("not_started", Info, Now, 503),
-            Self::Panicked => ("panicked", Error, Backoff, 503),
-            Self::OutOfTime => ("out_of_time", Error, Backoff, 503),
-            Self::LeaseLost => ("lease_lost", Error, Backoff, 503),
-            Self::CompletionUnrecorded(_) => ("completion_unrecorded", Error, Backoff, 503),
-            Self::FailureUnrecorded { .. } => ("failure_unrecorded", Error, Backoff, 503),
-            Self::CommitUnknown(_) => ("commit_unknown", Error, Backoff, 503),
-            Self::StoreUnavailable(_) => ("store_unavailable", Error, Backoff, 503),
+        #[rustfmt::skip]
+        let (name, metric, severity, retry, http_status) = match self {
+            Self::Completed(_) => ("completed", "Completed", Info, Never, 200),
+            Self::Duplicate(_) => ("duplicate", "Duplicates", Info, Never, 200),
+            Self::Conflict { lease_until, .. } => ("conflict", "Conflicts", Info, At(*lease_until), 409),
+            Self::PayloadConflict { .. } => ("conflict", "Conflicts", Warn, Backoff, 409),
+            Self::RetryableFailure(_) => ("retryable_failure", "RetryableFailures", Warn, Backoff, 503),
+            Self::NoEffect(_) => ("no_effect", "RetryableFailures", Warn, Backoff, 503),
+            Self::PermanentFailure(_) => ("permanent_failure", "PermanentFailures", Error, Never, 422),
+            Self::FailedBefore(_) => ("failed_before", "PermanentFailures", Error, Never, 422),
+            Self::TooManyFailures(_) => ("failed_before", "PermanentFailures", Warn, Never, 422),
+            Self::KeyReused => ("key_reused", "KeysReused", Error, Never, 422),
+            Self::Invalid(_) => ("invalid", "Invalid", Error, Never, 400),
+            Self::NotStarted => ("not_started", "NotStarted", Info, Now, 503),
+            Self::BehindFailure => ("not_started", "NotStarted", Info, Now, 503),
+            Self::Panicked => ("panicked", "RetryableFailures", Error, Backoff, 503),
+            Self::OutOfTime => ("out_of_time", "RetryableFailures", Error, Backoff, 503),
+            Self::LeaseLost => ("lease_lost", "LeasesLost", Error, Backoff, 503),
+            Self::CompletionUnrecorded(_) => ("completion_unrecorded", "CompletionsUnrecorded", Error, Backoff, 503),
+            Self::FailureUnrecorded { .. } => ("failure_unrecorded", "StoreUnavailable", Error, Backoff, 503),
+            Self::CommitUnknown(_) => ("commit_unknown", "StoreUnavailable", Error, Backoff, 503),
+            Self::StoreUnavailable(_) => ("store_unavailable", "StoreUnavailable", Error, Backoff, 503),
         };
         Facts {
             name,
+            metric,
             severity,
             retry,
             http_status,
         }
     }
 
-    /// Returns the name of this outcome in logs and metrics: stable and in lower case.
+    /// Returns the name of this outcome in logs: stable and in lower case.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         self.facts().name
+    }
+
+    /// Returns the metric that counts messages with this outcome. Several outcomes share a metric.
+    ///
+    /// ```
+    /// # use sqs_once::Outcome;
+    /// assert_eq!(Outcome::Panicked.metric(), "RetryableFailures");
+    /// ```
+    #[must_use]
+    pub const fn metric(&self) -> &'static str {
+        self.facts().metric
     }
 
     /// Returns the log level of this outcome.
@@ -417,6 +432,23 @@ mod tests {
             let start = format!("| `{}` |", outcome.name());
             let row = page.lines().find(|line| line.starts_with(&start));
             assert!(row.is_some_and(|row| row.contains(&level)), "{outcome:?}");
+        }
+    }
+
+    #[test]
+    fn metrics_page_lists_every_outcome_once() {
+        let page = include_str!("../../docs/metrics.md");
+        let rows: Vec<_> = page
+            .lines()
+            .filter(|line| line.starts_with("| `"))
+            .collect();
+        for outcome in every() {
+            let name = format!("`{}`", outcome.name());
+            let counter = |row: &str| row.split('`').nth(1).map(str::to_owned);
+            let counters: Vec<_> = (rows.iter().filter(|row| row.contains(&name)))
+                .filter_map(|row| counter(row))
+                .collect();
+            assert_eq!(counters, [outcome.metric()], "{outcome:?}");
         }
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::{protocol::Key, store::StoreError, system};
+use crate::{meter::add_latency, protocol::Key, store::StoreError, system};
 
 /// The answer to a request.
 pub(super) struct Answered<T> {
@@ -39,7 +39,10 @@ where
     // error without an answer.
     let (mut unanswered, mut rejected) = (None, None);
     loop {
-        let error = match timeout_at(until, send()).await {
+        let sent = Instant::now();
+        let answer = timeout_at(until, send()).await;
+        add_latency(sent);
+        let error = match answer {
             Ok(Ok(answer)) => return Ok(Answered { answer, unanswered }),
             Ok(Err(error)) => error,
             Err(_elapsed) => {

@@ -17,24 +17,76 @@ use tracing::Instrument as _;
 
 use super::{
     lanes::{self, Lane, LaneFacts},
-    message::Message,
+    message::{Message, MessageId},
     processed::Processed,
 };
-use crate::{deadline::Deadline, once::Outcome};
+use crate::{
+    deadline::Deadline, handler::History, meter::Meter, once::Outcome, telemetry::MessageOutcome,
+};
 
 /// The messages of one invocation, and the result of each.
 pub(super) struct Batch {
     messages: Vec<Message>,
-    started: Vec<OnceLock<Instant>>,
-    processed: Vec<OnceLock<Processed>>,
+    progress: Vec<Progress>,
     deadline: Deadline,
+}
+
+/// Progress of one message.
+#[derive(Default)]
+pub(super) struct Progress {
+    started: OnceLock<Instant>,
+    handler: OnceLock<HandlerRun>,
+    meter: Meter,
+    ended: OnceLock<(Processed, Duration)>,
+}
+
+/// The one run of a message's handler.
+struct HandlerRun {
+    history: History,
+    started: Instant,
+    duration: OnceLock<Duration>,
+}
+
+/// Ends a [`HandlerRun`] when dropped: after the handler returned, panicked or was cut off.
+pub(super) struct HandlerRunning<'a>(Option<&'a HandlerRun>);
+
+impl Drop for HandlerRunning<'_> {
+    fn drop(&mut self) {
+        if let Some(run) = self.0 {
+            let _first = run.duration.set(run.started.elapsed());
+        }
+    }
+}
+
+impl HandlerRun {
+    /// Time of the handler, so far if it blocks its thread beyond the deadline.
+    fn duration(&self) -> Duration {
+        let ended = self.duration.get().copied();
+        ended.unwrap_or_else(|| self.started.elapsed())
+    }
+}
+
+impl Progress {
+    /// Measures the requests to the store.
+    pub(super) fn meter(&self) -> &Meter {
+        &self.meter
+    }
+
+    /// Records the start of the handler. Its end is the drop of the returned value.
+    pub(super) fn handler_starts(&self, history: &History) -> HandlerRunning<'_> {
+        let _first = self.handler.set(HandlerRun {
+            history: history.clone(),
+            started: Instant::now(),
+            duration: OnceLock::new(),
+        });
+        HandlerRunning(self.handler.get())
+    }
 }
 
 impl Batch {
     pub(super) fn new(messages: Vec<Message>, deadline: Deadline) -> Self {
         Self {
-            started: messages.iter().map(|_| OnceLock::new()).collect(),
-            processed: messages.iter().map(|_| OnceLock::new()).collect(),
+            progress: messages.iter().map(|_| Progress::default()).collect(),
             messages,
             deadline,
         }
@@ -46,6 +98,10 @@ impl Batch {
 
     pub(super) fn message(&self, index: usize) -> &Message {
         &self.messages[index]
+    }
+
+    pub(super) fn progress(&self, index: usize) -> &Progress {
+        &self.progress[index]
     }
 
     /// Runs the lanes, at most `workers` at a time, until all have ended or the batch must be
@@ -94,17 +150,17 @@ impl Batch {
 
     /// Records the start of a message. A message is in one lane, so it starts once.
     pub(super) fn start(&self, index: usize) {
-        let _first = self.started[index].set(Instant::now());
+        let _first = self.progress[index].started.set(Instant::now());
     }
 
     /// Records and logs the result of a message. Returns false for a message that has a result already,
     /// as after [`close`](Self::close), and then does neither.
     pub(super) fn end(&self, index: usize, processed: Processed) -> bool {
-        let started = self.started[index].get();
-        let duration = started.map_or(Duration::ZERO, Instant::elapsed);
-        let first = self.processed[index].set(processed).is_ok();
-        if let Some(processed) = self.processed[index].get().filter(|_| first) {
-            processed.log(&self.messages[index], duration);
+        let Progress { started, ended, .. } = &self.progress[index];
+        let duration = started.get().map_or(Duration::ZERO, Instant::elapsed);
+        let first = ended.set((processed, duration)).is_ok();
+        if let Some((processed, duration)) = ended.get().filter(|_| first) {
+            processed.log(&self.messages[index], *duration);
         }
         first
     }
@@ -114,16 +170,16 @@ impl Batch {
     pub(super) fn close(&self) {
         let (mut cut_off, mut blocking, mut not_started) = (Vec::new(), Vec::new(), Vec::new());
         for (index, message) in self.messages.iter().enumerate() {
-            let is_started = self.started[index].get().is_some();
+            let is_started = self.progress[index].started.get().is_some();
             let outcome = if is_started {
                 Outcome::OutOfTime
             } else {
                 Outcome::NotStarted
             };
             let is_blocking = self.end(index, outcome.into()) && is_started;
-            let processed = self.processed[index].get();
+            let ended = self.progress[index].ended.get();
             let id = message.id().as_str();
-            match processed.map(Processed::outcome) {
+            match ended.map(|(processed, _)| processed.outcome()) {
                 Some(Outcome::OutOfTime) if is_blocking => blocking.push(id),
                 Some(Outcome::OutOfTime) => cut_off.push(id),
                 Some(Outcome::NotStarted) => not_started.push(id),
@@ -144,10 +200,35 @@ impl Batch {
 
     /// The result of each message, in the order of the event.
     pub(super) fn results(&self) -> Vec<(&Message, &Processed)> {
-        let processed = self.processed.iter().map(OnceLock::get);
-        let all = self.messages.iter().zip(processed);
-        all.filter_map(|(message, processed)| Some((message, processed?)))
+        let ended = self.progress.iter().map(|progress| progress.ended.get());
+        let all = self.messages.iter().zip(ended);
+        all.filter_map(|(message, ended)| Some((message, &ended?.0)))
             .collect()
+    }
+
+    /// The outcome of each message, in the order of the event. `is_dead_lettered` says which
+    /// messages were copied to the dead-letter queue.
+    pub(super) fn outcomes(
+        &self,
+        is_dead_lettered: impl Fn(&MessageId) -> bool,
+    ) -> impl Iterator<Item = MessageOutcome<'_>> {
+        let all = self.messages.iter().zip(&self.progress);
+        all.filter_map(move |(message, progress)| {
+            let (processed, duration) = progress.ended.get()?;
+            let run = progress.handler.get();
+            Some(MessageOutcome {
+                message_id: message.id().as_str(),
+                key: message.key(),
+                outcome: processed.outcome(),
+                dead_lettered: is_dead_lettered(message.id()),
+                receive_count: message.receive_count(),
+                sent_at: message.sent_at(),
+                duration: *duration,
+                handler_duration: run.map(HandlerRun::duration),
+                history: run.map(|run| &run.history),
+                requests: progress.meter.readings(),
+            })
+        })
     }
 }
 

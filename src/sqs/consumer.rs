@@ -4,7 +4,7 @@ use std::{num::NonZeroUsize, str::FromStr, sync::Arc, time::Duration};
 
 use super::{
     identity::{FingerprintSource, KeySource},
-    processed::millis,
+    observer::Observer,
     visibility::Visibility,
 };
 use crate::{
@@ -13,6 +13,7 @@ use crate::{
     invalid::InvalidValue,
     once::Mode,
     protocol::{Namespace, Timestamp},
+    telemetry::{MessageOutcome, Metrics, millis},
 };
 
 /// Processes batches of SQS messages, each message once.
@@ -58,6 +59,8 @@ pub struct Consumer<M, H> {
     pub(super) fifo_after_permanent: FifoAfterPermanent,
     pub(super) fail_when_store_unavailable: bool,
     pub(super) visibility: Option<Visibility>,
+    pub(super) metrics: Option<Metrics>,
+    pub(super) observer: Option<Observer>,
 }
 
 /// Clones share mode and handler.
@@ -77,6 +80,8 @@ impl<M, H> Clone for Consumer<M, H> {
             fifo_after_permanent: self.fifo_after_permanent,
             fail_when_store_unavailable: self.fail_when_store_unavailable,
             visibility: self.visibility.clone(),
+            metrics: self.metrics.clone(),
+            observer: self.observer.clone(),
         }
     }
 }
@@ -140,6 +145,8 @@ impl<M, H> Consumer<M, H> {
             fifo_after_permanent: FifoAfterPermanent::default(),
             fail_when_store_unavailable: true,
             visibility: None,
+            metrics: None,
+            observer: None,
         }
     }
 
@@ -252,6 +259,52 @@ impl<M, H> Consumer<M, H> {
     pub fn visibility(self, visibility: impl Into<Option<Visibility>>) -> Self {
         Self {
             visibility: visibility.into(),
+            ..self
+        }
+    }
+
+    /// Adds metrics to the log line of each batch. By default there are none. Settings from
+    /// environment variables add them, unless `CONSUMER_METRICS` is `off`.
+    ///
+    /// ```
+    /// use sqs_once::{Consumer, Handler, InvalidValue, Mode, telemetry::Metrics};
+    ///
+    /// # fn measured<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Result<Consumer<M, H>, InvalidValue> {
+    /// Ok(consumer.metrics(Metrics::new("sqs-once", "charge-orders")?))
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn metrics(self, metrics: impl Into<Option<Metrics>>) -> Self {
+        Self {
+            metrics: metrics.into(),
+            ..self
+        }
+    }
+
+    /// Calls `observe` once for each message of a batch, after the outcomes are recorded and before
+    /// the response. By default nothing is called.
+    ///
+    /// `observe` must return soon, because the response waits for it. A panic in it is logged. It is
+    /// not called for a batch whose process ends before the response.
+    ///
+    /// ```
+    /// use std::sync::atomic::{AtomicU64, Ordering};
+    /// use sqs_once::{Consumer, Handler, Mode};
+    ///
+    /// static TAKEOVERS: AtomicU64 = AtomicU64::new(0);
+    ///
+    /// # fn observed<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Consumer<M, H> {
+    /// consumer.on_outcome(|message| {
+    ///     if message.is_takeover() {
+    ///         TAKEOVERS.fetch_add(1, Ordering::Relaxed);
+    ///     }
+    /// })
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn on_outcome(self, observe: impl Fn(&MessageOutcome<'_>) + Send + Sync + 'static) -> Self {
+        Self {
+            observer: Some(Observer::new(observe)),
             ..self
         }
     }

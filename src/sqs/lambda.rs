@@ -101,13 +101,15 @@ impl<M: Mode<H::Output>, H: Handler> Service<LambdaEvent<Box<RawValue>>> for Con
     fn call(&mut self, event: LambdaEvent<Box<RawValue>>) -> Self::Future {
         let consumer = self.clone();
         Box::pin(async move {
-            let deadline = consumer.deadline(Timestamp::from_millis(event.context.deadline));
-            let event = serde_json::from_str::<SqsEvent>(event.payload.get());
+            let LambdaEvent { payload, context } = event;
+            let deadline = consumer.deadline(Timestamp::from_millis(context.deadline));
+            let event = serde_json::from_str::<SqsEvent>(payload.get());
             let event = event.map_err(|error| BatchError::NotSqs {
                 line: error.line(),
                 column: error.column(),
             })?;
-            consumer.process(event, deadline).await
+            let request_id = Some(context.request_id.as_str());
+            consumer.process_batch(event, deadline, request_id).await
         })
     }
 }

@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     handler::{Attribute, Delivery},
-    protocol::{Fingerprint, Key},
+    protocol::{Fingerprint, Key, Timestamp},
 };
 
 /// A message of a batch. It has an id: the response could not name a record without one.
@@ -19,6 +19,7 @@ pub(crate) struct Message {
     group: Option<String>,
     receipt: Option<Receipt>,
     receive_count: u32,
+    sent_at: Option<Timestamp>,
     deduplication_id: Option<String>,
     /// As they were sent: a copy must carry them unchanged.
     attributes: HashMap<String, SqsMessageAttribute>,
@@ -73,6 +74,10 @@ impl Message {
                 .remove("ApproximateReceiveCount")
                 .and_then(|count| count.parse().ok())
                 .unwrap_or(1),
+            sent_at: system
+                .remove("SentTimestamp")
+                .and_then(|sent_at| sent_at.parse().ok())
+                .map(Timestamp::from_millis),
             deduplication_id: system.remove("MessageDeduplicationId"),
             attributes: record.message_attributes,
         })
@@ -94,6 +99,10 @@ impl Message {
 
     pub(crate) fn receive_count(&self) -> u32 {
         self.receive_count
+    }
+
+    pub(crate) fn sent_at(&self) -> Option<Timestamp> {
+        self.sent_at
     }
 
     pub(crate) fn identity(&self) -> Result<&Identity, &InvalidMessage> {

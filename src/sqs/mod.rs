@@ -10,6 +10,7 @@
 //! | `batch` | workers that run lanes until the deadline |
 //! | `consumer` | its settings |
 //! | `process` | a batch, its messages, the response |
+//! | `observer` | a function that sees the result of each message |
 //! | `processed` | result of a message, and its log line |
 //! | `visibility` | visibility timeouts of failed messages, and direct dead-lettering; without the feature of that name `no_visibility` |
 //! | `lambda` | the consumer as a `tower` service, and the loop that asks Lambda for batches |
@@ -20,6 +21,7 @@ mod identity;
 mod lambda;
 mod lanes;
 pub(crate) mod message;
+mod observer;
 mod pointer;
 pub mod powertools;
 mod process;

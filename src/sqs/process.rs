@@ -1,24 +1,24 @@
 //! One batch through the mode: each message once, and the response to Lambda.
 
-use std::{collections::HashSet, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{collections::HashSet, panic::AssertUnwindSafe, pin::pin, sync::Arc, time::Duration};
 
 use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
 use futures_util::FutureExt as _;
 use tokio::time::{Instant, timeout_at};
 
 use super::{
-    batch::Batch,
+    batch::{Batch, Progress},
     consumer::{Consumer, FifoAfterPermanent},
     lanes::{Lane, LaneKind},
     message::{Identity, InvalidMessage, Message},
-    processed::{Processed, millis},
+    processed::Processed,
 };
 use crate::{
     deadline::Deadline,
     handler::{Attempt, Failure, Handler, History, Stored},
     once::{Mode, Operation, Outcome},
-    protocol::StoredResult,
     store::StoreError,
+    telemetry::batch::BatchReport,
 };
 
 /// Pauses between claims of a message that another worker holds.
@@ -74,7 +74,18 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         event: SqsEvent,
         deadline: Deadline,
     ) -> Result<SqsBatchResponse, BatchError> {
+        self.process_batch(event, deadline, None).await
+    }
+
+    /// Processes the batch of an invocation. The request id is for its log line.
+    pub(super) async fn process_batch(
+        &self,
+        event: SqsEvent,
+        deadline: Deadline,
+        request_id: Option<&str>,
+    ) -> Result<SqsBatchResponse, BatchError> {
         let started = Instant::now();
+        let mut report = BatchReport::new(self.mode.now());
         let mut messages = Vec::with_capacity(event.records.len());
         for (index, record) in event.records.into_iter().enumerate() {
             let message = Message::new(record, |record| {
@@ -103,30 +114,21 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                 response.add_failure(message.id().as_str());
             }
         }
+        for message in batch.outcomes(|id| dead_lettered.contains(id)) {
+            report.add(&message);
+            if let Some(observer) = &self.observer {
+                observer.observe(&message);
+            }
+        }
         if let Some(visibility) = &self.visibility {
             let now = self.mode.now();
             visibility
                 .apply(&processed, &dead_lettered, now, answer)
                 .await;
         }
-        let count = |is: fn(&Outcome) -> bool| {
-            let own = processed
-                .iter()
-                .filter_map(|(_, processed)| processed.own_outcome());
-            own.filter(|outcome| is(outcome)).count()
-        };
-        tracing::info!(
-            messages = processed.len(),
-            failed = response.batch_item_failures.len(),
-            dead_lettered = dead_lettered.len(),
-            lease_lost = count(|outcome| matches!(outcome, Outcome::LeaseLost)),
-            completion_unrecorded =
-                count(|outcome| matches!(outcome, Outcome::CompletionUnrecorded(_))),
-            result_omitted =
-                count(|outcome| matches!(outcome, Outcome::Completed(StoredResult::Omitted(_)))),
-            duration_ms = millis(started.elapsed()),
-            "batch processed"
-        );
+        let failed = response.batch_item_failures.len();
+        let metrics = self.metrics.as_ref();
+        report.log(failed, started.elapsed(), metrics, request_id);
         match store_unavailable(&processed) {
             Some(error) if self.fail_when_store_unavailable => Err(BatchError::StoreUnavailable {
                 messages: processed.len(),
@@ -142,6 +144,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             let message = batch.message(index);
             let identity = message.identity().ok();
             batch.start(index);
+            let progress = batch.progress(index);
             let processed = match (&before, lane.kind) {
                 (Some((_, before)), LaneKind::FifoGroup) if self.stops_group(before) => {
                     Outcome::BehindFailure.into()
@@ -149,7 +152,10 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                 (Some((same, before)), LaneKind::SameKey) if *same == identity => {
                     before.of_other_delivery()
                 }
-                _ => self.run_message(message, batch.deadline()).await.into(),
+                _ => {
+                    let run = pin!(self.run_message(message, progress, batch.deadline()));
+                    progress.meter().scope(run).await.into()
+                }
             };
             let processed = self.replay(processed, message, batch.deadline()).await;
             if processed.outcome().is_permanent()
@@ -175,14 +181,24 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         !(processed.is_success() || goes_on)
     }
 
-    async fn run_message(&self, message: &Message, deadline: Deadline) -> Outcome {
+    async fn run_message(
+        &self,
+        message: &Message,
+        progress: &Progress,
+        deadline: Deadline,
+    ) -> Outcome {
         // Parsing a body is the user's code too, and may panic.
-        let run = AssertUnwindSafe(self.run_until_claimed(message, deadline));
+        let run = AssertUnwindSafe(self.run_until_claimed(message, progress, deadline));
         run.catch_unwind().await.unwrap_or(Outcome::Panicked)
     }
 
     /// Runs a message, again while another worker holds the claim and there is time to wait.
-    async fn run_until_claimed(&self, message: &Message, deadline: Deadline) -> Outcome {
+    async fn run_until_claimed(
+        &self,
+        message: &Message,
+        progress: &Progress,
+        deadline: Deadline,
+    ) -> Outcome {
         let identity = match message.identity() {
             Ok(identity) => identity,
             Err(InvalidMessage(why)) => return Outcome::Invalid(why.clone()),
@@ -201,7 +217,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             // After a conflict, the claim mode leaves the body for the next claim. An inbox has run the
             // handler before its commit met the conflict, and needs the body again.
             let body = &mut body;
-            let work = async |attempt| {
+            let work = async |attempt: Attempt| {
+                let _running = progress.handler_starts(attempt.history());
                 let body = body.take().map_or_else(|| message.parse(), Ok);
                 let body = body.map_err(|InvalidMessage(why)| Failure::permanent(why))?;
                 handler.handle(body, attempt).await

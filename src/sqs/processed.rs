@@ -7,6 +7,7 @@ use crate::{
     once::{Outcome, Severity},
     protocol::Key,
     store::StoreError,
+    telemetry::millis,
 };
 
 /// The result of one message of a batch: an outcome, and the attempt that had it.
@@ -119,23 +120,5 @@ impl Processed {
             Severity::Warn => line!(warn),
             Severity::Error => line!(error),
         }
-    }
-}
-
-/// Milliseconds, rounded to the microsecond.
-pub(super) fn millis(duration: Duration) -> f64 {
-    (duration.as_secs_f64() * 1e6).round() / 1e3
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations_are_logged_to_the_microsecond() {
-        let nanos = |n| millis(Duration::from_nanos(n)).to_string();
-        assert_eq!(nanos(13_600_000), "13.6");
-        assert_eq!(nanos(1_234_567), "1.235");
-        assert_eq!(nanos(2_000_400), "2");
     }
 }

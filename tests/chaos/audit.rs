@@ -9,6 +9,7 @@ use crate::{
     account::accounts,
     informed::misinformed,
     ledger::{ChargeEnd, Death, Delivery, End, Event, Settled, Worker},
+    measured::Measurements,
     plan::Kind,
     receives::{causes, operation_of},
 };
@@ -86,6 +87,7 @@ pub(crate) fn audit(events: &[Event], statuses: &HashMap<String, String>) -> Fin
         audit.event(at, event);
     }
     audit.found.extend(misinformed(events));
+    audit.found.extend(Measurements::of(events).violations());
     let accounts = accounts(events);
     audit.receives(&causes(events), &accounts);
     audit.ends(&accounts, statuses);
@@ -274,7 +276,11 @@ impl Audit {
             Event::Thawed { worker } => {
                 self.thawed.insert(*worker, at);
             }
-            Event::DeliveryLog { .. } | Event::Informed { .. } | Event::Late { .. } => {}
+            Event::DeliveryLog { .. }
+            | Event::Informed { .. }
+            | Event::Late { .. }
+            | Event::Answered { .. }
+            | Event::Measured { .. } => {}
         }
     }
 

@@ -20,6 +20,7 @@ use crate::{
     plan::Seed,
     queue::{Queue, Received},
     support::{
+        emf,
         event::{QUEUE_ARN, batch, received},
         runtime_api::{Answer, Env, Lambda, of_message},
     },
@@ -104,6 +105,10 @@ impl Mapping {
         let event = batch(messages.iter().map(|received| self.record(received)));
         let (answer, death) =
             survive(&environment.lambda, event, fate, (worker, &self.ledger)).await;
+        if let Some(Answer::Response(_) | Answer::Error(_)) = &answer {
+            let deliveries = messages.iter().map(Received::delivery).collect();
+            self.ledger.note(Event::Answered { worker, deliveries });
+        }
         let ids: Vec<_> = messages.iter().map(|r| &*r.message.id).collect();
         let failed = match &answer {
             Some(Answer::Response(response)) => failures(response, &ids).ok_or(End::BatchFailed),
@@ -194,10 +199,21 @@ impl Mapping {
         self.read(worker, &exit.output);
     }
 
-    /// Notes the log lines of a worker about its deliveries.
+    /// Notes the log lines of a worker about its deliveries, and its metrics.
     fn read(&self, worker: Worker, output: &[String]) {
         let lines = output.iter();
-        for line in lines.filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
+        let lines: Vec<Value> = lines
+            .filter_map(|line| serde_json::from_str(line).ok())
+            .collect();
+        for batch in emf::batches(&lines) {
+            let takeovers = emf::takeovers(&lines, &batch.request_id);
+            self.ledger.note(Event::Measured {
+                worker,
+                batch,
+                takeovers,
+            });
+        }
+        for line in lines {
             let text = |name: &str| line[name].as_str().unwrap_or_default().to_owned();
             if line["message"] == UNFINISHED {
                 for message in text("blocking").split_whitespace() {

@@ -6,7 +6,7 @@
 
 use std::sync::{Mutex, MutexGuard};
 
-use crate::{faults::Fault, plan::Message};
+use crate::{faults::Fault, plan::Message, support::emf::BatchMetrics};
 
 /// One process: an execution environment. Numbers are never reused.
 pub(crate) type Worker = u32;
@@ -26,6 +26,17 @@ pub(crate) enum Event {
         delivery: Delivery,
         worker: Worker,
         end: End,
+    },
+    /// The function answered a batch, by a response or an error.
+    Answered {
+        worker: Worker,
+        deliveries: Vec<Delivery>,
+    },
+    /// Metrics of a batch, read after the worker's end, and the number of its lines on a takeover.
+    Measured {
+        worker: Worker,
+        batch: BatchMetrics,
+        takeovers: usize,
     },
     /// The message used up its receives.
     DeadLettered {

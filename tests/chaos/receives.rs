@@ -177,7 +177,9 @@ impl<'a> Receives<'a> {
             | Event::Frozen { .. }
             | Event::Thawed { .. }
             | Event::Informed { .. }
-            | Event::Late { .. } => {}
+            | Event::Late { .. }
+            | Event::Answered { .. }
+            | Event::Measured { .. } => {}
         }
     }
 

@@ -14,6 +14,7 @@
 
 pub mod consumer;
 pub mod dynamo;
+pub mod emf;
 pub mod event;
 pub mod faults;
 pub mod gateway;

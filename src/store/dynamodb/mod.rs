@@ -15,7 +15,7 @@ use aws_sdk_dynamodb::{
     operation::{
         delete_item::DeleteItemError, put_item::PutItemError, update_item::UpdateItemError,
     },
-    types::ReturnValue,
+    types::{ReturnConsumedCapacity, ReturnValue},
 };
 
 pub use layout::{Field, Layout};
@@ -29,6 +29,7 @@ use crate::{
         without_retries,
         write::{delete_item, put_item, update_item},
     },
+    meter::add_write_units,
     protocol::{
         ClaimRequest, Fence, Key, Record, Settlement, StoredResult, Timestamp, Unavailability,
         decision::may_claim,
@@ -125,6 +126,8 @@ pub struct DynamoStore {
     writing: Client,
     table: String,
     layout: Layout,
+    /// `Some` asks DynamoDB for the consumed capacity of writes.
+    capacity: Option<ReturnConsumedCapacity>,
 }
 
 impl DynamoStore {
@@ -139,6 +142,7 @@ impl DynamoStore {
             client,
             table: table.into(),
             layout: Layout::native(),
+            capacity: None,
         }
     }
 
@@ -154,6 +158,24 @@ impl DynamoStore {
     #[must_use]
     pub fn layout(self, layout: Layout) -> Self {
         Self { layout, ..self }
+    }
+
+    /// Asks DynamoDB for the consumed write units of each write (`ReturnConsumedCapacity`), for the
+    /// metric `WriteUnits`. Off by default.
+    ///
+    /// Known gap: DynamoDB reports no units of refused writes, although these consume units.
+    ///
+    /// ```no_run
+    /// # fn store(client: aws_sdk_dynamodb::Client) {
+    /// let store = sqs_once::store::DynamoStore::new(client, "idempotency").write_units(true);
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn write_units(self, write_units: bool) -> Self {
+        Self {
+            capacity: write_units.then_some(ReturnConsumedCapacity::Total),
+            ..self
+        }
     }
 
     /// Opens the connection and checks read access to the table.
@@ -238,8 +260,13 @@ impl DynamoStore {
 
     async fn delete(&self, fence: &Fence) -> Result<SettleAnswer, StoreError> {
         let delete = expressions::delete(&self.layout, &self.table, fence);
-        match delete_item(&self.writing, delete).send().await {
-            Ok(_) => Ok(SettleAnswer::Applied),
+        let delete = delete_item(&self.writing, delete);
+        let delete = delete.set_return_consumed_capacity(self.capacity.clone());
+        match delete.send().await {
+            Ok(answer) => {
+                add_write_units(answer.consumed_capacity());
+                Ok(SettleAnswer::Applied)
+            }
             Err(error) => match error.as_service_error() {
                 Some(DeleteItemError::ConditionalCheckFailedException(refusal)) => {
                     self.refused(fence, refusal.item())
@@ -279,8 +306,10 @@ impl DynamoStore {
     async fn claim_by_update(&self, request: &ClaimRequest) -> Result<Claim, StoreError> {
         let update = expressions::claim(&self.layout, &self.table, request);
         let update = update_item(&self.writing, update).return_values(ReturnValue::AllOld);
+        let update = update.set_return_consumed_capacity(self.capacity.clone());
         match update.send().await {
             Ok(answer) => {
+                add_write_units(answer.consumed_capacity());
                 // An emulator returns only the key if no record existed.
                 let status = self.layout.name(Field::Status);
                 let replaced = answer.attributes().filter(|old| old.contains_key(status));
@@ -312,8 +341,13 @@ impl DynamoStore {
             .layout
             .item(&request.key, &request.record(replaced.as_ref()));
         let put = expressions::put_over(&self.layout, &self.table, item, record);
-        match put_item(&self.writing, put).send().await {
-            Ok(_) => Ok(ClaimAnswer::Applied { replaced }),
+        let put = put_item(&self.writing, put);
+        let put = put.set_return_consumed_capacity(self.capacity.clone());
+        match put.send().await {
+            Ok(answer) => {
+                add_write_units(answer.consumed_capacity());
+                Ok(ClaimAnswer::Applied { replaced })
+            }
             Err(error) => match error.as_service_error() {
                 Some(PutItemError::ConditionalCheckFailedException(refusal)) => {
                     let record = self.read(&request.key, refusal.item().unwrap_or(&Item::new()))?;
@@ -378,8 +412,13 @@ impl Store for DynamoStore {
         let Some(update) = update else {
             return self.delete(fence).await;
         };
-        match update_item(&self.writing, update).send().await {
-            Ok(_) => Ok(SettleAnswer::Applied),
+        let update = update_item(&self.writing, update);
+        let update = update.set_return_consumed_capacity(self.capacity.clone());
+        match update.send().await {
+            Ok(answer) => {
+                add_write_units(answer.consumed_capacity());
+                Ok(SettleAnswer::Applied)
+            }
             Err(error) => match error.as_service_error() {
                 Some(UpdateItemError::ConditionalCheckFailedException(refusal)) => {
                     self.refused(fence, refusal.item())

@@ -16,6 +16,7 @@ use crate::{
         refused::{Refused, RefusedWrite},
         write::{Place, table},
     },
+    meter::add_write_units,
     protocol::{
         ClaimRequest, Key, Record, Settlement, Timestamp, Unavailability, decision::may_claim,
         record::MAX_ITEM_BYTES,
@@ -92,10 +93,14 @@ impl DynamoStore {
             .transact_write_items()
             .set_transact_items(Some([record].into_iter().chain(writes).collect()))
             .client_request_token(token)
+            .set_return_consumed_capacity(self.capacity.clone())
             .send()
             .await;
         match sent {
-            Ok(_) => Ok(Sent::Other(CommitAnswer::Applied)),
+            Ok(answer) => {
+                add_write_units(answer.consumed_capacity());
+                Ok(Sent::Other(CommitAnswer::Applied))
+            }
             Err(error) => self.not_committed(commit, error),
         }
     }

@@ -1,6 +1,13 @@
-//! Logs: one JSON object per line, as CloudWatch reads them.
+//! Logs and metrics: one JSON object per line, as CloudWatch reads them.
 
-use std::{io::IsTerminal as _, panic::PanicHookInfo};
+pub(crate) mod batch;
+mod message;
+pub(crate) mod metrics;
+
+use std::{io::IsTerminal as _, panic::PanicHookInfo, time::Duration};
+
+pub use message::MessageOutcome;
+pub use metrics::Metrics;
 
 use tracing::{Level, Subscriber};
 use tracing_subscriber::{
@@ -124,6 +131,11 @@ fn info() -> Targets {
     Targets::new().with_default(LevelFilter::INFO)
 }
 
+/// Milliseconds, rounded to the microsecond.
+pub(crate) fn millis(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e6).round() / 1e3
+}
+
 /// Lambda's levels are Rust's, and FATAL.
 fn level(text: &str) -> Option<Targets> {
     if text.eq_ignore_ascii_case("fatal") {
@@ -160,6 +172,14 @@ mod tests {
             .with(seen.clone());
         tracing::subscriber::with_default(both, || tracing::trace!("a detail"));
         assert_eq!(*seen.0.lock().unwrap(), [Level::TRACE]);
+    }
+
+    #[test]
+    fn durations_are_logged_to_the_microsecond() {
+        let nanos = |n| millis(Duration::from_nanos(n)).to_string();
+        assert_eq!(nanos(13_600_000), "13.6");
+        assert_eq!(nanos(1_234_567), "1.235");
+        assert_eq!(nanos(2_000_400), "2");
     }
 
     #[test]

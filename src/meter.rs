@@ -1,0 +1,59 @@
+//! [`Meter`]: latency and write units of the requests to DynamoDB, for the message that they are
+//! sent for.
+
+use std::{
+    future::poll_fn,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use aws_sdk_dynamodb::types::ConsumedCapacity;
+use tokio::time::Instant;
+
+/// Measures the requests of one message. Clones share the readings.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Meter(Arc<Mutex<Readings>>);
+
+/// Readings of a [`Meter`].
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Readings {
+    /// Time from each request to its answer, or to the end of the wait for an answer.
+    pub(crate) latencies: Vec<Duration>,
+    /// Write units that DynamoDB reported.
+    pub(crate) write_units: f64,
+}
+
+tokio::task_local! {
+    /// Meter of the message in progress. Modes and stores have no parameter for it, because they
+    /// also serve other callers than the SQS consumer.
+    static METER: Meter;
+}
+
+impl Meter {
+    /// Runs `work`, and measures its requests. Takes `work` by reference, because the futures of a
+    /// message are large, and a wrapper would copy them.
+    pub(crate) async fn scope<T>(&self, mut work: Pin<&mut impl Future<Output = T>>) -> T {
+        poll_fn(|context| METER.sync_scope(self.clone(), || work.as_mut().poll(context))).await
+    }
+
+    pub(crate) fn readings(&self) -> Readings {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Readings> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Adds the latency of a request that was sent at `sent`. Does nothing outside of [`Meter::scope`].
+pub(crate) fn add_latency(sent: Instant) {
+    let _outside = METER.try_with(|meter| meter.lock().latencies.push(sent.elapsed()));
+}
+
+/// Adds the consumed capacity of a write. Does nothing outside of [`Meter::scope`].
+pub(crate) fn add_write_units<'a>(consumed: impl IntoIterator<Item = &'a ConsumedCapacity>) {
+    let units = consumed.into_iter();
+    let units: f64 = units.filter_map(ConsumedCapacity::capacity_units).sum();
+    let _outside = METER.try_with(|meter| meter.lock().write_units += units);
+}
