@@ -194,12 +194,14 @@ fn function(consumer: &Consumer, findings: &mut Findings) {
             "lower the settings, or raise the timeout of the function",
         );
     }
-    if let Some(level @ (Level::Warn | Level::Error | Level::Fatal)) = &consumer.log_level {
+    if let Some(level @ (Level::Warn | Level::Error | Level::Fatal)) = &consumer.log_level
+        && variable(consumer, "CONSUMER_METRICS") != Some("off")
+    {
         findings.add(
             Check::LogLevel,
             format!("ApplicationLogLevel is {level}"),
             "Lambda drops the lines of completed messages and batches, and with them the metrics",
-            "set LoggingConfig.ApplicationLogLevel to INFO",
+            "set LoggingConfig.ApplicationLogLevel to INFO, or CONSUMER_METRICS to off",
         );
     }
 }
