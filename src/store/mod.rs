@@ -13,10 +13,13 @@ use std::error::Error;
 
 #[doc(hidden)]
 pub use dynamodb::Field;
+pub use dynamodb::{DynamoStore, Layout};
 #[cfg(feature = "cli")]
 #[doc(hidden)]
-pub use dynamodb::operator::{RecordFilter, RecordPage, RecordStatus, StoredRecord};
-pub use dynamodb::{DynamoStore, Layout};
+pub use dynamodb::{
+    filter::{RecordFilter, RecordStatus},
+    operator::{RecordPage, StoredRecord},
+};
 pub use memory::MemoryStore;
 #[doc(hidden)]
 pub use transaction::{Commit, CommitAnswer, RecordWrite, TransactionalStore};

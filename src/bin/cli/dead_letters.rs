@@ -22,6 +22,15 @@ pub(crate) const KEY: &str = "SqsOnceKey";
 /// Messages of one call, a limit of SQS.
 const BATCH: i32 = 10;
 
+/// Parses a visibility timeout that SQS accepts.
+pub(crate) fn visibility_timeout(text: &str) -> Result<Duration, String> {
+    const LONGEST: Duration = Duration::from_secs(12 * 3600);
+    match humantime::parse_duration(text) {
+        Ok(span) if (Duration::from_secs(2)..=LONGEST).contains(&span) => Ok(span),
+        _ => Err("must be a duration from 2s to 12h".into()),
+    }
+}
+
 /// A queue.
 pub(crate) struct Queue {
     pub(crate) client: Client,

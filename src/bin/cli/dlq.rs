@@ -9,7 +9,7 @@ use sqs_once::protocol::Timestamp;
 
 use crate::{
     aws,
-    dead_letters::{Cause, DeadLetter, Queue},
+    dead_letters::{Cause, DeadLetter, Queue, visibility_timeout},
     output::{End, Error, Format, answer, at, columns},
     redrive::Redrive,
 };
@@ -30,20 +30,11 @@ pub(crate) struct List {
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     max: u32,
     /// Time for which the messages are hidden, should this command be killed.
-    #[arg(long, default_value = "1m", value_parser = visibility)]
+    #[arg(long, default_value = "1m", value_parser = visibility_timeout)]
     hide: Duration,
     /// Lists each message, with its key, under its reason.
     #[arg(long)]
     messages: bool,
-}
-
-/// A visibility timeout that SQS takes.
-pub(crate) fn visibility(text: &str) -> Result<Duration, String> {
-    const LONGEST: Duration = Duration::from_secs(12 * 3600);
-    match humantime::parse_duration(text) {
-        Ok(span) if (Duration::from_secs(2)..=LONGEST).contains(&span) => Ok(span),
-        _ => Err("must be a duration from 2s to 12h".into()),
-    }
 }
 
 impl Command {

@@ -29,8 +29,7 @@ use tokio::time::Instant;
 
 use crate::{
     aws::{self, failed},
-    dead_letters::{DeadLetter, ERROR, KEY, Queue, REASON},
-    dlq::visibility,
+    dead_letters::{DeadLetter, ERROR, KEY, Queue, REASON, visibility_timeout},
     journal::{Journal, Step},
     output::{End, Error, Format, answer, columns, confirm},
     table::Table,
@@ -67,7 +66,7 @@ pub(crate) struct Redrive {
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     max: u32,
     /// Time for which received messages are hidden. All is to be sent in this time.
-    #[arg(long, default_value = "10m", value_parser = visibility)]
+    #[arg(long, default_value = "10m", value_parser = visibility_timeout)]
     hide: Duration,
     /// Shows the messages that would be moved, and moves none.
     #[arg(long)]

@@ -1,6 +1,8 @@
 //! [`DynamoStore`]: records in a DynamoDB table.
 
 mod expressions;
+#[cfg(feature = "cli")]
+pub(super) mod filter;
 mod item;
 mod layout;
 #[cfg(feature = "cli")]

@@ -7,7 +7,7 @@ use aws_sdk_dynamodb::{
     types::ReturnConsumedCapacity,
 };
 
-use super::{DynamoStore, expressions};
+use super::{DynamoStore, expressions, filter::RecordFilter};
 use crate::{
     dynamodb::{
         item::Item,
@@ -25,28 +25,6 @@ pub struct StoredRecord {
     /// The record, or the reason why the item is no valid record.
     pub record: Result<Record, String>,
     item: Item,
-}
-
-/// A status to list.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RecordStatus {
-    /// A worker holds a claim, or left one.
-    InProgress,
-    /// The operation is completed.
-    Completed,
-    /// The last attempt failed permanently.
-    Failed,
-}
-
-/// The records to list. Records past their retention are never listed.
-#[derive(Clone, Debug, Default)]
-pub struct RecordFilter {
-    /// Records with this status; all if `None`.
-    pub status: Option<RecordStatus>,
-    /// Records whose lease has ended.
-    pub expired_lease: bool,
-    /// Records whose key begins with this text.
-    pub prefix: Option<String>,
 }
 
 /// A page of records.
