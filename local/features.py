@@ -79,13 +79,13 @@ def check_documents() -> None:
     counts = {crates(features) for features in (DEFAULT, LIBRARY, NONE)}
     print("==> crates:", *sorted(counts, reverse=True), flush=True)
     library = ROOT / "src/lib.rs"
-    faults = []
+    problems = []
     for document in (library, ROOT / "README.md", ROOT / "DESIGN.md", *ROOT.glob("docs/**/*.md")):
         named = {int(number) for number in re.findall(r"(\d+) crates\b", document.read_text())}
         wrong = named - counts if document != library else named ^ counts
-        faults += [f"{document.relative_to(ROOT)} and `cargo tree` disagree on {number} crates" for number in wrong]
-    if faults:
-        sys.exit("\n".join(sorted(faults)))
+        problems += [f"{document.relative_to(ROOT)} and `cargo tree` disagree on {number} crates" for number in wrong]
+    if problems:
+        sys.exit("\n".join(sorted(problems)))
 
 
 def check_public_types() -> None:

@@ -12,7 +12,7 @@ lines = subprocess.run(tree, check=True, stdout=subprocess.PIPE, text=True).stdo
 packages = {tuple(line.split()[:2]) for line in lines if line}
 versions = Counter(name for name, _version in packages)
 
-faults = [f"{versions[name]} versions of {name}, not 1" for name in ONCE if versions[name] != 1]
-faults += [f"{name} is in the tree" for name in NEVER if versions[name]]
-if faults:
-    sys.exit("one TLS stack, one HTTP stack: " + "; ".join(faults) + " (see `cargo tree -i NAME`)")
+problems = [f"{versions[name]} versions of {name}, not 1" for name in ONCE if versions[name] != 1]
+problems += [f"{name} is in the tree" for name in NEVER if versions[name]]
+if problems:
+    sys.exit("one TLS stack, one HTTP stack: " + "; ".join(problems) + " (see `cargo tree -i NAME`)")

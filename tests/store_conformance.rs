@@ -20,23 +20,7 @@ use support::dynamo::Dynamo;
 /// Makes a module of tests, one per promise, for the store that `$new` makes.
 macro_rules! conformance {
     ($backend:ident, $new:expr) => {
-        conformance!($backend, $new,
-            new_key_is_claimed_and_recorded
-            refused_claim_returns_record
-            claim_admission_follows_rules
-            takeover_returns_replaced_record
-            completed_record_keeps_result
-            failed_record_keeps_error
-            restored_key_is_as_before_claim
-            ended_lease_is_taken_over_at_once
-            failed_messages_are_never_admitted_again
-            settlement_admission_follows_rules
-            late_settlement_changes_nothing
-            repeated_settlement_counts_as_applied
-            concurrent_claims_admit_one
-            keys_with_special_characters_are_distinct
-            largest_result_fits
-        );
+        sqs_once::for_each_promise_of_a_store!(conformance, $backend, $new,);
     };
     ($backend:ident, $new:expr, $($promise:ident)+) => {
         mod $backend {

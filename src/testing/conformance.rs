@@ -28,6 +28,32 @@ use crate::{
     store::{ClaimAnswer, SettleAnswer, Store},
 };
 
+/// The one list of promises: runs a macro with the arguments and the name of each promise.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! for_each_promise_of_a_store {
+    ($run:ident, $($arguments:tt)*) => {
+        $run! {
+            $($arguments)*
+            new_key_is_claimed_and_recorded
+            refused_claim_returns_record
+            claim_admission_follows_rules
+            takeover_returns_replaced_record
+            completed_record_keeps_result
+            failed_record_keeps_error
+            restored_key_is_as_before_claim
+            ended_lease_is_taken_over_at_once
+            failed_messages_are_never_admitted_again
+            settlement_admission_follows_rules
+            late_settlement_changes_nothing
+            repeated_settlement_counts_as_applied
+            concurrent_claims_admit_one
+            keys_with_special_characters_are_distinct
+            largest_result_fits
+        }
+    };
+}
+
 /// Declares [`all`], which runs each promise.
 macro_rules! promises {
     ($($promise:ident)+) => {
@@ -45,23 +71,7 @@ macro_rules! promises {
     };
 }
 
-promises! {
-    new_key_is_claimed_and_recorded
-    refused_claim_returns_record
-    claim_admission_follows_rules
-    takeover_returns_replaced_record
-    completed_record_keeps_result
-    failed_record_keeps_error
-    restored_key_is_as_before_claim
-    ended_lease_is_taken_over_at_once
-    failed_messages_are_never_admitted_again
-    settlement_admission_follows_rules
-    late_settlement_changes_nothing
-    repeated_settlement_counts_as_applied
-    concurrent_claims_admit_one
-    keys_with_special_characters_are_distinct
-    largest_result_fits
-}
+for_each_promise_of_a_store!(promises,);
 
 const SECOND: Duration = Duration::from_secs(1);
 
