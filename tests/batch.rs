@@ -18,6 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use lambda_runtime::{LambdaEvent, tower::ServiceExt as _};
 use proptest::prelude::*;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
@@ -31,7 +32,7 @@ use sqs_once::{
 use support::{
     consumer::{namespace, process, within},
     dynamo::Dynamo,
-    event::{batch, in_group, received, record},
+    event::{QUEUE_ARN, batch, in_group, received, record},
     log,
 };
 
@@ -477,6 +478,77 @@ async fn handler_receives_delivery_facts() {
         process(&consumer, batch([message]), within(10 * SECOND)).await,
         [""; 0]
     );
+}
+
+#[tokio::test]
+async fn handler_receives_system_attributes() {
+    async fn look(standard: bool, attempt: Attempt) -> Result<(), Failure> {
+        if standard {
+            assert_eq!(attempt.group_id(), None);
+            assert_eq!(attempt.trace_header(), None);
+            assert_eq!(attempt.dead_letter_source_arn(), None);
+            return Ok(());
+        }
+        let at = |millis| Some(Timestamp::from_millis(millis));
+        let arn = format!("{QUEUE_ARN}.fifo");
+        assert_eq!(attempt.queue_arn(), Some(arn.as_str()));
+        assert_eq!(attempt.group_id(), Some("g"));
+        assert_eq!(attempt.deduplication_id(), Some("d"));
+        assert_eq!(attempt.sequence_number(), Some("18870266241"));
+        assert_eq!(attempt.sent_at(), at(1_796_000_000_000));
+        assert_eq!(attempt.first_received_at(), at(1_796_000_000_100));
+        assert_eq!(attempt.sender_id(), Some("AIDAEXAMPLE"));
+        assert_eq!(attempt.trace_header(), Some("Root=1-5759e988-bd86"));
+        assert_eq!(attempt.dead_letter_source_arn(), Some(QUEUE_ARN));
+        assert_eq!(attempt.request_id(), None);
+        Ok(())
+    }
+    let once = Once::new(MemoryStore::default());
+    let consumer = Arc::new(Consumer::new(once, namespace(), handler_fn(look)));
+    let mut message = in_group(record("m-1", "false"), "g");
+    for (name, value) in [
+        ("MessageDeduplicationId", "d"),
+        ("SequenceNumber", "18870266241"),
+        ("AWSTraceHeader", "Root=1-5759e988-bd86"),
+        ("DeadLetterQueueSourceArn", QUEUE_ARN),
+    ] {
+        message["attributes"][name] = json!(value);
+    }
+    let messages = batch([message, record("m-2", "true")]);
+    let failed = process(&consumer, messages, within(10 * SECOND)).await;
+    assert_eq!(failed, [""; 0]);
+}
+
+#[tokio::test]
+async fn lines_of_handler_name_message_and_invocation() {
+    async fn speak(_: Value, _: Attempt) -> Result<(), Failure> {
+        tracing::info!("handler speaks");
+        tokio::task::yield_now().await;
+        tracing::info!("handler speaks");
+        Ok(())
+    }
+    log::start();
+    let once = Once::new(MemoryStore::default());
+    let consumer = Consumer::new(once, namespace(), handler_fn(speak));
+    let messages = [record("m-1", "{}"), received("m-2", "{}", 3)];
+    let payload = serde_json::value::to_raw_value(&batch(messages)).unwrap();
+    let mut context = lambda_runtime::Context::default();
+    context.request_id = "r-1".into();
+    let event = LambdaEvent::new(payload, context);
+    consumer.oneshot(event).await.unwrap();
+    let lines = log::lines_of("handler speaks");
+    assert_eq!(lines.len(), 4);
+    for (id, count) in [("m-1", 1), ("m-2", 3)] {
+        let span = json!({
+            "name": "message",
+            "message_id": id,
+            "key": format!("test#{id}"),
+            "receive_count": count,
+            "requestId": "r-1",
+        });
+        let of_message = lines.iter().filter(|line| line["span"] == span);
+        assert_eq!(of_message.count(), 2, "{lines:?}");
+    }
 }
 
 #[tokio::test]
