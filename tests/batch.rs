@@ -402,6 +402,51 @@ async fn finished_batch_logs_no_deadline() {
     assert_eq!(unfinished, None, "the deadline did not cause this line");
 }
 
+/// Outcomes of the messages that have a line, with their levels.
+async fn logged_at(share: f64, messages: impl IntoIterator<Item = Value>) -> Vec<(String, String)> {
+    let handler = ScriptedHandler::default();
+    let consumer = consumer(MemoryStore::default(), &handler).log_sample_completed(share);
+    log::start();
+    process(&Arc::new(consumer), batch(messages), within(60 * SECOND)).await;
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let lines = log::lines_of("message processed").into_iter();
+    lines
+        .map(|line| (text(&line["fields"]["outcome"]), text(&line["level"])))
+        .collect()
+}
+
+#[tokio::test]
+async fn completed_lines_are_sampled_others_are_not() {
+    let messages = || {
+        let order = |n: usize, act: &str| record(&format!("{act}-{n}"), &json!(act));
+        let completed = (0..400).map(move |n| order(n, "succeed"));
+        completed.chain((0..3).map(move |n| order(n, "decline")))
+    };
+    for (share, least, most) in [(0.0, 0, 0), (0.5, 100, 300), (1.0, 400, 400)] {
+        let logged = logged_at(share, messages()).await;
+        let count = |outcome: &str| logged.iter().filter(|(is, _)| is == outcome).count();
+        let completed = count("completed");
+        assert!((least..=most).contains(&completed), "{share}: {completed}");
+        assert_eq!(count("permanent_failure"), 3);
+    }
+}
+
+#[tokio::test]
+async fn known_failure_is_an_error_once() {
+    let consumer = Arc::new(consumer(
+        MemoryStore::default(),
+        &ScriptedHandler::default(),
+    ));
+    log::start();
+    for n in 1..=3 {
+        let again = received("m-1", &json!("decline"), n);
+        process(&consumer, batch([again]), within(60 * SECOND)).await;
+    }
+    let lines = log::lines_of("message processed");
+    let levels: Vec<_> = lines.iter().map(|line| &line["level"]).collect();
+    assert_eq!(levels, ["ERROR", "INFO", "INFO"]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn deadline_follows_settings() {
     let of = || consumer(MemoryStore::default(), &ScriptedHandler::default());

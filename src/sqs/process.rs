@@ -95,7 +95,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             });
             messages.push(message.ok_or(BatchError::NoMessageId { index })?);
         }
-        let batch = Arc::new(Batch::new(messages, deadline));
+        let batch = Arc::new(Batch::new(messages, deadline, self.log_sample_completed));
         let consumer = Arc::new(self.clone());
         let run_lane = move |batch: Arc<Batch>, lane: Lane| {
             let consumer = Arc::clone(&consumer);
