@@ -79,6 +79,10 @@ async fn main() -> Result<(), Error> {
     run(service_fn(batch)).await
 }
 
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the loop has no tests that replace its clock"
+)]
 async fn write_twice(client: &Client, table: &str, message: SqsMessage) -> Result<(), Error> {
     let id = message.message_id.ok_or("no messageId")?;
     let key = text(format!("payments#{id}"));
