@@ -55,7 +55,7 @@ test test-localstack test-powertools soak: export SQS_ONCE_REQUIRE_ALL := 1
 .PHONY: test
 test: programs ## Run every test; a local cloud is started, unless AWS_ENDPOINT_URL names one
 	python local/cloud.py run -- python local/suites.py
-	cargo test --locked --features cli --doc
+	cargo test --locked --features cli,opentelemetry --doc
 
 .PHONY: programs
 programs: $(VENV) ## Build the release programs that the tests run
@@ -129,7 +129,7 @@ CHECKOV    := .venv-checkov/bin/checkov
 lint: export RUSTDOCFLAGS := -D warnings
 lint: $(VENV) $(CHECKOV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licences, the one TLS stack, features, Python, prose and templates
 	cargo fmt --all --check
-	cargo clippy --locked --workspace --all-targets --features cli -- -D warnings
+	cargo clippy --locked --workspace --all-targets --features cli,opentelemetry -- -D warnings
 	cargo doc --locked --no-deps
 	cargo deny --locked check bans licenses sources
 	python local/one_tls_stack.py
