@@ -22,16 +22,16 @@ use crate::{
     tool,
 };
 
-const TABLE: &str = "records";
-const KEY: &str = "payments#order-1";
+pub(crate) const TABLE: &str = "records";
+pub(crate) const KEY: &str = "payments#order-1";
 const SECRET: &str = "4111-1111-1111-1111";
 
-struct World {
-    dynamo: Dynamo,
+pub(crate) struct World {
+    pub(crate) dynamo: Dynamo,
 }
 
 impl World {
-    async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         let dynamo = Dynamo::start().await;
         dynamo.create_table(TABLE).await;
         Self { dynamo }
@@ -59,15 +59,15 @@ impl World {
     }
 }
 
-fn n(number: u64) -> AttributeValue {
+pub(crate) fn n(number: u64) -> AttributeValue {
     AttributeValue::N(number.to_string())
 }
 
-fn s(text: &str) -> AttributeValue {
+pub(crate) fn s(text: &str) -> AttributeValue {
     AttributeValue::S(text.into())
 }
 
-fn after(span: u64) -> AttributeValue {
+pub(crate) fn after(span: u64) -> AttributeValue {
     n((Timestamp::now() + Duration::from_secs(span)).as_millis())
 }
 
@@ -75,7 +75,7 @@ fn before(span: u64) -> AttributeValue {
     n(Timestamp::now().as_millis() - span * 1000)
 }
 
-fn item(key: &str, status: &str, more: &[(&str, AttributeValue)]) -> Item {
+pub(crate) fn item(key: &str, status: &str, more: &[(&str, AttributeValue)]) -> Item {
     let mut item = Item::from([
         ("id".to_owned(), s(key)),
         ("status".to_owned(), s(status)),

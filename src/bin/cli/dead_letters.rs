@@ -68,7 +68,17 @@ impl Queue {
     }
 
     pub(crate) fn name(&self) -> &str {
-        self.url.rsplit('/').next().unwrap_or_default()
+        name_in(&self.url)
+    }
+
+    /// Returns whether both have the same name in the same account. One queue can have several
+    /// URLs, which differ in their host.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        let path = |queue: &Self| {
+            let mut parts = queue.url.rsplit('/').map(str::to_owned);
+            (parts.next(), parts.next())
+        };
+        path(self) == path(other)
     }
 
     pub(crate) fn is_fifo(&self) -> bool {
@@ -83,12 +93,9 @@ impl Queue {
     /// # Errors
     ///
     /// If SQS did not answer. The messages received before are made visible again.
-    pub(crate) async fn receive(
-        &self,
-        max: usize,
-        hide: Duration,
-    ) -> Result<Vec<DeadLetter>, Error> {
+    pub(crate) async fn receive(&self, max: usize, hide: Duration) -> Result<Received, Error> {
         let mut letters: Vec<DeadLetter> = Vec::new();
+        let mut more = true;
         let mut seen = HashSet::new();
         let until = Instant::now() + hide / 2;
         while letters.len() < max && Instant::now() < until {
@@ -113,6 +120,7 @@ impl Queue {
                 }
             };
             if messages.is_empty() {
+                more = false;
                 break;
             }
             for message in messages {
@@ -122,7 +130,7 @@ impl Queue {
                 }
             }
         }
-        Ok(letters)
+        Ok(Received { letters, more })
     }
 
     /// Makes messages visible again. A message for which that fails returns when its visibility
@@ -161,6 +169,22 @@ impl Queue {
         deleted.map_err(|error| failed("delete a message", "sqs:DeleteMessage", &error))?;
         Ok(())
     }
+}
+
+/// The messages that a queue returned.
+pub(crate) struct Received {
+    pub(crate) letters: Vec<DeadLetter>,
+    /// The end came before the queue was empty.
+    pub(crate) more: bool,
+}
+
+/// The words for [`Received::more`].
+pub(crate) const MORE: &str = "not all messages were received, since --max or half of --hide was \
+    reached: there may be more";
+
+/// The name of the queue with this URL.
+pub(crate) fn name_in(url: &str) -> &str {
+    url.rsplit('/').next().unwrap_or_default()
 }
 
 /// A message of a dead-letter queue.

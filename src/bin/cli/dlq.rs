@@ -9,7 +9,7 @@ use sqs_once::protocol::Timestamp;
 
 use crate::{
     aws,
-    dead_letters::{Cause, DeadLetter, Queue, visibility_timeout},
+    dead_letters::{Cause, DeadLetter, MORE, Queue, Received, visibility_timeout},
     output::{End, Error, Format, answer, at, columns},
     redrive::Redrive,
 };
@@ -49,18 +49,18 @@ impl Command {
 impl List {
     async fn run(self, format: Format) -> Result<End, Error> {
         let queue = Queue::find(&aws::config().await?, &self.queue).await?;
-        let letters = queue.receive(self.max as usize, self.hide).await?;
+        let Received { letters, more } = queue.receive(self.max as usize, self.hide).await?;
         queue.show_again(&letters.iter().collect::<Vec<_>>()).await;
         let groups = group(&letters);
         answer(
             format,
-            || self.text(&queue, &groups, letters.len()),
-            || self.json(&queue, &groups, letters.len()),
+            || self.text(&queue, &groups, letters.len(), more),
+            || self.json(&queue, &groups, letters.len(), more),
         )?;
         Ok(End::Done)
     }
 
-    fn text(&self, queue: &Queue, groups: &Groups<'_>, received: usize) -> String {
+    fn text(&self, queue: &Queue, groups: &Groups<'_>, received: usize, more: bool) -> String {
         let now = Timestamp::now();
         let sent = |letter: &DeadLetter| letter.sent_at().map(|time| at(time, now));
         let rows = groups.iter().map(|(cause, letters)| {
@@ -89,13 +89,16 @@ impl List {
             text.push_str(&format!("\n\n{}", columns(header, rows)));
         }
         text.push_str(&format!("\n{received} messages received."));
+        if more {
+            text.push_str(&format!(" Incomplete: {MORE}."));
+        }
         if queue.is_fifo() {
             text.push_str(" Of each group, SQS shows at most the first ten.");
         }
         text
     }
 
-    fn json(&self, queue: &Queue, groups: &Groups<'_>, received: usize) -> Value {
+    fn json(&self, queue: &Queue, groups: &Groups<'_>, received: usize, more: bool) -> Value {
         let groups = groups.iter().map(|(cause, letters)| {
             let mut group = json!({
                 "reason": cause.reason,
@@ -109,7 +112,7 @@ impl List {
             group
         });
         let groups: Vec<_> = groups.collect();
-        json!({"queue": queue.url, "received": received, "groups": groups})
+        json!({"queue": queue.url, "received": received, "more": more, "groups": groups})
     }
 }
 
