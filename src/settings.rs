@@ -91,6 +91,7 @@ const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
 /// | `CONSUMER_METRICS_NAMESPACE` | `POWERTOOLS_METRICS_NAMESPACE`, else `sqs-once` | namespace of the metrics |
 /// | `CONSUMER_METRICS_SERVICE` | `POWERTOOLS_SERVICE_NAME`, else function name | dimension `service` of the metrics |
 /// | `CONSUMER_METRICS_WRITE_UNITS` | `off` | asks DynamoDB for the write units, for the metric `WriteUnits`; not used by `on_item` |
+/// | `CONSUMER_LOG_SAMPLE_COMPLETED` | `1` | share of the completed messages that are logged, from `0` to `1`; all other outcomes are logged |
 /// | `CONSUMER_PRIME` | `on` | reads the table once at start; not used by `on_item` |
 ///
 /// `AWS_LAMBDA_RUNTIME_API` must be set, since [`run`](crate::run) needs it. Known gap: a variable
@@ -484,6 +485,7 @@ impl Settings {
             self.optional("CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE", "on", on_or_off);
         let timeouts = self.timeouts();
         let metrics = self.metrics(&function);
+        let log_sample_completed = self.optional("CONSUMER_LOG_SAMPLE_COMPLETED", "1", share);
         lambda?;
         Ok(Batches {
             namespace: namespace?,
@@ -499,6 +501,7 @@ impl Settings {
             fail_when_store_unavailable: fail_when_store_unavailable?,
             timeouts: timeouts?,
             metrics: metrics?,
+            log_sample_completed: log_sample_completed?,
         })
     }
 
@@ -670,6 +673,7 @@ struct Batches {
     fifo_after_permanent: FifoAfterPermanent,
     fail_when_store_unavailable: bool,
     metrics: Option<Metrics>,
+    log_sample_completed: f64,
     #[cfg(feature = "visibility")]
     timeouts: Option<Timeouts>,
     #[cfg(not(feature = "visibility"))]
@@ -693,7 +697,8 @@ impl Batches {
             .min_time_to_start(self.min_time_to_start)
             .fail_when_store_unavailable(self.fail_when_store_unavailable)
             .fifo_after_permanent(self.fifo_after_permanent)
-            .metrics(self.metrics);
+            .metrics(self.metrics)
+            .log_sample_completed(self.log_sample_completed);
         #[cfg(feature = "visibility")]
         {
             let timeouts = self.timeouts;
@@ -767,6 +772,12 @@ fn backoff(text: &str) -> Result<Duration, String> {
     }
 }
 
+fn share(text: &str) -> Result<f64, &'static str> {
+    let parsed = text.parse().ok();
+    let parsed = parsed.filter(|share| (0.0..=1.0).contains(share));
+    parsed.ok_or("must be a number from 0 to 1")
+}
+
 fn on_or_off(text: &str) -> Result<bool, &'static str> {
     match text {
         "on" => Ok(true),
@@ -816,6 +827,7 @@ mod tests {
         assert_eq!(batches.deadline_reserve, Duration::from_millis(500));
         assert_eq!(batches.min_time_to_start, Duration::ZERO);
         assert!(batches.fail_when_store_unavailable);
+        assert_eq!(batches.log_sample_completed.to_string(), "1");
         assert_eq!(batches.fifo_after_permanent, FifoAfterPermanent::Continue);
         #[cfg(feature = "visibility")]
         {
@@ -958,6 +970,19 @@ mod tests {
             error.errors(),
             ["CONSUMER_DEAD_LETTER: `on` needs CONSUMER_VISIBILITY=on, which calls SQS too"]
         );
+    }
+
+    #[test]
+    fn log_sample_is_a_number_from_0_to_1() {
+        for text in ["0", "0.01", "1"] {
+            let (_, batches) = with(&[("CONSUMER_LOG_SAMPLE_COMPLETED", text)]).unwrap();
+            assert_eq!(batches.log_sample_completed.to_string(), text);
+        }
+        for text in ["-0.1", "1.01", "NaN", "1%", "all"] {
+            let error = with(&[("CONSUMER_LOG_SAMPLE_COMPLETED", text)]).unwrap_err();
+            let expected = "CONSUMER_LOG_SAMPLE_COMPLETED: must be a number from 0 to 1";
+            assert_eq!(error.errors(), [expected]);
+        }
     }
 
     #[test]

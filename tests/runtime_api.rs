@@ -538,6 +538,22 @@ async fn each_message_logs_one_json_line() {
     }
 }
 
+#[tokio::test]
+async fn handler_lines_name_message_and_invocation() {
+    let stage = Stage::set().await;
+    let lambda = obedient(&stage).await;
+    let event = batch([received("m-1", r#"{"panic":true}"#, 3)]);
+    lambda.invoke(event, TIME).await.response();
+    let panicked = |line: &Value| line["message"] == "panicked";
+    let lines = lambda.logged(1, panicked).await;
+    let span = &lines[0]["span"];
+    assert_eq!(span["message_id"], "m-1");
+    assert_eq!(span["key"], format!("{FUNCTION_NAME}#m-1"));
+    assert_eq!(span["receive_count"], 3);
+    let of_message = lambda.logged(1, of_message).await;
+    assert_eq!(span["requestId"], of_message[0]["span"]["requestId"]);
+}
+
 /// The other binary of the release profile, whose messages control the handler.
 async fn obedient(stage: &Stage) -> Lambda {
     Lambda::start_binary(&program("panicking"), stage.env(&[])).await
