@@ -1,6 +1,13 @@
 //! [`Settings`]: environment variables into a configured [`Consumer`].
 
-use std::{collections::BTreeMap, env, fmt, num::NonZeroUsize, time::Duration};
+mod unknown;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    env, fmt,
+    num::NonZeroUsize,
+    time::Duration,
+};
 
 use aws_config::SdkConfig;
 use aws_sdk_dynamodb::Client;
@@ -94,12 +101,16 @@ const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
 /// | `CONSUMER_LOG_SAMPLE_COMPLETED` | `1` | share of the completed messages that are logged, from `0` to `1`; all other outcomes are logged |
 /// | `CONSUMER_PRIME` | `on` | reads the table once at start; not used by `on_item` |
 ///
-/// `AWS_LAMBDA_RUNTIME_API` must be set, since [`run`](crate::run) needs it. Known gap: a variable
-/// with a misspelt name is ignored.
+/// `AWS_LAMBDA_RUNTIME_API` must be set, since [`run`](crate::run) needs it.
+///
+/// A variable that begins with `CONSUMER_` or `IDEMPOTENCY_` and that is not read has no effect, and
+/// is logged at WARN with the setting of the nearest name.
 pub struct Settings {
     /// `None`: the process's environment.
     variables: Option<BTreeMap<String, String>>,
     defaults: BTreeMap<String, String>,
+    /// Names that were read, set or not.
+    read: BTreeSet<String>,
     errors: Vec<String>,
     config: Option<SdkConfig>,
 }
@@ -179,6 +190,7 @@ impl Settings {
         Self {
             variables: None,
             defaults: BTreeMap::new(),
+            read: BTreeSet::new(),
             errors: Vec::new(),
             config: None,
         }
@@ -559,17 +571,18 @@ impl Settings {
     }
 
     /// The name of the variable that counts: `other` if it is set and `name` is not.
-    fn fallback(&self, name: &'static str, other: &'static str) -> &'static str {
+    fn fallback(&mut self, name: &'static str, other: &'static str) -> &'static str {
         let only_other = self.value(name).is_none() && self.value(other).is_some();
         if only_other { other } else { name }
     }
 
-    fn function(&self) -> String {
+    fn function(&mut self) -> String {
         self.value("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_default()
     }
 
     /// An empty parameter of a template makes an empty variable, which counts as not set.
-    fn value(&self, name: &str) -> Option<String> {
+    fn value(&mut self, name: &str) -> Option<String> {
+        self.read.insert(name.to_owned());
         let value = match &self.variables {
             Some(variables) => variables.get(name).cloned(),
             None => env::var_os(name).map(|value| value.to_string_lossy().into_owned()),
@@ -608,8 +621,10 @@ impl Settings {
         }
     }
 
-    /// Replaces the first error of `read` by all that were found.
+    /// Replaces the first error of `read` by all that were found. Logs unknown variables, which may
+    /// explain an error.
     fn check<T>(&self, read: Result<T, SettingsError>) -> Result<T, SettingsError> {
+        self.warn_of_unknown();
         if self.errors.is_empty() {
             read
         } else {

@@ -13,6 +13,7 @@ use crate::{
     dead_letters::in_a_world,
     program,
     records::{KEY, TABLE, World, after, item, n, s},
+    run,
     support::PATIENCE,
 };
 
@@ -23,22 +24,27 @@ struct Asked {
     shown: String,
 }
 
+/// Starts the tool on a terminal.
+fn on_terminal(endpoint: &str, arguments: &[&str]) -> Child {
+    let mut command = program("python3", endpoint);
+    command
+        .env("PATH", std::env::var_os("PATH").unwrap())
+        .arg(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/tests/cli/terminal.py"
+        ))
+        .arg(TOOL)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command.spawn().unwrap()
+}
+
 impl Asked {
     /// Starts the tool on a terminal, and waits for its question.
     async fn by(endpoint: &str, arguments: &[&str]) -> Self {
-        let mut command = program("python3", endpoint);
-        command
-            .env("PATH", std::env::var_os("PATH").unwrap())
-            .arg(concat!(
-                env!("CARGO_MANIFEST_DIR"),
-                "/tests/cli/terminal.py"
-            ))
-            .arg(TOOL)
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        let mut process = command.spawn().unwrap();
+        let mut process = on_terminal(endpoint, arguments);
         let terminal = process.stderr.as_mut().unwrap();
         let mut shown = Vec::new();
         while !shown.ends_with(b"[y/N] ") {
@@ -160,4 +166,22 @@ async fn redrive_moves_after_yes_and_only_then() {
         world.moved_once(&[id]).await;
     })
     .await;
+}
+
+#[tokio::test]
+async fn progress_is_drawn_on_a_terminal_alone() {
+    let world = World::new().await;
+    for index in 0..3 {
+        let done = item(&format!("a#{index}"), "COMPLETED", &[]);
+        world.dynamo.put(TABLE, done).await;
+    }
+    let list = ["record", "list", "--table", TABLE, "--limit", "6"];
+    let listed = on_terminal(world.dynamo.endpoint(), &list);
+    let listed = timeout(PATIENCE, listed.wait_with_output()).await.unwrap();
+    let listed = Ended::of(listed.unwrap());
+    let bar = "[##########          ] 3 items, ";
+    assert!(listed.stderr.contains(bar), "{listed:?}");
+    assert!(listed.stderr.ends_with("\r\u{1b}[2K"), "{listed:?}");
+    let piped = run(world.dynamo.endpoint(), &list).await;
+    assert_eq!((piped.code, &*piped.stderr), (0, ""));
 }

@@ -13,7 +13,7 @@ use aws_sdk_sqs::{
 use sqs_once::protocol::Timestamp;
 use tokio::time::Instant;
 
-use crate::{aws::failed, output::Error};
+use crate::{aws::failed, output::Error, progress::Progress};
 
 pub(crate) const REASON: &str = "SqsOnceReason";
 pub(crate) const ERROR: &str = "SqsOnceError";
@@ -98,6 +98,7 @@ impl Queue {
         let mut more = true;
         let mut seen = HashSet::new();
         let until = Instant::now() + hide / 2;
+        let progress = Progress::new();
         while letters.len() < max && Instant::now() < until {
             let rest = i32::try_from(max - letters.len()).unwrap_or(BATCH);
             let received = self
@@ -129,6 +130,9 @@ impl Queue {
                     letters.push(letter);
                 }
             }
+            let received = letters.len();
+            let text = format!("{received} messages received, at most {max}");
+            progress.show(received as f64 / max as f64, &text);
         }
         Ok(Received { letters, more })
     }

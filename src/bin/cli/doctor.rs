@@ -46,8 +46,9 @@ impl Doctor {
         findings.retain(|finding| !skips(finding.check));
         let text = || {
             let mut text: String = findings.iter().map(show).collect();
+            let plural = if findings.len() == 1 { "" } else { "s" };
             text.push_str(&format!(
-                "{}: {} findings",
+                "{}: {} finding{plural}",
                 functions.join(", "),
                 findings.len()
             ));

@@ -8,6 +8,7 @@ mod dlq;
 mod doctor;
 mod journal;
 mod output;
+mod progress;
 mod record;
 mod redrive;
 mod table;

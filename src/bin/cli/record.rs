@@ -12,6 +12,7 @@ use sqs_once::{
 use crate::{
     aws,
     output::{End, Error, Format, answer, at, columns, confirm, in_words},
+    progress::Progress,
     table::Table,
     verdict::Verdict,
 };
@@ -282,6 +283,7 @@ impl List {
         let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
         let (mut records, mut next) = (Vec::new(), self.after.clone());
         let (mut items, mut units) = (0, 0.0);
+        let (max_units, progress) = (f64::from(self.max_units), Progress::new());
         loop {
             let page = store.list(&filter, next.as_deref(), PAGE, now).await;
             let page = page.map_err(Error::aws)?;
@@ -289,16 +291,17 @@ impl List {
             units += page.units;
             records.extend(page.records);
             next = page.next;
-            if format == Format::Text && next.is_some() && items % 10_000 < 1000 {
-                eprintln!(
-                    "{items} items read, {} found, {units} read units",
-                    records.len()
-                );
-            }
-            if next.is_none() || records.len() >= limit || units >= f64::from(self.max_units) {
+            let found = records.len();
+            let share = (found as f64 / f64::from(self.limit)).max(units / max_units);
+            progress.show(
+                share,
+                &format!("{items} items, {units} read units, {found} found"),
+            );
+            if next.is_none() || found >= limit || units >= max_units {
                 break;
             }
         }
+        drop(progress);
         // The rest of the last page is listed again after the last record of this one.
         if records.len() > limit {
             records.truncate(limit);

@@ -34,6 +34,7 @@ use crate::{
     dead_letters::{DeadLetter, ERROR, KEY, MORE, Queue, REASON, name_in, visibility_timeout},
     journal::{Journal, Step},
     output::{End, Error, Format, answer, columns, confirm},
+    progress::Progress,
     table::Table,
     verdict::Verdict,
 };
@@ -330,7 +331,12 @@ impl Run<'_> {
             let question = format!("Move these messages to {}?", self.to.name());
             confirm(&question, self.with.yes)?;
         }
-        for letter in selected {
+        let (count, progress) = (selected.len(), Progress::new());
+        for (index, letter) in selected.into_iter().enumerate() {
+            progress.show(
+                index as f64 / count as f64,
+                &format!("{index} of {count} messages"),
+            );
             let group = letter.group().filter(|_| self.from.is_fifo());
             if Instant::now() >= until {
                 let error = "the time of --hide was over before all messages were sent";
