@@ -274,8 +274,8 @@ async fn release_ends_lease_and_keeps_record() {
         number(&unchanged, "lease_until") > i64::try_from(Timestamp::now().as_millis()).unwrap()
     );
 
-    let released = world.record(&["release", KEY, "--yes"]).await;
-    assert_eq!(released.code, 0, "{released:?}");
+    let released = world.json(&["release", KEY, "--yes"]).await;
+    assert_eq!(released, json!({"key": KEY, "done": "released"}));
     let record = world.dynamo.record(TABLE, KEY).await.unwrap();
     assert!(number(&record, "lease_until") <= i64::try_from(Timestamp::now().as_millis()).unwrap());
     assert_eq!(

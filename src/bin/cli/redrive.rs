@@ -33,7 +33,7 @@ use crate::{
     aws::{self, failed},
     dead_letters::{DeadLetter, ERROR, KEY, MORE, Queue, REASON, name_in, visibility_timeout},
     journal::{Journal, Step},
-    output::{End, Error, Format, answer, columns, confirm},
+    output::{End, Error, Format, answer, columns, confirm, count},
     progress::Progress,
     table::Table,
     verdict::Verdict,
@@ -66,10 +66,10 @@ pub(crate) struct Redrive {
     #[arg(long, value_name = "FILE", required_unless_present = "dry_run")]
     journal: Option<PathBuf>,
     /// Number of messages to receive.
-    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     max: u32,
     /// Time for which received messages are hidden. All is to be sent in this time.
-    #[arg(long, default_value = "10m", value_parser = visibility_timeout)]
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = visibility_timeout)]
     hide: Duration,
     /// Shows the messages that would be moved, and moves none.
     #[arg(long)]
@@ -168,6 +168,8 @@ struct Run<'a> {
     stopped: BTreeSet<String>,
     /// No further message is tried.
     ended: bool,
+    /// Messages of the first round.
+    received: usize,
     report: Report,
 }
 
@@ -234,6 +236,7 @@ impl Redrive {
             groups: BTreeSet::new(),
             stopped: BTreeSet::new(),
             ended: false,
+            received: 0,
             report: Report::default(),
         };
         while run.round(journal.as_mut()).await? {}
@@ -289,6 +292,7 @@ impl Run<'_> {
         let received = self.from.receive(self.with.max as usize, hide).await?;
         self.report.more |= received.more;
         let letters = received.letters;
+        self.received = self.received.max(letters.len());
         let moved = self.move_selected(&letters, journal, until).await;
         let left = letters.iter();
         let left: Vec<_> = left
@@ -317,7 +321,7 @@ impl Run<'_> {
             let end = (verdict, Fate::NotTried);
             self.report.ends.insert(letter.id().to_owned(), end);
         }
-        if first {
+        if first && !self.with.dry_run {
             let plan = plan.iter().map(|(verdict, count): (&Verdict, &usize)| {
                 [count.to_string(), verdict.text().to_owned()]
             });
@@ -328,7 +332,12 @@ impl Run<'_> {
             return Ok(false);
         };
         if first {
-            let question = format!("Move these messages to {}?", self.to.name());
+            let question = format!(
+                "Move {} from {} to {}?",
+                count(selected.len(), "message"),
+                self.from.name(),
+                self.to.name()
+            );
             confirm(&question, self.with.yes)?;
         }
         let (count, progress) = (selected.len(), Progress::new());
@@ -488,18 +497,24 @@ impl Run<'_> {
         let named = self.with.message.iter();
         let absent: Vec<_> = named.filter(|id| !ends.contains_key(*id)).collect();
         let text = || {
+            if ends.is_empty() {
+                let received = count(self.received, "message");
+                return format!("{received} received, and none selected.");
+            }
+            if self.with.dry_run {
+                let rows = ends
+                    .iter()
+                    .map(|(id, (verdict, _))| [id.clone(), verdict.text().to_owned()]);
+                let messages = columns(["MESSAGE", "WHEN MOVED"], rows);
+                return format!(
+                    "{messages}\n\n{} would be moved.",
+                    count(ends.len(), "message")
+                );
+            }
             let rows = self.report.count().into_iter();
             let rows = rows.map(|((fate, verdict), count)| {
-                let fate = if self.with.dry_run {
-                    "dry run"
-                } else {
-                    fate.text()
-                };
-                [
-                    count.to_string(),
-                    fate.to_owned(),
-                    verdict.text().to_owned(),
-                ]
+                let (fate, verdict) = (fate.text().to_owned(), verdict.text().to_owned());
+                [count.to_string(), fate, verdict]
             });
             columns(["MESSAGES", "END", "WHEN MOVED"], rows)
         };
