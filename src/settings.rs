@@ -4,13 +4,14 @@ mod unknown;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    env, fmt,
+    env, fmt, io,
     num::NonZeroUsize,
     time::Duration,
 };
 
 use aws_config::SdkConfig;
 use aws_sdk_dynamodb::Client;
+use tokio::runtime::{Builder, Runtime};
 
 #[cfg(feature = "visibility")]
 use crate::sqs::Visibility;
@@ -26,6 +27,9 @@ use crate::{
         metrics::{checked_namespace, checked_service},
     },
 };
+
+/// Memory of a function with one vCPU, in MB.
+const MEMORY_OF_A_VCPU: u32 = 1769;
 
 /// Bounds the read at start: Lambda's init phase ends after 10 seconds.
 const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
@@ -99,6 +103,7 @@ const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
 /// | `CONSUMER_METRICS_SERVICE` | `POWERTOOLS_SERVICE_NAME`, else function name | dimension `service` of the metrics |
 /// | `CONSUMER_METRICS_WRITE_UNITS` | `off` | asks DynamoDB for the write units, for the metric `WriteUnits`; not used by `on_item` |
 /// | `CONSUMER_LOG_SAMPLE_COMPLETED` | `1` | share of the completed messages that are logged, from `0` to `1`; all other outcomes are logged |
+/// | `CONSUMER_RUNTIME` | `auto` | threads of the runtime: `single`, `multi`, or `auto`, which is `multi` with two vCPUs or more ([`Settings::runtime`]) |
 /// | `CONSUMER_PRIME` | `on` | reads the table once at start; not used by `on_item` |
 ///
 /// `AWS_LAMBDA_RUNTIME_API` must be set, since [`run`](crate::run) needs it.
@@ -302,6 +307,59 @@ impl Settings {
         self.optional(name, default, positive)
     }
 
+    /// The runtime of the function, as `CONSUMER_RUNTIME` says.
+    ///
+    /// - `single` runs everything on one thread. A batch of ten messages then needs a quarter less
+    ///   CPU time. A handler that blocks this thread stops the whole batch: no other message runs,
+    ///   no outcome is recorded and no deadline is kept. A poll of more than 100 ms is logged. Run
+    ///   blocking code by [`spawn_blocking`](tokio::task::spawn_blocking).
+    /// - `multi` runs one thread for each vCPU. A blocked thread does not delay the response, but
+    ///   messages whose next step is queued on that thread wait.
+    /// - `auto`, the default, is `multi` with at least two vCPUs: `AWS_LAMBDA_FUNCTION_MEMORY_SIZE`
+    ///   from 3,538, since 1,769 MB have one vCPU (*AWS Lambda Developer Guide*, "Configure Lambda
+    ///   function memory"). Otherwise, and without this variable, it is `single`.
+    ///
+    /// An invalid value is reported with the errors of the other variables. Until then `single`
+    /// stands in.
+    ///
+    /// # Errors
+    ///
+    /// If the operating system refuses the runtime's resources.
+    ///
+    /// ```no_run
+    /// use sqs_once::{Attempt, Failure, Settings, handler_fn, telemetry};
+    ///
+    /// async fn greet(name: String, _: Attempt) -> Result<String, Failure> {
+    ///     Ok(format!("hello {name}"))
+    /// }
+    ///
+    /// fn main() -> Result<(), lambda_runtime::Error> {
+    ///     telemetry::init();
+    ///     let mut settings = Settings::from_env();
+    ///     settings.runtime()?.block_on(async {
+    ///         sqs_once::run(settings.once(Ok(handler_fn(greet))).await?).await
+    ///     })
+    /// }
+    /// ```
+    pub fn runtime(&mut self) -> io::Result<Runtime> {
+        let mut builder = match self.has_threads() {
+            Ok(true) => Builder::new_multi_thread(),
+            Ok(false) | Err(_) => Builder::new_current_thread(),
+        };
+        builder.enable_all().build()
+    }
+
+    fn has_threads(&mut self) -> Result<bool, SettingsError> {
+        let memory = self.value("AWS_LAMBDA_FUNCTION_MEMORY_SIZE");
+        let memory = memory.and_then(|megabytes| megabytes.parse::<u32>().ok());
+        self.optional("CONSUMER_RUNTIME", "auto", |text| match text {
+            "auto" => Ok(memory.is_some_and(|memory| memory >= 2 * MEMORY_OF_A_VCPU)),
+            "single" => Ok(false),
+            "multi" => Ok(true),
+            _ => Err("must be `auto`, `single` or `multi`"),
+        })
+    }
+
     /// A consumer in the mode [`Once`]. `handler` is the handler, or an error of the handler's own
     /// variables. Reads the table once, unless `CONSUMER_PRIME` is `off`; a failure of that read
     /// is logged.
@@ -435,8 +493,14 @@ impl Settings {
     #[doc(hidden)]
     #[must_use]
     pub fn problems(mut self) -> Vec<String> {
-        let (_records, _batches) = (self.records(), self.batches(Some("20d")));
+        self.read_all();
         self.errors
+    }
+
+    /// Reads every variable of a consumer with a table of records.
+    fn read_all(&mut self) {
+        let (_records, _batches) = (self.records(), self.batches(Some("20d")));
+        let _threads = self.has_threads();
     }
 
     fn layout(&mut self) -> Result<Layout, SettingsError> {
@@ -803,6 +867,8 @@ fn on_or_off(text: &str) -> Result<bool, &'static str> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::runtime::RuntimeFlavor;
+
     use super::*;
 
     const REQUIRED: [(&str, &str); 3] = [
@@ -985,6 +1051,35 @@ mod tests {
             error.errors(),
             ["CONSUMER_DEAD_LETTER: `on` needs CONSUMER_VISIBILITY=on, which calls SQS too"]
         );
+    }
+
+    #[test]
+    fn runtime_has_threads_from_two_vcpus_on() {
+        let flavor = |setting: &str, memory: &str| {
+            let mut settings = Settings::from_vars([
+                ("CONSUMER_RUNTIME", setting),
+                ("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", memory),
+            ]);
+            let runtime = settings.runtime().unwrap();
+            (runtime.handle().runtime_flavor(), settings.errors)
+        };
+        use RuntimeFlavor::{CurrentThread, MultiThread};
+        for (setting, memory, expected) in [
+            ("", "", CurrentThread),
+            ("auto", "128", CurrentThread),
+            ("auto", "3537", CurrentThread),
+            ("auto", "3538", MultiThread),
+            ("single", "10240", CurrentThread),
+            ("multi", "128", MultiThread),
+        ] {
+            assert_eq!(
+                flavor(setting, memory),
+                (expected, vec![]),
+                "{setting} {memory}"
+            );
+        }
+        let error = "CONSUMER_RUNTIME: must be `auto`, `single` or `multi`".to_owned();
+        assert_eq!(flavor("two", "10240"), (CurrentThread, vec![error]));
     }
 
     #[test]

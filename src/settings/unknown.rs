@@ -19,7 +19,7 @@ impl Settings {
         }
         // All names, also those that this consumer's mode does not read.
         let mut all = Self::from_vars::<String, String>([]);
-        let (_records, _batches) = (all.records(), all.batches(None));
+        all.read_all();
         names.retain(|name| !all.read.contains(name));
         let with_nearest = names.into_iter().map(|name| {
             let known = self.read.union(&all.read);

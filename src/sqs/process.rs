@@ -11,6 +11,7 @@ use super::{
     batch::{Batch, Progress},
     consumer::{Consumer, FifoAfterPermanent},
     lanes::{Lane, LaneKind},
+    long_polls::warn_of_long_polls,
     message::{Identity, InvalidMessage, Message},
     processed::Processed,
 };
@@ -226,7 +227,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                 let _running = progress.handler_starts(attempt.history());
                 let body = body.take().map_or_else(|| message.parse(), Ok);
                 let body = body.map_err(|InvalidMessage(why)| Failure::permanent(why))?;
-                handler.handle(body, attempt).await
+                warn_of_long_polls(pin!(handler.handle(body, attempt))).await
             };
             let outcome = self.mode.run(operation, work).await;
             let conflict = matches!(outcome, Outcome::Conflict { .. });
