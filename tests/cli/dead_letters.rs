@@ -383,6 +383,7 @@ async fn redrive_says_which_messages_run_again() {
         let planned = world.redrive(&["--all", "--dry-run"]).await;
         assert_eq!(planned.code, 0, "{planned:?}");
         assert_eq!(ends(&planned), wanted);
+        assert!(planned.stdout.contains("\"key\":\"p#full\""), "{planned:?}");
         assert_eq!(
             (
                 world.count(&world.dead).await,

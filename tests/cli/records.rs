@@ -261,6 +261,26 @@ async fn list_is_bounded_and_continues_after_last_key() {
 }
 
 #[tokio::test]
+async fn list_stops_after_max_units_and_states_cost() {
+    let world = World::new().await;
+    // More items than one page.
+    for index in 0..1001 {
+        world.put(&format!("a#{index}"), "COMPLETED", &[]).await;
+    }
+    let arguments = ["list", "--status", "failed", "--max-units", "1"];
+    let listed = world.json(&arguments).await;
+    let counted = (&listed["records"], &listed["items_read"]);
+    assert_eq!(counted, (&json!([]), &json!(1000)));
+    let units = listed["read_units"].as_f64().unwrap();
+    assert!(units >= 1.0, "{listed}");
+    let text = world.record(&arguments).await.stdout;
+    let cost = format!("0 records found. Cost: {units} read units, for 1000 items.");
+    assert!(text.contains(&cost), "{text}");
+    let next = listed["next"].as_str().unwrap();
+    assert!(text.contains(&format!("--after '{next}'")), "{text}");
+}
+
+#[tokio::test]
 async fn release_ends_lease_and_keeps_record() {
     let world = World::new().await;
     world

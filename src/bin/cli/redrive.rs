@@ -130,10 +130,18 @@ impl Fate {
     }
 }
 
+/// A selected message.
+struct Selected {
+    key: Option<String>,
+    verdict: Verdict,
+    fate: Fate,
+}
+
 /// The ends of all messages of a redrive.
 #[derive(Default)]
 struct Report {
-    ends: BTreeMap<String, (Verdict, Fate)>,
+    /// By message id.
+    ends: BTreeMap<String, Selected>,
     /// The first error that left a message.
     error: Option<String>,
     /// A round ended before the queue was empty.
@@ -144,13 +152,13 @@ impl Report {
     fn is_left(&self, message: &str) -> bool {
         self.ends
             .get(message)
-            .is_none_or(|(_, fate)| fate.is_left())
+            .is_none_or(|selected| selected.fate.is_left())
     }
 
     fn count(&self) -> BTreeMap<(Fate, Verdict), usize> {
         let mut counts = BTreeMap::new();
-        for &(verdict, fate) in self.ends.values() {
-            *counts.entry((fate, verdict)).or_default() += 1;
+        for selected in self.ends.values() {
+            *counts.entry((selected.fate, selected.verdict)).or_default() += 1;
         }
         counts
     }
@@ -318,7 +326,11 @@ impl Run<'_> {
         for letter in &selected {
             let verdict = self.verdict(letter).await;
             *plan.entry(verdict).or_insert(0) += 1;
-            let end = (verdict, Fate::NotTried);
+            let end = Selected {
+                key: letter.attribute(KEY).map(str::to_owned),
+                verdict,
+                fate: Fate::NotTried,
+            };
             self.report.ends.insert(letter.id().to_owned(), end);
         }
         if first && !self.with.dry_run {
@@ -367,8 +379,8 @@ impl Run<'_> {
                     left.fate
                 }
             };
-            if let Some((_, end)) = self.report.ends.get_mut(letter.id()) {
-                *end = fate;
+            if let Some(selected) = self.report.ends.get_mut(letter.id()) {
+                selected.fate = fate;
             }
             // A message that was sent is ahead of its group, deleted or not.
             if !matches!(fate, Fate::Moved | Fate::Deleted | Fate::SentNotDeleted) {
@@ -502,10 +514,11 @@ impl Run<'_> {
                 return format!("{received} received, and none selected.");
             }
             if self.with.dry_run {
-                let rows = ends
-                    .iter()
-                    .map(|(id, (verdict, _))| [id.clone(), verdict.text().to_owned()]);
-                let messages = columns(["MESSAGE", "WHEN MOVED"], rows);
+                let rows = ends.iter().map(|(id, selected)| {
+                    let key = selected.key.clone().unwrap_or_default();
+                    [id.clone(), key, selected.verdict.text().to_owned()]
+                });
+                let messages = columns(["MESSAGE", "KEY", "WHEN MOVED"], rows);
                 return format!(
                     "{messages}\n\n{} would be moved.",
                     count(ends.len(), "message")
@@ -519,8 +532,13 @@ impl Run<'_> {
             columns(["MESSAGES", "END", "WHEN MOVED"], rows)
         };
         let json = || {
-            let messages = ends.iter().map(|(id, (verdict, fate))| {
-                json!({"message_id": id, "end": fate.name(), "when_moved": verdict.name()})
+            let messages = ends.iter().map(|(id, selected)| {
+                json!({
+                    "message_id": id,
+                    "key": selected.key,
+                    "end": selected.fate.name(),
+                    "when_moved": selected.verdict.name(),
+                })
             });
             let messages: Vec<Value> = messages.collect();
             let (from, to) = (&self.from.url, &self.to.url);
@@ -540,7 +558,7 @@ impl Run<'_> {
         for id in &absent {
             eprintln!("sqs-once: message {id} was not received: another receiver may hide it");
         }
-        let left = !self.with.dry_run && ends.values().any(|(_, fate)| fate.is_left());
+        let left = !self.with.dry_run && ends.values().any(|selected| selected.fate.is_left());
         // Messages that are named were all looked for.
         let more = self.report.more && (self.with.all || !self.with.reason.is_empty());
         if more {
