@@ -400,6 +400,18 @@ async fn missing_table_is_logged_at_start() {
 }
 
 #[tokio::test]
+async fn misspelt_variable_is_logged_at_start() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[("CONSUMER_CONCURENCY", "4")]).await;
+    let told = |line: &Value| {
+        line["level"] == "WARN"
+            && line["variable"] == "CONSUMER_CONCURENCY"
+            && line["nearest"] == "CONSUMER_CONCURRENCY"
+    };
+    lambda.logged(1, told).await;
+}
+
+#[tokio::test]
 async fn dynamodb_outage_fails_no_invocation_if_set() {
     let (dynamo, gateway) = (Dynamo::start().await, Gateway::start().await);
     let off = [NO_QUEUE[0], ("CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE", "off")];
