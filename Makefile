@@ -53,9 +53,14 @@ PROGRAM  := $(RELEASE) --package programs --bin
 test test-localstack test-powertools soak: export SQS_ONCE_REQUIRE_ALL := 1
 
 .PHONY: test
-test: programs ## Run every test; a local cloud is started, unless AWS_ENDPOINT_URL names one
+test: programs ## Run every test and the runbook; a local cloud is started, unless AWS_ENDPOINT_URL names one
 	python local/cloud.py run -- python local/suites.py
 	cargo test --locked --features cli --doc
+	python local/runbook.py
+
+.PHONY: runbook
+runbook: $(VENV) ## Run the commands of docs/runbook.md against a local cloud
+	python local/runbook.py
 
 .PHONY: programs
 programs: $(VENV) ## Build the release programs that the tests run
