@@ -299,7 +299,8 @@ pub(super) fn rows(heading: &str) -> Vec<Vec<String>> {
     let page = fs::read_to_string(path).unwrap();
     let (_, section) = page.split_once(&format!("\n## {heading}\n")).unwrap();
     let section = section.split("\n## ").next().unwrap();
-    let rows = section.lines().filter(|line| line.starts_with("| `"));
+    let of_name = |line: &&str| line.starts_with("| `") || line.starts_with("| [`");
+    let rows = section.lines().filter(of_name);
     let cells = |row: &str| {
         row.trim_matches('|')
             .split(" | ")
