@@ -21,7 +21,7 @@ help: ## List the verbs
 # ---- see it work -------------------------------------------------------------------------------
 
 .PHONY: demo
-demo: $(VENV) ## Deploy to a local cloud, send orders, kill workers, and check the promises
+demo: $(VENV) ## Deploy to a local cloud, send orders, kill workers, and check the promises; KEEP=1 leaves it running
 	python local/demo.py
 
 .PHONY: demo-inbox
