@@ -143,6 +143,7 @@ lint: $(VENV) $(CHECKOV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licence
 	ruff format --config local/pyproject.toml --check local tests
 	mypy --config-file local/pyproject.toml
 	python local/prose.py --self-test && python local/prose.py
+	python local/sizing.py --check
 	sam validate --lint --region us-east-1
 	sam validate --lint --region us-east-1 --template-file examples/place_order.template.yaml
 	cfn-lint template.yaml examples/place_order.template.yaml

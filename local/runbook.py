@@ -22,6 +22,7 @@ from pathlib import Path
 import demo
 import deployment
 import gateway
+import sizing
 import yaml
 from cloud import ROOT, STATE, Cloud, Template, Unavailable, ministack, run, unwind_on_signals
 from deployment import Failed, say
@@ -260,6 +261,20 @@ def try_commands(stack: Stack, page: str, directory: Path, variables: dict[str, 
     return passed
 
 
+def sizes_of_lines(stack: Stack) -> list[str]:
+    """Constants of local/sizing.py that differ by more than a quarter from the lines of this run."""
+    lines = list(deployment.log_lines(stack.cloud, stack.outputs["LogGroupName"]))
+    problems = []
+    for name, assumed, found in (
+        ("MESSAGE_LINE", sizing.MESSAGE_LINE, [line for line in lines if line.get("outcome") == "completed"]),
+        ("BATCH_LINE", sizing.BATCH_LINE, [line for line in lines if line.get("BatchSize") == 1]),
+    ):
+        mean = sum(len(json.dumps(line, separators=(",", ":"))) for line in found) / max(1, len(found))
+        if not 0.75 < mean / assumed < 1.25:
+            problems.append(f"local/sizing.py: {name} is {assumed}, but {len(found)} lines have {mean:.0f} bytes")
+    return problems
+
+
 def main() -> int:
     unwind_on_signals()
     STATE.mkdir(exist_ok=True)
@@ -281,6 +296,8 @@ def main() -> int:
         outputs = deployment.deploy(cloud, STACK, **PARAMETERS, PaymentGatewayUrl=ledger.url)
         stack = Stack(cloud, ledger, outputs)
         stack.prepare()
+        if problems := sizes_of_lines(stack):
+            raise Failed("\n".join(problems))
         say("running the commands of docs/runbook.md")
         return 0 if try_commands(stack, page, programs, variables) else 1
 
