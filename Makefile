@@ -24,6 +24,10 @@ help: ## List the verbs
 demo: $(VENV) ## Deploy to a local cloud, send orders, kill workers, and check the promises; KEEP=1 leaves it running
 	python local/demo.py
 
+.PHONY: pictures
+pictures: $(VENV) ## Draw the last `make demo` and its dashboard into docs/images
+	python local/pictures.py
+
 .PHONY: demo-inbox
 demo-inbox: $(VENV) ## Sell 100 pieces to 300 orders on a local cloud, kill workers, and check the promises
 	python local/demo_inbox.py $(SEED)

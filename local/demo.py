@@ -43,6 +43,7 @@ PARAMETERS = {
     "FunctionTimeout": "2",
     "PaymentGatewayTimeout": "1s",
     "MaxReceiveCount": "3",
+    "ConsumerMetricsWriteUnits": "on",
 }
 SETTLE_WITHIN = 85.0
 BUILT = ROOT / ".aws-sam" / "build" / "template.yaml"
