@@ -279,7 +279,7 @@ def chart(x: float, y: float, width: float, height: float, properties: Json, run
         yield text(right, level + 11, limit["label"], 9.5, "#d13212", text_anchor="end")
     for number, s in enumerate(drawn):
         # Points of later series are smaller, so that equal values do not hide each other.
-        radius = max(1.8, 4.0 - 0.5 * number)
+        radius = max(1.6, 4.6 - 1.1 * number)
         places = [place(time, value, s.right) for time, value in s.points]
         path = " ".join(f"{at:.1f},{level:.1f}" for at, level in places)
         yield f'<polyline points="{path}" fill="none" stroke="{s.colour}" stroke-width="1.6"/>'

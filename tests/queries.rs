@@ -181,7 +181,7 @@ fn meant(heading: &str, line: &Value) -> bool {
     let text = |name: &str| line[name].as_str().unwrap_or_default();
     let (outcome, level, message) = (text("outcome"), text("level"), text("message"));
     match heading {
-        "Outcomes" | "Times" => !outcome.is_empty(),
+        "Count of outcomes" | "Times" => !outcome.is_empty(),
         "Failures by reason" => {
             TROUBLE.contains(&outcome) && !(outcome == "conflict" && level == "INFO")
         }
