@@ -315,7 +315,7 @@ fn docs_list_every_alarm() {
     let template = read(CONSUMER);
     let alarms = of_type(&template, "AWS::CloudWatch::Alarm").into_iter();
     let section = |name: &str| format!("[`{name}`](runbook.md#{})", name.to_lowercase());
-    let alarms: BTreeSet<_> = alarms.map(|(name, _)| section(&name)).collect();
+    let alarms: BTreeSet<_> = alarms.map(|(name, _)| section(name)).collect();
     let documented = rows("Alarms").into_iter().map(|row| row[0].clone());
     assert_eq!(documented.collect::<BTreeSet<_>>(), alarms);
 }
