@@ -330,6 +330,11 @@ def main() -> int:
         print("make pictures: run `make demo` first", file=sys.stderr)
         return 1
     kept = json.loads(demo.KEPT.read_text())
+    if "\u2026" in kept["output"]:
+        print(
+            f"make pictures: run `make demo` in a terminal of {COLUMNS} columns, or `make demo | cat`", file=sys.stderr
+        )
+        return 1
     IMAGES.mkdir(exist_ok=True)
     (IMAGES / "demo.svg").write_text(terminal(kept["output"]))
     (IMAGES / "dashboard.svg").write_text(drawing(dashboard(), Run.of(kept, len(kept["stacks"]) - 1)))
