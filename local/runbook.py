@@ -262,16 +262,19 @@ def try_commands(stack: Stack, page: str, directory: Path, variables: dict[str, 
 
 
 def sizes_of_lines(stack: Stack) -> list[str]:
-    """Constants of local/sizing.py that differ by more than a quarter from the lines of this run."""
+    """Sizes assumed by local/sizing.py that differ by more than a quarter from the lines of this run."""
     lines = list(deployment.log_lines(stack.cloud, stack.outputs["LogGroupName"]))
+    messages = [line for line in lines if line.get("outcome") == "completed"]
+    batches = [line for line in lines if "BatchSize" in line]
+    per_batch = [sizing.BATCH_LINE + sizing.BATCH_LINE_PER_MESSAGE * line["BatchSize"] for line in batches]
     problems = []
-    for name, assumed, found in (
-        ("MESSAGE_LINE", sizing.MESSAGE_LINE, [line for line in lines if line.get("outcome") == "completed"]),
-        ("BATCH_LINE", sizing.BATCH_LINE, [line for line in lines if line.get("BatchSize") == 1]),
+    for kind, found, assumed in (
+        ("message", messages, sizing.MESSAGE_LINE * len(messages)),
+        ("batch", batches, sum(per_batch)),
     ):
-        mean = sum(len(json.dumps(line, separators=(",", ":"))) for line in found) / max(1, len(found))
-        if not 0.75 < mean / assumed < 1.25:
-            problems.append(f"local/sizing.py: {name} is {assumed}, but {len(found)} lines have {mean:.0f} bytes")
+        size = sum(len(json.dumps(line, separators=(",", ":"))) for line in found)
+        if not 0.75 * assumed < size < 1.25 * assumed:
+            problems.append(f"local/sizing.py assumes {assumed} bytes for {len(found)} lines of a {kind}, not {size}")
     return problems
 
 
