@@ -23,6 +23,7 @@ import demo
 import deployment
 import gateway
 import sizing
+import suites
 import yaml
 from cloud import ROOT, STATE, Cloud, Template, Unavailable, ministack, run, unwind_on_signals
 from deployment import Failed, say
@@ -287,7 +288,7 @@ def main() -> int:
     say("building the consumer and sqs-once")
     demo.build()
     # The command of the test suites, so that both share one build.
-    if run(["cargo", "test", "--locked", "--features", "cli", "--no-run", "--test", "cli"], os.environ) != 0:
+    if run(["cargo", "test", "--locked", "--features", suites.FEATURES, "--no-run", "--test", "cli"], os.environ) != 0:
         raise Failed("sqs-once does not compile")
     with ministack("runbook") as cloud, gateway.serve(workers_of=cloud.pid) as ledger, contextlib.ExitStack() as files:
         programs = Path(files.enter_context(tempfile.TemporaryDirectory(dir=STATE)))
