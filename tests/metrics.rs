@@ -410,11 +410,12 @@ const DIRECTIVE: &str = "/_aws/CloudWatchMetrics/0";
 
 /// Asserts that the check rejects the good line with `value` at `place`, for `reason`.
 #[track_caller]
-fn rejected(place: &str, value: Value, reason: &str) {
+fn rejected(place: &str, value: &Value, reason: &str) {
     let mut line = good_line();
     *line.pointer_mut(place).unwrap() = value.clone();
-    let error = emf::check(&line).expect_err(&format!("{place} = {value}"));
-    assert!(error.contains(reason), "{place} = {value}: {error}");
+    let checked = emf::check(&line);
+    let found = checked.as_ref().is_err_and(|error| error.contains(reason));
+    assert!(found, "{place} = {value}: {checked:?}");
 }
 
 #[test]
@@ -441,6 +442,7 @@ fn lines_that_the_specification_allows_pass() {
 fn lines_that_break_the_schema_are_rejected() {
     let long = |length| json!("x".repeat(length));
     for (place, value, rule) in [
+        ("", json!([]), "type"),
         ("/_aws", json!([]), "type"),
         ("/_aws", json!({"CloudWatchMetrics": []}), "required"),
         ("/_aws", json!({"Timestamp": 1}), "required"),
@@ -449,7 +451,7 @@ fn lines_that_break_the_schema_are_rejected() {
         ("/_aws/CloudWatchMetrics", json!({}), "type"),
         ("/_aws/CloudWatchMetrics/0", json!("n"), "type"),
     ] {
-        rejected(place, value, rule);
+        rejected(place, &value, rule);
     }
     for (place, value, rule) in [
         ("Namespace", json!(""), "minLength"),
@@ -460,12 +462,18 @@ fn lines_that_break_the_schema_are_rejected() {
         ("Dimensions", json!({}), "type"),
         ("Dimensions/0", json!("service"), "type"),
         ("Dimensions/0", json!(vec!["service"; 31]), "maxItems"),
+        ("Dimensions/0/0", json!(1), "type"),
+        ("Dimensions/0/0", json!("two\nlines"), "pattern"),
         ("Dimensions/0/0", json!(""), "minLength"),
         ("Dimensions/0/0", long(251), "maxLength"),
         ("Metrics", json!({}), "type"),
+        ("Metrics/0", json!("A"), "type"),
         ("Metrics/0", json!({"Unit": "Count"}), "required"),
+        ("Metrics/0/Name", json!(1), "type"),
+        ("Metrics/0/Name", json!("two\nlines"), "pattern"),
         ("Metrics/0/Name", json!(""), "minLength"),
         ("Metrics/0/Name", long(1025), "maxLength"),
+        ("Metrics/0/Unit", json!(1), "type"),
         ("Metrics/0/Unit", json!("Counts"), "pattern"),
         ("Metrics/0/Unit", json!("count"), "pattern"),
         (
@@ -474,7 +482,7 @@ fn lines_that_break_the_schema_are_rejected() {
             "type",
         ),
     ] {
-        rejected(&format!("{DIRECTIVE}/{place}"), value, rule);
+        rejected(&format!("{DIRECTIVE}/{place}"), &value, rule);
     }
     for member in ["Namespace", "Dimensions", "Metrics"] {
         let mut line = good_line();
@@ -497,7 +505,7 @@ fn lines_that_break_the_text_are_rejected() {
         ("/service", json!("x".repeat(1025)), "dimension"),
         ("/B", json!("x".repeat(256 * 1024)), "longer"),
     ] {
-        rejected(place, value, rule);
+        rejected(place, &value, rule);
     }
     let metrics: Vec<_> = (0..101).map(|_| json!({"Name": "A"})).collect();
     for (place, value, rule) in [
@@ -512,7 +520,7 @@ fn lines_that_break_the_text_are_rejected() {
             "StorageResolution",
         ),
     ] {
-        rejected(&format!("{DIRECTIVE}/{place}"), value, rule);
+        rejected(&format!("{DIRECTIVE}/{place}"), &value, rule);
     }
     for place in ["/_aws", DIRECTIVE] {
         let mut line = good_line();

@@ -10,9 +10,10 @@ use serde_json::Value;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::{
-    ledger::{Death, Event, Ledger, Worker},
+    environment::Environment,
+    ledger::{Death, Invocation, Ledger, Worker},
     plan::Seed,
-    support::runtime_api::{Answer, Lambda},
+    support::runtime_api::Answer,
 };
 
 /// Timeout after which Lambda kills the function.
@@ -33,7 +34,7 @@ pub(crate) enum Fate {
 
 impl Fate {
     /// A third are frozen, and every other one of those is thawed.
-    pub(crate) fn of(seed: Seed, worker: Worker, invocation: u32) -> Self {
+    pub(crate) fn of(seed: Seed, worker: Worker, invocation: Invocation) -> Self {
         let mut dice = seed.dice(("fate", worker, invocation));
         // A third at any time: in the SDK's retries, late writes, the gateway's timeout, the
         // cut-off before the deadline, the visibility change. Few invocations take that long. A
@@ -52,51 +53,51 @@ impl Fate {
 /// Invokes the process and applies its fate, unless the response comes first. Returns `None` for
 /// the response of a process that died first.
 pub(crate) async fn survive(
-    lambda: &Lambda,
+    environment: &Environment,
     event: Value,
     fate: Fate,
-    (worker, ledger): (Worker, &Ledger),
+    ledger: &Ledger,
 ) -> (Option<Answer>, Option<Death>) {
     let timeout = Instant::now() + FUNCTION_TIMEOUT;
     let deadline = SystemTime::now() + FUNCTION_TIMEOUT;
     let deadline = deadline.duration_since(UNIX_EPOCH).unwrap().as_millis();
-    let patience = match fate {
-        // The process is not killed at the deadline it was given.
-        Fate::Thawed(_) => 2 * FUNCTION_TIMEOUT,
-        _ => FUNCTION_TIMEOUT,
-    };
-    let invocation = lambda.invoke_until(event, deadline.try_into().unwrap(), patience);
+    let deadline = deadline.try_into().unwrap();
+    // Lambda's own patience is longer, since it kills the process, and one that is thawed later
+    // must live on.
+    let patience = 2 * FUNCTION_TIMEOUT;
+    let invocation = environment.lambda.invoke_until(event, deadline, patience);
     tokio::pin!(invocation);
-    let early = match fate {
-        Fate::Spared => None,
-        Fate::Killed(when) | Fate::Frozen(when) | Fate::Thawed(when) => tokio::select! {
-            answer = &mut invocation => Some(answer),
-            () = sleep(when) => None,
-        },
-    };
-    let answer = match (early, fate) {
-        (Some(answer), _) => answer,
-        (None, Fate::Killed(_)) => return (None, Some(Death::Killed)),
-        (None, Fate::Frozen(_) | Fate::Thawed(_)) => {
-            signal(lambda.pid(), "-STOP");
-            ledger.note(Event::Frozen { worker });
-            return tokio::select! {
-                answer = invocation => match answer {
-                    Answer::TimedOut => (None, Some(Death::FrozenUntilTimeout)),
-                    // One moment before.
-                    answer => (Some(answer), Some(Death::Killed)),
-                },
-                () = sleep_until(timeout) => (None, Some(Death::FrozenUntilTimeout)),
-            };
+    let mut frozen = false;
+    if let Fate::Killed(when) | Fate::Frozen(when) | Fate::Thawed(when) = fate {
+        tokio::select! {
+            answer = &mut invocation => return ended(answer),
+            () = sleep(when) => {}
         }
-        (None, Fate::Spared) => invocation.await,
-    };
-    let death = match answer {
-        Answer::TimedOut => Some(Death::TimedOut),
-        Answer::Exited => Some(Death::Crashed),
-        Answer::Response(_) | Answer::Error(_) => None,
-    };
-    (Some(answer), death)
+        if let Fate::Killed(_) = fate {
+            return (None, Some(Death::Killed));
+        }
+        environment.freeze(ledger);
+        frozen = true;
+    }
+    tokio::select! {
+        answer = invocation => match ended(answer) {
+            // The process responded one moment before it was frozen.
+            (answer, None) if frozen => (answer, Some(Death::Killed)),
+            ended => ended,
+        },
+        () = sleep_until(timeout) => (None, Some(match environment.is_frozen() {
+            true => Death::FrozenUntilTimeout,
+            false => Death::TimedOut,
+        })),
+    }
+}
+
+fn ended(answer: Answer) -> (Option<Answer>, Option<Death>) {
+    match answer {
+        Answer::TimedOut => (None, Some(Death::TimedOut)),
+        Answer::Exited => (None, Some(Death::Crashed)),
+        Answer::Response(_) | Answer::Error(_) => (Some(answer), None),
+    }
 }
 
 pub(crate) fn signal(pid: u32, name: &str) {

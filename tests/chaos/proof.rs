@@ -22,7 +22,11 @@ pub(crate) fn sent(n: usize, kind: Kind, group: Option<&str>) -> Event {
 /// Worker n gets a message at its nth receive.
 pub(crate) fn delivered(n: usize, worker: u32) -> Event {
     let delivery = (format!("m-{n}"), worker);
-    Event::Delivered { delivery, worker }
+    Event::Delivered {
+        delivery,
+        worker,
+        invocation: 1,
+    }
 }
 
 pub(crate) fn returned(n: usize, worker: u32, end: End) -> Event {
@@ -88,6 +92,7 @@ pub(crate) fn dead_lettered(n: usize) -> Event {
 pub(crate) fn said(n: usize, worker: u32, outcome: &str) -> Event {
     Event::DeliveryLog {
         delivery: (format!("m-{n}"), worker),
+        request_id: format!("r-{worker}"),
         outcome: outcome.into(),
         detail: String::new(),
     }
@@ -458,7 +463,9 @@ fn success_reported_as_failed_is_found() {
         let message = "m-1".to_owned();
         events.push(Event::Late { message, worker: 7 });
         clean(&events);
-        clean(&reported(End::WorkerDied, outcome));
+        let mut died_before = reported(End::WorkerDied, outcome);
+        died_before.push(died(7, Death::Killed));
+        clean(&died_before);
     }
     for outcome in ["lease_lost", "not_started"] {
         clean(&reported(End::ReportedFailed, outcome));
@@ -498,6 +505,7 @@ fn fifo_group_out_of_order_is_found() {
     ] {
         let holds_back = kind == Kind::Declined && settled.is_none();
         let mut events = vec![sent(1, kind, Some("g")), sent(2, Kind::Good, Some("g"))];
+        events.push(delivered(1, 7));
         events.extend(settled);
         events.extend(charged(2));
         events.extend([returned(2, 7, End::Acknowledged), dead_lettered(1)]);

@@ -57,6 +57,7 @@ fn given_up(receives: Vec<Vec<Event>>) -> Vec<Event> {
 fn conflict(receive: u32, owner: &str) -> Event {
     Event::DeliveryLog {
         delivery: ("m-1".into(), receive),
+        request_id: "r-7".into(),
         outcome: "conflict".into(),
         detail: format!("lease held by {owner} until"),
     }
@@ -117,7 +118,7 @@ fn conflict_without_other_claim_is_found() {
         // A conflict with its own claim, whose response was lost.
         with(vec![], claim("b"), "b"),
     ] {
-        caught(&wrong, "nobody else held a claim");
+        caught(&wrong, "no other attempt held a claim");
     }
 }
 
