@@ -275,14 +275,18 @@ impl fmt::Display for Measurements<'_> {
         let answered = self.batches.values().filter(|batch| batch.answered);
         let compared = self.batches.iter().flat_map(|(place, batch)| {
             let written = batch.metrics.iter();
-            written.map(|written| self.compared(*place, batch, written).len())
+            written.flat_map(|written| self.compared(*place, batch, written))
         });
+        let compared: Vec<Compared> = compared.collect();
+        let differ = compared
+            .iter()
+            .filter(|(_, events, metrics)| events != metrics);
         writeln!(
             f,
             "Metrics: {} batches were answered. Of {} compared counters, {} differ from the events.",
             answered.count(),
-            compared.sum::<usize>(),
-            self.violations().len()
+            compared.len(),
+            differ.count()
         )?;
         self.listed(
             f,

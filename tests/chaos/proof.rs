@@ -226,6 +226,44 @@ fn second_charge_is_found_unless_first_was_cut_off() {
     }
 }
 
+/// The message is delivered twice to concurrent invocations of one process, and one of them charges.
+#[test]
+fn second_charge_by_concurrent_invocation_is_found() {
+    let with = |outcomes: [&str; 2]| {
+        let cut = vec![
+            ended(4, ChargeEnd::Answered),
+            returned(1, 7, End::ReportedFailed),
+        ];
+        let mut events = again(cut);
+        let second = Event::Delivered {
+            delivery: ("m-1".into(), 9),
+            worker: 7,
+            invocation: 2,
+        };
+        events.insert(2, second);
+        for event in &mut events {
+            if let Event::ChargeEnded { charge, .. } = event
+                && *charge > 4
+            {
+                *charge += 1;
+            }
+        }
+        let [first, second] = outcomes;
+        let mut other = said(1, 9, second);
+        if let Event::DeliveryLog { request_id, .. } = &mut other {
+            "r-10".clone_into(request_id);
+        }
+        events.extend([said(1, 7, first), other]);
+        events
+    };
+    clean(&with(["retryable_failure", "lease_lost"]));
+    clean(&with(["lease_lost", "retryable_failure"]));
+    caught(
+        &with(["lease_lost", "duplicate"]),
+        "though nothing cut off worker 7",
+    );
+}
+
 #[test]
 fn charge_after_recorded_end_is_found() {
     for sealed in [Settled::Completed, Settled::Failed] {

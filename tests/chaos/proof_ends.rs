@@ -122,6 +122,33 @@ fn conflict_without_other_claim_is_found() {
     }
 }
 
+/// A process with concurrent invocations may get a message twice, or two messages of one key.
+#[test]
+fn conflict_with_other_invocation_is_legal() {
+    let at_work = |other: Option<Event>| {
+        let mut events = given_up(vec![received(8, vec![], End::ReportedFailed)]);
+        let delivered = events
+            .iter()
+            .position(|event| matches!(event, Event::Delivered { .. }))
+            .unwrap();
+        events.splice(
+            delivered + 1..delivered + 1,
+            other.into_iter().chain([claimed(1, "b", 1000)]),
+        );
+        events.push(conflict(8, "b"));
+        events
+    };
+    let second = |invocation| Event::Delivered {
+        delivery: ("m-1".into(), 9),
+        worker: 8,
+        invocation,
+    };
+    clean(&at_work(Some(second(2))));
+    for alone in [None, Some(second(1))] {
+        caught(&at_work(alone), "no other attempt held a claim");
+    }
+}
+
 #[test]
 fn blocked_group_without_failure_is_found() {
     let group = |group: Option<&str>, ahead| {
