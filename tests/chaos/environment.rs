@@ -56,13 +56,13 @@ impl Environment {
         self.frozen.load(Ordering::SeqCst)
     }
 
-    /// Returns true to the first caller, which ends the process and then calls [`Self::is_gone`].
+    /// Returns true to the first caller, which ends the process and then [`Self::end_others`].
     pub(crate) fn give_up(&self) -> bool {
         !self.given_up.swap(true, Ordering::SeqCst)
     }
 
-    /// Ends the other invocations.
-    pub(crate) fn is_gone(&self) {
+    /// Ends the other invocations, once the ledger has the death.
+    pub(crate) fn end_others(&self) {
         self.gone.send_replace(true);
     }
 
@@ -93,6 +93,7 @@ impl Slot {
         (environment.clone(), nth)
     }
 
+    /// The next invocation then starts another environment.
     pub(crate) async fn clear(&self) -> Option<Arc<Environment>> {
         self.0.lock().await.take()
     }

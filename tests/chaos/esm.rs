@@ -119,7 +119,7 @@ impl Mapping {
             if environment.give_up() {
                 slot.clear().await;
                 self.bury(&environment, death, fate).await;
-                environment.is_gone();
+                environment.end_others();
             } else {
                 environment.gone().await;
             }

@@ -62,8 +62,8 @@ pub(crate) async fn survive(
     let deadline = SystemTime::now() + FUNCTION_TIMEOUT;
     let deadline = deadline.duration_since(UNIX_EPOCH).unwrap().as_millis();
     let deadline = deadline.try_into().unwrap();
-    // Lambda's own patience is longer, since it kills the process, and one that is thawed later
-    // must live on.
+    // `Lambda` kills a process whose response is late. A process that is thawed later must stay
+    // alive, so this function ends its invocation.
     let patience = 2 * FUNCTION_TIMEOUT;
     let invocation = environment.lambda.invoke_until(event, deadline, patience);
     tokio::pin!(invocation);
