@@ -185,6 +185,7 @@ async fn concurrent_invocations_keep_promises() {
         return;
     }
     let seed = Seed::from_env();
+    let size = size("CHAOS_MESSAGES", 300);
     let run = Run {
         title: "chaos on a standard queue, with 8 invocations at once in each worker",
         key: "body:/orderId",
@@ -192,12 +193,13 @@ async fn concurrent_invocations_keep_promises() {
             batch: 4,
             ..STANDARD
         },
-        lifetime: 40,
+        // In a large run, workers that live until slow messages end.
+        lifetime: (size as u32 / 8).clamp(40, 200),
         workers: 2,
         at_once: 8,
         fifo: false,
     };
-    let messages = orders(seed, size("CHAOS_MESSAGES", 300), 3);
+    let messages = orders(seed, size, 3);
     let report = run.go(seed, messages).await;
     report.assert_some(&[
         "workers, Killed",

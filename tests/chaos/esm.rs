@@ -118,7 +118,7 @@ impl Mapping {
         if let Some(death) = death {
             if environment.give_up() {
                 slot.clear().await;
-                self.bury(&environment, death, fate).await;
+                self.bury(&environment, death).await;
                 environment.end_others();
             } else {
                 environment.gone().await;
@@ -128,9 +128,9 @@ impl Mapping {
     }
 
     /// Ends the process, or has it thawed later.
-    async fn bury(self: &Arc<Self>, environment: &Arc<Environment>, death: Death, fate: Fate) {
+    async fn bury(self: &Arc<Self>, environment: &Arc<Environment>, death: Death) {
         let worker = environment.worker;
-        if let (Fate::Thawed(_), Death::FrozenUntilTimeout) = (fate, death) {
+        if death == Death::FrozenUntilTimeout && Fate::is_thawed(worker) {
             self.ledger.note(Event::Died { worker, death });
             let thaw_late = Arc::clone(self).thaw_late(Arc::clone(environment));
             self.zombies.lock().unwrap().spawn(thaw_late);

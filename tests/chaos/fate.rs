@@ -26,14 +26,12 @@ const BUSIEST: Duration = Duration::from_millis(40);
 pub(crate) enum Fate {
     Spared,
     Killed(Duration),
-    /// Frozen until Lambda kills it.
+    /// Frozen until Lambda gives it up.
     Frozen(Duration),
-    /// Frozen, given up by Lambda, and thawed: a machine that was suspended.
-    Thawed(Duration),
 }
 
 impl Fate {
-    /// A third are frozen, and every other one of those is thawed.
+    /// A third of the workers are frozen.
     pub(crate) fn of(seed: Seed, worker: Worker, invocation: Invocation) -> Self {
         let mut dice = seed.dice(("fate", worker, invocation));
         // A third at any time: in the SDK's retries, late writes, the gateway's timeout, the
@@ -43,10 +41,15 @@ impl Fate {
         let latest = if anytime { FUNCTION_TIMEOUT } else { BUSIEST };
         let when = latest.mul_f64(dice.f64());
         match worker % 6 {
-            2 => Self::Thawed(when),
-            5 => Self::Frozen(when),
+            2 | 5 => Self::Frozen(when),
             _ => Self::Killed(when),
         }
+    }
+
+    /// True for half of the frozen workers: thawed after Lambda has given them up, as by a machine
+    /// that was suspended.
+    pub(crate) fn is_thawed(worker: Worker) -> bool {
+        worker % 6 == 2
     }
 }
 
@@ -68,7 +71,7 @@ pub(crate) async fn survive(
     let invocation = environment.lambda.invoke_until(event, deadline, patience);
     tokio::pin!(invocation);
     let mut frozen = false;
-    if let Fate::Killed(when) | Fate::Frozen(when) | Fate::Thawed(when) = fate {
+    if let Fate::Killed(when) | Fate::Frozen(when) = fate {
         tokio::select! {
             answer = &mut invocation => return ended(answer),
             () = sleep(when) => {}
