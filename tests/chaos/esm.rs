@@ -70,7 +70,7 @@ impl Mapping {
     async fn fill(self: &Arc<Self>, slot: &Slot) {
         join_all((0..self.at_once).map(|_| self.poll(slot))).await;
         if let Some(environment) = slot.clear().await {
-            self.record_death(&environment, Death::SentHome).await;
+            self.record_death(&environment, Death::RunEnded).await;
         }
     }
 

@@ -152,7 +152,7 @@ pub(crate) enum Death {
     /// The process ended by itself.
     Crashed,
     /// The run is over.
-    SentHome,
+    RunEnded,
 }
 
 #[derive(Default)]

@@ -154,7 +154,7 @@ impl<'a> Measurements<'a> {
             let mut ends = batch.deliveries.iter().map(|one| self.ends.get(*one));
             let death = self.deaths.get(&place.0);
             if ends.any(|end| end == Some(&End::WorkerDied))
-                && (batch.answered || death.is_none_or(|death| *death == Death::SentHome))
+                && (batch.answered || death.is_none_or(|death| *death == Death::RunEnded))
             {
                 found.push(format!("{name}: was answered, or its worker did not die"));
             }
@@ -258,7 +258,7 @@ impl<'a> Measurements<'a> {
             let sizes = batches.iter().map(|(_, batch)| batch.deliveries.len());
             sizes.sum()
         };
-        let title = format!("{title} ({} messages)", messages(batches));
+        let title = format!("{title} (messages: {})", messages(batches));
         let lines = batches.iter().map(|(place, batch)| {
             let death = self.deaths.get(&place.0);
             let death = death.map_or("alive".to_owned(), |death| format!("{death:?}"));
@@ -395,12 +395,12 @@ mod tests {
             (
                 vec![],
                 1,
-                "in no counter (1 messages): 1\n  worker 7, batch 1 (Killed): m-1\n",
+                "in no counter (messages: 1): 1\n  worker 7, batch 1 (Killed): m-1\n",
             ),
             (
                 vec![good()],
                 0,
-                "before its answer (1 messages): 1\n  worker 7, batch 1 (Killed): m-1\n",
+                "before its answer (messages: 1): 1\n  worker 7, batch 1 (Killed): m-1\n",
             ),
         ] {
             let mut events = batch(measured);
