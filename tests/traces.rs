@@ -407,6 +407,28 @@ async fn unreadable_settings_are_named_in_a_warning() {
             "OTEL_EXPORTER_OTLP_ENDPOINT",
         ),
         (
+            vec![
+                otlp,
+                (
+                    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+                    "http://127.0.0.1:9/v1/traces?token=SECRET",
+                ),
+            ],
+            "OTEL_EXPORTER_OTLP_ENDPOINT",
+        ),
+        (
+            vec![otlp, ("OTEL_TRACES_SAMPLER", "xray")],
+            "OTEL_TRACES_SAMPLER",
+        ),
+        (
+            vec![
+                otlp,
+                ("OTEL_TRACES_SAMPLER", "parentbased_traceidratio"),
+                ("OTEL_TRACES_SAMPLER_ARG", "0,01"),
+            ],
+            "OTEL_TRACES_SAMPLER",
+        ),
+        (
             vec![otlp, ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")],
             "OTEL_EXPORTER_OTLP_PROTOCOL",
         ),

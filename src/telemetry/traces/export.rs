@@ -61,9 +61,13 @@ pub(crate) enum SettingError {
     #[error("OTEL_EXPORTER_OTLP_PROTOCOL must be `http/protobuf`")]
     Protocol,
     #[error(
-        "OTEL_EXPORTER_OTLP_ENDPOINT must be `http://` and the address of a local collector, without a password: spans are sent without TLS"
+        "OTEL_EXPORTER_OTLP_ENDPOINT must be `http://` and the address of a local collector, without a password or a query: spans are sent without TLS"
     )]
     Endpoint,
+    #[error(
+        "OTEL_TRACES_SAMPLER must be `always_on`, `always_off` or `traceidratio`, with or without `parentbased_` before it, and OTEL_TRACES_SAMPLER_ARG a number from 0 to 1"
+    )]
+    Sampler,
     #[error("OTEL_EXPORTER_OTLP_TIMEOUT must be a number of milliseconds")]
     Timeout,
 }
@@ -92,6 +96,7 @@ impl Exporter {
             Some("xray") => Receiver::daemon(),
             Some(_) => return Err(SettingError::Exporter),
         };
+        check_sampler()?;
         Ok(Some(Self {
             resource: resource(),
             receiver,
@@ -191,9 +196,10 @@ impl Receiver {
             format!("{}/v1/traces", endpoint.trim_end_matches('/'))
         });
         let traces: Uri = traces.parse().map_err(|_invalid| SettingError::Endpoint)?;
-        // Errors name the address, and must not name a password.
+        // Errors name the address, and must not name a password or a token.
         let is_plain = |authority: &Authority| !authority.as_str().contains('@');
-        if traces.scheme_str() != Some("http") || !traces.authority().is_some_and(is_plain) {
+        let is_plain = traces.authority().is_some_and(is_plain) && traces.query().is_none();
+        if traces.scheme_str() != Some("http") || !is_plain {
             return Err(SettingError::Endpoint);
         }
         let client = Client::builder(TokioExecutor::new()).build(HttpConnector::new());
@@ -239,6 +245,17 @@ fn resource() -> Resource {
     Resource {
         attributes: ResourceAttributesWithSchema::from(&resource).attributes.0,
         ..Resource::default()
+    }
+}
+
+/// The SDK reads these variables itself. It takes every trace if it cannot read them.
+fn check_sampler() -> Result<(), SettingError> {
+    let name = variable("OTEL_TRACES_SAMPLER").unwrap_or_else(|| "always_on".to_owned());
+    let ratio = variable("OTEL_TRACES_SAMPLER_ARG").map(|ratio| ratio.parse::<f64>());
+    match (name.strip_prefix("parentbased_").unwrap_or(&name), ratio) {
+        ("always_on" | "always_off", _) | ("traceidratio", None) => Ok(()),
+        ("traceidratio", Some(Ok(ratio))) if (0.0..=1.0).contains(&ratio) => Ok(()),
+        _ => Err(SettingError::Sampler),
     }
 }
 

@@ -36,6 +36,9 @@ use self::{
 };
 use crate::deadline::Deadline;
 
+/// Longest timeout of a Lambda function.
+const LONGEST_INVOCATION: Duration = Duration::from_secs(15 * 60);
+
 static TRACES: OnceLock<Option<Traces>> = OnceLock::new();
 
 struct Traces {
@@ -73,9 +76,10 @@ where
 }
 
 /// Sends the spans that ended, for a function without a [`Consumer`](crate::Consumer). Returns after
-/// `at_most`, and then discards spans that were not sent.
+/// `at_most` or 15 minutes, and then discards spans that were not sent.
 ///
-/// Does nothing without the layer of [`traces`]. A failure is logged.
+/// Does nothing without the layer of [`traces`]. A failure is logged. Requests of the SDK are sent
+/// only inside a span of yours.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -86,6 +90,8 @@ where
 /// ```
 pub async fn flush_traces(at_most: Duration) {
     if let Some(Some(traces)) = TRACES.get() {
+        // Bounded before it is added: a wait of years is no point in time.
+        let at_most = at_most.min(LONGEST_INVOCATION);
         traces.flush(Instant::now() + at_most).await;
     }
 }
@@ -230,8 +236,21 @@ mod tests {
     }
 
     #[test]
-    fn spans_before_the_first_invocation_are_not_kept() {
-        let (spans, dropped) = ended(|| drop(tracing::info_span!("start-up").entered()));
+    fn span_of_a_function_without_consumer_is_kept() {
+        let (spans, _) = ended(|| {
+            let _handler = tracing::info_span!("place order").entered();
+            let _own = tracing::info_span!("look up").entered();
+        });
+        let names: Vec<_> = spans.iter().map(|span| span.name.as_ref()).collect();
+        assert_eq!(names, ["look up", "place order"]);
+    }
+
+    #[test]
+    fn request_outside_of_an_invocation_is_not_kept() {
+        let (spans, dropped) = ended(|| {
+            let request = tracing::debug_span!(target: "aws_sdk_dynamodb::operation::get_item", "DynamoDB.GetItem", rpc.system = "aws-api");
+            drop(request.entered());
+        });
         assert_eq!((spans.len(), dropped), (0, 0));
     }
 }

@@ -24,6 +24,8 @@ const MAX_SPANS: usize = 4096;
 
 const DESTINATION: &str = "messaging.destination.name";
 const OPERATION: &str = "messaging.operation.type";
+/// Attribute of the SDK's span of a request.
+const RPC_SYSTEM: &str = "rpc.system";
 
 /// Fields of a message's span for the log. The span has them as attributes under other names.
 const LOG_FIELDS: [&str; 4] = ["message_id", "key", "receive_count", "requestId"];
@@ -84,7 +86,7 @@ impl SpanProcessor for Spans {
     fn on_start(&self, _: &mut Span, _: &Context) {}
 
     fn on_end(&self, span: SpanData) {
-        if !is_of_invocation(&span) {
+        if is_lone_request(&span) {
             return;
         }
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -105,9 +107,10 @@ impl SpanProcessor for Spans {
     }
 }
 
-/// Spans without a parent are of messages, or of the time before the first invocation.
-fn is_of_invocation(span: &SpanData) -> bool {
-    span.parent_span_id != SpanId::INVALID || attribute(span, OPERATION).is_some()
+/// Returns whether the span is of a request of the SDK without a parent: of the time before the first
+/// invocation, or of the background.
+fn is_lone_request(span: &SpanData) -> bool {
+    span.parent_span_id == SpanId::INVALID && attribute(span, RPC_SYSTEM).is_some()
 }
 
 /// A `tracing` span has no kind, and the names of fields and spans are those of the log.
@@ -123,7 +126,7 @@ fn conventional(mut span: SpanData) -> SpanData {
         };
         let for_log = |attribute: &KeyValue| LOG_FIELDS.contains(&attribute.key.as_str());
         span.attributes.retain(|attribute| !for_log(attribute));
-    } else if attribute(&span, "rpc.system").is_some() {
+    } else if attribute(&span, RPC_SYSTEM).is_some() {
         span.span_kind = SpanKind::Client;
     }
     span
