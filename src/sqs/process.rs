@@ -65,7 +65,8 @@ pub enum BatchError {
 
 impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     /// Processes a batch, and returns the batch item failures: the messages that go back to the queue.
-    /// Returns before `deadline`, even if the handler does not.
+    /// Returns before `deadline`, even if the handler does not. On a runtime with one thread, a handler
+    /// that blocks this thread delays the return.
     ///
     /// # Errors
     ///
