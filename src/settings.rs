@@ -313,8 +313,9 @@ impl Settings {
     ///   CPU time. A handler that blocks this thread stops the whole batch: no other message runs,
     ///   no outcome is recorded and no deadline is kept. A poll of more than 100 ms is logged. Run
     ///   blocking code by [`spawn_blocking`](tokio::task::spawn_blocking).
-    /// - `multi` runs one thread for each vCPU. A blocked thread does not delay the response, but
-    ///   messages whose next step is queued on that thread wait.
+    /// - `multi` runs one thread for each vCPU. While one of them is not blocked, the response is in
+    ///   time, but messages whose next step is queued on a blocked thread wait. Handlers that block
+    ///   every thread have the effect of `single`.
     /// - `auto`, the default, is `multi` with at least two vCPUs: `AWS_LAMBDA_FUNCTION_MEMORY_SIZE`
     ///   from 3,538, since 1,769 MB have one vCPU (*AWS Lambda Developer Guide*, "Configure Lambda
     ///   function memory"). Otherwise, and without this variable, it is `single`.

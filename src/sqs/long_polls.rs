@@ -24,7 +24,7 @@ pub(super) async fn warn_of_long_polls<T>(mut handler: Pin<&mut impl Future<Outp
             warned = true;
             tracing::warn!(
                 blocked_ms = millis(blocked),
-                "the handler blocked its thread: run blocking code by tokio::task::spawn_blocking, or set CONSUMER_RUNTIME=multi"
+                "the handler blocked its thread, so other messages and deadlines waited: run blocking code by tokio::task::spawn_blocking"
             );
         }
         polled
