@@ -453,6 +453,10 @@ async fn redrive_moves_fifo_group_whole_and_in_order() {
                 .await;
         }
         world.dead_letter("other", &[], Some("stays")).await;
+        let dry_run = ["--to", &world.orders, "--all", "--dry-run"];
+        let shown = world.dlq("redrive", &dry_run).await.stdout;
+        let whole = "and all further messages of their groups would be moved.";
+        assert!(shown.contains(whole), "{shown}");
         let arguments = ["--reason", "permanent_failure", "--yes"];
         let redriven = world.redrive(&arguments).await;
         assert_eq!(redriven.code, 0, "{redriven:?}");

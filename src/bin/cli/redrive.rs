@@ -292,6 +292,14 @@ impl Redrive {
 }
 
 impl Run<'_> {
+    /// Words for the messages that the first round does not show: of a FIFO group, SQS shows the first ten.
+    fn rest_of_groups(&self) -> &'static str {
+        match self.from.is_fifo() {
+            true => " and all further messages of their groups",
+            false => "",
+        }
+    }
+
     /// Receives and moves messages. Returns whether there may be more to move: of a FIFO group, SQS
     /// shows the first ten messages, and the next ones after these are deleted.
     async fn round(&mut self, journal: Option<&mut Journal>) -> Result<bool, Error> {
@@ -345,8 +353,9 @@ impl Run<'_> {
         };
         if first {
             let question = format!(
-                "Move {} from {} to {}?",
+                "Move {}{} from {} to {}?",
                 count(selected.len(), "message"),
+                self.rest_of_groups(),
                 self.from.name(),
                 self.to.name()
             );
@@ -520,8 +529,9 @@ impl Run<'_> {
                 });
                 let messages = columns(["MESSAGE", "KEY", "WHEN MOVED"], rows);
                 return format!(
-                    "{messages}\n\n{} would be moved.",
-                    count(ends.len(), "message")
+                    "{messages}\n\n{}{} would be moved.",
+                    count(ends.len(), "message"),
+                    self.rest_of_groups(),
                 );
             }
             let rows = self.report.count().into_iter();
