@@ -311,7 +311,8 @@ impl Settings {
     ///
     /// - `single` runs everything on one thread. A batch of ten messages then needs a quarter less
     ///   CPU time. A handler that blocks this thread stops the whole batch: no other message runs,
-    ///   no outcome is recorded and no deadline is kept. A poll of more than 100 ms is logged. Run
+    ///   no outcome is recorded and no deadline is kept. Concurrent invocations in one process
+    ///   (`AWS_LAMBDA_MAX_CONCURRENCY`) share this thread. A poll of more than 100 ms is logged. Run
     ///   blocking code by [`spawn_blocking`](tokio::task::spawn_blocking).
     /// - `multi` runs one thread for each vCPU. While one of them is not blocked, the response is in
     ///   time, but messages whose next step is queued on a blocked thread wait. Handlers that block

@@ -351,6 +351,23 @@ async fn unanswered_send_leaves_fifo_group_in_order() {
 }
 
 #[tokio::test]
+async fn failed_receive_leaves_report_of_moved_messages() {
+    in_a_world(true, async |world| {
+        group(world, "orders", 3, None).await;
+        let line = Line::to(world).await;
+        let outage = async {
+            line.arrived("DeleteMessage").await;
+            line.wire.faults.fail_all("ReceiveMessage", Fault::Denied);
+        };
+        let (ended, ()) = tokio::join!(world.moves(&line.endpoint, ""), outage);
+        assert_eq!(ended.code, 1, "{ended:?}");
+        assert_eq!(with_end(&ended, "moved"), 3, "{ended:?}");
+        assert!(ended.stderr.contains("sqs:ReceiveMessage"), "{ended:?}");
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn redrive_without_to_needs_one_source_queue() {
     in_a_world(false, async |world| {
         let id = world.failed("permanent_failure", "p#1").await;

@@ -28,8 +28,8 @@ Example: sqs-once dlq redrive orders-dead --reason permanent_failure --journal r
 
 Asks before the first send. Run an interrupted redrive again with the same journal.
 
-Exit code 1: a selected message stays, a message named by --message was not received, or the answer was
-not yes.")]
+Exit code 1: a selected message stays, a message named by --message was not received, --max was reached,
+or the answer was not yes.")]
     Redrive(Box<Redrive>),
 }
 

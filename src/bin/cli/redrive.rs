@@ -305,7 +305,14 @@ impl Run<'_> {
     async fn round(&mut self, journal: Option<&mut Journal>) -> Result<bool, Error> {
         let hide = self.with.hide;
         let until = Instant::now() + hide / 4 * 3;
-        let received = self.from.receive(self.with.max as usize, hide).await?;
+        let received = match self.from.receive(self.with.max as usize, hide).await {
+            // The messages of earlier rounds were moved, and must be reported.
+            Err(error) if !self.report.ends.is_empty() => {
+                self.report.error.get_or_insert(error.to_string());
+                return Ok(false);
+            }
+            received => received?,
+        };
         self.report.more |= received.more;
         let letters = received.letters;
         self.received = self.received.max(letters.len());
