@@ -76,7 +76,7 @@ pub(crate) fn answer(
 ) -> Result<(), Error> {
     match format {
         Format::Text => print(clean(&text())),
-        Format::Json => print(json()),
+        Format::Json => print(escape(&json().to_string())),
     }
 }
 
@@ -91,6 +91,18 @@ pub(crate) fn clean(text: &str) -> String {
         }
     };
     text.chars().map(shown).collect()
+}
+
+/// Escapes the control characters that JSON allows in strings, DEL and those above it.
+fn escape(json: &str) -> String {
+    let mut escaped = String::with_capacity(json.len());
+    for c in json.chars() {
+        match c.is_control() {
+            true => escaped.push_str(&format!("\\u{:04x}", u32::from(c))),
+            false => escaped.push(c),
+        }
+    }
+    escaped
 }
 
 /// Returns a number with its noun: `1 record`, `2 records`.
@@ -209,6 +221,10 @@ mod tests {
     #[test]
     fn control_characters_never_reach_the_terminal() {
         assert_eq!(clean("a\u{1b}[2Jb\r\nc"), "a\u{fffd}[2Jb\u{fffd}\nc");
+        let value = serde_json::json!({"key": "a\u{9b}2J\u{7f}\n"});
+        let escaped = escape(&value.to_string());
+        assert!(!escaped.chars().any(char::is_control), "{escaped}");
+        assert_eq!(serde_json::from_str::<Value>(&escaped).unwrap(), value);
     }
 
     #[test]
