@@ -26,9 +26,12 @@ use support::{
 
 const ONE_MINUTE: Duration = Duration::from_secs(60);
 
-/// The messages that a handler got, with the facts of their envelopes.
+/// A message, the facts of its envelope, and its attribute `tenant`.
+type Got = (Value, Option<EnvelopeFacts>, Option<String>);
+
+/// The messages that a handler got.
 #[derive(Clone, Default)]
-struct Seen(Arc<Mutex<Vec<(Value, Option<EnvelopeFacts>, Option<String>)>>>);
+struct Seen(Arc<Mutex<Vec<Got>>>);
 
 impl Handler for Seen {
     type Message = Value;
@@ -43,7 +46,7 @@ impl Handler for Seen {
 }
 
 impl Seen {
-    fn take(&self) -> Vec<(Value, Option<EnvelopeFacts>, Option<String>)> {
+    fn take(&self) -> Vec<Got> {
         std::mem::take(&mut self.0.lock().unwrap())
     }
 }
