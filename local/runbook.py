@@ -248,6 +248,8 @@ def try_commands(stack: Stack, page: str, directory: Path, variables: dict[str, 
         start = time.monotonic()
         ended = shell("\n".join([defined, before, text]), directory, variables)
         problem = f"exit code {ended.returncode}" if ended.returncode else None
+        if problem is None and text.lstrip().startswith("insights ") and not ended.stdout.strip():
+            problem = "the query prints nothing"
         last = [b.heading for b in found[position + 1 :]].count(block.heading) == 0
         if problem is None and last and block.heading in expected:
             try:
