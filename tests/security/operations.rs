@@ -57,7 +57,7 @@ const OF_SERVICES: [(&str, &str, &[&str]); 5] = [
 ];
 
 /// Metrics of the consumer.
-const OF_CONSUMER: [&str; 20] = [
+const OF_CONSUMER: [&str; 21] = [
     "BatchSize",
     "ColdStart",
     "Completed",
@@ -66,6 +66,7 @@ const OF_CONSUMER: [&str; 20] = [
     "DeadLettered",
     "Duplicates",
     "HandlerDuration",
+    "Ignored",
     "Invalid",
     "KeysReused",
     "LeasesLost",
