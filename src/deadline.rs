@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, error::Elapsed, timeout_at};
 
 use crate::protocol::Timestamp;
 
@@ -158,4 +158,23 @@ impl Deadline {
     pub(crate) const fn answer(&self) -> Instant {
         self.answer
     }
+}
+
+tokio::task_local! {
+    /// Time limit of the request in progress. A store has no parameter for it.
+    static LIMIT: Instant;
+}
+
+/// Runs a request to a store until `limit`, and lets the store read the time left.
+pub(crate) async fn until<T>(
+    limit: Instant,
+    request: impl Future<Output = T>,
+) -> Result<T, Elapsed> {
+    timeout_at(limit, LIMIT.scope(limit, request)).await
+}
+
+/// Returns the time left of the request in progress. `None` if its caller has set no limit.
+pub(crate) fn time_left_of_request() -> Option<Duration> {
+    let limit = LIMIT.try_with(|limit| *limit).ok()?;
+    Some(limit.saturating_duration_since(Instant::now()))
 }

@@ -1,0 +1,461 @@
+//! Group commit: claims and settlements of concurrent messages in one `BatchExecuteStatement`.
+//!
+//! ```text
+//! call ── one turn of the runtime ──┬── alone: the ordinary request
+//!                                   └── group: applied, or else the ordinary request
+//! ```
+//!
+//! A group only adds a first try. Its statements write what the ordinary requests write, and their
+//! conditions are the same or stricter. So a group is to the protocol what a request is that was
+//! sent twice: the ordinary request that follows finds out what happened.
+
+mod statement;
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    pin::pin,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use aws_sdk_dynamodb::{
+    Client,
+    error::{ProvideErrorMetadata as _, SdkError},
+    operation::batch_execute_statement::{BatchExecuteStatementError, BatchExecuteStatementOutput},
+    types::{
+        BatchStatementError, BatchStatementErrorCodeEnum as Code, BatchStatementRequest,
+        BatchStatementResponse, ConsumedCapacity, ReturnConsumedCapacity,
+    },
+};
+use tokio::{
+    runtime::Handle,
+    sync::{Semaphore, oneshot},
+    task::yield_now,
+    time::{Instant, sleep, timeout, timeout_at},
+};
+
+pub(super) use statement::{claim, settle};
+
+use crate::{
+    deadline,
+    dynamodb::{
+        explain::{explain, kind},
+        item::Item,
+    },
+    meter::add_units,
+    protocol::Unavailability,
+    system::random_fraction,
+};
+
+/// Maximum number of statements in one `BatchExecuteStatement` (*Amazon DynamoDB API Reference*).
+const MAX_STATEMENTS: usize = 25;
+/// Maximum number of groups and lone requests in flight. With [`MOST_FALLBACKS`] it bounds the
+/// connections to DynamoDB at eight.
+const MOST_IN_FLIGHT: usize = 4;
+/// Maximum number of ordinary requests in flight that follow a group.
+const MOST_FALLBACKS: usize = 4;
+/// A request that takes longer gives up its place in flight, so that a request without an answer
+/// does not hold up the others.
+const SLOW: Duration = Duration::from_millis(100);
+/// Maximum time that a call waits for its group, as the timeout of one try in `aws::config`.
+const MAX_WAIT: Duration = Duration::from_secs(1);
+/// Upper limit of the random pause before an ordinary request that follows a group.
+const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+/// Permissions of a group.
+const NEEDS: &str = "dynamodb:PartiQLInsert and dynamodb:PartiQLUpdate";
+
+/// The groups of one store. Clones share the groups.
+#[derive(Clone)]
+pub(super) struct Groups(Arc<Shared>);
+
+struct Shared {
+    /// Client without the SDK's retries: the ordinary request is the retry.
+    client: Client,
+    table: String,
+    capacity: Option<ReturnConsumedCapacity>,
+    /// Calls fewer than this go as ordinary requests.
+    smallest: usize,
+    queue: Mutex<Queue>,
+    fallbacks: Semaphore,
+    /// True after DynamoDB denied access to a group.
+    off: AtomicBool,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Call>,
+    in_flight: usize,
+}
+
+/// One statement, and the caller that waits for its turn.
+struct Call {
+    key: String,
+    statement: BatchStatementRequest,
+    /// End of the caller's wait.
+    until: Instant,
+    turn: oneshot::Sender<Turn>,
+}
+
+/// What a caller gets.
+enum Turn {
+    /// The caller sends the ordinary request, in this place.
+    Alone(Place),
+    /// The statement's answer, and its share of the write units.
+    Answered(Answer, f64),
+}
+
+/// The answer to a statement.
+enum Answer {
+    Applied,
+    /// The condition check failed because of this item.
+    Refused(Item),
+    /// The statement found an item where none may be.
+    Duplicate,
+    /// Any other answer, or none.
+    Failed {
+        may_have_been_applied: bool,
+    },
+}
+
+/// The end of a call's first try.
+pub(super) enum Tried {
+    Applied,
+    /// The condition check failed because of this item.
+    Refused(Item),
+    /// The ordinary request follows.
+    Single(Single),
+}
+
+/// How the ordinary request of a call is sent.
+pub(super) struct Single {
+    way: Way,
+    /// True if a group without an answer may have applied the statement.
+    pub(super) may_have_been_applied: bool,
+}
+
+enum Way {
+    /// Without a limit: grouping is off.
+    Unlimited,
+    Alone(Place, Groups),
+    Fallback(Groups),
+}
+
+/// A place among the requests in flight. When it is dropped, the next group goes.
+struct Place(Arc<Shared>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.queue().in_flight -= 1;
+        self.0.dispatch();
+    }
+}
+
+impl fmt::Debug for Groups {
+    /// Without the calls, which hold payload.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Groups").finish_non_exhaustive()
+    }
+}
+
+impl Groups {
+    /// Creates groups of statements on `table`. Calls fewer than `smallest` go as ordinary requests.
+    pub(super) fn new(
+        client: Client,
+        table: String,
+        capacity: Option<ReturnConsumedCapacity>,
+        smallest: usize,
+    ) -> Self {
+        Self(Arc::new(Shared {
+            client,
+            table,
+            capacity,
+            smallest,
+            queue: Mutex::default(),
+            fallbacks: Semaphore::new(MOST_FALLBACKS),
+            off: AtomicBool::new(false),
+        }))
+    }
+
+    /// Sends a statement with those of other calls, and waits at most half of the time left.
+    pub(super) async fn send(&self, key: &str, statement: BatchStatementRequest) -> Tried {
+        if self.0.off.load(Relaxed) {
+            return Tried::Single(Single::unlimited());
+        }
+        let until = Instant::now() + wait();
+        let (turn, answer) = oneshot::channel();
+        self.0.queue().waiting.push_back(Call {
+            key: key.to_owned(),
+            statement,
+            until,
+            turn,
+        });
+        // Calls of the same turn share a group. Each of them starts groups, so that none depends on
+        // another, which may be dropped.
+        yield_now().await;
+        self.0.dispatch();
+        let answered = match timeout_at(until, answer).await {
+            Ok(Ok(Turn::Alone(place))) => {
+                return Tried::Single(Single {
+                    way: Way::Alone(place, self.clone()),
+                    may_have_been_applied: false,
+                });
+            }
+            Ok(Ok(Turn::Answered(answer, units))) => {
+                add_units(units);
+                answer
+            }
+            // No answer in time, or the group's task ended without one.
+            Ok(Err(_)) | Err(_) => Answer::UNKNOWN,
+        };
+        let may_have_been_applied = match answered {
+            Answer::Applied => return Tried::Applied,
+            Answer::Refused(item) => return Tried::Refused(item),
+            Answer::Duplicate => false,
+            Answer::Failed {
+                may_have_been_applied,
+            } => {
+                sleep(pause()).await;
+                may_have_been_applied
+            }
+        };
+        Tried::Single(Single {
+            way: Way::Fallback(self.clone()),
+            may_have_been_applied,
+        })
+    }
+}
+
+impl Single {
+    /// An ordinary request without groups.
+    pub(super) const fn unlimited() -> Self {
+        Self {
+            way: Way::Unlimited,
+            may_have_been_applied: false,
+        }
+    }
+
+    /// Sends an ordinary request, when there is a place for it.
+    pub(super) async fn run<T>(&mut self, request: impl Future<Output = T>) -> T {
+        match std::mem::replace(&mut self.way, Way::Unlimited) {
+            Way::Unlimited => request.await,
+            Way::Alone(place, groups) => {
+                self.way = Way::Fallback(groups);
+                in_place(place, request).await
+            }
+            Way::Fallback(groups) => {
+                let answer = {
+                    // The semaphore is never closed.
+                    let place = groups.0.fallbacks.acquire().await.ok();
+                    in_place(place, request).await
+                };
+                self.way = Way::Fallback(groups);
+                answer
+            }
+        }
+    }
+}
+
+/// Runs a request that gives up its `place` when it is slow.
+async fn in_place<P, T>(place: P, request: impl Future<Output = T>) -> T {
+    let mut request = pin!(request);
+    match timeout(SLOW, request.as_mut()).await {
+        Ok(answer) => answer,
+        Err(_slow) => {
+            drop(place);
+            request.await
+        }
+    }
+}
+
+/// Time that a call waits for its group: at most half of the time left.
+fn wait() -> Duration {
+    deadline::time_left_of_request().map_or(MAX_WAIT, |left| MAX_WAIT.min(left / 2))
+}
+
+/// A random pause, with full jitter.
+fn pause() -> Duration {
+    let left = deadline::time_left_of_request().unwrap_or(MAX_WAIT);
+    LONGEST_PAUSE.min(left / 4).mul_f64(random_fraction())
+}
+
+impl Shared {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the next group. Separate from its caller, which must not hold the lock when a place is
+    /// dropped.
+    fn next_group(&self) -> Option<Vec<Call>> {
+        self.queue().next()
+    }
+
+    /// Starts groups while calls wait and places are free.
+    fn dispatch(self: &Arc<Self>) {
+        while let Some(mut group) = self.next_group() {
+            let place = Place(Arc::clone(self));
+            if group.len() >= self.smallest {
+                // A task of its own: a caller may be dropped, and the others need their answers.
+                // Without a runtime the calls are dropped, and count as unanswered.
+                if let Ok(runtime) = Handle::try_current() {
+                    runtime.spawn(in_place(place, Arc::clone(self).send(group)));
+                }
+            } else if let Some(call) = group.pop() {
+                // A caller that is gone drops the place.
+                let _gone = call.turn.send(Turn::Alone(place));
+            }
+        }
+    }
+
+    async fn send(self: Arc<Self>, group: Vec<Call>) {
+        // No caller waits longer.
+        let until = group.iter().map(|call| call.until).max();
+        let until = until.unwrap_or_else(Instant::now);
+        let (turns, statements): (Vec<_>, Vec<_>) = group
+            .into_iter()
+            .map(|call| (call.turn, call.statement))
+            .unzip();
+        let request = self
+            .client
+            .batch_execute_statement()
+            .set_statements(Some(statements))
+            .set_return_consumed_capacity(self.capacity.clone());
+        let answers = match timeout_at(until, request.send()).await {
+            Ok(Ok(output)) => self.answers(output, turns.len()),
+            Ok(Err(error)) => self.failed(&error, turns.len()),
+            // Every caller has stopped waiting.
+            Err(_elapsed) => return,
+        };
+        for (turn, (answer, units)) in turns.into_iter().zip(answers) {
+            // A caller that is gone needs no answer.
+            let _gone = turn.send(Turn::Answered(answer, units));
+        }
+    }
+
+    /// The answers to `calls` statements, in their order. All are unknown if there are fewer or more
+    /// responses than statements.
+    fn answers(&self, output: BatchExecuteStatementOutput, calls: usize) -> Vec<(Answer, f64)> {
+        let units = output.consumed_capacity().iter();
+        let units: f64 = units.filter_map(ConsumedCapacity::capacity_units).sum();
+        let responses = output.responses.unwrap_or_default();
+        if responses.len() != calls {
+            tracing::warn!(
+                statements = calls,
+                responses = responses.len(),
+                "a group of writes got another number of responses than statements: each write is repeated alone"
+            );
+            return unknown(calls);
+        }
+        // DynamoDB reports one sum for each table, refused statements included.
+        let share = units / calls as f64;
+        let answers = responses.into_iter().map(|response| self.answer(response));
+        answers.map(|answer| (answer, share)).collect()
+    }
+
+    fn answer(&self, response: BatchStatementResponse) -> Answer {
+        let Some(BatchStatementError { code, item, .. }) = response.error else {
+            return Answer::Applied;
+        };
+        match (code, item) {
+            (Some(Code::DuplicateItem), _) => Answer::Duplicate,
+            (Some(Code::ConditionalCheckFailed), Some(item)) if !item.is_empty() => {
+                Answer::Refused(item)
+            }
+            (Some(Code::AccessDenied), _) => {
+                self.turn_off(&format!("AccessDenied: this role may not {NEEDS}"));
+                Answer::NOT_APPLIED
+            }
+            (
+                Some(
+                    Code::ConditionalCheckFailed
+                    | Code::ItemCollectionSizeLimitExceeded
+                    | Code::ProvisionedThroughputExceeded
+                    | Code::RequestLimitExceeded
+                    | Code::ResourceNotFound
+                    | Code::ThrottlingError
+                    | Code::TransactionConflict
+                    | Code::ValidationError,
+                ),
+                _,
+            ) => Answer::NOT_APPLIED,
+            // InternalServerError, no code, and codes that are unknown today.
+            _ => Answer::UNKNOWN,
+        }
+    }
+
+    /// The answers to a group that failed as a whole.
+    fn failed(
+        &self,
+        error: &SdkError<BatchExecuteStatementError>,
+        calls: usize,
+    ) -> Vec<(Answer, f64)> {
+        if error.code() == Some("AccessDeniedException") {
+            self.turn_off(&explain(error, NEEDS));
+        }
+        match kind(error) {
+            Unavailability::Unanswered => unknown(calls),
+            Unavailability::Contended | Unavailability::Rejected => {
+                (0..calls).map(|_| (Answer::NOT_APPLIED, 0.0)).collect()
+            }
+        }
+    }
+
+    /// Ends grouping for this store, and says so once.
+    fn turn_off(&self, reason: &str) {
+        if !self.off.swap(true, Relaxed) {
+            tracing::warn!(
+                table = self.table,
+                reason,
+                "grouping is off until this process ends: each claim and settlement is a request of its own"
+            );
+        }
+    }
+}
+
+impl Answer {
+    const UNKNOWN: Self = Self::Failed {
+        may_have_been_applied: true,
+    };
+    const NOT_APPLIED: Self = Self::Failed {
+        may_have_been_applied: false,
+    };
+}
+
+fn unknown(calls: usize) -> Vec<(Answer, f64)> {
+    (0..calls).map(|_| (Answer::UNKNOWN, 0.0)).collect()
+}
+
+impl Queue {
+    /// Takes the next group, of distinct keys, if a place is free. The place is taken too.
+    fn next(&mut self) -> Option<Vec<Call>> {
+        if self.in_flight == MOST_IN_FLIGHT {
+            return None;
+        }
+        let mut group: Vec<Call> = Vec::new();
+        let mut left = VecDeque::new();
+        while let Some(call) = self.waiting.pop_front() {
+            if group.len() == MAX_STATEMENTS {
+                self.waiting.push_front(call);
+                break;
+            }
+            if call.turn.is_closed() {
+                // Its caller is gone.
+            } else if group.iter().any(|other| other.key == call.key) {
+                left.push_back(call);
+            } else {
+                group.push(call);
+            }
+        }
+        while let Some(call) = left.pop_back() {
+            self.waiting.push_front(call);
+        }
+        if group.is_empty() {
+            return None;
+        }
+        self.in_flight += 1;
+        Some(group)
+    }
+}
