@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, error::Elapsed, timeout_at};
+use tokio::{
+    task::futures::TaskLocalFuture,
+    time::{Instant, Timeout, timeout_at},
+};
 
 use crate::protocol::Timestamp;
 
@@ -166,11 +169,8 @@ tokio::task_local! {
 }
 
 /// Runs a request to a store until `limit`, and lets the store read the time left.
-pub(crate) async fn until<T>(
-    limit: Instant,
-    request: impl Future<Output = T>,
-) -> Result<T, Elapsed> {
-    timeout_at(limit, LIMIT.scope(limit, request)).await
+pub(crate) fn until<F: Future>(limit: Instant, request: F) -> Timeout<TaskLocalFuture<Instant, F>> {
+    timeout_at(limit, LIMIT.scope(limit, request))
 }
 
 /// Returns the time left of the request in progress. `None` if its caller has set no limit.

@@ -10,7 +10,7 @@ mod layout;
 pub(super) mod operator;
 mod transaction;
 
-use std::time::Duration;
+use std::{pin::pin, time::Duration};
 
 use aws_sdk_dynamodb::{
     Client,
@@ -195,7 +195,7 @@ impl DynamoStore {
     /// | --- | --- |
     /// | claim of a key without a record | `INSERT` |
     /// | completion, permanent failure | `UPDATE` with the fence as its condition |
-    /// | other settlements, transactions, writes over 16 KB | never |
+    /// | other settlements, results over 16 KB, transactions | never |
     ///
     /// A statement that is not applied, or gets no answer, is followed by the ordinary request. So a
     /// duplicate consumes two write units instead of one.
@@ -242,15 +242,13 @@ impl DynamoStore {
         Self { groups, ..self }
     }
 
-    /// Tries a claim as part of a group. `item` is the record over nothing, with this size.
-    async fn claim_in_group(&self, request: &ClaimRequest, item: Item, bytes: usize) -> Tried {
+    /// Tries a claim as part of a group. `item` is the record over nothing.
+    async fn claim_in_group(&self, request: &ClaimRequest, item: Item) -> Tried {
         let Some(groups) = &self.groups else {
             return Tried::Single(Single::unlimited());
         };
-        match group::claim(&self.table, item, bytes) {
-            Some(insert) => groups.send(request.key.as_str(), insert).await,
-            None => Tried::Single(Single::unlimited()),
-        }
+        let insert = group::claim(&self.table, item);
+        groups.send(request.key.as_str(), insert).await
     }
 
     /// Tries a settlement as part of a group.
@@ -471,9 +469,8 @@ impl Store for DynamoStore {
         // The rest of the item is reserved for the result, which must fit after the effect.
         let room = MAX_ITEM_BYTES - MAX_RESULT_BYTES;
         let largest = self.layout.item(&request.key, &request.record(None));
-        let bytes = items::size(&largest);
-        check_size(&request.key, bytes, room)?;
-        let mut single = match self.claim_in_group(request, largest, bytes).await {
+        check_size(&request.key, items::size(&largest), room)?;
+        let mut single = match self.claim_in_group(request, largest).await {
             Tried::Applied => return Ok(ClaimAnswer::Applied { replaced: None }),
             // An `INSERT` has no condition of its own.
             Tried::Refused(_) => Single::unlimited(),
@@ -482,7 +479,7 @@ impl Store for DynamoStore {
         let (mut attempt, mut longest) = (1, FIRST_PAUSE);
         let mut may_have_been_applied = single.may_have_been_applied;
         loop {
-            let error = match single.run(self.claim_once(request)).await {
+            let error = match single.run(pin!(self.claim_once(request))).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
@@ -517,7 +514,7 @@ impl Store for DynamoStore {
         };
         let update = update_item(&self.writing, update);
         let update = update.set_return_consumed_capacity(self.capacity.clone());
-        match single.run(update.send()).await {
+        match single.run(pin!(update.send())).await {
             Ok(answer) => {
                 add_write_units(answer.consumed_capacity());
                 Ok(SettleAnswer::Applied)

@@ -14,7 +14,7 @@ mod statement;
 use std::{
     collections::VecDeque,
     fmt,
-    pin::pin,
+    pin::{Pin, pin},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -238,8 +238,9 @@ impl Single {
         }
     }
 
-    /// Sends an ordinary request, when there is a place for it.
-    pub(super) async fn run<T>(&mut self, request: impl Future<Output = T>) -> T {
+    /// Sends an ordinary request, when there is a place for it. Takes the request by reference,
+    /// because the SDK's futures are large, and a wrapper would copy them.
+    pub(super) async fn run<T>(&mut self, request: Pin<&mut impl Future<Output = T>>) -> T {
         match std::mem::replace(&mut self.way, Way::Unlimited) {
             Way::Unlimited => request.await,
             Way::Alone(place, groups) => {
@@ -260,8 +261,7 @@ impl Single {
 }
 
 /// Runs a request that gives up its `place` when it is slow.
-async fn in_place<P, T>(place: P, request: impl Future<Output = T>) -> T {
-    let mut request = pin!(request);
+async fn in_place<P, T>(place: P, mut request: Pin<&mut impl Future<Output = T>>) -> T {
     match timeout(SLOW, request.as_mut()).await {
         Ok(answer) => answer,
         Err(_slow) => {
@@ -301,7 +301,10 @@ impl Shared {
                 // A task of its own: a caller may be dropped, and the others need their answers.
                 // Without a runtime the calls are dropped, and count as unanswered.
                 if let Ok(runtime) = Handle::try_current() {
-                    runtime.spawn(in_place(place, Arc::clone(self).send(group)));
+                    let shared = Arc::clone(self);
+                    runtime.spawn(async move {
+                        in_place(place, pin!(shared.send(group))).await;
+                    });
                 }
             } else if let Some(call) = group.pop() {
                 // A caller that is gone drops the place.
@@ -310,7 +313,7 @@ impl Shared {
         }
     }
 
-    async fn send(self: Arc<Self>, group: Vec<Call>) {
+    async fn send(&self, group: Vec<Call>) {
         // No caller waits longer.
         let until = group.iter().map(|call| call.until).max();
         let until = until.unwrap_or_else(Instant::now);
@@ -457,5 +460,122 @@ impl Queue {
         }
         self.in_flight += 1;
         Some(group)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use futures_util::future::join_all;
+
+    use super::*;
+
+    fn groups() -> Groups {
+        let config = aws_sdk_dynamodb::Config::builder()
+            .behavior_version(aws_sdk_dynamodb::config::BehaviorVersion::latest())
+            .build();
+        Groups::new(Client::from_conf(config), "table".into(), None, 2)
+    }
+
+    fn single(way: Way) -> Single {
+        Single {
+            way,
+            may_have_been_applied: false,
+        }
+    }
+
+    /// Runs `requests` ordinary requests of this duration after a group. Returns the largest number
+    /// in flight, and the time of all.
+    async fn in_flight_at_most(requests: usize, takes: Duration) -> (usize, Duration) {
+        let (groups, started) = (groups(), Instant::now());
+        let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        join_all((0..requests).map(|_| async {
+            let request = async {
+                most.fetch_max(now.fetch_add(1, Relaxed) + 1, Relaxed);
+                sleep(takes).await;
+                now.fetch_sub(1, Relaxed);
+            };
+            single(Way::Fallback(groups.clone()))
+                .run(pin!(request))
+                .await;
+        }))
+        .await;
+        (most.into_inner(), started.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_after_a_group_are_bounded() {
+        let takes = SLOW / 2;
+        let (most, time) = in_flight_at_most(10 * MOST_FALLBACKS, takes).await;
+        assert_eq!((most, time), (MOST_FALLBACKS, 10 * takes));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn slow_request_gives_up_its_place() {
+        let takes = 100 * SLOW;
+        let (most, time) = in_flight_at_most(3 * MOST_FALLBACKS, takes).await;
+        assert_eq!(most, 3 * MOST_FALLBACKS);
+        // The last wait for two others, and tokio rounds timers up.
+        let last = 2 * (SLOW + Duration::from_millis(1)) + takes;
+        assert!(time <= last, "{time:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn wait_is_at_most_half_of_the_time_left() {
+        assert_eq!(wait(), MAX_WAIT);
+        for (left, expected) in [
+            (MAX_WAIT / 2, MAX_WAIT / 4),
+            (10 * MAX_WAIT, MAX_WAIT),
+            (Duration::ZERO, Duration::ZERO),
+        ] {
+            let waited = deadline::until(Instant::now() + left, async { wait() });
+            assert_eq!(waited.await.unwrap(), expected);
+        }
+    }
+
+    fn call(queue: &mut Queue, key: &str) -> oneshot::Receiver<Turn> {
+        let (turn, answer) = oneshot::channel();
+        let statement = BatchStatementRequest::builder().statement("");
+        queue.waiting.push_back(Call {
+            key: key.into(),
+            statement: statement.build().unwrap(),
+            until: Instant::now(),
+            turn,
+        });
+        answer
+    }
+
+    fn next(queue: &mut Queue) -> Option<Vec<String>> {
+        let group = queue.next()?;
+        Some(group.into_iter().map(|call| call.key).collect())
+    }
+
+    #[tokio::test]
+    async fn group_has_distinct_keys_of_callers_present() {
+        let mut queue = Queue::default();
+        let mut callers: Vec<_> = ["a", "b", "a", "c", "a", "b"]
+            .into_iter()
+            .map(|key| call(&mut queue, key))
+            .collect();
+        drop(callers.remove(3));
+        assert_eq!(next(&mut queue).unwrap(), ["a", "b"]);
+        assert_eq!(next(&mut queue).unwrap(), ["a", "b"]);
+        assert_eq!(next(&mut queue).unwrap(), ["a"]);
+        assert_eq!(next(&mut queue), None);
+        assert_eq!(queue.in_flight, 3);
+    }
+
+    #[tokio::test]
+    async fn group_waits_for_a_free_place() {
+        let mut queue = Queue::default();
+        let keys: Vec<_> = (0..200).map(|n| n.to_string()).collect();
+        let _callers: Vec<_> = keys.iter().map(|key| call(&mut queue, key)).collect();
+        for group in keys.chunks(MAX_STATEMENTS).take(MOST_IN_FLIGHT) {
+            assert_eq!(next(&mut queue).unwrap(), group);
+        }
+        assert_eq!(next(&mut queue), None);
+        queue.in_flight -= 1;
+        assert_eq!(next(&mut queue).unwrap(), keys[100..125]);
     }
 }

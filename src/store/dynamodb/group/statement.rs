@@ -16,8 +16,8 @@ use crate::{
     },
 };
 
-/// Statements with more text and values than this go as ordinary requests. A large write gains
-/// little from a group, and would delay the others.
+/// Settlements with a longer text go as ordinary requests. A large write gains little from a group,
+/// and would delay the others. The record of a claim has at most 8 KB.
 const MAX_BYTES: usize = 16 * 1024;
 
 /// A statement, with its values in the order of its placeholders.
@@ -102,19 +102,11 @@ impl Statement {
     }
 }
 
-/// Builds the statement that writes a claim's record, `item`, if no item exists. `None` if the record
-/// is too large for a group.
+/// Builds the statement that writes a claim's record, `item`, if no item exists.
 ///
 /// DynamoDB never returns the existing item (`DuplicateItem`). An expired item exists too, until TTL
 /// deletes it.
-pub(in crate::store::dynamodb) fn claim(
-    table: &str,
-    item: Item,
-    bytes: usize,
-) -> Option<BatchStatementRequest> {
-    if bytes > MAX_BYTES {
-        return None;
-    }
+pub(in crate::store::dynamodb) fn claim(table: &str, item: Item) -> BatchStatementRequest {
     let mut insert = Statement::new("INSERT INTO ", table, " VALUE {");
     let mut before = "";
     for (name, value) in sorted(item) {
@@ -126,10 +118,7 @@ pub(in crate::store::dynamodb) fn claim(
         before = ", ";
     }
     insert.text.push('}');
-    let insert = BatchStatementRequest::builder()
-        .statement(insert.text)
-        .set_parameters(Some(insert.values));
-    insert.build().ok()
+    insert.build()
 }
 
 /// Builds the statement that settles a claim. `None` if this settlement has no twin, or is too large
