@@ -75,6 +75,7 @@ const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
 /// | `IDEMPOTENCY_FINGERPRINT` | `body`; `off` for `on_item` | part of a message that must not change under one key ([`FingerprintSource`]); for `on_item` see [`OnItem::check_payload`] |
 /// | `IDEMPOTENCY_RETENTION` | `20d`; unlimited for `on_item` | time that a record is kept |
 /// | `IDEMPOTENCY_AFTER_FAILURE` | `retry` | other message with the key of a permanent failure: `retry` or `replay` ([`AfterFailure`]) |
+/// | `IDEMPOTENCY_GROUPING` | `off` | sends claims and settlements of concurrent messages as groups; not used by `on_item` ([`DynamoStore::grouping`]) |
 /// | `IDEMPOTENCY_LEASE_MARGIN` | `1s` | time added to the deadline, for clocks that differ |
 /// | `IDEMPOTENCY_LEASE_FALLBACK` | `5m` | time budget of an invocation without a known deadline |
 /// | `CONSUMER_CONCURRENCY` | `10` | messages of one batch processed at a time |
@@ -390,6 +391,7 @@ impl Settings {
                 "replay" => Ok(AfterFailure::Replay),
                 _ => Err("must be `retry` or `replay`"),
             });
+        let grouping = self.optional("IDEMPOTENCY_GROUPING", "off", on_or_off);
         let lease_margin = self.optional("IDEMPOTENCY_LEASE_MARGIN", "1s", duration);
         let prime = self.optional("CONSUMER_PRIME", "on", on_or_off);
         let write_units = self.optional("CONSUMER_METRICS_WRITE_UNITS", "off", on_or_off);
@@ -397,6 +399,7 @@ impl Settings {
             table: table?,
             layout: layout?,
             after_failure: after_failure?,
+            grouping: grouping?,
             lease_margin: lease_margin?,
             prime: prime?,
             write_units: write_units?,
@@ -630,6 +633,7 @@ struct Records {
     table: String,
     layout: Layout,
     after_failure: AfterFailure,
+    grouping: bool,
     lease_margin: Duration,
     prime: bool,
     write_units: bool,
@@ -639,7 +643,8 @@ impl Records {
     async fn once(self, config: &SdkConfig, batches: &Batches) -> Once<DynamoStore> {
         let store = DynamoStore::new(Client::new(config), self.table)
             .layout(self.layout)
-            .write_units(self.write_units);
+            .write_units(self.write_units)
+            .grouping(self.grouping);
         if self.prime
             && let Err(error) = store.prime(PRIME_TIMEOUT).await
         {
@@ -801,6 +806,7 @@ mod tests {
         assert_eq!(records.table, "idempotency");
         assert_eq!(records.layout, Layout::native());
         assert_eq!(records.after_failure, AfterFailure::Retry);
+        assert!(!records.grouping);
         assert_eq!(records.lease_margin, Duration::from_secs(1));
         assert!(records.prime);
         assert_eq!(batches.namespace.as_str(), "payments");
@@ -834,6 +840,7 @@ mod tests {
             ("IDEMPOTENCY_KEY", "orderId"),
             ("IDEMPOTENCY_FINGERPRINT", "yes"),
             ("IDEMPOTENCY_AFTER_FAILURE", "strict"),
+            ("IDEMPOTENCY_GROUPING", "yes"),
             ("IDEMPOTENCY_LEASE_MARGIN", "-1s"),
             ("CONSUMER_CONCURRENCY", "0"),
             ("CONSUMER_DEADLINE_RESERVE", "0s"),

@@ -327,6 +327,11 @@ async fn each_seeded_fault_is_the_one_finding() {
             "permissions",
         ),
         ("/policy/Statement/0/Effect", json!("Deny"), "permissions"),
+        (
+            &variable("IDEMPOTENCY_GROUPING"),
+            json!("on"),
+            "permissions",
+        ),
     ];
     assert!(seeds.len() >= 20);
     for (pointer, value, wanted) in seeds {

@@ -243,6 +243,8 @@ fn consumer_role_allows_only_its_calls() {
             ("dynamodb:UpdateItem", "IdempotencyTable.Arn"),
             ("dynamodb:DeleteItem", "IdempotencyTable.Arn"),
             ("dynamodb:GetItem", "IdempotencyTable.Arn"),
+            ("dynamodb:PartiQLInsert", "IdempotencyTable.Arn"),
+            ("dynamodb:PartiQLUpdate", "IdempotencyTable.Arn"),
             ("sqs:GetQueueUrl", "OrdersQueue.Arn"),
             ("sqs:ChangeMessageVisibility", "OrdersQueue.Arn"),
             ("logs:CreateLogStream", "ConsumerLogGroup.Arn"),

@@ -99,6 +99,7 @@ use crate::{
 /// | --- | --- |
 /// | every consumer | `dynamodb:PutItem`, `UpdateItem`, `DeleteItem` |
 /// | [`prime`](Self::prime), [`first_look`](crate::Inbox::first_look) | `dynamodb:GetItem` |
+/// | [`grouping`](Self::grouping) | `dynamodb:PartiQLInsert`, `PartiQLUpdate` |
 ///
 /// Writes that commit with a record need `PutItem`, `UpdateItem`, `DeleteItem` or
 /// `ConditionCheckItem` on their own tables. IAM has no separate permission for transactions.

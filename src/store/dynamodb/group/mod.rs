@@ -5,9 +5,9 @@
 //!                                   └── group: applied, or else the ordinary request
 //! ```
 //!
-//! A group only adds a first try. Its statements write what the ordinary requests write, and their
-//! conditions are the same or stricter. So a group is to the protocol what a request is that was
-//! sent twice: the ordinary request that follows finds out what happened.
+//! A group only adds a first try. Its statements make the writes of the ordinary requests, on the
+//! same or stricter conditions. To the protocol, a group and an ordinary request behind it are one
+//! request that was sent twice.
 
 mod statement;
 
@@ -100,7 +100,7 @@ struct Call {
     turn: oneshot::Sender<Turn>,
 }
 
-/// What a caller gets.
+/// The result of a call's wait.
 enum Turn {
     /// The caller sends the ordinary request, in this place.
     Alone(Place),

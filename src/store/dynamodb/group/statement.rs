@@ -1,7 +1,7 @@
 //! PartiQL twins of a claim over nothing, and of the two settlements that end most claims.
 //!
-//! Each statement writes what the ordinary request of `expressions.rs` writes, and its condition is
-//! the same or stricter.
+//! Each statement makes the write of its ordinary request in `expressions.rs`, on the same or a
+//! stricter condition.
 
 use aws_sdk_dynamodb::types::{
     AttributeValue, BatchStatementRequest, ReturnValuesOnConditionCheckFailure::AllOld,
