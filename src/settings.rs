@@ -1,9 +1,10 @@
 //! [`Settings`]: environment variables into a configured [`Consumer`].
 
-use std::{collections::BTreeMap, env, fmt, num::NonZeroUsize, time::Duration};
+use std::{collections::BTreeMap, env, fmt, io, num::NonZeroUsize, time::Duration};
 
 use aws_config::SdkConfig;
 use aws_sdk_dynamodb::Client;
+use tokio::runtime::{Builder, Runtime};
 
 #[cfg(feature = "visibility")]
 use crate::sqs::Visibility;
@@ -19,6 +20,9 @@ use crate::{
         metrics::{checked_namespace, checked_service},
     },
 };
+
+/// Memory of a function with one vCPU, in MB.
+const MEMORY_OF_A_VCPU: u32 = 1769;
 
 /// Bounds the read at start: Lambda's init phase ends after 10 seconds.
 const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
@@ -92,6 +96,8 @@ const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
 /// | `CONSUMER_METRICS_NAMESPACE` | `POWERTOOLS_METRICS_NAMESPACE`, else `sqs-once` | namespace of the metrics |
 /// | `CONSUMER_METRICS_SERVICE` | `POWERTOOLS_SERVICE_NAME`, else function name | dimension `service` of the metrics |
 /// | `CONSUMER_METRICS_WRITE_UNITS` | `off` | asks DynamoDB for the write units, for the metric `WriteUnits`; not used by `on_item` |
+/// | `CONSUMER_LOG_SAMPLE_COMPLETED` | `1` | share of the completed messages that are logged, from `0` to `1`; all other outcomes are logged |
+/// | `CONSUMER_RUNTIME` | `auto` | threads of the runtime: `single`, `multi`, or `auto`, which is `multi` with two vCPUs or more ([`Settings::runtime`]) |
 /// | `CONSUMER_PRIME` | `on` | reads the table once at start; not used by `on_item` |
 ///
 /// `AWS_LAMBDA_RUNTIME_API` must be set, since [`run`](crate::run) needs it. Known gap: a variable
@@ -288,6 +294,56 @@ impl Settings {
     /// ```
     pub fn duration(&mut self, name: &str, default: &str) -> Result<Duration, SettingsError> {
         self.optional(name, default, positive)
+    }
+
+    /// The runtime of the function, as `CONSUMER_RUNTIME` says.
+    ///
+    /// - `single` runs everything on one thread. A batch of ten messages then needs a quarter less
+    ///   CPU time. A handler that blocks this thread stops the whole batch: no other message runs,
+    ///   no outcome is recorded and no deadline is kept. A poll of more than 100 ms is logged. Run
+    ///   blocking code by [`spawn_blocking`](tokio::task::spawn_blocking).
+    /// - `multi` runs one thread for each vCPU. A blocked thread does not delay the response, but
+    ///   messages whose next step is queued on that thread wait.
+    /// - `auto`, the default, is `multi` with at least two vCPUs: `AWS_LAMBDA_FUNCTION_MEMORY_SIZE`
+    ///   from 3,538, since 1,769 MB have one vCPU (*AWS Lambda Developer Guide*, "Configure Lambda
+    ///   function memory"). Otherwise, and without this variable, it is `single`.
+    ///
+    /// An invalid value is reported with the errors of the other variables. Until then `single`
+    /// stands in.
+    ///
+    /// # Errors
+    ///
+    /// If the operating system refuses the runtime's resources.
+    ///
+    /// ```no_run
+    /// use sqs_once::{Attempt, Failure, Settings, handler_fn, telemetry};
+    ///
+    /// async fn greet(name: String, _: Attempt) -> Result<String, Failure> {
+    ///     Ok(format!("hello {name}"))
+    /// }
+    ///
+    /// fn main() -> Result<(), lambda_runtime::Error> {
+    ///     telemetry::init();
+    ///     let mut settings = Settings::from_env();
+    ///     settings.runtime()?.block_on(async {
+    ///         sqs_once::run(settings.once(Ok(handler_fn(greet))).await?).await
+    ///     })
+    /// }
+    /// ```
+    pub fn runtime(&mut self) -> io::Result<Runtime> {
+        let memory = self.value("AWS_LAMBDA_FUNCTION_MEMORY_SIZE");
+        let memory = memory.and_then(|megabytes| megabytes.parse::<u32>().ok());
+        let multi = self.optional("CONSUMER_RUNTIME", "auto", |text| match text {
+            "auto" => Ok(memory.is_some_and(|memory| memory >= 2 * MEMORY_OF_A_VCPU)),
+            "single" => Ok(false),
+            "multi" => Ok(true),
+            _ => Err("must be `auto`, `single` or `multi`"),
+        });
+        let mut builder = match multi {
+            Ok(true) => Builder::new_multi_thread(),
+            Ok(false) | Err(_) => Builder::new_current_thread(),
+        };
+        builder.enable_all().build()
     }
 
     /// A consumer in the mode [`Once`]. `handler` is the handler, or an error of the handler's own
@@ -487,6 +543,7 @@ impl Settings {
             self.optional("CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE", "on", on_or_off);
         let timeouts = self.timeouts();
         let metrics = self.metrics(&function);
+        let log_sample_completed = self.optional("CONSUMER_LOG_SAMPLE_COMPLETED", "1", share);
         lambda?;
         Ok(Batches {
             namespace: namespace?,
@@ -502,6 +559,7 @@ impl Settings {
             fail_when_store_unavailable: fail_when_store_unavailable?,
             timeouts: timeouts?,
             metrics: metrics?,
+            log_sample_completed: log_sample_completed?,
         })
     }
 
@@ -675,6 +733,7 @@ struct Batches {
     fifo_after_permanent: FifoAfterPermanent,
     fail_when_store_unavailable: bool,
     metrics: Option<Metrics>,
+    log_sample_completed: f64,
     #[cfg(feature = "visibility")]
     timeouts: Option<Timeouts>,
     #[cfg(not(feature = "visibility"))]
@@ -698,7 +757,8 @@ impl Batches {
             .min_time_to_start(self.min_time_to_start)
             .fail_when_store_unavailable(self.fail_when_store_unavailable)
             .fifo_after_permanent(self.fifo_after_permanent)
-            .metrics(self.metrics);
+            .metrics(self.metrics)
+            .log_sample_completed(self.log_sample_completed);
         #[cfg(feature = "visibility")]
         {
             let timeouts = self.timeouts;
@@ -772,6 +832,12 @@ fn backoff(text: &str) -> Result<Duration, String> {
     }
 }
 
+fn share(text: &str) -> Result<f64, &'static str> {
+    let parsed = text.parse().ok();
+    let parsed = parsed.filter(|share| (0.0..=1.0).contains(share));
+    parsed.ok_or("must be a number from 0 to 1")
+}
+
 fn on_or_off(text: &str) -> Result<bool, &'static str> {
     match text {
         "on" => Ok(true),
@@ -782,6 +848,8 @@ fn on_or_off(text: &str) -> Result<bool, &'static str> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::runtime::RuntimeFlavor;
+
     use super::*;
 
     const REQUIRED: [(&str, &str); 3] = [
@@ -822,6 +890,7 @@ mod tests {
         assert_eq!(batches.deadline_reserve, Duration::from_millis(500));
         assert_eq!(batches.min_time_to_start, Duration::ZERO);
         assert!(batches.fail_when_store_unavailable);
+        assert_eq!(batches.log_sample_completed.to_string(), "1");
         assert_eq!(batches.fifo_after_permanent, FifoAfterPermanent::Continue);
         #[cfg(feature = "visibility")]
         {
@@ -965,6 +1034,48 @@ mod tests {
             error.errors(),
             ["CONSUMER_DEAD_LETTER: `on` needs CONSUMER_VISIBILITY=on, which calls SQS too"]
         );
+    }
+
+    #[test]
+    fn runtime_has_threads_from_two_vcpus_on() {
+        let flavor = |setting: &str, memory: &str| {
+            let mut settings = Settings::from_vars([
+                ("CONSUMER_RUNTIME", setting),
+                ("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", memory),
+            ]);
+            let runtime = settings.runtime().unwrap();
+            (runtime.handle().runtime_flavor(), settings.errors)
+        };
+        use RuntimeFlavor::{CurrentThread, MultiThread};
+        for (setting, memory, expected) in [
+            ("", "", CurrentThread),
+            ("auto", "128", CurrentThread),
+            ("auto", "3537", CurrentThread),
+            ("auto", "3538", MultiThread),
+            ("single", "10240", CurrentThread),
+            ("multi", "128", MultiThread),
+        ] {
+            assert_eq!(
+                flavor(setting, memory),
+                (expected, vec![]),
+                "{setting} {memory}"
+            );
+        }
+        let error = "CONSUMER_RUNTIME: must be `auto`, `single` or `multi`".to_owned();
+        assert_eq!(flavor("two", "10240"), (CurrentThread, vec![error]));
+    }
+
+    #[test]
+    fn log_sample_is_a_number_from_0_to_1() {
+        for text in ["0", "0.01", "1"] {
+            let (_, batches) = with(&[("CONSUMER_LOG_SAMPLE_COMPLETED", text)]).unwrap();
+            assert_eq!(batches.log_sample_completed.to_string(), text);
+        }
+        for text in ["-0.1", "1.01", "NaN", "1%", "all"] {
+            let error = with(&[("CONSUMER_LOG_SAMPLE_COMPLETED", text)]).unwrap_err();
+            let expected = "CONSUMER_LOG_SAMPLE_COMPLETED: must be a number from 0 to 1";
+            assert_eq!(error.errors(), [expected]);
+        }
     }
 
     #[test]

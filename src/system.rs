@@ -40,7 +40,7 @@ impl Owner {
     }
 }
 
-/// Returns a random number from 0 to 1, for jitter.
+/// Returns a random number from 0 to below 1.
 pub(crate) fn random_fraction() -> f64 {
     fastrand::f64()
 }

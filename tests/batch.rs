@@ -18,6 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use lambda_runtime::{LambdaEvent, tower::ServiceExt as _};
 use proptest::prelude::*;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
@@ -31,7 +32,7 @@ use sqs_once::{
 use support::{
     consumer::{namespace, process, within},
     dynamo::Dynamo,
-    event::{batch, in_group, received, record},
+    event::{QUEUE_ARN, batch, in_group, received, record},
     log,
 };
 
@@ -401,6 +402,51 @@ async fn finished_batch_logs_no_deadline() {
     assert_eq!(unfinished, None, "the deadline did not cause this line");
 }
 
+/// Outcomes of the messages that have a line, with their levels.
+async fn logged_at(share: f64, messages: impl IntoIterator<Item = Value>) -> Vec<(String, String)> {
+    let handler = ScriptedHandler::default();
+    let consumer = consumer(MemoryStore::default(), &handler).log_sample_completed(share);
+    log::start();
+    process(&Arc::new(consumer), batch(messages), within(60 * SECOND)).await;
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let lines = log::lines_of("message processed").into_iter();
+    lines
+        .map(|line| (text(&line["fields"]["outcome"]), text(&line["level"])))
+        .collect()
+}
+
+#[tokio::test]
+async fn completed_lines_are_sampled_others_are_not() {
+    let messages = || {
+        let order = |n: usize, act: &str| record(&format!("{act}-{n}"), &json!(act));
+        let completed = (0..400).map(move |n| order(n, "succeed"));
+        completed.chain((0..3).map(move |n| order(n, "decline")))
+    };
+    for (share, least, most) in [(0.0, 0, 0), (0.5, 100, 300), (1.0, 400, 400)] {
+        let logged = logged_at(share, messages()).await;
+        let count = |outcome: &str| logged.iter().filter(|(is, _)| is == outcome).count();
+        let completed = count("completed");
+        assert!((least..=most).contains(&completed), "{share}: {completed}");
+        assert_eq!(count("permanent_failure"), 3);
+    }
+}
+
+#[tokio::test]
+async fn known_failure_is_an_error_once() {
+    let consumer = Arc::new(consumer(
+        MemoryStore::default(),
+        &ScriptedHandler::default(),
+    ));
+    log::start();
+    for n in 1..=3 {
+        let again = received("m-1", &json!("decline"), n);
+        process(&consumer, batch([again]), within(60 * SECOND)).await;
+    }
+    let lines = log::lines_of("message processed");
+    let levels: Vec<_> = lines.iter().map(|line| &line["level"]).collect();
+    assert_eq!(levels, ["ERROR", "INFO", "INFO"]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn deadline_follows_settings() {
     let of = || consumer(MemoryStore::default(), &ScriptedHandler::default());
@@ -477,6 +523,77 @@ async fn handler_receives_delivery_facts() {
         process(&consumer, batch([message]), within(10 * SECOND)).await,
         [""; 0]
     );
+}
+
+#[tokio::test]
+async fn handler_receives_system_attributes() {
+    async fn look(standard: bool, attempt: Attempt) -> Result<(), Failure> {
+        if standard {
+            assert_eq!(attempt.group_id(), None);
+            assert_eq!(attempt.trace_header(), None);
+            assert_eq!(attempt.dead_letter_source_arn(), None);
+            return Ok(());
+        }
+        let at = |millis| Some(Timestamp::from_millis(millis));
+        let arn = format!("{QUEUE_ARN}.fifo");
+        assert_eq!(attempt.queue_arn(), Some(arn.as_str()));
+        assert_eq!(attempt.group_id(), Some("g"));
+        assert_eq!(attempt.deduplication_id(), Some("d"));
+        assert_eq!(attempt.sequence_number(), Some("18870266241"));
+        assert_eq!(attempt.sent_at(), at(1_796_000_000_000));
+        assert_eq!(attempt.first_received_at(), at(1_796_000_000_100));
+        assert_eq!(attempt.sender_id(), Some("AIDAEXAMPLE"));
+        assert_eq!(attempt.trace_header(), Some("Root=1-5759e988-bd86"));
+        assert_eq!(attempt.dead_letter_source_arn(), Some(QUEUE_ARN));
+        assert_eq!(attempt.request_id(), None);
+        Ok(())
+    }
+    let once = Once::new(MemoryStore::default());
+    let consumer = Arc::new(Consumer::new(once, namespace(), handler_fn(look)));
+    let mut message = in_group(record("m-1", "false"), "g");
+    for (name, value) in [
+        ("MessageDeduplicationId", "d"),
+        ("SequenceNumber", "18870266241"),
+        ("AWSTraceHeader", "Root=1-5759e988-bd86"),
+        ("DeadLetterQueueSourceArn", QUEUE_ARN),
+    ] {
+        message["attributes"][name] = json!(value);
+    }
+    let messages = batch([message, record("m-2", "true")]);
+    let failed = process(&consumer, messages, within(10 * SECOND)).await;
+    assert_eq!(failed, [""; 0]);
+}
+
+#[tokio::test]
+async fn lines_of_handler_name_message_and_invocation() {
+    async fn speak(_: Value, _: Attempt) -> Result<(), Failure> {
+        tracing::info!("handler speaks");
+        tokio::task::yield_now().await;
+        tracing::info!("handler speaks");
+        Ok(())
+    }
+    log::start();
+    let once = Once::new(MemoryStore::default());
+    let consumer = Consumer::new(once, namespace(), handler_fn(speak));
+    let messages = [record("m-1", "{}"), received("m-2", "{}", 3)];
+    let payload = serde_json::value::to_raw_value(&batch(messages)).unwrap();
+    let mut context = lambda_runtime::Context::default();
+    context.request_id = "r-1".into();
+    let event = LambdaEvent::new(payload, context);
+    consumer.oneshot(event).await.unwrap();
+    let lines = log::lines_of("handler speaks");
+    assert_eq!(lines.len(), 4);
+    for (id, count) in [("m-1", 1), ("m-2", 3)] {
+        let span = json!({
+            "name": "message",
+            "message_id": id,
+            "key": format!("test#{id}"),
+            "receive_count": count,
+            "requestId": "r-1",
+        });
+        let of_message = lines.iter().filter(|line| line["span"] == span);
+        assert_eq!(of_message.count(), 2, "{lines:?}");
+    }
 }
 
 #[tokio::test]

@@ -212,6 +212,25 @@ async fn body_and_attributes_are_copied_unchanged() {
 }
 
 #[tokio::test]
+async fn copy_keeps_trace_header_and_tenant() {
+    let world = World::start().await;
+    let mut message = declined("m-1");
+    message["attributes"]["MessageGroupId"] = json!("tenant-7");
+    message["attributes"]["AWSTraceHeader"] = json!("Root=1-5759e988-bd86");
+    assert_eq!(world.process([message, declined("m-2")]).await, [""; 0]);
+    let copies = world.copies();
+    assert_eq!(copies[0]["MessageGroupId"], "tenant-7");
+    assert!(copies[0]["MessageDeduplicationId"].is_null());
+    assert_eq!(
+        copies[0]["MessageSystemAttributes"],
+        json!({"AWSTraceHeader": {"DataType": "String", "StringValue": "Root=1-5759e988-bd86"}})
+    );
+    for name in ["MessageGroupId", "MessageSystemAttributes"] {
+        assert!(copies[1][name].is_null(), "{name}");
+    }
+}
+
+#[tokio::test]
 async fn permanent_outcomes_are_copied_with_reason() {
     let keys: KeySource = "body:/id".parse().unwrap();
     let world = World::with(|consumer| consumer.key(keys)).await;

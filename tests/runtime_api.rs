@@ -538,6 +538,22 @@ async fn each_message_logs_one_json_line() {
     }
 }
 
+#[tokio::test]
+async fn handler_lines_name_message_and_invocation() {
+    let stage = Stage::set().await;
+    let lambda = obedient(&stage).await;
+    let event = batch([received("m-1", r#"{"panic":true}"#, 3)]);
+    lambda.invoke(event, TIME).await.response();
+    let panicked = |line: &Value| line["message"] == "panicked";
+    let lines = lambda.logged(1, panicked).await;
+    let span = &lines[0]["span"];
+    assert_eq!(span["message_id"], "m-1");
+    assert_eq!(span["key"], format!("{FUNCTION_NAME}#m-1"));
+    assert_eq!(span["receive_count"], 3);
+    let of_message = lambda.logged(1, of_message).await;
+    assert_eq!(span["requestId"], of_message[0]["span"]["requestId"]);
+}
+
 /// The other binary of the release profile, whose messages control the handler.
 async fn obedient(stage: &Stage) -> Lambda {
     Lambda::start_binary(&program("panicking"), stage.env(&[])).await
@@ -587,10 +603,65 @@ async fn cut_off_handler_is_informed_on_retry() {
     assert_eq!(text(&record, "result"), "true");
 }
 
+/// Processes a message that blocks, behind one that sleeps less. Returns the failed messages.
+async fn process_blocking(runtime: &str, order: &str) -> (Vec<String>, Lambda) {
+    let stage = Stage::set().await;
+    let env = stage.env(&[("CONSUMER_RUNTIME", runtime)]);
+    let lambda = Lambda::start_binary(&program("panicking"), env).await;
+    let event = batch([
+        record("m-1", r#"{"sleep_ms":100}"#),
+        record("m-blocks", order),
+    ]);
+    let answer = lambda.invoke(event, Duration::from_secs(1)).await;
+    (failed(&answer.response()), lambda)
+}
+
+#[tokio::test]
+async fn blocked_thread_delays_response_of_single_thread() {
+    let answered = process_blocking("single", r#"{"block_ms":3000}"#);
+    let late = tokio::time::timeout(Duration::from_secs(2), answered).await;
+    assert!(late.is_err(), "the response waits for the blocked thread");
+}
+
+#[tokio::test]
+async fn spawn_blocking_delays_no_other_message() {
+    for runtime in ["single", "multi"] {
+        let block = r#"{"spawn_blocking_ms":3000}"#;
+        let (failed, _lambda) = process_blocking(runtime, block).await;
+        assert_eq!(failed, ["m-blocks"], "{runtime}");
+    }
+}
+
+#[tokio::test]
+async fn handler_that_blocks_is_logged_once() {
+    let blocked = |line: &Value| line["blocked_ms"].is_number();
+    let (_, lambda) = process_blocking("single", r#"{"block_ms":200}"#).await;
+    let lines = lambda.logged(1, blocked).await;
+    let [line] = lines.as_slice() else {
+        panic!("{lines:#?}");
+    };
+    assert!(line["blocked_ms"].as_f64().unwrap() >= 200.0, "{line}");
+    assert_eq!(line["level"], "WARN");
+    assert_eq!(line["span"]["message_id"], "m-blocks");
+}
+
+#[tokio::test]
+async fn function_below_two_vcpus_has_one_thread() {
+    let stage = Stage::set().await;
+    for (memory, threads) in [("256", false), ("3537", false), ("3538", true)] {
+        let lambda = stage
+            .consumer(&[("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", memory)])
+            .await;
+        let of_process = std::fs::read_dir(format!("/proc/{}/task", lambda.pid()));
+        assert_eq!(of_process.unwrap().count() > 1, threads, "{memory} MB");
+    }
+}
+
 #[tokio::test]
 async fn blocked_thread_does_not_delay_response() {
     let stage = Stage::set().await;
-    let lambda = obedient(&stage).await;
+    let env = stage.env(&[("CONSUMER_RUNTIME", "multi")]);
+    let lambda = Lambda::start_binary(&program("panicking"), env).await;
     let event = batch([record("m-1", r#"{"block_ms":3000}"#)]);
     let answer = lambda.invoke(event, Duration::from_secs(1)).await;
     assert_eq!(failed(&answer.response()), ["m-1"]);

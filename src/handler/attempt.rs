@@ -1,7 +1,8 @@
 //! [`Attempt`]: key, delivery, deadline and history, which a handler gets beside the message.
 
-use std::{collections::HashMap, time::Duration};
+use std::time::Duration;
 
+use super::delivery::{AttributeValue, Delivery};
 use crate::{
     deadline::Deadline,
     protocol::{AttemptEnd, Claimed, Key, Timestamp},
@@ -93,37 +94,108 @@ impl Attempt {
     /// The message id.
     #[must_use]
     pub fn message_id(&self) -> &str {
-        &self.delivery.message_id
+        &self.delivery.facts().message_id
     }
 
     /// Number of receives of the message, this one included (`ApproximateReceiveCount`).
     #[must_use]
     pub fn receive_count(&self) -> u32 {
-        self.delivery.receive_count
+        self.delivery.facts().receive_count
     }
 
     /// The text of a message attribute of type String or Number. SQS sends numbers as text, with up to
     /// 38 digits.
     #[must_use]
     pub fn attribute(&self, name: &str) -> Option<&str> {
-        match self.delivery.attributes.get(name)? {
-            Attribute::Text(text) => Some(text),
-            Attribute::Binary(_) => None,
+        match &self.delivery.facts().attributes.get(name)?.value {
+            AttributeValue::Text(text) => Some(text),
+            AttributeValue::Binary(_) => None,
         }
     }
 
     /// The bytes of a message attribute of type Binary.
     #[must_use]
     pub fn binary_attribute(&self, name: &str) -> Option<&[u8]> {
-        match self.delivery.attributes.get(name)? {
-            Attribute::Binary(bytes) => Some(bytes),
-            Attribute::Text(_) => None,
+        match &self.delivery.facts().attributes.get(name)?.value {
+            AttributeValue::Binary(bytes) => Some(bytes),
+            AttributeValue::Text(_) => None,
         }
     }
 
     /// The names of the message attributes, in any order.
     pub fn attribute_names(&self) -> impl Iterator<Item = &str> {
-        self.delivery.attributes.keys().map(String::as_str)
+        let attributes = &self.delivery.facts().attributes;
+        attributes.keys().map(String::as_str)
+    }
+
+    /// ARN of the queue that the message was received from (`eventSourceARN`).
+    #[must_use]
+    pub fn queue_arn(&self) -> Option<&str> {
+        self.delivery.facts().queue_arn.as_deref()
+    }
+
+    /// The message group (`MessageGroupId`). On a FIFO queue the messages of a group run in order. On
+    /// a standard queue the group is the tenant, for fair queues (*Amazon SQS Developer Guide*,
+    /// "Amazon SQS fair queues").
+    #[must_use]
+    pub fn group_id(&self) -> Option<&str> {
+        self.delivery.facts().group_id.as_deref()
+    }
+
+    /// The deduplication id of a message of a FIFO queue (`MessageDeduplicationId`).
+    #[must_use]
+    pub fn deduplication_id(&self) -> Option<&str> {
+        self.delivery.facts().deduplication_id.as_deref()
+    }
+
+    /// The sequence number of a message of a FIFO queue: up to 128 bits, in decimal digits
+    /// (`SequenceNumber`).
+    #[must_use]
+    pub fn sequence_number(&self) -> Option<&str> {
+        self.delivery.facts().sequence_number.as_deref()
+    }
+
+    /// Time at which the message was sent to the queue (`SentTimestamp`).
+    #[must_use]
+    pub fn sent_at(&self) -> Option<Timestamp> {
+        self.delivery.facts().sent_at
+    }
+
+    /// Time of the first receive of the message (`ApproximateFirstReceiveTimestamp`).
+    #[must_use]
+    pub fn first_received_at(&self) -> Option<Timestamp> {
+        self.delivery.facts().first_received_at
+    }
+
+    /// Id of the IAM user or role that sent the message, or the IP address of an anonymous sender
+    /// (`SenderId`).
+    #[must_use]
+    pub fn sender_id(&self) -> Option<&str> {
+        self.delivery.facts().sender_id.as_deref()
+    }
+
+    /// The producer's X-Ray trace header, as `Root=1-...;Parent=...;Sampled=1` (`AWSTraceHeader`).
+    #[must_use]
+    pub fn trace_header(&self) -> Option<&str> {
+        self.delivery.facts().trace_header.as_deref()
+    }
+
+    /// ARN of the queue from which SQS moved the message to a dead-letter queue
+    /// (`DeadLetterQueueSourceArn`). SQS sets this ARN on messages in a dead-letter queue, so a
+    /// handler whose trigger is a dead-letter queue finds it.
+    ///
+    /// After `sqs-once dlq redrive` the attribute `SqsOnceRedriveOf` holds the id of the message in
+    /// the dead-letter queue.
+    #[must_use]
+    pub fn dead_letter_source_arn(&self) -> Option<&str> {
+        self.delivery.facts().dead_letter_source_arn.as_deref()
+    }
+
+    /// The request id of the Lambda invocation, for the handler's own logs and requests. `None`
+    /// outside of [`run`](crate::run).
+    #[must_use]
+    pub fn request_id(&self) -> Option<&str> {
+        self.delivery.facts().request_id.as_deref()
     }
 
     /// Number of earlier claims of this operation since its record was created. Always 0 in an
@@ -245,58 +317,4 @@ impl From<&Claimed> for History {
             open,
         }
     }
-}
-
-/// One delivery of a message. A message id alone makes a first delivery without attributes.
-#[derive(Clone, Debug)]
-pub struct Delivery {
-    message_id: String,
-    receive_count: u32,
-    attributes: HashMap<String, Attribute>,
-}
-
-impl Delivery {
-    /// The first delivery of a message, without attributes.
-    #[must_use]
-    pub fn new(message_id: impl Into<String>) -> Self {
-        Self {
-            message_id: message_id.into(),
-            receive_count: 1,
-            attributes: HashMap::new(),
-        }
-    }
-
-    /// Sets the number of receives, this one included.
-    #[must_use]
-    pub fn receive_count(self, receive_count: u32) -> Self {
-        Self {
-            receive_count,
-            ..self
-        }
-    }
-
-    /// Sets the message attributes.
-    pub(crate) fn attributes(self, attributes: HashMap<String, Attribute>) -> Self {
-        Self { attributes, ..self }
-    }
-
-    pub(crate) fn message_id(&self) -> &str {
-        &self.message_id
-    }
-}
-
-impl<T: Into<String>> From<T> for Delivery {
-    fn from(message_id: T) -> Self {
-        Self::new(message_id)
-    }
-}
-
-/// The value of a message attribute (*Amazon SQS Developer Guide*, "Amazon SQS message
-/// metadata").
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Attribute {
-    /// Of type String or Number.
-    Text(String),
-    /// Of type Binary.
-    Binary(Vec<u8>),
 }

@@ -3,6 +3,7 @@
 
 mod answer;
 mod attempt;
+mod delivery;
 mod failure;
 
 use std::{fmt, marker::PhantomData};
@@ -11,8 +12,9 @@ use serde::de::DeserializeOwned;
 
 pub use answer::Done;
 pub(crate) use answer::{Answer, OnRefused, Plan, to_result};
-pub(crate) use attempt::Attribute;
-pub use attempt::{Attempt, Delivery, History, OpenAttempts};
+pub use attempt::{Attempt, History, OpenAttempts};
+pub use delivery::Delivery;
+pub(crate) use delivery::{Attribute, AttributeValue, DeliveryFacts};
 pub use failure::{Failure, ResultExt};
 
 use crate::protocol::StoredResult;

@@ -152,7 +152,7 @@ impl Outcome {
             Self::RetryableFailure(_) => ("retryable_failure", "RetryableFailures", Warn, Backoff, 503),
             Self::NoEffect(_) => ("no_effect", "RetryableFailures", Warn, Backoff, 503),
             Self::PermanentFailure(_) => ("permanent_failure", "PermanentFailures", Error, Never, 422),
-            Self::FailedBefore(_) => ("failed_before", "PermanentFailures", Error, Never, 422),
+            Self::FailedBefore(_) => ("failed_before", "PermanentFailures", Info, Never, 422),
             Self::TooManyFailures(_) => ("failed_before", "PermanentFailures", Warn, Never, 422),
             Self::KeyReused => ("key_reused", "KeysReused", Error, Never, 422),
             Self::Invalid(_) => ("invalid", "Invalid", Error, Never, 400),

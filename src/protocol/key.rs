@@ -8,6 +8,9 @@ use sha2::{Digest, Sha256};
 /// "Constraints in Amazon DynamoDB").
 pub const MAX_KEY_BYTES: usize = 2048;
 
+/// Longest key that [`Key::header_value`] returns unchanged, in bytes.
+const MAX_HEADER_BYTES: usize = 255;
+
 const SEPARATOR: char = '#';
 const ESCAPE: char = '\\';
 
@@ -125,6 +128,28 @@ impl Key {
     #[cfg(feature = "cli")]
     pub(crate) fn from_stored(text: impl Into<String>) -> Self {
         Self(text.into())
+    }
+
+    /// Returns the key as the value of an HTTP header, such as `Idempotency-Key`: the key itself if
+    /// it has at most 255 visible ASCII characters (`VCHAR` of RFC 9110, section 5.5), else its
+    /// SHA-256 as 64 hex digits. 255 characters is the longest `Idempotency-Key` that payment
+    /// gateways commonly accept.
+    ///
+    /// ```
+    /// use sqs_once::protocol::{Key, Namespace};
+    ///
+    /// let payments = Namespace::new("payments")?;
+    /// assert_eq!(Key::new(&payments, ["order-1"])?.header_value(), "payments#order-1");
+    /// assert_eq!(Key::new(&payments, ["Bestellung für Ada"])?.header_value().len(), 64);
+    /// # Ok::<(), sqs_once::protocol::KeyError>(())
+    /// ```
+    #[must_use]
+    pub fn header_value(&self) -> Cow<'_, str> {
+        if self.0.len() <= MAX_HEADER_BYTES && self.0.bytes().all(|c| c.is_ascii_graphic()) {
+            Cow::Borrowed(&self.0)
+        } else {
+            Cow::Owned(Fingerprint::of(self.0.as_bytes()).as_str().to_owned())
+        }
     }
 
     /// Returns the key as stored in the table: 1 to [`MAX_KEY_BYTES`] bytes of UTF-8.
@@ -251,6 +276,19 @@ mod tests {
     #[test]
     fn namespace_displays_its_name() {
         assert_eq!(Namespace::new("payments").unwrap().as_str(), "payments");
+    }
+
+    #[test]
+    fn key_invalid_as_header_is_hashed() {
+        let longest = "x".repeat(MAX_HEADER_BYTES - "ns#".len());
+        let key = |part: &str| Key::new(&ns("ns"), [part]).unwrap();
+        for part in ["o-1", "\"o\"", &longest] {
+            assert_eq!(key(part).header_value(), key(part).as_str());
+        }
+        for part in ["ö", "a b", "\n", &format!("{longest}x")] {
+            let hash = Fingerprint::of(key(part).as_str().as_bytes());
+            assert_eq!(key(part).header_value(), hash.as_str());
+        }
     }
 
     #[test]

@@ -21,7 +21,8 @@ use super::{
     processed::Processed,
 };
 use crate::{
-    deadline::Deadline, handler::History, meter::Meter, once::Outcome, telemetry::MessageOutcome,
+    deadline::Deadline, handler::History, meter::Meter, once::Outcome, system::random_fraction,
+    telemetry::MessageOutcome,
 };
 
 /// The messages of one invocation, and the result of each.
@@ -29,6 +30,8 @@ pub(super) struct Batch {
     messages: Vec<Message>,
     progress: Vec<Progress>,
     deadline: Deadline,
+    /// Share of the completed messages that are logged.
+    log_sample_completed: f64,
 }
 
 /// Progress of one message.
@@ -84,11 +87,16 @@ impl Progress {
 }
 
 impl Batch {
-    pub(super) fn new(messages: Vec<Message>, deadline: Deadline) -> Self {
+    pub(super) fn new(
+        messages: Vec<Message>,
+        deadline: Deadline,
+        log_sample_completed: f64,
+    ) -> Self {
         Self {
             progress: messages.iter().map(|_| Progress::default()).collect(),
             messages,
             deadline,
+            log_sample_completed,
         }
     }
 
@@ -159,10 +167,16 @@ impl Batch {
         let Progress { started, ended, .. } = &self.progress[index];
         let duration = started.get().map_or(Duration::ZERO, Instant::elapsed);
         let first = ended.set((processed, duration)).is_ok();
-        if let Some((processed, duration)) = ended.get().filter(|_| first) {
+        if let Some((processed, duration)) = ended.get().filter(|_| first)
+            && self.is_logged(processed.outcome())
+        {
             processed.log(&self.messages[index], *duration);
         }
         first
+    }
+
+    fn is_logged(&self, outcome: &Outcome) -> bool {
+        !matches!(outcome, Outcome::Completed(_)) || random_fraction() < self.log_sample_completed
     }
 
     /// Ends the messages without a result, and names in one log line those that the deadline ended.

@@ -61,6 +61,7 @@ pub struct Consumer<M, H> {
     pub(super) visibility: Option<Visibility>,
     pub(super) metrics: Option<Metrics>,
     pub(super) observer: Option<Observer>,
+    pub(super) log_sample_completed: f64,
 }
 
 /// Clones share mode and handler.
@@ -82,6 +83,7 @@ impl<M, H> Clone for Consumer<M, H> {
             visibility: self.visibility.clone(),
             metrics: self.metrics.clone(),
             observer: self.observer.clone(),
+            log_sample_completed: self.log_sample_completed,
         }
     }
 }
@@ -147,6 +149,7 @@ impl<M, H> Consumer<M, H> {
             visibility: None,
             metrics: None,
             observer: None,
+            log_sample_completed: 1.0,
         }
     }
 
@@ -277,6 +280,25 @@ impl<M, H> Consumer<M, H> {
     pub fn metrics(self, metrics: impl Into<Option<Metrics>>) -> Self {
         Self {
             metrics: metrics.into(),
+            ..self
+        }
+    }
+
+    /// Logs the line of this share of messages whose outcome is `completed`, from 0 to 1, chosen at
+    /// random. By default every message has its line. Lines of other outcomes are always logged, and
+    /// metrics count every message.
+    ///
+    /// ```
+    /// use sqs_once::{Consumer, Handler, Mode};
+    ///
+    /// # fn quiet<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Consumer<M, H> {
+    /// consumer.log_sample_completed(0.01)
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn log_sample_completed(self, share: f64) -> Self {
+        Self {
+            log_sample_completed: share,
             ..self
         }
     }

@@ -1,12 +1,13 @@
 //! [`Message`]: one record of an SQS event, its ids, its body and its delivery.
 
-use std::collections::HashMap;
+use std::sync::Arc;
 
 use aws_lambda_events::sqs::{SqsMessage, SqsMessageAttribute};
 use serde::de::DeserializeOwned;
+use tracing::Span;
 
 use crate::{
-    handler::{Attribute, Delivery},
+    handler::{Attribute, AttributeValue, Delivery, DeliveryFacts},
     protocol::{Fingerprint, Key, Timestamp},
 };
 
@@ -16,13 +17,8 @@ pub(crate) struct Message {
     id: MessageId,
     identity: Result<Identity, InvalidMessage>,
     body: Option<String>,
-    group: Option<String>,
-    receipt: Option<Receipt>,
-    receive_count: u32,
-    sent_at: Option<Timestamp>,
-    deduplication_id: Option<String>,
-    /// As they were sent: a copy must carry them unchanged.
-    attributes: HashMap<String, SqsMessageAttribute>,
+    receipt_handle: Option<String>,
+    delivery: Delivery,
 }
 
 /// The key and the fingerprint of a message.
@@ -37,10 +33,10 @@ pub(crate) struct Identity {
 pub(crate) struct MessageId(String);
 
 /// The queue and the receipt handle of one receive of a message.
-#[derive(Debug)]
-pub(crate) struct Receipt {
-    pub(crate) queue_arn: String,
-    pub(crate) handle: String,
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Receipt<'a> {
+    pub(crate) queue_arn: &'a str,
+    pub(crate) handle: &'a str,
 }
 
 impl MessageId {
@@ -53,33 +49,40 @@ impl Message {
     /// Makes a message of a record; `None` if the record has no id.
     pub(crate) fn new(
         record: SqsMessage,
+        request_id: Option<&Arc<str>>,
         identify: impl FnOnce(&SqsMessage) -> Result<Identity, InvalidMessage>,
     ) -> Option<Self> {
         let identity = identify(&record);
         let id = record.message_id.filter(|id| !id.is_empty())?;
         let mut system = record.attributes;
-        // A standard queue has groups too, for fairness; they order nothing.
-        let group = system.remove("MessageGroupId").filter(|_| {
-            let arn = record.event_source_arn.as_deref();
-            arn.is_some_and(|arn| arn.ends_with(".fifo"))
-        });
-        let receipt = record.event_source_arn.zip(record.receipt_handle);
+        let mut text = |name| system.remove(name);
+        let time = |text: Option<String>| Some(Timestamp::from_millis(text?.parse().ok()?));
+        let receive_count = text("ApproximateReceiveCount");
+        let attributes = record.message_attributes.into_iter();
+        let attributes = attributes.filter_map(|(name, value)| Some((name, attribute(value)?)));
+        let delivery = DeliveryFacts {
+            message_id: id.clone(),
+            receive_count: receive_count
+                .and_then(|count| count.parse().ok())
+                .unwrap_or(1),
+            attributes: attributes.collect(),
+            queue_arn: record.event_source_arn,
+            group_id: text("MessageGroupId"),
+            deduplication_id: text("MessageDeduplicationId"),
+            sequence_number: text("SequenceNumber"),
+            sent_at: time(text("SentTimestamp")),
+            first_received_at: time(text("ApproximateFirstReceiveTimestamp")),
+            sender_id: text("SenderId"),
+            trace_header: text("AWSTraceHeader"),
+            dead_letter_source_arn: text("DeadLetterQueueSourceArn"),
+            request_id: request_id.cloned(),
+        };
         Some(Self {
             id: MessageId(id),
             identity,
             body: record.body,
-            group,
-            receipt: receipt.map(|(queue_arn, handle)| Receipt { queue_arn, handle }),
-            receive_count: system
-                .remove("ApproximateReceiveCount")
-                .and_then(|count| count.parse().ok())
-                .unwrap_or(1),
-            sent_at: system
-                .remove("SentTimestamp")
-                .and_then(|sent_at| sent_at.parse().ok())
-                .map(Timestamp::from_millis),
-            deduplication_id: system.remove("MessageDeduplicationId"),
-            attributes: record.message_attributes,
+            receipt_handle: record.receipt_handle,
+            delivery: delivery.into(),
         })
     }
 
@@ -87,26 +90,47 @@ impl Message {
         &self.id
     }
 
-    /// Within a group of a FIFO queue, messages run in order, one at a time.
+    /// Within a group of a FIFO queue, messages run in order, one at a time. A standard queue has
+    /// groups too, for fairness. They order nothing.
     pub(crate) fn fifo_group(&self) -> Option<&str> {
-        self.group.as_deref()
+        let facts = self.delivery.facts();
+        let queue = facts.queue_arn.as_deref()?;
+        facts
+            .group_id
+            .as_deref()
+            .filter(|_| queue.ends_with(".fifo"))
     }
 
     /// `None` where the record holds no handle or no queue.
-    pub(crate) fn receipt(&self) -> Option<&Receipt> {
-        self.receipt.as_ref()
+    pub(crate) fn receipt(&self) -> Option<Receipt<'_>> {
+        Some(Receipt {
+            queue_arn: self.delivery.facts().queue_arn.as_deref()?,
+            handle: self.receipt_handle.as_deref()?,
+        })
     }
 
     pub(crate) fn receive_count(&self) -> u32 {
-        self.receive_count
+        self.delivery.facts().receive_count
     }
 
     pub(crate) fn sent_at(&self) -> Option<Timestamp> {
-        self.sent_at
+        self.delivery.facts().sent_at
     }
 
     pub(crate) fn identity(&self) -> Result<&Identity, &InvalidMessage> {
         self.identity.as_ref()
+    }
+
+    /// The span of the message's run. The handler's own log lines carry its fields. It is open at
+    /// every log level, and names the request id as the Lambda runtime's own span does.
+    pub(crate) fn span(&self) -> Span {
+        tracing::error_span!(
+            "message",
+            message_id = self.id.as_str(),
+            key = self.key().map(Key::as_str),
+            receive_count = self.receive_count(),
+            requestId = self.delivery.facts().request_id.as_deref(),
+        )
     }
 
     pub(crate) fn key(&self) -> Option<&Key> {
@@ -117,16 +141,6 @@ impl Message {
         self.body.as_deref()
     }
 
-    /// The message attributes as they were sent.
-    pub(crate) fn attributes(&self) -> &HashMap<String, SqsMessageAttribute> {
-        &self.attributes
-    }
-
-    /// Only messages of FIFO queues have one.
-    pub(crate) fn deduplication_id(&self) -> Option<&str> {
-        self.deduplication_id.as_deref()
-    }
-
     /// Parses the body as the handler's type.
     pub(crate) fn parse<T: DeserializeOwned>(&self) -> Result<T, InvalidMessage> {
         let body = self.body.as_deref().ok_or_else(InvalidMessage::no_body)?;
@@ -134,13 +148,8 @@ impl Message {
     }
 
     /// The delivery for the handler.
-    pub(crate) fn delivery(&self) -> Delivery {
-        let attributes = self.attributes.iter();
-        let attributes =
-            attributes.filter_map(|(name, value)| Some((name.clone(), attribute(value)?)));
-        Delivery::new(self.id.as_str())
-            .receive_count(self.receive_count)
-            .attributes(attributes.collect())
+    pub(crate) fn delivery(&self) -> &Delivery {
+        &self.delivery
     }
 }
 
@@ -172,21 +181,20 @@ impl InvalidMessage {
     }
 }
 
-/// The value of the declared type; `None` if it is missing.
-fn attribute(attribute: &SqsMessageAttribute) -> Option<Attribute> {
-    let kind = attribute.data_type.as_deref().unwrap_or_default();
-    let text = attribute.string_value.clone();
-    match kind.split('.').next() {
-        Some("Binary") => {
-            let value = attribute.binary_value.as_ref()?;
-            Some(Attribute::Binary(value.0.clone()))
-        }
-        _ => text.map(Attribute::Text),
-    }
+/// The attribute with the value of its declared type; `None` if that value is missing.
+fn attribute(attribute: SqsMessageAttribute) -> Option<Attribute> {
+    let data_type = attribute.data_type.unwrap_or_default();
+    let value = match data_type.split('.').next() {
+        Some("Binary") => AttributeValue::Binary(attribute.binary_value?.0),
+        _ => AttributeValue::Text(attribute.string_value?),
+    };
+    Some(Attribute { data_type, value })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use serde::Deserialize;
 
     use super::*;
@@ -207,7 +215,7 @@ mod tests {
     }
 
     fn message(record: SqsMessage) -> Option<Message> {
-        Message::new(record, |_| Err(InvalidMessage::no_body()))
+        Message::new(record, None, |_| Err(InvalidMessage::no_body()))
     }
 
     #[test]

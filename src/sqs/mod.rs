@@ -7,6 +7,7 @@
 //! | `pointer` | JSON pointers into a body |
 //! | [`powertools`] | hashes of Powertools for AWS Lambda |
 //! | `lanes` | order of messages: which run one after the other |
+//! | `long_polls` | finds handlers that block their thread |
 //! | `batch` | workers that run lanes until the deadline |
 //! | `consumer` | its settings |
 //! | `process` | a batch, its messages, the response |
@@ -20,6 +21,7 @@ mod consumer;
 mod identity;
 mod lambda;
 mod lanes;
+mod long_polls;
 pub(crate) mod message;
 mod observer;
 mod pointer;

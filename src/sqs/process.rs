@@ -5,11 +5,13 @@ use std::{collections::HashSet, panic::AssertUnwindSafe, pin::pin, sync::Arc, ti
 use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
 use futures_util::FutureExt as _;
 use tokio::time::{Instant, timeout_at};
+use tracing::Instrument as _;
 
 use super::{
     batch::{Batch, Progress},
     consumer::{Consumer, FifoAfterPermanent},
     lanes::{Lane, LaneKind},
+    long_polls::warn_of_long_polls,
     message::{Identity, InvalidMessage, Message},
     processed::Processed,
 };
@@ -86,14 +88,15 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     ) -> Result<SqsBatchResponse, BatchError> {
         let started = Instant::now();
         let mut report = BatchReport::new(self.mode.now());
+        let request_id = request_id.map(Arc::from);
         let mut messages = Vec::with_capacity(event.records.len());
         for (index, record) in event.records.into_iter().enumerate() {
-            let message = Message::new(record, |record| {
+            let message = Message::new(record, request_id.as_ref(), |record| {
                 Identity::of(record, &self.namespace, &self.key, &self.fingerprint)
             });
             messages.push(message.ok_or(BatchError::NoMessageId { index })?);
         }
-        let batch = Arc::new(Batch::new(messages, deadline));
+        let batch = Arc::new(Batch::new(messages, deadline, self.log_sample_completed));
         let consumer = Arc::new(self.clone());
         let run_lane = move |batch: Arc<Batch>, lane: Lane| {
             let consumer = Arc::clone(&consumer);
@@ -128,7 +131,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
         let failed = response.batch_item_failures.len();
         let metrics = self.metrics.as_ref();
-        report.log(failed, started.elapsed(), metrics, request_id);
+        report.log(failed, started.elapsed(), metrics, request_id.as_deref());
         match store_unavailable(&processed) {
             Some(error) if self.fail_when_store_unavailable => Err(BatchError::StoreUnavailable {
                 messages: processed.len(),
@@ -145,6 +148,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             let identity = message.identity().ok();
             batch.start(index);
             let progress = batch.progress(index);
+            let span = message.span();
             let processed = match (&before, lane.kind) {
                 (Some((_, before)), LaneKind::FifoGroup) if self.stops_group(before) => {
                     Outcome::BehindFailure.into()
@@ -154,10 +158,12 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                 }
                 _ => {
                     let run = pin!(self.run_message(message, progress, batch.deadline()));
-                    progress.meter().scope(run).await.into()
+                    let run = progress.meter().scope(run);
+                    run.instrument(span.clone()).await.into()
                 }
             };
-            let processed = self.replay(processed, message, batch.deadline()).await;
+            let replay = pin!(self.replay(processed, message, batch.deadline()));
+            let processed = replay.instrument(span).await;
             if processed.outcome().is_permanent()
                 && let Some(visibility) = &self.visibility
             {
@@ -212,7 +218,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let mut pause = FIRST_PAUSE;
         loop {
             let Identity { key, fingerprint } = identity.clone();
-            let operation = Operation::new(key, fingerprint, message.delivery(), deadline);
+            let operation = Operation::new(key, fingerprint, message.delivery().clone(), deadline);
             let handler = &self.handler;
             // After a conflict, the claim mode leaves the body for the next claim. An inbox has run the
             // handler before its commit met the conflict, and needs the body again.
@@ -221,7 +227,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                 let _running = progress.handler_starts(attempt.history());
                 let body = body.take().map_or_else(|| message.parse(), Ok);
                 let body = body.map_err(|InvalidMessage(why)| Failure::permanent(why))?;
-                handler.handle(body, attempt).await
+                warn_of_long_polls(pin!(handler.handle(body, attempt))).await
             };
             let outcome = self.mode.run(operation, work).await;
             let conflict = matches!(outcome, Outcome::Conflict { .. });
@@ -240,7 +246,12 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             return before;
         };
         let stored = Stored::new(result.clone());
-        let attempt = Attempt::new(key.clone(), message.delivery(), History::fresh(), deadline);
+        let attempt = Attempt::new(
+            key.clone(),
+            message.delivery().clone(),
+            History::fresh(),
+            deadline,
+        );
         let shown = AssertUnwindSafe(async { self.handler.on_duplicate(stored, attempt).await });
         Processed::by_on_duplicate(
             match timeout_at(deadline.stop(), shown.catch_unwind()).await {

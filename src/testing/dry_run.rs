@@ -79,7 +79,7 @@ impl DryRun {
     ) -> Result<(Operation, T), InvalidMessage> {
         let invalid = |why: &dyn std::fmt::Display| InvalidMessage(why.to_string());
         let record = message.into_record();
-        let message = message::Message::new(record, |record| {
+        let message = message::Message::new(record, None, |record| {
             let id = record.message_id.as_deref().unwrap_or_default();
             let namespace = Namespace::new("test").map_err(|error| invalid(&error))?;
             Ok(Identity {
@@ -92,7 +92,7 @@ impl DryRun {
         });
         let message = message.ok_or_else(|| invalid(&"the message has no id"))?;
         let Identity { key, fingerprint } = message.identity().map_err(Clone::clone)?.clone();
-        let operation = Operation::new(key, fingerprint, message.delivery(), deadline());
+        let operation = Operation::new(key, fingerprint, message.delivery().clone(), deadline());
         Ok((operation, message.parse()?))
     }
 

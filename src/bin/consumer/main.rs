@@ -8,10 +8,9 @@ use std::process::ExitCode;
 
 use sqs_once::{Settings, telemetry};
 
-#[tokio::main]
-async fn main() -> ExitCode {
+fn main() -> ExitCode {
     telemetry::init();
-    match run().await {
+    match run(Settings::from_env()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!(%error, "could not start");
@@ -20,7 +19,9 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn run() -> Result<(), lambda_runtime::Error> {
-    let consumer = payments::consumer(Settings::from_env()).await?;
-    sqs_once::run(consumer).await
+fn run(mut settings: Settings) -> Result<(), lambda_runtime::Error> {
+    settings.runtime()?.block_on(async {
+        let consumer = payments::consumer(settings).await?;
+        sqs_once::run(consumer).await
+    })
 }

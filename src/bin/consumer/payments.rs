@@ -36,6 +36,7 @@ impl Handler for Payments {
 
     async fn handle(&self, order: Order, attempt: Attempt) -> Result<Box<RawValue>, Failure> {
         order.check().permanent()?;
-        self.gateway.charge(attempt.key().as_str(), &order).await
+        let key = attempt.key().header_value();
+        self.gateway.charge(&key, &order).await
     }
 }

@@ -2,14 +2,14 @@
 
 use std::{
     borrow::Cow,
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashSet},
 };
 
-use aws_lambda_events::sqs::SqsMessageAttribute;
 use aws_sdk_sqs::{
     primitives::Blob,
     types::{
-        MessageAttributeValue, SendMessageBatchRequestEntry as Entry,
+        MessageAttributeValue, MessageSystemAttributeNameForSends, MessageSystemAttributeValue,
+        SendMessageBatchRequestEntry as Entry,
         builders::SendMessageBatchRequestEntryBuilder as EntryBuilder,
     },
 };
@@ -20,6 +20,7 @@ use super::{
     queues::{Bound, CallError, Queue, Queues},
 };
 use crate::{
+    handler::{Attribute, AttributeValue},
     once::Outcome,
     protocol::{Fingerprint, Key},
     sqs::{
@@ -83,7 +84,7 @@ impl DeadLetters<'_> {
             if let Some(receipt) = message.receipt()
                 && seen.insert(message.id())
             {
-                let of_queue = of_queue.entry(&receipt.queue_arn).or_default();
+                let of_queue = of_queue.entry(receipt.queue_arn).or_default();
                 of_queue.push((message, processed));
             }
         }
@@ -183,7 +184,8 @@ impl DeadLetters<'_> {
 impl<'a> MessageCopy<'a> {
     fn of(message: &'a Message, processed: &Processed) -> Result<Self, NoCopy> {
         let body = message.body().ok_or(NoCopy::NoBody)?;
-        let mut attributes: HashMap<String, SqsMessageAttribute> = message.attributes().clone();
+        let sent = message.delivery().facts();
+        let mut attributes = sent.attributes.clone();
         for ours in [REASON, ERROR, KEY] {
             attributes.remove(ours);
         }
@@ -198,9 +200,9 @@ impl<'a> MessageCopy<'a> {
             set(KEY, &printable(key));
         }
         // The id that the producer chose: an earlier copy carries it already.
-        if let Some(id) = message.deduplication_id()
+        if let Some(id) = &sent.deduplication_id
             && message.fifo_group().is_some()
-            && !message.attributes().contains_key(ORIGINAL_DEDUPLICATION_ID)
+            && !sent.attributes.contains_key(ORIGINAL_DEDUPLICATION_ID)
         {
             set(ORIGINAL_DEDUPLICATION_ID, id);
         }
@@ -212,15 +214,20 @@ impl<'a> MessageCopy<'a> {
             return Err(NoCopy::TooLarge(bytes));
         }
         let values = attributes.into_iter();
-        let values = values.filter_map(|(name, sent)| Some((name, value(sent)?)));
+        let values = values.filter_map(|(name, attribute)| Some((name, value(attribute)?)));
         let mut entry = Entry::builder()
             .message_body(body)
             .set_message_attributes(Some(values.collect()));
-        if let Some(group) = message.fifo_group() {
-            // As SQS itself does when it moves a message.
-            entry = entry
-                .message_group_id(group)
-                .message_deduplication_id(message.id().as_str());
+        // As SQS itself does when it moves a message. A standard queue has groups too, for fairness.
+        entry = entry.set_message_group_id(sent.group_id.clone());
+        if message.fifo_group().is_some() {
+            entry = entry.message_deduplication_id(message.id().as_str());
+        }
+        if let Some(trace) = &sent.trace_header {
+            let header = MessageSystemAttributeValue::builder().data_type("String");
+            let header = header.string_value(trace).build();
+            let name = MessageSystemAttributeNameForSends::AwsTraceHeader;
+            entry = entry.set_message_system_attributes(header.ok().map(|it| [(name, it)].into()));
         }
         Ok(Self {
             id: message.id(),
@@ -273,29 +280,28 @@ fn is_allowed(char: char) -> bool {
     matches!(char, '\t' | '\n' | '\r' | ' '..='\u{fffd}' | '\u{10000}'..)
 }
 
-fn text(value: &str) -> SqsMessageAttribute {
-    let mut attribute = SqsMessageAttribute::default();
-    attribute.data_type = Some("String".into());
-    attribute.string_value = Some(value.to_owned());
-    attribute
+fn text(value: &str) -> Attribute {
+    Attribute {
+        data_type: "String".to_owned(),
+        value: AttributeValue::Text(value.to_owned()),
+    }
 }
 
 /// The attribute as it was sent, its type to the letter.
-fn value(attribute: SqsMessageAttribute) -> Option<MessageAttributeValue> {
-    let binary = attribute.binary_value.map(|value| Blob::new(value.0));
-    let value = MessageAttributeValue::builder()
-        .set_data_type(attribute.data_type)
-        .set_string_value(attribute.string_value)
-        .set_binary_value(binary);
-    value.build().ok()
+fn value(Attribute { data_type, value }: Attribute) -> Option<MessageAttributeValue> {
+    let builder = MessageAttributeValue::builder().data_type(data_type);
+    let builder = match value {
+        AttributeValue::Text(text) => builder.string_value(text),
+        AttributeValue::Binary(bytes) => builder.binary_value(Blob::new(bytes)),
+    };
+    builder.build().ok()
 }
 
 /// Name, type and value count (*Amazon SQS Developer Guide*, "Amazon SQS message metadata").
-fn size((name, attribute): (&String, &SqsMessageAttribute)) -> usize {
-    let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
-    let binary = attribute
-        .binary_value
-        .as_ref()
-        .map_or(0, |value| value.0.len());
-    name.len() + text(&attribute.data_type) + text(&attribute.string_value) + binary
+fn size((name, attribute): (&String, &Attribute)) -> usize {
+    let value = match &attribute.value {
+        AttributeValue::Text(text) => text.len(),
+        AttributeValue::Binary(bytes) => bytes.len(),
+    };
+    name.len() + attribute.data_type.len() + value
 }

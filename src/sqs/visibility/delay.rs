@@ -124,7 +124,7 @@ impl Rule {
                 count: message.receive_count(),
                 fifo: group.is_some(),
                 has_dead_letter_queue: receipt
-                    .is_some_and(|receipt| has_dead_letter_queue(&receipt.queue_arn)),
+                    .is_some_and(|receipt| has_dead_letter_queue(receipt.queue_arn)),
                 ahead: group.and_then(|group| of_group.get(group)).copied(),
             };
             let wait = self.seconds(processed, receive);
@@ -134,8 +134,8 @@ impl Rule {
             if let (Some(seconds), Some(receipt)) = (wait, receipt) {
                 changes.push(TimeoutChange {
                     message_id: message.id(),
-                    queue_arn: &receipt.queue_arn,
-                    receipt_handle: &receipt.handle,
+                    queue_arn: receipt.queue_arn,
+                    receipt_handle: receipt.handle,
                     seconds,
                 });
             }

@@ -174,7 +174,7 @@ impl Visibility {
     /// A message failed permanently: its queue's attributes will be needed.
     pub(super) fn expect(&self, message: &Message) {
         if let Some(receipt) = message.receipt() {
-            self.attributes.read_in_background(&receipt.queue_arn);
+            self.attributes.read_in_background(receipt.queue_arn);
         }
     }
 

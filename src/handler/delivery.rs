@@ -1,0 +1,91 @@
+//! [`Delivery`]: one receive of a message, as SQS describes it.
+
+use std::{collections::HashMap, sync::Arc};
+
+use crate::protocol::Timestamp;
+
+/// One delivery of a message. A message id alone makes a first delivery without attributes. Clones
+/// share the facts.
+#[derive(Clone, Debug)]
+pub struct Delivery(Arc<DeliveryFacts>);
+
+/// The facts of a delivery. [`Attempt`](crate::Attempt) documents each.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct DeliveryFacts {
+    pub(crate) message_id: String,
+    pub(crate) receive_count: u32,
+    pub(crate) attributes: HashMap<String, Attribute>,
+    pub(crate) queue_arn: Option<String>,
+    pub(crate) group_id: Option<String>,
+    pub(crate) deduplication_id: Option<String>,
+    pub(crate) sequence_number: Option<String>,
+    pub(crate) sent_at: Option<Timestamp>,
+    pub(crate) first_received_at: Option<Timestamp>,
+    pub(crate) sender_id: Option<String>,
+    pub(crate) trace_header: Option<String>,
+    pub(crate) dead_letter_source_arn: Option<String>,
+    /// Shared by the messages of an invocation.
+    pub(crate) request_id: Option<Arc<str>>,
+}
+
+/// A message attribute (*Amazon SQS Developer Guide*, "Amazon SQS message metadata").
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Attribute {
+    /// The type as it was sent, such as `Number.float`.
+    pub(crate) data_type: String,
+    pub(crate) value: AttributeValue,
+}
+
+/// The value of a message attribute.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum AttributeValue {
+    /// Of type String or Number.
+    Text(String),
+    /// Of type Binary.
+    Binary(Vec<u8>),
+}
+
+impl Delivery {
+    /// The first delivery of a message, without attributes.
+    #[must_use]
+    pub fn new(message_id: impl Into<String>) -> Self {
+        Self::from(DeliveryFacts {
+            message_id: message_id.into(),
+            receive_count: 1,
+            ..DeliveryFacts::default()
+        })
+    }
+
+    /// Sets the number of receives, this one included.
+    #[must_use]
+    pub fn receive_count(mut self, receive_count: u32) -> Self {
+        Arc::make_mut(&mut self.0).receive_count = receive_count;
+        self
+    }
+
+    pub(crate) fn facts(&self) -> &DeliveryFacts {
+        &self.0
+    }
+
+    pub(crate) fn message_id(&self) -> &str {
+        &self.0.message_id
+    }
+}
+
+impl From<DeliveryFacts> for Delivery {
+    fn from(facts: DeliveryFacts) -> Self {
+        Self(Arc::new(facts))
+    }
+}
+
+impl From<String> for Delivery {
+    fn from(message_id: String) -> Self {
+        Self::new(message_id)
+    }
+}
+
+impl From<&str> for Delivery {
+    fn from(message_id: &str) -> Self {
+        Self::new(message_id)
+    }
+}

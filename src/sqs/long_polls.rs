@@ -1,0 +1,33 @@
+//! [`warn_of_long_polls`]: finds handlers that block their thread.
+
+use std::{future::poll_fn, pin::Pin, time::Duration};
+
+use tokio::time::Instant;
+
+use crate::telemetry::millis;
+
+/// A poll that takes longer blocks its thread. An `async` function that awaits its calls polls for
+/// microseconds.
+const LONGEST_POLL: Duration = Duration::from_millis(100);
+
+/// Runs a handler, and logs a warning at its first poll of more than [`LONGEST_POLL`].
+///
+/// While one handler blocks its thread, other messages of the batch on this thread neither run nor
+/// record their outcomes, and deadlines are not kept.
+pub(super) async fn warn_of_long_polls<T>(mut handler: Pin<&mut impl Future<Output = T>>) -> T {
+    let mut warned = false;
+    poll_fn(|context| {
+        let started = Instant::now();
+        let polled = handler.as_mut().poll(context);
+        let blocked = started.elapsed();
+        if blocked > LONGEST_POLL && !warned {
+            warned = true;
+            tracing::warn!(
+                blocked_ms = millis(blocked),
+                "the handler blocked its thread: run blocking code by tokio::task::spawn_blocking, or set CONSUMER_RUNTIME=multi"
+            );
+        }
+        polled
+    })
+    .await
+}
