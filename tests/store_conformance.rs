@@ -48,16 +48,8 @@ conformance!(renamed, dynamo_store(&["size"], renamed()));
 // The same with every claim and every settlement in a group first.
 conformance!(grouped, grouped(dynamo_store(&["id"], Layout::native())));
 conformance!(
-    grouped_powertools,
-    grouped(dynamo_store(&["id"], Layout::powertools()))
-);
-conformance!(
     grouped_powertools_sort_key,
     grouped(dynamo_store(&["id", "sk"], powertools_sort_key()))
-);
-conformance!(
-    grouped_sort_key,
-    grouped(dynamo_store(&["PK", "SK"], single_table()))
 );
 conformance!(grouped_renamed, grouped(dynamo_store(&["size"], renamed())));
 
