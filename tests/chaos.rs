@@ -7,7 +7,7 @@
 //! the order id.
 //!
 //! `CHAOS_SEED` fixes the injected faults, not the timing of the processes. `CHAOS_MESSAGES` and
-//! `CHAOS_FIFO_MESSAGES` set the size: `make soak`.
+//! `CHAOS_FIFO_MESSAGES` set the size: `make soak`. `CHAOS_GROUPING` is `on` or `off` for all workers.
 
 #![allow(
     clippy::unwrap_used,
@@ -27,6 +27,8 @@ mod fate;
 mod faults;
 #[path = "chaos/gateway.rs"]
 mod gateway;
+#[path = "chaos/groups.rs"]
+mod groups;
 #[path = "chaos/informed.rs"]
 mod informed;
 #[path = "chaos/ledger.rs"]
@@ -210,7 +212,10 @@ impl Run {
         let sqs = queue.serve().await;
         let key = self.key;
         let settings: Settings = Arc::new(move |worker: Worker| {
-            settings(key, &relay.url_for(worker), &gateway.url_for(worker), &sqs)
+            let mut settings =
+                settings(key, &relay.url_for(worker), &gateway.url_for(worker), &sqs);
+            settings.push(("IDEMPOTENCY_GROUPING".to_owned(), grouping(worker)));
+            settings
         });
         let mapping = Arc::new(Mapping {
             seed,
@@ -295,6 +300,15 @@ fn story(violation: &str, events: &[Event]) -> String {
         }
     }
     story
+}
+
+/// `CHAOS_GROUPING` for all workers. Without, every second worker groups its writes, so that workers
+/// with and without groups meet.
+fn grouping(worker: Worker) -> String {
+    std::env::var("CHAOS_GROUPING").unwrap_or_else(|_| {
+        let grouping = if worker % 2 == 0 { "off" } else { "on" };
+        grouping.to_owned()
+    })
 }
 
 /// Short times, so that conflicts and retries fit into a test.
