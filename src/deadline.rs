@@ -152,6 +152,11 @@ impl Deadline {
         self.stop
     }
 
+    /// Returns the time after which no handler may start.
+    pub(crate) const fn latest_start(&self) -> Instant {
+        self.latest_start
+    }
+
     /// Returns the time limit for settlements and commits.
     pub(crate) const fn end(&self) -> Instant {
         self.end

@@ -27,6 +27,10 @@ const MEMORY_OF_A_VCPU: u32 = 1769;
 /// Bounds the read at start: Lambda's init phase ends after 10 seconds.
 const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Messages claimed or completed beside those whose handlers run, where their writes are grouped.
+/// With the default concurrency of 10 they fill two groups.
+const CLAIMS_AHEAD: usize = 40;
+
 /// The environment variables of a consumer, and the errors found in them so far.
 ///
 /// [`once`](Self::once), [`inbox`](Self::inbox) and [`on_item`](Self::on_item) each build a
@@ -82,7 +86,7 @@ const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
 /// | `IDEMPOTENCY_GROUPING` | `off` | sends claims and settlements of concurrent messages as groups; not used by `on_item` ([`DynamoStore::grouping`]) |
 /// | `IDEMPOTENCY_LEASE_MARGIN` | `1s` | time added to the deadline, for clocks that differ |
 /// | `IDEMPOTENCY_LEASE_FALLBACK` | `5m` | time budget of an invocation without a known deadline |
-/// | `CONSUMER_CONCURRENCY` | `10` | messages of one batch processed at a time |
+/// | `CONSUMER_CONCURRENCY` | `10` | handlers of one batch that run at a time |
 /// | `CONSUMER_CONFLICT_WAIT` | `0s` | time to wait for the outcome of another worker that holds the claim |
 /// | `CONSUMER_DEADLINE_RESERVE` | `500ms` | time reserved to record outcomes and answer |
 /// | `CONSUMER_MIN_TIME_TO_START` | `0s` | longest run of the handler: a message is not started with less time left |
@@ -364,8 +368,10 @@ impl Settings {
         let read = (|| Ok((handler?, records?, batches?)))();
         let (handler, records, batches) = self.check(read)?;
         let config = self.take_config().await;
+        let ahead = if records.grouping { CLAIMS_AHEAD } else { 0 };
         let once = records.once(&config, &batches).await;
-        Ok(batches.consumer(once, handler, &config))
+        let consumer = batches.consumer(once, handler, &config);
+        Ok(consumer.claims_ahead(ahead))
     }
 
     /// A consumer in the mode [`Inbox`], otherwise as [`once`](Self::once).
