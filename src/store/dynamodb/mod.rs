@@ -203,8 +203,8 @@ impl DynamoStore {
     ///
     /// - A call waits for one turn of the runtime, and shares a request with the calls of that turn.
     ///   A call without company goes as the ordinary request. There is no timer.
-    /// - At most 4 groups or lone requests, and 4 requests that follow a group, are in flight. Calls
-    ///   that arrive meanwhile form the next group. A request gives up its place after 100 ms.
+    /// - At most 8 of these requests are in flight, and a group that is not full only beside 3 others.
+    ///   Calls that arrive meanwhile form the next group. A request gives up its place after 100 ms.
     /// - A call waits for its group at most one second, and at most half of its time left.
     /// - Needs the permissions `dynamodb:PartiQLInsert` and `dynamodb:PartiQLUpdate`. If DynamoDB
     ///   denies access, the store logs a warning, and sends ordinary requests from then on.

@@ -33,7 +33,7 @@ use aws_sdk_dynamodb::{
 };
 use tokio::{
     runtime::Handle,
-    sync::{Semaphore, oneshot},
+    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
     task::yield_now,
     time::{Instant, sleep, timeout, timeout_at},
 };
@@ -53,9 +53,12 @@ use crate::{
 
 /// Maximum number of statements in one `BatchExecuteStatement` (*Amazon DynamoDB API Reference*).
 const MAX_STATEMENTS: usize = 25;
-/// Maximum number of groups and lone requests in flight. With [`MOST_FALLBACKS`] it bounds the
-/// connections to DynamoDB at eight.
-const MOST_IN_FLIGHT: usize = 4;
+/// Maximum number of requests in flight: groups, lone requests, and ordinary requests that follow a
+/// group. It bounds the connections to DynamoDB.
+const MOST_IN_FLIGHT: usize = 8;
+/// A group that is not full, and a lone request, wait while so many requests are in flight: others
+/// may join them.
+const MOST_FOR_PART: usize = 4;
 /// Maximum number of ordinary requests in flight that follow a group.
 const MOST_FALLBACKS: usize = 4;
 /// A request that takes longer gives up its place in flight, so that a request without an answer
@@ -80,16 +83,15 @@ struct Shared {
     /// Calls fewer than this go as ordinary requests.
     smallest: usize,
     queue: Mutex<Queue>,
+    places: Arc<Semaphore>,
     fallbacks: Semaphore,
     /// True after DynamoDB denied access to a group.
     off: AtomicBool,
 }
 
+/// Calls that wait for a group, in the order of their arrival.
 #[derive(Default)]
-struct Queue {
-    waiting: VecDeque<Call>,
-    in_flight: usize,
-}
+struct Queue(VecDeque<Call>);
 
 /// One statement, and the caller that waits for its turn.
 struct Call {
@@ -145,12 +147,16 @@ enum Way {
 }
 
 /// A place among the requests in flight. When it is dropped, the next group goes.
-struct Place(Arc<Shared>);
+struct Place {
+    shared: Arc<Shared>,
+    permit: Option<OwnedSemaphorePermit>,
+}
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.queue().in_flight -= 1;
-        self.0.dispatch();
+        // The next group needs it.
+        drop(self.permit.take());
+        self.shared.dispatch();
     }
 }
 
@@ -175,6 +181,7 @@ impl Groups {
             capacity,
             smallest,
             queue: Mutex::default(),
+            places: Arc::new(Semaphore::new(MOST_IN_FLIGHT)),
             fallbacks: Semaphore::new(MOST_FALLBACKS),
             off: AtomicBool::new(false),
         }))
@@ -187,7 +194,7 @@ impl Groups {
         }
         let until = Instant::now() + wait();
         let (turn, answer) = oneshot::channel();
-        self.0.queue().waiting.push_back(Call {
+        self.0.queue().0.push_back(Call {
             key: key.to_owned(),
             statement,
             until,
@@ -249,9 +256,11 @@ impl Single {
             }
             Way::Fallback(groups) => {
                 let answer = {
-                    // The semaphore is never closed.
-                    let place = groups.0.fallbacks.acquire().await.ok();
-                    in_place(place, request).await
+                    // The semaphores are never closed.
+                    let fallback = groups.0.fallbacks.acquire().await.ok();
+                    let permit = Arc::clone(&groups.0.places).acquire_owned().await.ok();
+                    let shared = Arc::clone(&groups.0);
+                    in_place((Place { shared, permit }, fallback), request).await
                 };
                 self.way = Way::Fallback(groups);
                 answer
@@ -287,16 +296,20 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the next group. Separate from its caller, which must not hold the lock when a place is
-    /// dropped.
-    fn next_group(&self) -> Option<Vec<Call>> {
-        self.queue().next()
+    /// Takes the next group and its place. The lock is not held when a place is dropped.
+    fn next_group(self: &Arc<Self>) -> Option<(Place, Vec<Call>)> {
+        let mut queue = self.queue();
+        let in_flight = MOST_IN_FLIGHT.saturating_sub(self.places.available_permits());
+        let permit = Arc::clone(&self.places).try_acquire_owned().ok()?;
+        let group = queue.next(in_flight)?;
+        let shared = Arc::clone(self);
+        let permit = Some(permit);
+        Some((Place { shared, permit }, group))
     }
 
     /// Starts groups while calls wait and places are free.
     fn dispatch(self: &Arc<Self>) {
-        while let Some(mut group) = self.next_group() {
-            let place = Place(Arc::clone(self));
+        while let Some((place, mut group)) = self.next_group() {
             if group.len() >= self.smallest {
                 // A task of its own: a caller may be dropped, and the others need their answers.
                 // Without a runtime the calls are dropped, and count as unanswered.
@@ -432,16 +445,17 @@ fn unknown(calls: usize) -> Vec<(Answer, f64)> {
 }
 
 impl Queue {
-    /// Takes the next group, of distinct keys, if a place is free. The place is taken too.
-    fn next(&mut self) -> Option<Vec<Call>> {
-        if self.in_flight == MOST_IN_FLIGHT {
+    /// Takes the next group, of distinct keys. `None` if it should wait for further calls, while so
+    /// many requests are in flight.
+    fn next(&mut self, in_flight: usize) -> Option<Vec<Call>> {
+        if self.0.len() < MAX_STATEMENTS && in_flight >= MOST_FOR_PART {
             return None;
         }
         let mut group: Vec<Call> = Vec::new();
         let mut left = VecDeque::new();
-        while let Some(call) = self.waiting.pop_front() {
+        while let Some(call) = self.0.pop_front() {
             if group.len() == MAX_STATEMENTS {
-                self.waiting.push_front(call);
+                self.0.push_front(call);
                 break;
             }
             if call.turn.is_closed() {
@@ -453,13 +467,9 @@ impl Queue {
             }
         }
         while let Some(call) = left.pop_back() {
-            self.waiting.push_front(call);
+            self.0.push_front(call);
         }
-        if group.is_empty() {
-            return None;
-        }
-        self.in_flight += 1;
-        Some(group)
+        Some(group).filter(|group| !group.is_empty())
     }
 }
 
@@ -537,7 +547,7 @@ mod tests {
     fn call(queue: &mut Queue, key: &str) -> oneshot::Receiver<Turn> {
         let (turn, answer) = oneshot::channel();
         let statement = BatchStatementRequest::builder().statement("");
-        queue.waiting.push_back(Call {
+        queue.0.push_back(Call {
             key: key.into(),
             statement: statement.build().unwrap(),
             until: Instant::now(),
@@ -546,8 +556,8 @@ mod tests {
         answer
     }
 
-    fn next(queue: &mut Queue) -> Option<Vec<String>> {
-        let group = queue.next()?;
+    fn next(queue: &mut Queue, in_flight: usize) -> Option<Vec<String>> {
+        let group = queue.next(in_flight)?;
         Some(group.into_iter().map(|call| call.key).collect())
     }
 
@@ -559,23 +569,38 @@ mod tests {
             .map(|key| call(&mut queue, key))
             .collect();
         drop(callers.remove(3));
-        assert_eq!(next(&mut queue).unwrap(), ["a", "b"]);
-        assert_eq!(next(&mut queue).unwrap(), ["a", "b"]);
-        assert_eq!(next(&mut queue).unwrap(), ["a"]);
-        assert_eq!(next(&mut queue), None);
-        assert_eq!(queue.in_flight, 3);
+        assert_eq!(next(&mut queue, 0).unwrap(), ["a", "b"]);
+        assert_eq!(next(&mut queue, 0).unwrap(), ["a", "b"]);
+        assert_eq!(next(&mut queue, 0).unwrap(), ["a"]);
+        assert_eq!(next(&mut queue, 0), None);
     }
 
     #[tokio::test]
-    async fn group_waits_for_a_free_place() {
+    async fn part_of_a_group_waits_for_others() {
         let mut queue = Queue::default();
-        let keys: Vec<_> = (0..200).map(|n| n.to_string()).collect();
+        let keys: Vec<_> = (0..30).map(|n| n.to_string()).collect();
         let _callers: Vec<_> = keys.iter().map(|key| call(&mut queue, key)).collect();
-        for group in keys.chunks(MAX_STATEMENTS).take(MOST_IN_FLIGHT) {
-            assert_eq!(next(&mut queue).unwrap(), group);
+        assert_eq!(next(&mut queue, MOST_FOR_PART).unwrap(), keys[..25]);
+        assert_eq!(next(&mut queue, MOST_FOR_PART), None);
+        assert_eq!(next(&mut queue, MOST_FOR_PART - 1).unwrap(), keys[25..]);
+    }
+
+    #[tokio::test]
+    async fn requests_in_flight_are_bounded() {
+        let Groups(shared) = groups();
+        let keys: Vec<_> = (0..500).map(|n| n.to_string()).collect();
+        let mut queue = shared.queue();
+        let _callers: Vec<_> = keys.iter().map(|key| call(&mut queue, key)).collect();
+        drop(queue);
+        let mut places = Vec::new();
+        while let Some((place, group)) = shared.next_group() {
+            assert_eq!(group.len(), MAX_STATEMENTS);
+            places.push(place);
         }
-        assert_eq!(next(&mut queue), None);
-        queue.in_flight -= 1;
-        assert_eq!(next(&mut queue).unwrap(), keys[100..125]);
+        assert_eq!(places.len(), MOST_IN_FLIGHT);
+        assert_eq!(shared.queue().0.len(), 500 - 25 * MOST_IN_FLIGHT);
+        shared.queue().0.clear();
+        drop(places);
+        assert_eq!(shared.places.available_permits(), MOST_IN_FLIGHT);
     }
 }
