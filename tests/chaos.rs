@@ -306,7 +306,11 @@ fn story(violation: &str, events: &[Event]) -> String {
 /// with and without groups meet.
 fn grouping(worker: Worker) -> String {
     std::env::var("CHAOS_GROUPING").unwrap_or_else(|_| {
-        let grouping = if worker % 2 == 0 { "off" } else { "on" };
+        let grouping = if worker.is_multiple_of(2) {
+            "off"
+        } else {
+            "on"
+        };
         grouping.to_owned()
     })
 }
