@@ -182,7 +182,8 @@ fn meant(heading: &str, line: &Value) -> bool {
     match heading {
         "Count of outcomes" | "Times" => !outcome.is_empty(),
         "Failures by reason" => {
-            TROUBLE.contains(&outcome) && !(outcome == "conflict" && level == "INFO")
+            let is_known = ["conflict", "failed_before"].contains(&outcome) && level == "INFO";
+            TROUBLE.contains(&outcome) && !is_known
         }
         "One message" => text("message_id") == "059f36b4",
         "One key" => text("key") == "payments#o-1",
