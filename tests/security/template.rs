@@ -101,6 +101,9 @@ fn allowed(statement: &Value, conditions: &[&str]) -> BTreeSet<(String, String)>
 /// The condition of direct dead-lettering.
 pub(super) const DEAD_LETTERS: &str = "DirectlyDeadLetters";
 
+/// The condition of groups of writes.
+pub(super) const GROUPS: &str = "GroupsWrites";
+
 /// The condition of a table that the stack makes: it is met by default.
 pub(super) const OWN_TABLE: &str = "MakesTable";
 
@@ -202,6 +205,16 @@ fn dead_lettering_adds_only_its_permissions() {
 }
 
 #[test]
+fn grouping_adds_only_its_permissions() {
+    let needed = ["dynamodb:PartiQLInsert", "dynamodb:PartiQLUpdate"];
+    let needed = needed.map(|action| (action.into(), "IdempotencyTable.Arn".into()));
+    assert_eq!(added_by(GROUPS), needed.into());
+    let template = read(CONSUMER);
+    let condition = json!({"!Equals": [{"!Ref": "IdempotencyGrouping"}, "on"]});
+    assert_eq!(template["Conditions"][GROUPS], condition);
+}
+
+#[test]
 fn kms_key_adds_only_its_use_by_queues_and_table() {
     let needed = ["kms:Decrypt", "kms:GenerateDataKey"];
     let needed = needed.map(|action| (action.into(), "KmsKeyArn".into()));
@@ -243,8 +256,6 @@ fn consumer_role_allows_only_its_calls() {
             ("dynamodb:UpdateItem", "IdempotencyTable.Arn"),
             ("dynamodb:DeleteItem", "IdempotencyTable.Arn"),
             ("dynamodb:GetItem", "IdempotencyTable.Arn"),
-            ("dynamodb:PartiQLInsert", "IdempotencyTable.Arn"),
-            ("dynamodb:PartiQLUpdate", "IdempotencyTable.Arn"),
             ("sqs:GetQueueUrl", "OrdersQueue.Arn"),
             ("sqs:ChangeMessageVisibility", "OrdersQueue.Arn"),
             ("logs:CreateLogStream", "ConsumerLogGroup.Arn"),

@@ -9,6 +9,7 @@
 //! same or stricter conditions. To the protocol, a group and an ordinary request behind it are one
 //! request that was sent twice.
 
+mod answer;
 mod statement;
 
 use std::{
@@ -24,12 +25,7 @@ use std::{
 
 use aws_sdk_dynamodb::{
     Client,
-    error::{ProvideErrorMetadata as _, SdkError},
-    operation::batch_execute_statement::{BatchExecuteStatementError, BatchExecuteStatementOutput},
-    types::{
-        BatchStatementError, BatchStatementErrorCodeEnum as Code, BatchStatementRequest,
-        BatchStatementResponse, ConsumedCapacity, ReturnConsumedCapacity,
-    },
+    types::{BatchStatementRequest, ReturnConsumedCapacity},
 };
 use tokio::{
     runtime::Handle,
@@ -40,16 +36,9 @@ use tokio::{
 
 pub(super) use statement::{claim, settle};
 
-use crate::{
-    deadline,
-    dynamodb::{
-        explain::{explain, kind},
-        item::Item,
-    },
-    meter::add_units,
-    protocol::Unavailability,
-    system::random_fraction,
-};
+use answer::{Answer, Answers};
+
+use crate::{deadline, dynamodb::item::Item, meter::add_units, system::random_fraction};
 
 /// Maximum number of statements in one `BatchExecuteStatement` (*Amazon DynamoDB API Reference*).
 const MAX_STATEMENTS: usize = 25;
@@ -68,8 +57,6 @@ const SLOW: Duration = Duration::from_millis(100);
 const MAX_WAIT: Duration = Duration::from_secs(1);
 /// Upper limit of the random pause before an ordinary request that follows a group.
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
-/// Permissions of a group.
-const NEEDS: &str = "dynamodb:PartiQLInsert and dynamodb:PartiQLUpdate";
 
 /// The groups of one store. Clones share the groups.
 #[derive(Clone)]
@@ -108,19 +95,6 @@ enum Turn {
     Alone(Place),
     /// The statement's answer, and its share of the write units.
     Answered(Answer, f64),
-}
-
-/// The answer to a statement.
-enum Answer {
-    Applied,
-    /// The condition check failed because of this item.
-    Refused(Item),
-    /// The statement found an item where none may be.
-    Duplicate,
-    /// Any other answer, or none.
-    Failed {
-        may_have_been_applied: bool,
-    },
 }
 
 /// The end of a call's first try.
@@ -216,17 +190,16 @@ impl Groups {
                 answer
             }
             // No answer in time, or the group's task ended without one.
-            Ok(Err(_)) | Err(_) => Answer::UNKNOWN,
+            Ok(Err(_)) | Err(_) => Answer::Unknown,
         };
         let may_have_been_applied = match answered {
             Answer::Applied => return Tried::Applied,
             Answer::Refused(item) => return Tried::Refused(item),
+            // No sign of trouble, so no pause.
             Answer::Duplicate => false,
-            Answer::Failed {
-                may_have_been_applied,
-            } => {
+            Answer::Denied | Answer::NotApplied | Answer::Unknown => {
                 sleep(pause()).await;
-                may_have_been_applied
+                matches!(answered, Answer::Unknown)
             }
         };
         Tried::Single(Single {
@@ -339,109 +312,34 @@ impl Shared {
             .batch_execute_statement()
             .set_statements(Some(statements))
             .set_return_consumed_capacity(self.capacity.clone());
-        let answers = match timeout_at(until, request.send()).await {
-            Ok(Ok(output)) => self.answers(output, turns.len()),
-            Ok(Err(error)) => self.failed(&error, turns.len()),
+        let Answers { answers, units } = match timeout_at(until, request.send()).await {
+            Ok(Ok(output)) => Answers::of(output, turns.len()),
+            Ok(Err(error)) => Answers::of_failure(&error, turns.len()),
             // Every caller has stopped waiting.
             Err(_elapsed) => return,
         };
-        for (turn, (answer, units)) in turns.into_iter().zip(answers) {
+        if answers
+            .iter()
+            .any(|answer| matches!(answer, Answer::Denied))
+        {
+            self.turn_off();
+        }
+        for (turn, answer) in turns.into_iter().zip(answers) {
             // A caller that is gone needs no answer.
             let _gone = turn.send(Turn::Answered(answer, units));
         }
     }
 
-    /// The answers to `calls` statements, in their order. All are unknown if there are fewer or more
-    /// responses than statements.
-    fn answers(&self, output: BatchExecuteStatementOutput, calls: usize) -> Vec<(Answer, f64)> {
-        let units = output.consumed_capacity().iter();
-        let units: f64 = units.filter_map(ConsumedCapacity::capacity_units).sum();
-        let responses = output.responses.unwrap_or_default();
-        if responses.len() != calls {
-            tracing::warn!(
-                statements = calls,
-                responses = responses.len(),
-                "a group of writes got another number of responses than statements: each write is repeated alone"
-            );
-            return unknown(calls);
-        }
-        // DynamoDB reports one sum for each table, refused statements included.
-        let share = units / calls as f64;
-        let answers = responses.into_iter().map(|response| self.answer(response));
-        answers.map(|answer| (answer, share)).collect()
-    }
-
-    fn answer(&self, response: BatchStatementResponse) -> Answer {
-        let Some(BatchStatementError { code, item, .. }) = response.error else {
-            return Answer::Applied;
-        };
-        match (code, item) {
-            (Some(Code::DuplicateItem), _) => Answer::Duplicate,
-            (Some(Code::ConditionalCheckFailed), Some(item)) if !item.is_empty() => {
-                Answer::Refused(item)
-            }
-            (Some(Code::AccessDenied), _) => {
-                self.turn_off(&format!("AccessDenied: this role may not {NEEDS}"));
-                Answer::NOT_APPLIED
-            }
-            (
-                Some(
-                    Code::ConditionalCheckFailed
-                    | Code::ItemCollectionSizeLimitExceeded
-                    | Code::ProvisionedThroughputExceeded
-                    | Code::RequestLimitExceeded
-                    | Code::ResourceNotFound
-                    | Code::ThrottlingError
-                    | Code::TransactionConflict
-                    | Code::ValidationError,
-                ),
-                _,
-            ) => Answer::NOT_APPLIED,
-            // InternalServerError, no code, and codes that are unknown today.
-            _ => Answer::UNKNOWN,
-        }
-    }
-
-    /// The answers to a group that failed as a whole.
-    fn failed(
-        &self,
-        error: &SdkError<BatchExecuteStatementError>,
-        calls: usize,
-    ) -> Vec<(Answer, f64)> {
-        if error.code() == Some("AccessDeniedException") {
-            self.turn_off(&explain(error, NEEDS));
-        }
-        match kind(error) {
-            Unavailability::Unanswered => unknown(calls),
-            Unavailability::Contended | Unavailability::Rejected => {
-                (0..calls).map(|_| (Answer::NOT_APPLIED, 0.0)).collect()
-            }
-        }
-    }
-
     /// Ends grouping for this store, and says so once.
-    fn turn_off(&self, reason: &str) {
+    fn turn_off(&self) {
         if !self.off.swap(true, Relaxed) {
             tracing::warn!(
                 table = self.table,
-                reason,
-                "grouping is off until this process ends: each claim and settlement is a request of its own"
+                needs = "dynamodb:PartiQLInsert and dynamodb:PartiQLUpdate",
+                "DynamoDB denied access to a group of writes: grouping is off until this process ends"
             );
         }
     }
-}
-
-impl Answer {
-    const UNKNOWN: Self = Self::Failed {
-        may_have_been_applied: true,
-    };
-    const NOT_APPLIED: Self = Self::Failed {
-        may_have_been_applied: false,
-    };
-}
-
-fn unknown(calls: usize) -> Vec<(Answer, f64)> {
-    (0..calls).map(|_| (Answer::UNKNOWN, 0.0)).collect()
 }
 
 impl Queue {
