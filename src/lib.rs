@@ -166,7 +166,9 @@ pub use dynamodb::{
     refused::{Refused, RefusedWrite},
     write::{MAX_WRITES, Write},
 };
-pub use handler::{Attempt, Done, Failure, Handler, HandlerFn, ResultExt, Stored, handler_fn};
+pub use handler::{
+    Attempt, Done, EnvelopeFacts, Failure, Handler, HandlerFn, ResultExt, Stored, handler_fn,
+};
 #[doc(hidden)]
 pub use handler::{Delivery, History, OpenAttempts};
 pub use invalid::InvalidValue;

@@ -20,7 +20,7 @@ use crate::{
     handler::Handler,
     once::{Inbox, Mode, OnItem, Once},
     protocol::{AfterFailure, Namespace},
-    sqs::{Consumer, FifoAfterPermanent, FingerprintSource, KeySource},
+    sqs::{Consumer, Envelope, FifoAfterPermanent, FingerprintSource, KeySource},
     store::{DynamoStore, Field, Layout},
     telemetry::{
         Metrics,
@@ -87,6 +87,7 @@ const CLAIMS_AHEAD: usize = 40;
 /// | `IDEMPOTENCY_SORT_KEY` | none | `SK` or `SK=PARTITION`: sort key that holds the idempotency key; the partition defaults to `idempotency#<function name>` ([`Layout::sort_key`]) |
 /// | `IDEMPOTENCY_NAMESPACE` | function name | first part of every key ([`Namespace`]) |
 /// | `IDEMPOTENCY_KEY` | `message-id` | source of a message's key ([`KeySource`]) |
+/// | `CONSUMER_ENVELOPE` | `none` | service that puts its own JSON around each message: `none`, `sns`, `eventbridge` or `s3` ([`Envelope`]) |
 /// | `IDEMPOTENCY_FINGERPRINT` | `body`; `off` for `on_item` | part of a message that must not change under one key ([`FingerprintSource`]); for `on_item` see [`OnItem::check_payload`] |
 /// | `IDEMPOTENCY_RETENTION` | `20d`; unlimited for `on_item` | time that a record is kept |
 /// | `IDEMPOTENCY_AFTER_FAILURE` | `retry` | other message with the key of a permanent failure: `retry` or `replay` ([`AfterFailure`]) |
@@ -543,6 +544,7 @@ impl Settings {
             Namespace::new(text)
         });
         let key = self.optional("IDEMPOTENCY_KEY", "message-id", str::parse::<KeySource>);
+        let envelope = self.optional("CONSUMER_ENVELOPE", "none", str::parse::<Envelope>);
         let fingerprint = self.optional(
             "IDEMPOTENCY_FINGERPRINT",
             "body",
@@ -575,6 +577,7 @@ impl Settings {
         Ok(Batches {
             namespace: namespace?,
             key: key?,
+            envelope: envelope?,
             fingerprint: fingerprint?,
             retention: retention?,
             assumed_timeout: assumed_timeout?,
@@ -753,6 +756,7 @@ impl Records {
 struct Batches {
     namespace: Namespace,
     key: KeySource,
+    envelope: Envelope,
     fingerprint: FingerprintSource,
     retention: Option<Duration>,
     assumed_timeout: Duration,
@@ -779,6 +783,7 @@ impl Batches {
     ) -> Consumer<M, H> {
         let consumer = Consumer::new(mode, self.namespace, handler)
             .key(self.key)
+            .envelope(self.envelope)
             .fingerprint(self.fingerprint)
             .concurrency(self.concurrency)
             .conflict_wait(self.conflict_wait)

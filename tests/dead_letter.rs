@@ -231,6 +231,23 @@ async fn copy_keeps_trace_header_and_tenant() {
 }
 
 #[tokio::test]
+async fn copy_keeps_the_envelope() {
+    let world = World::with(|consumer| consumer.envelope(sqs_once::sqs::Envelope::Sns)).await;
+    let order = json!({"id": "m-1", "act": "decline"}).to_string();
+    let notification = json!({
+        "Type": "Notification", "MessageId": "s-1", "TopicArn": "arn", "Message": order,
+        "Timestamp": "2026-11-22T08:00:00.000Z",
+        "MessageAttributes": {"tenant": {"Type": "String", "Value": "acme"}},
+    });
+    let message = received("m-1", &notification, 1);
+    assert_eq!(world.process([message]).await, [""; 0]);
+    let copy = world.copies().remove(0);
+    assert_eq!(copy["MessageBody"], notification.to_string());
+    let attributes = copy["MessageAttributes"].as_object().unwrap();
+    assert!(!attributes.contains_key("tenant"), "{copy}");
+}
+
+#[tokio::test]
 async fn permanent_outcomes_are_copied_with_reason() {
     let keys: KeySource = "body:/id".parse().unwrap();
     let world = World::with(|consumer| consumer.key(keys)).await;

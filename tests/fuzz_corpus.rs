@@ -32,7 +32,7 @@ fn corpus_events_are_answered_by_the_rules() {
 
 #[test]
 fn sample_events_are_answered_by_the_rules() {
-    each("events", 6, targets::event);
+    each("events", 9, targets::event);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::delivery::{AttributeValue, Delivery};
+use super::delivery::{AttributeValue, Delivery, EnvelopeFacts};
 use crate::{
     deadline::Deadline,
     protocol::{AttemptEnd, Claimed, Key, Timestamp},
@@ -126,6 +126,12 @@ impl Attempt {
     pub fn attribute_names(&self) -> impl Iterator<Item = &str> {
         let attributes = &self.delivery.facts().attributes;
         attributes.keys().map(String::as_str)
+    }
+
+    /// The facts of the envelope that was removed (`CONSUMER_ENVELOPE`); `None` without one.
+    #[must_use]
+    pub fn envelope(&self) -> Option<&EnvelopeFacts> {
+        self.delivery.facts().envelope.as_ref()
     }
 
     /// ARN of the queue that the message was received from (`eventSourceARN`).

@@ -24,8 +24,33 @@ pub(crate) struct DeliveryFacts {
     pub(crate) sender_id: Option<String>,
     pub(crate) trace_header: Option<String>,
     pub(crate) dead_letter_source_arn: Option<String>,
+    pub(crate) envelope: Option<EnvelopeFacts>,
     /// Shared by the messages of an invocation.
     pub(crate) request_id: Option<Arc<str>>,
+}
+
+/// The facts of the envelope in which SNS, EventBridge or S3 sent a message.
+///
+/// | field | SNS | EventBridge | S3 |
+/// | --- | --- | --- | --- |
+/// | `id` | `MessageId` | `id` | |
+/// | `source` | `TopicArn` | `source` | ARN of the bucket |
+/// | `detail_type` | `Subject`, if there is one | `detail-type` | `eventName` |
+/// | `time` | `Timestamp` | `time` | `eventTime` |
+///
+/// Of an S3 event notification with several records, the facts are those of the first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EnvelopeFacts {
+    /// The service's id of the message. Another send by the producer has another id.
+    pub id: Option<String>,
+    /// Topic, source or bucket of the message.
+    pub source: Option<String>,
+    /// Kind of the message.
+    pub detail_type: Option<String>,
+    /// Time at which the service received the message, in the service's own format (ISO 8601).
+    pub time: Option<String>,
+    pub(crate) is_test: bool,
 }
 
 /// A message attribute (*Amazon SQS Developer Guide*, "Amazon SQS message metadata").

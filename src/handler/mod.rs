@@ -13,8 +13,8 @@ use serde::de::DeserializeOwned;
 pub use answer::Done;
 pub(crate) use answer::{Answer, OnRefused, Plan, to_result};
 pub use attempt::{Attempt, History, OpenAttempts};
-pub use delivery::Delivery;
 pub(crate) use delivery::{Attribute, AttributeValue, DeliveryFacts};
+pub use delivery::{Delivery, EnvelopeFacts};
 pub use failure::{Failure, ResultExt};
 
 use crate::protocol::StoredResult;

@@ -72,6 +72,9 @@ pub enum Outcome {
     /// The message has no body, no key, or a body that is not of the handler's type. The handler
     /// did not run.
     Invalid(String),
+    /// S3 sent this message to test its notifications (`s3:TestEvent`). The handler did not run, and
+    /// nothing is recorded.
+    Ignored,
     /// Too little time was left before the deadline. The handler did not run.
     NotStarted,
     /// An earlier message of the same FIFO group failed. The handler did not run.
@@ -156,6 +159,7 @@ impl Outcome {
             Self::TooManyFailures(_) => ("failed_before", "PermanentFailures", Warn, Never, 422),
             Self::KeyReused => ("key_reused", "KeysReused", Error, Never, 422),
             Self::Invalid(_) => ("invalid", "Invalid", Error, Never, 400),
+            Self::Ignored => ("ignored", "Ignored", Info, Never, 200),
             Self::NotStarted => ("not_started", "NotStarted", Info, Now, 503),
             Self::BehindFailure => ("not_started", "NotStarted", Info, Now, 503),
             Self::Panicked => ("panicked", "RetryableFailures", Error, Backoff, 503),
@@ -216,11 +220,14 @@ impl Outcome {
         self.facts().http_status
     }
 
-    /// Returns whether the operation is recorded as completed. Delete a message from the queue only
-    /// if this method returns true.
+    /// Returns whether the operation is recorded as completed, or the message carries none. Delete a
+    /// message from the queue only if this method returns true.
     #[must_use]
     pub const fn is_success(&self) -> bool {
-        matches!(self, Self::Completed(_) | Self::Duplicate(_))
+        matches!(
+            self,
+            Self::Completed(_) | Self::Duplicate(_) | Self::Ignored
+        )
     }
 
     /// Returns whether every further attempt with this message fails.
@@ -316,6 +323,7 @@ impl fmt::Display for Outcome {
                  unique to each operation",
             ),
             Self::Invalid(why) => f.write_str(why),
+            Self::Ignored => f.write_str("a test event of S3; the handler did not run"),
             Self::NotStarted => {
                 f.write_str("too little time left in this invocation; the handler did not run")
             }
@@ -375,6 +383,7 @@ mod tests {
             Outcome::TooManyFailures(text()),
             Outcome::KeyReused,
             Outcome::Invalid(text()),
+            Outcome::Ignored,
             Outcome::NotStarted,
             Outcome::BehindFailure,
             Outcome::Panicked,

@@ -3,6 +3,7 @@
 use std::{num::NonZeroUsize, str::FromStr, sync::Arc, time::Duration};
 
 use super::{
+    Envelope,
     identity::{FingerprintSource, KeySource},
     observer::Observer,
     visibility::Visibility,
@@ -50,6 +51,7 @@ pub struct Consumer<M, H> {
     pub(super) handler: Arc<H>,
     pub(super) namespace: Namespace,
     pub(super) key: KeySource,
+    pub(super) envelope: Envelope,
     pub(super) fingerprint: FingerprintSource,
     pub(super) concurrency: NonZeroUsize,
     pub(super) claims_ahead: usize,
@@ -73,6 +75,7 @@ impl<M, H> Clone for Consumer<M, H> {
             handler: Arc::clone(&self.handler),
             namespace: self.namespace.clone(),
             key: self.key.clone(),
+            envelope: self.envelope,
             fingerprint: self.fingerprint.clone(),
             concurrency: self.concurrency,
             claims_ahead: self.claims_ahead,
@@ -140,6 +143,7 @@ impl<M, H> Consumer<M, H> {
             handler: Arc::new(handler),
             namespace,
             key: KeySource::default(),
+            envelope: Envelope::None,
             fingerprint: FingerprintSource::default(),
             concurrency: const { NonZeroUsize::new(10).unwrap() },
             claims_ahead: 0,
@@ -160,6 +164,21 @@ impl<M, H> Consumer<M, H> {
     #[must_use]
     pub fn key(self, key: KeySource) -> Self {
         Self { key, ..self }
+    }
+
+    /// Sets the service that puts its own JSON around each message. The consumer removes it before
+    /// it looks for the key. By default none does.
+    ///
+    /// ```
+    /// use sqs_once::{Consumer, Handler, Mode, sqs::Envelope};
+    ///
+    /// # fn of_topic<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Consumer<M, H> {
+    /// consumer.envelope(Envelope::Sns)
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn envelope(self, envelope: Envelope) -> Self {
+        Self { envelope, ..self }
     }
 
     /// Sets the part of a message that must not change under one key.

@@ -1,11 +1,12 @@
 //! [`Message`]: one record of an SQS event, its ids, its body and its delivery.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use aws_lambda_events::sqs::{SqsMessage, SqsMessageAttribute};
 use serde::de::DeserializeOwned;
 use tracing::Span;
 
+use super::envelope::{Envelope, Sent};
 use crate::{
     handler::{Attribute, AttributeValue, Delivery, DeliveryFacts},
     protocol::{Fingerprint, Key, Timestamp},
@@ -20,6 +21,8 @@ pub(crate) struct Message {
     body: Option<String>,
     receipt_handle: Option<String>,
     delivery: Delivery,
+    /// Body and attributes in the queue, if an envelope was removed.
+    sent: Option<(Option<String>, HashMap<String, Attribute>)>,
 }
 
 /// The key and the fingerprint of a message.
@@ -49,24 +52,27 @@ impl MessageId {
 impl Message {
     /// Makes a message of a record; `None` if the record has no id.
     pub(crate) fn new(
-        record: SqsMessage,
+        mut record: SqsMessage,
         request_id: Option<&Arc<str>>,
+        envelope: Envelope,
         identify: impl FnOnce(&SqsMessage) -> Result<Identity, InvalidMessage>,
     ) -> Option<Self> {
-        let identity = identify(&record);
+        let (identity, opened) = match envelope.open(&mut record) {
+            Ok(opened) => (identify(&record), opened),
+            Err(invalid) => (Err(invalid), None),
+        };
+        let (sent, envelope) = opened.unzip();
         let id = record.message_id.filter(|id| !id.is_empty())?;
         let mut system = record.attributes;
         let mut text = |name| system.remove(name);
         let time = |text: Option<String>| Some(Timestamp::from_millis(text?.parse().ok()?));
         let receive_count = text("ApproximateReceiveCount");
-        let attributes = record.message_attributes.into_iter();
-        let attributes = attributes.filter_map(|(name, value)| Some((name, attribute(value)?)));
         let delivery = DeliveryFacts {
             message_id: id.clone(),
             receive_count: receive_count
                 .and_then(|count| count.parse().ok())
                 .unwrap_or(1),
-            attributes: attributes.collect(),
+            attributes: attributes(record.message_attributes),
             queue_arn: record.event_source_arn,
             group_id: text("MessageGroupId"),
             deduplication_id: text("MessageDeduplicationId"),
@@ -76,6 +82,7 @@ impl Message {
             sender_id: text("SenderId"),
             trace_header: text("AWSTraceHeader"),
             dead_letter_source_arn: text("DeadLetterQueueSourceArn"),
+            envelope,
             request_id: request_id.cloned(),
         };
         Some(Self {
@@ -84,6 +91,12 @@ impl Message {
             body: record.body,
             receipt_handle: record.receipt_handle,
             delivery: delivery.into(),
+            sent: sent.map(
+                |Sent {
+                     body,
+                     attributes: of,
+                 }| (body, attributes(of)),
+            ),
         })
     }
 
@@ -140,8 +153,22 @@ impl Message {
         self.identity().ok().map(|identity| &identity.key)
     }
 
-    pub(crate) fn body(&self) -> Option<&str> {
-        self.body.as_deref()
+    /// The body in the queue, envelope included. A copy must carry it unchanged.
+    pub(crate) fn sent_body(&self) -> Option<&str> {
+        let body = self.sent.as_ref().map_or(&self.body, |(body, _)| body);
+        body.as_deref()
+    }
+
+    /// The message attributes in the queue.
+    pub(crate) fn sent_attributes(&self) -> &HashMap<String, Attribute> {
+        let own = &self.delivery.facts().attributes;
+        self.sent.as_ref().map_or(own, |(_, attributes)| attributes)
+    }
+
+    /// Returns whether S3 sent the message to test its notifications.
+    pub(crate) fn is_s3_test(&self) -> bool {
+        let envelope = self.delivery.facts().envelope.as_ref();
+        envelope.is_some_and(|envelope| envelope.is_test)
     }
 
     /// Parses the body as the handler's type.
@@ -184,6 +211,12 @@ impl InvalidMessage {
     }
 }
 
+fn attributes(sent: HashMap<String, SqsMessageAttribute>) -> HashMap<String, Attribute> {
+    let sent = sent.into_iter();
+    sent.filter_map(|(name, value)| Some((name, attribute(value)?)))
+        .collect()
+}
+
 /// The attribute with the value of its declared type; `None` if that value is missing.
 fn attribute(attribute: SqsMessageAttribute) -> Option<Attribute> {
     let data_type = attribute.data_type.unwrap_or_default();
@@ -196,8 +229,6 @@ fn attribute(attribute: SqsMessageAttribute) -> Option<Attribute> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
-
     use serde::Deserialize;
 
     use super::*;
@@ -218,7 +249,9 @@ mod tests {
     }
 
     fn message(record: SqsMessage) -> Option<Message> {
-        Message::new(record, None, |_| Err(InvalidMessage::no_body()))
+        Message::new(record, None, Envelope::None, |_| {
+            Err(InvalidMessage::no_body())
+        })
     }
 
     #[test]

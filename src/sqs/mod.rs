@@ -3,6 +3,7 @@
 //! | module | task |
 //! | --- | --- |
 //! | `message` | one record of the event: its ids, its body, its delivery |
+//! | `envelope` | the JSON of SNS, EventBridge or S3 around a message |
 //! | `identity` | key and fingerprint of a message |
 //! | `pointer` | JSON pointers into a body |
 //! | [`powertools`] | hashes of Powertools for AWS Lambda |
@@ -18,6 +19,7 @@
 
 mod batch;
 mod consumer;
+mod envelope;
 mod identity;
 mod lambda;
 mod lanes;
@@ -35,6 +37,7 @@ mod visibility;
 mod visibility;
 
 pub use consumer::{Consumer, FifoAfterPermanent};
+pub use envelope::Envelope;
 pub use identity::{FingerprintSource, KeySource};
 pub use lambda::run;
 pub use process::BatchError;

@@ -14,7 +14,10 @@ use crate::{
     handler::{Attempt, Done, Failure, Handler, History},
     once::{Change, Mode, Once, Operation, Outcome, mode::sealed::Sealed},
     protocol::{Fingerprint, Key, Namespace, StoredResult, Timestamp},
-    sqs::message::{self, Identity, InvalidMessage},
+    sqs::{
+        Envelope,
+        message::{self, Identity, InvalidMessage},
+    },
 };
 
 /// Runs handlers of every output in memory: an output alone, [`Done`] or [`Change`].
@@ -79,7 +82,7 @@ impl DryRun {
     ) -> Result<(Operation, T), InvalidMessage> {
         let invalid = |why: &dyn std::fmt::Display| InvalidMessage(why.to_string());
         let record = message.into_record();
-        let message = message::Message::new(record, None, |record| {
+        let message = message::Message::new(record, None, Envelope::None, |record| {
             let id = record.message_id.as_deref().unwrap_or_default();
             let namespace = Namespace::new("test").map_err(|error| invalid(&error))?;
             Ok(Identity {

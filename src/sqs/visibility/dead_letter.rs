@@ -183,9 +183,9 @@ impl DeadLetters<'_> {
 
 impl<'a> MessageCopy<'a> {
     fn of(message: &'a Message, processed: &Processed) -> Result<Self, NoCopy> {
-        let body = message.body().ok_or(NoCopy::NoBody)?;
+        let body = message.sent_body().ok_or(NoCopy::NoBody)?;
         let sent = message.delivery().facts();
-        let mut attributes = sent.attributes.clone();
+        let mut attributes = message.sent_attributes().clone();
         for ours in [REASON, ERROR, KEY] {
             attributes.remove(ours);
         }
@@ -202,7 +202,9 @@ impl<'a> MessageCopy<'a> {
         // The id that the producer chose: an earlier copy carries it already.
         if let Some(id) = &sent.deduplication_id
             && message.fifo_group().is_some()
-            && !sent.attributes.contains_key(ORIGINAL_DEDUPLICATION_ID)
+            && !message
+                .sent_attributes()
+                .contains_key(ORIGINAL_DEDUPLICATION_ID)
         {
             set(ORIGINAL_DEDUPLICATION_ID, id);
         }
