@@ -211,7 +211,8 @@ fn peak_memory(pid: u32) -> f64 {
     kib.parse::<f64>().unwrap() * 1024.0 / MIB
 }
 
-/// Responds with `{}` to every request, after a delay.
+/// Responds with `{}` to every request, and to a group with an answer for each statement, after a
+/// delay.
 struct Stub {
     endpoint: String,
     seen: Arc<Measured>,
@@ -238,13 +239,20 @@ impl Stub {
         });
         let answer = {
             let seen = seen.clone();
-            async move || {
+            async move |body: String| {
                 seen.requests.fetch_add(1, Relaxed);
                 let latency = seen.latency_ms.load(Relaxed);
                 if latency > 0 {
                     tokio::time::sleep(Duration::from_millis(latency)).await;
                 }
-                ([(CONTENT_TYPE, "application/x-amz-json-1.0")], "{}")
+                let answers = match body.matches("\"Statement\":").count() {
+                    0 => "{}".to_owned(),
+                    statements => {
+                        let answers = ["{\"TableName\":\"orders\"}"].repeat(statements);
+                        format!("{{\"Responses\":[{}]}}", answers.join(","))
+                    }
+                };
+                ([(CONTENT_TYPE, "application/x-amz-json-1.0")], answers)
             }
         };
         let app = Router::new().fallback(answer);

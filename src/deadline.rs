@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::{
+    task::futures::TaskLocalFuture,
+    time::{Instant, Timeout, timeout_at},
+};
 
 use crate::protocol::Timestamp;
 
@@ -149,6 +152,11 @@ impl Deadline {
         self.stop
     }
 
+    /// Returns the time after which no handler may start.
+    pub(crate) const fn latest_start(&self) -> Instant {
+        self.latest_start
+    }
+
     /// Returns the time limit for settlements and commits.
     pub(crate) const fn end(&self) -> Instant {
         self.end
@@ -158,4 +166,20 @@ impl Deadline {
     pub(crate) const fn answer(&self) -> Instant {
         self.answer
     }
+}
+
+tokio::task_local! {
+    /// Time limit of the request in progress. A store has no parameter for it.
+    static LIMIT: Instant;
+}
+
+/// Runs a request to a store until `limit`, and lets the store read the time left.
+pub(crate) fn until<F: Future>(limit: Instant, request: F) -> Timeout<TaskLocalFuture<Instant, F>> {
+    timeout_at(limit, LIMIT.scope(limit, request))
+}
+
+/// Returns the time left of the request in progress. `None` if its caller has set no limit.
+pub(crate) fn time_left_of_request() -> Option<Duration> {
+    let limit = LIMIT.try_with(|limit| *limit).ok()?;
+    Some(limit.saturating_duration_since(Instant::now()))
 }

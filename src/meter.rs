@@ -18,9 +18,10 @@ pub(crate) struct Meter(Arc<Mutex<Readings>>);
 /// Readings of a [`Meter`].
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Readings {
-    /// Time from each request to its answer, or to the end of the wait for an answer.
+    /// Time from each claim or settlement to its answer, or to the end of the wait for an answer. A
+    /// request for several messages counts for each of them.
     pub(crate) latencies: Vec<Duration>,
-    /// Write units that DynamoDB reported.
+    /// Write units that DynamoDB reported. Messages share the units of a common request equally.
     pub(crate) write_units: f64,
 }
 
@@ -54,6 +55,11 @@ pub(crate) fn add_latency(sent: Instant) {
 /// Adds the consumed capacity of a write. Does nothing outside of [`Meter::scope`].
 pub(crate) fn add_write_units<'a>(consumed: impl IntoIterator<Item = &'a ConsumedCapacity>) {
     let units = consumed.into_iter();
-    let units: f64 = units.filter_map(ConsumedCapacity::capacity_units).sum();
+    add_units(units.filter_map(ConsumedCapacity::capacity_units).sum());
+}
+
+/// Adds write units, such as a message's share of a request that it had in common with others.
+/// Does nothing outside of [`Meter::scope`].
+pub(crate) fn add_units(units: f64) {
     let _outside = METER.try_with(|meter| meter.lock().write_units += units);
 }

@@ -34,6 +34,10 @@ const MEMORY_OF_A_VCPU: u32 = 1769;
 /// Bounds the read at start: Lambda's init phase ends after 10 seconds.
 const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Messages claimed or completed beside those whose handlers run, where their writes are grouped.
+/// With the default concurrency of 10 they fill two groups.
+const CLAIMS_AHEAD: usize = 40;
+
 /// The environment variables of a consumer, and the errors found in them so far.
 ///
 /// [`once`](Self::once), [`inbox`](Self::inbox) and [`on_item`](Self::on_item) each build a
@@ -87,9 +91,10 @@ const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
 /// | `IDEMPOTENCY_FINGERPRINT` | `body`; `off` for `on_item` | part of a message that must not change under one key ([`FingerprintSource`]); for `on_item` see [`OnItem::check_payload`] |
 /// | `IDEMPOTENCY_RETENTION` | `20d`; unlimited for `on_item` | time that a record is kept |
 /// | `IDEMPOTENCY_AFTER_FAILURE` | `retry` | other message with the key of a permanent failure: `retry` or `replay` ([`AfterFailure`]) |
+/// | `IDEMPOTENCY_GROUPING` | `off` | sends claims and settlements of concurrent messages as groups; not used by `on_item` ([`DynamoStore::grouping`]) |
 /// | `IDEMPOTENCY_LEASE_MARGIN` | `1s` | time added to the deadline, for clocks that differ |
 /// | `IDEMPOTENCY_LEASE_FALLBACK` | `5m` | time budget of an invocation without a known deadline |
-/// | `CONSUMER_CONCURRENCY` | `10` | messages of one batch processed at a time |
+/// | `CONSUMER_CONCURRENCY` | `10` | handlers of one batch that run at a time |
 /// | `CONSUMER_CONFLICT_WAIT` | `0s` | time to wait for the outcome of another worker that holds the claim |
 /// | `CONSUMER_DEADLINE_RESERVE` | `500ms` | time reserved to record outcomes and answer |
 /// | `CONSUMER_MIN_TIME_TO_START` | `0s` | longest run of the handler: a message is not started with less time left |
@@ -381,8 +386,10 @@ impl Settings {
         let read = (|| Ok((handler?, records?, batches?)))();
         let (handler, records, batches) = self.check(read)?;
         let config = self.take_config().await;
+        let ahead = if records.grouping { CLAIMS_AHEAD } else { 0 };
         let once = records.once(&config, &batches).await;
-        Ok(batches.consumer(once, handler, &config))
+        let consumer = batches.consumer(once, handler, &config);
+        Ok(consumer.claims_ahead(ahead))
     }
 
     /// A consumer in the mode [`Inbox`], otherwise as [`once`](Self::once).
@@ -464,6 +471,7 @@ impl Settings {
                 "replay" => Ok(AfterFailure::Replay),
                 _ => Err("must be `retry` or `replay`"),
             });
+        let grouping = self.optional("IDEMPOTENCY_GROUPING", "off", on_or_off);
         let lease_margin = self.optional("IDEMPOTENCY_LEASE_MARGIN", "1s", duration);
         let prime = self.optional("CONSUMER_PRIME", "on", on_or_off);
         let write_units = self.optional("CONSUMER_METRICS_WRITE_UNITS", "off", on_or_off);
@@ -471,6 +479,7 @@ impl Settings {
             table: table?,
             layout: layout?,
             after_failure: after_failure?,
+            grouping: grouping?,
             lease_margin: lease_margin?,
             prime: prime?,
             write_units: write_units?,
@@ -717,6 +726,7 @@ struct Records {
     table: String,
     layout: Layout,
     after_failure: AfterFailure,
+    grouping: bool,
     lease_margin: Duration,
     prime: bool,
     write_units: bool,
@@ -726,7 +736,8 @@ impl Records {
     async fn once(self, config: &SdkConfig, batches: &Batches) -> Once<DynamoStore> {
         let store = DynamoStore::new(Client::new(config), self.table)
             .layout(self.layout)
-            .write_units(self.write_units);
+            .write_units(self.write_units)
+            .grouping(self.grouping);
         if self.prime
             && let Err(error) = store.prime(PRIME_TIMEOUT).await
         {
@@ -900,6 +911,7 @@ mod tests {
         assert_eq!(records.table, "idempotency");
         assert_eq!(records.layout, Layout::native());
         assert_eq!(records.after_failure, AfterFailure::Retry);
+        assert!(!records.grouping);
         assert_eq!(records.lease_margin, Duration::from_secs(1));
         assert!(records.prime);
         assert_eq!(batches.namespace.as_str(), "payments");
@@ -934,6 +946,7 @@ mod tests {
             ("IDEMPOTENCY_KEY", "orderId"),
             ("IDEMPOTENCY_FINGERPRINT", "yes"),
             ("IDEMPOTENCY_AFTER_FAILURE", "strict"),
+            ("IDEMPOTENCY_GROUPING", "yes"),
             ("IDEMPOTENCY_LEASE_MARGIN", "-1s"),
             ("CONSUMER_CONCURRENCY", "0"),
             ("CONSUMER_DEADLINE_RESERVE", "0s"),

@@ -306,6 +306,47 @@ async fn hanging_handler_is_cut_off_in_time() {
     assert!(lease_until <= Timestamp::now(), "abandoned");
 }
 
+/// Claims and completions go ahead of the handlers.
+#[tokio::test]
+async fn handlers_stay_bounded_with_claims_ahead() {
+    let (store, handler) = (MemoryStore::default(), ScriptedHandler::default());
+    let consumer = consumer(store.clone(), &handler);
+    let consumer = consumer.concurrency(NonZeroUsize::new(3).unwrap());
+    let consumer = Arc::new(consumer.claims_ahead(4));
+    let event = batch((0..20).map(|n| record(&format!("m-{n}"), &json!("hang"))));
+    let processing = process(&consumer, event, within(SECOND));
+    let failed = tokio::join!(processing, async {
+        while handler.ran().len() < 3 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(store.len(), 3 + 4);
+    })
+    .0;
+    assert_eq!(failed.len(), 20);
+    assert_eq!(handler.most.load(Ordering::SeqCst), 3);
+    // Those whose handler never started are as if never claimed.
+    assert_eq!((handler.ran().len(), store.len()), (3, 3));
+}
+
+#[tokio::test]
+async fn message_claimed_ahead_in_vain_is_not_started() {
+    let (store, handler) = (MemoryStore::default(), ScriptedHandler::default());
+    let consumer = consumer(store.clone(), &handler).concurrency(NonZeroUsize::MIN);
+    let consumer = Arc::new(consumer.claims_ahead(1));
+    let event = batch([
+        received("hangs", &json!("hang"), 2),
+        received("waits", &json!("succeed"), 1),
+    ]);
+    log::start();
+    let failed = process(&consumer, event, within(SECOND)).await;
+    assert_eq!(failed, ["hangs", "waits"]);
+    assert_eq!(handler.ran(), ["hangs"], "started without time to run");
+    assert_eq!(store.len(), 1, "released");
+    let (logged, _) = outcomes_and_unfinished();
+    let expected = [("hangs", "out_of_time"), ("waits", "not_started")];
+    assert_eq!(logged, outcomes(expected));
+}
+
 /// Logged outcome of each message, and the line on unfinished messages.
 fn outcomes_and_unfinished() -> (BTreeMap<String, String>, Option<Value>) {
     let (mut outcomes, mut unfinished) = (BTreeMap::new(), None);

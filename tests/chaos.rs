@@ -7,7 +7,7 @@
 //! invocations in each process. A FIFO queue runs with the order id.
 //!
 //! `CHAOS_SEED` fixes the injected faults, not the timing of the processes. `CHAOS_MESSAGES` and
-//! `CHAOS_FIFO_MESSAGES` set the size: `make soak`.
+//! `CHAOS_FIFO_MESSAGES` set the size: `make soak`. `CHAOS_GROUPING` is `on` or `off` for all workers.
 
 #![allow(
     clippy::unwrap_used,
@@ -29,6 +29,8 @@ mod fate;
 mod faults;
 #[path = "chaos/gateway.rs"]
 mod gateway;
+#[path = "chaos/groups.rs"]
+mod groups;
 #[path = "chaos/informed.rs"]
 mod informed;
 #[path = "chaos/ledger.rs"]
@@ -272,6 +274,7 @@ impl Run {
         let settings: Settings = Arc::new(move |worker: Worker| {
             let mut settings =
                 settings(key, &relay.url_for(worker), &gateway.url_for(worker), &sqs);
+            settings.push(("IDEMPOTENCY_GROUPING".to_owned(), grouping(worker)));
             if at_once > 1 {
                 let name = "AWS_LAMBDA_MAX_CONCURRENCY".to_owned();
                 settings.push((name, at_once.to_string()));
@@ -374,6 +377,19 @@ fn story(violation: &str, events: &[Event]) -> String {
         }
     }
     story
+}
+
+/// `CHAOS_GROUPING` for all workers. Without, every second worker groups its writes, so that workers
+/// with and without groups meet.
+fn grouping(worker: Worker) -> String {
+    std::env::var("CHAOS_GROUPING").unwrap_or_else(|_| {
+        let grouping = if worker.is_multiple_of(2) {
+            "off"
+        } else {
+            "on"
+        };
+        grouping.to_owned()
+    })
 }
 
 /// Short times, so that conflicts and retries fit into a test.

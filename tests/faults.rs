@@ -24,7 +24,7 @@ use sqs_once::{
     protocol::{Key, Timestamp},
     store::DynamoStore,
 };
-use story::{Act, BUDGET, Before, FaultDuration, RecordState, Step, Story, TABLE, When};
+use story::{Act, BUDGET, Before, FaultDuration, Grouping, RecordState, Step, Story, TABLE, When};
 use support::{
     PATIENCE,
     consumer::{namespace, process, within},
@@ -101,7 +101,11 @@ fn stories() -> &'static [(Story, Row)] {
 
 fn live(faults: &[Row]) -> Vec<(Story, Row)> {
     let mut plots = Vec::new();
-    for step in STEPS {
+    let ungrouped = STEPS.map(|step| (Grouping::Off, step));
+    // The other steps are the same with and without groups.
+    let grouped = STEPS.into_iter().filter(|step| step.group().is_some());
+    let grouped = grouped.map(|step| (Grouping::On, step));
+    for (grouping, step) in ungrouped.into_iter().chain(grouped) {
         for row in faults {
             let lastings: &[FaultDuration] = match row.0 {
                 Fault::Refuse => &[FaultDuration::Throughout],
@@ -112,11 +116,12 @@ fn live(faults: &[Row]) -> Vec<(Story, Row)> {
                 ],
                 _ => &[FaultDuration::Once, FaultDuration::Throughout],
             };
-            plots.extend(lastings.iter().map(|lasting| (step, *row, *lasting)));
+            let lastings = lastings.iter();
+            plots.extend(lastings.map(|lasting| (grouping, step, *row, *lasting)));
         }
     }
-    let lived = stream::iter(plots).map(async |(step, row, lasting)| {
-        let story = tokio::spawn(Story::live(step, row.0, lasting));
+    let lived = stream::iter(plots).map(async |(grouping, step, row, lasting)| {
+        let story = tokio::spawn(Story::live(grouping, step, row.0, lasting));
         (story.await.unwrap(), row)
     });
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -126,6 +131,10 @@ fn live(faults: &[Row]) -> Vec<(Story, Row)> {
 /// True if the failed request received a response in the end.
 fn answered(story: &Story, (fault, _, retried): Row) -> bool {
     let step = &story.step;
+    // The ordinary request follows a group.
+    if story.grouping == Grouping::On {
+        return story.lasting != FaultDuration::Throughout;
+    }
     let repeated = match step.request {
         "Claim" => retried,
         // A worker retries a settlement after every error but a rejection.
@@ -335,10 +344,22 @@ async fn rejected_claim_sends_no_second_write() {
 /// retry quota is used up, and then a completion until shortly before its deadline.
 #[tokio::test]
 async fn throttled_completion_is_recorded_in_time() {
+    throttled_completion(false).await;
+}
+
+#[tokio::test]
+async fn throttled_grouped_completion_is_recorded() {
+    throttled_completion(true).await;
+}
+
+async fn throttled_completion(grouping: bool) {
     let dynamo = Dynamo::start().await;
     dynamo.create_table(TABLE).await;
-    let once = Once::new(DynamoStore::new(dynamo.worker(None), TABLE));
-    dynamo.fail_all("Claim", Fault::Throttle);
+    let store = DynamoStore::new(dynamo.worker(None), TABLE).grouping(grouping);
+    let once = Once::new(store);
+    for claim in ["Claim", "ClaimGroup"] {
+        dynamo.fail_all(claim, Fault::Throttle);
+    }
     let claims = (0..60).map(|n| {
         let operation = operation(&format!("throttled-{n}"), 4 * SECOND);
         once.run(operation, async |_| Ok(()))

@@ -295,15 +295,21 @@ async fn write_units_are_counted_if_set() {
     if consumer_missing() {
         return;
     }
-    let stage = Stage::set().await;
-    let lambda = stage
-        .consumer(&[("CONSUMER_METRICS_WRITE_UNITS", "on")])
-        .await;
-    let messages = (1..=3).map(|n| record(&format!("m-{n}"), &order(&format!("o-{n}"))));
-    lambda.invoke(batch(messages), TIME).await.response();
-    let batch = batches(&lambda, 1).await.remove(0);
-    // A claim and a completion for each message, both under 1 KB.
-    assert_eq!(batch.sum("WriteUnits"), 6.0);
+    for grouping in ["off", "on"] {
+        let stage = Stage::set().await;
+        let lambda = stage
+            .consumer(&[
+                ("CONSUMER_METRICS_WRITE_UNITS", "on"),
+                ("IDEMPOTENCY_GROUPING", grouping),
+            ])
+            .await;
+        let messages = (1..=3).map(|n| record(&format!("m-{n}"), &order(&format!("o-{n}"))));
+        lambda.invoke(batch(messages), TIME).await.response();
+        let batch = batches(&lambda, 1).await.remove(0);
+        // A claim and a completion for each message, both under 1 KB.
+        assert_eq!(batch.sum("WriteUnits"), 6.0, "grouping {grouping}");
+        assert_eq!(batch.samples("StoreLatency"), 6, "grouping {grouping}");
+    }
 }
 
 #[tokio::test]

@@ -53,27 +53,52 @@ async fn assert_completed_is_shared(both: &Both) {
     );
 }
 
-#[tokio::test]
-async fn completed_is_duplicate_on_both_sides() {
-    assert_completed_is_shared(&Both::new().await).await;
+/// Makes two modules of tests, one whose workers send groups of writes, and one without groups.
+macro_rules! with_and_without_groups {
+    ($($test:ident)+) => {
+        mod without_groups {
+            $(#[tokio::test]
+            async fn $test() {
+                super::$test(false).await;
+            })+
+        }
+        mod with_groups {
+            $(#[tokio::test]
+            async fn $test() {
+                super::$test(true).await;
+            })+
+        }
+    };
 }
 
-#[tokio::test]
-async fn prefix_sort_key_and_names_are_shared() {
+with_and_without_groups! {
+    completed_is_duplicate_on_both_sides
+    prefix_sort_key_and_names_are_shared
+    in_progress_is_conflict_on_both_sides
+    ended_lease_is_taken_over_on_both_sides
+    expired_record_is_absent_on_both_sides
+    powertools_reruns_permanent_failure
+    other_payload_is_refused_on_both_sides
+}
+
+async fn completed_is_duplicate_on_both_sides(grouping: bool) {
+    assert_completed_is_shared(&Both::new(grouping).await).await;
+}
+
+async fn prefix_sort_key_and_names_are_shared(grouping: bool) {
     let layout = Layout::powertools()
         .rename([("id", "pk"), ("expires_at", "ttl")])
         .unwrap();
     let layout = layout.sort_key("sk", "idempotency#payments").unwrap();
-    let mut both = Both::with(&["pk", "sk"], layout).await;
+    let mut both = Both::with(&["pk", "sk"], layout, grouping).await;
     both.prefix = "orders";
     both.function = json!({"key_prefix": "orders"});
     both.layer = json!({"key_attr": "pk", "sort_key_attr": "sk", "expiry_attr": "ttl"});
     assert_completed_is_shared(&both).await;
 }
 
-#[tokio::test]
-async fn in_progress_is_conflict_on_both_sides() {
-    let both = Both::new().await;
+async fn in_progress_is_conflict_on_both_sides(grouping: bool) {
+    let both = Both::new(grouping).await;
     let limits = [("timed", Some(60_000)), ("untimed", None)];
     for (id, remaining_ms) in limits {
         both.powertools(&order(id), "die", remaining_ms).await;
@@ -108,9 +133,8 @@ async fn in_progress_is_conflict_on_both_sides() {
     assert_eq!(second["error"], "IdempotencyAlreadyInProgressError");
 }
 
-#[tokio::test]
-async fn ended_lease_is_taken_over_on_both_sides() {
-    let both = Both::new().await;
+async fn ended_lease_is_taken_over_on_both_sides(grouping: bool) {
+    let both = Both::new(grouping).await;
     both.powertools(&order("theirs"), "die", Some(0)).await;
     tokio::time::sleep(Duration::from_millis(10)).await;
     let second = both.here(&order("theirs")).await;
@@ -140,9 +164,8 @@ async fn ended_lease_is_taken_over_on_both_sides() {
     assert!(both.here(&order("ours")).await.ran.is_none());
 }
 
-#[tokio::test]
-async fn expired_record_is_absent_on_both_sides() {
-    let mut both = Both::new().await;
+async fn expired_record_is_absent_on_both_sides(grouping: bool) {
+    let mut both = Both::new(grouping).await;
     // Powertools writes EXPIRED when a function ends after its record expired, as in this case.
     both.config = json!({"expires_after_seconds": -10});
     assert_eq!(both.there(&order("theirs")).await["ran"], true);
@@ -162,9 +185,8 @@ async fn expired_record_is_absent_on_both_sides() {
     assert_eq!(both.there(&order("ours")).await["answer"], theirs());
 }
 
-#[tokio::test]
-async fn powertools_reruns_permanent_failure() {
-    let both = Both::new().await;
+async fn powertools_reruns_permanent_failure(grouping: bool) {
+    let both = Both::new(grouping).await;
     for _ in 0..2 {
         let declined = both.declined_here(&order("o-1")).await;
         assert!(!declined.acknowledged);
@@ -189,9 +211,8 @@ async fn powertools_reruns_permanent_failure() {
     assert!(both.here(&order("o-2")).await.acknowledged);
 }
 
-#[tokio::test]
-async fn other_payload_is_refused_on_both_sides() {
-    let mut both = Both::new().await;
+async fn other_payload_is_refused_on_both_sides(grouping: bool) {
+    let mut both = Both::new(grouping).await;
     both.config =
         json!({"payload_validation_jmespath": "powertools_json(body).[amount, currency]"});
     both.fingerprint = "powertools:body:/amount,/currency";

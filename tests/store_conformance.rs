@@ -40,13 +40,17 @@ conformance!(dynamodb, dynamo_store(&["id"], Layout::native()));
 conformance!(powertools, dynamo_store(&["id"], Layout::powertools()));
 conformance!(
     powertools_sort_key,
-    dynamo_store(
-        &["id", "sk"],
-        Layout::powertools().sort_key("sk", "idempotency#").unwrap()
-    )
+    dynamo_store(&["id", "sk"], powertools_sort_key())
 );
 conformance!(sort_key, dynamo_store(&["PK", "SK"], single_table()));
 conformance!(renamed, dynamo_store(&["size"], renamed()));
+
+// Every claim and every settlement in a group first, in the two layouts that differ most.
+conformance!(
+    grouped_powertools_sort_key,
+    grouped(dynamo_store(&["id", "sk"], powertools_sort_key()))
+);
+conformance!(grouped_renamed, grouped(dynamo_store(&["size"], renamed())));
 
 #[tokio::test]
 async fn memory_store_reads_back_its_records() {
@@ -96,6 +100,10 @@ async fn suite_fails_store_that_forgets() {
     conformance::all(async || Forgetful::default()).await;
 }
 
+fn powertools_sort_key() -> Layout {
+    Layout::powertools().sort_key("sk", "idempotency#").unwrap()
+}
+
 fn single_table() -> Layout {
     let names = Layout::native().rename([("id", "PK")]).unwrap();
     names.sort_key("SK", "idempotency").unwrap()
@@ -124,6 +132,10 @@ fn renamed() -> Layout {
     ];
     let names = Layout::native().rename(names).unwrap();
     names.status_words("running", "done", "dead").unwrap()
+}
+
+async fn grouped(store: impl Future<Output = DynamoStore>) -> DynamoStore {
+    store.await.grouping_of_lone_calls()
 }
 
 /// The real SDK, over HTTP, against an emulator in this process.

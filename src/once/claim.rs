@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use serde::Serialize;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
 use super::{
     Inbox, Mode, Operation, Outcome, held::HeldClaim, records::Records, repeat::RetryPauses,
     work::guard,
 };
 use crate::{
-    deadline::Deadline,
+    deadline::{Deadline, until},
     handler::{Answer, Attempt, Done, Failure, History, to_result},
     meter::add_latency,
     protocol::{
@@ -179,7 +179,7 @@ impl<S: Store> Once<S> {
         loop {
             let claim = self.records.store.claim(request);
             let sent = Instant::now();
-            let answer = timeout_at(deadline.stop(), claim).await;
+            let answer = until(deadline.stop(), claim).await;
             add_latency(sent);
             let error = match answer {
                 Ok(Ok(ClaimAnswer::Applied { replaced })) => {
@@ -214,7 +214,7 @@ impl<S: Store> Once<S> {
         let settled = (self.records.store).settle(fence, &settlement, self.records.now());
         // If this settlement fails, the claim stays until its lease expires.
         let sent = Instant::now();
-        let _best_effort = timeout_at(deadline.end(), settled).await;
+        let _best_effort = until(deadline.end(), settled).await;
         add_latency(sent);
     }
 }

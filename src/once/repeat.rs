@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep};
 
-use crate::{meter::add_latency, protocol::Key, store::StoreError, system};
+use crate::{deadline, meter::add_latency, protocol::Key, store::StoreError, system};
 
 /// The answer to a request.
 pub(super) struct Answered<T> {
@@ -40,7 +40,7 @@ where
     let (mut unanswered, mut rejected) = (None, None);
     loop {
         let sent = Instant::now();
-        let answer = timeout_at(until, send()).await;
+        let answer = deadline::until(until, send()).await;
         add_latency(sent);
         let error = match answer {
             Ok(Ok(answer)) => return Ok(Answered { answer, unanswered }),

@@ -9,7 +9,7 @@ use std::{
 };
 
 use tokio::{
-    sync::oneshot,
+    sync::{Semaphore, oneshot},
     task::JoinSet,
     time::{Instant, timeout_at},
 };
@@ -36,6 +36,8 @@ pub(super) struct Batch {
     deadline: Deadline,
     /// Share of the completed messages that are logged.
     log_sample_completed: f64,
+    /// Places for handlers that run at the same time.
+    handlers: Semaphore,
 }
 
 /// Progress of one message.
@@ -95,13 +97,20 @@ impl Batch {
         messages: Vec<Message>,
         deadline: Deadline,
         log_sample_completed: f64,
+        handlers: NonZeroUsize,
     ) -> Self {
         Self {
             progress: messages.iter().map(|_| Progress::default()).collect(),
             messages,
             deadline,
             log_sample_completed,
+            handlers: Semaphore::new(handlers.get()),
         }
+    }
+
+    /// Places for handlers that run at the same time.
+    pub(super) fn handlers(&self) -> &Semaphore {
+        &self.handlers
     }
 
     pub(super) fn deadline(&self) -> Deadline {

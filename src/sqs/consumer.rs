@@ -54,6 +54,7 @@ pub struct Consumer<M, H> {
     pub(super) envelope: Envelope,
     pub(super) fingerprint: FingerprintSource,
     pub(super) concurrency: NonZeroUsize,
+    pub(super) claims_ahead: usize,
     pub(super) conflict_wait: Duration,
     pub(super) deadline_reserve: Duration,
     pub(super) assumed_timeout: Duration,
@@ -77,6 +78,7 @@ impl<M, H> Clone for Consumer<M, H> {
             envelope: self.envelope,
             fingerprint: self.fingerprint.clone(),
             concurrency: self.concurrency,
+            claims_ahead: self.claims_ahead,
             conflict_wait: self.conflict_wait,
             deadline_reserve: self.deadline_reserve,
             assumed_timeout: self.assumed_timeout,
@@ -144,6 +146,7 @@ impl<M, H> Consumer<M, H> {
             envelope: Envelope::None,
             fingerprint: FingerprintSource::default(),
             concurrency: const { NonZeroUsize::new(10).unwrap() },
+            claims_ahead: 0,
             conflict_wait: Duration::ZERO,
             deadline_reserve: Duration::from_millis(500),
             assumed_timeout: Duration::from_secs(300),
@@ -187,11 +190,35 @@ impl<M, H> Consumer<M, H> {
         }
     }
 
-    /// How many messages of one batch are processed at a time.
+    /// How many handlers of one batch run at a time.
     #[must_use]
     pub fn concurrency(self, concurrency: NonZeroUsize) -> Self {
         Self {
             concurrency,
+            ..self
+        }
+    }
+
+    /// How many messages of one batch are in progress beyond the [concurrency](Self::concurrency):
+    /// claimed, and waiting for a handler, or completed. 0 by default.
+    ///
+    /// For a store that [groups](crate::store::DynamoStore::grouping) claims and completions, whose
+    /// requests then hold more of them. 40 beside the default concurrency fill two groups.
+    ///
+    /// A message whose handler cannot start in time is released, which costs one write. After a
+    /// crash, the messages claimed ahead wait for the end of their leases, and their next attempts
+    /// are informed.
+    ///
+    /// ```
+    /// # use sqs_once::{Consumer, Mode, Handler};
+    /// fn ahead<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Consumer<M, H> {
+    ///     consumer.claims_ahead(40)
+    /// }
+    /// ```
+    #[must_use]
+    pub fn claims_ahead(self, claims_ahead: usize) -> Self {
+        Self {
+            claims_ahead,
             ..self
         }
     }

@@ -1,10 +1,22 @@
 //! One batch through the mode: each message once, and the response to Lambda.
 
-use std::{collections::HashSet, panic::AssertUnwindSafe, pin::pin, sync::Arc, time::Duration};
+use std::{
+    collections::HashSet,
+    panic::AssertUnwindSafe,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
 use futures_util::FutureExt as _;
-use tokio::time::{Instant, timeout_at};
+use tokio::{
+    sync::SemaphorePermit,
+    time::{Instant, timeout_at},
+};
 use tracing::Instrument as _;
 
 use super::{
@@ -97,13 +109,19 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             });
             messages.push(message.ok_or(BatchError::NoMessageId { index })?);
         }
-        let batch = Arc::new(Batch::new(messages, deadline, self.log_sample_completed));
+        let batch = Arc::new(Batch::new(
+            messages,
+            deadline,
+            self.log_sample_completed,
+            self.concurrency,
+        ));
         let consumer = Arc::new(self.clone());
         let run_lane = move |batch: Arc<Batch>, lane: Lane| {
             let consumer = Arc::clone(&consumer);
             async move { consumer.run_lane(&lane, &batch).await }
         };
-        batch.run(self.concurrency, run_lane).await;
+        let in_progress = self.concurrency.saturating_add(self.claims_ahead);
+        batch.run(in_progress, run_lane).await;
         batch.close();
         let processed = batch.results();
         let answer = deadline.answer();
@@ -159,12 +177,12 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                     before.of_other_delivery()
                 }
                 _ => {
-                    let run = pin!(self.run_message(message, progress, batch.deadline()));
+                    let run = pin!(self.run_message(message, progress, batch));
                     let run = progress.meter().scope(run);
                     run.instrument(span.clone()).await.into()
                 }
             };
-            let replay = pin!(self.replay(processed, message, batch.deadline()));
+            let replay = pin!(self.replay(processed, message, batch));
             let processed = replay.instrument(span.clone()).await;
             traces::end(&span, processed.outcome());
             if processed.outcome().is_permanent()
@@ -190,14 +208,9 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         !(processed.is_success() || goes_on)
     }
 
-    async fn run_message(
-        &self,
-        message: &Message,
-        progress: &Progress,
-        deadline: Deadline,
-    ) -> Outcome {
+    async fn run_message(&self, message: &Message, progress: &Progress, batch: &Batch) -> Outcome {
         // Parsing a body is the user's code too, and may panic.
-        let run = AssertUnwindSafe(self.run_until_claimed(message, progress, deadline));
+        let run = AssertUnwindSafe(self.run_until_claimed(message, progress, batch));
         run.catch_unwind().await.unwrap_or(Outcome::Panicked)
     }
 
@@ -206,11 +219,12 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         &self,
         message: &Message,
         progress: &Progress,
-        deadline: Deadline,
+        batch: &Batch,
     ) -> Outcome {
         if message.is_s3_test() {
             return Outcome::Ignored;
         }
+        let deadline = batch.deadline();
         let identity = match message.identity() {
             Ok(identity) => identity,
             Err(InvalidMessage(why)) => return Outcome::Invalid(why.clone()),
@@ -229,13 +243,21 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             // After a conflict, the claim mode leaves the body for the next claim. An inbox has run the
             // handler before its commit met the conflict, and needs the body again.
             let body = &mut body;
+            let never_started = AtomicBool::new(false);
             let work = async |attempt: Attempt| {
+                let Some(_place) = self.place_of_handler(batch).await else {
+                    never_started.store(true, Relaxed);
+                    return Err(Failure::no_effect("no handler could start in time"));
+                };
                 let _running = progress.handler_starts(attempt.history());
                 let body = body.take().map_or_else(|| message.parse(), Ok);
                 let body = body.map_err(|InvalidMessage(why)| Failure::permanent(why))?;
                 warn_of_long_polls(pin!(handler.handle(body, attempt))).await
             };
-            let outcome = self.mode.run(operation, work).await;
+            let outcome = match self.mode.run(operation, work).await {
+                Outcome::NoEffect(_) if never_started.load(Relaxed) => Outcome::NotStarted,
+                outcome => outcome,
+            };
             let conflict = matches!(outcome, Outcome::Conflict { .. });
             if !conflict || Instant::now() + pause > wait_ends {
                 return outcome;
@@ -245,8 +267,23 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
+    /// Waits until a handler may run. `None` if none may in time.
+    async fn place_of_handler<'a>(&self, batch: &'a Batch) -> Option<SemaphorePermit<'a>> {
+        let (handlers, deadline) = (batch.handlers(), batch.deadline());
+        // Without a wait, the time is the one that the mode has checked.
+        if let Ok(place) = handlers.try_acquire() {
+            return Some(place);
+        }
+        let place = timeout_at(deadline.latest_start(), handlers.acquire()).await;
+        // A handler that was cut off leaves its place too late. Lambda may have frozen the process
+        // beyond the lease.
+        let in_time = deadline.may_start() && self.mode.now() <= deadline.at();
+        place.ok()?.ok().filter(|_| in_time)
+    }
+
     /// Hands a duplicate to the handler.
-    async fn replay(&self, before: Processed, message: &Message, deadline: Deadline) -> Processed {
+    async fn replay(&self, before: Processed, message: &Message, batch: &Batch) -> Processed {
+        let deadline = batch.deadline();
         let (Some(Outcome::Duplicate(result)), Some(key)) = (before.own_outcome(), message.key())
         else {
             return before;
@@ -258,7 +295,10 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             History::fresh(),
             deadline,
         );
-        let shown = AssertUnwindSafe(async { self.handler.on_duplicate(stored, attempt).await });
+        let shown = AssertUnwindSafe(async {
+            let _place = batch.handlers().acquire().await;
+            self.handler.on_duplicate(stored, attempt).await
+        });
         Processed::by_on_duplicate(
             match timeout_at(deadline.stop(), shown.catch_unwind()).await {
                 Ok(Ok(Ok(()))) => return before,

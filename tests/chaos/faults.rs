@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use crate::{
+    groups,
     ledger::{Event, Ledger, Settled, Worker},
     plan::Seed,
     support::{
@@ -91,13 +92,13 @@ async fn relay(
     body: Bytes,
 ) -> Response<Body> {
     let worker = uri.path().split('/').nth(1).unwrap().parse().unwrap();
-    let Some(write) = Write::of(worker, &headers, &body) else {
-        return wire.forward(headers, body, None).await;
-    };
-    let fault = wire.roll(&write.key);
+    let writes = Write::all_of(worker, &headers, &body);
+    let fault = writes.iter().find_map(|write| wire.roll(&write.key));
     if let Some((fault, _)) = fault {
-        let key = write.key.clone();
-        wire.ledger.note(Event::Faulted { key, worker, fault });
+        for write in &writes {
+            let key = write.key.clone();
+            wire.ledger.note(Event::Faulted { key, worker, fault });
+        }
     }
     let delay = match fault {
         Some((Fault::CutBefore, _)) => return cut(),
@@ -116,7 +117,7 @@ async fn relay(
         if !delay.is_zero() {
             sleep(delay).await;
         }
-        wire.forward(headers, body, Some(write)).await
+        wire.forward(headers, body, writes).await
     });
     let answer = sent.await.unwrap();
     match fault {
@@ -131,6 +132,21 @@ fn refusal(status: StatusCode, name: &str) -> Response<Body> {
 }
 
 impl Write {
+    /// The writes of a request: none, one, or those of a group.
+    fn all_of(worker: Worker, headers: &HeaderMap, body: &[u8]) -> Vec<Self> {
+        if !request_name(headers, body).ends_with("Group") {
+            return Self::of(worker, headers, body).into_iter().collect();
+        }
+        let writes = groups::writes(&serde_json::from_slice(body).unwrap());
+        let write = |(operation, key, body): (&str, _, _)| Self {
+            worker,
+            key,
+            operation: operation.to_owned(),
+            body,
+        };
+        writes.into_iter().map(write).collect()
+    }
+
     fn of(worker: Worker, headers: &HeaderMap, body: &[u8]) -> Option<Self> {
         let operation = request_name(headers, body);
         let body: Value = serde_json::from_slice(body).unwrap();
@@ -154,7 +170,8 @@ impl Write {
         let values = &self.body["ExpressionAttributeValues"];
         let text = |of: &Value| of["S"].as_str().map(ToOwned::to_owned);
         let number = |of: &Value| of["N"].as_str().map(|n| n.parse().unwrap());
-        // A claim over an expired record is a put, a claim over any other an update.
+        // A claim over an expired record is a put, as is one in a group, a claim over any other an
+        // update.
         let claim = match &*self.operation {
             "PutItem" => {
                 let item = &self.body["Item"];
@@ -229,23 +246,31 @@ impl Wire {
         Some((fault, Duration::from_millis(dice.u64(50..1300))))
     }
 
-    async fn forward(
-        &self,
-        headers: HeaderMap,
-        body: Bytes,
-        write: Option<Write>,
-    ) -> Response<Body> {
-        let turn = write.as_ref().map(|write| {
-            let mut rows = self.rows.lock().unwrap();
-            rows.entry(write.key.clone()).or_default().turn.clone()
-        });
-        let _turn = match &turn {
-            Some(turn) => Some(turn.lock().await),
-            None => None,
-        };
+    async fn forward(&self, headers: HeaderMap, body: Bytes, writes: Vec<Write>) -> Response<Body> {
+        // Sorted, so that two groups do not wait for each other.
+        let mut keys: Vec<_> = writes.iter().map(|write| &write.key).collect();
+        keys.sort();
+        let mut turns = Vec::new();
+        for key in keys {
+            let turn = {
+                let mut rows = self.rows.lock().unwrap();
+                rows.entry(key.clone()).or_default().turn.clone()
+            };
+            turns.push(turn.lock_owned().await);
+        }
+        let in_group = request_name(&headers, &body).ends_with("Group");
         let answer = forward(&self.forwarder, &self.upstream, headers, body).await;
-        if let Some(write) = write.filter(|_| answer.status().is_success()) {
-            self.ledger.note(write.taken());
+        if !answer.status().is_success() {
+            return answer;
+        }
+        let (answer, applied) = match in_group {
+            true => groups::applied(answer).await,
+            false => (answer, vec![true; writes.len()]),
+        };
+        for (write, applied) in writes.iter().zip(applied) {
+            if applied {
+                self.ledger.note(write.taken());
+            }
         }
         answer
     }

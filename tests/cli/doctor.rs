@@ -333,6 +333,11 @@ async fn each_seeded_fault_is_the_one_finding() {
         ),
         ("/policy/Statement/0/Effect", json!("Deny"), "permissions"),
         (
+            &variable("IDEMPOTENCY_GROUPING"),
+            json!("on"),
+            "permissions",
+        ),
+        (
             "/policy/Statement/3/Action/1",
             json!("logs:GetLogEvents"),
             "permissions",

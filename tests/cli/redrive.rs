@@ -78,8 +78,9 @@ async fn relay(State(wire): State<Arc<Wire>>, headers: HeaderMap, body: Bytes) -
         return Response::new(Body::from(answer.to_string()));
     }
     let line = wire.clone();
-    let forward = async move { forward(&line.forwarder, &line.upstream, headers, body).await };
-    wire.faults.pass(&name, &wire.port, forward).await
+    let forward =
+        |body| async move { forward(&line.forwarder, &line.upstream, headers, body).await };
+    wire.faults.pass(&name, &wire.port, body, forward).await
 }
 
 impl World {

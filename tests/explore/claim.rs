@@ -40,6 +40,26 @@ fn three_workers_keep_every_promise() {
     assert_eq!(*found.seen.outcomes(), BTreeSet::from(outcomes));
 }
 
+/// Each claim is an INSERT first, each completion and permanent failure an UPDATE. Either may arrive
+/// late, also after its worker has released the claim.
+#[test]
+fn workers_with_groups_keep_every_promise() {
+    keeps_every_promise(&Scenario::grouped());
+}
+
+#[test]
+fn explorer_finds_insert_over_record() {
+    finds(&Scenario::grouped().with(Flaw::InsertOverRecord), "P5");
+}
+
+#[test]
+fn explorer_finds_grouped_update_without_owner() {
+    finds(
+        &Scenario::grouped().with(Flaw::CompletionWithoutOwner),
+        "P2",
+    );
+}
+
 #[test]
 fn frozen_workers_keep_every_promise() {
     keeps_every_promise(&Scenario::untimed());

@@ -8,6 +8,8 @@ pub enum Flaw {
     ClaimIgnoresLease,
     /// The claim's condition ignores the status.
     ClaimIgnoresCompleted,
+    /// The claim's statement in a group replaces a record, as a `PutItem` does.
+    InsertOverRecord,
     /// Without `ReturnValues`, a takeover does not know that it is one.
     TakeoverNotReturned,
     /// Without `ReturnValuesOnConditionCheckFailure`, a refused claim returns no record.
@@ -37,9 +39,10 @@ pub enum Flaw {
 }
 
 impl Flaw {
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::ClaimIgnoresLease,
         Self::ClaimIgnoresCompleted,
+        Self::InsertOverRecord,
         Self::TakeoverNotReturned,
         Self::RefusedClaimWithoutRecord,
         Self::CompletionWithoutOwner,

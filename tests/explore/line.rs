@@ -37,15 +37,19 @@ impl Line {
             }
             Fate::RequestLost | Fate::AnswerLost | Fate::GivenUpArrivesLater => {
                 pause().await;
-                // Claims and reads are not repeated: the worker abandons the first one.
-                if !matches!(request, Request::Claim(_)) && !request.reads() {
+                // Claims and reads are not repeated: the worker abandons the first one. The ordinary
+                // request follows a group at once.
+                let repeated = !matches!(request, Request::Claim(_)) && !request.reads();
+                if repeated && !request.in_group() {
                     lock(world).contended(worker);
                 }
                 Err(request.unavailable(Unavailability::Unanswered))
             }
             Fate::Contended => {
                 pause().await;
-                lock(world).contended(worker);
+                if !request.in_group() {
+                    lock(world).contended(worker);
+                }
                 request.contended()
             }
             Fate::Answered
@@ -61,11 +65,41 @@ impl Line {
     }
 }
 
+impl Line {
+    /// The first try of a claim or settlement, in a group. Without an answer that counts, the
+    /// ordinary request follows: `Err` says whether the first try may have been applied.
+    async fn first_try(&self, request: Request) -> Result<Answer, bool> {
+        if !lock(&self.world).groups {
+            return Err(false);
+        }
+        match self.call(request).await {
+            // An `INSERT` never returns the item. A refused `UPDATE` does, if there is one.
+            Ok(
+                Answer::Claim(ClaimAnswer::Refused(_))
+                | Answer::Settle(SettleAnswer::Refused(None)),
+            ) => Err(false),
+            Ok(answer) => Ok(answer),
+            Err(error) => Err(error.may_have_been_applied()),
+        }
+    }
+}
+
 const ANSWERED_AS_ASKED: &str = "a request is answered as what it is";
 
 impl Store for Line {
     async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
-        match self.call(Request::Claim(request.clone())).await? {
+        let answer = match self.first_try(Request::Insert(request.clone())).await {
+            Ok(answer) => answer,
+            Err(may_have_been_applied) => {
+                let claim = Request::Claim(request.clone());
+                let answer = self.call(claim.clone()).await;
+                answer.map_err(|error| match may_have_been_applied {
+                    true => claim.unavailable(Unavailability::Unanswered),
+                    false => error,
+                })?
+            }
+        };
+        match answer {
             Answer::Claim(answer) => Ok(answer),
             _ => unreachable!("{ANSWERED_AS_ASKED}"),
         }
@@ -77,8 +111,26 @@ impl Store for Line {
         settlement: &Settlement,
         now: Timestamp,
     ) -> Result<SettleAnswer, StoreError> {
-        let request = Request::Settle(fence.clone(), settlement.clone(), now);
-        match self.call(request).await? {
+        let (fence, of_a_group) = (fence.clone(), settlement.clone());
+        let grouped = matches!(
+            settlement,
+            Settlement::Complete { .. } | Settlement::Fail { .. }
+        );
+        let first = match grouped {
+            true => {
+                let update = Request::Update(fence.clone(), of_a_group, now);
+                self.first_try(update).await.ok()
+            }
+            false => None,
+        };
+        let answer = match first {
+            Some(answer) => answer,
+            None => {
+                self.call(Request::Settle(fence, settlement.clone(), now))
+                    .await?
+            }
+        };
+        match answer {
             Answer::Settle(answer) => Ok(answer),
             _ => unreachable!("{ANSWERED_AS_ASKED}"),
         }

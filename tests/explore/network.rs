@@ -58,6 +58,15 @@ const OF_A_WRITE: [Fate; 12] = [
     CancelledCopyArrivesLater,
 ];
 
+/// Of a statement in a group: its caller gives up in time, and the SDK does not repeat it.
+const IN_A_GROUP: [Fate; 5] = [
+    Answered,
+    RequestLost,
+    AnswerLost,
+    GivenUpArrivesLater,
+    Contended,
+];
+
 const OF_A_READ: [Fate; 4] = [Answered, RequestLost, Silence, Stale];
 
 impl Fate {
@@ -87,11 +96,12 @@ impl World {
         if let Some(owner) = request.owner() {
             self.workers[worker].owner = Some(owner.clone());
         }
-        if let Request::Claim(claim) = request {
+        if let Request::Claim(claim) | Request::Insert(claim) = request {
             self.promises.claims(worker, claim.now, self.clocks_differ);
         }
         let fates = match request {
             Request::Claim(_) | Request::Settle(..) => &OF_A_WRITE[..10],
+            Request::Insert(_) | Request::Update(..) => &IN_A_GROUP,
             Request::Commit(commit) if commit.writes.is_empty() => &OF_A_WRITE[..10],
             Request::Commit(_) => &OF_A_WRITE,
             Request::Look(_) => &OF_A_READ,

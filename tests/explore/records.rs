@@ -68,6 +68,20 @@ impl Records {
         }
     }
 
+    /// A claim that is applied only if there is no record, as an `INSERT`.
+    pub fn insert(&mut self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
+        if let Self::Flawed { flaw, record } = self
+            && *flaw == Flaw::InsertOverRecord
+        {
+            *record = Some(request.record(None));
+            return Ok(ClaimAnswer::Applied { replaced: None });
+        }
+        match self.record(&request.key) {
+            Some(record) => Ok(ClaimAnswer::Refused(record)),
+            None => self.claim(request),
+        }
+    }
+
     pub fn settle(
         &mut self,
         fence: &Fence,

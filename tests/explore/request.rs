@@ -23,7 +23,11 @@ use crate::{
 #[derive(Clone, Debug)]
 pub enum Request {
     Claim(ClaimRequest),
+    /// The claim's statement in a group, which is applied over nothing alone.
+    Insert(ClaimRequest),
     Settle(Fence, Settlement, Timestamp),
+    /// The settlement's statement in a group.
+    Update(Fence, Settlement, Timestamp),
     Commit(Box<Commit>),
     Look(Key),
     Item(ItemRequest),
@@ -41,8 +45,8 @@ pub enum Answer {
 impl Request {
     pub fn key(&self) -> &Key {
         match self {
-            Self::Claim(request) => &request.key,
-            Self::Settle(fence, ..) => &fence.key,
+            Self::Claim(request) | Self::Insert(request) => &request.key,
+            Self::Settle(fence, ..) | Self::Update(fence, ..) => &fence.key,
             Self::Commit(commit) => commit.record.key(),
             Self::Look(key) => key,
             Self::Item(_) => &KEY,
@@ -54,6 +58,8 @@ impl Request {
             Self::Item(_) if self.reads() => "get",
             Self::Item(_) => "change",
             Self::Claim(_) => "claim",
+            Self::Insert(_) => "insert",
+            Self::Update(..) => "update",
             Self::Settle(_, settlement, _) => settlement.name(),
             Self::Commit(_) => "commit",
             Self::Look(_) => "look",
@@ -63,9 +69,9 @@ impl Request {
     /// Owner of the request, if the request is the first to reveal it.
     pub fn owner(&self) -> Option<&Owner> {
         match self {
-            Self::Claim(request) => Some(&request.owner),
+            Self::Claim(request) | Self::Insert(request) => Some(&request.owner),
             Self::Commit(commit) => Some(owner(commit)),
-            Self::Settle(..) | Self::Look(_) | Self::Item(_) => None,
+            Self::Settle(..) | Self::Update(..) | Self::Look(_) | Self::Item(_) => None,
         }
     }
 
@@ -85,14 +91,14 @@ impl Request {
         self.name().hash(hasher);
         match self {
             // The claim's time decides whether a lease has expired.
-            Self::Claim(claim) => from_now(claim.now).hash(hasher),
+            Self::Claim(claim) | Self::Insert(claim) => from_now(claim.now).hash(hasher),
             Self::Commit(commit) => {
                 let round = commit.token.strip_prefix(owner(commit).as_str());
                 (round, left_as(commit), commit.writes.len()).hash(hasher);
             }
             // The settlement's time becomes the end of a lease.
-            Self::Settle(_, settlement, now) => {
-                from_now(*now).hash(hasher);
+            Self::Settle(_, settlement, now) | Self::Update(_, settlement, now) => {
+                (settlement.name(), from_now(*now)).hash(hasher);
                 match settlement {
                     Settlement::Fail { first_open, .. } => first_open.hash(hasher),
                     Settlement::EndLease { last_end } => last_end.hash(hasher),
@@ -119,7 +125,13 @@ impl Request {
             Self::Look(_) => true,
             Self::Item(request) => request.reads(),
             Self::Claim(_) | Self::Settle(..) | Self::Commit(_) => false,
+            Self::Insert(_) | Self::Update(..) => false,
         }
+    }
+
+    /// True if the request is a first try, which is followed by an ordinary request.
+    pub fn in_group(&self) -> bool {
+        matches!(self, Self::Insert(_) | Self::Update(..))
     }
 
     /// Response of a conflict or of throttling.

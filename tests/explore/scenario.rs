@@ -29,6 +29,8 @@ pub struct Scenario {
     pub effect: Effect,
     /// True if workers read before they write.
     pub looks: bool,
+    /// True if claims and settlements are sent in groups first.
+    pub groups: bool,
     /// Messages with the same key. Each may be delivered at any time, and again.
     pub messages: usize,
     pub freeze: Freeze,
@@ -71,12 +73,23 @@ impl Scenario {
             },
             effect: Effect::Outside,
             looks: false,
+            groups: false,
             messages: 2,
             freeze: Freeze::Timed,
             clocks_differ: false,
             begins_after_a_crash: false,
             fewer: 0,
             flaw: None,
+        }
+    }
+
+    /// The same with claims and settlements in groups first, and the ordinary request behind each
+    /// group without success.
+    pub fn grouped() -> Self {
+        Self {
+            name: "grouped".into(),
+            groups: true,
+            ..Self::claim()
         }
     }
 
@@ -209,6 +222,7 @@ impl Scenario {
         };
         let all = [
             Self::claim(),
+            Self::grouped(),
             Self::untimed(),
             Self::skewed(),
             Self::skewed_untimed(),

@@ -51,6 +51,8 @@ pub struct World {
     flaw: Option<Flaw>,
     effect: Effect,
     looks: bool,
+    /// True if claims and settlements are sent in groups first.
+    pub groups: bool,
     pub clocks_differ: bool,
     /// Content of the table before its last write, if the scenario reads it.
     before: Option<Record>,
@@ -114,6 +116,7 @@ impl World {
             flaw: scenario.flaw,
             effect: scenario.effect,
             looks: scenario.looks,
+            groups: scenario.groups,
             clocks_differ: scenario.clocks_differ,
             record: None,
             before: None,
@@ -189,7 +192,8 @@ impl World {
     ) -> Result<Answer, StoreError> {
         let answer = match request {
             Request::Claim(claim) => self.table.records.claim(claim).map(Answer::Claim),
-            Request::Settle(fence, settlement, now) => {
+            Request::Insert(claim) => self.table.records.insert(claim).map(Answer::Claim),
+            Request::Settle(fence, settlement, now) | Request::Update(fence, settlement, now) => {
                 let answer = self.table.records.settle(fence, settlement, *now);
                 answer.map(Answer::Settle)
             }

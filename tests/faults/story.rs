@@ -140,9 +140,31 @@ impl Handler for Worker {
     }
 }
 
+/// The store of a story: every claim, completion and permanent failure is a request of its own, or a
+/// group first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Grouping {
+    Off,
+    On,
+}
+
+impl Step {
+    /// The group that stands before the request, if the request has one.
+    pub(crate) fn group(&self) -> Option<&'static str> {
+        match (self.request, self.acts.last()) {
+            ("Claim", _) => Some("ClaimGroup"),
+            ("UpdateItem", Some(Act::Succeed | Act::Decline)) if self.before == Before::Nothing => {
+                Some("SettlementGroup")
+            }
+            _ => None,
+        }
+    }
+}
+
 /// Result of a story.
 #[derive(Debug)]
 pub(crate) struct Story {
+    pub(crate) grouping: Grouping,
     pub(crate) step: Step,
     pub(crate) fault: Fault,
     pub(crate) lasting: FaultDuration,
@@ -187,7 +209,11 @@ impl When {
 impl fmt::Display for Story {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (fault, lasting, step) = (self.fault, self.lasting, self.step.name);
-        write!(f, "{fault:?}, {lasting:?}, at the {step}:")?;
+        let grouping = self.grouping;
+        write!(
+            f,
+            "{fault:?}, {lasting:?}, at the {step}, grouping {grouping:?}:"
+        )?;
         for delivery in &self.deliveries {
             write!(f, "\n  {delivery:?}")?;
         }
@@ -196,8 +222,14 @@ impl fmt::Display for Story {
 }
 
 impl Story {
-    pub(crate) async fn live(step: Step, fault: Fault, lasting: FaultDuration) -> Self {
-        let stage = Stage::set(step.acts).await;
+    pub(crate) async fn live(
+        grouping: Grouping,
+        step: Step,
+        fault: Fault,
+        lasting: FaultDuration,
+    ) -> Self {
+        let stage = Stage::set(step.acts, grouping).await;
+        let group = step.group().filter(|_| grouping == Grouping::On);
         match step.before {
             Before::Nothing => {}
             Before::Delivery => drop(stage.deliver(When::Now, stage.dynamo.worker(None)).await),
@@ -206,9 +238,14 @@ impl Story {
             }
         }
         match lasting {
-            FaultDuration::Throughout => stage.dynamo.fail_all(step.request, fault),
+            FaultDuration::Throughout => {
+                stage.dynamo.fail_all(step.request, fault);
+                group
+                    .into_iter()
+                    .for_each(|g| stage.dynamo.fail_all(g, fault));
+            }
             FaultDuration::Once | FaultDuration::UntilTheDeadline => {
-                stage.dynamo.fail(step.request, fault)
+                stage.dynamo.fail(group.unwrap_or(step.request), fault);
             }
         }
         let attempt = match (lasting, fault) {
@@ -227,11 +264,16 @@ impl Story {
             (When::Later, FaultDuration::UntilTheDeadline),
         ] {
             if lasting == healed {
-                met = stage.dynamo.heal().await.remove(step.request);
+                met = stage
+                    .dynamo
+                    .heal()
+                    .await
+                    .remove(group.unwrap_or(step.request));
             }
             deliveries.push(stage.deliver(when, stage.dynamo.worker(None)).await);
         }
         Self {
+            grouping,
             step,
             fault,
             lasting,
@@ -253,16 +295,18 @@ impl Story {
 struct Stage {
     dynamo: Dynamo,
     worker: Worker,
+    grouping: Grouping,
 }
 
 impl Stage {
-    async fn set(acts: &'static [Act]) -> Self {
+    async fn set(acts: &'static [Act], grouping: Grouping) -> Self {
         let dynamo = Dynamo::start().await;
         dynamo.create_table(TABLE).await;
         let runs = Arc::default();
         Self {
             dynamo,
             worker: Worker { acts, runs },
+            grouping,
         }
     }
 
@@ -271,7 +315,11 @@ impl Stage {
         let ran = self.worker.runs().len();
         let clock = when.clock();
         // A lease longer than any delay of the machine.
-        let once = Once::new(DynamoStore::new(client, TABLE));
+        let store = DynamoStore::new(client, TABLE);
+        let once = Once::new(match self.grouping {
+            Grouping::Off => store,
+            Grouping::On => store.grouping_of_lone_calls(),
+        });
         let once = once.clock(clock).lease_margin(HOUR / 2);
         let consumer = Arc::new(Consumer::new(once, namespace(), self.worker.clone()));
         let event = batch([received("m-1", &json!({}), 1)]);

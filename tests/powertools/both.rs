@@ -72,6 +72,8 @@ pub struct Delivered {
 pub struct Both {
     dynamo: Dynamo,
     layout: Layout,
+    /// True if this consumer sends every write as a group first.
+    grouping: bool,
     pub prefix: &'static str,
     pub fingerprint: &'static str,
     /// Arguments of the Powertools store.
@@ -81,16 +83,17 @@ pub struct Both {
 }
 
 impl Both {
-    pub async fn new() -> Self {
-        Self::with(&["id"], Layout::powertools()).await
+    pub async fn new(grouping: bool) -> Self {
+        Self::with(&["id"], Layout::powertools(), grouping).await
     }
 
-    pub async fn with(primary_key: &[&str], layout: Layout) -> Self {
+    pub async fn with(primary_key: &[&str], layout: Layout, grouping: bool) -> Self {
         let dynamo = Dynamo::start().await;
         dynamo.create_table_keyed("idempotency", primary_key).await;
         Self {
             dynamo,
             layout,
+            grouping,
             prefix: PREFIX,
             fingerprint: "off",
             layer: json!({}),
@@ -100,7 +103,12 @@ impl Both {
     }
 
     pub fn store(&self) -> DynamoStore {
-        DynamoStore::new(self.dynamo.client(), "idempotency").layout(self.layout.clone())
+        let store = DynamoStore::new(self.dynamo.client(), "idempotency");
+        let store = store.layout(self.layout.clone());
+        match self.grouping {
+            true => store.grouping_of_lone_calls(),
+            false => store,
+        }
     }
 
     pub fn claim(&self, id: &str) -> ClaimRequest {

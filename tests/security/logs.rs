@@ -109,7 +109,7 @@ fn broken_events() -> Vec<Value> {
 }
 
 /// Settings of a function with a secret in each value.
-fn env(quoting_server: &QuotingServer, url: &str, level: &str) -> Env {
+fn env(quoting_server: &QuotingServer, url: &str, level: &str, grouping: bool) -> Env {
     let gateway = format!("{url}/{PATH}");
     let settings = [
         (
@@ -122,6 +122,7 @@ fn env(quoting_server: &QuotingServer, url: &str, level: &str) -> Env {
         ("PAYMENT_GATEWAY_TIMEOUT", "1s"),
         ("CONSUMER_DEAD_LETTER", "on"),
         ("AWS_LAMBDA_LOG_LEVEL", level),
+        ("IDEMPOTENCY_GROUPING", if grouping { "on" } else { "off" }),
     ];
     let env = settings.into_iter().chain(CREDENTIALS);
     env.map(|(name, value)| (name.to_owned(), value.to_owned()))
@@ -129,9 +130,9 @@ fn env(quoting_server: &QuotingServer, url: &str, level: &str) -> Env {
 }
 
 /// Returns the whole output, and asserts that it holds no secret.
-async fn run_through_every_outcome(level: &str) -> Vec<String> {
+async fn run_through_every_outcome(level: &str, grouping: bool) -> Vec<String> {
     let (quoting_server, url) = QuotingServer::start().await;
-    let env = env(&quoting_server, &url, level);
+    let env = env(&quoting_server, &url, level, grouping);
     let lambda = Lambda::start(env.clone()).await;
     let mut messages_seen = 0;
     // A claim over an expired record is a put.
@@ -235,7 +236,12 @@ async fn run_through_every_outcome(level: &str) -> Vec<String> {
             .dynamo
             .counts()
             .into_keys()
-            .map(|name| name.replace("Claim", "UpdateItem"))
+            .map(|name| match name.as_str() {
+                "Claim" => "UpdateItem".to_owned(),
+                "ClaimGroup" => "PartiQLInsert".to_owned(),
+                "SettlementGroup" => "PartiQLUpdate".to_owned(),
+                _ => name,
+            })
             .map(|name| format!("dynamodb:{name}"))
             .collect(),
         quoting_server
@@ -252,7 +258,11 @@ async fn run_through_every_outcome(level: &str) -> Vec<String> {
     .map(|name| name.trim_end_matches("Batch").to_owned())
     .filter(|name| !polled.contains(&name.as_str()))
     .collect();
-    let granted: BTreeSet<String> = template::consumer_may(&[template::DEAD_LETTERS])
+    let conditions: &[&str] = match grouping {
+        true => &[template::DEAD_LETTERS, template::GROUPS],
+        false => &[template::DEAD_LETTERS],
+    };
+    let granted: BTreeSet<String> = template::consumer_may(conditions)
         .into_iter()
         .map(|(action, _)| action)
         .filter(|action| !action.starts_with("logs:") && !polled.contains(&action.as_str()))
@@ -269,7 +279,7 @@ async fn default_level_logs_no_secret() {
     if consumer_missing() {
         return;
     }
-    let output = run_through_every_outcome("INFO").await;
+    let output = run_through_every_outcome("INFO", false).await;
     assert!(!output.concat().contains(ACCESS_KEY_ID));
 }
 
@@ -278,7 +288,7 @@ async fn debug_level_logs_no_secret() {
     if consumer_missing() {
         return;
     }
-    let output = run_through_every_outcome("DEBUG").await;
+    let output = run_through_every_outcome("DEBUG", true).await;
     assert!(
         output.concat().contains("DEBUG"),
         "the level is not the requested one"
@@ -292,7 +302,7 @@ async fn trace_level_logs_secrets_and_search_finds_them() {
         return;
     }
     let (quoting_server, url) = QuotingServer::start().await;
-    let lambda = Lambda::start(env(&quoting_server, &url, "TRACE")).await;
+    let lambda = Lambda::start(env(&quoting_server, &url, "TRACE", false)).await;
     let event = batch([record("m-1", &order("o-1"))]);
     let response = lambda.invoke(event, PATIENCE).await.response();
     assert_eq!(failed(&response), [""; 0]);

@@ -101,6 +101,9 @@ fn allowed(statement: &Value, conditions: &[&str]) -> BTreeSet<(String, String)>
 /// The condition of direct dead-lettering.
 pub(super) const DEAD_LETTERS: &str = "DirectlyDeadLetters";
 
+/// The condition of groups of writes.
+pub(super) const GROUPS: &str = "GroupsWrites";
+
 /// The condition of a table that the stack makes: it is met by default.
 pub(super) const OWN_TABLE: &str = "MakesTable";
 
@@ -199,6 +202,16 @@ fn dead_lettering_adds_only_its_permissions() {
     assert_eq!(template["Conditions"][DEAD_LETTERS], condition);
     let default = &template["Parameters"]["ConsumerDeadLetter"]["Default"];
     assert_eq!(default, "off");
+}
+
+#[test]
+fn grouping_adds_only_its_permissions() {
+    let needed = ["dynamodb:PartiQLInsert", "dynamodb:PartiQLUpdate"];
+    let needed = needed.map(|action| (action.into(), "IdempotencyTable.Arn".into()));
+    assert_eq!(added_by(GROUPS), needed.into());
+    let template = read(CONSUMER);
+    let condition = json!({"!Equals": [{"!Ref": "IdempotencyGrouping"}, "on"]});
+    assert_eq!(template["Conditions"][GROUPS], condition);
 }
 
 #[test]

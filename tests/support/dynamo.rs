@@ -25,7 +25,10 @@ use axum::{
     Router,
     body::{Body, Bytes},
     extract::State,
-    http::{HeaderMap, Response, header::HOST},
+    http::{
+        HeaderMap, Response,
+        header::{CONTENT_LENGTH, HOST},
+    },
 };
 use dynoxide::Database;
 
@@ -260,19 +263,23 @@ async fn relay(State(wire): State<Arc<Wire>>, headers: HeaderMap, body: Bytes) -
         .or_default() += 1;
     let sending = Arc::clone(&wire);
     let forward =
-        async move { forward(&sending.forwarder, &sending.upstream, headers, body).await };
-    wire.faults.pass(&operation, &wire.port, forward).await
+        |body| async move { forward(&sending.forwarder, &sending.upstream, headers, body).await };
+    wire.faults
+        .pass(&operation, &wire.port, body, forward)
+        .await
 }
 
 /// The operation, or `Claim`: claims and settlements are `UpdateItem`s, and only a claim counts
-/// attempts.
+/// attempts. Groups of statements are `ClaimGroup`, with a claim among them, or `SettlementGroup`.
 pub fn request_name(headers: &HeaderMap, body: &[u8]) -> String {
     let operation = operation(headers);
-    let counts = || String::from_utf8_lossy(body).contains("#attempts :attempts");
-    if operation == "UpdateItem" && counts() {
-        return "Claim".to_owned();
+    let has = |text: &str| String::from_utf8_lossy(body).contains(text);
+    match operation.as_str() {
+        "UpdateItem" if has("#attempts :attempts") => "Claim".to_owned(),
+        "BatchExecuteStatement" if has("INSERT INTO") => "ClaimGroup".to_owned(),
+        "BatchExecuteStatement" => "SettlementGroup".to_owned(),
+        _ => operation,
     }
-    operation
 }
 
 /// `x-amz-target: DynamoDB_20120810.PutItem` names the operation.
@@ -290,6 +297,8 @@ pub async fn forward(
     body: Bytes,
 ) -> Response<Body> {
     headers.remove(HOST);
+    // A fault may have changed the body.
+    headers.remove(CONTENT_LENGTH);
     let request = client.post(upstream).headers(headers).body(body);
     let answer = request.send().await.unwrap();
     let mut response = Response::builder().status(answer.status());

@@ -70,6 +70,13 @@ pub enum Fault {
     Canceled(&'static [&'static str]),
     /// Not applied: 400 `TransactionInProgressException`.
     TransactionInProgress,
+    /// `BatchExecuteStatement`: the first statement is not applied, and its response in the 200 is an
+    /// error with this code. The others are applied.
+    FirstStatement(&'static str),
+    /// `BatchExecuteStatement`: applied; the response lacks the last statement.
+    OneResponseLess,
+    /// `BatchExecuteStatement`: applied; the response has one statement too many.
+    OneResponseMore,
 }
 
 /// Planned failures, by operation.
@@ -112,14 +119,26 @@ impl Faults {
         script.met
     }
 
-    /// Passes one request on by `forward`, unless a fault is due.
-    pub async fn pass<F>(&self, operation: &str, port: &Port, forward: F) -> Response<Body>
+    /// Passes one request with `body` on by `forward`, unless a fault is due.
+    pub async fn pass<F>(
+        &self,
+        operation: &str,
+        port: &Port,
+        body: Bytes,
+        forward: impl FnOnce(Bytes) -> F,
+    ) -> Response<Body>
     where
         F: Future<Output = Response<Body>> + Send + 'static,
     {
         let Some(fault) = self.due(operation) else {
-            return forward.await;
+            return forward(body).await;
         };
+        if let Fault::FirstStatement(code) = fault {
+            let rest = edited(&body, "Statements", |statements| drop(statements.remove(0)));
+            let refused = json!({"Error": {"Code": code, "Message": "scripted"}});
+            return answered(forward(rest).await, |answers| answers.insert(0, refused)).await;
+        }
+        let forward = forward(body);
         match fault {
             Fault::CutBefore => cut(),
             Fault::CutAfter => {
@@ -176,6 +195,11 @@ impl Faults {
                 "com.amazonaws.dynamodb.v20120810#TransactionInProgressException",
                 "The transaction with the given request token is already in progress.",
             ),
+            Fault::OneResponseLess => answered(forward.await, |answers| drop(answers.pop())).await,
+            Fault::OneResponseMore => {
+                answered(forward.await, |answers| answers.push(json!({}))).await
+            }
+            Fault::FirstStatement(_) => unreachable!("handled above"),
         }
     }
 
@@ -216,6 +240,24 @@ pub fn cut() -> Response<Body> {
     Response::new(Body::from_stream(stream::once(async {
         Err::<Bytes, _>(broken())
     })))
+}
+
+/// Changes a list in a JSON text.
+fn edited(text: &[u8], list: &str, edit: impl FnOnce(&mut Vec<Value>)) -> Bytes {
+    let mut value: Value = serde_json::from_slice(text).unwrap();
+    edit(value[list].as_array_mut().unwrap());
+    value.to_string().into()
+}
+
+/// Changes the responses to the statements of a group.
+async fn answered(answer: Response<Body>, edit: impl FnOnce(&mut Vec<Value>)) -> Response<Body> {
+    let (mut head, body) = answer.into_parts();
+    let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+    let body = edited(&body, "Responses", edit);
+    head.headers.remove(CONTENT_LENGTH);
+    // Of the unchanged body.
+    head.headers.remove("x-amz-crc32");
+    Response::from_parts(head, Body::from(body))
 }
 
 async fn half(answer: Response<Body>) -> Response<Body> {

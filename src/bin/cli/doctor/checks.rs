@@ -430,6 +430,11 @@ fn permissions(consumer: &Consumer, findings: &mut Findings) {
             "dynamodb:DeleteItem",
         ];
         wanted.extend(actions.map(|action| (action, &*table.arn, fails)));
+        if is("IDEMPOTENCY_GROUPING", "on") {
+            let alone = "grouping is off, with a warning, after the first group of writes";
+            let actions = ["dynamodb:PartiQLInsert", "dynamodb:PartiQLUpdate"];
+            wanted.extend(actions.map(|action| (action, &*table.arn, alone)));
+        }
         if !is("CONSUMER_PRIME", "off") {
             let slow = "each start logs a warning, and the first message waits for the connection";
             wanted.push(("dynamodb:GetItem", &table.arn, slow));

@@ -1,0 +1,685 @@
+//! Groups of claims and settlements in one `BatchExecuteStatement`: the traps of that operation, and
+//! the ordinary request that follows each of them.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "tests fail by panicking"
+)]
+
+mod support;
+
+use std::{collections::BTreeSet, sync::Mutex, time::Duration};
+
+use aws_sdk_dynamodb::types::{AttributeValue, BatchStatementRequest};
+use futures_util::future::{join, join_all};
+use sqs_once::{
+    Deadline, Delivery, Failure, Once, Operation, Outcome,
+    protocol::{
+        AttemptEnd, ClaimRequest, Claimed, Fingerprint, Key, Owner, Settlement, StoredResult,
+        Timestamp,
+    },
+    store::{ClaimAnswer, DynamoStore, Layout, SettleAnswer, Store as _},
+};
+use support::{PATIENCE, consumer::namespace, dynamo::Dynamo, faults::Fault, log};
+use tokio::sync::Barrier;
+
+const TABLE: &str = "idempotency";
+const SECOND: Duration = Duration::from_secs(1);
+
+async fn dynamo() -> Dynamo {
+    let dynamo = Dynamo::start().await;
+    dynamo.create_table(TABLE).await;
+    dynamo
+}
+
+/// The store of a worker whose SDK would retry.
+fn store(dynamo: &Dynamo) -> DynamoStore {
+    DynamoStore::new(dynamo.worker(Some(SECOND)), TABLE).grouping(true)
+}
+
+fn key(part: &str) -> Key {
+    Key::new(&namespace(), [part]).unwrap()
+}
+
+fn request(part: &str) -> ClaimRequest {
+    let now = Timestamp::now();
+    let lease_until = now + 30 * SECOND;
+    let expires_at = (now + 3600 * SECOND).as_secs();
+    let mut request = ClaimRequest::new(
+        key(part),
+        Owner::fresh(),
+        "m-1",
+        now,
+        lease_until,
+        expires_at,
+    );
+    request.fingerprint = Some(Fingerprint::of(b"payload"));
+    request
+}
+
+fn requests<const N: usize>(parts: [&str; N]) -> [ClaimRequest; N] {
+    parts.map(request)
+}
+
+fn complete(request: &ClaimRequest) -> Settlement {
+    Settlement::Complete {
+        result: StoredResult::Json("1".into()),
+        expires_at: request.expires_at + 60,
+    }
+}
+
+fn fail(request: &ClaimRequest, first_open: bool) -> Settlement {
+    let message_id = request.message_id.clone();
+    Settlement::fail(
+        "declined".into(),
+        message_id,
+        first_open,
+        request.expires_at + 60,
+    )
+}
+
+/// Claims in the same turn of the runtime.
+async fn claim_all(store: &DynamoStore, requests: &[ClaimRequest]) -> Vec<ClaimAnswer> {
+    let claims = join_all(requests.iter().map(|request| store.claim(request)));
+    claims.await.into_iter().map(Result::unwrap).collect()
+}
+
+/// Settles in the same turn of the runtime.
+async fn settle_all(
+    store: &DynamoStore,
+    requests: &[ClaimRequest],
+    settlement: impl Fn(&ClaimRequest) -> Settlement,
+) -> Vec<SettleAnswer> {
+    let settled = requests.iter().map(async |request| {
+        let (fence, settlement) = (request.fence(), settlement(request));
+        let settled = store.settle(&fence, &settlement, request.now + SECOND);
+        settled.await.unwrap()
+    });
+    join_all(settled).await
+}
+
+const FRESH: ClaimAnswer = ClaimAnswer::Applied { replaced: None };
+
+fn counts(dynamo: &Dynamo) -> Vec<(String, usize)> {
+    dynamo.reset_counts().into_iter().collect()
+}
+
+/// Requests by name, in the order of the names.
+macro_rules! assert_sent {
+    ($dynamo:expr, $($name:literal: $count:expr),*) => {
+        assert_eq!(counts(&$dynamo), [$(($name.to_owned(), $count)),*]);
+    };
+}
+
+async fn record(dynamo: &Dynamo, part: &str) -> Option<support::dynamo::Item> {
+    dynamo.record(TABLE, key(part).as_str()).await
+}
+
+fn operation(part: &str, now: Timestamp, budget: Duration) -> Operation {
+    let deadline = Deadline::after(now, budget, budget / 4);
+    Operation::new(key(part), None, Delivery::new(part), deadline)
+}
+
+// ---- groups --------------------------------------------------------------------------------------
+
+#[tokio::test]
+async fn calls_of_one_turn_share_requests() {
+    let dynamo = dynamo().await;
+    let store = store(&dynamo);
+    let requests: Vec<_> = (0..10).map(|n| request(&n.to_string())).collect();
+    assert_eq!(claim_all(&store, &requests).await, vec![FRESH; 10]);
+    assert_sent!(dynamo, "ClaimGroup": 1);
+    let settled = settle_all(&store, &requests, complete).await;
+    assert_eq!(settled, vec![SettleAnswer::Applied; 10]);
+    assert_sent!(dynamo, "SettlementGroup": 1);
+    for request in &requests {
+        let answer = store.claim(request).await.unwrap();
+        let expected = complete(request).apply(&request.record(None), request.now + SECOND);
+        assert_eq!(answer, ClaimAnswer::Refused(expected.unwrap()));
+    }
+}
+
+#[tokio::test]
+async fn lone_call_is_the_ordinary_request() {
+    let dynamo = dynamo().await;
+    let store = store(&dynamo);
+    let request = request("a");
+    assert_eq!(store.claim(&request).await.unwrap(), FRESH);
+    let settled = settle_all(&store, std::slice::from_ref(&request), complete).await;
+    assert_eq!(settled, [SettleAnswer::Applied]);
+    assert_sent!(dynamo, "Claim": 1, "UpdateItem": 1);
+}
+
+#[tokio::test]
+async fn group_holds_at_most_25_statements() {
+    let dynamo = dynamo().await;
+    let store = store(&dynamo);
+    let requests: Vec<_> = (0..205).map(|n| request(&n.to_string())).collect();
+    assert_eq!(claim_all(&store, &requests).await, vec![FRESH; 205]);
+    assert_sent!(dynamo, "ClaimGroup": 9);
+}
+
+/// Tasks on several threads push and leave the queue at any time. On a busy machine a group may take
+/// longer than its callers wait. They then find their own writes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn tasks_of_several_threads_are_all_answered() {
+    let dynamo = dynamo().await;
+    let store = store(&dynamo);
+    let tasks = (0..400).map(|n| {
+        let store = store.clone();
+        tokio::spawn(async move {
+            let request = request(&n.to_string());
+            let answer = store.claim(&request).await.unwrap();
+            let own = ClaimAnswer::Refused(request.record(None));
+            assert!(answer == FRESH || answer == own, "{answer:?}");
+            let (fence, complete) = (request.fence(), complete(&request));
+            let answer = store.settle(&fence, &complete, request.now).await.unwrap();
+            let done = complete.apply(&request.record(None), request.now);
+            let own = SettleAnswer::Refused(done);
+            assert!(
+                answer == SettleAnswer::Applied || answer == own,
+                "{answer:?}"
+            );
+        })
+    });
+    for task in tasks.collect::<Vec<_>>() {
+        task.await.unwrap();
+    }
+    let sent: usize = dynamo.reset_counts().values().sum();
+    assert!(sent < 800, "{sent} requests for 800 writes");
+}
+
+#[tokio::test]
+async fn grouped_claim_writes_the_ordinary_item() {
+    let dynamo = dynamo().await;
+    dynamo.create_table("plain").await;
+    for (n, layout) in [Layout::native(), Layout::powertools()]
+        .into_iter()
+        .enumerate()
+    {
+        let grouped = store(&dynamo).layout(layout.clone());
+        let plain = DynamoStore::new(dynamo.client(), "plain").layout(layout);
+        let printed = request(&format!("printed {n}"));
+        let mut unprinted = request(&format!("unprinted {n}"));
+        unprinted.fingerprint = None;
+        let requests = [printed, unprinted];
+        dynamo.reset_counts();
+        assert_eq!(claim_all(&grouped, &requests).await, [FRESH, FRESH]);
+        assert_sent!(dynamo, "ClaimGroup": 1);
+        for request in &requests {
+            assert_eq!(plain.claim(request).await.unwrap(), FRESH);
+            let id = request.key.as_str();
+            let written = dynamo.record(TABLE, id).await.unwrap();
+            assert_eq!(dynamo.record("plain", id).await.unwrap(), written);
+        }
+    }
+}
+
+#[tokio::test]
+async fn grouped_settlement_writes_the_ordinary_item() {
+    let dynamo = dynamo().await;
+    dynamo.create_table("plain").await;
+    let omitted = |request: &ClaimRequest| Settlement::Complete {
+        result: StoredResult::Omitted("too long".into()),
+        expires_at: request.expires_at,
+    };
+    type Settle = fn(&ClaimRequest) -> Settlement;
+    let settlements: [Settle; 4] = [
+        complete,
+        omitted,
+        |request| fail(request, true),
+        |request| fail(request, false),
+    ];
+    for (n, layout) in [Layout::native(), Layout::powertools()]
+        .into_iter()
+        .enumerate()
+    {
+        let grouped = store(&dynamo).layout(layout.clone());
+        let plain = DynamoStore::new(dynamo.client(), "plain").layout(layout);
+        for (m, settlement) in settlements.into_iter().enumerate() {
+            for failed_before in [false, true] {
+                let case = format!("{n} {m} {failed_before}");
+                let mut pair = requests([&case, &format!("{case}, company")]);
+                for store in [&grouped, &plain] {
+                    let _ = claim_all(store, &pair).await;
+                }
+                if failed_before {
+                    for store in [&grouped, &plain] {
+                        let _ = settle_all(store, &pair, |request| fail(request, true)).await;
+                    }
+                    for request in &mut pair {
+                        request.message_id = "m-2".into();
+                        request.owner = Owner::fresh();
+                    }
+                    for store in [&grouped, &plain] {
+                        let _ = claim_all(store, &pair).await;
+                    }
+                }
+                dynamo.reset_counts();
+                let settled = settle_all(&grouped, &pair, settlement).await;
+                assert_eq!(settled, vec![SettleAnswer::Applied; 2], "{case}");
+                assert_sent!(dynamo, "SettlementGroup": 1);
+                let _ = settle_all(&plain, &pair, settlement).await;
+                for request in &pair {
+                    let id = request.key.as_str();
+                    let written = dynamo.record(TABLE, id).await.unwrap();
+                    assert_eq!(dynamo.record("plain", id).await.unwrap(), written, "{case}");
+                }
+            }
+        }
+    }
+}
+
+/// A conditional `DELETE` of a missing item succeeds silently.
+#[tokio::test]
+async fn release_and_end_of_lease_are_never_grouped() {
+    let dynamo = dynamo().await;
+    let store = store(&dynamo);
+    let requests = requests(["a", "b"]);
+    let _ = claim_all(&store, &requests).await;
+    dynamo.reset_counts();
+    let end = |_: &ClaimRequest| Settlement::EndLease {
+        last_end: Some(AttemptEnd::Retryable),
+    };
+    let _ = settle_all(&store, &requests, end).await;
+    assert_sent!(dynamo, "UpdateItem": 2);
+    let restore = |_: &ClaimRequest| Settlement::Restore(Claimed::over(None));
+    let settled = settle_all(&store, &requests, restore).await;
+    assert_eq!(settled, [SettleAnswer::Applied, SettleAnswer::Applied]);
+    assert_sent!(dynamo, "DeleteItem": 2);
+    let settled = settle_all(&store, &requests, restore).await;
+    assert_eq!(
+        settled,
+        [SettleAnswer::Refused(None), SettleAnswer::Refused(None)]
+    );
+}
+
+#[tokio::test]
+async fn large_writes_are_never_grouped() {
+    let dynamo = dynamo().await;
+    let store = store(&dynamo);
+    let large = requests(["a", "b"]);
+    let _ = claim_all(&store, &large).await;
+    dynamo.reset_counts();
+    let complete = |request: &ClaimRequest| Settlement::Complete {
+        result: StoredResult::Json("1".repeat(16 * 1024 + 1)),
+        expires_at: request.expires_at,
+    };
+    let settled = settle_all(&store, &large, complete).await;
+    assert_eq!(settled, [SettleAnswer::Applied, SettleAnswer::Applied]);
+    assert_sent!(dynamo, "UpdateItem": 2);
+}
+
+// ---- answers -------------------------------------------------------------------------------------
+
+/// `DuplicateItem` comes without the item.
+#[tokio::test]
+async fn duplicate_in_group_is_refused_with_its_record() {
+    let dynamo = dynamo().await;
+    let store = store(&dynamo);
+    let [first, new] = requests(["a", "b"]);
+    let _ = store.claim(&first).await.unwrap();
+    dynamo.reset_counts();
+    let answers = claim_all(&store, &[request("a"), new]).await;
+    assert_eq!(answers, [ClaimAnswer::Refused(first.record(None)), FRESH]);
+    assert_sent!(dynamo, "Claim": 1, "ClaimGroup": 1);
+}
+
+#[tokio::test]
+async fn takeover_in_group_returns_replaced_record() {
+    let dynamo = dynamo().await;
+    let store = store(&dynamo);
+    let mut dead = request("a");
+    dead.lease_until = Timestamp::from_millis(dead.now.as_millis() - 1);
+    let _ = store.claim(&dead).await.unwrap();
+    let mut expired = request("b");
+    expired.expires_at = 1;
+    let _ = store.claim(&expired).await.unwrap();
+    let answers = claim_all(&store, &requests(["a", "b"])).await;
+    let replaced = Some(dead.record(None));
+    assert_eq!(answers, [ClaimAnswer::Applied { replaced }, FRESH]);
+}
+
+/// DynamoDB refuses a whole request with the same key twice.
+#[tokio::test]
+async fn same_key_twice_is_never_in_one_group() {
+    let dynamo = dynamo().await;
+    let insert = BatchStatementRequest::builder()
+        .statement(format!("INSERT INTO \"{TABLE}\" VALUE {{'id': ?}}"))
+        .parameters(AttributeValue::S("twice".into()))
+        .build()
+        .unwrap();
+    let twice = dynamo.client().batch_execute_statement();
+    let twice = twice.statements(insert.clone()).statements(insert);
+    let refused = twice.send().await.unwrap_err().into_service_error();
+    let refused = refused.meta().message().unwrap().to_owned();
+    assert!(refused.contains("duplicates"), "{refused}");
+    dynamo.reset_counts();
+
+    let store = store(&dynamo);
+    let same = requests(["a", "a", "b", "a"]);
+    let answers = claim_all(&store, &same).await;
+    let refused = || ClaimAnswer::Refused(same[0].record(None));
+    assert_eq!(answers, [FRESH, refused(), FRESH, refused()]);
+    // The group, and a lone request for each further claim.
+    assert_sent!(dynamo, "Claim": 2, "ClaimGroup": 1);
+}
+
+#[tokio::test]
+async fn update_creates_no_record() {
+    let dynamo = dynamo().await;
+    let store = store(&dynamo);
+    let absent = requests(["a", "b"]);
+    for settlement in [complete, |request: &ClaimRequest| fail(request, true)] {
+        let settled = settle_all(&store, &absent, settlement).await;
+        assert_eq!(
+            settled,
+            [SettleAnswer::Refused(None), SettleAnswer::Refused(None)]
+        );
+        assert_sent!(dynamo, "SettlementGroup": 1, "UpdateItem": 2);
+    }
+    assert_eq!(dynamo.records(TABLE).await, []);
+}
+
+/// With `ALL_OLD`, the answer to a refused statement holds the record, and no second request
+/// follows.
+#[tokio::test]
+async fn refused_update_returns_its_record() {
+    let dynamo = dynamo().await;
+    let store = store(&dynamo);
+    let claimed = requests(["a", "b"]);
+    let _ = claim_all(&store, &claimed).await;
+    dynamo.reset_counts();
+    let late = claimed.clone().map(|mut request| {
+        request.owner = Owner::fresh();
+        request
+    });
+    let records = claimed.map(|request| SettleAnswer::Refused(Some(request.record(None))));
+    for settlement in [complete, |request: &ClaimRequest| fail(request, true)] {
+        assert_eq!(settle_all(&store, &late, settlement).await, records);
+        assert_sent!(dynamo, "SettlementGroup": 1);
+    }
+}
+
+#[tokio::test]
+async fn statement_that_fails_alone_is_sent_alone() {
+    let dynamo = dynamo().await;
+    for code in [
+        "ThrottlingError",
+        "ProvisionedThroughputExceeded",
+        "TransactionConflict",
+        "InternalServerError",
+        "ValidationError",
+        "SomethingNew",
+    ] {
+        let store = store(&dynamo);
+        let pair = requests([&format!("{code} a"), &format!("{code} b")]);
+        dynamo.fail("ClaimGroup", Fault::FirstStatement(code));
+        assert_eq!(claim_all(&store, &pair).await, [FRESH, FRESH], "{code}");
+        assert_sent!(dynamo, "Claim": 1, "ClaimGroup": 1);
+        dynamo.fail("SettlementGroup", Fault::FirstStatement(code));
+        let settled = settle_all(&store, &pair, complete).await;
+        assert_eq!(
+            settled,
+            [SettleAnswer::Applied, SettleAnswer::Applied],
+            "{code}"
+        );
+        assert_sent!(dynamo, "SettlementGroup": 1, "UpdateItem": 1);
+    }
+}
+
+/// All statements count as unanswered. Each claim finds its own record, and is fresh.
+#[tokio::test]
+async fn wrong_number_of_responses_is_no_answer() {
+    log::start();
+    let dynamo = dynamo().await;
+    for fault in [Fault::OneResponseLess, Fault::OneResponseMore] {
+        let store = store(&dynamo);
+        let pair = requests([&format!("{fault:?} a"), &format!("{fault:?} b")]);
+        dynamo.fail("ClaimGroup", fault);
+        let own = pair
+            .clone()
+            .map(|request| ClaimAnswer::Refused(request.record(None)));
+        assert_eq!(claim_all(&store, &pair).await, own);
+        assert_sent!(dynamo, "Claim": 2, "ClaimGroup": 1);
+        dynamo.fail("SettlementGroup", fault);
+        for (answer, request) in settle_all(&store, &pair, complete).await.iter().zip(&pair) {
+            let done = complete(request).apply(&request.record(None), request.now + SECOND);
+            assert_eq!(*answer, SettleAnswer::Refused(done));
+        }
+        assert_sent!(dynamo, "SettlementGroup": 1, "UpdateItem": 2);
+        assert_eq!(
+            log::lines_containing("another number of responses").len(),
+            2
+        );
+    }
+}
+
+#[tokio::test]
+async fn sdk_retries_no_group() {
+    let dynamo = dynamo().await;
+    for (fault, part) in [
+        (Fault::Throttle, "a"),
+        (Fault::InternalError, "b"),
+        (Fault::CutBefore, "c"),
+        (Fault::TransactionConflict, "d"),
+    ] {
+        let store = store(&dynamo);
+        let pair = requests([part, &format!("{part} {part}")]);
+        dynamo.fail_all("ClaimGroup", fault);
+        assert_eq!(claim_all(&store, &pair).await, [FRESH, FRESH], "{fault:?}");
+        assert_sent!(dynamo, "Claim": 2, "ClaimGroup": 1);
+        dynamo.heal().await;
+    }
+}
+
+#[tokio::test]
+async fn denied_access_ends_grouping_and_is_logged_once() {
+    log::start();
+    let dynamo = dynamo().await;
+    for (n, fault) in [Fault::Denied, Fault::FirstStatement("AccessDenied")]
+        .into_iter()
+        .enumerate()
+    {
+        let store = store(&dynamo);
+        dynamo.fail("ClaimGroup", fault);
+        for turn in 0..3 {
+            let pair = [0, 1].map(|m| request(&format!("{n} {turn} {m}")));
+            assert_eq!(claim_all(&store.clone(), &pair).await, [FRESH, FRESH]);
+        }
+        let sent = dynamo.reset_counts();
+        assert_eq!(sent["ClaimGroup"], 1, "{fault:?}");
+        let lines = log::lines_containing("grouping is off");
+        assert_eq!(lines.len(), 1, "{fault:?}");
+        let line = &lines[0]["fields"];
+        let needs = line["needs"].as_str().unwrap();
+        assert!(needs.contains("dynamodb:PartiQLInsert"), "{needs}");
+        assert_eq!(line["table"], TABLE);
+    }
+}
+
+// ---- lost answers, drops, deadlines --------------------------------------------------------------
+
+/// Two operations in the same turn, whose handlers return in the same turn. Returns the outcomes, and
+/// whether each handler was informed of an earlier attempt.
+async fn run_both(
+    once: &Once<DynamoStore>,
+    clock: fn() -> Timestamp,
+    budget: Duration,
+) -> ([Outcome; 2], Vec<bool>) {
+    let (informed, both) = (Mutex::new(Vec::new()), Barrier::new(2));
+    let run = |part| {
+        let (informed, both) = (&informed, &both);
+        once.run(
+            operation(part, clock(), budget),
+            async move |attempt: sqs_once::Attempt| {
+                informed.lock().unwrap().push(attempt.may_have_run_before());
+                both.wait().await;
+                Ok(())
+            },
+        )
+    };
+    let (a, b) = join(run("a"), run("b")).await;
+    ([a, b], informed.into_inner().unwrap())
+}
+
+#[tokio::test]
+async fn lost_answer_of_group_leaves_claims_fresh() {
+    let dynamo = dynamo().await;
+    dynamo.fail("ClaimGroup", Fault::CutAfter);
+    dynamo.fail("SettlementGroup", Fault::CutAfter);
+    let (outcomes, informed) = run_both(&Once::new(store(&dynamo)), Timestamp::now, PATIENCE).await;
+    assert_eq!(outcomes.each_ref().map(Outcome::name), ["completed"; 2]);
+    assert_eq!(informed, [false, false]);
+    assert_sent!(dynamo, "Claim": 2, "ClaimGroup": 1, "SettlementGroup": 1, "UpdateItem": 2);
+    for item in dynamo.records(TABLE).await {
+        assert_eq!(support::dynamo::number(&item, "attempts"), 1);
+    }
+}
+
+/// The ordinary claim is denied, so it was not applied. The group may have been: the claim's lease
+/// must end.
+#[tokio::test]
+async fn lost_group_before_denied_claim_is_abandoned() {
+    let dynamo = dynamo().await;
+    dynamo.fail("ClaimGroup", Fault::CutAfter);
+    dynamo.fail_all("Claim", Fault::Denied);
+    let (outcomes, informed) = run_both(&Once::new(store(&dynamo)), Timestamp::now, PATIENCE).await;
+    assert_eq!(
+        outcomes.each_ref().map(Outcome::name),
+        ["store_unavailable"; 2]
+    );
+    assert_eq!(informed, [] as [bool; 0]);
+    let records = dynamo.records(TABLE).await;
+    assert_eq!(records.len(), 2);
+    for item in records {
+        let number = |name| support::dynamo::number(&item, name);
+        assert!(number("lease_until") <= number("updated_at"), "{item:?}");
+    }
+}
+
+/// The INSERT is on its way for as long as the worker works. The group's wait is at most half of the
+/// time left, on a client without timeouts.
+#[tokio::test]
+async fn hanging_group_leaves_half_of_the_time() {
+    let dynamo = dynamo().await;
+    dynamo.fail("ClaimGroup", Fault::HoldRequest);
+    dynamo.fail("SettlementGroup", Fault::HoldRequest);
+    let once = Once::new(DynamoStore::new(dynamo.worker(None), TABLE).grouping(true));
+    let (outcomes, informed) = run_both(&once, Timestamp::now, 2 * SECOND).await;
+    assert_eq!(outcomes.each_ref().map(Outcome::name), ["completed"; 2]);
+    assert_eq!(informed, [false, false]);
+    // The statements arrive now, and change nothing.
+    let before: BTreeSet<String> = records_in_text(&dynamo).await;
+    assert_eq!(dynamo.heal().await.len(), 2);
+    assert_eq!(records_in_text(&dynamo).await, before);
+}
+
+async fn records_in_text(dynamo: &Dynamo) -> BTreeSet<String> {
+    let records = dynamo.records(TABLE).await;
+    let sorted = |item: support::dynamo::Item| {
+        let item: std::collections::BTreeMap<_, _> = item.into_iter().collect();
+        format!("{item:?}")
+    };
+    records.into_iter().map(sorted).collect()
+}
+
+/// An INSERT that arrives after its worker has released the claim leaves a claim that nobody holds,
+/// as any late claim does. Its lease ends with the worker's deadline, and nothing runs before.
+#[tokio::test]
+async fn insert_arriving_after_release_delays_only() {
+    let dynamo = dynamo().await;
+    dynamo.fail("ClaimGroup", Fault::HoldRequest);
+    let once = Once::new(store(&dynamo));
+    let release = |part| {
+        once.run(operation(part, Timestamp::now(), 3 * SECOND), async |_| {
+            Err::<(), _>(Failure::no_effect("closed"))
+        })
+    };
+    let (a, b) = join(release("a"), release("b")).await;
+    assert_eq!([a.name(), b.name()], ["no_effect"; 2]);
+    assert_eq!(dynamo.records(TABLE).await, []);
+    dynamo.heal().await;
+    let (outcomes, informed) = run_both(&once, Timestamp::now, PATIENCE).await;
+    assert_eq!(outcomes.each_ref().map(Outcome::name), ["conflict"; 2]);
+    assert_eq!(informed, [] as [bool; 0]);
+    let later = || Timestamp::now() + 3600 * SECOND;
+    let (outcomes, informed) = run_both(&once.clock(later), later, PATIENCE).await;
+    assert_eq!(outcomes.each_ref().map(Outcome::name), ["completed"; 2]);
+    // The record cannot say that the attempt had no effect.
+    assert_eq!(informed, [true, true]);
+}
+
+#[tokio::test]
+async fn dropped_call_spares_its_group() {
+    let dynamo = dynamo().await;
+    let store = store(&dynamo);
+    let [dropped, kept] = requests(["a", "b"]);
+    dynamo.fail("ClaimGroup", Fault::HoldAnswer);
+    let (gone, answer) = join(
+        tokio::time::timeout(Duration::from_millis(50), store.claim(&dropped)),
+        async {
+            let (answer, met) = join(store.claim(&kept), async {
+                tokio::time::sleep(Duration::from_millis(150)).await;
+                dynamo.heal().await
+            })
+            .await;
+            assert_eq!(met["ClaimGroup"], 1);
+            answer.unwrap()
+        },
+    )
+    .await;
+    assert!(gone.is_err());
+    assert_eq!(answer, FRESH);
+    assert_sent!(dynamo, "ClaimGroup": 1);
+}
+
+/// The first call of a turn would start the group. Dropped before, it leaves that to the others.
+#[tokio::test]
+async fn first_call_dropped_in_its_turn_starves_none() {
+    let dynamo = dynamo().await;
+    let store = store(&dynamo);
+    let requests = requests(["a", "b", "c"]);
+    let mut first = Box::pin(store.claim(&requests[0]));
+    assert!(futures_util::poll!(&mut first).is_pending());
+    drop(first);
+    assert_eq!(claim_all(&store, &requests[1..]).await, [FRESH, FRESH]);
+    assert!(record(&dynamo, "a").await.is_none());
+    assert_sent!(dynamo, "ClaimGroup": 1);
+}
+
+/// Calls of two runtimes share a group. The one that sends it ends.
+#[test]
+fn end_of_a_runtime_hangs_no_call_of_another() {
+    let runtime = || tokio::runtime::Runtime::new().unwrap();
+    let (server, doomed, living) = (runtime(), runtime(), runtime());
+    let dynamo = server.block_on(dynamo());
+    let store = store(&dynamo);
+    let [theirs, ours] = requests(["a", "b"]);
+    let mut ours = Box::pin(store.claim(&ours));
+    // In the queue, before its turn.
+    living.block_on(async { assert!(futures_util::poll!(&mut ours).is_pending()) });
+    dynamo.fail_all("ClaimGroup", Fault::HoldRequest);
+    doomed.spawn({
+        let store = store.clone();
+        async move { store.claim(&theirs).await }
+    });
+    while dynamo.counts().is_empty() {
+        std::thread::yield_now();
+    }
+    doomed.shutdown_background();
+    assert_eq!(living.block_on(ours).unwrap(), FRESH);
+}
+
+#[test]
+fn debug_text_of_a_store_holds_no_payload() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let store = store(&Dynamo::start().await);
+        let request = request("private-order");
+        let mut call = Box::pin(store.claim(&request));
+        assert!(futures_util::poll!(&mut call).is_pending());
+        assert!(!format!("{store:?}").contains("private-order"));
+    });
+}
