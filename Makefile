@@ -21,8 +21,12 @@ help: ## List the verbs
 # ---- see it work -------------------------------------------------------------------------------
 
 .PHONY: demo
-demo: $(VENV) ## Deploy to a local cloud, send orders, kill workers, and check the promises
+demo: $(VENV) ## Deploy to a local cloud, send orders, kill workers, and check the promises; KEEP=1 leaves it running
 	python local/demo.py
+
+.PHONY: pictures
+pictures: $(VENV) ## Draw the last `make demo` and its dashboard into docs/images
+	python local/pictures.py
 
 .PHONY: demo-inbox
 demo-inbox: $(VENV) ## Sell 100 pieces to 300 orders on a local cloud, kill workers, and check the promises
@@ -53,9 +57,14 @@ PROGRAM  := $(RELEASE) --package programs --bin
 test test-localstack test-powertools soak: export SQS_ONCE_REQUIRE_ALL := 1
 
 .PHONY: test
-test: programs ## Run every test; a local cloud is started, unless AWS_ENDPOINT_URL names one
+test: programs ## Run every test and the runbook; a local cloud is started, unless AWS_ENDPOINT_URL names one
 	python local/cloud.py run -- python local/suites.py
-	cargo test --locked --features cli --doc
+	cargo test --locked --features cli,opentelemetry --doc
+	python local/runbook.py
+
+.PHONY: runbook
+runbook: $(VENV) ## Run the commands of docs/runbook.md against a local cloud
+	python local/runbook.py
 
 .PHONY: programs
 programs: $(VENV) ## Build the release programs that the tests run
@@ -129,7 +138,7 @@ CHECKOV    := .venv-checkov/bin/checkov
 lint: export RUSTDOCFLAGS := -D warnings
 lint: $(VENV) $(CHECKOV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licences, the one TLS stack, features, Python, prose and templates
 	cargo fmt --all --check
-	cargo clippy --locked --workspace --all-targets --features cli -- -D warnings
+	cargo clippy --locked --workspace --all-targets --features cli,opentelemetry -- -D warnings
 	cargo doc --locked --no-deps
 	cargo deny --locked check bans licenses sources
 	python local/one_tls_stack.py
@@ -138,6 +147,7 @@ lint: $(VENV) $(CHECKOV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licence
 	ruff format --config local/pyproject.toml --check local tests
 	mypy --config-file local/pyproject.toml
 	python local/prose.py --self-test && python local/prose.py
+	python local/sizing.py --check
 	sam validate --lint --region us-east-1
 	sam validate --lint --region us-east-1 --template-file examples/place_order.template.yaml
 	cfn-lint template.yaml examples/place_order.template.yaml

@@ -22,8 +22,8 @@ use aws_smithy_http_client::{
 use futures_util::{StreamExt, TryStreamExt, stream};
 use lambda_runtime::{Error, LambdaEvent, run, service_fn};
 
-const CLAIM: &str = "SET #status = :status, #lease_until = :lease_until, #owner = :owner, #expires_at = :expires_at, #message_id = :message_id, #fingerprint = :fingerprint, #created_at = if_not_exists(#created_at, :created_at), #updated_at = :updated_at, #first_claimed_at = if_not_exists(#first_claimed_at, :first_claimed_at) REMOVE #last_end ADD #attempts :attempts";
-const MAY_CLAIM: &str = "attribute_not_exists(#id) OR (#expires_at >= :now_s AND NOT contains(#failed_message_ids, :message) AND ((#status = :in_progress AND #lease_until < :now AND attribute_exists(#attempts) AND (attribute_not_exists(#fingerprint) OR #fingerprint = :same)) OR (#status = :failed AND (attribute_not_exists(#failed_message_ids) OR size(#failed_message_ids) < :max))))";
+const CLAIM: &str = "SET #status = :in_progress, #lease_until = :lease_until, #owner = :owner, #expires_at = :expires_at, #message_id = :message_id, #fingerprint = :fingerprint, #created_at = if_not_exists(#created_at, :now), #updated_at = :now, #first_claimed_at = if_not_exists(#first_claimed_at, :now) REMOVE #last_end ADD #attempts :attempts";
+const MAY_CLAIM: &str = "attribute_not_exists(#id) OR (#expires_at >= :now_s AND NOT contains(#failed_message_ids, :message_id) AND ((#status = :in_progress AND #lease_until < :now AND attribute_exists(#attempts) AND (attribute_not_exists(#fingerprint) OR #fingerprint = :fingerprint)) OR (#status = :failed AND (attribute_not_exists(#failed_message_ids) OR size(#failed_message_ids) < :max))))";
 const CLAIM_NAMES: [&str; 13] = [
     "id",
     "status",
@@ -92,21 +92,15 @@ async fn write_twice(client: &Client, table: &str, message: SqsMessage) -> Resul
     let values = [
         (":now_s", number(now.as_secs())),
         (":message_id", text(&*id)),
-        (":same", text(FINGERPRINT)),
         (":expires_at", number(later.as_secs())),
         (":max", number(20)),
         (":fingerprint", text(FINGERPRINT)),
-        (":message", text(&*id)),
         (":in_progress", text("IN_PROGRESS")),
         (":now", of_now.clone()),
         (":owner", text(OWNER)),
         (":lease_until", number(later.as_millis())),
-        (":first_claimed_at", of_now.clone()),
-        (":status", text("IN_PROGRESS")),
         (":attempts", number(1)),
         (":failed", text("FAILED")),
-        (":updated_at", of_now.clone()),
-        (":created_at", of_now.clone()),
     ];
     client
         .update_item()

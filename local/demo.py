@@ -6,21 +6,28 @@ key, `body:/orderId`. Each stack has its own payment gateway and gets the same k
 The evidence is independent of the consumer: the ledgers of the gateways, the tables, the queues. Only
 the number of deliveries and the metrics come from the logs of the consumers. The metrics are compared
 with the evidence.
+
+`make demo KEEP=1` leaves the local cloud running until Ctrl-C. `make pictures` draws the run, which this
+program keeps in .local/demo.json.
 """
 
 import contextlib
+import dataclasses
+import json
 import os
+import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import deployment
 import gateway
 from cases import MESSAGE_ID, ORDER_ID, WAVES, Case, Message, cases
-from cloud import ROOT, STATE, Cloud, Unavailable, ministack, run, unwind_on_signals
+from cloud import CREDENTIALS, REGION, ROOT, STATE, Cloud, Unavailable, ministack, run, unwind_on_signals
 from deployment import Failed, architecture, console, depth, parameters, sam, say
 from rich import box
 from rich.console import Group
@@ -36,9 +43,11 @@ PARAMETERS = {
     "FunctionTimeout": "2",
     "PaymentGatewayTimeout": "1s",
     "MaxReceiveCount": "3",
+    "ConsumerMetricsWriteUnits": "on",
 }
 SETTLE_WITHIN = 85.0
 BUILT = ROOT / ".aws-sam" / "build" / "template.yaml"
+KEPT = STATE / "demo.json"
 
 
 # ---- build and deploy --------------------------------------------------------------------------
@@ -71,6 +80,7 @@ class Stack:
     """A deployed stack: the outputs of its template, its gateway and its orders."""
 
     cloud: Cloud
+    name: str
     key: str
     ledger: gateway.Gateway
     cases: list[Case]
@@ -108,6 +118,7 @@ def deploy(cloud: Cloud, name: str, key: str, first: int, ledger: gateway.Gatewa
             ledger.plan(order, *troubles)
     return Stack(
         cloud,
+        name,
         key,
         ledger,
         all_cases,
@@ -188,6 +199,7 @@ class Evidence:
     left: int  # messages still in the queue
     dead: Counter[str]  # message ids in the dead-letter queue
     records: list[deployment.Json]  # items of the table
+    lines: list[deployment.Json]  # of the log
     deliveries: Counter[str]  # by message id
     metrics: Counter[str]  # sums of the counters in the log
 
@@ -203,6 +215,7 @@ def gather(stack: Stack) -> Evidence:
         left=sum(depth(stack.cloud, stack.queue)),
         dead=deployment.dead_letters(stack.cloud, stack.dead_letters),
         records=deployment.items(stack.cloud, stack.table),
+        lines=lines,
         deliveries=deployment.deliveries(lines),
         metrics=deployment.metrics(lines),
     )
@@ -347,8 +360,8 @@ def comparison(stacks: list[Stack]) -> Table:
     return table
 
 
-def report(stacks: list[Stack]) -> bool:
-    kept, gathered = [], [(stack, gather(stack)) for stack in stacks]
+def report(gathered: list[tuple[Stack, Evidence]]) -> bool:
+    kept = []
     for stack, evidence in gathered:
         console.print(table_of(stack, evidence))
         kept.append(deployment.verdict(promises(stack, evidence)))
@@ -358,7 +371,7 @@ def report(stacks: list[Stack]) -> bool:
         '"charged, refused, redriven": the gateway books the charge but responds 503, then refuses the order. The\n'
         "message moves to the dead-letter queue, and is redriven from there.\n"
     )
-    console.print(comparison(stacks))
+    console.print(comparison([stack for stack, _ in gathered]))
     console.print(
         f"{MESSAGE_ID}, the default, covers repeated deliveries of one message. {ORDER_ID} also covers an order that\n"
         "is sent twice or redriven, and refuses another payload under the same number. Use the business key of the\n"
@@ -366,6 +379,45 @@ def report(stacks: list[Stack]) -> bool:
     )
     console.print(metrics_table(gathered))
     return all(kept)
+
+
+# ---- after the run -----------------------------------------------------------------------------
+
+
+def recorded(states: Iterator[tuple[float, list[Progress]]], into: list[deployment.Json]) -> Iterator[Any]:
+    """Passes the states on, and notes them with their time."""
+    for elapsed, now in states:
+        into.append({"time": time.time(), "queues": [dataclasses.asdict(progress) for progress in now]})
+        yield elapsed, now
+
+
+def keep(output: str, states: list[deployment.Json], gathered: list[tuple[Stack, Evidence]]) -> None:
+    """Writes the run to a file, for `make pictures`."""
+    stacks = [{"name": stack.name, "key": stack.key, "lines": evidence.lines} for stack, evidence in gathered]
+    KEPT.write_text(json.dumps({"output": output, "states": states, "stacks": stacks}))
+
+
+def look_closer(stack: Stack) -> None:
+    """Prints commands for the stack, and waits for Ctrl-C."""
+    order = stack.cases[0].orders[0]
+    tool = "target/debug/sqs-once"
+    say("the local cloud runs until Ctrl-C. To look closer, in another terminal:")
+    for line in (
+        "cargo build --features cli --bin sqs-once",
+        f"export AWS_ENDPOINT_URL={stack.cloud.endpoint} AWS_REGION={REGION}",
+        *(f"export {name}={CREDENTIALS[name]}" for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")),
+        f"export IDEMPOTENCY_TABLE_NAME={stack.table}",
+        f"{tool} record list --status failed",
+        f"{tool} record show {stack.name}-consumer#{order}",
+        f"{tool} dlq list {stack.dead_letters} --messages",
+        f"{tool} doctor {stack.name}",
+    ):
+        console.print(f"    {line}", markup=False)
+    console.print(
+        "The doctor has two findings: the demo gives up after 3 receives, and MiniStack ignores TTL in a template.\n"
+        "docs/runbook.md has the steps for each failure."
+    )
+    signal.pause()
 
 
 def main() -> int:
@@ -386,9 +438,19 @@ def main() -> int:
             "5 to 10 s after a failure of the gateway, 0 after a permanent failure. After "
             f"{PARAMETERS['MaxReceiveCount']} receives, a message moves to the dead-letter queue. It takes 30 s"
         )
-        watch(drive(stacks), stacks)
+        states: list[deployment.Json] = []
+        beginning = console.export_text(styles=True)
+        watch(recorded(drive(stacks), states), stacks)
         console.print()
-        return 0 if report(stacks) else 1
+        console.export_text()  # discards the progress
+        gathered = [(stack, gather(stack)) for stack in stacks]
+        kept = report(gathered)
+        keep(beginning + console.export_text(styles=True), states, gathered)
+        if os.environ.get("KEEP"):
+            look_closer(stacks[-1])
+        else:
+            say("to look closer with `sqs-once record list`, `dlq list` and `doctor`: make demo KEEP=1")
+        return 0 if kept else 1
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Deploys the stack of a demo to a local cloud, and reads its queues, tables and logs."""
 
+import contextlib
 import json
 import platform
 from collections import Counter
@@ -16,9 +17,9 @@ Json = dict[str, Any]
 
 ARCHITECTURE = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "arm64", "arm64": "arm64"}
 
-console = Console(highlight=False, soft_wrap=True)
+console = Console(highlight=False, soft_wrap=True, record=True)
 if not console.is_terminal:
-    console = Console(highlight=False, soft_wrap=True, width=120)
+    console = Console(highlight=False, soft_wrap=True, record=True, width=120)
 
 
 class Failed(Exception):
@@ -117,28 +118,31 @@ def depths(cloud: Cloud, queue: str, dead_letters: str) -> tuple[int, int, int]:
             return waiting, in_flight, dead
 
 
+def received(cloud: Cloud, queue: str) -> Iterator[Json]:
+    """All messages of a queue. The caller decides on each; at the end, those that are left are visible again."""
+    sqs = cloud.client("sqs")
+    receipts: list[str] = []
+    while batch := sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10, VisibilityTimeout=60).get("Messages"):
+        for message in batch:
+            yield message
+            receipts.append(message["ReceiptHandle"])
+    for receipt in receipts:
+        # A message that was deleted in the meantime has no visibility.
+        with contextlib.suppress(sqs.exceptions.ClientError):
+            sqs.change_message_visibility(QueueUrl=queue, ReceiptHandle=receipt, VisibilityTimeout=0)
+
+
 def dead_letters(cloud: Cloud, queue: str) -> Counter[str]:
     """The ids of the messages in a dead-letter queue, and how often each is there."""
-    sqs = cloud.client("sqs")
-    found: Counter[str] = Counter()
-    while batch := sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10, VisibilityTimeout=60).get("Messages"):
-        found.update(m["MessageId"] for m in batch)
-    return found
+    return Counter(message["MessageId"] for message in received(cloud, queue))
 
 
 def take(cloud: Cloud, queue: str, wanted: set[str]) -> Iterator[tuple[str, str]]:
     """Ids and bodies of the wanted messages. Each is deleted after its use; the others stay in the queue."""
-    sqs = cloud.client("sqs")
-    others: list[str] = []
-    while batch := sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10, VisibilityTimeout=60).get("Messages"):
-        for message in batch:
-            if message["MessageId"] not in wanted:
-                others.append(message["ReceiptHandle"])
-                continue
+    for message in received(cloud, queue):
+        if message["MessageId"] in wanted:
             yield message["MessageId"], message["Body"]
-            sqs.delete_message(QueueUrl=queue, ReceiptHandle=message["ReceiptHandle"])
-    for receipt in others:
-        sqs.change_message_visibility(QueueUrl=queue, ReceiptHandle=receipt, VisibilityTimeout=0)
+            cloud.client("sqs").delete_message(QueueUrl=queue, ReceiptHandle=message["ReceiptHandle"])
 
 
 # ---- tables and logs ---------------------------------------------------------------------------

@@ -2,8 +2,9 @@
 
 1. Combinations of features compile and document without a warning.
 2. The documents name the number of crates that each combination brings.
-3. The documentation of the default features lists at most 52 types and traits.
-4. The sample's handler can be replaced in three files.
+3. The crates of OpenTelemetry come with the feature `opentelemetry` alone.
+4. The documentation of the default features lists at most 52 types and traits.
+5. The sample's handler can be replaced in three files.
 """
 
 import os
@@ -21,11 +22,13 @@ MAX_PUBLIC_TYPES = 52
 NONE: tuple[str, ...] = ("--no-default-features",)
 LIBRARY = ("--no-default-features", "--features", "lambda,visibility,settings")
 DEFAULT: tuple[str, ...] = ()
+TRACES = ("--features", "opentelemetry")
 COMBINATIONS = (
     NONE,
     ("--no-default-features", "--features", "lambda"),
     ("--no-default-features", "--features", "settings"),
     ("--no-default-features", "--features", "testing"),
+    ("--no-default-features", "--features", "opentelemetry"),
     LIBRARY,
     DEFAULT,
     ("--all-features",),
@@ -67,16 +70,16 @@ def check_combinations() -> None:
         cargo("doc", "--quiet", "--locked", "--no-deps", "--lib", *features)
 
 
-def crates(features: tuple[str, ...]) -> int:
-    """The number of crates in the dependency tree of the library on Lambda, without the crate itself."""
+def crates(features: tuple[str, ...]) -> set[tuple[str, ...]]:
+    """Name and version of the crates in the dependency tree of the library on Lambda, without the crate itself."""
     tree = ["cargo", "tree", "--locked", "--target", "x86_64-unknown-linux-gnu", "-e", "normal"]
     tree += ["--prefix", "none", "--no-dedupe", "--format", "{p}", *features]
     lines = subprocess.run(tree, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
-    return len({tuple(line.split()[:2]) for line in lines if line}) - 1
+    return {tuple(line.split()[:2]) for line in lines[1:] if line}
 
 
 def check_documents() -> None:
-    counts = {crates(features) for features in (DEFAULT, LIBRARY, NONE)}
+    counts = {len(crates(features)) for features in (DEFAULT, LIBRARY, NONE, TRACES)}
     print("==> crates:", *sorted(counts, reverse=True), flush=True)
     library = ROOT / "src/lib.rs"
     problems = []
@@ -86,6 +89,16 @@ def check_documents() -> None:
         problems += [f"{document.relative_to(ROOT)} and `cargo tree` disagree on {number} crates" for number in wrong]
     if problems:
         sys.exit("\n".join(sorted(problems)))
+
+
+def check_traces() -> None:
+    def of_traces(features: tuple[str, ...]) -> set[str]:
+        return {name for name, _ in crates(features) if "opentelemetry" in name or name.startswith("prost")}
+
+    if len(of_traces(TRACES)) < 4:
+        sys.exit("the feature opentelemetry brings no crates of OpenTelemetry")
+    if others := of_traces(DEFAULT) | of_traces(LIBRARY):
+        sys.exit("without the feature opentelemetry: " + ", ".join(sorted(others)))
 
 
 def check_public_types() -> None:
@@ -117,6 +130,7 @@ def check_own_handler() -> None:
 
 if __name__ == "__main__":
     check_documents()
+    check_traces()
     check_combinations()
     check_public_types()
     check_own_handler()

@@ -22,6 +22,9 @@ COMPUTING = ("explore", "store_conformance", "properties")
 WAITING_AT_ONCE = 2
 LONGEST = ("faults", "modes", "chaos", "integration", "security")
 
+# One compilation serves the tool, the traces and all other suites.
+FEATURES = "cli,opentelemetry"
+
 
 @dataclass(frozen=True)
 class Suite:
@@ -32,7 +35,7 @@ class Suite:
     @property
     def selector(self) -> str:
         """The options of `cargo test` that select the suite."""
-        features = "--features cli " if self.name in ("cli", "sqs-once") else ""
+        features = f"--features {FEATURES} " if self.name in ("cli", "sqs-once", "traces") else ""
         return "--lib" if self.kind == "lib" else f"{features}--{self.kind} {self.name}"
 
 
@@ -56,8 +59,7 @@ class Result:
 
 def build() -> list[Suite]:
     """Builds the suites, and returns them in the order of their start."""
-    # With the feature `cli`, so that one compilation serves the tool and all suites.
-    command = ["cargo", "test", "--locked", "--features", "cli", "--no-run"]
+    command = ["cargo", "test", "--locked", "--features", FEATURES, "--no-run"]
     command += ["--message-format=json-render-diagnostics"]
     built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if built.returncode != 0:

@@ -72,7 +72,7 @@
 //! | [`protocol`] | rules as pure functions: conditions of claims, meaning of refused writes |
 #![cfg_attr(
     feature = "lambda",
-    doc = "| [`aws`], [`telemetry`] | the SDK configured for Lambda; logs and metrics |"
+    doc = "| [`aws`], [`telemetry`] | the SDK configured for Lambda; logs, metrics and traces |"
 )]
 //!
 //! # Features
@@ -84,6 +84,7 @@
 //! | `settings` | `Settings` and `Consumer::from_env`: settings from environment variables. Implies `lambda` |
 //! | `consumer` | the binary `consumer`, which charges orders over HTTP. Implies `visibility` and `settings` |
 //! | `cli` | the binary `sqs-once`, the command-line tool. Implies `visibility` and `settings`; off by default |
+//! | `opentelemetry` | `telemetry::traces`: spans of messages and requests, to X-Ray or to a collector. Implies `lambda`; off by default |
 //! | `testing` | `testing`: tests of handlers without AWS, and the conformance suite for stores. Implies `lambda`; off by default |
 //!
 //! The first four are on by default, so that `sam build` and `cargo lambda watch` find the binary. A
@@ -98,6 +99,7 @@
 //!
 //! | features | crates in the dependency tree |
 //! | --- | --- |
+//! | default, `opentelemetry` | 200 crates |
 //! | default | 186 crates |
 //! | `lambda`, `visibility`, `settings` | 182 crates |
 //! | `--no-default-features` | 110 crates |

@@ -1,6 +1,13 @@
 //! [`Settings`]: environment variables into a configured [`Consumer`].
 
-use std::{collections::BTreeMap, env, fmt, io, num::NonZeroUsize, time::Duration};
+mod unknown;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    env, fmt, io,
+    num::NonZeroUsize,
+    time::Duration,
+};
 
 use aws_config::SdkConfig;
 use aws_sdk_dynamodb::Client;
@@ -99,12 +106,16 @@ const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
 /// | `CONSUMER_RUNTIME` | `auto` | threads of the runtime: `single`, `multi`, or `auto`, which is `multi` with two vCPUs or more ([`Settings::runtime`]) |
 /// | `CONSUMER_PRIME` | `on` | reads the table once at start; not used by `on_item` |
 ///
-/// `AWS_LAMBDA_RUNTIME_API` must be set, since [`run`](crate::run) needs it. Known gap: a variable
-/// with a misspelt name is ignored.
+/// `AWS_LAMBDA_RUNTIME_API` must be set, since [`run`](crate::run) needs it.
+///
+/// A variable that begins with `CONSUMER_` or `IDEMPOTENCY_` and that is not read has no effect, and
+/// is logged at WARN with the setting of the nearest name.
 pub struct Settings {
     /// `None`: the process's environment.
     variables: Option<BTreeMap<String, String>>,
     defaults: BTreeMap<String, String>,
+    /// Names that were read, set or not.
+    read: BTreeSet<String>,
     errors: Vec<String>,
     config: Option<SdkConfig>,
 }
@@ -184,6 +195,7 @@ impl Settings {
         Self {
             variables: None,
             defaults: BTreeMap::new(),
+            read: BTreeSet::new(),
             errors: Vec::new(),
             config: None,
         }
@@ -330,19 +342,22 @@ impl Settings {
     /// }
     /// ```
     pub fn runtime(&mut self) -> io::Result<Runtime> {
-        let memory = self.value("AWS_LAMBDA_FUNCTION_MEMORY_SIZE");
-        let memory = memory.and_then(|megabytes| megabytes.parse::<u32>().ok());
-        let multi = self.optional("CONSUMER_RUNTIME", "auto", |text| match text {
-            "auto" => Ok(memory.is_some_and(|memory| memory >= 2 * MEMORY_OF_A_VCPU)),
-            "single" => Ok(false),
-            "multi" => Ok(true),
-            _ => Err("must be `auto`, `single` or `multi`"),
-        });
-        let mut builder = match multi {
+        let mut builder = match self.has_threads() {
             Ok(true) => Builder::new_multi_thread(),
             Ok(false) | Err(_) => Builder::new_current_thread(),
         };
         builder.enable_all().build()
+    }
+
+    fn has_threads(&mut self) -> Result<bool, SettingsError> {
+        let memory = self.value("AWS_LAMBDA_FUNCTION_MEMORY_SIZE");
+        let memory = memory.and_then(|megabytes| megabytes.parse::<u32>().ok());
+        self.optional("CONSUMER_RUNTIME", "auto", |text| match text {
+            "auto" => Ok(memory.is_some_and(|memory| memory >= 2 * MEMORY_OF_A_VCPU)),
+            "single" => Ok(false),
+            "multi" => Ok(true),
+            _ => Err("must be `auto`, `single` or `multi`"),
+        })
     }
 
     /// A consumer in the mode [`Once`]. `handler` is the handler, or an error of the handler's own
@@ -478,8 +493,14 @@ impl Settings {
     #[doc(hidden)]
     #[must_use]
     pub fn problems(mut self) -> Vec<String> {
-        let (_records, _batches) = (self.records(), self.batches(Some("20d")));
+        self.read_all();
         self.errors
+    }
+
+    /// Reads every variable of a consumer with a table of records.
+    fn read_all(&mut self) {
+        let (_records, _batches) = (self.records(), self.batches(Some("20d")));
+        let _threads = self.has_threads();
     }
 
     fn layout(&mut self) -> Result<Layout, SettingsError> {
@@ -614,17 +635,18 @@ impl Settings {
     }
 
     /// The name of the variable that counts: `other` if it is set and `name` is not.
-    fn fallback(&self, name: &'static str, other: &'static str) -> &'static str {
+    fn fallback(&mut self, name: &'static str, other: &'static str) -> &'static str {
         let only_other = self.value(name).is_none() && self.value(other).is_some();
         if only_other { other } else { name }
     }
 
-    fn function(&self) -> String {
+    fn function(&mut self) -> String {
         self.value("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_default()
     }
 
     /// An empty parameter of a template makes an empty variable, which counts as not set.
-    fn value(&self, name: &str) -> Option<String> {
+    fn value(&mut self, name: &str) -> Option<String> {
+        self.read.insert(name.to_owned());
         let value = match &self.variables {
             Some(variables) => variables.get(name).cloned(),
             None => env::var_os(name).map(|value| value.to_string_lossy().into_owned()),
@@ -663,8 +685,10 @@ impl Settings {
         }
     }
 
-    /// Replaces the first error of `read` by all that were found.
+    /// Replaces the first error of `read` by all that were found. Logs unknown variables, which may
+    /// explain an error.
     fn check<T>(&self, read: Result<T, SettingsError>) -> Result<T, SettingsError> {
+        self.warn_of_unknown();
         if self.errors.is_empty() {
             read
         } else {

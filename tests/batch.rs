@@ -23,8 +23,8 @@ use proptest::prelude::*;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, BatchError, Change, Consumer, Deadline, Failure, Handler, OnItem, Once, Stored,
-    handler_fn,
+    Attempt, BatchError, Change, Consumer, Deadline, Failure, Handler, OnItem, Once, Settings,
+    Stored, handler_fn,
     protocol::{Key, State, StoredResult, Timestamp},
     sqs::{FifoAfterPermanent, KeySource},
     store::{DynamoStore, MemoryStore, Store},
@@ -953,4 +953,35 @@ proptest! {
             prop_assert_eq!(of_group, expected.iter().collect::<Vec<_>>());
         }
     }
+}
+
+#[tokio::test]
+async fn unknown_variable_is_warned_of_without_value() {
+    log::start();
+    let dynamo = Dynamo::start().await;
+    let variables = [
+        ("AWS_LAMBDA_RUNTIME_API", "127.0.0.1:9001"),
+        ("AWS_LAMBDA_FUNCTION_NAME", "payments"),
+        ("IDEMPOTENCY_TABLE_NAME", "records"),
+        ("CONSUMER_PRIME", "off"),
+        ("CONSUMER_CONCURENCY", "4111-1111"),
+        ("CONSUMER_OF", "4111-1111"),
+    ];
+    let settings = Settings::from_vars(variables).sdk_config(dynamo.sdk_config());
+    settings.once(Ok(ScriptedHandler::default())).await.unwrap();
+    let lines = log::lines_containing("unknown variable");
+    let warned = lines.iter().map(|line| {
+        assert_eq!(line["level"], "WARN");
+        assert!(!line.to_string().contains("4111"), "{line}");
+        let fields = &line["fields"];
+        (
+            fields["variable"].as_str().unwrap(),
+            fields["nearest"].as_str(),
+        )
+    });
+    let wanted = [
+        ("CONSUMER_CONCURENCY", Some("CONSUMER_CONCURRENCY")),
+        ("CONSUMER_OF", None),
+    ];
+    assert!(warned.eq(wanted), "{lines:?}");
 }

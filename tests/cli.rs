@@ -11,9 +11,13 @@ mod dead_letters;
 mod doctor;
 #[path = "cli/records.rs"]
 mod records;
+#[path = "cli/redrive.rs"]
+mod redrive;
 mod support;
+#[path = "cli/terminal.rs"]
+mod terminal;
 
-use std::process::Stdio;
+use std::process::{Output, Stdio};
 
 use serde_json::Value;
 use tokio::process::Command;
@@ -27,17 +31,33 @@ struct Ended {
 }
 
 impl Ended {
+    fn of(output: Output) -> Self {
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Self {
+            code: output.status.code().unwrap(),
+            stdout: text(output.stdout),
+            stderr: text(output.stderr),
+        }
+    }
+
     #[track_caller]
     fn json(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 }
 
-/// Prepares the tool in an environment without the developer's settings.
+const TOOL: &str = env!("CARGO_BIN_EXE_sqs-once");
+
 fn tool(endpoint: &str, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_sqs-once"));
+    let mut command = program(TOOL, endpoint);
+    command.args(arguments);
     command
-        .args(arguments)
+}
+
+/// Prepares a program in an environment without the developer's settings.
+fn program(program: &str, endpoint: &str) -> Command {
+    let mut command = Command::new(program);
+    command
         .env_clear()
         .env("AWS_ENDPOINT_URL", endpoint)
         .env("AWS_REGION", support::REGION)
@@ -49,13 +69,7 @@ fn tool(endpoint: &str, arguments: &[&str]) -> Command {
 }
 
 async fn run(endpoint: &str, arguments: &[&str]) -> Ended {
-    let ended = tool(endpoint, arguments).output().await.unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    Ended {
-        code: ended.status.code().unwrap(),
-        stdout: text(ended.stdout),
-        stderr: text(ended.stderr),
-    }
+    Ended::of(tool(endpoint, arguments).output().await.unwrap())
 }
 
 #[tokio::test]

@@ -395,34 +395,137 @@ async fn observer_sees_each_message_once() {
     assert_eq!(*seen.lock().unwrap(), expected);
 }
 
+/// A line that the check accepts.
+fn good_line() -> Value {
+    json!({
+        "service": "s", "A": 1, "B": [1, 2.5],
+        "_aws": {"Timestamp": 1, "CloudWatchMetrics": [{
+            "Namespace": "n", "Dimensions": [["service"]],
+            "Metrics": [{"Name": "A", "Unit": "Count"}, {"Name": "B"}],
+        }]},
+    })
+}
+
+const DIRECTIVE: &str = "/_aws/CloudWatchMetrics/0";
+
+/// Asserts that the check rejects the good line with `value` at `place`, for `reason`.
+#[track_caller]
+fn rejected(place: &str, value: &Value, reason: &str) {
+    let mut line = good_line();
+    *line.pointer_mut(place).unwrap() = value.clone();
+    let checked = emf::check(&line);
+    let found = checked.as_ref().is_err_and(|error| error.contains(reason));
+    assert!(found, "{place} = {value}: {checked:?}");
+}
+
 #[test]
-fn lines_that_break_the_format_are_found() {
-    let line = || {
-        json!({
-            "service": "s", "A": 1, "B": [1, 2.5],
-            "_aws": {"Timestamp": 1, "CloudWatchMetrics": [{
-                "Namespace": "n", "Dimensions": [["service"]],
-                "Metrics": [{"Name": "A", "Unit": "Count"}, {"Name": "B"}],
-            }]},
-        })
+fn lines_that_the_specification_allows_pass() {
+    let allowed = |place: &str, value: Value| {
+        let mut line = good_line();
+        *line.pointer_mut(place).unwrap() = value;
+        assert_eq!(emf::check(&line), Ok(()), "{line}");
     };
-    assert_eq!(emf::check(&line()), Ok(()));
-    let directive = "/_aws/CloudWatchMetrics/0";
+    allowed("/service", json!("s"));
+    allowed("/B", json!(vec![0.5; 100]));
     for (place, value) in [
-        ("/_aws/Timestamp".to_owned(), json!("1")),
-        (format!("{directive}/Namespace"), json!("")),
-        (format!("{directive}/Dimensions"), json!([])),
-        (format!("{directive}/Dimensions/0/0"), json!("absent")),
-        (format!("{directive}/Metrics/0/Unit"), json!("Counts")),
-        (format!("{directive}/Metrics/0/Name"), json!("absent")),
-        (format!("{directive}/Metrics/0/Name"), json!("B")),
-        (format!("{directive}/Metrics/0"), json!({"Unit": "Count"})),
-        ("/A".to_owned(), json!("1")),
-        ("/B".to_owned(), json!([])),
-        ("/B".to_owned(), json!(vec![1; 101])),
+        ("Dimensions", json!([[]])),
+        ("Dimensions", json!([["service"], []])),
+        ("Metrics", json!([])),
+        ("Metrics/0/Unit", json!("Bytes/Second")),
+        ("Metrics/1", json!({"Name": "B", "StorageResolution": 1})),
     ] {
-        let mut broken = line();
-        *broken.pointer_mut(&place).unwrap() = value.clone();
-        assert!(emf::check(&broken).is_err(), "{place} = {value}");
+        allowed(&format!("{DIRECTIVE}/{place}"), value);
+    }
+}
+
+#[test]
+fn lines_that_break_the_schema_are_rejected() {
+    let long = |length| json!("x".repeat(length));
+    for (place, value, rule) in [
+        ("", json!([]), "type"),
+        ("/_aws", json!([]), "type"),
+        ("/_aws", json!({"CloudWatchMetrics": []}), "required"),
+        ("/_aws", json!({"Timestamp": 1}), "required"),
+        ("/_aws/Timestamp", json!("1"), "type"),
+        ("/_aws/Timestamp", json!(1.5), "type"),
+        ("/_aws/CloudWatchMetrics", json!({}), "type"),
+        ("/_aws/CloudWatchMetrics/0", json!("n"), "type"),
+    ] {
+        rejected(place, &value, rule);
+    }
+    for (place, value, rule) in [
+        ("Namespace", json!(""), "minLength"),
+        ("Namespace", long(1025), "maxLength"),
+        ("Namespace", json!(1), "type"),
+        ("Namespace", json!("two\nlines"), "pattern"),
+        ("Dimensions", json!([]), "minItems"),
+        ("Dimensions", json!({}), "type"),
+        ("Dimensions/0", json!("service"), "type"),
+        ("Dimensions/0", json!(vec!["service"; 31]), "maxItems"),
+        ("Dimensions/0/0", json!(1), "type"),
+        ("Dimensions/0/0", json!("two\nlines"), "pattern"),
+        ("Dimensions/0/0", json!(""), "minLength"),
+        ("Dimensions/0/0", long(251), "maxLength"),
+        ("Metrics", json!({}), "type"),
+        ("Metrics/0", json!("A"), "type"),
+        ("Metrics/0", json!({"Unit": "Count"}), "required"),
+        ("Metrics/0/Name", json!(1), "type"),
+        ("Metrics/0/Name", json!("two\nlines"), "pattern"),
+        ("Metrics/0/Name", json!(""), "minLength"),
+        ("Metrics/0/Name", long(1025), "maxLength"),
+        ("Metrics/0/Unit", json!(1), "type"),
+        ("Metrics/0/Unit", json!("Counts"), "pattern"),
+        ("Metrics/0/Unit", json!("count"), "pattern"),
+        (
+            "Metrics/0",
+            json!({"Name": "A", "StorageResolution": "60"}),
+            "type",
+        ),
+    ] {
+        rejected(&format!("{DIRECTIVE}/{place}"), &value, rule);
+    }
+    for member in ["Namespace", "Dimensions", "Metrics"] {
+        let mut line = good_line();
+        let directive = line.pointer_mut(DIRECTIVE).unwrap();
+        directive.as_object_mut().unwrap().remove(member);
+        assert!(emf::check(&line).unwrap_err().contains("required"));
+    }
+    assert!(emf::check(&json!({"A": 1})).is_err());
+}
+
+#[test]
+fn lines_that_break_the_text_are_rejected() {
+    for (place, value, rule) in [
+        ("/A", json!("1"), "has no value"),
+        ("/A", json!({"A": 1}), "has no value"),
+        ("/B", json!([]), "has no value"),
+        ("/B", json!(["1"]), "has no value"),
+        ("/B", json!(vec![1; 101]), "has no value, or more than 100"),
+        ("/service", json!(1), "dimension"),
+        ("/service", json!("x".repeat(1025)), "dimension"),
+        ("/B", json!("x".repeat(256 * 1024)), "longer"),
+    ] {
+        rejected(place, &value, rule);
+    }
+    let metrics: Vec<_> = (0..101).map(|_| json!({"Name": "A"})).collect();
+    for (place, value, rule) in [
+        ("Dimensions/0/0", json!("absent"), "dimension"),
+        ("Metrics/0/Name", json!("absent"), "has no value"),
+        ("Metrics/0/Name", json!("B"), "defined twice"),
+        ("Metrics", json!(metrics), "more than 100 metrics"),
+        ("Metrics/0", json!({"Name": "A", "Value": 1}), "no member"),
+        (
+            "Metrics/0",
+            json!({"Name": "A", "StorageResolution": 5}),
+            "StorageResolution",
+        ),
+    ] {
+        rejected(&format!("{DIRECTIVE}/{place}"), &value, rule);
+    }
+    for place in ["/_aws", DIRECTIVE] {
+        let mut line = good_line();
+        let object = line.pointer_mut(place).unwrap().as_object_mut();
+        object.unwrap().insert("Unknown".into(), json!(1));
+        assert!(emf::check(&line).unwrap_err().contains("no member"));
     }
 }

@@ -400,6 +400,18 @@ async fn missing_table_is_logged_at_start() {
 }
 
 #[tokio::test]
+async fn misspelt_variable_is_logged_at_start() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[("CONSUMER_CONCURENCY", "4")]).await;
+    let told = |line: &Value| {
+        line["level"] == "WARN"
+            && line["variable"] == "CONSUMER_CONCURENCY"
+            && line["nearest"] == "CONSUMER_CONCURRENCY"
+    };
+    lambda.logged(1, told).await;
+}
+
+#[tokio::test]
 async fn dynamodb_outage_fails_no_invocation_if_set() {
     let (dynamo, gateway) = (Dynamo::start().await, Gateway::start().await);
     let off = [NO_QUEUE[0], ("CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE", "off")];
@@ -603,8 +615,8 @@ async fn cut_off_handler_is_informed_on_retry() {
     assert_eq!(text(&record, "result"), "true");
 }
 
-/// Processes a message that blocks, behind one that sleeps less. Returns the failed messages.
-async fn process_blocking(runtime: &str, order: &str) -> (Vec<String>, Lambda) {
+/// Processes a message that blocks, and one that sleeps.
+async fn process_blocking(runtime: &str, order: &str) -> (Answer, Lambda) {
     let stage = Stage::set().await;
     let env = stage.env(&[("CONSUMER_RUNTIME", runtime)]);
     let lambda = Lambda::start_binary(&program("panicking"), env).await;
@@ -613,22 +625,21 @@ async fn process_blocking(runtime: &str, order: &str) -> (Vec<String>, Lambda) {
         record("m-blocks", order),
     ]);
     let answer = lambda.invoke(event, Duration::from_secs(1)).await;
-    (failed(&answer.response()), lambda)
+    (answer, lambda)
 }
 
 #[tokio::test]
 async fn blocked_thread_delays_response_of_single_thread() {
-    let answered = process_blocking("single", r#"{"block_ms":3000}"#);
-    let late = tokio::time::timeout(Duration::from_secs(2), answered).await;
-    assert!(late.is_err(), "the response waits for the blocked thread");
+    let (answer, _lambda) = process_blocking("single", r#"{"block_ms":3000}"#).await;
+    assert!(matches!(answer, Answer::TimedOut), "{answer:?}");
 }
 
 #[tokio::test]
 async fn spawn_blocking_delays_no_other_message() {
     for runtime in ["single", "multi"] {
         let block = r#"{"spawn_blocking_ms":3000}"#;
-        let (failed, _lambda) = process_blocking(runtime, block).await;
-        assert_eq!(failed, ["m-blocks"], "{runtime}");
+        let (answer, _lambda) = process_blocking(runtime, block).await;
+        assert_eq!(failed(&answer.response()), ["m-blocks"], "{runtime}");
     }
 }
 

@@ -192,7 +192,7 @@ impl Attempt {
     }
 
     /// The request id of the Lambda invocation, for the handler's own logs and requests. `None`
-    /// outside of [`run`](crate::run).
+    /// outside of `sqs_once::run`.
     #[must_use]
     pub fn request_id(&self) -> Option<&str> {
         self.delivery.facts().request_id.as_deref()

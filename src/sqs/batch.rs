@@ -21,8 +21,12 @@ use super::{
     processed::Processed,
 };
 use crate::{
-    deadline::Deadline, handler::History, meter::Meter, once::Outcome, system::random_fraction,
-    telemetry::MessageOutcome,
+    deadline::Deadline,
+    handler::History,
+    meter::Meter,
+    once::Outcome,
+    system::random_fraction,
+    telemetry::{MessageOutcome, traces},
 };
 
 /// The messages of one invocation, and the result of each.
@@ -139,7 +143,7 @@ impl Batch {
                 }
                 drop(working);
             };
-            running.spawn(worker.in_current_span());
+            running.spawn(traces::in_current(worker.in_current_span()));
         }
         drop(working);
         // Handlers are cut off, and their outcomes written, before this. Dropping the workers ends

@@ -7,7 +7,7 @@ use lambda_runtime::{BoxFuture, Diagnostic, Error, LambdaEvent, Service};
 use serde_json::value::RawValue;
 
 use super::{BatchError, Consumer};
-use crate::{handler::Handler, once::Mode, protocol::Timestamp};
+use crate::{handler::Handler, once::Mode, protocol::Timestamp, telemetry::traces};
 
 /// Runs `consumer` as a Lambda function, until Lambda ends the process.
 ///
@@ -109,7 +109,8 @@ impl<M: Mode<H::Output>, H: Handler> Service<LambdaEvent<Box<RawValue>>> for Con
                 column: error.column(),
             })?;
             let request_id = Some(context.request_id.as_str());
-            consumer.process_batch(event, deadline, request_id).await
+            let batch = consumer.process_batch(event, deadline, request_id);
+            traces::in_invocation(context.xray_trace_id.as_deref(), batch).await
         })
     }
 }

@@ -9,6 +9,7 @@ use tracing::Span;
 use crate::{
     handler::{Attribute, AttributeValue, Delivery, DeliveryFacts},
     protocol::{Fingerprint, Key, Timestamp},
+    telemetry::traces,
 };
 
 /// A message of a batch. It has an id: the response could not name a record without one.
@@ -124,13 +125,15 @@ impl Message {
     /// The span of the message's run. The handler's own log lines carry its fields. It is open at
     /// every log level, and names the request id as the Lambda runtime's own span does.
     pub(crate) fn span(&self) -> Span {
-        tracing::error_span!(
+        let span = tracing::error_span!(
             "message",
             message_id = self.id.as_str(),
             key = self.key().map(Key::as_str),
             receive_count = self.receive_count(),
             requestId = self.delivery.facts().request_id.as_deref(),
-        )
+        );
+        traces::start(&span, self.delivery.facts(), self.key());
+        span
     }
 
     pub(crate) fn key(&self) -> Option<&Key> {

@@ -20,7 +20,7 @@ use crate::{
     handler::{Attempt, Failure, Handler, History, Stored},
     once::{Mode, Operation, Outcome},
     store::StoreError,
-    telemetry::batch::BatchReport,
+    telemetry::{batch::BatchReport, traces},
 };
 
 /// Pauses between claims of a message that another worker holds.
@@ -132,6 +132,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let failed = response.batch_item_failures.len();
         let metrics = self.metrics.as_ref();
         report.log(failed, started.elapsed(), metrics, request_id.as_deref());
+        traces::flush(deadline).await;
         match store_unavailable(&processed) {
             Some(error) if self.fail_when_store_unavailable => Err(BatchError::StoreUnavailable {
                 messages: processed.len(),
@@ -163,7 +164,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                 }
             };
             let replay = pin!(self.replay(processed, message, batch.deadline()));
-            let processed = replay.instrument(span).await;
+            let processed = replay.instrument(span.clone()).await;
+            traces::end(&span, processed.outcome());
             if processed.outcome().is_permanent()
                 && let Some(visibility) = &self.visibility
             {

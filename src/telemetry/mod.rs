@@ -1,13 +1,20 @@
-//! Logs and metrics: one JSON object per line, as CloudWatch reads them.
+//! Logs and metrics: one JSON object per line, as CloudWatch reads them. Traces by OpenTelemetry.
 
 pub(crate) mod batch;
 mod message;
 pub(crate) mod metrics;
+#[cfg(feature = "opentelemetry")]
+pub(crate) mod traces;
+#[cfg(not(feature = "opentelemetry"))]
+#[path = "no_traces.rs"]
+pub(crate) mod traces;
 
 use std::{io::IsTerminal as _, panic::PanicHookInfo, time::Duration};
 
 pub use message::MessageOutcome;
 pub use metrics::Metrics;
+#[cfg(feature = "opentelemetry")]
+pub use traces::{flush_traces, traces};
 
 use tracing::{Level, Subscriber};
 use tracing_subscriber::{
@@ -26,6 +33,8 @@ use tracing_subscriber::{
 /// advanced logging controls"), else from `RUST_LOG`, which may name targets too
 /// (`warn,sqs_once=debug`), else it is `info`. A value that can't be read counts as `info`, and a
 /// warning names the variable.
+///
+/// With the feature `opentelemetry`, `OTEL_TRACES_EXPORTER` switches traces on (`docs/traces.md`).
 ///
 /// Replaces the panic hook, see [`set_panic_hook`].
 ///
@@ -56,7 +65,10 @@ pub fn init() {
 /// assert!(telemetry::try_init().is_err());
 /// ```
 pub fn try_init() -> Result<(), TryInitError> {
-    tracing_subscriber::registry().with(layer()).try_init()?;
+    let registry = tracing_subscriber::registry().with(layer());
+    #[cfg(feature = "opentelemetry")]
+    let registry = registry.with(traces());
+    registry.try_init()?;
     set_panic_hook();
     if let Some((setting, text)) = setting()
         && level(&text).is_none()
@@ -65,6 +77,9 @@ pub fn try_init() -> Result<(), TryInitError> {
             setting,
             "not a log level or a list of target=level: taken as info"
         );
+    }
+    if let Some(error) = traces::setting_error() {
+        tracing::warn!(%error, "traces are off");
     }
     Ok(())
 }
@@ -117,6 +132,15 @@ fn setting() -> Option<(&'static str, String)> {
         let text = std::env::var(name).ok().filter(|text| !text.is_empty())?;
         Some((name, text))
     })
+}
+
+/// Returns whether the consumer logs lines at INFO, and with them its metrics, at this value of
+/// `RUST_LOG`. For the command-line tool.
+#[doc(hidden)]
+#[must_use]
+pub fn logs_info(setting: &str) -> bool {
+    let filter = level(setting).unwrap_or_else(info);
+    filter.would_enable(module_path!(), &Level::INFO)
 }
 
 fn log_panic(panic: &PanicHookInfo<'_>, with_text: bool) {

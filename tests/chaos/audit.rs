@@ -21,7 +21,7 @@ const NOTHING: &str = "nothing";
 #[derive(Default)]
 struct Operation {
     key: Option<String>,
-    last_charge: Option<(usize, Worker, Delivery)>,
+    last_charge: Option<Charge>,
     /// Cause that cut off the last attempt and permits another charge.
     excuse: Option<String>,
     open_charges: HashMap<usize, Worker>,
@@ -31,6 +31,16 @@ struct Operation {
     /// Messages whose permanent failure was recorded: none may run again.
     failed: HashSet<String>,
     claim: Option<Claim>,
+}
+
+/// A request for a charge, and its message.
+struct Charge {
+    at: usize,
+    worker: Worker,
+    message: String,
+    /// Deliveries of the message to the worker. Two at the same time in one process leave open
+    /// which of them charged.
+    deliveries: Vec<Delivery>,
 }
 
 struct Claim {
@@ -43,7 +53,7 @@ impl Operation {
     /// Notes a cause for the attempt that charged last, if `it` was that attempt.
     fn cut_off(&mut self, it: impl Fn(usize, Worker) -> bool, by: &str) {
         let last = self.last_charge.as_ref();
-        if last.is_some_and(|(charge, worker, _)| it(*charge, *worker)) {
+        if last.is_some_and(|last| it(last.at, last.worker)) {
             // The last cause counts: a dying worker hangs up first.
             self.excuse = Some(by.to_owned());
         }
@@ -72,6 +82,7 @@ pub(crate) fn audit(events: &[Event], statuses: &HashMap<String, String>) -> Fin
                 delivery,
                 outcome,
                 detail,
+                ..
             } => {
                 let (outcome, detail) = (outcome.clone(), detail.clone());
                 let said = DeliveryLog { outcome, detail };
@@ -97,6 +108,11 @@ pub(crate) fn audit(events: &[Event], statuses: &HashMap<String, String>) -> Fin
         unexplained: audit.unexplained,
         charged_again: audit.charged_again,
     }
+}
+
+struct Open {
+    receive_count: u32,
+    returned: bool,
 }
 
 /// A worker's log line on a delivery.
@@ -125,8 +141,8 @@ struct Audit {
     orders: HashMap<String, String>,
     operation_of_charge: HashMap<usize, String>,
     operation_of_message: HashMap<String, String>,
-    /// Receive counts with which each worker got its messages.
-    delivered: HashMap<(Worker, String), u32>,
+    /// Deliveries of each message to each worker: those that have not returned, and the last one.
+    delivered: HashMap<(Worker, String), Vec<Open>>,
     /// The message for which each worker last claimed a key. Of two messages in a batch with one
     /// key, one claims it and the other shares the outcome.
     claimed_for: HashMap<(Worker, String), String>,
@@ -164,10 +180,17 @@ impl Audit {
                 self.orders.insert(operation.clone(), message.order.clone());
                 self.operation_of_message.insert(id, operation);
             }
-            Event::Delivered { delivery, worker } => {
-                let operation = self.operation_of_message[&delivery.0].clone();
+            Event::Delivered {
+                delivery, worker, ..
+            } => {
                 let (message, receive_count) = delivery.clone();
-                self.delivered.insert((*worker, message), receive_count);
+                let operation = self.operation_of_message[&message].clone();
+                let delivered = self.delivered.entry((*worker, message)).or_default();
+                delivered.retain(|delivery| !delivery.returned);
+                delivered.push(Open {
+                    receive_count,
+                    returned: false,
+                });
                 self.at_work.entry(*worker).or_default().push(operation);
             }
             Event::Returned {
@@ -316,33 +339,36 @@ impl Audit {
         }
         let message = self.claimed_for.get(&(worker, key.to_owned()));
         let message = message.cloned().unwrap_or_default();
-        let receive_count = self.delivered.get(&(worker, message.clone()));
-        if receive_count.is_none() {
+        let open = self.delivered.get(&(worker, message.clone()));
+        let open = open.into_iter().flatten();
+        let deliveries: Vec<_> = open
+            .map(|open| (message.clone(), open.receive_count))
+            .collect();
+        if deliveries.is_empty() {
             self.found.push(format!(
                 "{name} was charged by worker {worker} for the message {message:?}, which was not given to it"
             ));
         }
-        let this = (message, receive_count.copied().unwrap_or_default());
         let excuse = operation.excuse.take();
-        let of_another = |(_, _, delivery): &(usize, Worker, Delivery)| {
-            delivery.0 != this.0 && operation.failed.contains(&delivery.0)
-        };
+        let of_another =
+            |last: &Charge| last.message != message && operation.failed.contains(&last.message);
         if operation.last_charge.as_ref().is_some_and(of_another) {
             let after = "the recorded failure of another message".to_owned();
             *self.charged_again.entry(after).or_default() += 1;
-        } else if let Some((_, before, delivery)) = operation.last_charge.take() {
+        } else if let Some(last) = operation.last_charge.take() {
             // Promise 3: a handler runs again after a retryable failure or a cut-off.
-            let said = self.said.get(&delivery);
-            let after = match (excuse, said.filter(|said| said.is_unfinished())) {
+            let mut said = last.deliveries.iter().filter_map(|one| self.said.get(one));
+            let after = match (excuse, said.find(|said| said.is_unfinished())) {
                 (Some(excuse), _) => excuse,
                 (None, Some(said)) => {
                     let DeliveryLog { outcome, detail } = said;
                     (self.uninjected).push(format!("{name}: {outcome} ({detail})"));
-                    "what nobody injected".to_owned()
+                    "a failure that was not injected".to_owned()
                 }
                 (None, None) => {
                     self.found.push(format!(
-                        "{name} was charged by worker {worker} though nothing cut off worker {before}, which charged it before"
+                        "{name} was charged by worker {worker} though nothing cut off worker {}, which charged it before",
+                        last.worker
                     ));
                     NOTHING.to_owned()
                 }
@@ -357,7 +383,12 @@ impl Audit {
             self.found.push(format!("{name} was charged with two keys"));
         }
         operation.key = Some(key.to_owned());
-        operation.last_charge = Some((at, worker, this));
+        operation.last_charge = Some(Charge {
+            at,
+            worker,
+            message,
+            deliveries,
+        });
         operation.open_charges.insert(at, worker);
         operation.taken += usize::from(taken);
         self.turn_of(name);
@@ -378,7 +409,11 @@ impl Audit {
     }
 
     fn returned(&mut self, delivery: &Delivery, worker: Worker, end: End) {
-        let message = &delivery.0;
+        let (message, receive_count) = delivery;
+        let delivered = self.delivered.get_mut(&(worker, message.clone()));
+        for open in delivered.into_iter().flatten() {
+            open.returned |= open.receive_count == *receive_count;
+        }
         let name = &self.operation_of_message[message];
         let at_work = self.at_work.entry(worker).or_default();
         if let Some(at) = at_work.iter().position(|operation| operation == name) {

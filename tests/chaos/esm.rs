@@ -6,23 +6,25 @@ use std::{
     mem,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicU32, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
+use futures_util::future::join_all;
 use serde_json::{Value, json};
 use tokio::{task::JoinSet, time::sleep};
 
 use crate::{
+    environment::{Environment, Slot},
     fate::{Fate, signal, survive},
-    ledger::{Death, End, Event, Ledger, Worker},
+    ledger::{Death, End, Event, Invocation, Ledger, Worker},
     plan::Seed,
     queue::{Queue, Received},
     support::{
         emf,
         event::{QUEUE_ARN, batch, received},
-        runtime_api::{Answer, Env, Lambda, of_message},
+        runtime_api::{Answer, Env, of_message},
     },
 };
 
@@ -37,77 +39,71 @@ pub(crate) struct Mapping {
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) queue: Arc<Queue>,
     pub(crate) settings: Settings,
-    /// Maximum number of invocations in a worker's life.
+    /// Number of invocations after which a worker meets its fate, at most.
     pub(crate) lifetime: u32,
+    /// Number of concurrent invocations in one worker.
+    pub(crate) at_once: usize,
     pub(crate) fifo: bool,
     pub(crate) hired: AtomicU32,
+    /// The largest number of invocations that a worker had at the same time.
+    pub(crate) most_at_once: AtomicUsize,
     /// Workers given up by Lambda that are not dead.
     pub(crate) zombies: Mutex<JoinSet<()>>,
 }
 
-struct Environment {
-    worker: Worker,
-    lambda: Lambda,
-    invocations: u32,
-}
-
 impl Mapping {
-    /// Runs until the queue is empty, with a number of concurrent invocations.
-    pub(crate) async fn run(self: &Arc<Self>, concurrency: usize) {
-        let mut pollers = JoinSet::new();
-        for _ in 0..concurrency {
+    /// Runs until the queue is empty, in so many environments at the same time.
+    pub(crate) async fn run(self: &Arc<Self>, environments: usize) {
+        let mut slots = JoinSet::new();
+        for _ in 0..environments {
             let mapping = Arc::clone(self);
-            pollers.spawn(async move { mapping.poll().await });
+            slots.spawn(async move { mapping.fill(&Slot::default()).await });
         }
-        while let Some(ended) = pollers.join_next().await {
+        while let Some(ended) = slots.join_next().await {
             ended.unwrap();
         }
         let zombies = mem::take(&mut *self.zombies.lock().unwrap());
         zombies.join_all().await;
     }
 
-    async fn poll(self: &Arc<Self>) {
-        let mut warm = None;
-        while let Some(batch) = self.queue.receive().await {
-            let environment = match warm.take() {
-                Some(environment) => environment,
-                None => self.cold_start().await,
-            };
-            warm = self.invoke(environment, batch).await;
+    /// Polls for one environment after the other, with a poller for each concurrent invocation.
+    async fn fill(self: &Arc<Self>, slot: &Slot) {
+        join_all((0..self.at_once).map(|_| self.poll(slot))).await;
+        if let Some(environment) = slot.clear().await {
+            self.record_death(&environment, Death::RunEnded).await;
         }
-        if let Some(environment) = warm {
-            self.record_death(environment, Death::SentHome).await;
+    }
+
+    async fn poll(self: &Arc<Self>, slot: &Slot) {
+        while let Some(batch) = self.queue.receive().await {
+            self.invoke(slot, batch).await;
         }
     }
 
     async fn cold_start(&self) -> Environment {
         let worker = self.hired.fetch_add(1, Ordering::Relaxed);
-        Environment {
-            worker,
-            lambda: Lambda::start((self.settings)(worker)).await,
-            invocations: 0,
-        }
+        Environment::start(worker, (self.settings)(worker)).await
     }
 
-    /// One invocation. Returns the environment if it is still alive.
-    async fn invoke(
-        self: &Arc<Self>,
-        mut environment: Environment,
-        messages: Vec<Received>,
-    ) -> Option<Environment> {
-        environment.invocations += 1;
+    async fn invoke(self: &Arc<Self>, slot: &Slot, messages: Vec<Received>) {
+        let (environment, invocation) = slot.begin(self.cold_start()).await;
         let worker = environment.worker;
         for received in &messages {
-            let delivery = received.delivery();
-            self.ledger.note(Event::Delivered { delivery, worker });
+            self.ledger.note(Event::Delivered {
+                delivery: received.delivery(),
+                worker,
+                invocation,
+            });
         }
-        let fate = self.fate(&environment);
+        let fate = self.fate(worker, invocation);
         let event = batch(messages.iter().map(|received| self.record(received)));
-        let (answer, death) =
-            survive(&environment.lambda, event, fate, (worker, &self.ledger)).await;
-        if let Some(Answer::Response(_) | Answer::Error(_)) = &answer {
-            let deliveries = messages.iter().map(Received::delivery).collect();
-            self.ledger.note(Event::Answered { worker, deliveries });
+        let (answer, death) = tokio::select! {
+            biased;
+            ended = survive(&environment, event, fate, &self.ledger) => ended,
+            () = environment.gone() => (None, None),
+        };
+        if answer.is_some() {
+            self.ledger.note(Event::Answered { worker, invocation });
         }
         let ids: Vec<_> = messages.iter().map(|r| &*r.message.id).collect();
         let failed = match &answer {
@@ -120,18 +116,27 @@ impl Mapping {
             Some(Answer::Exited | Answer::TimedOut) | None => Err(End::WorkerDied),
         };
         if let Some(death) = death {
-            if let (Fate::Thawed(_), Death::FrozenUntilTimeout) = (fate, death) {
-                self.ledger.note(Event::Died { worker, death });
-                let thaw_late = Arc::clone(self).thaw_late(environment);
-                self.zombies.lock().unwrap().spawn(thaw_late);
+            if environment.give_up() {
+                slot.clear().await;
+                self.bury(&environment, death).await;
+                environment.end_others();
             } else {
-                self.record_death(environment, death).await;
+                environment.gone().await;
             }
-            self.settle(worker, &messages, &failed);
-            return None;
         }
         self.settle(worker, &messages, &failed);
-        Some(environment)
+    }
+
+    /// Ends the process, or has it thawed later.
+    async fn bury(self: &Arc<Self>, environment: &Arc<Environment>, death: Death) {
+        let worker = environment.worker;
+        if death == Death::FrozenUntilTimeout && Fate::is_thawed(worker) {
+            self.ledger.note(Event::Died { worker, death });
+            let thaw_late = Arc::clone(self).thaw_late(Arc::clone(environment));
+            self.zombies.lock().unwrap().spawn(thaw_late);
+        } else {
+            self.record_death(environment, death).await;
+        }
     }
 
     /// Deletes the messages not reported as failed, if the response is readable.
@@ -155,13 +160,12 @@ impl Mapping {
     }
 
     /// Every worker meets its fate in one of its first invocations, or soon after these.
-    fn fate(&self, environment: &Environment) -> Fate {
-        let worker = environment.worker;
+    fn fate(&self, worker: Worker, invocation: Invocation) -> Fate {
         let mut dice = self.seed.dice(("lifetime", worker));
-        if environment.invocations < dice.u32(1..=self.lifetime) {
+        if invocation < dice.u32(1..=self.lifetime) {
             Fate::Spared
         } else {
-            Fate::of(self.seed, worker, environment.invocations)
+            Fate::of(self.seed, worker, invocation)
         }
     }
 
@@ -176,24 +180,25 @@ impl Mapping {
     }
 
     /// Thaws a frozen worker after its lease, before or after a redelivery to another worker, and
-    /// lets it run until its next poll.
-    async fn thaw_late(self: Arc<Self>, environment: Environment) {
-        let Environment {
-            worker,
-            lambda,
-            invocations,
-        } = environment;
+    /// lets it run until all its invocations have ended.
+    async fn thaw_late(self: Arc<Self>, environment: Arc<Environment>) {
+        let worker = environment.worker;
         let pause = self.seed.dice(("thaw", worker)).u64(200..2500);
         sleep(Duration::from_millis(pause)).await;
         self.ledger.note(Event::Thawed { worker });
+        let lambda = &environment.lambda;
         signal(lambda.pid(), "-CONT");
-        lambda.polls(invocations as usize + 1).await;
+        // At the start the process polls for as many as it runs at once, then after each response.
+        let polls = self.at_once + environment.invocations() as usize;
+        lambda.polls(polls).await;
         let exit = lambda.kill().await;
         self.read(worker, &exit.output);
     }
 
-    async fn record_death(&self, environment: Environment, death: Death) {
+    async fn record_death(&self, environment: &Environment, death: Death) {
         let worker = environment.worker;
+        let at_once = environment.lambda.most_at_once();
+        self.most_at_once.fetch_max(at_once, Ordering::Relaxed);
         let exit = environment.lambda.kill().await;
         self.ledger.note(Event::Died { worker, death });
         self.read(worker, &exit.output);
@@ -230,12 +235,18 @@ impl Mapping {
                 let receive_count = line["receive_count"].as_u64().unwrap();
                 self.ledger.note(Event::DeliveryLog {
                     delivery: (text("message_id"), receive_count.try_into().unwrap()),
+                    request_id: request_id(&line),
                     outcome: text("outcome"),
                     detail: text("detail"),
                 });
             }
         }
     }
+}
+
+fn request_id(line: &Value) -> String {
+    let id = line["span"]["requestId"].as_str();
+    id.unwrap_or_default().to_owned()
 }
 
 /// Messages that a response reports as failed. Returns `None` if Lambda cannot read the response

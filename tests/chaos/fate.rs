@@ -10,9 +10,10 @@ use serde_json::Value;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::{
-    ledger::{Death, Event, Ledger, Worker},
+    environment::Environment,
+    ledger::{Death, Invocation, Ledger, Worker},
     plan::Seed,
-    support::runtime_api::{Answer, Lambda},
+    support::runtime_api::Answer,
 };
 
 /// Timeout after which Lambda kills the function.
@@ -25,15 +26,13 @@ const BUSIEST: Duration = Duration::from_millis(40);
 pub(crate) enum Fate {
     Spared,
     Killed(Duration),
-    /// Frozen until Lambda kills it.
+    /// Frozen until Lambda gives it up.
     Frozen(Duration),
-    /// Frozen, given up by Lambda, and thawed: a machine that was suspended.
-    Thawed(Duration),
 }
 
 impl Fate {
-    /// A third are frozen, and every other one of those is thawed.
-    pub(crate) fn of(seed: Seed, worker: Worker, invocation: u32) -> Self {
+    /// A third of the workers are frozen.
+    pub(crate) fn of(seed: Seed, worker: Worker, invocation: Invocation) -> Self {
         let mut dice = seed.dice(("fate", worker, invocation));
         // A third at any time: in the SDK's retries, late writes, the gateway's timeout, the
         // cut-off before the deadline, the visibility change. Few invocations take that long. A
@@ -42,61 +41,66 @@ impl Fate {
         let latest = if anytime { FUNCTION_TIMEOUT } else { BUSIEST };
         let when = latest.mul_f64(dice.f64());
         match worker % 6 {
-            2 => Self::Thawed(when),
-            5 => Self::Frozen(when),
+            2 | 5 => Self::Frozen(when),
             _ => Self::Killed(when),
         }
+    }
+
+    /// True for half of the frozen workers: thawed after Lambda has given them up, as by a machine
+    /// that was suspended.
+    pub(crate) fn is_thawed(worker: Worker) -> bool {
+        worker % 6 == 2
     }
 }
 
 /// Invokes the process and applies its fate, unless the response comes first. Returns `None` for
 /// the response of a process that died first.
 pub(crate) async fn survive(
-    lambda: &Lambda,
+    environment: &Environment,
     event: Value,
     fate: Fate,
-    (worker, ledger): (Worker, &Ledger),
+    ledger: &Ledger,
 ) -> (Option<Answer>, Option<Death>) {
     let timeout = Instant::now() + FUNCTION_TIMEOUT;
     let deadline = SystemTime::now() + FUNCTION_TIMEOUT;
     let deadline = deadline.duration_since(UNIX_EPOCH).unwrap().as_millis();
-    let patience = match fate {
-        // The process is not killed at the deadline it was given.
-        Fate::Thawed(_) => 2 * FUNCTION_TIMEOUT,
-        _ => FUNCTION_TIMEOUT,
-    };
-    let invocation = lambda.invoke_until(event, deadline.try_into().unwrap(), patience);
+    let deadline = deadline.try_into().unwrap();
+    // `Lambda` kills a process whose response is late. A process that is thawed later must stay
+    // alive, so this function ends its invocation.
+    let patience = 2 * FUNCTION_TIMEOUT;
+    let invocation = environment.lambda.invoke_until(event, deadline, patience);
     tokio::pin!(invocation);
-    let early = match fate {
-        Fate::Spared => None,
-        Fate::Killed(when) | Fate::Frozen(when) | Fate::Thawed(when) => tokio::select! {
-            answer = &mut invocation => Some(answer),
-            () = sleep(when) => None,
-        },
-    };
-    let answer = match (early, fate) {
-        (Some(answer), _) => answer,
-        (None, Fate::Killed(_)) => return (None, Some(Death::Killed)),
-        (None, Fate::Frozen(_) | Fate::Thawed(_)) => {
-            signal(lambda.pid(), "-STOP");
-            ledger.note(Event::Frozen { worker });
-            return tokio::select! {
-                answer = invocation => match answer {
-                    Answer::TimedOut => (None, Some(Death::FrozenUntilTimeout)),
-                    // One moment before.
-                    answer => (Some(answer), Some(Death::Killed)),
-                },
-                () = sleep_until(timeout) => (None, Some(Death::FrozenUntilTimeout)),
-            };
+    let mut frozen = false;
+    if let Fate::Killed(when) | Fate::Frozen(when) = fate {
+        tokio::select! {
+            answer = &mut invocation => return ended(answer),
+            () = sleep(when) => {}
         }
-        (None, Fate::Spared) => invocation.await,
-    };
-    let death = match answer {
-        Answer::TimedOut => Some(Death::TimedOut),
-        Answer::Exited => Some(Death::Crashed),
-        Answer::Response(_) | Answer::Error(_) => None,
-    };
-    (Some(answer), death)
+        if let Fate::Killed(_) = fate {
+            return (None, Some(Death::Killed));
+        }
+        environment.freeze(ledger);
+        frozen = true;
+    }
+    tokio::select! {
+        answer = invocation => match ended(answer) {
+            // The process responded one moment before it was frozen.
+            (answer, None) if frozen => (answer, Some(Death::Killed)),
+            ended => ended,
+        },
+        () = sleep_until(timeout) => (None, Some(match environment.is_frozen() {
+            true => Death::FrozenUntilTimeout,
+            false => Death::TimedOut,
+        })),
+    }
+}
+
+fn ended(answer: Answer) -> (Option<Answer>, Option<Death>) {
+    match answer {
+        Answer::TimedOut => (None, Some(Death::TimedOut)),
+        Answer::Exited => (None, Some(Death::Crashed)),
+        Answer::Response(_) | Answer::Error(_) => (Some(answer), None),
+    }
 }
 
 pub(crate) fn signal(pid: u32, name: &str) {

@@ -161,7 +161,7 @@ impl Write {
                 Some(["owner", "lease_until", "message_id", "first_claimed_at"].map(|n| &item[n]))
             }
             "Claim" => {
-                let names = [":owner", ":lease_until", ":message_id", ":first_claimed_at"];
+                let names = [":owner", ":lease_until", ":message_id", ":now"];
                 Some(names.map(|n| &values[n]))
             }
             _ => None,

@@ -11,6 +11,9 @@ use crate::{faults::Fault, plan::Message, support::emf::BatchMetrics};
 /// One process: an execution environment. Numbers are never reused.
 pub(crate) type Worker = u32;
 
+/// Number of an invocation in its worker's life, from 1.
+pub(crate) type Invocation = u32;
+
 /// A message's id and its receive count.
 pub(crate) type Delivery = (String, u32);
 
@@ -20,6 +23,7 @@ pub(crate) enum Event {
     Delivered {
         delivery: Delivery,
         worker: Worker,
+        invocation: Invocation,
     },
     /// The verdict of the event source mapping on a delivery.
     Returned {
@@ -30,7 +34,7 @@ pub(crate) enum Event {
     /// The function answered a batch, by a response or an error.
     Answered {
         worker: Worker,
-        deliveries: Vec<Delivery>,
+        invocation: Invocation,
     },
     /// Metrics of a batch, read after the worker's end, and the number of its lines on a takeover.
     Measured {
@@ -91,6 +95,7 @@ pub(crate) enum Event {
     /// A worker's log line about a delivery, read after the worker's end.
     DeliveryLog {
         delivery: Delivery,
+        request_id: String,
         outcome: String,
         detail: String,
     },
@@ -147,7 +152,7 @@ pub(crate) enum Death {
     /// The process ended by itself.
     Crashed,
     /// The run is over.
-    SentHome,
+    RunEnded,
 }
 
 #[derive(Default)]

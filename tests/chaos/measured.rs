@@ -1,176 +1,322 @@
-//! Metrics of the batches that were answered: each counter equals the count in the ledger and in the
-//! log lines of the messages. A batch whose worker died is in no counter.
+//! Metrics: each counter of an answered batch equals the count in the ledger and in the log lines of
+//! its messages. The messages of a batch whose worker died before it wrote the metrics are in no
+//! counter.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    fmt,
+};
 
 use crate::{
-    ledger::{Delivery, End, Event, Worker},
+    ledger::{Death, Delivery, End, Event, Invocation, Settled, Worker},
+    report::list,
     support::emf::{BatchMetrics, documented_outcomes},
 };
 
-/// One worker's batches, in their order. A worker processes one batch at a time.
+/// A process and the number of its invocation.
+type Place = (Worker, Invocation);
+
 #[derive(Default)]
-struct OfWorker<'a> {
-    answered: Vec<&'a [Delivery]>,
-    /// Metrics, and the number of log lines on a takeover.
-    measured: Vec<(&'a BatchMetrics, usize)>,
-    delivered: Vec<&'a Delivery>,
+struct Batch<'a> {
+    deliveries: Vec<&'a Delivery>,
+    answered: bool,
+    metrics: Vec<Written<'a>>,
 }
+
+/// The metrics that a worker wrote for one batch.
+struct Written<'a> {
+    batch: &'a BatchMetrics,
+    /// Number of log lines on a takeover.
+    takeovers: usize,
+    /// True for the first metrics of the process.
+    first: bool,
+}
+
+/// A counter, its value in the events, and its value in the metrics.
+type Compared = (&'static str, usize, usize);
 
 #[derive(Default)]
 pub(crate) struct Measurements<'a> {
-    workers: BTreeMap<Worker, OfWorker<'a>>,
+    batches: BTreeMap<Place, Batch<'a>>,
     outcomes: HashMap<&'a Delivery, &'a str>,
     ends: HashMap<&'a Delivery, End>,
+    deaths: HashMap<Worker, Death>,
+    /// Messages for which a worker's completion is in the table.
+    completed: HashSet<(Worker, &'a str)>,
+    /// Metrics that belong to no batch, and request ids of two batches.
+    misplaced: Vec<String>,
 }
 
 impl<'a> Measurements<'a> {
     pub(crate) fn of(events: &'a [Event]) -> Self {
         let mut all = Self::default();
+        let mut places: HashMap<&Delivery, Place> = HashMap::new();
+        let mut requests: HashMap<(Worker, &str), Place> = HashMap::new();
+        let mut claims: HashMap<&str, (Worker, &str)> = HashMap::new();
         for event in events {
             match event {
-                Event::Delivered { delivery, worker } => {
-                    let worker = all.workers.entry(*worker).or_default();
-                    worker.delivered.push(delivery);
-                }
-                Event::Answered { worker, deliveries } => {
-                    let worker = all.workers.entry(*worker).or_default();
-                    worker.answered.push(deliveries);
-                }
-                Event::Measured {
+                Event::Delivered {
+                    delivery,
                     worker,
-                    batch,
-                    takeovers,
+                    invocation,
                 } => {
-                    let worker = all.workers.entry(*worker).or_default();
-                    worker.measured.push((batch, *takeovers));
+                    let place = (*worker, *invocation);
+                    places.insert(delivery, place);
+                    let batch = all.batches.entry(place).or_default();
+                    batch.deliveries.push(delivery);
+                }
+                Event::Answered { worker, invocation } => {
+                    let batch = all.batches.entry((*worker, *invocation)).or_default();
+                    batch.answered = true;
                 }
                 Event::DeliveryLog {
-                    delivery, outcome, ..
+                    delivery,
+                    request_id,
+                    outcome,
+                    ..
                 } => {
                     all.outcomes.insert(delivery, outcome);
+                    let Some(place) = places.get(delivery).copied() else {
+                        let (message, receive) = delivery;
+                        all.misplaced.push(format!(
+                            "{message} was processed at receive {receive}, which did not occur"
+                        ));
+                        continue;
+                    };
+                    let first = *requests.entry((place.0, request_id)).or_insert(place);
+                    if first != place {
+                        all.misplaced.push(format!(
+                            "{} and {} have one request id",
+                            name(first),
+                            name(place)
+                        ));
+                    }
                 }
                 Event::Returned { delivery, end, .. } => {
                     all.ends.insert(delivery, *end);
                 }
+                Event::Died { worker, death } => {
+                    all.deaths.insert(*worker, *death);
+                }
+                Event::Claimed {
+                    owner,
+                    worker,
+                    message,
+                    ..
+                } => {
+                    claims.insert(owner, (*worker, message));
+                }
+                Event::Settled {
+                    owner,
+                    as_what: Settled::Completed,
+                    ..
+                } => all.completed.extend(claims.get(&**owner)),
                 _ => {}
+            }
+        }
+        let mut started = HashSet::new();
+        for event in events {
+            let Event::Measured {
+                worker,
+                batch,
+                takeovers,
+            } = event
+            else {
+                continue;
+            };
+            let written = Written {
+                batch,
+                takeovers: *takeovers,
+                first: started.insert(*worker),
+            };
+            match requests.get(&(*worker, &*batch.request_id)) {
+                Some(place) => {
+                    let batch = all.batches.entry(*place).or_default();
+                    batch.metrics.push(written);
+                }
+                None => all.misplaced.push(format!(
+                    "worker {worker} wrote metrics of the request {}, which has no messages",
+                    batch.request_id
+                )),
             }
         }
         all
     }
 
-    /// Differences between the metrics of answered batches and the events.
+    /// Differences between metrics and events.
     pub(crate) fn violations(&self) -> Vec<String> {
-        let mut found = Vec::new();
-        for (name, worker) in &self.workers {
-            let (answered, measured) = (worker.answered.len(), worker.measured.len());
-            // A worker may die between its line and its answer.
-            if measured != answered && measured != answered + 1 {
-                found.push(format!(
-                    "worker {name} answered {answered} batches, and wrote the metrics of {measured}"
-                ));
+        let mut found = self.misplaced.clone();
+        for (place, batch) in &self.batches {
+            let (name, written) = (name(*place), batch.metrics.len());
+            if written > 1 || (batch.answered && written == 0) {
+                found.push(format!("{name}: its metrics were written {written} times"));
             }
-            let both = worker.answered.iter().zip(&worker.measured);
-            for (nth, (deliveries, (batch, takeovers))) in both.enumerate() {
-                let differences = self.differences(nth, deliveries, batch, *takeovers);
-                found.extend(differences.into_iter().map(|(what, counted, metric)| {
-                    format!("worker {name}, batch {nth}: {what} is {metric} in the metrics and {counted} in the events")
+            let mut ends = batch.deliveries.iter().map(|one| self.ends.get(*one));
+            let death = self.deaths.get(&place.0);
+            if ends.any(|end| end == Some(&End::WorkerDied))
+                && (batch.answered || death.is_none_or(|death| *death == Death::RunEnded))
+            {
+                found.push(format!("{name}: was answered, or its worker did not die"));
+            }
+            for written in &batch.metrics {
+                let compared = self.compared(*place, batch, written).into_iter();
+                let different = compared.filter(|(_, events, metrics)| events != metrics);
+                found.extend(different.map(|(what, events, metrics)| {
+                    format!("{name}: {what} is {metrics} in the metrics and {events} in the events")
                 }));
             }
         }
         found
     }
 
-    /// Name, number in the events and number in the metrics, where the two differ.
-    fn differences(
+    fn compared(
         &self,
-        nth: usize,
-        deliveries: &[Delivery],
-        batch: &BatchMetrics,
-        takeovers: usize,
-    ) -> Vec<(&'static str, usize, usize)> {
+        (worker, _): Place,
+        batch: &Batch<'_>,
+        written: &Written<'_>,
+    ) -> Vec<Compared> {
         let metric_of = documented_outcomes();
-        let of = |delivery| self.outcomes.get(delivery).copied();
-        let metrics = deliveries.iter().filter_map(of);
+        let deliveries = &batch.deliveries;
+        let outcome = |delivery: &&Delivery| self.outcomes.get(*delivery).copied();
+        let metrics = deliveries.iter().filter_map(outcome);
         let metrics: Vec<_> = metrics.map(|outcome| metric_of[outcome]).collect();
-        let count = |name: &str| metrics.iter().filter(|metric| **metric == name).count();
-        let acknowledged = deliveries.iter();
-        let acknowledged = acknowledged
-            .filter(|delivery| self.ends.get(delivery) == Some(&End::Acknowledged))
-            .count();
-        let sum = |name| batch.sum(name) as usize;
+        let logged = |name: &str| metrics.iter().filter(|metric| **metric == name).count();
+        let in_table = |delivery: &&&Delivery| {
+            outcome(delivery) == Some("completed")
+                && self.completed.contains(&(worker, &*delivery.0))
+        };
+        let acknowledged =
+            |delivery: &&&Delivery| self.ends.get(**delivery) == Some(&End::Acknowledged);
+        let sum = |name| written.batch.sum(name) as usize;
         let names: BTreeSet<_> = metric_of.values().copied().collect();
-        let mut compared: Vec<_> = names
-            .iter()
-            .map(|name| (*name, count(name), sum(name)))
-            .collect();
+        let outcomes = names.iter().map(|name| (*name, logged(name), sum(name)));
+        let mut compared: Vec<Compared> = outcomes.collect();
         compared.extend([
             ("BatchSize", deliveries.len(), sum("BatchSize")),
             (
-                "the sum of outcomes",
+                "the sum of the outcomes",
                 deliveries.len(),
-                batch.outcomes().values().sum(),
+                written.batch.outcomes().values().sum(),
             ),
             (
-                "acknowledged",
-                acknowledged,
-                sum("Completed") + sum("Duplicates"),
+                "Completed, of which the table has the completion",
+                deliveries.iter().filter(in_table).count(),
+                sum("Completed"),
             ),
-            ("Takeovers", takeovers, sum("Takeovers")),
-            ("ColdStart", usize::from(nth == 0), sum("ColdStart")),
+            ("Takeovers", written.takeovers, sum("Takeovers")),
+            ("ColdStart", usize::from(written.first), sum("ColdStart")),
             ("DeadLettered", 0, sum("DeadLettered")),
+            ("ResultsNotStored", 0, sum("ResultsNotStored")),
         ]);
-        compared.retain(|(_, counted, metric)| counted != metric);
+        if batch.answered {
+            compared.push((
+                "Completed and Duplicates, which SQS deletes,",
+                deliveries.iter().filter(acknowledged).count(),
+                sum("Completed") + sum("Duplicates"),
+            ));
+        }
         compared
     }
 
-    /// Sums of the metrics of answered batches.
-    pub(crate) fn sums(&self) -> BTreeMap<String, usize> {
+    /// Sums of the counters over all lines, by name: in the events, and in the metrics.
+    pub(crate) fn sums(&self) -> BTreeMap<&'static str, (usize, usize)> {
         let mut sums = BTreeMap::new();
-        for OfWorker {
-            answered, measured, ..
-        } in self.workers.values()
-        {
-            for (batch, _) in measured.iter().take(answered.len()) {
-                for name in batch.metrics.keys() {
-                    let of_values = ["HandlerDuration", "StoreLatency", "OldestMessageAge"];
-                    if !of_values.contains(&&**name) {
-                        *sums.entry(name.clone()).or_default() += batch.sum(name) as usize;
-                    }
-                }
+        for (place, batch) in &self.batches {
+            let compared = batch.metrics.iter();
+            let compared = compared.flat_map(|written| self.compared(*place, batch, written));
+            for (name, events, metrics) in compared {
+                let sum: &mut (usize, usize) = sums.entry(name).or_default();
+                *sum = (sum.0 + events, sum.1 + metrics);
             }
         }
+        // Sentences, such as "the sum of the outcomes".
+        sums.retain(|name, _| !name.contains(' '));
         sums
     }
 
-    /// Messages of batches whose worker died before its answer.
-    pub(crate) fn unanswered(&self) -> Vec<(Worker, Vec<&str>)> {
-        let mut unanswered = Vec::new();
-        for (name, worker) in &self.workers {
-            let answered: usize = worker.answered.iter().map(|batch| batch.len()).sum();
-            let left = worker.delivered[answered.min(worker.delivered.len())..].iter();
-            let left: Vec<_> = left.map(|(message, _)| &**message).collect();
-            if !left.is_empty() {
-                unanswered.push((*name, left));
-            }
-        }
-        unanswered
+    /// Batches that were not answered, of which the worker had written the metrics or not.
+    fn unanswered(&self, written: bool) -> Vec<(Place, &Batch<'a>)> {
+        let batches = self.batches.iter().map(|(place, batch)| (*place, batch));
+        let batches = batches.filter(|(_, batch)| !batch.answered);
+        batches
+            .filter(|(_, batch)| batch.metrics.is_empty() != written)
+            .collect()
+    }
+
+    /// Number of batches whose worker died before it wrote the metrics.
+    pub(crate) fn uncounted(&self) -> usize {
+        self.unanswered(false).len()
+    }
+
+    fn listed(
+        &self,
+        f: &mut fmt::Formatter<'_>,
+        title: &str,
+        batches: &[(Place, &Batch<'_>)],
+    ) -> fmt::Result {
+        let messages = |batches: &[(Place, &Batch<'_>)]| -> usize {
+            let sizes = batches.iter().map(|(_, batch)| batch.deliveries.len());
+            sizes.sum()
+        };
+        let title = format!("{title} (messages: {})", messages(batches));
+        let lines = batches.iter().map(|(place, batch)| {
+            let death = self.deaths.get(&place.0);
+            let death = death.map_or("alive".to_owned(), |death| format!("{death:?}"));
+            let ids: Vec<_> = batch.deliveries.iter().map(|(id, _)| &**id).collect();
+            format!("{} ({death}): {}", name(*place), ids.join(", "))
+        });
+        f.write_str(&list(&title, lines))
     }
 }
 
-/// Each of these must be found in the metrics of a good batch with one thing wrong.
-#[test]
-fn wrong_counters_are_found() {
-    use crate::proof::{delivered, returned, said};
+/// A summary for a reader of the test's output.
+impl fmt::Display for Measurements<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let answered = self.batches.values().filter(|batch| batch.answered);
+        let compared = self.batches.iter().flat_map(|(place, batch)| {
+            let written = batch.metrics.iter();
+            written.flat_map(|written| self.compared(*place, batch, written))
+        });
+        let compared: Vec<Compared> = compared.collect();
+        let differ = compared
+            .iter()
+            .filter(|(_, events, metrics)| events != metrics);
+        writeln!(
+            f,
+            "Metrics: {} batches were answered. Of {} compared counters, {} differ from the events.",
+            answered.count(),
+            compared.len(),
+            differ.count()
+        )?;
+        self.listed(
+            f,
+            "Batches whose worker died before it wrote their metrics, so they are in no counter",
+            &self.unanswered(false),
+        )?;
+        self.listed(
+            f,
+            "Batches whose worker wrote their metrics, and was given up before its answer",
+            &self.unanswered(true),
+        )
+    }
+}
 
-    let delivery = || ("m-1".to_owned(), 7);
-    let metrics = |changed: &[(&str, f64)]| {
+fn name((worker, invocation): Place) -> String {
+    format!("worker {worker}, batch {invocation}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proof::{claimed, delivered, died, returned, said, settled};
+
+    fn metrics(request_id: &str, changed: &[(&str, f64)]) -> Event {
         let good = [("Completed", 1.0), ("BatchSize", 1.0), ("ColdStart", 1.0)];
         let all = good.iter().chain(changed);
         Event::Measured {
             worker: 7,
             batch: BatchMetrics {
-                request_id: "1".into(),
+                request_id: request_id.into(),
                 line: serde_json::Value::Null,
                 metrics: all
                     .map(|(name, value)| ((*name).to_owned(), vec![*value]))
@@ -178,33 +324,138 @@ fn wrong_counters_are_found() {
             },
             takeovers: 0,
         }
-    };
-    let answered = || Event::Answered {
-        worker: 7,
-        deliveries: vec![delivery()],
-    };
-    let run = |measured: Vec<Event>| {
-        let mut events = vec![delivered(1, 7), answered()];
-        events.extend([returned(1, 7, End::Acknowledged), said(1, 7, "completed")]);
+    }
+
+    fn good() -> Event {
+        metrics("r-7", &[])
+    }
+
+    /// A batch of one message that worker 7 completes.
+    fn batch(measured: Vec<Event>) -> Vec<Event> {
+        let mut events = vec![
+            delivered(1, 7),
+            claimed(1, "a", 1000),
+            settled(1, Settled::Completed),
+            Event::Answered {
+                worker: 7,
+                invocation: 1,
+            },
+            returned(1, 7, End::Acknowledged),
+            said(1, 7, "completed"),
+        ];
         events.extend(measured);
-        Measurements::of(&events).violations()
-    };
-    assert_eq!(run(vec![metrics(&[])]), [""; 0]);
-    // The metrics of a batch that was not answered.
-    assert_eq!(run(vec![metrics(&[]), metrics(&[])]), [""; 0]);
-    for (wrong, differences) in [
-        (vec![], 1),
-        (vec![metrics(&[]), metrics(&[]), metrics(&[])], 1),
-        (vec![metrics(&[("BatchSize", 2.0)])], 1),
-        (vec![metrics(&[("Takeovers", 1.0)])], 1),
-        (vec![metrics(&[("ColdStart", 0.0)])], 1),
-        (vec![metrics(&[("DeadLettered", 1.0)])], 1),
-        // With the sum of outcomes.
-        (vec![metrics(&[("LeasesLost", 1.0)])], 2),
-        // With acknowledged messages too.
-        (vec![metrics(&[("Duplicates", 1.0)])], 3),
-    ] {
-        let found = run(wrong.clone());
-        assert!(found.len() >= differences, "{wrong:?}: {found:?}");
+        events
+    }
+
+    fn violations(events: &[Event]) -> Vec<String> {
+        Measurements::of(events).violations()
+    }
+
+    fn is_answer(event: &Event) -> bool {
+        matches!(event, Event::Answered { .. })
+    }
+
+    #[test]
+    fn wrong_counters_are_found() {
+        assert_eq!(violations(&batch(vec![good()])), [""; 0]);
+        let wrong = |changed: &[(&str, f64)]| vec![metrics("r-7", changed)];
+        for (measured, differences) in [
+            (vec![], 1),
+            // The second line is no cold start either.
+            (vec![good(), good()], 2),
+            (vec![good(), metrics("r-9", &[])], 1),
+            (wrong(&[("BatchSize", 2.0)]), 1),
+            (wrong(&[("Takeovers", 1.0)]), 1),
+            (wrong(&[("ColdStart", 0.0)]), 1),
+            (wrong(&[("DeadLettered", 1.0)]), 1),
+            (wrong(&[("ResultsNotStored", 1.0)]), 1),
+            // With the sum of the outcomes.
+            (wrong(&[("LeasesLost", 1.0)]), 2),
+            // With the messages that SQS deletes.
+            (wrong(&[("Duplicates", 1.0)]), 3),
+            (wrong(&[("Completed", 0.0)]), 4),
+        ] {
+            let found = violations(&batch(measured.clone()));
+            assert_eq!(found.len(), differences, "{measured:?}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn completion_that_table_lacks_is_found() {
+        let mut events = batch(vec![good()]);
+        events.retain(|event| !matches!(event, Event::Settled { .. }));
+        let found = violations(&events);
+        let wanted = "Completed, of which the table has the completion is 1 in the metrics and 0";
+        assert!(found.len() == 1 && found[0].contains(wanted), "{found:?}");
+    }
+
+    #[test]
+    fn batch_of_dead_worker_is_listed() {
+        for (measured, uncounted, listed) in [
+            (
+                vec![],
+                1,
+                "in no counter (messages: 1): 1\n  worker 7, batch 1 (Killed): m-1\n",
+            ),
+            (
+                vec![good()],
+                0,
+                "before its answer (messages: 1): 1\n  worker 7, batch 1 (Killed): m-1\n",
+            ),
+        ] {
+            let mut events = batch(measured);
+            for event in &mut events {
+                if let Event::Returned { end, .. } = event {
+                    *end = End::WorkerDied;
+                }
+            }
+            events.push(died(7, Death::Killed));
+            let wanted = "worker 7, batch 1: was answered, or its worker did not die";
+            assert!(violations(&events).iter().any(|found| found == wanted));
+            events.retain(|event| !is_answer(event));
+            let alive = &events[..events.len() - 1];
+            assert_eq!(violations(alive), [wanted]);
+            let measurements = Measurements::of(&events);
+            assert_eq!(measurements.violations(), [""; 0]);
+            assert_eq!(measurements.uncounted(), uncounted);
+            let report = measurements.to_string();
+            assert!(report.contains(listed), "{report}");
+        }
+    }
+
+    /// Two batches at the same time in one process.
+    #[test]
+    fn metrics_of_concurrent_batches_are_told_apart() {
+        let both = |second_request: &str, swapped: bool| {
+            let mut events = vec![delivered(2, 7)];
+            if let Event::Delivered { invocation, .. } = &mut events[0] {
+                *invocation = 2;
+            }
+            let mut said = said(2, 7, "invalid");
+            if let Event::DeliveryLog { request_id, .. } = &mut said {
+                second_request.clone_into(request_id);
+            }
+            events.push(said);
+            let invalid = [("Completed", 0.0), ("Invalid", 1.0), ("ColdStart", 0.0)];
+            let measured = if swapped {
+                vec![metrics("r-8", &[]), metrics("r-7", &invalid)]
+            } else {
+                vec![good(), metrics("r-8", &invalid)]
+            };
+            events.extend([
+                Event::Answered {
+                    worker: 7,
+                    invocation: 2,
+                },
+                returned(2, 7, End::ReportedFailed),
+            ]);
+            events.extend(batch(measured));
+            violations(&events)
+        };
+        assert_eq!(both("r-8", false), [""; 0]);
+        assert!(!both("r-8", true).is_empty());
+        let found = both("r-7", false);
+        let wanted = "worker 7, batch 2 and worker 7, batch 1 have one request id";
+        assert!(found.iter().any(|found| found == wanted), "{found:?}");
     }
 }

@@ -22,7 +22,11 @@ pub(crate) fn sent(n: usize, kind: Kind, group: Option<&str>) -> Event {
 /// Worker n gets a message at its nth receive.
 pub(crate) fn delivered(n: usize, worker: u32) -> Event {
     let delivery = (format!("m-{n}"), worker);
-    Event::Delivered { delivery, worker }
+    Event::Delivered {
+        delivery,
+        worker,
+        invocation: 1,
+    }
 }
 
 pub(crate) fn returned(n: usize, worker: u32, end: End) -> Event {
@@ -88,6 +92,7 @@ pub(crate) fn dead_lettered(n: usize) -> Event {
 pub(crate) fn said(n: usize, worker: u32, outcome: &str) -> Event {
     Event::DeliveryLog {
         delivery: (format!("m-{n}"), worker),
+        request_id: format!("r-{worker}"),
         outcome: outcome.into(),
         detail: String::new(),
     }
@@ -219,6 +224,44 @@ fn second_charge_is_found_unless_first_was_cut_off() {
         let told = format!("o-1: {outcome} ()");
         assert_eq!(audited(&events).uninjected, [told]);
     }
+}
+
+/// The message is delivered twice to concurrent invocations of one process, and one of them charges.
+#[test]
+fn second_charge_by_concurrent_invocation_is_found() {
+    let with = |outcomes: [&str; 2]| {
+        let cut = vec![
+            ended(4, ChargeEnd::Answered),
+            returned(1, 7, End::ReportedFailed),
+        ];
+        let mut events = again(cut);
+        let second = Event::Delivered {
+            delivery: ("m-1".into(), 9),
+            worker: 7,
+            invocation: 2,
+        };
+        events.insert(2, second);
+        for event in &mut events {
+            if let Event::ChargeEnded { charge, .. } = event
+                && *charge > 4
+            {
+                *charge += 1;
+            }
+        }
+        let [first, second] = outcomes;
+        let mut other = said(1, 9, second);
+        if let Event::DeliveryLog { request_id, .. } = &mut other {
+            "r-10".clone_into(request_id);
+        }
+        events.extend([said(1, 7, first), other]);
+        events
+    };
+    clean(&with(["retryable_failure", "lease_lost"]));
+    clean(&with(["lease_lost", "retryable_failure"]));
+    caught(
+        &with(["lease_lost", "duplicate"]),
+        "though nothing cut off worker 7",
+    );
 }
 
 #[test]
@@ -458,7 +501,9 @@ fn success_reported_as_failed_is_found() {
         let message = "m-1".to_owned();
         events.push(Event::Late { message, worker: 7 });
         clean(&events);
-        clean(&reported(End::WorkerDied, outcome));
+        let mut died_before = reported(End::WorkerDied, outcome);
+        died_before.push(died(7, Death::Killed));
+        clean(&died_before);
     }
     for outcome in ["lease_lost", "not_started"] {
         clean(&reported(End::ReportedFailed, outcome));
@@ -498,6 +543,7 @@ fn fifo_group_out_of_order_is_found() {
     ] {
         let holds_back = kind == Kind::Declined && settled.is_none();
         let mut events = vec![sent(1, kind, Some("g")), sent(2, Kind::Good, Some("g"))];
+        events.push(delivered(1, 7));
         events.extend(settled);
         events.extend(charged(2));
         events.extend([returned(2, 7, End::Acknowledged), dead_lettered(1)]);

@@ -57,6 +57,7 @@ fn given_up(receives: Vec<Vec<Event>>) -> Vec<Event> {
 fn conflict(receive: u32, owner: &str) -> Event {
     Event::DeliveryLog {
         delivery: ("m-1".into(), receive),
+        request_id: "r-7".into(),
         outcome: "conflict".into(),
         detail: format!("lease held by {owner} until"),
     }
@@ -117,7 +118,34 @@ fn conflict_without_other_claim_is_found() {
         // A conflict with its own claim, whose response was lost.
         with(vec![], claim("b"), "b"),
     ] {
-        caught(&wrong, "nobody else held a claim");
+        caught(&wrong, "no other attempt held a claim");
+    }
+}
+
+/// A process with concurrent invocations may get a message twice, or two messages of one key.
+#[test]
+fn conflict_with_other_invocation_is_legal() {
+    let at_work = |other: Option<Event>| {
+        let mut events = given_up(vec![received(8, vec![], End::ReportedFailed)]);
+        let delivered = events
+            .iter()
+            .position(|event| matches!(event, Event::Delivered { .. }))
+            .unwrap();
+        events.splice(
+            delivered + 1..delivered + 1,
+            other.into_iter().chain([claimed(1, "b", 1000)]),
+        );
+        events.push(conflict(8, "b"));
+        events
+    };
+    let second = |invocation| Event::Delivered {
+        delivery: ("m-1".into(), 9),
+        worker: 8,
+        invocation,
+    };
+    clean(&at_work(Some(second(2))));
+    for alone in [None, Some(second(1))] {
+        caught(&at_work(alone), "no other attempt held a claim");
     }
 }
 

@@ -23,11 +23,10 @@ use crate::{
 /// Visibility timeout. Longer than the function's timeout, as AWS requires.
 const VISIBILITY_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Maximum batch that the event source mapping receives.
-const BATCH: usize = 10;
-
 #[derive(Clone, Copy)]
 pub(crate) struct Rules {
+    /// Maximum number of messages that the event source mapping receives in a batch.
+    pub(crate) batch: usize,
     pub(crate) max_receive_count: u32,
     /// Percentages of deliveries that leave the message visible to the next receive, and of
     /// deletions forgotten once. A FIFO queue has neither.
@@ -131,7 +130,7 @@ impl Queue {
             of_message,
         } = &mut *lines;
         for line in waiting.values_mut() {
-            if batch.len() == BATCH {
+            if batch.len() == self.rules.batch {
                 break;
             }
             // A message in flight holds back its whole group.
@@ -141,7 +140,7 @@ impl Queue {
                 continue;
             }
             self.dead_letter_spent(line, of_message);
-            for stored in line.iter_mut().take(BATCH - batch.len()) {
+            for stored in line.iter_mut().take(self.rules.batch - batch.len()) {
                 batch.push(self.deliver(stored, now));
             }
         }

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use crate::{
     account::PERMANENT,
     faults::Fault,
-    ledger::{ChargeEnd, Death, Delivery, End, Event, Worker},
+    ledger::{ChargeEnd, Death, Delivery, End, Event, Invocation, Worker},
     plan::{Kind, Message},
 };
 
@@ -25,6 +25,7 @@ pub(crate) enum Cause {
 struct Receive<'a> {
     message: &'a Message,
     worker: Worker,
+    invocation: Invocation,
     from: usize,
     to: Option<(usize, End)>,
     /// The delivery before it in its batch and FIFO group.
@@ -37,6 +38,8 @@ struct Receive<'a> {
 struct Held<'a> {
     owner: &'a str,
     worker: Worker,
+    /// Invocations of the worker with the message of the claim.
+    invocations: Vec<Invocation>,
     from: usize,
     to: Option<usize>,
 }
@@ -86,13 +89,18 @@ impl<'a> Receives<'a> {
                 self.messages_of_operation
                     .insert(&message.operation, message);
             }
-            Event::Delivered { delivery, worker } => {
+            Event::Delivered {
+                delivery,
+                worker,
+                invocation,
+            } => {
                 let message = self.messages[&*delivery.0];
                 let place = self.receives.len();
                 let open = self.open.entry((*worker, lane(message))).or_default();
                 self.receives.push(Receive {
                     message,
                     worker: *worker,
+                    invocation: *invocation,
                     from: at,
                     to: None,
                     ahead: open.last().copied(),
@@ -143,8 +151,13 @@ impl<'a> Receives<'a> {
                 }
             }
             Event::Claimed {
-                key, owner, worker, ..
+                key,
+                owner,
+                worker,
+                message,
+                ..
             } => {
+                let invocations = self.invocations(*worker, operation_of(key), message);
                 let held = self.held.entry(key).or_default();
                 // A claim repeated by its owner's second request is the same claim.
                 if held
@@ -155,6 +168,7 @@ impl<'a> Receives<'a> {
                     held.push(Held {
                         owner,
                         worker: *worker,
+                        invocations,
                         from: at,
                         to: None,
                     });
@@ -168,6 +182,7 @@ impl<'a> Receives<'a> {
                 delivery,
                 outcome,
                 detail,
+                ..
             } => {
                 if let Some(&place) = self.places.get(delivery) {
                     self.receives[place].said = Some((outcome, detail));
@@ -189,6 +204,14 @@ impl<'a> Receives<'a> {
         let message = self.messages_of_operation.get(operation);
         let open = message.and_then(|message| self.open.get(&(worker, lane(message))));
         open.cloned().unwrap_or_default()
+    }
+
+    /// Invocations of a worker that have this message of the operation at present.
+    fn invocations(&self, worker: Worker, operation: &str, message: &str) -> Vec<Invocation> {
+        let at_work = self.at_work(worker, operation).into_iter();
+        let receives = at_work.map(|place| &self.receives[place]);
+        let with_message = receives.filter(|receive| receive.message.id == message);
+        with_message.map(|receive| receive.invocation).collect()
     }
 
     /// `None` for a delivery that needs no cause.
@@ -236,7 +259,7 @@ impl<'a> Receives<'a> {
         }
     }
 
-    /// Another worker, named by the log line, held a claim during the delivery.
+    /// Another worker or invocation, named by the log line, held a claim during the delivery.
     fn conflict(&self, receive: &Receive<'_>, to: usize, detail: &str) -> Cause {
         let named = detail.strip_prefix("lease held by ").unwrap_or_default();
         let named = named.split(' ').next().unwrap_or_default();
@@ -245,7 +268,7 @@ impl<'a> Receives<'a> {
         let held = of_operation
             .into_iter()
             .flat_map(|(key, held)| held.iter().map(move |held| (key, held)));
-        let somebody = held
+        let by_another = held
             .filter(|(_, held)| held.owner == named)
             .any(|(key, held)| {
                 let during = held.from < to && held.to.is_none_or(|to| to > receive.from);
@@ -256,12 +279,17 @@ impl<'a> Receives<'a> {
                         (worker, slow) == (&receive.worker, key) && *at < receive.from
                     })
                 };
-                during && (held.worker != receive.worker || held.from < receive.from || late())
+                let mut invocations = held.invocations.iter();
+                let other = held.worker != receive.worker
+                    || invocations.any(|other| *other != receive.invocation);
+                during && (other || held.from < receive.from || late())
             });
-        if somebody {
+        if by_another {
             Cause::Injected("conflict".into())
         } else {
-            Cause::False(format!("conflict ({detail}), and nobody else held a claim"))
+            Cause::False(format!(
+                "conflict ({detail}), and no other attempt held a claim"
+            ))
         }
     }
 }

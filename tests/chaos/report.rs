@@ -13,6 +13,22 @@ use crate::{
     receives::{Cause, causes},
 };
 
+/// Lines of a list that are printed.
+const PRINTED: usize = 5;
+
+/// A title with a number, and the first lines.
+pub(crate) fn list(title: &str, lines: impl ExactSizeIterator<Item = String>) -> String {
+    let total = lines.len();
+    let mut list = format!("{title}: {total}\n");
+    for line in lines.take(PRINTED) {
+        list.push_str(&format!("  {line}\n"));
+    }
+    if total > PRINTED {
+        list.push_str(&format!("  and {} more\n", total - PRINTED));
+    }
+    list
+}
+
 pub(crate) struct Report {
     title: &'static str,
     seed: Seed,
@@ -80,14 +96,18 @@ impl Report {
             report.count(match cause {
                 Cause::Injected(what) => format!("receives used up, {what}"),
                 Cause::NoTime => "receives used up, no time left".into(),
-                Cause::Uninjected(_) | Cause::False(_) => "receives used up, why?".into(),
+                Cause::Uninjected(_) | Cause::False(_) => {
+                    "receives used up, without an injected cause".into()
+                }
             });
         }
         for account in accounts(events) {
             match (account.acknowledged(), account.dead_lettered) {
                 (true, _) => report.count("messages acknowledged"),
                 (false, true) => {
-                    let why = account.reason().unwrap_or_else(|| "why?".into());
+                    let why = account
+                        .reason()
+                        .unwrap_or_else(|| "for no known reason".into());
                     report.count(format!("in the dead-letter queue, {why}"));
                 }
                 (false, false) => report.count("messages lost or left"),

@@ -1,7 +1,7 @@
 //! `sqs-once dlq`, on the emulator at `AWS_ENDPOINT_URL`.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     panic::{AssertUnwindSafe, resume_unwind},
     path::PathBuf,
 };
@@ -23,18 +23,18 @@ use crate::{
 const SECRET: &str = "4111-1111-1111-1111";
 
 /// A queue, its dead-letter queue and a table of a single test.
-struct World {
-    endpoint: String,
-    sqs: aws_sdk_sqs::Client,
-    dynamodb: aws_sdk_dynamodb::Client,
-    name: String,
-    orders: String,
-    dead: String,
-    journal: PathBuf,
+pub(crate) struct World {
+    pub(crate) endpoint: String,
+    pub(crate) sqs: aws_sdk_sqs::Client,
+    pub(crate) dynamodb: aws_sdk_dynamodb::Client,
+    pub(crate) name: String,
+    pub(crate) orders: String,
+    pub(crate) dead: String,
+    pub(crate) journal: PathBuf,
 }
 
 /// Runs a test in a world, which is deleted also if the test panics.
-async fn in_a_world(fifo: bool, test: impl AsyncFn(&World)) {
+pub(crate) async fn in_a_world(fifo: bool, test: impl AsyncFn(&World)) {
     let endpoint = std::env::var("AWS_ENDPOINT_URL").unwrap_or_default();
     if endpoint.is_empty() {
         report_skipped("AWS_ENDPOINT_URL names no emulator");
@@ -97,7 +97,7 @@ impl World {
     }
 
     /// Sends a dead letter, and returns its id.
-    async fn dead_letter(
+    pub(crate) async fn dead_letter(
         &self,
         body: &str,
         attributes: &[(&str, &str)],
@@ -121,7 +121,7 @@ impl World {
         send.send().await.unwrap().message_id.unwrap()
     }
 
-    async fn failed(&self, reason: &str, key: &str) -> String {
+    pub(crate) async fn failed(&self, reason: &str, key: &str) -> String {
         let body = json!({ "card": SECRET }).to_string();
         let attributes = [
             ("SqsOnceReason", reason),
@@ -152,7 +152,7 @@ impl World {
     }
 
     /// Receives and deletes until `n` messages arrived, in their order.
-    async fn take(&self, url: &str, n: usize) -> Vec<Message> {
+    pub(crate) async fn take(&self, url: &str, n: usize) -> Vec<Message> {
         let (mut messages, start) = (Vec::new(), Instant::now());
         while messages.len() < n {
             assert!(
@@ -189,8 +189,22 @@ impl World {
         );
     }
 
+    /// Takes one copy of each dead letter, after which both queues are empty.
+    pub(crate) async fn moved_once(&self, ids: &[String]) {
+        let arrived = self.take(&self.orders, ids.len()).await;
+        let copies: BTreeSet<_> = arrived
+            .iter()
+            .map(|copy| attribute(copy, "SqsOnceRedriveOf").unwrap())
+            .collect();
+        assert_eq!(copies, ids.iter().map(String::as_str).collect());
+        assert_eq!(
+            (self.count(&self.dead).await, self.count(&self.orders).await),
+            (0, 0)
+        );
+    }
+
     /// Number of messages in a queue, hidden ones too.
-    async fn count(&self, url: &str) -> usize {
+    pub(crate) async fn count(&self, url: &str) -> usize {
         let names = [
             QueueAttributeName::ApproximateNumberOfMessages,
             QueueAttributeName::ApproximateNumberOfMessagesNotVisible,
@@ -212,7 +226,7 @@ impl World {
         .await
     }
 
-    async fn redrive(&self, arguments: &[&str]) -> Ended {
+    pub(crate) async fn redrive(&self, arguments: &[&str]) -> Ended {
         let journal = self.journal.to_str().unwrap();
         let with = [
             "--journal",
@@ -228,13 +242,13 @@ impl World {
     }
 }
 
-fn attribute<'a>(message: &'a Message, name: &str) -> Option<&'a str> {
+pub(crate) fn attribute<'a>(message: &'a Message, name: &str) -> Option<&'a str> {
     let attributes = message.message_attributes.as_ref()?;
     attributes.get(name)?.string_value()
 }
 
 /// Id, end and effect of each message.
-fn ends(ended: &Ended) -> BTreeMap<String, (String, String)> {
+pub(crate) fn ends(ended: &Ended) -> BTreeMap<String, (String, String)> {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let json = ended.json();
     let messages = json["messages"].as_array().unwrap().iter();
@@ -369,6 +383,7 @@ async fn redrive_says_which_messages_run_again() {
         let planned = world.redrive(&["--all", "--dry-run"]).await;
         assert_eq!(planned.code, 0, "{planned:?}");
         assert_eq!(ends(&planned), wanted);
+        assert!(planned.stdout.contains("\"key\":\"p#full\""), "{planned:?}");
         assert_eq!(
             (
                 world.count(&world.dead).await,
@@ -473,6 +488,48 @@ async fn message_that_is_not_there_ends_with_1() {
             ended.stderr.contains("message absent was not received"),
             "{ended:?}"
         );
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn redrive_to_its_own_queue_is_refused() {
+    in_a_world(false, async |world| {
+        world.failed("permanent_failure", "payments#1").await;
+        let name = format!("{}-dead", world.name);
+        for to in [&world.dead, &name] {
+            let ended = world
+                .dlq("redrive", &["--to", to, "--all", "--dry-run"])
+                .await;
+            assert_eq!(ended.code, 2, "{ended:?}");
+            assert!(
+                ended.stderr.contains("the dead-letter queue itself"),
+                "{ended:?}"
+            );
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn limit_of_messages_is_reported() {
+    in_a_world(false, async |world| {
+        for key in ["p#1", "p#2", "p#3"] {
+            world.failed("permanent_failure", key).await;
+        }
+        let listed = world.dlq("list", &["--max", "2", "--output", "json"]).await;
+        let listed = listed.json();
+        assert_eq!(
+            (&listed["received"], &listed["more"]),
+            (&json!(2), &json!(true))
+        );
+        let listed = world.dlq("list", &["--max", "2"]).await;
+        assert!(listed.stdout.contains("there may be more"), "{listed:?}");
+        let first = world.redrive(&["--all", "--yes", "--max", "2"]).await;
+        assert_eq!((first.code, ends(&first).len()), (1, 2), "{first:?}");
+        assert!(first.stderr.contains("there may be more"), "{first:?}");
+        let rest = world.redrive(&["--all", "--yes", "--max", "2"]).await;
+        assert_eq!((rest.code, ends(&rest).len()), (0, 1), "{rest:?}");
     })
     .await;
 }

@@ -1,7 +1,7 @@
 //! `sqs-once doctor`, against recorded answers of AWS in which one thing is wrong, and against the
 //! template on the emulator at `AWS_ENDPOINT_URL`.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use aws_sdk_cloudformation::{
     client::Waiters as _,
@@ -15,6 +15,7 @@ use axum::{
     http::{HeaderMap, StatusCode, Uri, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
 };
+use futures_util::future::join_all;
 use serde_json::{Value, json};
 
 use crate::{
@@ -31,6 +32,7 @@ fn healthy() -> Value {
     json!({
         "function": {
             "FunctionName": "shop-consumer",
+            "FunctionArn": arn("lambda", "function:shop-consumer"),
             "Timeout": 30,
             "Role": "arn:aws:iam::123456789012:role/shop/shop-role",
             "Environment": {"Variables": {
@@ -75,6 +77,9 @@ fn healthy() -> Value {
                 "sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes",
             ]},
             {"Effect": "Allow", "Resource": arn("sqs", "orders-dead"), "Action": ["sqs:GetQueueUrl", "sqs:SendMessage"]},
+            {"Effect": "Allow", "Resource": arn("logs", "log-group:/aws/lambda/shop-consumer:*"), "Action": [
+                "logs:CreateLogStream", "logs:PutLogEvents",
+            ]},
         ]},
         "managed_policy": {"Version": "2012-10-17", "Statement":
             {"Effect": "Allow", "Resource": "*", "Action": ["sqs:Get*Url", "sqs:ChangeMessageVisibility"]}
@@ -327,9 +332,31 @@ async fn each_seeded_fault_is_the_one_finding() {
             "permissions",
         ),
         ("/policy/Statement/0/Effect", json!("Deny"), "permissions"),
+        (
+            "/policy/Statement/3/Action/1",
+            json!("logs:GetLogEvents"),
+            "permissions",
+        ),
+        (
+            "/function/LoggingConfig/LogGroup",
+            json!("another"),
+            "permissions",
+        ),
+        (
+            "/queues/orders/RedrivePolicy",
+            Value::Null,
+            "dead-letter-queue",
+        ),
+        ("/table", Value::Null, "table"),
+        (
+            &variable("CONSUMER_CONCURENCY"),
+            json!("1"),
+            "unknown-variables",
+        ),
     ];
-    assert!(seeds.len() >= 20);
+    let mut seeded = BTreeSet::from(["table-region"]);
     for (pointer, value, wanted) in seeds {
+        seeded.insert(wanted);
         let ended = doctor(with(pointer, value), &["--output", "json"]).await;
         assert_eq!(ended.code, 1, "{pointer}: {ended:?}");
         let findings = ended.json()["findings"].as_array().unwrap().clone();
@@ -350,20 +377,47 @@ async fn each_seeded_fault_is_the_one_finding() {
         "table-region",
         "{ended:?}"
     );
+    let refused = doctor(healthy(), &["--skip", "no-check"]).await.stderr;
+    let (_, names) = refused.split_once("possible values: ").unwrap();
+    let (names, _) = names.split_once(']').unwrap();
+    assert_eq!(seeded, names.split(", ").collect());
 }
 
 #[tokio::test]
-async fn missing_queue_and_table_are_found() {
-    let answers = with("/queues/orders/RedrivePolicy", Value::Null);
-    let ended = doctor(answers, &[]).await;
-    assert_eq!(ended.code, 1, "{ended:?}");
-    assert!(
-        ended.stdout.contains("dead-letter-queue: queue orders"),
-        "{ended:?}"
+async fn text_logs_below_info_drop_metrics() {
+    for (level, found) in [
+        ("warn", true),
+        ("sqs_once=error,info", true),
+        ("info", false),
+        ("warn,sqs_once=info", false),
+        ("no level", false),
+    ] {
+        let mut answers = with("/function/LoggingConfig", json!({"LogFormat": "Text"}));
+        answers["function"]["Environment"]["Variables"]["RUST_LOG"] = json!(level);
+        let ended = doctor(answers.clone(), &["--output", "json"]).await;
+        let findings = ended.json()["findings"].clone();
+        assert_eq!(
+            findings[0]["check"] == "log-level",
+            found,
+            "{level}: {findings}"
+        );
+        answers["function"]["Environment"]["Variables"]["CONSUMER_METRICS"] = json!("off");
+        assert_eq!(doctor(answers, &[]).await.code, 0, "{level}");
+    }
+}
+
+#[tokio::test]
+async fn finding_names_resource_effect_and_fix() {
+    let misspelt = "/function/Environment/Variables/CONSUMER_CONCURENCY";
+    let ended = doctor(with(misspelt, json!("4")), &[]).await;
+    assert_eq!(
+        ended.stdout,
+        "unknown-variables: function shop-consumer\n  \
+         found          no setting has the name CONSUMER_CONCURENCY\n  \
+         if it stays    the variable has no effect: the default of the setting that was meant holds\n  \
+         to fix it      rename it to CONSUMER_CONCURRENCY, or remove it\n\n\
+         shop-consumer: 1 finding\n"
     );
-    let ended = doctor(with("/table", Value::Null), &[]).await;
-    assert_eq!(ended.code, 1, "{ended:?}");
-    assert!(ended.stdout.contains("table: table records"), "{ended:?}");
 }
 
 #[tokio::test]
@@ -510,27 +564,102 @@ async fn shipped_template_has_no_finding() {
 
 #[tokio::test]
 async fn misdeployed_template_is_found() {
-    for (from, to, wanted) in [
-        (
-            "FunctionResponseTypes: [ReportBatchItemFailures]",
-            "Enabled: true",
-            "partial-responses",
-        ),
-        (
-            "MessageRetentionPeriod: 1209600",
-            "MessageRetentionPeriod: 86400",
-            "dead-letter-retention",
-        ),
-        ("- dynamodb:UpdateItem", "- dynamodb:Query", "permissions"),
-        (
-            "ApplicationLogLevel: !Ref LogLevel",
-            "ApplicationLogLevel: ERROR",
-            "log-level",
-        ),
-    ] {
-        let Some(stack) = Stack::deploy(|template| replace(&template, from, to)).await else {
-            return;
-        };
-        assert_eq!(stack.findings().await, [wanted]);
-    }
+    let misdeployed = async |(from, to, wanted)| {
+        if let Some(stack) = Stack::deploy(|template| replace(&template, from, to)).await {
+            assert_eq!(stack.findings().await, [wanted], "{to}");
+        }
+    };
+    join_all(MISDEPLOYMENTS.map(misdeployed)).await;
 }
+
+/// Text of the template, its replacement, and the check that finds it.
+const MISDEPLOYMENTS: [(&str, &str, &str); 20] = [
+    (
+        "FunctionResponseTypes: [ReportBatchItemFailures]",
+        "Enabled: true",
+        "partial-responses",
+    ),
+    (
+        "FunctionResponseTypes: [ReportBatchItemFailures]",
+        "FunctionResponseTypes: [ReportBatchItemFailures]\n      FilterCriteria: {Filters: [{Pattern: '{\"body\":{\"a\":[1]}}'}]}",
+        "filter-criteria",
+    ),
+    (
+        "VisibilityTimeout: !FindInMap [OfTimeout, !Ref FunctionTimeout, VisibilityTimeout]",
+        "VisibilityTimeout: 30",
+        "visibility-timeout",
+    ),
+    (
+        "      RedrivePolicy:\n        deadLetterTargetArn: !GetAtt OrdersDeadLetterQueue.Arn\n        maxReceiveCount: !Ref MaxReceiveCount\n",
+        "",
+        "dead-letter-queue",
+    ),
+    (
+        "maxReceiveCount: !Ref MaxReceiveCount",
+        "maxReceiveCount: 3",
+        "receives",
+    ),
+    (
+        "MessageRetentionPeriod: 1209600",
+        "MessageRetentionPeriod: 86400",
+        "dead-letter-retention",
+    ),
+    (
+        "IDEMPOTENCY_RETENTION: !Ref IdempotencyRetention",
+        "IDEMPOTENCY_RETENTION: 7d",
+        "record-retention",
+    ),
+    (
+        "IDEMPOTENCY_KEY: !Ref IdempotencyKey",
+        "IDEMPOTENCY_KEY: orderId",
+        "settings",
+    ),
+    (
+        "CONSUMER_CONCURRENCY: !Ref ConsumerConcurrency",
+        "CONSUMER_CONCURENCY: !Ref ConsumerConcurrency",
+        "unknown-variables",
+    ),
+    (
+        "CONSUMER_MIN_TIME_TO_START: !Ref ConsumerMinTimeToStart",
+        "CONSUMER_MIN_TIME_TO_START: 15m",
+        "time-to-start",
+    ),
+    (
+        "ApplicationLogLevel: !Ref LogLevel",
+        "ApplicationLogLevel: ERROR",
+        "log-level",
+    ),
+    (
+        "IDEMPOTENCY_TABLE_NAME: !If [MakesTable, !Ref IdempotencyTable, !Ref ExistingTableName]",
+        "IDEMPOTENCY_TABLE_NAME: nowhere",
+        "table",
+    ),
+    (
+        "IDEMPOTENCY_ATTRIBUTES: !Ref IdempotencyAttributes",
+        "IDEMPOTENCY_ATTRIBUTES: id=PK",
+        "key-schema",
+    ),
+    (
+        "IDEMPOTENCY_SORT_KEY: !Ref IdempotencySortKey",
+        "IDEMPOTENCY_SORT_KEY: SK",
+        "key-schema",
+    ),
+    (
+        "IDEMPOTENCY_ATTRIBUTES: !Ref IdempotencyAttributes",
+        "IDEMPOTENCY_ATTRIBUTES: expires_at=ttl",
+        "ttl",
+    ),
+    ("- dynamodb:UpdateItem", "- dynamodb:Query", "permissions"),
+    (
+        "IDEMPOTENCY_LAYOUT: !Ref IdempotencyLayout",
+        "IDEMPOTENCY_LAYOUT: powertools",
+        "ttl",
+    ),
+    ("- sqs:DeleteMessage", "- sqs:PurgeQueue", "permissions"),
+    (
+        "- sqs:ChangeMessageVisibility",
+        "- sqs:PurgeQueue",
+        "permissions",
+    ),
+    ("- logs:PutLogEvents", "- logs:GetLogEvents", "permissions"),
+];

@@ -22,16 +22,16 @@ use crate::{
     tool,
 };
 
-const TABLE: &str = "records";
-const KEY: &str = "payments#order-1";
+pub(crate) const TABLE: &str = "records";
+pub(crate) const KEY: &str = "payments#order-1";
 const SECRET: &str = "4111-1111-1111-1111";
 
-struct World {
-    dynamo: Dynamo,
+pub(crate) struct World {
+    pub(crate) dynamo: Dynamo,
 }
 
 impl World {
-    async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         let dynamo = Dynamo::start().await;
         dynamo.create_table(TABLE).await;
         Self { dynamo }
@@ -59,15 +59,15 @@ impl World {
     }
 }
 
-fn n(number: u64) -> AttributeValue {
+pub(crate) fn n(number: u64) -> AttributeValue {
     AttributeValue::N(number.to_string())
 }
 
-fn s(text: &str) -> AttributeValue {
+pub(crate) fn s(text: &str) -> AttributeValue {
     AttributeValue::S(text.into())
 }
 
-fn after(span: u64) -> AttributeValue {
+pub(crate) fn after(span: u64) -> AttributeValue {
     n((Timestamp::now() + Duration::from_secs(span)).as_millis())
 }
 
@@ -75,7 +75,7 @@ fn before(span: u64) -> AttributeValue {
     n(Timestamp::now().as_millis() - span * 1000)
 }
 
-fn item(key: &str, status: &str, more: &[(&str, AttributeValue)]) -> Item {
+pub(crate) fn item(key: &str, status: &str, more: &[(&str, AttributeValue)]) -> Item {
     let mut item = Item::from([
         ("id".to_owned(), s(key)),
         ("status".to_owned(), s(status)),
@@ -261,6 +261,26 @@ async fn list_is_bounded_and_continues_after_last_key() {
 }
 
 #[tokio::test]
+async fn list_stops_after_max_units_and_states_cost() {
+    let world = World::new().await;
+    // More items than one page.
+    for index in 0..1001 {
+        world.put(&format!("a#{index}"), "COMPLETED", &[]).await;
+    }
+    let arguments = ["list", "--status", "failed", "--max-units", "1"];
+    let listed = world.json(&arguments).await;
+    let counted = (&listed["records"], &listed["items_read"]);
+    assert_eq!(counted, (&json!([]), &json!(1000)));
+    let units = listed["read_units"].as_f64().unwrap();
+    assert!(units >= 1.0, "{listed}");
+    let text = world.record(&arguments).await.stdout;
+    let cost = format!("0 records found. Cost: {units} read units, for 1000 items.");
+    assert!(text.contains(&cost), "{text}");
+    let next = listed["next"].as_str().unwrap();
+    assert!(text.contains(&format!("--after '{next}'")), "{text}");
+}
+
+#[tokio::test]
 async fn release_ends_lease_and_keeps_record() {
     let world = World::new().await;
     world
@@ -274,8 +294,8 @@ async fn release_ends_lease_and_keeps_record() {
         number(&unchanged, "lease_until") > i64::try_from(Timestamp::now().as_millis()).unwrap()
     );
 
-    let released = world.record(&["release", KEY, "--yes"]).await;
-    assert_eq!(released.code, 0, "{released:?}");
+    let released = world.json(&["release", KEY, "--yes"]).await;
+    assert_eq!(released, json!({"key": KEY, "done": "released"}));
     let record = world.dynamo.record(TABLE, KEY).await.unwrap();
     assert!(number(&record, "lease_until") <= i64::try_from(Timestamp::now().as_millis()).unwrap());
     assert_eq!(

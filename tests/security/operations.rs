@@ -299,7 +299,8 @@ pub(super) fn rows(heading: &str) -> Vec<Vec<String>> {
     let page = fs::read_to_string(path).unwrap();
     let (_, section) = page.split_once(&format!("\n## {heading}\n")).unwrap();
     let section = section.split("\n## ").next().unwrap();
-    let rows = section.lines().filter(|line| line.starts_with("| `"));
+    let of_name = |line: &&str| line.starts_with("| `") || line.starts_with("| [`");
+    let rows = section.lines().filter(of_name);
     let cells = |row: &str| {
         row.trim_matches('|')
             .split(" | ")
@@ -313,7 +314,8 @@ pub(super) fn rows(heading: &str) -> Vec<Vec<String>> {
 fn docs_list_every_alarm() {
     let template = read(CONSUMER);
     let alarms = of_type(&template, "AWS::CloudWatch::Alarm").into_iter();
-    let alarms: BTreeSet<_> = alarms.map(|(name, _)| format!("`{name}`")).collect();
+    let section = |name: &str| format!("[`{name}`](runbook.md#{})", name.to_lowercase());
+    let alarms: BTreeSet<_> = alarms.map(|(name, _)| section(name)).collect();
     let documented = rows("Alarms").into_iter().map(|row| row[0].clone());
     assert_eq!(documented.collect::<BTreeSet<_>>(), alarms);
 }

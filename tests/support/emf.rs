@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+/// The specification's limit of a document. Its newer copies have 1 MB.
+const MAX_LINE: usize = 256 * 1024;
+
 /// Values of each metric; a counter has one.
 pub type Metrics = BTreeMap<String, Vec<f64>>;
 
@@ -122,11 +125,18 @@ pub fn takeovers(lines: &[Value], request_id: &str) -> usize {
         .count()
 }
 
-/// Checks a line against the schema, and its target members against the text of the specification.
+/// Checks a line against the schema of the specification, and then against the rules that only its
+/// text has.
 pub fn check(line: &Value) -> Result<(), String> {
     let schema: Value = serde_json::from_str(include_str!("emf.schema.json")).unwrap();
     valid(line, &schema, "line")?;
-    for directive in line["_aws"]["CloudWatchMetrics"].as_array().unwrap() {
+    if line.to_string().len() > MAX_LINE {
+        return Err("the line is longer than a log event".into());
+    }
+    let metadata = &line["_aws"];
+    only(metadata, &["Timestamp", "CloudWatchMetrics"])?;
+    for directive in metadata["CloudWatchMetrics"].as_array().unwrap() {
+        only(directive, &["Namespace", "Dimensions", "Metrics"])?;
         for dimension in directive["Dimensions"].as_array().unwrap() {
             for name in dimension.as_array().unwrap() {
                 let value = line[name.as_str().unwrap()].as_str();
@@ -135,8 +145,13 @@ pub fn check(line: &Value) -> Result<(), String> {
                 }
             }
         }
+        let metrics = directive["Metrics"].as_array().unwrap();
+        if metrics.len() > 100 {
+            return Err("more than 100 metrics".into());
+        }
         let mut names = Vec::new();
-        for metric in directive["Metrics"].as_array().unwrap() {
+        for metric in metrics {
+            only(metric, &["Name", "Unit", "StorageResolution"])?;
             let name = metric["Name"].as_str().unwrap();
             if values(&line[name]).is_none() {
                 return Err(format!("metric {name} has no value, or more than 100"));
@@ -144,10 +159,23 @@ pub fn check(line: &Value) -> Result<(), String> {
             if names.contains(&name) {
                 return Err(format!("metric {name} is defined twice"));
             }
+            let resolution = metric.get("StorageResolution").and_then(Value::as_u64);
+            if resolution.is_some_and(|seconds| ![1, 60].contains(&seconds)) {
+                return Err(format!("metric {name} has an unknown StorageResolution"));
+            }
             names.push(name);
         }
     }
     Ok(())
+}
+
+/// "Objects defined by this specification MUST NOT contain any additional members."
+fn only(object: &Value, members: &[&str]) -> Result<(), String> {
+    let mut names = object.as_object().unwrap().keys();
+    match names.find(|name| !members.contains(&name.as_str())) {
+        Some(unknown) => Err(format!("the specification has no member {unknown} here")),
+        None => Ok(()),
+    }
 }
 
 /// A number, or 1 to 100 numbers.
@@ -163,12 +191,15 @@ fn values(target: &Value) -> Option<Vec<f64>> {
 
 /// Checks `value` against the keywords of JSON Schema that the schema uses. Another keyword panics.
 fn valid(value: &Value, schema: &Value, at: &str) -> Result<(), String> {
-    for (keyword, rule) in schema.as_object().unwrap() {
+    let mut rules: Vec<_> = schema.as_object().unwrap().iter().collect();
+    // The other keywords take the type for granted.
+    rules.sort_by_key(|(keyword, _)| *keyword != "type");
+    for (keyword, rule) in rules {
         let limit = rule.as_u64().unwrap_or_default() as usize;
         let length = value.as_str().map(|text| text.chars().count());
         let items = value.as_array();
         let met = match keyword.as_str() {
-            "$schema" | "title" | "description" => true,
+            "title" | "description" => true,
             "type" => match rule.as_str().unwrap() {
                 "object" => value.is_object(),
                 "array" => value.is_array(),
@@ -176,7 +207,10 @@ fn valid(value: &Value, schema: &Value, at: &str) -> Result<(), String> {
                 "integer" => value.is_u64() || value.is_i64(),
                 other => panic!("type {other} is not implemented"),
             },
-            "enum" => rule.as_array().unwrap().contains(value),
+            "pattern" => {
+                let pattern = regex_lite::Regex::new(rule.as_str().unwrap()).unwrap();
+                value.as_str().is_none_or(|text| pattern.is_match(text))
+            }
             "minLength" => length.is_none_or(|length| length >= limit),
             "maxLength" => length.is_none_or(|length| length <= limit),
             "minItems" => items.is_none_or(|items| items.len() >= limit),

@@ -41,6 +41,9 @@ pub const FUNCTION_NAME: &str = "charge-orders";
 /// Lambda's own limit of a payload.
 const PAYLOAD_LIMIT: usize = 6 * 1024 * 1024;
 
+/// X-Ray header of a function that does not trace.
+pub const UNSAMPLED: &str = "Root=1-6a5e47a3-5c1f0e5d9ab74c8e21d03f65;Sampled=0";
+
 /// Environment variables of the function.
 pub type Env = Vec<(String, String)>;
 
@@ -96,6 +99,8 @@ struct Api {
     invoke: mpsc::UnboundedSender<Invocation>,
     invocations: tokio::sync::Mutex<mpsc::UnboundedReceiver<Invocation>>,
     running: Mutex<Running>,
+    /// X-Ray header of the next invocations.
+    trace_header: Mutex<String>,
     /// Time of each request for the next invocation.
     polls: watch::Sender<Vec<Instant>>,
 }
@@ -136,6 +141,7 @@ impl Lambda {
             invoke,
             invocations: tokio::sync::Mutex::new(invocations),
             running: Mutex::default(),
+            trace_header: Mutex::new(UNSAMPLED.to_owned()),
             polls: watch::Sender::new(Vec::new()),
         });
         let (exit, exited) = watch::channel(None);
@@ -242,6 +248,11 @@ impl Lambda {
         }
     }
 
+    /// Sets the X-Ray header of the next invocations.
+    pub fn trace_header(&self, header: &str) {
+        header.clone_into(&mut self.api.trace_header.lock().unwrap());
+    }
+
     /// Maximum number of concurrent invocations so far.
     pub fn most_at_once(&self) -> usize {
         self.api.running.lock().unwrap().most
@@ -345,7 +356,7 @@ async fn next(State(api): State<Arc<Api>>) -> Response {
         ("lambda-runtime-invoked-function-arn", arn),
         (
             "lambda-runtime-trace-id",
-            "Root=1-6a5e47a3-5c1f0e5d9ab7; Sampled=0".to_owned(),
+            api.trace_header.lock().unwrap().clone(),
         ),
     ];
     let mut running = api.running.lock().unwrap();

@@ -39,7 +39,11 @@ where
                 code if code.contains("AccessDenied") => {
                     format!("; grant {permission} to these credentials")
                 }
-                code if code.contains("NonExistent") || code.contains("NotFound") => {
+                // CloudFormation's code for a stack that does not exist.
+                code if code.contains("NonExistent")
+                    || code.contains("NotFound")
+                    || code == "ValidationError" =>
+                {
                     "; check the name, the account and AWS_REGION".to_owned()
                 }
                 code if code.contains("Token") || code.contains("Signature") => {

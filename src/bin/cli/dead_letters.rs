@@ -13,7 +13,7 @@ use aws_sdk_sqs::{
 use sqs_once::protocol::Timestamp;
 use tokio::time::Instant;
 
-use crate::{aws::failed, output::Error};
+use crate::{aws::failed, output::Error, progress::Progress};
 
 pub(crate) const REASON: &str = "SqsOnceReason";
 pub(crate) const ERROR: &str = "SqsOnceError";
@@ -68,7 +68,17 @@ impl Queue {
     }
 
     pub(crate) fn name(&self) -> &str {
-        self.url.rsplit('/').next().unwrap_or_default()
+        name_in(&self.url)
+    }
+
+    /// Returns whether both have the same name in the same account. One queue can have several
+    /// URLs, which differ in their host.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        let path = |queue: &Self| {
+            let mut parts = queue.url.rsplit('/').map(str::to_owned);
+            (parts.next(), parts.next())
+        };
+        path(self) == path(other)
     }
 
     pub(crate) fn is_fifo(&self) -> bool {
@@ -83,14 +93,12 @@ impl Queue {
     /// # Errors
     ///
     /// If SQS did not answer. The messages received before are made visible again.
-    pub(crate) async fn receive(
-        &self,
-        max: usize,
-        hide: Duration,
-    ) -> Result<Vec<DeadLetter>, Error> {
+    pub(crate) async fn receive(&self, max: usize, hide: Duration) -> Result<Received, Error> {
         let mut letters: Vec<DeadLetter> = Vec::new();
+        let mut more = true;
         let mut seen = HashSet::new();
         let until = Instant::now() + hide / 2;
+        let progress = Progress::new();
         while letters.len() < max && Instant::now() < until {
             let rest = i32::try_from(max - letters.len()).unwrap_or(BATCH);
             let received = self
@@ -113,6 +121,7 @@ impl Queue {
                 }
             };
             if messages.is_empty() {
+                more = false;
                 break;
             }
             for message in messages {
@@ -121,8 +130,11 @@ impl Queue {
                     letters.push(letter);
                 }
             }
+            let received = letters.len();
+            let text = format!("{received} messages received, at most {max}");
+            progress.show(received as f64 / max as f64, &text);
         }
-        Ok(letters)
+        Ok(Received { letters, more })
     }
 
     /// Makes messages visible again. A message for which that fails returns when its visibility
@@ -161,6 +173,22 @@ impl Queue {
         deleted.map_err(|error| failed("delete a message", "sqs:DeleteMessage", &error))?;
         Ok(())
     }
+}
+
+/// The messages that a queue returned.
+pub(crate) struct Received {
+    pub(crate) letters: Vec<DeadLetter>,
+    /// The end came before the queue was empty.
+    pub(crate) more: bool,
+}
+
+/// The words for [`Received::more`].
+pub(crate) const MORE: &str = "not all messages were received, since --max or half of --hide was \
+    reached: there may be more";
+
+/// The name of the queue with this URL.
+pub(crate) fn name_in(url: &str) -> &str {
+    url.rsplit('/').next().unwrap_or_default()
 }
 
 /// A message of a dead-letter queue.

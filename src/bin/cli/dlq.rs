@@ -9,16 +9,27 @@ use sqs_once::protocol::Timestamp;
 
 use crate::{
     aws,
-    dead_letters::{Cause, DeadLetter, Queue, visibility_timeout},
-    output::{End, Error, Format, answer, at, columns},
+    dead_letters::{Cause, DeadLetter, MORE, Queue, Received, visibility_timeout},
+    output::{End, Error, Format, answer, columns, count, distance, first_line},
     redrive::Redrive,
 };
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Lists messages by reason and error. Receives them, and makes them visible again.
+    #[command(after_help = "\
+Example: sqs-once dlq list orders-dead --messages
+
+The exit code is 0 also if the queue is empty.")]
     List(List),
     /// Moves messages back to the queue they came from: receive, send, delete.
+    #[command(after_help = "\
+Example: sqs-once dlq redrive orders-dead --reason permanent_failure --journal redrive.jsonl --table idempotency
+
+Asks before the first send. Run an interrupted redrive again with the same journal.
+
+Exit code 1: a selected message stays, a message named by --message was not received, or the answer was
+not yes.")]
     Redrive(Box<Redrive>),
 }
 
@@ -27,10 +38,10 @@ pub(crate) struct List {
     /// URL, ARN or name of the dead-letter queue.
     queue: String,
     /// Number of messages to receive.
-    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     max: u32,
     /// Time for which the messages are hidden, should this command be killed.
-    #[arg(long, default_value = "1m", value_parser = visibility_timeout)]
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = visibility_timeout)]
     hide: Duration,
     /// Lists each message, with its key, under its reason.
     #[arg(long)]
@@ -49,29 +60,35 @@ impl Command {
 impl List {
     async fn run(self, format: Format) -> Result<End, Error> {
         let queue = Queue::find(&aws::config().await?, &self.queue).await?;
-        let letters = queue.receive(self.max as usize, self.hide).await?;
+        let Received { letters, more } = queue.receive(self.max as usize, self.hide).await?;
         queue.show_again(&letters.iter().collect::<Vec<_>>()).await;
         let groups = group(&letters);
         answer(
             format,
-            || self.text(&queue, &groups, letters.len()),
-            || self.json(&queue, &groups, letters.len()),
+            || self.text(&queue, &groups, letters.len(), more),
+            || self.json(&queue, &groups, letters.len(), more),
         )?;
         Ok(End::Done)
     }
 
-    fn text(&self, queue: &Queue, groups: &Groups<'_>, received: usize) -> String {
+    fn text(&self, queue: &Queue, groups: &Groups<'_>, received: usize, more: bool) -> String {
         let now = Timestamp::now();
-        let sent = |letter: &DeadLetter| letter.sent_at().map(|time| at(time, now));
+        let sent = |letter: &DeadLetter| letter.sent_at().map(|time| distance(time, now));
         let rows = groups.iter().map(|(cause, letters)| {
             let oldest = letters.iter().min_by_key(|letter| letter.sent_at());
             [
                 letters.len().to_string(),
                 cause.reason.clone(),
-                cause.error.clone(),
+                first_line(&cause.error),
                 oldest.and_then(|letter| sent(letter)).unwrap_or_default(),
             ]
         });
+        if received == 0 {
+            return format!(
+                "Queue {} returned no messages. Messages that another receiver hides are not listed.",
+                queue.name()
+            );
+        }
         let mut text = columns(["MESSAGES", "REASON", "ERROR", "OLDEST SENT"], rows);
         if self.messages {
             let rows = groups.iter().flat_map(|(cause, letters)| {
@@ -88,14 +105,17 @@ impl List {
             let header = ["MESSAGE", "REASON", "KEY", "GROUP", "SENT"];
             text.push_str(&format!("\n\n{}", columns(header, rows)));
         }
-        text.push_str(&format!("\n{received} messages received."));
+        text.push_str(&format!("\n\n{} received.", count(received, "message")));
+        if more {
+            text.push_str(&format!(" Incomplete: {MORE}."));
+        }
         if queue.is_fifo() {
             text.push_str(" Of each group, SQS shows at most the first ten.");
         }
         text
     }
 
-    fn json(&self, queue: &Queue, groups: &Groups<'_>, received: usize) -> Value {
+    fn json(&self, queue: &Queue, groups: &Groups<'_>, received: usize, more: bool) -> Value {
         let groups = groups.iter().map(|(cause, letters)| {
             let mut group = json!({
                 "reason": cause.reason,
@@ -109,7 +129,7 @@ impl List {
             group
         });
         let groups: Vec<_> = groups.collect();
-        json!({"queue": queue.url, "received": received, "groups": groups})
+        json!({"queue": queue.url, "received": received, "more": more, "groups": groups})
     }
 }
 

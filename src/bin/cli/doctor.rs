@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::{
     aws,
-    output::{End, Error, Format, answer},
+    output::{End, Error, Format, answer, count},
 };
 use checks::{Check, Finding, check};
 use facts::Account;
@@ -46,11 +46,8 @@ impl Doctor {
         findings.retain(|finding| !skips(finding.check));
         let text = || {
             let mut text: String = findings.iter().map(show).collect();
-            text.push_str(&format!(
-                "{}: {} findings",
-                functions.join(", "),
-                findings.len()
-            ));
+            let findings = count(findings.len(), "finding");
+            text.push_str(&format!("{}: {findings}", functions.join(", ")));
             text
         };
         let json = || {

@@ -8,6 +8,7 @@ mod dlq;
 mod doctor;
 mod journal;
 mod output;
+mod progress;
 mod record;
 mod redrive;
 mod table;
@@ -22,9 +23,8 @@ use output::{End, Error, Format};
 const EXIT_CODES: &str = "\
 Exit codes:
   0  done
-  1  not done, or only in part: no such record, the record changed, not confirmed, messages left,
-     findings of the doctor
-  2  the command line or a setting is invalid
+  1  not done, or only in part: see the help of the command
+  2  the command line or a setting is invalid, or a question cannot be asked; nothing was changed
   3  AWS did not answer, or refused the request
 
 Credentials, Region and endpoint are those of the AWS SDK: AWS_PROFILE, AWS_REGION, AWS_ENDPOINT_URL.";
@@ -35,8 +35,8 @@ Credentials, Region and endpoint are those of the AWS SDK: AWS_PROFILE, AWS_REGI
 struct Cli {
     #[command(subcommand)]
     command: Command,
-    /// Form of the answer on standard output.
-    #[arg(long, global = true, value_enum, default_value_t = Format::Text)]
+    /// Form of the answer on standard output. JSON is for scripts.
+    #[arg(long, global = true, value_enum, default_value_t = Format::Text, help_heading = "Output")]
     output: Format,
 }
 
@@ -49,6 +49,10 @@ enum Command {
     #[command(subcommand)]
     Dlq(dlq::Command),
     /// Checks a deployed stack for settings that silently break the promises.
+    #[command(after_help = "\
+Each finding says its effect on messages, and the fix. Nothing is changed.
+
+Exit code 1: there are findings, or the stack has no consumer.")]
     Doctor(doctor::Doctor),
     /// Writes a completion script for a shell to standard output.
     Completions {

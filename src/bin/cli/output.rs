@@ -14,9 +14,9 @@ use sqs_once::protocol::Timestamp;
 /// Form of the answer on standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// Text for people. It may change between versions.
+    // For people. It may change between versions.
     Text,
-    /// One JSON document, or one in each line for `record watch`.
+    // One document, or one in each line for `record watch`.
     Json,
 }
 
@@ -75,8 +75,35 @@ pub(crate) fn answer(
     json: impl FnOnce() -> Value,
 ) -> Result<(), Error> {
     match format {
-        Format::Text => print(text()),
+        Format::Text => print(clean(&text())),
         Format::Json => print(json()),
+    }
+}
+
+/// Replaces control characters but line breaks: keys and errors are written by others, and a terminal
+/// obeys control characters.
+pub(crate) fn clean(text: &str) -> String {
+    let shown = |c: char| {
+        if c.is_control() && c != '\n' {
+            '\u{fffd}'
+        } else {
+            c
+        }
+    };
+    text.chars().map(shown).collect()
+}
+
+/// Returns a number with its noun: `1 record`, `2 records`.
+pub(crate) fn count(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
+/// The first line of a text, at most 80 characters of it.
+pub(crate) fn first_line(text: &str) -> String {
+    let line = text.lines().next().unwrap_or_default();
+    match line.char_indices().nth(80) {
+        Some((end, _)) => format!("{}...", &line[..end]),
+        None => line.to_owned(),
     }
 }
 
@@ -121,18 +148,35 @@ pub(crate) fn confirm(question: &str, yes: bool) -> Result<(), Error> {
 
 /// Returns a duration in its two largest units: `3m 2s`.
 pub(crate) fn in_words(span: Duration) -> String {
-    let text = humantime::format_duration(Duration::from_secs(span.as_secs())).to_string();
-    let units: Vec<_> = text.split(' ').take(2).collect();
-    units.join(" ")
+    let (seconds, part) = (span.as_secs(), |count: u64, unit| {
+        (count > 0).then(|| format!("{count}{unit}"))
+    });
+    let parts = [
+        part(seconds / 86_400, "d"),
+        part(seconds / 3600 % 24, "h"),
+        part(seconds / 60 % 60, "m"),
+        part(seconds % 60, "s"),
+    ];
+    let largest = parts.iter().position(Option::is_some).unwrap_or(4);
+    let shown: Vec<_> = parts.into_iter().skip(largest).take(2).flatten().collect();
+    if shown.is_empty() {
+        return "0s".to_owned();
+    }
+    shown.join(" ")
+}
+
+/// Returns the distance of a time from now: `3m 2s ago`.
+pub(crate) fn distance(time: Timestamp, now: Timestamp) -> String {
+    if time > now {
+        format!("in {}", in_words(now.until(time)))
+    } else {
+        format!("{} ago", in_words(time.until(now)))
+    }
 }
 
 /// Returns a time with its distance from now: `2026-11-21T10:50:00Z (3m 2s ago)`.
 pub(crate) fn at(time: Timestamp, now: Timestamp) -> String {
-    if time > now {
-        format!("{time} (in {})", in_words(now.until(time)))
-    } else {
-        format!("{time} ({} ago)", in_words(time.until(now)))
-    }
+    format!("{time} ({})", distance(time, now))
 }
 
 #[cfg(test)]
@@ -146,6 +190,25 @@ mod tests {
         assert_eq!(at(later, now), "2026-11-21T11:52:03Z (in 1h 2m)");
         assert_eq!(at(now, later), "2026-11-21T10:50:00Z (1h 2m ago)");
         assert_eq!(at(now, now), "2026-11-21T10:50:00Z (0s ago)");
+    }
+
+    #[test]
+    fn duration_is_shown_in_two_largest_units() {
+        for (seconds, words) in [
+            (0, "0s"),
+            (59, "59s"),
+            (3600, "1h"),
+            (3601, "1h"),
+            (172_799, "1d 23h"),
+            (1_639_380, "18d 23h"),
+        ] {
+            assert_eq!(in_words(Duration::from_secs(seconds)), words);
+        }
+    }
+
+    #[test]
+    fn control_characters_never_reach_the_terminal() {
+        assert_eq!(clean("a\u{1b}[2Jb\r\nc"), "a\u{fffd}[2Jb\u{fffd}\nc");
     }
 
     #[test]

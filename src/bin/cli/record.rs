@@ -11,7 +11,11 @@ use sqs_once::{
 
 use crate::{
     aws,
-    output::{End, Error, Format, answer, at, columns, confirm, in_words},
+    output::{
+        End, Error, Format, answer, at, clean, columns, confirm, count, distance, first_line,
+        in_words,
+    },
+    progress::Progress,
     table::Table,
     verdict::Verdict,
 };
@@ -22,14 +26,34 @@ const PAGE: i32 = 1000;
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Shows a record: status, lease, history, and the effect on the next delivery.
+    #[command(after_help = "\
+Example: sqs-once record show 'payments#order-1' --table idempotency
+
+Exit code 1: there is no record under the key.")]
     Show(Show),
     /// Lists records. Reads the whole table, up to a limit, and names the cost.
+    #[command(after_help = "\
+Example: sqs-once record list --status in-progress --expired-lease --table idempotency
+
+The exit code is 0 also if no record was found.")]
     List(List),
     /// Ends the lease of a record whose worker is known to be dead.
+    #[command(after_help = "\
+Shows the record, and asks. The lease ends only if the record is then as it was shown.
+
+Exit code 1: nothing was changed. There is no record or no live lease, the record changed after it was
+shown, or the answer was not yes.")]
     Release(Change),
     /// Deletes a record, so that the next message under the key runs as the first.
+    #[command(after_help = "\
+Shows the record, and asks. The record is deleted only if it is then as it was shown.
+
+Exit code 1: nothing was changed. There is no record, the record changed after it was shown, or the
+answer was not yes.")]
     Forget(Change),
     /// Shows a record, and again after each change, until it is completed, failed or deleted.
+    #[command(after_help = "\
+Exit code 1: --timeout ended first.")]
     Watch(Watch),
 }
 
@@ -56,10 +80,10 @@ pub(crate) struct List {
     #[arg(long, value_name = "TEXT")]
     prefix: Option<String>,
     /// Number of records to list.
-    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
     /// Read units after which the command stops. A unit is 8 KB of the table.
-    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     max_units: u32,
     /// Continues after this key, which an earlier list named.
     #[arg(long, value_name = "KEY")]
@@ -91,10 +115,10 @@ pub(crate) struct Watch {
     /// The key, as logs show it: payments#order-1.
     key: String,
     /// Time between reads. Each read takes one read unit for every 4 KB of the record.
-    #[arg(long, default_value = "2s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
     interval: Duration,
     /// Time after which the command ends with exit code 1.
-    #[arg(long, default_value = "15m", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "15m", value_parser = duration)]
     timeout: Duration,
     #[command(flatten)]
     table: Table,
@@ -128,8 +152,12 @@ impl Table {
 async fn read(store: &DynamoStore, key: &str) -> Result<StoredRecord, Error> {
     let found = store.look_up(key).await.map_err(Error::aws)?;
     found.ok_or_else(|| {
+        let form = match key.contains('#') {
+            true => "",
+            false => ", which begins with the namespace, as in payments#order-1",
+        };
         Error::negative(format!(
-            "no record under the key `{key}`: check the key (`record list --prefix` finds keys) and the table"
+            "no record under the key `{key}`: check the table and the key{form} (`record list --prefix TEXT` finds keys)"
         ))
     })
 }
@@ -173,7 +201,7 @@ impl Change {
             )));
         }
         if !self.yes {
-            eprintln!("{}\n", view.text());
+            eprintln!("{}\n", clean(&view.text()));
             eprintln!(
                 "A worker may still run. If the lease ends now, a second worker can run the same operation at the same time."
             );
@@ -187,7 +215,8 @@ impl Change {
         let store = self.table.open().await?;
         let shown = read(&store, &self.key).await?;
         if !self.yes {
-            eprintln!("{}\n", View::of(&shown, &self.table, Results::Size).text());
+            let view = View::of(&shown, &self.table, Results::Size);
+            eprintln!("{}\n", clean(&view.text()));
             eprintln!(
                 "Without the record, the next message under this key runs as the first one, with its effect."
             );
@@ -282,6 +311,7 @@ impl List {
         let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
         let (mut records, mut next) = (Vec::new(), self.after.clone());
         let (mut items, mut units) = (0, 0.0);
+        let (max_units, progress) = (f64::from(self.max_units), Progress::new());
         loop {
             let page = store.list(&filter, next.as_deref(), PAGE, now).await;
             let page = page.map_err(Error::aws)?;
@@ -289,16 +319,17 @@ impl List {
             units += page.units;
             records.extend(page.records);
             next = page.next;
-            if format == Format::Text && next.is_some() && items % 10_000 < 1000 {
-                eprintln!(
-                    "{items} items read, {} found, {units} read units",
-                    records.len()
-                );
-            }
-            if next.is_none() || records.len() >= limit || units >= f64::from(self.max_units) {
+            let found = records.len();
+            let share = (found as f64 / f64::from(self.limit)).max(units / max_units);
+            progress.show(
+                share,
+                &format!("{items} items, {units} read units, {found} found"),
+            );
+            if next.is_none() || found >= limit || units >= max_units {
                 break;
             }
         }
+        drop(progress);
         // The rest of the last page is listed again after the last record of this one.
         if records.len() > limit {
             records.truncate(limit);
@@ -321,15 +352,19 @@ impl List {
                 .map(|stored| View::of(stored, &self.table, Results::Unread))
         };
         let text = || {
-            let header = ["KEY", "STATUS", "ATTEMPTS", "UPDATED", "MESSAGE", "DETAIL"];
-            let mut text = columns(header, views().map(|view| view.row()));
+            let header = ["KEY", "STATUS", "ATTEMPTS", "UPDATED", "MESSAGE", "ERROR"];
+            let mut text = String::new();
+            if !records.is_empty() {
+                text = columns(header, views().map(|view| view.row())) + "\n\n";
+            }
             text.push_str(&format!(
-                "\n{} records. Read {items} items for {units} read units.",
-                records.len()
+                "{} found. Cost: {units} read units, for {}.",
+                count(records.len(), "record"),
+                count(items, "item"),
             ));
             if let Some(next) = next {
                 text.push_str(&format!(
-                    "\nNot all was read. Continue with --after '{next}'"
+                    "\nThe table was not read to its end. Continue with --after '{next}'"
                 ));
             }
             text
@@ -434,7 +469,7 @@ impl<'a> View<'a> {
             record.attempts.to_string(),
             record
                 .updated_at
-                .map(|time| at(time, self.now))
+                .map(|time| distance(time, self.now))
                 .unwrap_or_default(),
             record.message_id.clone().unwrap_or_default(),
             record.error.as_deref().map(first_line).unwrap_or_default(),
@@ -473,12 +508,17 @@ impl<'a> View<'a> {
             );
             if !record.failed_message_ids.is_empty() {
                 let ids: Vec<_> = record.failed_message_ids.iter().cloned().collect();
-                line("failed", Some(ids.join(", ")));
+                line("failed for", Some(ids.join(", ")));
             }
             line("error", record.error.clone());
             line("result", self.result_text(record));
         }
-        lines.push(("next message", self.verdict.text().to_owned()));
+        let failed = matches!(&self.stored.record, Ok(record) if record.state == State::Failed);
+        let but = match self.verdict {
+            Verdict::Runs if failed => "; a message that failed before finds the stored error",
+            _ => "",
+        };
+        lines.push(("next message", format!("{}{but}", self.verdict.text())));
         let width = lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
         let lines = lines
             .iter()
@@ -542,14 +582,5 @@ impl<'a> View<'a> {
             State::Failed => {}
         }
         shown
-    }
-}
-
-/// The first line of a text, at most 80 characters of it.
-fn first_line(text: &str) -> String {
-    let line = text.lines().next().unwrap_or_default();
-    match line.char_indices().nth(80) {
-        Some((end, _)) => format!("{}...", &line[..end]),
-        None => line.to_owned(),
     }
 }

@@ -5,6 +5,8 @@
 //! | receive | sends and deletes the message |
 //! | the journal's `send`, before `sent` | leaves the message: it may have been sent |
 //! | the journal's `sent` | deletes the message, without sending it again |
+//!
+//! A send without an answer ends the run: without a connection, no later send would get one.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,9 +31,10 @@ use tokio::time::Instant;
 
 use crate::{
     aws::{self, failed},
-    dead_letters::{DeadLetter, ERROR, KEY, Queue, REASON, visibility_timeout},
+    dead_letters::{DeadLetter, ERROR, KEY, MORE, Queue, REASON, name_in, visibility_timeout},
     journal::{Journal, Step},
-    output::{End, Error, Format, answer, columns, confirm},
+    output::{End, Error, Format, answer, columns, confirm, count},
+    progress::Progress,
     table::Table,
     verdict::Verdict,
 };
@@ -63,10 +66,10 @@ pub(crate) struct Redrive {
     #[arg(long, value_name = "FILE", required_unless_present = "dry_run")]
     journal: Option<PathBuf>,
     /// Number of messages to receive.
-    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     max: u32,
     /// Time for which received messages are hidden. All is to be sent in this time.
-    #[arg(long, default_value = "10m", value_parser = visibility_timeout)]
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = visibility_timeout)]
     hide: Duration,
     /// Shows the messages that would be moved, and moves none.
     #[arg(long)]
@@ -127,25 +130,35 @@ impl Fate {
     }
 }
 
+/// A selected message.
+struct Selected {
+    key: Option<String>,
+    verdict: Verdict,
+    fate: Fate,
+}
+
 /// The ends of all messages of a redrive.
 #[derive(Default)]
 struct Report {
-    ends: BTreeMap<String, (Verdict, Fate)>,
+    /// By message id.
+    ends: BTreeMap<String, Selected>,
     /// The first error that left a message.
     error: Option<String>,
+    /// A round ended before the queue was empty.
+    more: bool,
 }
 
 impl Report {
     fn is_left(&self, message: &str) -> bool {
         self.ends
             .get(message)
-            .is_none_or(|(_, fate)| fate.is_left())
+            .is_none_or(|selected| selected.fate.is_left())
     }
 
     fn count(&self) -> BTreeMap<(Fate, Verdict), usize> {
         let mut counts = BTreeMap::new();
-        for &(verdict, fate) in self.ends.values() {
-            *counts.entry((fate, verdict)).or_default() += 1;
+        for selected in self.ends.values() {
+            *counts.entry((selected.fate, selected.verdict)).or_default() += 1;
         }
         counts
     }
@@ -159,7 +172,41 @@ struct Run<'a> {
     store: Option<DynamoStore>,
     /// FIFO groups that are moved.
     groups: BTreeSet<String>,
+    /// FIFO groups of which a message stays.
+    stopped: BTreeSet<String>,
+    /// No further message is tried.
+    ended: bool,
+    /// Messages of the first round.
+    received: usize,
     report: Report,
+}
+
+/// A message that was not moved, and the reason.
+struct Left {
+    fate: Fate,
+    error: Error,
+    /// No further message is tried.
+    ends_run: bool,
+}
+
+impl Left {
+    const fn one(fate: Fate, error: Error) -> Self {
+        let ends_run = false;
+        Self {
+            fate,
+            error,
+            ends_run,
+        }
+    }
+
+    const fn all(fate: Fate, error: Error) -> Self {
+        let ends_run = true;
+        Self {
+            fate,
+            error,
+            ends_run,
+        }
+    }
 }
 
 impl Redrive {
@@ -172,9 +219,19 @@ impl Redrive {
                 "both queues must be FIFO queues, or neither of them",
             ));
         }
+        if from.is_same(&to) {
+            return Err(Error::usage(
+                "--to names the dead-letter queue itself: name another queue",
+            ));
+        }
         let store = match self.table.is_named() {
             true => Some(self.table.store(&config)?),
-            false => None,
+            false => {
+                eprintln!(
+                    "sqs-once: pass --table NAME to see which messages run again when moved\n"
+                );
+                None
+            }
         };
         let journal = self.journal.as_ref().filter(|_| !self.dry_run);
         let journal = journal.map(|path| Journal::open(path, &from.url, &to.url));
@@ -185,6 +242,9 @@ impl Redrive {
             to,
             store,
             groups: BTreeSet::new(),
+            stopped: BTreeSet::new(),
+            ended: false,
+            received: 0,
             report: Report::default(),
         };
         while run.round(journal.as_mut()).await? {}
@@ -193,11 +253,15 @@ impl Redrive {
 
     /// The queue named by `--to`, or the one queue that has `from` as its dead-letter queue.
     async fn destination(&self, config: &SdkConfig, from: &Queue) -> Result<Queue, Error> {
-        // A request that is sent again could send a message twice.
-        let retries = RetryConfig::disabled();
-        let config = config.to_builder().retry_config(retries).build();
+        let mut config = config.to_builder();
+        if !from.is_fifo() {
+            // A request that is sent again could send a message twice. On a FIFO queue the
+            // deduplication id prevents that.
+            config = config.retry_config(RetryConfig::disabled());
+        }
+        let config = &config.build();
         if let Some(name) = &self.to {
-            return Queue::find(&config, name).await;
+            return Queue::find(config, name).await;
         }
         let sources = from.client.list_dead_letter_source_queues();
         let sources = sources.queue_url(&from.url).send().await.map_err(|error| {
@@ -205,11 +269,18 @@ impl Redrive {
             failed("find the source queue; pass --to QUEUE", permission, &error)
         })?;
         match &*sources.queue_urls {
-            [url] => Queue::find(&config, url).await,
-            urls => Err(Error::usage(format!(
-                "{} queues have this dead-letter queue: name one with --to QUEUE",
-                urls.len()
-            ))),
+            [url] => Queue::find(config, url).await,
+            [] => Err(Error::usage(
+                "no queue has this dead-letter queue: name the destination with --to QUEUE",
+            )),
+            urls => {
+                let names: Vec<_> = urls.iter().map(|url| name_in(url)).collect();
+                Err(Error::usage(format!(
+                    "{} queues have this dead-letter queue ({}): name one of them with --to QUEUE",
+                    names.len(),
+                    names.join(", ")
+                )))
+            }
         }
     }
 
@@ -226,14 +297,17 @@ impl Run<'_> {
     async fn round(&mut self, journal: Option<&mut Journal>) -> Result<bool, Error> {
         let hide = self.with.hide;
         let until = Instant::now() + hide / 4 * 3;
-        let letters = self.from.receive(self.with.max as usize, hide).await?;
+        let received = self.from.receive(self.with.max as usize, hide).await?;
+        self.report.more |= received.more;
+        let letters = received.letters;
+        self.received = self.received.max(letters.len());
         let moved = self.move_selected(&letters, journal, until).await;
         let left = letters.iter();
         let left: Vec<_> = left
             .filter(|letter| self.report.is_left(letter.id()))
             .collect();
         self.from.show_again(&left).await;
-        Ok(moved? && self.from.is_fifo() && self.report.error.is_none())
+        Ok(moved? && self.from.is_fifo() && !self.ended)
     }
 
     /// Returns whether messages were moved.
@@ -252,10 +326,14 @@ impl Run<'_> {
         for letter in &selected {
             let verdict = self.verdict(letter).await;
             *plan.entry(verdict).or_insert(0) += 1;
-            let end = (verdict, Fate::NotTried);
+            let end = Selected {
+                key: letter.attribute(KEY).map(str::to_owned),
+                verdict,
+                fate: Fate::NotTried,
+            };
             self.report.ends.insert(letter.id().to_owned(), end);
         }
-        if first {
+        if first && !self.with.dry_run {
             let plan = plan.iter().map(|(verdict, count): (&Verdict, &usize)| {
                 [count.to_string(), verdict.text().to_owned()]
             });
@@ -266,34 +344,47 @@ impl Run<'_> {
             return Ok(false);
         };
         if first {
-            let question = format!("Move these messages to {}?", self.to.name());
+            let question = format!(
+                "Move {} from {} to {}?",
+                count(selected.len(), "message"),
+                self.from.name(),
+                self.to.name()
+            );
             confirm(&question, self.with.yes)?;
         }
-        let mut stopped = BTreeSet::new();
-        for letter in selected {
+        let (count, progress) = (selected.len(), Progress::new());
+        for (index, letter) in selected.into_iter().enumerate() {
+            progress.show(
+                index as f64 / count as f64,
+                &format!("{index} of {count} messages"),
+            );
             let group = letter.group().filter(|_| self.from.is_fifo());
             if Instant::now() >= until {
                 let error = "the time of --hide was over before all messages were sent";
                 self.report.error.get_or_insert(error.into());
+                self.ended = true;
+            }
+            if self.ended {
                 break;
             }
-            if group.is_some_and(|group| stopped.contains(group)) {
+            if group.is_some_and(|group| self.stopped.contains(group)) {
                 continue;
             }
             let fate = match self.move_one(letter, journal).await {
                 Ok(fate) => fate,
-                Err((fate, error)) => {
-                    let error = error.to_string();
+                Err(left) => {
+                    let error = left.error.to_string();
                     self.report.error.get_or_insert(error);
-                    fate
+                    self.ended |= left.ends_run;
+                    left.fate
                 }
             };
-            if let Some((_, end)) = self.report.ends.get_mut(letter.id()) {
-                *end = fate;
+            if let Some(selected) = self.report.ends.get_mut(letter.id()) {
+                selected.fate = fate;
             }
             // A message that was sent is ahead of its group, deleted or not.
             if !matches!(fate, Fate::Moved | Fate::Deleted | Fate::SentNotDeleted) {
-                stopped.extend(group);
+                self.stopped.extend(group.map(str::to_owned));
             }
         }
         Ok(true)
@@ -344,31 +435,27 @@ impl Run<'_> {
         }
     }
 
-    async fn move_one(
-        &self,
-        letter: &DeadLetter,
-        journal: &mut Journal,
-    ) -> Result<Fate, (Fate, Error)> {
+    async fn move_one(&self, letter: &DeadLetter, journal: &mut Journal) -> Result<Fate, Left> {
         let id = letter.id();
         let mut end = Fate::Moved;
         match journal.step(id) {
             Some(Step::Sent | Step::Deleted) => end = Fate::Deleted,
             Some(Step::Send) => {
                 let error = format!("message {id}: {}", Fate::Unknown.text());
-                return Err((Fate::Unknown, Error::negative(error)));
+                return Err(Left::one(Fate::Unknown, Error::negative(error)));
             }
             None => self.send(letter, journal).await?,
         }
         let deleted = self.from.delete(letter).await;
-        deleted.map_err(|error| (Fate::SentNotDeleted, error))?;
+        deleted.map_err(|error| Left::one(Fate::SentNotDeleted, error))?;
         let noted = journal.deleted(id);
-        noted.map_err(|error| (end, error))?;
+        noted.map_err(|error| Left::all(end, error))?;
         Ok(end)
     }
 
-    async fn send(&self, letter: &DeadLetter, journal: &mut Journal) -> Result<(), (Fate, Error)> {
+    async fn send(&self, letter: &DeadLetter, journal: &mut Journal) -> Result<(), Left> {
         let id = letter.id();
-        let attributes = attributes(letter).map_err(|error| (Fate::Refused, error))?;
+        let attributes = attributes(letter).map_err(|error| Left::one(Fate::Refused, error))?;
         let body = letter.message.body.as_deref().unwrap_or_default();
         let mut send = self
             .to
@@ -387,28 +474,34 @@ impl Run<'_> {
                 send = send.message_system_attributes(SystemForSends::AwsTraceHeader, value);
             }
         }
-        journal.send(id).map_err(|error| (Fate::NotTried, error))?;
-        match send.send().await {
-            Ok(answer) => {
-                let new = answer.message_id.unwrap_or_default();
-                let noted = journal.sent(id, &new);
-                noted.map_err(|error| (Fate::SentNotDeleted, error))
-            }
-            Err(error) => {
-                let refused = match &error {
-                    SdkError::ServiceError(answer) => answer.raw().status().is_client_error(),
-                    SdkError::ConstructionFailure(_) => true,
-                    _ => false,
-                };
-                let failure = failed("send a message", "sqs:SendMessage", &error);
-                if !refused {
-                    return Err((Fate::Unknown, failure));
+        let noted = journal.send(id);
+        noted.map_err(|error| Left::all(Fate::NotTried, error))?;
+        let error = match send.send().await {
+            Ok(answer) => match answer.message_id.filter(|new| !new.is_empty()) {
+                Some(new) => {
+                    let noted = journal.sent(id, &new);
+                    return noted.map_err(|error| Left::all(Fate::SentNotDeleted, error));
                 }
-                let noted = journal.refused(id);
-                noted.map_err(|error| (Fate::Refused, error))?;
-                Err((Fate::Refused, failure))
-            }
+                // A proxy can answer 200 for SQS.
+                None => {
+                    let error = "could not send a message: the answer names no new message";
+                    return Err(Left::all(Fate::Unknown, Error::aws(error)));
+                }
+            },
+            Err(error) => error,
+        };
+        let refused = match &error {
+            SdkError::ServiceError(answer) => answer.raw().status().is_client_error(),
+            SdkError::ConstructionFailure(_) => true,
+            _ => false,
+        };
+        let failure = failed("send a message", "sqs:SendMessage", &error);
+        if !refused {
+            return Err(Left::all(Fate::Unknown, failure));
         }
+        let noted = journal.refused(id);
+        noted.map_err(|error| Left::all(Fate::Refused, error))?;
+        Err(Left::one(Fate::Refused, failure))
     }
 
     fn end(&self, format: Format) -> Result<End, Error> {
@@ -416,28 +509,47 @@ impl Run<'_> {
         let named = self.with.message.iter();
         let absent: Vec<_> = named.filter(|id| !ends.contains_key(*id)).collect();
         let text = || {
+            if ends.is_empty() {
+                let received = count(self.received, "message");
+                return format!("{received} received, and none selected.");
+            }
+            if self.with.dry_run {
+                let rows = ends.iter().map(|(id, selected)| {
+                    let key = selected.key.clone().unwrap_or_default();
+                    [id.clone(), key, selected.verdict.text().to_owned()]
+                });
+                let messages = columns(["MESSAGE", "KEY", "WHEN MOVED"], rows);
+                return format!(
+                    "{messages}\n\n{} would be moved.",
+                    count(ends.len(), "message")
+                );
+            }
             let rows = self.report.count().into_iter();
             let rows = rows.map(|((fate, verdict), count)| {
-                let fate = if self.with.dry_run {
-                    "dry run"
-                } else {
-                    fate.text()
-                };
-                [
-                    count.to_string(),
-                    fate.to_owned(),
-                    verdict.text().to_owned(),
-                ]
+                let (fate, verdict) = (fate.text().to_owned(), verdict.text().to_owned());
+                [count.to_string(), fate, verdict]
             });
             columns(["MESSAGES", "END", "WHEN MOVED"], rows)
         };
         let json = || {
-            let messages = ends.iter().map(|(id, (verdict, fate))| {
-                json!({"message_id": id, "end": fate.name(), "when_moved": verdict.name()})
+            let messages = ends.iter().map(|(id, selected)| {
+                json!({
+                    "message_id": id,
+                    "key": selected.key,
+                    "end": selected.fate.name(),
+                    "when_moved": selected.verdict.name(),
+                })
             });
             let messages: Vec<Value> = messages.collect();
             let (from, to) = (&self.from.url, &self.to.url);
-            json!({"from": from, "to": to, "dry_run": self.with.dry_run, "messages": messages, "not_found": absent})
+            json!({
+                "from": from,
+                "to": to,
+                "dry_run": self.with.dry_run,
+                "messages": messages,
+                "not_found": absent,
+                "more": self.report.more,
+            })
         };
         answer(format, text, json)?;
         if let Some(error) = &self.report.error {
@@ -446,8 +558,13 @@ impl Run<'_> {
         for id in &absent {
             eprintln!("sqs-once: message {id} was not received: another receiver may hide it");
         }
-        let left = !self.with.dry_run && ends.values().any(|(_, fate)| fate.is_left());
-        let done = absent.is_empty() && !left && self.report.error.is_none();
+        let left = !self.with.dry_run && ends.values().any(|selected| selected.fate.is_left());
+        // Messages that are named were all looked for.
+        let more = self.report.more && (self.with.all || !self.with.reason.is_empty());
+        if more {
+            eprintln!("sqs-once: {MORE}");
+        }
+        let done = absent.is_empty() && !left && !more && self.report.error.is_none();
         Ok(if done { End::Done } else { End::NotDone })
     }
 }

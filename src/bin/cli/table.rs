@@ -9,6 +9,7 @@ use crate::output::Error;
 /// The table and the layout of its records. Each option has the variable of the consumer as its
 /// default.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Table of the records")]
 pub(crate) struct Table {
     /// DynamoDB table of the records.
     #[arg(long, env = "IDEMPOTENCY_TABLE_NAME", value_name = "NAME")]

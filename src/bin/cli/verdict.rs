@@ -62,7 +62,7 @@ impl Verdict {
             Self::Waits => "returns to the queue until the lease ends",
             Self::Duplicate => "acknowledged as a duplicate; the handler does not run",
             Self::StoredFailure => "finds the stored failure; the handler does not run",
-            Self::Unknown => "unknown: no key on the message, or the record could not be read",
+            Self::Unknown => "unknown: no --table, no key on the message, or an unreadable record",
         }
     }
 }

@@ -37,6 +37,8 @@ pub(super) struct Attributes {
 struct Known {
     facts: Option<Arc<Facts>>,
     reading: bool,
+    /// A read has ended, with or without the attributes.
+    was_read: bool,
     /// Earliest time of the next read.
     next: Option<Instant>,
     warned_of_no_dead_letter_queue: bool,
@@ -72,6 +74,22 @@ impl Attributes {
     pub(super) fn known(&self, arn: &str) -> Option<Arc<Facts>> {
         let of_queue = lock(&self.of_queue);
         of_queue.get(arn)?.borrow().facts.clone()
+    }
+
+    /// Returns whether a permanent failure of this queue ends in a dead-letter queue.
+    ///
+    /// Assumes so while the first read is in flight: the batch that starts this read seldom sees its
+    /// end, and each receive may meet a new worker. A queue without a dead-letter queue costs such a
+    /// worker one early receive.
+    pub(super) fn may_have_dead_letter_queue(&self, arn: &str) -> bool {
+        let of_queue = lock(&self.of_queue);
+        of_queue.get(arn).is_some_and(|look| {
+            let known = look.borrow();
+            match &known.facts {
+                Some(facts) => facts.dead_letter_queue.is_some(),
+                None => known.reading && !known.was_read,
+            }
+        })
     }
 
     /// Starts to read a queue's attributes, unless they are known or being read. Returns at once, so
@@ -152,7 +170,7 @@ impl Attributes {
             return;
         };
         look.send_modify(|look| {
-            look.reading = false;
+            (look.reading, look.was_read) = (false, true);
             look.next = next;
             let Ok(facts) = read else { return };
             if facts.dead_letter_queue.is_none() && !look.warned_of_no_dead_letter_queue {

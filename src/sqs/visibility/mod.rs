@@ -215,11 +215,7 @@ impl Visibility {
             backoff: self.backoff,
             jitter: self.jitter,
         };
-        let has_dead_letter_queue = |arn: &str| {
-            let facts = self.attributes.known(arn);
-            facts.is_some_and(|facts| facts.dead_letter_queue.is_some())
-        };
-        let mut changes = rule.plan(batch, has_dead_letter_queue);
+        let mut changes = rule.plan(batch, |arn| self.attributes.may_have_dead_letter_queue(arn));
         changes.retain(|change| !gone.contains(change.message_id));
         if changes.is_empty() {
             return;

@@ -25,35 +25,43 @@ use crate::{
     },
 };
 
+/// Placeholder of the request's time in epoch milliseconds.
+const NOW: &str = ":now";
+/// Placeholder of the status word IN_PROGRESS.
+const IN_PROGRESS: &str = ":in_progress";
+
 /// Builder of update and condition expressions, with names and values of their placeholders.
 ///
 /// The placeholders contain the attribute's native name: `#owner` for the attribute, and `:owner`
-/// for its new value.
+/// for its new value. Values that several parts share have names of their own: `:now`.
 struct Expression<'a> {
     layout: &'a Layout,
     names: HashMap<String, String>,
     values: HashMap<String, AttributeValue>,
-    set: Vec<String>,
-    remove: Vec<String>,
-    add: Vec<String>,
+    set: String,
+    remove: String,
+    add: String,
 }
 
 impl<'a> Expression<'a> {
     fn new(layout: &'a Layout) -> Self {
         Self {
             layout,
-            names: HashMap::new(),
-            values: HashMap::new(),
-            set: Vec::new(),
-            remove: Vec::new(),
-            add: Vec::new(),
+            // A claim has the most.
+            names: HashMap::with_capacity(14),
+            values: HashMap::with_capacity(14),
+            set: String::with_capacity(384),
+            remove: String::with_capacity(128),
+            add: String::new(),
         }
     }
 
-    fn name(&mut self, field: Field) -> String {
-        let placeholder = format!("#{}", field.native_name());
-        let name = self.layout.name(field).to_owned();
-        self.names.insert(placeholder.clone(), name);
+    fn name(&mut self, field: Field) -> &'static str {
+        let placeholder = field.name_placeholder();
+        if !self.names.contains_key(placeholder) {
+            let name = self.layout.name(field).to_owned();
+            self.names.insert(placeholder.to_owned(), name);
+        }
         placeholder
     }
 
@@ -67,26 +75,32 @@ impl<'a> Expression<'a> {
         self.values.insert(placeholder.to_owned(), value);
     }
 
-    fn new_value(&mut self, field: Field, value: AttributeValue) -> String {
-        let placeholder = format!(":{}", field.native_name());
-        self.values.insert(placeholder.clone(), value);
+    fn new_value(&mut self, field: Field, value: AttributeValue) -> &'static str {
+        let placeholder = field.value_placeholder();
+        self.value(placeholder, value);
         placeholder
     }
 
     fn set(&mut self, field: Field, value: AttributeValue) {
-        let (name, value) = (self.name(field), self.new_value(field, value));
-        self.set.push(format!("{name} = {value}"));
+        let placeholder = self.new_value(field, value);
+        self.set_to(field, placeholder);
     }
 
-    fn set_if_absent(&mut self, field: Field, value: AttributeValue) {
-        let (name, value) = (self.name(field), self.new_value(field, value));
-        self.set
-            .push(format!("{name} = if_not_exists({name}, {value})"));
+    /// Sets an attribute to the value of a placeholder.
+    fn set_to(&mut self, field: Field, placeholder: &str) {
+        let name = self.name(field);
+        push(&mut self.set, "SET ", &[name, " = ", placeholder]);
+    }
+
+    fn set_to_if_absent(&mut self, field: Field, placeholder: &str) {
+        let name = self.name(field);
+        let parts = [name, " = if_not_exists(", name, ", ", placeholder, ")"];
+        push(&mut self.set, "SET ", &parts);
     }
 
     fn remove(&mut self, field: Field) {
         let name = self.name(field);
-        self.remove.push(name);
+        push(&mut self.remove, "REMOVE ", &[name]);
     }
 
     fn set_or_remove(&mut self, field: Field, value: Option<AttributeValue>) {
@@ -98,7 +112,7 @@ impl<'a> Expression<'a> {
 
     fn add(&mut self, field: Field, value: AttributeValue) {
         let (name, value) = (self.name(field), self.new_value(field, value));
-        self.add.push(format!("{name} {value}"));
+        push(&mut self.add, "ADD ", &[name, " ", value]);
     }
 
     /// Sets the status FAILED, and removes the lease. If FAILED and IN_PROGRESS have the same word,
@@ -111,32 +125,40 @@ impl<'a> Expression<'a> {
     }
 
     fn update_expression(&self) -> String {
-        let clauses = [
-            ("SET ", &self.set),
-            ("REMOVE ", &self.remove),
-            ("ADD ", &self.add),
-        ];
-        let clauses = clauses.into_iter().filter(|(_, of)| !of.is_empty());
-        let clauses = clauses.map(|(keyword, of)| format!("{keyword}{}", of.join(", ")));
-        clauses.collect::<Vec<_>>().join(" ")
+        let clauses = [&*self.set, &self.remove, &self.add];
+        let mut expression = String::with_capacity(clauses.iter().map(|of| of.len() + 1).sum());
+        for clause in clauses.into_iter().filter(|of| !of.is_empty()) {
+            if !expression.is_empty() {
+                expression.push(' ');
+            }
+            expression.push_str(clause);
+        }
+        expression
+    }
+
+    /// The placeholder of the status word IN_PROGRESS.
+    fn in_progress_word(&mut self) -> &'static str {
+        let word = string(&*self.layout.words.in_progress);
+        self.value(IN_PROGRESS, word);
+        IN_PROGRESS
     }
 
     fn in_progress(&mut self) -> String {
-        let word = string(&*self.layout.words.in_progress);
-        self.status(":in_progress", word, ">")
+        let word = self.in_progress_word();
+        self.status(word, ">")
     }
 
     fn failed(&mut self) -> String {
         let word = string(&*self.layout.words.failed);
-        self.status(":failed", word, "=")
+        self.value(":failed", word);
+        self.status(":failed", "=")
     }
 
     /// The condition that the record has this status.
     ///
     /// If FAILED and IN_PROGRESS have the same word, the condition compares `lease_until` with 0.
-    fn status(&mut self, placeholder: &str, word: AttributeValue, lease: &str) -> String {
+    fn status(&mut self, placeholder: &str, lease: &str) -> String {
         self.name(Field::Status);
-        self.value(placeholder, word);
         if !self.layout.words.failed_is_in_progress() {
             return format!("#status = {placeholder}");
         }
@@ -158,8 +180,8 @@ impl<'a> Expression<'a> {
     /// With `own`, a takeover requires a record of this crate, which counts attempts.
     fn claimable(&mut self, request: &ClaimRequest, own: bool) -> String {
         self.names([Field::FailedMessageIds, Field::LeaseUntil]);
-        self.value(":message", string(&request.message_id));
-        self.value(":now", millis(request.now));
+        self.new_value(Field::MessageId, string(&request.message_id));
+        self.value(NOW, millis(request.now));
         let mut taken_over = format!("{} AND #lease_until < :now", self.in_progress());
         if own {
             self.name(Field::Attempts);
@@ -167,9 +189,10 @@ impl<'a> Expression<'a> {
         }
         if let Some(fingerprint) = &request.fingerprint {
             self.name(Field::Fingerprint);
-            self.value(":same", string(fingerprint.as_str()));
-            taken_over
-                .push_str(" AND (attribute_not_exists(#fingerprint) OR #fingerprint = :same)");
+            self.new_value(Field::Fingerprint, string(fingerprint.as_str()));
+            taken_over.push_str(
+                " AND (attribute_not_exists(#fingerprint) OR #fingerprint = :fingerprint)",
+            );
         }
         let state = match request.after_failure {
             AfterFailure::Replay => taken_over,
@@ -182,7 +205,7 @@ impl<'a> Expression<'a> {
                 )
             }
         };
-        format!("NOT contains(#failed_message_ids, :message) AND {state}")
+        format!("NOT contains(#failed_message_ids, :message_id) AND {state}")
     }
 
     /// The condition of a claim by `UpdateItem`.
@@ -230,8 +253,9 @@ impl<'a> Expression<'a> {
         self.set(Field::MessageId, string(&request.message_id));
         let fingerprint = request.fingerprint.as_ref().map(Fingerprint::as_str);
         self.set_or_remove(Field::Fingerprint, fingerprint.map(string));
-        self.set_if_absent(Field::CreatedAt, millis(request.now));
-        self.set(Field::UpdatedAt, millis(request.now));
+        self.value(NOW, millis(request.now));
+        self.set_to_if_absent(Field::CreatedAt, NOW);
+        self.set_to(Field::UpdatedAt, NOW);
         self.remove(Field::LastEnd);
         self.add(Field::Attempts, number(1));
     }
@@ -262,14 +286,20 @@ impl<'a> Expression<'a> {
     }
 }
 
+/// Adds an action to a clause of an update expression.
+fn push(clause: &mut String, keyword: &str, action: &[&str]) {
+    clause.push_str(if clause.is_empty() { keyword } else { ", " });
+    clause.extend(action.iter().copied());
+}
+
 /// Builds a claim.
 pub(super) fn claim(layout: &Layout, table: &str, request: &ClaimRequest) -> Update {
     let mut with = Expression::new(layout);
-    let in_progress = string(&*layout.words.in_progress);
-    with.set(Field::Status, in_progress);
+    let in_progress = with.in_progress_word();
+    with.set_to(Field::Status, in_progress);
     with.set(Field::LeaseUntil, millis(request.lease_until));
     with.set_claim(request, request.expires_at);
-    with.set_if_absent(Field::FirstClaimedAt, millis(request.now));
+    with.set_to_if_absent(Field::FirstClaimedAt, NOW);
     let condition = with.claim_by_update(request);
     with.into_update(table, layout.primary_key(request.key.as_str()), condition)
 }
@@ -492,7 +522,7 @@ pub(super) fn list(layout: &Layout, filter: &RecordFilter, now: Timestamp) -> Li
             with.names.insert("#sort".into(), sort.to_owned());
             with.value(":partition", string(partition));
             key_condition = Some(format!("{} = :partition", with.name(Field::Id)));
-            "#sort".into()
+            "#sort"
         }
     };
     if let Some(prefix) = &filter.prefix {

@@ -37,6 +37,16 @@ macro_rules! fields {
             pub const fn native_name(self) -> &'static str {
                 match self { $(Self::$field => $name,)+ }
             }
+
+            /// The placeholder of the attribute's name in expressions.
+            pub(super) const fn name_placeholder(self) -> &'static str {
+                match self { $(Self::$field => concat!("#", $name),)+ }
+            }
+
+            /// The placeholder of the attribute's new value in expressions.
+            pub(super) const fn value_placeholder(self) -> &'static str {
+                match self { $(Self::$field => concat!(":", $name),)+ }
+            }
         }
     };
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use aws_sdk_dynamodb::types::KeyType;
 use aws_sdk_lambda::types::ApplicationLogLevel as Level;
 use serde_json::{Value, json};
-use sqs_once::{Settings, store::Field};
+use sqs_once::{Settings, store::Field, telemetry};
 
 use super::facts::{Consumer, DeadLetterQueue, Mapping, SourceQueue, Table};
 use crate::output::in_words;
@@ -44,6 +44,7 @@ checks! {
     FilterCriteria "filter-criteria"
     Scaling "scaling"
     Settings "settings"
+    UnknownVariables "unknown-variables"
     TimeToStart "time-to-start"
     RecordRetention "record-retention"
     LogLevel "log-level"
@@ -160,7 +161,19 @@ fn function(consumer: &Consumer, findings: &mut Findings) {
     ];
     let variables = consumer.variables.iter();
     let variables = variables.map(|(name, value)| (name.as_str(), value.as_str()));
-    for problem in Settings::from_vars(variables.chain(lambda)).problems() {
+    let settings = Settings::from_vars(variables.chain(lambda));
+    for (name, nearest) in settings.unknown() {
+        findings.add(
+            Check::UnknownVariables,
+            format!("no setting has the name {name}"),
+            "the variable has no effect: the default of the setting that was meant holds",
+            match nearest {
+                Some(nearest) => format!("rename it to {nearest}, or remove it"),
+                None => "correct the name, or remove it; if the handler reads the variable, pass --skip unknown-variables".to_owned(),
+            },
+        );
+    }
+    for problem in settings.problems() {
         findings.add(
             Check::Settings,
             problem,
@@ -194,16 +207,28 @@ fn function(consumer: &Consumer, findings: &mut Findings) {
             "lower the settings, or raise the timeout of the function",
         );
     }
-    if let Some(level @ (Level::Warn | Level::Error | Level::Fatal)) = &consumer.log_level
-        && variable(consumer, "CONSUMER_METRICS") != Some("off")
-    {
-        findings.add(
-            Check::LogLevel,
-            format!("ApplicationLogLevel is {level}"),
-            "Lambda drops the lines of completed messages and batches, and with them the metrics",
-            "set LoggingConfig.ApplicationLogLevel to INFO, or CONSUMER_METRICS to off",
-        );
+    log_level(consumer, findings);
+}
+
+/// Metrics are lines at INFO.
+fn log_level(consumer: &Consumer, findings: &mut Findings) {
+    if variable(consumer, "CONSUMER_METRICS") == Some("off") {
+        return;
     }
+    let (setting, level) = match (&consumer.log_level, variable(consumer, "RUST_LOG")) {
+        (Some(level @ (Level::Warn | Level::Error | Level::Fatal)), _) => {
+            ("LoggingConfig.ApplicationLogLevel", level.as_str())
+        }
+        // With JSON logs, Lambda passes its own level, which comes before this variable.
+        (None, Some(level)) if !telemetry::logs_info(level) => ("RUST_LOG", level),
+        _ => return,
+    };
+    findings.add(
+        Check::LogLevel,
+        format!("{setting} is {level}"),
+        "the lines of completed messages and batches are dropped, and with them the metrics: no alarm on them fires",
+        format!("set {setting} to INFO, or CONSUMER_METRICS to off"),
+    );
 }
 
 fn source(consumer: &Consumer, mapping: &Mapping, findings: &mut Findings) {
@@ -430,6 +455,10 @@ fn permissions(consumer: &Consumer, findings: &mut Findings) {
             let indirect = "permanent failures reach the dead-letter queue only after maxReceiveCount, without a reason";
             wanted.extend(actions.map(|action| (action, &*dead.arn, indirect)));
         }
+    }
+    let silent = "the function writes no logs and no metrics: no alarm on them fires";
+    for action in ["logs:CreateLogStream", "logs:PutLogEvents"] {
+        wanted.push((action, &consumer.log_stream, silent));
     }
     for (action, resource, consequence) in wanted {
         if !policies.may_allow(action, resource) {

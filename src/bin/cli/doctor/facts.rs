@@ -24,6 +24,8 @@ pub(crate) struct Consumer {
     pub(crate) variables: HashMap<String, String>,
     /// Level below which Lambda drops lines of the function. `None` with text logs.
     pub(crate) log_level: Option<ApplicationLogLevel>,
+    /// ARN of a stream in the log group of the function.
+    pub(crate) log_stream: String,
     /// `None` if the policies were not to be read.
     pub(crate) policies: Option<Policies>,
     pub(crate) mappings: Vec<Mapping>,
@@ -132,11 +134,17 @@ impl Account {
         };
         let region = self.config.region().map(ToString::to_string);
         let logging = read.logging_config;
+        let arn = read.function_arn.unwrap_or_default();
+        let group = logging
+            .as_ref()
+            .and_then(|logging| logging.log_group.clone());
+        let group = group.unwrap_or_else(|| format!("/aws/lambda/{function}"));
         Ok(Some(Consumer {
             name: function.to_owned(),
             region: region.unwrap_or_default(),
             timeout: Duration::from_secs(read.timeout.and_then(|s| s.try_into().ok()).unwrap_or(3)),
             log_level: logging.and_then(|logging| logging.application_log_level),
+            log_stream: log_stream(&arn, &group),
             policies,
             mappings: self.mappings(function).await?,
             table: self.table(&table).await?,
@@ -284,6 +292,17 @@ impl Account {
             strongly_consistent: table.multi_region_consistency()
                 == Some(&MultiRegionConsistency::Strong),
         }))
+    }
+}
+
+/// The ARN of a stream in a log group that is in the account of the function.
+fn log_stream(function: &str, group: &str) -> String {
+    let parts: Vec<_> = function.splitn(6, ':').collect();
+    match *parts {
+        ["arn", partition, "lambda", region, account, _] => {
+            format!("arn:{partition}:logs:{region}:{account}:log-group:{group}:log-stream:any")
+        }
+        _ => String::new(),
     }
 }
 

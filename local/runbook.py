@@ -1,0 +1,313 @@
+"""`make runbook`: runs the commands of docs/runbook.md against a stack on a local cloud.
+
+The stack gets messages that succeed, that fail permanently and that cannot be read, so that each command
+has something to show or to change. A command with the comment `not run` is only checked for its names.
+Before that, the sections of the page are compared with the alarms and the outcomes.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import demo
+import deployment
+import gateway
+import sizing
+import suites
+import yaml
+from cloud import ROOT, STATE, Cloud, Template, Unavailable, ministack, run, unwind_on_signals
+from deployment import Failed, say
+from gateway import Trouble
+
+PAGE = ROOT / "docs" / "runbook.md"
+TOOL = ROOT / "target" / "debug" / "sqs-once"
+STACK = "orders"
+PARAMETERS = {
+    "FunctionTimeout": "2",
+    "PaymentGatewayTimeout": "1s",
+    "IdempotencyKey": "body:/orderId",
+    "ConsumerDeadLetter": "on",
+}
+WITHIN = 60.0
+PLACEHOLDER = "KEY='payments#o-1'"
+
+# Command lines that the stand-in for the AWS CLI must refuse.
+WRONG = (
+    "aws lambdas update-event-source-mapping --uuid u --no-enabled",
+    "aws lambda update-event-source-mappings --uuid u --no-enabled",
+    "aws lambda update-event-source-mapping --id u --no-enabled",
+    "aws lambda update-event-source-mapping --uuid u --not-enabled",
+    "aws lambda update-event-source-mapping --no-enabled",
+    "aws sqs get-queue-attributes --queue-url u --attribute-names Depth",
+    "aws sqs list-queues --output table-of-text",
+    "aws sqs list-queues --query 'QueueUrls['",
+)
+
+
+# ---- the page ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Block:
+    """Shell commands under a heading."""
+
+    heading: str
+    line: int
+    text: str
+    not_run: str | None
+
+    @property
+    def name(self) -> str:
+        return f"{PAGE.relative_to(ROOT)}:{self.line}  {self.heading}"
+
+
+def headings(page: str, level: int, within: str = "") -> list[str]:
+    """The headings of a level, all of them or those of one chapter."""
+    chapter = re.search(rf"^## {within}$(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL) if within else None
+    return re.findall(rf"^{'#' * level} (.+)$", chapter[1] if chapter else page, re.MULTILINE)
+
+
+def blocks(page: str) -> list[Block]:
+    found: list[Block] = []
+    heading, not_run, start, text = "", None, 0, [""]
+    for number, line in enumerate(page.split("\n"), 1):
+        bare = line.strip()
+        if start and bare == "```":
+            if text[0] == "sh":
+                found.append(Block(heading, start, textwrap.dedent("\n".join(text[1:])), not_run))
+            start, not_run = 0, None
+        elif start:
+            text.append(line)
+        elif bare.startswith("```"):
+            start, text = number, [bare.removeprefix("```")]
+        elif title := re.match(r"#+ (.+)", line):
+            heading = title[1]
+        elif comment := re.match(r"<!-- not run: (.+) -->", bare):
+            not_run = comment[1]
+    return found
+
+
+def missing_sections(page: str) -> list[str]:
+    """Alarms and outcomes without a section, sections without one, and alarms that do not name theirs."""
+    template = yaml.load((ROOT / "template.yaml").read_text(), Loader=Template)
+    resources = template["Resources"].items()
+    alarms = {name: r["Properties"] for name, r in resources if r["Type"] == "AWS::CloudWatch::Alarm"}
+    logs = (ROOT / "docs" / "logs.md").read_text()
+    table = re.search(r"^## Outcomes$(.*?)^## ", logs, re.MULTILINE | re.DOTALL)
+    outcomes = re.findall(r"^\| `(\w+)` \| (?:INFO|WARN|ERROR)", table[1] if table else "", re.MULTILINE)
+    problems = []
+    for chapter, expected in (("Alarms", list(alarms)), ("Outcomes", outcomes)):
+        sections = headings(page, 3, chapter)
+        problems += [f"no section for {name} in the chapter {chapter}" for name in expected if name not in sections]
+        problems += [f"the section {name} is about nothing" for name in sections if name not in expected]
+    for name, properties in alarms.items():
+        link = f"docs/runbook.md#{name.lower()}"
+        if link not in properties["AlarmDescription"]:
+            problems.append(f"the description of the alarm {name} does not name {link}")
+    return problems
+
+
+# ---- the stack ---------------------------------------------------------------------------------
+
+
+def order(number: str, token: str = "tok_visa") -> str:
+    return json.dumps({"orderId": number, "amount": 99.99, "currency": "EUR", "paymentToken": token})
+
+
+@dataclass(frozen=True)
+class Stack:
+    cloud: Cloud
+    ledger: gateway.Gateway
+    outputs: dict[str, str]
+
+    def key(self, number: str) -> str:
+        return f"{self.outputs['FunctionName']}#{number}"
+
+    def record(self, number: str) -> deployment.Json | None:
+        answer = self.cloud.client("dynamodb").get_item(
+            TableName=self.outputs["TableName"], Key={"id": {"S": self.key(number)}}, ConsistentRead=True
+        )
+        item: deployment.Json | None = answer.get("Item")
+        return item
+
+    def prepare(self) -> None:
+        """Sends the messages, and claims `stuck` for a worker that does not exist."""
+        # MiniStack ignores the TTL of a template.
+        self.cloud.client("dynamodb").update_time_to_live(
+            TableName=self.outputs["TableName"],
+            TimeToLiveSpecification={"Enabled": True, "AttributeName": "expires_at"},
+        )
+        self.ledger.plan("refused", Trouble.REFUSED)
+        bodies = [order("done"), order("declined", "tok_chargeDeclined"), order("refused"), "no JSON"]
+        deployment.send(self.cloud, self.outputs["QueueUrl"], bodies)
+        queues = self.outputs["QueueUrl"], self.outputs["DeadLetterQueueUrl"]
+        until("three dead letters and an empty queue", lambda: deployment.depths(self.cloud, *queues) == (0, 0, 3))
+        item = self.record("done") or {}
+        claim = {"id": {"S": self.key("stuck")}, "status": {"S": "IN_PROGRESS"}}
+        lease = {"lease_until": {"N": str(int(time.time() * 1000) + 3_600_000)}}
+        del item["result"]
+        self.cloud.client("dynamodb").put_item(TableName=self.outputs["TableName"], Item=item | claim | lease)
+
+    def mapping(self) -> str:
+        mapping = self.cloud.client("lambda").get_event_source_mapping(UUID=self.outputs["EventSourceMappingId"])
+        return str(mapping["State"])
+
+    def lease_left(self, number: str) -> float:
+        record = self.record(number)
+        return int(record["lease_until"]["N"]) / 1000 - time.time() if record else 0.0
+
+
+def until(what: str, holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WITHIN
+    while not holds():
+        if time.monotonic() > deadline:
+            raise Failed(f"not within {WITHIN:.0f} s: {what}")
+        time.sleep(0.2)
+
+
+# The order whose key replaces the page's key, in the sections that name a key.
+ORDERS = {
+    "Run permanent failures again": "declined",
+    "A record stuck in progress": "stuck",
+    "Delete a record": "done",
+}
+
+
+def effects(stack: Stack) -> dict[str, tuple[str, Callable[[], bool]]]:
+    """The state that the commands of a section must have reached."""
+    return {
+        "Pause and resume the consumer": ("the mapping is enabled", lambda: stack.mapping() == "Enabled"),
+        "Redrive dead letters": ("the refused order is charged", lambda: stack.ledger.charges["refused"] == 1),
+        "Run permanent failures again": ("the record is deleted", lambda: stack.record("declined") is None),
+        "A record stuck in progress": ("the lease has ended", lambda: stack.lease_left("stuck") <= 0),
+        "Delete a record": ("the record is deleted", lambda: stack.record("done") is None),
+    }
+
+
+# ---- the commands ------------------------------------------------------------------------------
+
+
+def environment(cloud: Cloud, programs: Path) -> dict[str, str]:
+    """With `aws` and `sqs-once`, and the endpoint of the local cloud."""
+    (programs / "aws").write_text(f'#!/bin/sh\nexec "{sys.executable}" "{ROOT}/local/aws_cli.py" "$@"\n')
+    (programs / "aws").chmod(0o755)
+    shutil.copy(TOOL, programs / "sqs-once")
+    variables = cloud.environment()
+    return variables | {"PATH": f"{programs}:{variables['PATH']}"}
+
+
+def shell(script: str, directory: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=directory,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=WITHIN,
+    )
+
+
+def variables_of(block: Block, directory: Path, variables: dict[str, str]) -> str:
+    """The shell's own text for the variables and functions that a block defines."""
+    names = re.findall(r"^(?:export )?(\w+)=", block.text, re.MULTILINE)
+    ended = shell(f"{block.text}\ndeclare -p {' '.join(names)}\ndeclare -f", directory, variables)
+    if ended.returncode:
+        raise Failed(f"{block.name}: exit code {ended.returncode}\n{ended.stdout}")
+    return ended.stdout
+
+
+def try_commands(stack: Stack, page: str, directory: Path, variables: dict[str, str]) -> bool:
+    """Runs the blocks in the order of the page, each with the variables of the first. Returns False if one failed."""
+    first, *found = blocks(page)
+    defined = variables_of(first, directory, variables)
+    expected = effects(stack)
+    passed = True
+    for position, block in enumerate(found):
+        text = block.text
+        if block.heading in ORDERS:
+            text = text.replace(PLACEHOLDER, f"KEY='{stack.key(ORDERS[block.heading])}'")
+        if PLACEHOLDER in text:
+            raise Failed(f"{block.name}: no order is chosen for its key")
+        # Commands that are not run: `aws` checks its names, the others do nothing.
+        before = "git() { :; }; make() { :; }; export AWS_CLI_CHECK=1" if block.not_run else ""
+        start = time.monotonic()
+        ended = shell("\n".join([defined, before, text]), directory, variables)
+        problem = f"exit code {ended.returncode}" if ended.returncode else None
+        last = [b.heading for b in found[position + 1 :]].count(block.heading) == 0
+        if problem is None and last and block.heading in expected:
+            try:
+                until(*expected[block.heading])
+            except Failed as failed:
+                problem = str(failed)
+        seconds = time.monotonic() - start
+        word = "FAILED" if problem else "checked" if block.not_run else "ran"
+        deployment.console.print(f"  {word:8} {seconds:4.1f} s  {block.name}")
+        if block.not_run:
+            deployment.console.print(f"           not run: {block.not_run}")
+        if problem:
+            passed = False
+            deployment.console.print(f"{textwrap.indent(text, '    ')}\n{problem}\n{ended.stdout}", markup=False)
+    return passed
+
+
+def sizes_of_lines(stack: Stack) -> list[str]:
+    """Sizes assumed by local/sizing.py that differ by more than a quarter from the lines of this run."""
+    lines = list(deployment.log_lines(stack.cloud, stack.outputs["LogGroupName"]))
+    messages = [line for line in lines if line.get("outcome") == "completed"]
+    batches = [line for line in lines if "BatchSize" in line]
+    per_batch = [sizing.BATCH_LINE + sizing.BATCH_LINE_PER_MESSAGE * line["BatchSize"] for line in batches]
+    problems = []
+    for kind, found, assumed in (
+        ("message", messages, sizing.MESSAGE_LINE * len(messages)),
+        ("batch", batches, sum(per_batch)),
+    ):
+        size = sum(len(json.dumps(line, separators=(",", ":"))) for line in found)
+        if not 0.75 * assumed < size < 1.25 * assumed:
+            problems.append(f"local/sizing.py assumes {assumed} bytes for {len(found)} lines of a {kind}, not {size}")
+    return problems
+
+
+def main() -> int:
+    unwind_on_signals()
+    STATE.mkdir(exist_ok=True)
+    page = PAGE.read_text()
+    if problems := missing_sections(page):
+        raise Failed("\n".join(problems))
+    say("building the consumer and sqs-once")
+    demo.build()
+    # The command of the test suites, so that both share one build.
+    if run(["cargo", "test", "--locked", "--features", suites.FEATURES, "--no-run", "--test", "cli"], os.environ) != 0:
+        raise Failed("sqs-once does not compile")
+    with ministack("runbook") as cloud, gateway.serve(workers_of=cloud.pid) as ledger, contextlib.ExitStack() as files:
+        programs = Path(files.enter_context(tempfile.TemporaryDirectory(dir=STATE)))
+        variables = environment(cloud, programs)
+        for command in WRONG:
+            if shell(command, programs, variables | {"AWS_CLI_CHECK": "1"}).returncode != 252:
+                raise Failed(f"local/aws_cli.py accepts `{command}`")
+        say(f"sam deploy to MiniStack at {cloud.endpoint}")
+        outputs = deployment.deploy(cloud, STACK, **PARAMETERS, PaymentGatewayUrl=ledger.url)
+        stack = Stack(cloud, ledger, outputs)
+        stack.prepare()
+        if problems := sizes_of_lines(stack):
+            raise Failed("\n".join(problems))
+        say("running the commands of docs/runbook.md")
+        return 0 if try_commands(stack, page, programs, variables) else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (Failed, Unavailable) as problem:
+        sys.exit(f"make runbook: {problem}")

@@ -1,0 +1,237 @@
+//! Traces by OpenTelemetry: spans of messages and of requests of the AWS SDK, sent before the response
+//! of an invocation.
+//!
+//! | module | task |
+//! | --- | --- |
+//! | `context` | parent of an invocation's spans, links to producers |
+//! | `spans` | spans as the semantic conventions name them, kept until the flush |
+//! | `export` | OTLP over HTTP, or over UDP to the X-Ray daemon |
+
+mod context;
+mod export;
+mod spans;
+
+use std::{
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use opentelemetry::{Context, context::FutureExt as _, trace::TracerProvider as _};
+use opentelemetry_sdk::trace::SdkTracerProvider;
+use tokio::time::{Instant, timeout_at};
+use tracing::{Level, Metadata, Subscriber};
+use tracing_subscriber::{
+    Layer,
+    filter::{FilterFn, LevelFilter},
+    registry::LookupSpan,
+};
+
+pub(crate) use self::spans::{end, start};
+use self::{
+    export::{Exporter, SettingError},
+    spans::Spans,
+};
+use crate::deadline::Deadline;
+
+static TRACES: OnceLock<Option<Traces>> = OnceLock::new();
+
+struct Traces {
+    provider: SdkTracerProvider,
+    spans: Spans,
+    exporter: Exporter,
+    /// True after a flush that failed, so that the log names each outage of the collector once.
+    failing: AtomicBool,
+}
+
+/// The layer for traces that [`init`](super::init) installs, to combine with others.
+///
+/// `None` unless `OTEL_TRACES_EXPORTER` is `otlp` or `xray` and the other variables can be read. The
+/// environment is read at the first call. `docs/traces.md` lists the variables.
+///
+/// The layer takes spans and no events. It takes the spans of the AWS SDK, one for each request, and
+/// spans of other code at the levels `INFO`, `WARN` and `ERROR`. A [`Consumer`](crate::Consumer) sends
+/// the spans before each response.
+///
+/// ```
+/// use sqs_once::telemetry;
+/// use tracing_subscriber::{layer::SubscriberExt as _, util::SubscriberInitExt as _};
+///
+/// let registry = tracing_subscriber::registry();
+/// registry.with(telemetry::layer()).with(telemetry::traces()).init();
+/// telemetry::set_panic_hook();
+/// ```
+#[must_use]
+pub fn traces<S>() -> Option<impl Layer<S>>
+where
+    S: Subscriber + for<'span> LookupSpan<'span>,
+{
+    let traces = TRACES.get_or_init(|| Exporter::from_env().ok()?.map(Traces::new));
+    Some(layer_of(&traces.as_ref()?.provider))
+}
+
+/// Sends the spans that ended, for a function without a [`Consumer`](crate::Consumer). Returns after
+/// `at_most`, and then discards spans that were not sent.
+///
+/// Does nothing without the layer of [`traces`]. A failure is logged.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// use std::time::Duration;
+///
+/// sqs_once::telemetry::flush_traces(Duration::from_millis(100)).await;
+/// # }
+/// ```
+pub async fn flush_traces(at_most: Duration) {
+    if let Some(Some(traces)) = TRACES.get() {
+        traces.flush(Instant::now() + at_most).await;
+    }
+}
+
+/// Sends the spans of an invocation. Returns before its deadline.
+pub(crate) async fn flush(deadline: Deadline) {
+    if let Some(Some(traces)) = TRACES.get() {
+        let budget_ends = Instant::now() + traces.exporter.budget();
+        traces.flush(budget_ends.min(deadline.answer())).await;
+    }
+}
+
+/// Runs an invocation. Its spans are children of the invocation's own span, if X-Ray made one.
+pub(crate) async fn in_invocation<F: Future>(trace_header: Option<&str>, work: F) -> F::Output {
+    let parent = trace_header.and_then(context::of_invocation);
+    work.with_context(parent.unwrap_or_default()).await
+}
+
+/// Keeps the current parent of spans in work that is spawned.
+pub(crate) fn in_current<F: Future>(work: F) -> impl Future<Output = F::Output> {
+    work.with_context(Context::current())
+}
+
+/// The error in the variables, if spans are asked for and are not sent.
+pub(super) fn setting_error() -> Option<SettingError> {
+    Exporter::from_env().err()
+}
+
+fn layer_of<S>(provider: &SdkTracerProvider) -> impl Layer<S> + use<S>
+where
+    S: Subscriber + for<'span> LookupSpan<'span>,
+{
+    let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer(export::SCOPE));
+    let layer = layer.with_location(false).with_threads(false);
+    let layer = layer.with_target(false).with_tracked_inactivity(false);
+    layer.with_filter(FilterFn::new(is_traced).with_max_level_hint(LevelFilter::DEBUG))
+}
+
+/// Events, and spans of the SDK at `TRACE`, may hold payload.
+fn is_traced(metadata: &Metadata<'_>) -> bool {
+    let (target, level) = (metadata.target(), *metadata.level());
+    // The runtime's span of an invocation ends after the flush.
+    metadata.is_span()
+        && !target.starts_with("lambda_runtime")
+        && (level <= Level::INFO || level == Level::DEBUG && target.starts_with("aws_sdk_"))
+}
+
+impl Traces {
+    fn new(exporter: Exporter) -> Self {
+        let spans = Spans::default();
+        // The sampler is the one of `OTEL_TRACES_SAMPLER`, else the parent's flag decides.
+        let provider = SdkTracerProvider::builder().with_span_processor(spans.clone());
+        Self {
+            provider: provider.build(),
+            spans,
+            exporter,
+            failing: AtomicBool::new(false),
+        }
+    }
+
+    async fn flush(&self, until: Instant) {
+        if Instant::now() >= until {
+            return; // The next flush sends them.
+        }
+        let (ended, dropped) = self.spans.take();
+        if dropped > 0 {
+            tracing::warn!(
+                dropped,
+                "an invocation had more spans than are kept until its end"
+            );
+        }
+        if ended.is_empty() {
+            return;
+        }
+        let spans = ended.len();
+        let error = match timeout_at(until, self.exporter.export(ended)).await {
+            Ok(Ok(())) => return self.failing.store(false, Relaxed),
+            Ok(Err(error)) => error.to_string(),
+            Err(_elapsed) => "no answer in time".to_owned(),
+        };
+        if self.failing.swap(true, Relaxed) {
+            tracing::debug!(spans, error, "spans were not sent");
+        } else {
+            tracing::warn!(
+                spans,
+                error,
+                "spans were not sent; later failures are logged at debug"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use opentelemetry::trace::SpanId;
+    use opentelemetry_sdk::trace::SpanData;
+    use tracing_subscriber::layer::SubscriberExt as _;
+
+    use super::*;
+    use crate::handler::DeliveryFacts;
+
+    /// The spans that are kept, and the number of others.
+    fn ended(work: impl FnOnce()) -> (Vec<SpanData>, u64) {
+        let spans = Spans::default();
+        let provider = SdkTracerProvider::builder().with_span_processor(spans.clone());
+        let layer = layer_of(&provider.build());
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), work);
+        spans.take()
+    }
+
+    #[test]
+    fn layer_takes_spans_of_requests_and_handlers() {
+        let (spans, dropped) = ended(|| {
+            let message = tracing::error_span!("message", message_id = "m-1");
+            start(&message, &DeliveryFacts::default(), None);
+            let _message = message.entered();
+            let _runtime =
+                tracing::info_span!(target: "lambda_runtime::layers", "invoke").entered();
+            let _own = tracing::info_span!("look up").entered();
+            let _detail = tracing::debug_span!("detail").entered();
+            tracing::error!(body = "SECRET", "an event");
+            let _ = tracing::debug_span!(target: "aws_sdk_dynamodb::operation::put_item", "DynamoDB.PutItem").entered();
+            let _ = tracing::trace_span!(target: "aws_sdk_dynamodb::item", "item").entered();
+        });
+        let names: Vec<_> = spans.iter().map(|span| span.name.as_ref()).collect();
+        assert_eq!(names, ["DynamoDB.PutItem", "look up", "process"]);
+        assert_eq!(spans[0].parent_span_id, spans[1].span_context.span_id());
+        assert_eq!(spans[1].parent_span_id, spans[2].span_context.span_id());
+        assert_eq!(spans[2].parent_span_id, SpanId::INVALID);
+        assert!(spans.iter().all(|span| span.events.is_empty()));
+        assert_eq!(dropped, 0);
+    }
+
+    #[test]
+    fn spans_beyond_the_limit_are_counted() {
+        let (spans, dropped) = ended(|| {
+            let parent = tracing::info_span!("parent").entered();
+            start(&parent, &DeliveryFacts::default(), None);
+            (0..4100).for_each(|_| drop(tracing::info_span!("child")));
+        });
+        assert_eq!((spans.len(), dropped), (4096, 5));
+    }
+
+    #[test]
+    fn spans_before_the_first_invocation_are_not_kept() {
+        let (spans, dropped) = ended(|| drop(tracing::info_span!("start-up").entered()));
+        assert_eq!((spans.len(), dropped), (0, 0));
+    }
+}
