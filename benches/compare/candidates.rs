@@ -12,13 +12,24 @@ pub(crate) const CONSUMER: &str = "consumer";
 pub(crate) const UNPRIMED: &str = "consumer, no warm-up read";
 pub(crate) const UNBOUNDED: &str = "consumer, unbounded";
 pub(crate) const GROUPED: &str = "consumer, grouping";
+pub(crate) const GROUPED_WIDE: &str = "consumer, grouping, 200";
 pub(crate) const TYPESCRIPT: &str = "Powertools TypeScript";
 pub(crate) const PYTHON: &str = "Powertools Python";
 
-/// The candidates of the tables, in the order of their columns.
-pub(crate) const COLUMNS: [&str; 6] = [RAW, CONSUMER, UNBOUNDED, GROUPED, TYPESCRIPT, PYTHON];
+/// In the order of the tables' columns.
+pub(crate) const ALL: [&str; 8] = [
+    RAW,
+    CONSUMER,
+    UNPRIMED,
+    UNBOUNDED,
+    GROUPED,
+    GROUPED_WIDE,
+    TYPESCRIPT,
+    PYTHON,
+];
 
-/// Messages of a batch that the shipped consumer processes at a time.
+/// Messages of a batch that the shipped consumer processes at a time. A candidate that differs only
+/// there is measured with larger batches.
 const SHIPPED: usize = 10;
 /// Powertools for Python processes one message after the other.
 const PYTHON_MESSAGES: usize = 100;
@@ -78,23 +89,25 @@ pub(crate) fn compiled() -> Vec<Candidate> {
         Candidate::new(RAW, program("raw_loop"), none),
         Candidate::new(CONSUMER, consumer.clone(), none),
         Candidate {
-            sizes: SHIPPED + 1..=usize::MAX,
-            ..Candidate::new(UNBOUNDED, consumer.clone(), |messages| {
-                settings([concurrency(messages)])
+            sizes: 0..=0, // its start alone is measured
+            ..Candidate::new(UNPRIMED, consumer.clone(), |_| {
+                settings([("CONSUMER_PRIME", "off".to_owned())])
             })
         },
-        Candidate::new(GROUPED, consumer, |messages| {
-            let grouping = ("IDEMPOTENCY_GROUPING", "on".to_owned());
-            settings([concurrency(messages), grouping])
-        }),
+        Candidate {
+            sizes: SHIPPED + 1..=usize::MAX,
+            ..Candidate::new(UNBOUNDED, consumer.clone(), |messages| {
+                settings([("CONSUMER_CONCURRENCY", messages.to_string())])
+            })
+        },
+        Candidate::new(GROUPED, consumer.clone(), |_| settings([grouping()])),
+        Candidate {
+            sizes: SHIPPED + 1..=usize::MAX,
+            ..Candidate::new(GROUPED_WIDE, consumer, |_| {
+                settings([grouping(), ("CONSUMER_CONCURRENCY", "200".to_owned())])
+            })
+        },
     ]
-}
-
-/// The consumer without its read of the table in init. Differs only there.
-pub(crate) fn unprimed() -> Candidate {
-    Candidate::new(UNPRIMED, consumer(), |_| {
-        settings([("CONSUMER_PRIME", "off".to_owned())])
-    })
 }
 
 /// The candidates on Powertools for AWS Lambda, and the reason for each that is left out.
@@ -137,8 +150,8 @@ pub(crate) fn on_path(name: &str) -> Option<PathBuf> {
     candidates.find(|file| fs::metadata(file).is_ok_and(|file| file.is_file()))
 }
 
-fn concurrency(messages: usize) -> (&'static str, String) {
-    ("CONSUMER_CONCURRENCY", messages.max(SHIPPED).to_string())
+fn grouping() -> (&'static str, String) {
+    ("IDEMPOTENCY_GROUPING", "on".to_owned())
 }
 
 fn settings<const N: usize>(settings: [(&str, String); N]) -> Env {

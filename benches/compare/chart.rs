@@ -4,14 +4,20 @@ use std::fmt::Write;
 
 use crate::{
     BATCHES, LATENCY_MS,
-    candidates::COLUMNS,
+    candidates::{CONSUMER, GROUPED, GROUPED_WIDE, PYTHON, RAW, TYPESCRIPT, UNBOUNDED},
     process::Run,
     results::{Measure, Results},
 };
 
-/// Legible on a light and on a dark ground.
-const COLOURS: [&str; COLUMNS.len()] = [
-    "#8a8a8a", "#d9662b", "#c99a06", "#2f9e62", "#3f8ad8", "#a566c9",
+/// The lines. Their colours are legible on a light and on a dark ground.
+const LINES: [(&str, &str); 7] = [
+    (RAW, "#8a8a8a"),
+    (CONSUMER, "#d9662b"),
+    (UNBOUNDED, "#c99a06"),
+    (GROUPED, "#2f9e62"),
+    (GROUPED_WIDE, "#17a2a2"),
+    (TYPESCRIPT, "#3f8ad8"),
+    (PYTHON, "#a566c9"),
 ];
 const PANELS: [(&str, Measure); 2] = [
     ("CPU per 1000 messages, ms", Run::cpu_ms),
@@ -57,8 +63,13 @@ fn points(results: &Results, name: &'static str, measure: Measure) -> Vec<(f64, 
 fn panel(svg: &mut String, results: &Results, title: &str, measure: Measure, left: f64) {
     let (width, height) = PLOT;
     let bottom = TOP + height;
-    let lines = COLUMNS.map(|name| points(results, name, measure));
-    let values = || lines.iter().flatten().map(|(_, value)| value.log10());
+    let lines = LINES.map(|(name, colour)| (colour, points(results, name, measure)));
+    let values = || {
+        lines
+            .iter()
+            .flat_map(|(_, line)| line)
+            .map(|(_, value)| value.log10())
+    };
     let lowest = values().fold(f64::INFINITY, f64::min).floor();
     let highest = values().fold(f64::NEG_INFINITY, f64::max).ceil();
     let widest = (BATCHES[BATCHES.len() - 1].0 as f64).log10();
@@ -111,7 +122,7 @@ fn panel(svg: &mut String, results: &Results, title: &str, measure: Measure, lef
         r#"<text x="{middle:.1}" y="{below:.1}" text-anchor="middle">messages in a batch</text>"#
     )
     .unwrap();
-    for (line, colour) in lines.iter().zip(COLOURS) {
+    for (colour, line) in &lines {
         let line: Vec<_> = line
             .iter()
             .map(|&(messages, value)| (x(messages), y(value)))
@@ -133,7 +144,7 @@ fn panel(svg: &mut String, results: &Results, title: &str, measure: Measure, lef
 
 fn legend(svg: &mut String, results: &Results) {
     let mut x = LEFT[0];
-    for (name, colour) in COLUMNS.into_iter().zip(COLOURS) {
+    for (name, colour) in LINES {
         if points(results, name, Run::cpu_ms).is_empty() {
             continue;
         }

@@ -2,7 +2,11 @@
 
 use std::{path::PathBuf, process::Command};
 
-use crate::{candidates::Candidate, process::Function, stub::Stub};
+use crate::{
+    candidates::Candidate,
+    process::{Failed, Function},
+    stub::Stub,
+};
 
 /// Messages in a batch, and the numbers of batches whose difference is counted.
 const COUNTED: [(usize, usize, usize); 3] = [(1, 20, 120), (10, 5, 25), (100, 2, 4)];
@@ -18,15 +22,15 @@ pub(crate) async fn per_message(
     candidate: &Candidate,
     stub: &Stub,
     messages: usize,
-) -> f64 {
+) -> Result<f64, Failed> {
     let counted = COUNTED.iter().find(|(size, _, _)| *size == messages);
     let &(_, few, many) = counted.unwrap();
     let mut counts = [0.0; 2];
     for (count, batches) in counts.iter_mut().zip([few, many]) {
         stub.reset(0);
-        *count = of_process(valgrind, candidate, stub, messages, batches).await;
+        *count = of_process(valgrind, candidate, stub, messages, batches).await?;
     }
-    (counts[1] - counts[0]) / (messages * (many - few)) as f64
+    Ok((counts[1] - counts[0]) / (messages * (many - few)) as f64)
 }
 
 async fn of_process(
@@ -35,7 +39,7 @@ async fn of_process(
     stub: &Stub,
     messages: usize,
     batches: usize,
-) -> f64 {
+) -> Result<f64, Failed> {
     let mut command = tokio::process::Command::new(valgrind);
     command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
     command.arg(&candidate.program);
@@ -43,7 +47,7 @@ async fn of_process(
     let mut function = Function::spawn_command(command, env).await;
     function.lambda.ready().await;
     for _ in 0..batches {
-        function.batch(messages).await;
+        function.batch(messages).await?;
     }
     // After the last response has been processed.
     function.lambda.polls(batches + 1).await;
@@ -53,5 +57,5 @@ async fn of_process(
     let count = output
         .iter()
         .find_map(|line| line.split_once("Collected : "));
-    count.unwrap().1.trim().parse().unwrap()
+    Ok(count.unwrap().1.trim().parse().unwrap())
 }

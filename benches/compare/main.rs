@@ -26,7 +26,7 @@ mod throttle;
 
 use std::{fs, io::IsTerminal, path::Path, time::Duration};
 
-use candidates::{CONSUMER, Candidate, UNBOUNDED, on_path};
+use candidates::{CONSUMER, Candidate, UNPRIMED, on_path};
 use process::Load;
 use results::Results;
 use stub::Stub;
@@ -48,7 +48,7 @@ const LARGEST_AT_0_MS: usize = 1000;
 const STARTS: usize = 5;
 /// Memory of the functions whose share of a vCPU is imitated, and their load.
 const MEMORY_MB: [u64; 3] = [128, 256, 1769];
-const LIMITED_BATCHES: (usize, usize) = (10, 30);
+const LIMITED_BATCHES: [(usize, usize); 2] = [(10, 30), (100, 10)];
 /// A batch with too little time for it.
 const CUT_OFF: (usize, Duration) = (10_000, Duration::from_secs(5));
 
@@ -98,7 +98,9 @@ async fn count_instructions(candidates: &[Candidate], stub: &Stub, results: &mut
             let name = candidate.name;
             progress(&format!("instructions: {name}, batches of {messages}"));
             let count = instructions::per_message(&valgrind, candidate, stub, messages).await;
-            results.instructions.insert((name, messages), count);
+            if let Some(count) = results.succeeded(count, name, messages) {
+                results.instructions.insert((name, messages), count);
+            }
         }
     }
 }
@@ -136,26 +138,31 @@ impl Round {
                     stub.reset(latency);
                     let run = process::run(candidate, stub, load, None).await;
                     let cell = (candidate.name, latency, messages);
-                    results.runs.entry(cell).or_default().push(run);
+                    if let Some(run) = results.succeeded(run, candidate.name, messages) {
+                        results.runs.entry(cell).or_default().push(run);
+                    }
                 }
             }
         }
     }
 
     async fn limited(&self, candidates: &[Candidate], stub: &Stub, results: &mut Results) {
-        let (messages, batches) = LIMITED_BATCHES;
-        let load = Load {
-            messages,
-            batches,
-            time: self.time,
-        };
-        for memory in MEMORY_MB {
-            for candidate in self.turns(candidates).filter(|c| c.takes(messages)) {
-                self.progress(candidate, &format!("CPU of {memory} MB"));
-                stub.reset(LATENCY_MS);
-                let run = process::run(candidate, stub, load, Some(memory)).await;
-                let cell = (candidate.name, memory);
-                results.limited.entry(cell).or_default().push(run);
+        for (messages, batches) in LIMITED_BATCHES {
+            let load = Load {
+                messages,
+                batches,
+                time: self.time,
+            };
+            for memory in MEMORY_MB {
+                for candidate in self.turns(candidates).filter(|c| c.takes(messages)) {
+                    self.progress(candidate, &format!("{messages} messages, {memory} MB"));
+                    stub.reset(LATENCY_MS);
+                    let run = process::run(candidate, stub, load, Some(memory)).await;
+                    let cell = (candidate.name, memory, messages);
+                    if let Some(run) = results.succeeded(run, candidate.name, messages) {
+                        results.limited.entry(cell).or_default().push(run);
+                    }
+                }
             }
         }
     }
@@ -169,22 +176,22 @@ impl Round {
         self.progress(shipped, &format!("{messages} messages in {time:?}"));
         stub.reset(LATENCY_MS);
         let cut_off = process::cut_off(shipped, stub, messages, time).await;
-        results.cut_offs.push(cut_off);
+        let cut_off = results.succeeded(cut_off, shipped.name, messages);
+        results.cut_offs.extend(cut_off);
     }
 
     async fn starts(&self, candidates: &[Candidate], stub: &Stub, results: &mut Results) {
-        let unprimed = candidates::unprimed();
-        // The start does not depend on the batches to come.
-        let distinct = self.turns(candidates).filter(|c| c.name != UNBOUNDED);
-        let candidates: Vec<_> = distinct.chain([&unprimed]).collect();
         for latency in [0, LATENCY_MS] {
             for _ in 0..STARTS {
-                for candidate in &candidates {
+                let distinct = |c: &&Candidate| c.takes(1) || c.name == UNPRIMED;
+                for candidate in self.turns(candidates).filter(distinct) {
                     self.progress(candidate, &format!("start at {latency} ms"));
                     stub.reset(latency);
                     let start = process::start(candidate, stub).await;
                     let cell = (candidate.name, latency);
-                    results.starts.entry(cell).or_default().push(start);
+                    if let Some(start) = results.succeeded(start, candidate.name, 1) {
+                        results.starts.entry(cell).or_default().push(start);
+                    }
                 }
             }
         }

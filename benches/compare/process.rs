@@ -11,14 +11,14 @@ use crate::{
     stub::{Counts, Stub},
     support::{
         event,
-        runtime_api::{Env, Lambda},
+        runtime_api::{Answer, Env, Lambda},
     },
     throttle::{self, Throttle},
 };
 
 /// Each invocation's time until its deadline.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
-/// Not measured: these batches open connections and fill pools and caches.
+/// Not measured: up to so many batches open connections and fill pools and caches.
 const WARM_UP: usize = 5;
 /// Messages of a warm-up batch at most. A larger batch is measured with the connections it opens.
 const WARM_UP_MESSAGES: usize = 100;
@@ -32,7 +32,7 @@ pub(crate) struct Load {
     pub(crate) messages: usize,
     /// Number of batches at most.
     pub(crate) batches: usize,
-    /// No further batch after this time.
+    /// No further batch after this time, of the warm-up either.
     pub(crate) time: Duration,
 }
 
@@ -64,11 +64,15 @@ pub(crate) struct CutOff {
     pub(crate) failed: usize,
 }
 
-pub(crate) async fn start(candidate: &Candidate, stub: &Stub) -> Start {
+/// A batch that did not succeed, in words.
+pub(crate) type Failed = String;
+
+pub(crate) async fn start(candidate: &Candidate, stub: &Stub) -> Result<Start, Failed> {
     let mut function = Function::spawn(candidate, stub, 1, &[]).await;
     let init = function.lambda.ready().await;
-    let first = function.batch(1).await;
-    Start { init, first }
+    let first = function.batch(1).await?;
+    function.lambda.kill().await;
+    Ok(Start { init, first })
 }
 
 /// Runs warm-up and `load`, if `throttled` with the CPU of a function with so much memory.
@@ -77,7 +81,7 @@ pub(crate) async fn run(
     stub: &Stub,
     load: Load,
     throttled: Option<u64>,
-) -> Run {
+) -> Result<Run, Failed> {
     let memory = throttled.map(|memory| ("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", memory.to_string()));
     let mut function = Function::spawn(candidate, stub, load.messages, memory.as_slice()).await;
     function.lambda.ready().await;
@@ -88,15 +92,18 @@ pub(crate) async fn run(
         few @ ..=WARM_UP_MESSAGES => few,
         _ => 10,
     };
-    for _ in 0..WARM_UP {
-        function.batch(warm_up).await;
+    let begin = Instant::now();
+    for number in 0..WARM_UP {
+        if number == 0 || begin.elapsed() < load.time {
+            function.batch(warm_up).await?;
+        }
     }
 
     let (cpu, sent, before) = (cpu_time(pid), function.sent, stub.counts());
     let mut warm = Vec::with_capacity(load.batches);
     let begin = Instant::now();
     while warm.is_empty() || (warm.len() < load.batches && begin.elapsed() < load.time) {
-        warm.push(function.batch(load.messages).await);
+        warm.push(function.batch(load.messages).await?);
     }
     warm.sort();
     let Counts {
@@ -104,7 +111,7 @@ pub(crate) async fn run(
         bytes,
         connections,
     } = stub.counts();
-    Run {
+    let run = Run {
         warm,
         cpu: cpu_time(pid) - cpu,
         messages: function.sent - sent,
@@ -113,7 +120,11 @@ pub(crate) async fn run(
         requests: requests - before.requests,
         bytes: bytes - before.bytes,
         throttle: throttle.as_ref().map(Throttle::way),
-    }
+    };
+    drop(throttle);
+    // The next process starts after the end of this one.
+    function.lambda.kill().await;
+    Ok(run)
 }
 
 /// Runs one batch of `messages` with `time` until the deadline.
@@ -122,11 +133,12 @@ pub(crate) async fn cut_off(
     stub: &Stub,
     messages: usize,
     time: Duration,
-) -> CutOff {
+) -> Result<CutOff, Failed> {
     let mut function = Function::spawn(candidate, stub, messages, &[]).await;
     function.lambda.ready().await;
-    let (response, failed) = function.invoke(messages, time).await;
-    CutOff { response, failed }
+    let (response, failed) = function.invoke(messages, time).await?;
+    function.lambda.kill().await;
+    Ok(CutOff { response, failed })
 }
 
 pub(crate) struct Function {
@@ -156,23 +168,35 @@ impl Function {
         Self { lambda, sent: 0 }
     }
 
-    /// One batch of new orders. Asserts success: a failure would be measured as speed.
-    pub(crate) async fn batch(&mut self, messages: usize) -> Duration {
-        let (time, failed) = self.invoke(messages, DEADLINE).await;
-        assert_eq!(failed, 0, "{:#?}", self.lambda.output());
-        time
+    /// One batch of new orders, all of which must succeed: a failure would be measured as speed.
+    pub(crate) async fn batch(&mut self, messages: usize) -> Result<Duration, Failed> {
+        match self.invoke(messages, DEADLINE).await? {
+            (time, 0) => Ok(time),
+            (_, failed) => Err(format!("{failed} of {messages} messages failed")),
+        }
     }
 
     /// One batch of new orders: the time of the response, and the number of failed messages.
-    async fn invoke(&mut self, messages: usize, time: Duration) -> (Duration, usize) {
+    async fn invoke(
+        &mut self,
+        messages: usize,
+        time: Duration,
+    ) -> Result<(Duration, usize), Failed> {
         let orders = self.sent..self.sent + messages;
         self.sent += messages;
         let records =
             orders.map(|n| event::record(&format!("m-{n}"), &event::order(&format!("o-{n}"))));
         let batch = event::batch(records).to_string();
         let start = Instant::now();
-        let response = self.lambda.invoke_bytes(batch, time).await.response();
-        (start.elapsed(), event::failed(&response).len())
+        match self.lambda.invoke_bytes(batch, time).await {
+            Answer::Response(response) => Ok((start.elapsed(), event::failed(&response).len())),
+            Answer::Error(error) => Err(error["errorMessage"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned()),
+            Answer::Exited => Err(format!("the process ended: {:?}", self.lambda.output())),
+            Answer::TimedOut => Err(format!("no response within {time:?}")),
+        }
     }
 }
 

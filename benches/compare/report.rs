@@ -4,7 +4,7 @@ use std::{fmt::Write, fs, process::Command, time::SystemTime};
 
 use crate::{
     BATCHES, CUT_OFF, LATENCY_MS, LIMITED_BATCHES, MEMORY_MB,
-    candidates::{COLUMNS, CONSUMER, GROUPED, PYTHON, RAW, TYPESCRIPT, UNPRIMED},
+    candidates::ALL,
     instructions,
     process::{DEADLINE, Run},
     results::{Measure, Results},
@@ -32,24 +32,27 @@ pub(crate) fn page(results: &Results) -> String {
 const INTRODUCTION: &str = "\
 # Speed
 
-`make bench` measures the candidates below in turns, and writes this page. They run as processes behind the same Lambda
-Runtime API, against the same stub of DynamoDB, which accepts every write after 0 or 5 ms. The ratios in parentheses are to
-the raw loop of the same run. The absolute figures are those of one machine.
+`make bench` measures these candidates in turns, and writes this page. They run as processes behind the same Lambda Runtime
+API. The same stub of DynamoDB accepts all their writes, after 0 or 5 ms. The ratios in parentheses are to the raw loop of
+the same run. The absolute figures are those of one machine.
 
 | candidate | |
 | --- | --- |
-| raw loop | `benches/raw_loop.rs`, the best plain loop of SDK calls: one thread, all messages of a batch at a time, the bytes of the consumer's requests, no decisions and no logs |
-| consumer | the release build as it ships, with 10 messages at a time |
-| consumer, unbounded | the same with `CONSUMER_CONCURRENCY` at the size of the batch |
-| consumer, grouping | the same with `IDEMPOTENCY_GROUPING=on` too |
-| Powertools TypeScript | `local/compare/bench.mjs`: batch processor and idempotency utility as documented for SQS, all messages at a time |
-| Powertools Python | `local/compare/bench.py`: the same utilities as documented for SQS, one message after the other |
+| raw loop | The best plain loop of SDK calls, `benches/raw_loop.rs`. It has one thread, takes all messages of a batch at a time, and sends the bytes of the consumer's requests. It decides and logs nothing. |
+| consumer | The release build as it ships: 10 messages at a time. |
+| consumer, unbounded | As shipped, with `CONSUMER_CONCURRENCY` at the size of the batch. |
+| consumer, grouping | As shipped, with `IDEMPOTENCY_GROUPING=on`. |
+| consumer, grouping, 200 | With `IDEMPOTENCY_GROUPING=on` and `CONSUMER_CONCURRENCY=200`. |
+| Powertools TypeScript | Batch processor and idempotency utility as documented for SQS: all messages at a time, `local/compare/bench.mjs`. |
+| Powertools Python | The same utilities as documented for SQS: one message after the other, `local/compare/bench.py`. |
+
+Each figure is the median over the rounds. The stub answers after 5 ms unless a row says otherwise.
 ";
 
 const CHART: &str = "\
 ![CPU time per message and p50 of a batch, by the size of the batch](images/speed.svg)
 
-Both axes are logarithmic. The stub answers after 5 ms.
+Both axes are logarithmic.
 ";
 
 fn machine(results: &Results) -> String {
@@ -59,10 +62,11 @@ fn machine(results: &Results) -> String {
     let cpu = cpu.unwrap_or_default().trim_start_matches([':', ' ', '\t']);
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let today = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
-    let mut table = Table::new(&["", ""]);
-    table.row(["date", &today[..10]]);
-    table.row(["CPU", &format!("{cpu}, {cores} cores")]);
-    table.row(["kernel", kernel.trim()]);
+    let mut text = String::from("| | |\n| --- | --- |\n");
+    let mut row = |name: &str, value: &str| writeln!(text, "| {name} | {value} |").unwrap();
+    row("date", &today[..10]);
+    row("CPU", &format!("{cpu}, {cores} cores"));
+    row("kernel", kernel.trim());
     for (tool, argument) in [
         ("rustc", "--version"),
         ("node", "--version"),
@@ -70,11 +74,10 @@ fn machine(results: &Results) -> String {
         ("valgrind", "--version"),
     ] {
         if let Ok(ran) = Command::new(tool).arg(argument).output() {
-            table.row([tool, String::from_utf8_lossy(&ran.stdout).trim()]);
+            row(tool, String::from_utf8_lossy(&ran.stdout).trim());
         }
     }
-    table.row(["rounds", &results.rounds.to_string()]);
-    let mut text = table.text;
+    row("rounds", &results.rounds.to_string());
     if !results.missing.is_empty() {
         text += "\nLeft out:\n\n";
     }
@@ -85,80 +88,70 @@ fn machine(results: &Results) -> String {
 }
 
 fn target_table(results: &Results) -> String {
-    let mut table = Table::new(&["figure", "limit", "seen", ""]);
+    let mut text = String::from("| figure | limit | seen | |\n| --- | --- | ---: | --- |\n");
     for target in targets(results) {
-        let cell = |value| format!("{} {}", figure(value), target.unit);
         let verdict = match target.limit.zip(target.seen) {
             Some((limit, seen)) if seen <= limit => "reached",
             Some(_) => "missed",
             None => "not measured",
         };
-        let [limit, seen] = [target.limit, target.seen].map(cell);
-        table.row([&target.name, limit.trim(), seen.trim(), verdict]);
+        let limit = format!("{} {}", figure(target.limit), target.unit);
+        let (name, limit, seen) = (target.name, limit.trim(), figure(target.seen));
+        writeln!(text, "| {name} | {limit} | {seen} | {verdict} |").unwrap();
     }
-    table.text
+    text
 }
 
 fn batches(results: &Results) -> String {
-    let mut text = String::new();
-    writeln!(
-        text,
-        "Batches of up to 100 messages are measured after five of their size, batches of 1,000 after five of 10 messages. \
-        Medians of {} rounds.",
-        results.rounds,
-    )
-    .unwrap();
-    let both: [(&str, Measure); 3] = [
+    let mut text = "\
+Batches of up to 100 messages are measured after five of their size, batches of 1,000 after five of 10. Below 100 batches, p99
+is the slowest one.
+"
+    .to_owned();
+    let with_latencies: [(&str, Measure); 3] = [
         ("CPU per 1000 messages, ms", Run::cpu_ms),
         ("p50 of a batch, ms", Run::p50_ms),
         ("p99 of a batch, ms", Run::p99_ms),
     ];
-    for (name, measure) in both {
-        let mut table = Table::of(results, &[name, "latency"]);
+    for (name, measure) in with_latencies {
+        let mut table = Table::new(name);
         for latency in [0, LATENCY_MS] {
             for messages in warm() {
-                let labels = [batch_of(messages), format!("{latency} ms")];
-                table.ratios(labels, |name| results.of(name, latency, messages, measure));
+                let label = format!("{}, {latency} ms", batch_of(messages));
+                table.row(label, |name| results.of(name, latency, messages, measure));
             }
         }
         table.end(&mut text);
     }
-    let mut table = Table::of(results, &["instructions per message"]);
+    let mut table = Table::new("instructions per message");
     for messages in instructions::sizes() {
-        table.ratios([batch_of(messages)], |name| {
-            results.instructions(name, messages)
-        });
+        let count = |name| results.instructions(name, messages);
+        table.row(batch_of(messages), count);
     }
-    if !results.instructions.is_empty() {
-        table.end(&mut text);
-    }
-    let once: [(&str, Measure); 4] = [
+    table.end(&mut text);
+    let measures: [(&str, Measure); 4] = [
         ("peak memory, MiB", |run| run.peak_memory_mib),
         ("requests per message", Run::requests_per_message),
         ("bytes per request", Run::bytes_per_request),
         ("connections", |run| run.connections),
     ];
-    for (name, measure) in once {
-        let mut table = Table::of(results, &[name]);
-        for messages in warm() {
-            table.ratios([batch_of(messages)], |name| {
-                results.of(name, LATENCY_MS, messages, measure)
-            });
-        }
-        table.end(&mut text);
+    for (name, measure) in measures {
+        by_size(&mut text, name, warm(), |name, messages| {
+            results.of(name, LATENCY_MS, messages, measure)
+        });
     }
     text
 }
 
 fn large_batches(results: &Results) -> String {
-    let mut text = String::new();
-    writeln!(
-        text,
-        "One batch each, after five of 10 messages, {LATENCY_MS} ms from DynamoDB and {} s before the deadline. The time \
-        includes new connections. A function in Lambda can open {FILES}, so the raw loop could not run there.",
+    let mut text = format!(
+        "\
+Batches of 2,000 and more are measured once in each process, after five of 10 messages, with {} s until the deadline. So their
+time includes new connections. Powertools for Python would need minutes. Lambda allows a function 1,024 open files, so the
+raw loop could not run there.
+",
         DEADLINE.as_secs(),
-    )
-    .unwrap();
+    );
     let measures: [(&str, Measure); 4] = [
         ("time of the batch, s", |run| run.p50_ms() / 1000.0),
         ("CPU per 1000 messages, ms", Run::cpu_ms),
@@ -166,21 +159,16 @@ fn large_batches(results: &Results) -> String {
         ("connections", |run| run.connections),
     ];
     for (name, measure) in measures {
-        let mut table = Table::of(results, &[name]);
-        for messages in large() {
-            table.ratios([batch_of(messages)], |name| {
-                results.of(name, LATENCY_MS, messages, measure)
-            });
-        }
-        table.end(&mut text);
-    }
-    let mut table = Table::of(results, &["memory per message, KiB"]);
-    for messages in large() {
-        table.ratios([batch_of(messages)], |name| {
-            results.memory_per_message_kib(name, LATENCY_MS, messages)
+        by_size(&mut text, name, large(), |name, messages| {
+            results.of(name, LATENCY_MS, messages, measure)
         });
     }
-    table.end(&mut text);
+    by_size(
+        &mut text,
+        "memory per message, KiB",
+        large(),
+        |name, messages| results.memory_per_message_kib(name, LATENCY_MS, messages),
+    );
     let (messages, time) = CUT_OFF;
     if let Some(cut_off) = results
         .cut_offs
@@ -189,9 +177,10 @@ fn large_batches(results: &Results) -> String {
     {
         writeln!(
             text,
-            "\nWith {} s for a batch of {messages}, the consumer answered after {:.2} s. It reported the {} messages \
-            without a recorded outcome as failed.",
+            "\nWith {} s for a {}, the consumer answered after {:.2} s. It reported the {} messages without a recorded outcome \
+             as failed.",
             time.as_secs(),
+            batch_of(messages),
             cut_off.response.as_secs_f64(),
             thousands(cut_off.failed as f64),
         )
@@ -200,19 +189,16 @@ fn large_batches(results: &Results) -> String {
     text
 }
 
-/// Lambda's quota of file descriptors.
-const FILES: &str = "1,024 files";
-
 fn limited(results: &Results) -> String {
-    let (messages, _) = LIMITED_BATCHES;
     let way = results
         .limited
         .values()
         .flatten()
         .find_map(|run| run.throttle);
     let mut text = format!(
-        "Batches of {messages}, {LATENCY_MS} ms from DynamoDB. After init, {} limits the process to its part of a vCPU, in \
-        periods of 20 ms: the memory of the function divided by 1,769 MB.\n",
+        "\
+Lambda gives a function a part of a vCPU: its memory divided by 1,769 MB. Here {} does so after init, in periods of 20 ms.
+",
         way.unwrap_or_default(),
     );
     let measures: [(&str, Measure); 2] = [
@@ -220,11 +206,14 @@ fn limited(results: &Results) -> String {
         ("p99 of a batch, ms", Run::p99_ms),
     ];
     for (name, measure) in measures {
-        let mut table = Table::of(results, &[name]);
-        // A batch of 10 is not larger than the bound of the shipped consumer.
-        for memory in MEMORY_MB {
-            let value = |name| results.limited(name, memory, measure);
-            table.ratios([format!("{memory} MB")], value);
+        let mut table = Table::new(name);
+        for (messages, _) in LIMITED_BATCHES {
+            for memory in MEMORY_MB {
+                let label = format!("{}, {} MB", batch_of(messages), thousands(memory as f64));
+                table.row(label, |name| {
+                    results.limited(name, memory, messages, measure)
+                });
+            }
         }
         table.end(&mut text);
     }
@@ -232,21 +221,28 @@ fn limited(results: &Results) -> String {
 }
 
 fn starts(results: &Results) -> String {
-    let columns = [RAW, CONSUMER, UNPRIMED, GROUPED, TYPESCRIPT, PYTHON];
-    let mut table = Table::new(&["", "latency"]).columns(results, &columns);
+    let mut table = Table::new("");
     for latency in [0, LATENCY_MS] {
-        let label = |name: &str| [name.to_owned(), format!("{latency} ms")];
-        table.ratios(label("init, ms"), |name| results.init_ms(name, latency));
-        table.ratios(label("first message, ms"), |name| {
+        let label = |name: &str| format!("{name}, {latency} ms away");
+        table.row(label("init in ms"), |name| results.init_ms(name, latency));
+        table.row(label("first message in ms"), |name| {
             results.first_ms(name, latency)
         });
     }
+    let mut text = "\
+The consumer reads from its table in init, once. The raw loop opens its connection with the first message. The column without
+the warm-up read has `CONSUMER_PRIME=off`.
+"
+    .to_owned();
+    table.end(&mut text);
     let [raw, consumer] = [program("raw_loop"), consumer()]
         .map(|binary| fs::metadata(binary).unwrap().len() as f64 / 1e6);
-    format!(
-        "{}\nThe binary of the consumer has {consumer:.1} MB, that of the raw loop {raw:.1} MB.\n",
-        table.text,
+    writeln!(
+        text,
+        "\nThe binary of the consumer has {consumer:.1} MB, that of the raw loop {raw:.1} MB."
     )
+    .unwrap();
+    text
 }
 
 fn warm() -> impl Iterator<Item = usize> {
@@ -263,73 +259,70 @@ fn large() -> impl Iterator<Item = usize> {
         .filter(|messages| *messages >= 1000)
 }
 
-fn batch_of(messages: usize) -> String {
+pub(crate) fn batch_of(messages: usize) -> String {
     format!("batch of {}", thousands(messages as f64))
 }
 
+/// Adds a table of one figure by the size of the batches.
+fn by_size(
+    text: &mut String,
+    title: &'static str,
+    sizes: impl Iterator<Item = usize>,
+    value: impl Fn(&'static str, usize) -> Option<f64>,
+) {
+    let mut table = Table::new(title);
+    for messages in sizes {
+        table.row(batch_of(messages), |name| value(name, messages));
+    }
+    table.end(text);
+}
+
+/// Figures of all candidates, with their ratios to that of the raw loop.
 struct Table {
-    text: String,
-    /// The candidates that were measured.
-    columns: Vec<&'static str>,
+    title: &'static str,
+    rows: Vec<(String, Vec<Option<f64>>)>,
 }
 
 impl Table {
-    fn new(labels: &[&str]) -> Self {
-        let header = labels.iter().map(|label| format!(" {label} |"));
-        let header: String = header.collect();
-        Self {
-            text: format!("|{header}\n|{}\n", " --- |".repeat(labels.len())),
-            columns: Vec::new(),
+    fn new(title: &'static str) -> Self {
+        let rows = Vec::new();
+        Self { title, rows }
+    }
+
+    fn row(&mut self, label: String, value: impl Fn(&'static str) -> Option<f64>) {
+        let values = ALL.into_iter().map(value).collect();
+        self.rows.push((label, values));
+    }
+
+    /// Adds the table to `text`, without the columns that have no figure.
+    fn end(self, text: &mut String) {
+        let filled = |column: &usize| self.rows.iter().any(|(_, row)| row[*column].is_some());
+        let columns: Vec<_> = (0..ALL.len()).filter(filled).collect();
+        if columns.is_empty() {
+            return;
+        }
+        let names: String = columns
+            .iter()
+            .map(|column| format!(" {} |", ALL[*column]))
+            .collect();
+        let rules = " ---: |".repeat(columns.len());
+        write!(text, "\n| {} |{names}\n| --- |{rules}\n", self.title).unwrap();
+        for (label, row) in &self.rows {
+            let cells = columns
+                .iter()
+                .map(|column| with_ratio(row[*column], row[0], *column));
+            let cells: String = cells.map(|cell| format!(" {cell} |")).collect();
+            writeln!(text, "| {label} |{cells}").unwrap();
         }
     }
+}
 
-    /// A table of labels and of all candidates that were measured.
-    fn of(results: &Results, labels: &[&str]) -> Self {
-        Self::new(labels).columns(results, &COLUMNS)
-    }
-
-    fn columns(mut self, results: &Results, columns: &[&'static str]) -> Self {
-        let measured = |name: &&str| {
-            results.starts.keys().any(|(of, _)| of == name)
-                || results.runs.keys().any(|(of, ..)| of == name)
-        };
-        self.columns = columns.iter().copied().filter(measured).collect();
-        let (header, rule) = self.text.trim_end().split_once('\n').unwrap();
-        let names: String = self
-            .columns
-            .iter()
-            .map(|name| format!(" {name} |"))
-            .collect();
-        let rules = " ---: |".repeat(self.columns.len());
-        self.text = format!("{header}{names}\n{rule}{rules}\n");
-        self
-    }
-
-    fn row<const N: usize>(&mut self, cells: [&str; N]) {
-        let cells: String = cells.iter().map(|cell| format!(" {cell} |")).collect();
-        writeln!(self.text, "|{cells}").unwrap();
-    }
-
-    /// A row of figures, with their ratios to that of the raw loop.
-    fn ratios<const N: usize>(
-        &mut self,
-        labels: [String; N],
-        value: impl Fn(&'static str) -> Option<f64>,
-    ) {
-        let raw = value(RAW).filter(|raw| *raw > 0.0);
-        let cells = self.columns.iter().map(|&name| match (value(name), raw) {
-            (Some(value), Some(raw)) if name != RAW => {
-                format!("{} ({} x)", figure(Some(value)), figure(Some(value / raw)))
-            }
-            (value, _) => figure(value),
-        });
-        let cells = labels.into_iter().chain(cells);
-        let cells: String = cells.map(|cell| format!(" {cell} |")).collect();
-        writeln!(self.text, "|{cells}").unwrap();
-    }
-
-    fn end(self, page: &mut String) {
-        write!(page, "\n{}", self.text).unwrap();
+fn with_ratio(value: Option<f64>, raw: Option<f64>, column: usize) -> String {
+    match (value, raw) {
+        (Some(value), Some(raw)) if column > 0 && raw > 0.0 => {
+            format!("{} ({} x)", figure(Some(value)), figure(Some(value / raw)))
+        }
+        _ => figure(value),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::candidates::CONSUMER;
-use crate::process::{CutOff, Run, Start, milliseconds};
+use crate::process::{CutOff, Failed, Run, Start, milliseconds};
 
 pub(crate) type Measure = fn(&Run) -> f64;
 
@@ -13,8 +13,8 @@ pub(crate) struct Results {
     pub(crate) rounds: usize,
     /// By latency and messages in a batch.
     pub(crate) runs: BTreeMap<(Name, u64, usize), Vec<Run>>,
-    /// By memory of the function in MB.
-    pub(crate) limited: BTreeMap<(Name, u64), Vec<Run>>,
+    /// By memory of the function in MB, and messages in a batch.
+    pub(crate) limited: BTreeMap<(Name, u64, usize), Vec<Run>>,
     /// By latency.
     pub(crate) starts: BTreeMap<(Name, u64), Vec<Start>>,
     pub(crate) cut_offs: Vec<CutOff>,
@@ -37,6 +37,23 @@ impl Results {
         }
     }
 
+    /// The measurement, or a note of the failure.
+    pub(crate) fn succeeded<T>(
+        &mut self,
+        measured: Result<T, Failed>,
+        name: Name,
+        messages: usize,
+    ) -> Option<T> {
+        measured
+            .map_err(|failed| {
+                let note = format!("{name}, batch of {messages}: {failed}");
+                if !self.missing.contains(&note) {
+                    self.missing.push(note);
+                }
+            })
+            .ok()
+    }
+
     pub(crate) fn of(
         &self,
         name: Name,
@@ -52,8 +69,15 @@ impl Results {
         )
     }
 
-    pub(crate) fn limited(&self, name: Name, memory_mb: u64, measure: Measure) -> Option<f64> {
-        median(self.limited.get(&(name, memory_mb))?.iter().map(measure))
+    pub(crate) fn limited(
+        &self,
+        name: Name,
+        memory_mb: u64,
+        messages: usize,
+        measure: Measure,
+    ) -> Option<f64> {
+        let runs = self.limited.get(&(name, memory_mb, messages))?;
+        median(runs.iter().map(measure))
     }
 
     pub(crate) fn init_ms(&self, name: Name, latency: u64) -> Option<f64> {
