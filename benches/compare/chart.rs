@@ -27,7 +27,7 @@ const WIDTH: f64 = 900.0;
 const HEIGHT: f64 = 440.0;
 /// The plot of a panel.
 const PLOT: (f64, f64) = (380.0, 300.0);
-const TOP: f64 = 60.0;
+const TOP: f64 = 85.0;
 const LEFT: [f64; 2] = [55.0, 505.0];
 
 const STYLE: &str = "\
@@ -143,18 +143,23 @@ fn panel(svg: &mut String, results: &Results, title: &str, measure: Measure, lef
 }
 
 fn legend(svg: &mut String, results: &Results) {
-    let mut x = LEFT[0];
+    let (mut x, mut y) = (LEFT[0], 18.0);
     for (name, colour) in LINES {
         if points(results, name, Run::cpu_ms).is_empty() {
             continue;
         }
+        // A letter takes about 6.6 units.
+        let width = 36.0 + 6.6 * name.len() as f64;
+        if x + width > WIDTH {
+            (x, y) = (LEFT[0], y + 20.0);
+        }
+        let (line, text) = (y - 7.0, x + 19.0);
         writeln!(
             svg,
-            r#"<rect x="{x:.1}" y="11" width="14" height="4" fill="{colour}"/>"#
+            r#"<rect x="{x:.1}" y="{line}" width="14" height="4" fill="{colour}"/>"#
         )
         .unwrap();
-        writeln!(svg, r#"<text x="{:.1}" y="18">{name}</text>"#, x + 19.0).unwrap();
-        // A letter takes about 6.6 units.
-        x += 36.0 + 6.6 * name.len() as f64;
+        writeln!(svg, r#"<text x="{text:.1}" y="{y}">{name}</text>"#).unwrap();
+        x += width;
     }
 }
