@@ -2,7 +2,8 @@
 //!
 //! The Runtime API drives the candidates, in turns over several rounds, against the same
 //! DynamoDB-shaped stub, so that disturbances of the machine hit all. Every number is the median
-//! over the rounds. `BENCH_ROUNDS=1` is a quick look, and writes no page.
+//! over the rounds. `BENCH_ROUNDS=1` is a quick look, whose page
+//! goes to `target/bench` and not to `docs`.
 //!
 //! One thread serves stub and Runtime API, so that the candidate has a core for itself.
 
@@ -57,7 +58,7 @@ async fn main() {
     // `cargo test --benches` and `cargo bench` pass arguments for libtest, which this is not.
     let rounds = std::env::var("BENCH_ROUNDS").map_or(3, |rounds| rounds.parse().unwrap());
     let quick = rounds == 1;
-    let time = Duration::from_millis(if quick { 500 } else { 2000 });
+    let time = Duration::from_millis(if quick { 500 } else { 1500 });
 
     let mut candidates = candidates::compiled();
     let (powertools, missing) = candidates::powertools();
@@ -80,12 +81,11 @@ async fn main() {
 
     let page = report::page(&results);
     println!("{page}");
-    if !quick {
-        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
-        fs::create_dir_all(docs.join("images")).unwrap();
-        fs::write(docs.join("speed.md"), page).unwrap();
-        fs::write(docs.join("images/speed.svg"), chart::svg(&results)).unwrap();
-    }
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let directory = repository.join(if quick { "target/bench" } else { "docs" });
+    fs::create_dir_all(directory.join("images")).unwrap();
+    fs::write(directory.join("speed.md"), page).unwrap();
+    fs::write(directory.join("images/speed.svg"), chart::svg(&results)).unwrap();
 }
 
 async fn count_instructions(candidates: &[Candidate], stub: &Stub, results: &mut Results) {

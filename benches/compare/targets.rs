@@ -45,6 +45,13 @@ fn consumer(results: &Results) -> Vec<Target> {
     let mut targets = vec![
         target("instructions, batch of 10", TO_RAW, 1.25, instructions),
         target("CPU, batch of 10, 0 ms", TO_RAW, 1.2, ratio(0, Run::cpu_ms)),
+        // The raw loop is up to date only if it sends the same bytes.
+        target(
+            "bytes per request, batch of 10",
+            TO_RAW,
+            1.01,
+            ratio(LATENCY_MS, Run::bytes_per_request),
+        ),
         target(
             "p50, batch of 10",
             TO_RAW,
