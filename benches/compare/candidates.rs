@@ -65,7 +65,7 @@ impl Candidate {
         command
     }
 
-    /// Whether the candidate is a release binary of this repository.
+    /// True for a release binary of this repository.
     pub(crate) fn compiled(&self) -> bool {
         self.script.is_none()
     }

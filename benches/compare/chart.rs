@@ -6,6 +6,7 @@ use crate::{
     BATCHES, LATENCY_MS,
     candidates::{CONSUMER, GROUPED, GROUPED_WIDE, PYTHON, RAW, TYPESCRIPT, UNBOUNDED},
     process::Run,
+    report::thousands,
     results::{Measure, Results},
 };
 
@@ -26,13 +27,13 @@ const PANELS: [(&str, Measure); 2] = [
 const WIDTH: f64 = 900.0;
 const HEIGHT: f64 = 440.0;
 /// The plot of a panel.
-const PLOT: (f64, f64) = (380.0, 300.0);
+const PLOT: (f64, f64) = (370.0, 300.0);
 const TOP: f64 = 85.0;
 const LEFT: [f64; 2] = [55.0, 505.0];
 
 const STYLE: &str = "\
 text { font: 13px sans-serif; fill: #333 }
-.axis { stroke: #888; stroke-width: 1 }
+.axis { fill: none; stroke: #888; stroke-width: 1 }
 .grid { stroke: #888; stroke-opacity: .25; stroke-width: 1 }
 .line { fill: none; stroke-width: 2.5; stroke-linejoin: round }
 @media (prefers-color-scheme: dark) { text { fill: #ddd } }
@@ -84,6 +85,7 @@ fn panel(svg: &mut String, results: &Results, title: &str, measure: Measure, lef
     .unwrap();
     for power in lowest as i32..=highest as i32 {
         let value = 10_f64.powi(power);
+        let label = thousands(value);
         let (y, right) = (y(value), left + width);
         writeln!(
             svg,
@@ -93,12 +95,13 @@ fn panel(svg: &mut String, results: &Results, title: &str, measure: Measure, lef
         let (x, y) = (left - 6.0, y + 4.0);
         writeln!(
             svg,
-            r#"<text x="{x:.1}" y="{y:.1}" text-anchor="end">{value}</text>"#
+            r#"<text x="{x:.1}" y="{y:.1}" text-anchor="end">{label}</text>"#
         )
         .unwrap();
     }
     for power in 0..=widest as i32 {
         let value = 10_f64.powi(power);
+        let label = thousands(value);
         let (x, y) = (x(value), bottom + 18.0);
         writeln!(
             svg,
@@ -107,7 +110,7 @@ fn panel(svg: &mut String, results: &Results, title: &str, measure: Measure, lef
         .unwrap();
         writeln!(
             svg,
-            r#"<text x="{x:.1}" y="{y:.1}" text-anchor="middle">{value}</text>"#
+            r#"<text x="{x:.1}" y="{y:.1}" text-anchor="middle">{label}</text>"#
         )
         .unwrap();
     }

@@ -190,10 +190,11 @@ impl Function {
         let start = Instant::now();
         match self.lambda.invoke_bytes(batch, time).await {
             Answer::Response(response) => Ok((start.elapsed(), event::failed(&response).len())),
-            Answer::Error(error) => Err(error["errorMessage"]
-                .as_str()
-                .unwrap_or_default()
-                .to_owned()),
+            Answer::Error(error) => {
+                let error = error["errorMessage"].as_str().unwrap_or_default();
+                let cause = error.rsplit(": ").next().unwrap_or_default();
+                Err(format!("all {messages} messages failed: {cause}"))
+            }
             Answer::Exited => Err(format!("the process ended: {:?}", self.lambda.output())),
             Answer::TimedOut => Err(format!("no response within {time:?}")),
         }

@@ -337,7 +337,7 @@ fn figure(value: Option<f64>) -> String {
 }
 
 /// Without decimals, and with commas.
-fn thousands(value: f64) -> String {
+pub(crate) fn thousands(value: f64) -> String {
     let digits = format!("{value:.0}");
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {

@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use crate::candidates::CONSUMER;
-use crate::process::{CutOff, Failed, Run, Start, milliseconds};
+use crate::{
+    candidates::CONSUMER,
+    process::{CutOff, Failed, Run, Start, milliseconds},
+    report::batch_of,
+};
 
 pub(crate) type Measure = fn(&Run) -> f64;
 
@@ -46,7 +49,7 @@ impl Results {
     ) -> Option<T> {
         measured
             .map_err(|failed| {
-                let note = format!("{name}, batch of {messages}: {failed}");
+                let note = format!("{name}, {}: {failed}", batch_of(messages));
                 if !self.missing.contains(&note) {
                     self.missing.push(note);
                 }
