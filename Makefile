@@ -101,10 +101,11 @@ compare: $(VENV) ## Try the known failures of other libraries on them and on sqs
 	python -B local/compare/compare.py
 
 .PHONY: bench
-bench: $(VENV) ## Compare the release build with a plain loop of SDK calls
+bench: $(VENV) ## Compare the release build with a plain loop of SDK calls and with Powertools; writes docs/speed.md
 	$(CONSUMER)
 	$(PROGRAM) raw_loop
-	cargo bench --locked --bench compare
+	python -B local/compare/packages.py
+	ulimit -n $$(ulimit -Hn) && cargo bench --locked --bench compare # The plain loop opens thousands of connections.
 
 .PHONY: outage
 outage: ## Simulate how long an outage messages survive with the template's receives and back-off

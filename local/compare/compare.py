@@ -7,7 +7,6 @@ same names.
 """
 
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -15,11 +14,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import cloud
+import packages
 from lab import Lab, Library
 from scenarios import SCENARIOS, Scenario
 
 HERE = Path(__file__).resolve().parent
-NODE = cloud.STATE / "compare"
 SETTINGS = {
     "Powertools Python": {
         "lambda_context": "register_lambda_context",
@@ -33,17 +32,6 @@ SETTINGS = {
         "in_turn": "processInParallel: false",
     },
 }
-
-
-def install() -> None:
-    """Installs the packages of function.mjs, at the versions of package-lock.json."""
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        raise cloud.Unavailable("make compare: Node.js 20 or later is needed, with npm")
-    NODE.mkdir(parents=True, exist_ok=True)
-    for name in ("package.json", "package-lock.json", ".npmrc", "function.mjs"):
-        shutil.copy(HERE / name, NODE / name)
-    npm = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"]
-    subprocess.run(npm, cwd=NODE, check=True, stdin=subprocess.DEVNULL)
 
 
 def sqs_once() -> dict[str, str]:
@@ -75,14 +63,14 @@ def cell(lab: Lab, library: Library, scenario: Scenario) -> str:
 
 def main() -> None:
     cloud.unwind_on_signals()
-    install()
+    packages.install()
     version = tomllib.loads((cloud.ROOT / "Cargo.toml").read_text())["package"]["version"]
     results = sqs_once()
     with cloud.ministack("compare") as up:
         lab = Lab(up)
         libraries = [
-            lab.library([sys.executable, str(HERE / "function.py")], NODE, SETTINGS),
-            lab.library(["node", "function.mjs"], NODE, SETTINGS),
+            lab.library([sys.executable, str(HERE / "function.py")], packages.NODE, SETTINGS),
+            lab.library(["node", "function.mjs"], packages.NODE, SETTINGS),
         ]
         header = [f"sqs-once {version}", *(f"{library.name} {library.version}" for library in libraries)]
         rows = []

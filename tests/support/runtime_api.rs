@@ -131,6 +131,11 @@ impl Lambda {
 
     /// Starts `binary` without waiting for its init phase.
     pub async fn spawn(binary: &Path, env: Env) -> Self {
+        Self::spawn_command(Command::new(binary), env).await
+    }
+
+    /// As [`Lambda::spawn`], with arguments.
+    pub async fn spawn_command(mut command: Command, env: Env) -> Self {
         let (invoke, invocations) = mpsc::unbounded_channel();
         let api = Arc::new(Api {
             invoke,
@@ -147,7 +152,8 @@ impl Lambda {
         let address = super::serve_until(routes(api.clone()), ended).await;
 
         let spawned = Instant::now();
-        let mut child = Command::new(binary)
+        let program = command.as_std().get_program().to_owned();
+        let mut child = command
             .env_clear()
             .envs(lambda_env(&address.to_string()))
             .envs(env)
@@ -156,7 +162,7 @@ impl Lambda {
             .stderr(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
-            .unwrap_or_else(|error| panic!("{}: {error}", binary.display()));
+            .unwrap_or_else(|error| panic!("{}: {error}", program.display()));
 
         let (lines, output) = watch::channel(Vec::new());
         let lines = Arc::new(lines);

@@ -1,0 +1,351 @@
+//! The page of a run, in Markdown.
+
+use std::{fmt::Write, fs, process::Command, time::SystemTime};
+
+use crate::{
+    BATCHES, CUT_OFF, LATENCY_MS, LIMITED_BATCHES, MEMORY_MB,
+    candidates::ALL,
+    instructions,
+    process::{DEADLINE, Run},
+    results::{Measure, Results},
+    support::runtime_api::{consumer, program},
+    targets::targets,
+};
+
+pub(crate) fn page(results: &Results) -> String {
+    let mut page = INTRODUCTION.to_owned();
+    let sections = [
+        ("Machine", machine(results)),
+        ("Targets", target_table(results)),
+        ("CPU and time by batch size", CHART.to_owned()),
+        ("Warm batches", batches(results)),
+        ("Large batches", large_batches(results)),
+        ("A part of a vCPU", limited(results)),
+        ("Start and size", starts(results)),
+    ];
+    for (title, text) in sections {
+        write!(page, "\n## {title}\n\n{}\n", text.trim_end()).unwrap();
+    }
+    page
+}
+
+const INTRODUCTION: &str = "\
+# Speed
+
+`make bench` measures these candidates in turns, and writes this page. They run as processes behind the same Lambda Runtime
+API. The same stub of DynamoDB accepts all their writes, after 0 or 5 ms. The ratios in parentheses are to the raw loop of
+the same run. The absolute figures are those of one machine.
+
+| candidate | |
+| --- | --- |
+| raw loop | The best plain loop of SDK calls, `benches/raw_loop.rs`. It has one thread, takes all messages of a batch at a time, and sends the bytes of the consumer's requests. It decides and logs nothing. |
+| consumer | The release build as it ships: 10 messages at a time. |
+| consumer, unbounded | As shipped, with `CONSUMER_CONCURRENCY` at the size of the batch. |
+| consumer, grouping | As shipped, with `IDEMPOTENCY_GROUPING=on`. |
+| consumer, grouping, 200 | With `IDEMPOTENCY_GROUPING=on` and `CONSUMER_CONCURRENCY=200`. |
+| Powertools TypeScript | Batch processor and idempotency utility as documented for SQS: all messages at a time, `local/compare/bench.mjs`. |
+| Powertools Python | The same utilities as documented for SQS: one message after the other, `local/compare/bench.py`. |
+
+Each figure is the median over the rounds. The stub answers after 5 ms unless a row says otherwise.
+";
+
+const CHART: &str = "\
+![CPU time per message and p50 of a batch, by the size of the batch](images/speed.svg)
+
+Both axes are logarithmic.
+";
+
+fn machine(results: &Results) -> String {
+    let cores = std::thread::available_parallelism().unwrap();
+    let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name"));
+    let cpu = cpu.unwrap_or_default().trim_start_matches([':', ' ', '\t']);
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let today = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+    let mut text = String::from("| | |\n| --- | --- |\n");
+    let mut row = |name: &str, value: &str| writeln!(text, "| {name} | {value} |").unwrap();
+    row("date", &today[..10]);
+    row("CPU", &format!("{cpu}, {cores} cores"));
+    row("kernel", kernel.trim());
+    for (tool, argument) in [
+        ("rustc", "--version"),
+        ("node", "--version"),
+        ("python", "--version"),
+        ("valgrind", "--version"),
+    ] {
+        if let Ok(ran) = Command::new(tool).arg(argument).output() {
+            row(tool, String::from_utf8_lossy(&ran.stdout).trim());
+        }
+    }
+    row("rounds", &results.rounds.to_string());
+    if !results.missing.is_empty() {
+        text += "\nLeft out:\n\n";
+    }
+    for missing in &results.missing {
+        writeln!(text, "- {missing}").unwrap();
+    }
+    text
+}
+
+fn target_table(results: &Results) -> String {
+    let mut text = String::from("| figure | limit | seen | |\n| --- | --- | ---: | --- |\n");
+    for target in targets(results) {
+        let verdict = match target.limit.zip(target.seen) {
+            Some((limit, seen)) if seen <= limit => "reached",
+            Some(_) => "missed",
+            None => "not measured",
+        };
+        let limit = format!("{} {}", figure(target.limit), target.unit);
+        let (name, limit, seen) = (target.name, limit.trim(), figure(target.seen));
+        writeln!(text, "| {name} | {limit} | {seen} | {verdict} |").unwrap();
+    }
+    text
+}
+
+fn batches(results: &Results) -> String {
+    let mut text = "\
+Batches of up to 100 messages are measured after five of their size, batches of 1,000 after five of 10. Below 100 batches, p99
+is the slowest one.
+"
+    .to_owned();
+    let with_latencies: [(&str, Measure); 3] = [
+        ("CPU per 1000 messages, ms", Run::cpu_ms),
+        ("p50 of a batch, ms", Run::p50_ms),
+        ("p99 of a batch, ms", Run::p99_ms),
+    ];
+    for (name, measure) in with_latencies {
+        let mut table = Table::new(name);
+        for latency in [0, LATENCY_MS] {
+            for messages in warm() {
+                let label = format!("{}, {latency} ms", batch_of(messages));
+                table.row(label, |name| results.of(name, latency, messages, measure));
+            }
+        }
+        table.end(&mut text);
+    }
+    let mut table = Table::new("instructions per message");
+    for messages in instructions::sizes() {
+        let count = |name| results.instructions(name, messages);
+        table.row(batch_of(messages), count);
+    }
+    table.end(&mut text);
+    let measures: [(&str, Measure); 4] = [
+        ("peak memory, MiB", |run| run.peak_memory_mib),
+        ("requests per message", Run::requests_per_message),
+        ("bytes per request", Run::bytes_per_request),
+        ("connections", |run| run.connections),
+    ];
+    for (name, measure) in measures {
+        by_size(&mut text, name, warm(), |name, messages| {
+            results.of(name, LATENCY_MS, messages, measure)
+        });
+    }
+    text
+}
+
+fn large_batches(results: &Results) -> String {
+    let mut text = format!(
+        "\
+Batches of 2,000 and more are measured once in each process, after five of 10 messages, with {} s until the deadline. So their
+time includes new connections. Powertools for Python would need minutes. Lambda allows a function 1,024 open files, so the
+raw loop could not run there.
+",
+        DEADLINE.as_secs(),
+    );
+    let measures: [(&str, Measure); 4] = [
+        ("time of the batch, s", |run| run.p50_ms() / 1000.0),
+        ("CPU per 1000 messages, ms", Run::cpu_ms),
+        ("peak memory, MiB", |run| run.peak_memory_mib),
+        ("connections", |run| run.connections),
+    ];
+    for (name, measure) in measures {
+        by_size(&mut text, name, large(), |name, messages| {
+            results.of(name, LATENCY_MS, messages, measure)
+        });
+    }
+    by_size(
+        &mut text,
+        "memory per message, KiB",
+        large(),
+        |name, messages| results.memory_per_message_kib(name, LATENCY_MS, messages),
+    );
+    let (messages, time) = CUT_OFF;
+    if let Some(cut_off) = results
+        .cut_offs
+        .iter()
+        .max_by_key(|cut_off| cut_off.response)
+    {
+        writeln!(
+            text,
+            "\nWith {} s for a {}, the consumer answered after {:.2} s. It reported the {} messages without a recorded outcome \
+             as failed.",
+            time.as_secs(),
+            batch_of(messages),
+            cut_off.response.as_secs_f64(),
+            thousands(cut_off.failed as f64),
+        )
+        .unwrap();
+    }
+    text
+}
+
+fn limited(results: &Results) -> String {
+    let way = results
+        .limited
+        .values()
+        .flatten()
+        .find_map(|run| run.throttle);
+    let mut text = format!(
+        "\
+Lambda gives a function a part of a vCPU: its memory divided by 1,769 MB. Here {} does so after init, in periods of 20 ms.
+",
+        way.unwrap_or_default(),
+    );
+    let measures: [(&str, Measure); 2] = [
+        ("p50 of a batch, ms", Run::p50_ms),
+        ("p99 of a batch, ms", Run::p99_ms),
+    ];
+    for (name, measure) in measures {
+        let mut table = Table::new(name);
+        for (messages, _) in LIMITED_BATCHES {
+            for memory in MEMORY_MB {
+                let label = format!("{}, {} MB", batch_of(messages), thousands(memory as f64));
+                table.row(label, |name| {
+                    results.limited(name, memory, messages, measure)
+                });
+            }
+        }
+        table.end(&mut text);
+    }
+    text
+}
+
+fn starts(results: &Results) -> String {
+    let mut table = Table::new("");
+    for latency in [0, LATENCY_MS] {
+        let label = |name: &str| format!("{name}, {latency} ms away");
+        table.row(label("init in ms"), |name| results.init_ms(name, latency));
+        table.row(label("first message in ms"), |name| {
+            results.first_ms(name, latency)
+        });
+    }
+    let mut text = "\
+The consumer reads from its table in init, once. The raw loop opens its connection with the first message. The column without
+the warm-up read has `CONSUMER_PRIME=off`.
+"
+    .to_owned();
+    table.end(&mut text);
+    let [raw, consumer] = [program("raw_loop"), consumer()]
+        .map(|binary| fs::metadata(binary).unwrap().len() as f64 / 1e6);
+    writeln!(
+        text,
+        "\nThe binary of the consumer has {consumer:.1} MB, that of the raw loop {raw:.1} MB."
+    )
+    .unwrap();
+    text
+}
+
+fn warm() -> impl Iterator<Item = usize> {
+    BATCHES
+        .iter()
+        .filter(|(_, batches)| *batches > 1)
+        .map(|(messages, _)| *messages)
+}
+
+fn large() -> impl Iterator<Item = usize> {
+    BATCHES
+        .iter()
+        .map(|(messages, _)| *messages)
+        .filter(|messages| *messages >= 1000)
+}
+
+pub(crate) fn batch_of(messages: usize) -> String {
+    format!("batch of {}", thousands(messages as f64))
+}
+
+/// Adds a table of one figure by the size of the batches.
+fn by_size(
+    text: &mut String,
+    title: &'static str,
+    sizes: impl Iterator<Item = usize>,
+    value: impl Fn(&'static str, usize) -> Option<f64>,
+) {
+    let mut table = Table::new(title);
+    for messages in sizes {
+        table.row(batch_of(messages), |name| value(name, messages));
+    }
+    table.end(text);
+}
+
+/// Figures of all candidates, with their ratios to that of the raw loop.
+struct Table {
+    title: &'static str,
+    rows: Vec<(String, Vec<Option<f64>>)>,
+}
+
+impl Table {
+    fn new(title: &'static str) -> Self {
+        let rows = Vec::new();
+        Self { title, rows }
+    }
+
+    fn row(&mut self, label: String, value: impl Fn(&'static str) -> Option<f64>) {
+        let values = ALL.into_iter().map(value).collect();
+        self.rows.push((label, values));
+    }
+
+    /// Adds the table to `text`, without the columns that have no figure.
+    fn end(self, text: &mut String) {
+        let filled = |column: &usize| self.rows.iter().any(|(_, row)| row[*column].is_some());
+        let columns: Vec<_> = (0..ALL.len()).filter(filled).collect();
+        if columns.is_empty() {
+            return;
+        }
+        let names: String = columns
+            .iter()
+            .map(|column| format!(" {} |", ALL[*column]))
+            .collect();
+        let rules = " ---: |".repeat(columns.len());
+        write!(text, "\n| {} |{names}\n| --- |{rules}\n", self.title).unwrap();
+        for (label, row) in &self.rows {
+            let cells = columns
+                .iter()
+                .map(|column| with_ratio(row[*column], row[0], *column));
+            let cells: String = cells.map(|cell| format!(" {cell} |")).collect();
+            writeln!(text, "| {label} |{cells}").unwrap();
+        }
+    }
+}
+
+fn with_ratio(value: Option<f64>, raw: Option<f64>, column: usize) -> String {
+    match (value, raw) {
+        (Some(value), Some(raw)) if column > 0 && raw > 0.0 => {
+            format!("{} ({} x)", figure(Some(value)), figure(Some(value / raw)))
+        }
+        _ => figure(value),
+    }
+}
+
+/// Three digits or more.
+fn figure(value: Option<f64>) -> String {
+    match value {
+        None => "–".to_owned(),
+        Some(value) if value.abs() >= 100.0 => thousands(value),
+        Some(value) if value.abs() >= 10.0 => format!("{value:.1}"),
+        Some(value) => format!("{value:.2}"),
+    }
+}
+
+/// Without decimals, and with commas.
+pub(crate) fn thousands(value: f64) -> String {
+    let digits = format!("{value:.0}");
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        let left = digits.len() - index;
+        if index > 0 && left.is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
