@@ -152,8 +152,9 @@ impl Envelope {
                 .parse::<S3Notification>(body, "an S3 event notification")?
                 .try_into()?,
         };
-        let mut attributes = record.message_attributes.clone();
-        attributes.extend(content.attributes);
+        // Those of the queue win: a copy in a dead-letter queue has the consumer's own.
+        let mut attributes = content.attributes;
+        attributes.extend(record.message_attributes.clone());
         let sent = Sent {
             body: record.body.replace(content.body),
             attributes: mem::replace(&mut record.message_attributes, attributes),
