@@ -5,7 +5,7 @@ use std::{borrow::Cow, str::FromStr};
 use crate::{
     dynamodb::item::{Item, string},
     invalid::InvalidValue,
-    protocol::{Fingerprint, key::MAX_KEY_BYTES},
+    protocol::{ClaimRequest, Fingerprint, key::MAX_KEY_BYTES},
 };
 
 /// Maximum size of a DynamoDB sort key in bytes (*Amazon DynamoDB Developer Guide*, "Constraints in
@@ -317,6 +317,16 @@ impl Layout {
 
     pub(super) fn name(&self, field: Field) -> &str {
         &self.names[field as usize]
+    }
+
+    /// Returns an upper limit of the size of a claim's record, in bytes, without building the item.
+    pub(super) fn largest_claim(&self, request: &ClaimRequest) -> usize {
+        /// Status word, owner, fingerprint and seven numbers have fewer than 300 bytes.
+        const VALUES: usize = 512;
+        let names = self.names.iter().map(|name| name.len()).sum::<usize>();
+        let sort = self.sort.as_ref();
+        let sort = sort.map_or(0, |sort| sort.name.len() + sort.partition.len());
+        VALUES + names + sort + request.key.as_str().len() + request.message_id.len()
     }
 
     /// Returns the primary key of the record with the key `id`.

@@ -243,11 +243,12 @@ impl DynamoStore {
         Self { groups, ..self }
     }
 
-    /// Tries a claim as part of a group. `item` is the record over nothing.
-    async fn claim_in_group(&self, request: &ClaimRequest, item: Item) -> Tried {
+    /// Tries a claim over nothing as part of a group.
+    async fn claim_in_group(&self, request: &ClaimRequest) -> Tried {
         let Some(groups) = &self.groups else {
             return Tried::Single(Single::unlimited());
         };
+        let item = self.layout.item(&request.key, &request.record(None));
         let insert = group::claim(&self.table, item);
         groups.send(request.key.as_str(), insert).await
     }
@@ -469,9 +470,11 @@ impl Store for DynamoStore {
     async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
         // The rest of the item is reserved for the result, which must fit after the effect.
         let room = MAX_ITEM_BYTES - MAX_RESULT_BYTES;
-        let largest = self.layout.item(&request.key, &request.record(None));
-        check_size(&request.key, items::size(&largest), room)?;
-        let mut single = match self.claim_in_group(request, largest).await {
+        if self.layout.largest_claim(request) > room {
+            let item = self.layout.item(&request.key, &request.record(None));
+            check_size(&request.key, items::size(&item), room)?;
+        }
+        let mut single = match self.claim_in_group(request).await {
             Tried::Applied => return Ok(ClaimAnswer::Applied { replaced: None }),
             // An `INSERT` has no condition of its own.
             Tried::Refused(_) => Single::unlimited(),
@@ -569,7 +572,44 @@ pub struct PrimeError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::{AfterFailure, Namespace, Owner};
+    use crate::protocol::{AfterFailure, Fingerprint, Namespace, Owner};
+
+    fn request() -> ClaimRequest {
+        ClaimRequest {
+            key: Key::new(&Namespace::new("ns").unwrap(), ["key"]).unwrap(),
+            owner: Owner::fresh(),
+            fingerprint: None,
+            message_id: "m-1".to_owned(),
+            now: Timestamp::now(),
+            lease_until: Timestamp::now(),
+            expires_at: 0,
+            after_failure: AfterFailure::Retry,
+        }
+    }
+
+    #[test]
+    fn size_limit_of_claims_is_never_too_low() {
+        let layouts = [
+            Layout::native(),
+            Layout::powertools(),
+            Layout::native()
+                .sort_key("SK", "p".repeat(1024))
+                .unwrap()
+                .rename([("message_id", "m".repeat(255).as_str())])
+                .unwrap(),
+        ];
+        for layout in layouts {
+            for length in [1, 100, 2000] {
+                let part = "k".repeat(length);
+                let mut request = request();
+                request.key = Key::new(&Namespace::new("ns").unwrap(), [&*part]).unwrap();
+                request.message_id = "x".repeat(length);
+                request.fingerprint = Some(Fingerprint::of(b""));
+                let item = layout.item(&request.key, &request.record(None));
+                assert!(layout.largest_claim(&request) >= items::size(&item));
+            }
+        }
+    }
 
     #[tokio::test]
     async fn item_over_400_kb_is_refused_before_sending() {
@@ -578,16 +618,8 @@ mod tests {
             .behavior_version(aws_sdk_dynamodb::config::BehaviorVersion::latest())
             .build();
         let store = DynamoStore::new(Client::from_conf(config), "table");
-        let mut request = ClaimRequest {
-            key: Key::new(&Namespace::new("ns").unwrap(), ["key"]).unwrap(),
-            owner: Owner::fresh(),
-            fingerprint: None,
-            message_id: "x".repeat(MAX_ITEM_BYTES - MAX_RESULT_BYTES),
-            now: Timestamp::now(),
-            lease_until: Timestamp::now(),
-            expires_at: 0,
-            after_failure: AfterFailure::Retry,
-        };
+        let mut request = request();
+        request.message_id = "x".repeat(MAX_ITEM_BYTES - MAX_RESULT_BYTES);
         let refused = store.claim(&request).await.unwrap_err();
         assert!(
             matches!(refused, StoreError::ItemTooLarge { .. }),
