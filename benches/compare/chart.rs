@@ -5,8 +5,8 @@ use std::fmt::Write;
 use crate::{
     BATCHES, LATENCY_MS,
     candidates::{CONSUMER, GROUPED, GROUPED_WIDE, PYTHON, RAW, TYPESCRIPT, UNBOUNDED},
+    numbers::thousands,
     process::Run,
-    report::thousands,
     results::{Measure, Results},
 };
 

@@ -18,6 +18,7 @@ mod support;
 mod candidates;
 mod chart;
 mod instructions;
+mod numbers;
 mod process;
 mod report;
 mod results;

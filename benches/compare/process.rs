@@ -13,7 +13,7 @@ use crate::{
         event,
         runtime_api::{Answer, Env, Lambda},
     },
-    throttle::{self, Throttle},
+    throttle::{self, Throttle, cpu_time},
 };
 
 /// Each invocation's time until its deadline.
@@ -199,18 +199,6 @@ impl Function {
             Answer::TimedOut => Err(format!("no response within {time:?}")),
         }
     }
-}
-
-/// CPU time of all threads, to the nanosecond; `/proc/<pid>/stat` counts ticks.
-pub(crate) fn cpu_time(pid: u32) -> Duration {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-    let nanoseconds = tasks.map(|task| {
-        // A thread that ends between the listing and the reading is missed.
-        let stat = fs::read_to_string(task.unwrap().path().join("schedstat")).unwrap_or_default();
-        let on_cpu = stat.split(' ').next().unwrap_or_default();
-        on_cpu.parse::<u64>().unwrap_or_default()
-    });
-    Duration::from_nanos(nanoseconds.sum())
 }
 
 fn peak_memory_mib(pid: u32) -> f64 {

@@ -6,6 +6,7 @@ use crate::{
     BATCHES, CUT_OFF, LATENCY_MS, LIMITED_BATCHES, MEMORY_MB,
     candidates::ALL,
     instructions,
+    numbers::{batch_of, thousands},
     process::{DEADLINE, Run},
     results::{Measure, Results},
     support::runtime_api::{consumer, program},
@@ -259,10 +260,6 @@ fn large() -> impl Iterator<Item = usize> {
         .filter(|messages| *messages >= 1000)
 }
 
-pub(crate) fn batch_of(messages: usize) -> String {
-    format!("batch of {}", thousands(messages as f64))
-}
-
 /// Adds a table of one figure by the size of the batches.
 fn by_size(
     text: &mut String,
@@ -334,18 +331,4 @@ fn figure(value: Option<f64>) -> String {
         Some(value) if value.abs() >= 10.0 => format!("{value:.1}"),
         Some(value) => format!("{value:.2}"),
     }
-}
-
-/// Without decimals, and with commas.
-pub(crate) fn thousands(value: f64) -> String {
-    let digits = format!("{value:.0}");
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        let left = digits.len() - index;
-        if index > 0 && left.is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }

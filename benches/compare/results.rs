@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use crate::{
     candidates::CONSUMER,
+    numbers::batch_of,
     process::{CutOff, Failed, Run, Start, milliseconds},
-    report::batch_of,
 };
 
 pub(crate) type Measure = fn(&Run) -> f64;

@@ -3,8 +3,8 @@
 use crate::{
     CUT_OFF, LATENCY_MS,
     candidates::{CONSUMER, GROUPED, GROUPED_WIDE, RAW, UNBOUNDED, UNPRIMED},
+    numbers::batch_of,
     process::Run,
-    report::batch_of,
     results::{Measure, Results},
 };
 

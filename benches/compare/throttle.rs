@@ -16,8 +16,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::process::cpu_time;
-
 /// Memory of a function with one vCPU.
 const MB_PER_VCPU: f64 = 1769.0;
 const PERIOD: Duration = Duration::from_millis(20);
@@ -125,4 +123,16 @@ fn stop_above(quota: Duration, pid: u32, ended: &AtomicBool) {
     writeln!(commands, "kill -CONT {pid}").unwrap();
     drop(commands);
     shell.wait().unwrap();
+}
+
+/// CPU time of all threads, to the nanosecond; `/proc/<pid>/stat` counts ticks.
+pub(crate) fn cpu_time(pid: u32) -> Duration {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let nanoseconds = tasks.map(|task| {
+        // A thread that ends between the listing and the reading is missed.
+        let stat = fs::read_to_string(task.unwrap().path().join("schedstat")).unwrap_or_default();
+        let on_cpu = stat.split(' ').next().unwrap_or_default();
+        on_cpu.parse::<u64>().unwrap_or_default()
+    });
+    Duration::from_nanos(nanoseconds.sum())
 }

@@ -9,7 +9,7 @@ use aws_lambda_events::{
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, value::RawValue};
 
-use super::message::InvalidMessage;
+use super::invalid_message::InvalidMessage;
 use crate::{handler::EnvelopeFacts, invalid::InvalidValue};
 
 /// The service that puts its own JSON around each message of the queue.

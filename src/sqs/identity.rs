@@ -7,7 +7,8 @@ use aws_lambda_events::sqs::SqsMessage;
 use serde_json::Value;
 
 use super::{
-    message::{Identity, InvalidMessage},
+    invalid_message::InvalidMessage,
+    message::Identity,
     pointer::{Pointers, canonical, find, is_distinct, key_part},
 };
 use crate::{

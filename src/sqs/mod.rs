@@ -5,6 +5,7 @@
 //! | `message` | one record of the event: its ids, its body, its delivery |
 //! | `envelope` | the JSON of SNS, EventBridge or S3 around a message |
 //! | `identity` | key and fingerprint of a message |
+//! | `invalid_message` | the reason why a message can never be processed |
 //! | `pointer` | JSON pointers into a body |
 //! | [`powertools`] | hashes of Powertools for AWS Lambda |
 //! | `lanes` | order of messages: which run one after the other |
@@ -21,6 +22,7 @@ mod batch;
 mod consumer;
 mod envelope;
 mod identity;
+pub(crate) mod invalid_message;
 mod lambda;
 mod lanes;
 mod long_polls;

@@ -22,9 +22,10 @@ use tracing::Instrument as _;
 use super::{
     batch::{Batch, Progress},
     consumer::{Consumer, FifoAfterPermanent},
+    invalid_message::InvalidMessage,
     lanes::{Lane, LaneKind},
     long_polls::warn_of_long_polls,
-    message::{Identity, InvalidMessage, Message},
+    message::{Identity, Message},
     processed::Processed,
 };
 use crate::{

@@ -16,7 +16,8 @@ use crate::{
     protocol::{Fingerprint, Key, Namespace, StoredResult, Timestamp},
     sqs::{
         Envelope,
-        message::{self, Identity, InvalidMessage},
+        invalid_message::InvalidMessage,
+        message::{self, Identity},
     },
 };
 

@@ -1,0 +1,19 @@
+//! Numbers as the page writes them.
+
+pub(crate) fn batch_of(messages: usize) -> String {
+    format!("batch of {}", thousands(messages as f64))
+}
+
+/// Without decimals, and with commas.
+pub(crate) fn thousands(value: f64) -> String {
+    let digits = format!("{value:.0}");
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        let left = digits.len() - index;
+        if index > 0 && left.is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
