@@ -106,6 +106,7 @@ bench: $(VENV) ## Compare the release build with a plain loop of SDK calls and w
 	$(PROGRAM) raw_loop
 	python -B local/compare/packages.py
 	ulimit -n $$(ulimit -Hn) && cargo bench --locked --bench compare # The plain loop opens thousands of connections.
+	python local/sizing.py
 
 .PHONY: outage
 outage: ## Simulate how long an outage messages survive with the template's receives and back-off
