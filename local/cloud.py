@@ -150,6 +150,8 @@ def cloud(name: str) -> Iterator[Cloud]:
     """The cloud at AWS_ENDPOINT_URL, or a new MiniStack if the variable is not set."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL")
     if endpoint:
+        if not endpoint.startswith(("http://", "https://")):
+            raise Unavailable(f"AWS_ENDPOINT_URL={endpoint} must begin with http:// or https://")
         try:
             urllib.request.urlopen(endpoint, timeout=5).close()
         except urllib.error.HTTPError:

@@ -7,18 +7,21 @@ environment (PAYMENT_GATEWAY_URL, IDEMPOTENCY_KEY, RUST_LOG, ...).
 """
 
 import contextlib
+import json
 import os
 import socket
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 
+import psutil
 from cloud import STATE, Cloud, Unavailable, cloud, create_table, free_port, run, unwind_on_signals
 from rich.console import Console
 
 from examples import TABLES, create_tables
 
 PORT = 9000  # the default of cargo-lambda
-PORT_FILE = STATE / "watch.port"
+WATCHES = STATE / "watches.json"
 DEFAULTS = {
     "PAYMENT_GATEWAY_URL": "sandbox",
     "IDEMPOTENCY_TABLE_NAME": "sqs-once",
@@ -41,15 +44,38 @@ def choose_port() -> int:
     return PORT
 
 
+@dataclass(frozen=True)
+class Watch:
+    """A `make watch` of this checkout: its process, and the port of its consumer."""
+
+    pid: int
+    port: int
+
+
+def watches() -> list[Watch]:
+    """The `make watch` that are running, the newest last."""
+    try:
+        known = [Watch(**watch) for watch in json.loads(WATCHES.read_text())]
+    except (OSError, ValueError, TypeError):
+        return []
+    return [watch for watch in known if psutil.pid_exists(watch.pid)]
+
+
 @contextlib.contextmanager
-def remembered(port: int) -> Iterator[None]:
-    """Tells `make invoke` the port of the consumer."""
-    PORT_FILE.parent.mkdir(exist_ok=True)
-    PORT_FILE.write_text(f"{port}\n")
+def remembered(watch: Watch) -> Iterator[None]:
+    """Tells `make invoke` of this watch. Of several, `make invoke` uses the newest."""
+    WATCHES.parent.mkdir(exist_ok=True)
+    if others := watches():
+        console.print(f"[yellow]==>[/] {len(others)} more `make watch` here: `make invoke` uses this one")
+    write([*others, watch])
     try:
         yield
     finally:
-        PORT_FILE.unlink(missing_ok=True)
+        write([other for other in watches() if other != watch])
+
+
+def write(running: list[Watch]) -> None:
+    WATCHES.write_text(json.dumps([asdict(watch) for watch in running]))
 
 
 def consumer(up: Cloud) -> dict[str, str]:
@@ -84,7 +110,7 @@ def main() -> int:
     with cloud("watch") as up:
         environment = example(up, name) if "--example" in target else consumer(up)
         port = choose_port()
-        with remembered(port):
+        with remembered(Watch(os.getpid(), port)):
             console.print(f"[bold]==>[/] from another terminal: [bold]make invoke EVENT=events/{event}.json[/]")
             return run(["cargo", "lambda", "watch", *target, "-A", "127.0.0.1", "-P", str(port)], environment)
 
