@@ -9,6 +9,7 @@ use std::{
 };
 
 use aws_sdk_dynamodb::types::ConsumedCapacity;
+use futures_util::FutureExt as _;
 use tokio::time::Instant;
 
 /// Measures the requests of one message. Clones share the readings.
@@ -47,9 +48,12 @@ impl Meter {
     }
 }
 
-/// Adds the latency of a request that was sent at `sent`. Does nothing outside of [`Meter::scope`].
-pub(crate) fn add_latency(sent: Instant) {
-    let _outside = METER.try_with(|meter| meter.lock().latencies.push(sent.elapsed()));
+/// Runs a request, and adds its latency. Adds nothing outside of [`Meter::scope`].
+pub(crate) fn timed<F: Future>(request: F) -> impl Future<Output = F::Output> {
+    let sent = Instant::now();
+    request.inspect(move |_| {
+        let _outside = METER.try_with(|meter| meter.lock().latencies.push(sent.elapsed()));
+    })
 }
 
 /// Adds the consumed capacity of a write. Does nothing outside of [`Meter::scope`].

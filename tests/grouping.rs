@@ -501,8 +501,8 @@ async fn denied_access_ends_grouping_and_is_logged_once() {
 
 // ---- lost answers, drops, deadlines --------------------------------------------------------------
 
-/// Two operations in the same turn, whose handlers return in the same turn. Returns the outcomes, and
-/// whether each handler was informed of an earlier attempt.
+/// Two operations in the same turn, whose handlers return in the same turn. Returns each outcome, and
+/// for each handler true if it was informed of an earlier attempt.
 async fn run_both(
     once: &Once<DynamoStore>,
     clock: fn() -> Timestamp,

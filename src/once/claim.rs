@@ -12,7 +12,7 @@ use super::{
 use crate::{
     deadline::{Deadline, until},
     handler::{Answer, Attempt, Done, Failure, History, to_result},
-    meter::add_latency,
+    meter::timed,
     protocol::{
         AfterFailure, AttemptEnd, ClaimRefused, ClaimRequest, Claimed, Fence, Key, Settlement,
         Timestamp, decision::claim_refused,
@@ -178,9 +178,7 @@ impl<S: Store> Once<S> {
         let mut pauses = RetryPauses::until(Instant::now() + retry_time);
         loop {
             let claim = self.records.store.claim(request);
-            let sent = Instant::now();
-            let answer = until(deadline.stop(), claim).await;
-            add_latency(sent);
+            let answer = timed(until(deadline.stop(), claim)).await;
             let error = match answer {
                 Ok(Ok(ClaimAnswer::Applied { replaced })) => {
                     return Ok(held(Claimed::over(replaced)));
@@ -213,9 +211,7 @@ impl<S: Store> Once<S> {
         let settlement = Settlement::EndLease { last_end: None };
         let settled = (self.records.store).settle(fence, &settlement, self.records.now());
         // If this settlement fails, the claim stays until its lease expires.
-        let sent = Instant::now();
-        let _best_effort = until(deadline.end(), settled).await;
-        add_latency(sent);
+        let _best_effort = timed(until(deadline.end(), settled)).await;
     }
 }
 

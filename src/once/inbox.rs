@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use aws_sdk_dynamodb::types::TransactWriteItem;
 use serde::Serialize;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout_at;
 
 use super::{
     Mode, Operation, Outcome,
@@ -17,7 +17,7 @@ use crate::{
     deadline::Deadline,
     dynamodb::write::Write,
     handler::{Attempt, Done, Failure, History, Plan},
-    meter::add_latency,
+    meter::timed,
     protocol::{
         ClaimRefused, ClaimRequest, Settlement, Timestamp, Unavailability,
         decision::{insert_refused, may_claim, refusal},
@@ -130,10 +130,7 @@ impl<S: TransactionalStore> Inbox<S> {
     /// Reads the record. Returns an outcome if the handler must not run.
     async fn look(&self, request: &ClaimRequest, deadline: Deadline) -> Option<Outcome> {
         let look = self.records.store.look(&request.key);
-        let sent = Instant::now();
-        let found = timeout_at(deadline.stop(), look).await;
-        add_latency(sent);
-        match found {
+        match timed(timeout_at(deadline.stop(), look)).await {
             Ok(Ok(Some(record))) if !may_claim(Some(&record), request) => {
                 Some(refusal(record, request).into())
             }

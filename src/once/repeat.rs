@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use crate::{deadline, meter::add_latency, protocol::Key, store::StoreError, system};
+use crate::{deadline, meter::timed, protocol::Key, store::StoreError, system};
 
 /// The answer to a request.
 pub(super) struct Answered<T> {
@@ -39,9 +39,7 @@ where
     // error without an answer.
     let (mut unanswered, mut rejected) = (None, None);
     loop {
-        let sent = Instant::now();
-        let answer = deadline::until(until, send()).await;
-        add_latency(sent);
+        let answer = timed(deadline::until(until, send())).await;
         let error = match answer {
             Ok(Ok(answer)) => return Ok(Answered { answer, unanswered }),
             Ok(Err(error)) => error,

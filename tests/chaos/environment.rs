@@ -78,7 +78,7 @@ impl Environment {
 pub(crate) struct Slot(Mutex<Option<Arc<Environment>>>);
 
 impl Slot {
-    /// Begins an invocation in the environment, or in the one that `start` starts if there is none.
+    /// Begins an invocation in the environment. Without an environment, `start` starts one first.
     /// Returns the invocation's number in the environment.
     pub(crate) async fn begin(
         &self,

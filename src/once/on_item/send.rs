@@ -6,7 +6,7 @@ use aws_sdk_dynamodb::{
     types::{Put, Update},
 };
 use futures_util::FutureExt as _;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout_at;
 
 use super::ChangeWriter;
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
         item::{Item, sizes},
         write::{put_item, update_item},
     },
-    meter::add_latency,
+    meter::timed,
     once::{
         Outcome,
         repeat::{Answered, GivenUp, repeat},
@@ -147,10 +147,7 @@ impl ChangeWriter<'_> {
         let get = self.on_item.client.get_item().table_name(table);
         let get = get.set_key(Some(key.clone())).consistent_read(true);
         let get = get.set_projection_expression(projection.map(Into::into));
-        let sent = Instant::now();
-        let found = timeout_at(self.deadline.stop(), get.send()).await;
-        add_latency(sent);
-        let error = match found {
+        let error = match timed(timeout_at(self.deadline.stop(), get.send())).await {
             Ok(Ok(found)) => return Ok(found.item),
             Ok(Err(error)) => {
                 let why = explain(&error, "dynamodb:GetItem");

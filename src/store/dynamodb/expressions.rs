@@ -17,13 +17,22 @@ use crate::{
     dynamodb::item::{Item, number, string},
     protocol::{
         AfterFailure, Before, ClaimRequest, Fence, Fingerprint, Record, Settlement, State,
-        StoredResult, Timestamp, decision::Claimed, record::MAX_FAILED_MESSAGES,
+        Timestamp, decision::Claimed, record::MAX_FAILED_MESSAGES,
     },
     store::dynamodb::{
-        item::millis,
+        item::{millis, result_field},
         layout::{Field, Layout},
     },
 };
+
+/// Attributes that a completion removes: those of the claim and of earlier attempts.
+pub(super) const REMOVED_BY_COMPLETION: [Field; 5] = [
+    Field::LeaseUntil,
+    Field::FirstClaimedAt,
+    Field::LastEnd,
+    Field::Error,
+    Field::FailedMessageIds,
+];
 
 /// Placeholder of the request's time in epoch milliseconds.
 const NOW: &str = ":now";
@@ -367,18 +376,10 @@ pub(super) fn settle(
     match settlement {
         Settlement::Complete { result, expires_at } => {
             with.set(Field::Status, string(&*layout.words.completed));
-            match result {
-                StoredResult::Json(json) => with.set(Field::Result, string(json)),
-                StoredResult::Omitted(why) => with.set(Field::ResultOmitted, string(why)),
-            }
+            let (field, text) = result_field(result);
+            with.set(field, string(text));
             with.set(Field::ExpiresAt, number(*expires_at));
-            for field in [
-                Field::LeaseUntil,
-                Field::FirstClaimedAt,
-                Field::LastEnd,
-                Field::Error,
-                Field::FailedMessageIds,
-            ] {
+            for field in REMOVED_BY_COMPLETION {
                 with.remove(field);
             }
         }

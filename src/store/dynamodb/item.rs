@@ -10,6 +10,14 @@ use crate::{
     protocol::{AttemptEnd, Fingerprint, Key, Owner, Record, State, StoredResult, Timestamp},
 };
 
+/// The attribute of a result, and its text.
+pub(super) fn result_field(result: &StoredResult) -> (Field, &str) {
+    match result {
+        StoredResult::Json(json) => (Field::Result, json),
+        StoredResult::Omitted(why) => (Field::ResultOmitted, why),
+    }
+}
+
 impl Layout {
     /// Converts a record into an item.
     pub(super) fn item(&self, key: &Key, record: &Record) -> Item {
@@ -23,10 +31,8 @@ impl Layout {
             }
             State::Completed { result } => {
                 set(Field::Status, string(&*words.completed));
-                match result {
-                    StoredResult::Json(json) => set(Field::Result, string(json)),
-                    StoredResult::Omitted(why) => set(Field::ResultOmitted, string(why)),
-                };
+                let (field, text) = result_field(result);
+                set(field, string(text));
             }
             State::Failed => {
                 set(Field::Status, string(&*words.failed));

@@ -9,9 +9,10 @@ use aws_sdk_dynamodb::types::{
 
 use crate::{
     dynamodb::item::{Item, number, string},
-    protocol::{Fence, Settlement, StoredResult, Timestamp},
+    protocol::{Fence, Settlement, Timestamp},
     store::dynamodb::{
-        item::millis,
+        expressions::REMOVED_BY_COMPLETION,
+        item::{millis, result_field},
         layout::{Field, Layout},
     },
 };
@@ -139,22 +140,13 @@ pub(in crate::store::dynamodb) fn settle(
         Settlement::Complete { result, expires_at } => {
             let completed = string(&*layout.words.completed);
             update.set(layout, Field::Status, completed);
-            let (field, text) = match result {
-                StoredResult::Json(json) => (Field::Result, json),
-                StoredResult::Omitted(why) => (Field::ResultOmitted, why),
-            };
+            let (field, text) = result_field(result);
             if text.len() > MAX_BYTES {
                 return None;
             }
             update.set(layout, field, string(text));
             update.set(layout, Field::ExpiresAt, number(*expires_at));
-            for field in [
-                Field::LeaseUntil,
-                Field::FirstClaimedAt,
-                Field::LastEnd,
-                Field::Error,
-                Field::FailedMessageIds,
-            ] {
+            for field in REMOVED_BY_COMPLETION {
                 update.remove(layout, field);
             }
         }
