@@ -37,8 +37,12 @@ def send_pending(db: sqlite3.Connection, queue_url: str) -> None:
     sqs = boto3.client("sqs")
     for key, order_id, body in db.execute("SELECT key, order_id, body FROM outbox ORDER BY key").fetchall():
         fifo = {"MessageGroupId": order_id, "MessageDeduplicationId": key} if queue_url.endswith(".fifo") else {}
-        attributes = {"idempotencyKey": {"DataType": "String", "StringValue": key}}
-        sqs.send_message(QueueUrl=queue_url, MessageBody=body, MessageAttributes=attributes, **fifo)
+        sqs.send_message(
+            QueueUrl=queue_url,
+            MessageBody=body,
+            MessageAttributes={"idempotencyKey": {"DataType": "String", "StringValue": key}},
+            **fifo,
+        )
         with db:
             db.execute("DELETE FROM outbox WHERE key = ?", (key,))
 

@@ -7,19 +7,21 @@
 //! ORDERS_TABLE_NAME=orders QUEUE_URL=https://sqs... cargo run --example send_order -- o-1 9999
 //! ```
 
-use std::{collections::HashMap, env};
+use std::env;
 
-use anyhow::Context;
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
 use aws_sdk_sqs::types::MessageAttributeValue;
+use serde::Deserialize;
 use serde_json::json;
 use uuid::Uuid;
 
-/// An order, with the key that each of its messages has.
+/// An order's item, with the key that each message of the order has.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Pending {
     pub order_id: String,
     pub body: String,
-    pub key: String,
+    pub idempotency_key: String,
 }
 
 /// Stores an order with a key of its own. For an order that is stored, returns the stored body and key.
@@ -31,23 +33,18 @@ pub async fn store(
 ) -> anyhow::Result<Pending> {
     let text = |text: &str| AttributeValue::S(text.to_owned());
     let update = orders.update_item().table_name(table);
-    let update = update.key("orderId", text(order_id));
     // A UUIDv7 begins with its time: keys sort by the time of their orders.
     let stored = update
-        .update_expression("SET idempotencyKey = if_not_exists(idempotencyKey, :key), body = if_not_exists(body, :body)")
+        .key("orderId", text(order_id))
+        .update_expression(
+            "SET idempotencyKey = if_not_exists(idempotencyKey, :key), \
+             body = if_not_exists(body, :body)",
+        )
         .expression_attribute_values(":key", text(&Uuid::now_v7().to_string()))
         .expression_attribute_values(":body", text(body))
         .return_values(ReturnValue::AllNew);
-    let stored = stored.send().await?.attributes.unwrap_or_default();
-    let read = |name: &str, item: &HashMap<String, AttributeValue>| {
-        let value = item.get(name).and_then(|value| value.as_s().ok());
-        value.cloned().with_context(|| format!("no {name}"))
-    };
-    Ok(Pending {
-        order_id: order_id.to_owned(),
-        body: read("body", &stored)?,
-        key: read("idempotencyKey", &stored)?,
-    })
+    let item = stored.send().await?.attributes.unwrap_or_default();
+    Ok(serde_dynamo::from_item(item)?)
 }
 
 /// Sends the message of an order. Each repetition has the same key.
@@ -56,14 +53,17 @@ pub async fn send(
     queue_url: &str,
     order: &Pending,
 ) -> anyhow::Result<()> {
-    let key = MessageAttributeValue::builder().data_type("String");
+    let key = MessageAttributeValue::builder()
+        .data_type("String")
+        .string_value(&order.idempotency_key)
+        .build()?;
     let mut message = sqs.send_message().queue_url(queue_url);
     if queue_url.ends_with(".fifo") {
         message = message.message_group_id(&order.order_id);
-        message = message.message_deduplication_id(&order.key);
+        message = message.message_deduplication_id(&order.idempotency_key);
     }
     let message = message
-        .message_attributes("idempotencyKey", key.string_value(&order.key).build()?)
+        .message_attributes("idempotencyKey", key)
         .message_body(&order.body);
     message.send().await?;
     Ok(())
@@ -90,7 +90,8 @@ async fn main() -> anyhow::Result<()> {
     let [order_id, cents] = &arguments[..] else {
         anyhow::bail!("usage: send_order ORDER_ID CENTS");
     };
-    let body = json!({"orderId": order_id, "amountCents": cents.parse::<u64>()?, "currency": "EUR"});
+    let body =
+        json!({"orderId": order_id, "amountCents": cents.parse::<u64>()?, "currency": "EUR"});
 
     let config = sqs_once::aws::config().await;
     let orders = aws_sdk_dynamodb::Client::new(&config);

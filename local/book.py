@@ -4,6 +4,7 @@
    outside of docs/ by the repository's address, because mdBook copies docs/ alone.
 2. docs/SUMMARY.md lists each page once.
 3. src/lib.rs includes each page with Rust blocks, so that `cargo test --doc` compiles them.
+4. A block below a comment `<!-- from FILE -->` is a part of that file.
 
     python local/book.py [--self-test]
 """
@@ -20,6 +21,7 @@ REPOSITORY = "https://github.com/sqs-once/sqs-once"
 LINK = re.compile(r"(?<!\\)\]\(\s*<?([^)\s>]+)>?[^)]*\)")
 CODE = re.compile(r"^\s*(```|~~~).*?^\s*\1\s*$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
+QUOTE = re.compile(r"^<!-- from (\S+) -->\n```[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUST = re.compile(r"^\s*```rust\b(?!,ignore)", re.MULTILINE)
 
 
@@ -84,6 +86,10 @@ def problems(root: Path) -> Iterator[str]:
     for name in pages:
         if listed.count(name) != 1:
             yield f"docs/SUMMARY.md: {name} is listed {listed.count(name)} times"
+    for name in pages:
+        for file, quote in QUOTE.findall((docs / name).read_text()):
+            if quote not in (root / file).read_text():
+                yield f"docs/{name}: a block is not a part of {file}"
     library = (root / "src/lib.rs").read_text()
     for name in pages:
         if RUST.search((docs / name).read_text()) and f'include_str!("../docs/{name}")' not in library:
@@ -106,9 +112,13 @@ def self_test() -> None:
             f"[i]({REPOSITORY}/blob/main/src/lib.rs) [j]({REPOSITORY}/blob/main/src/none.rs)",
         ]
         (root / "docs/a.md").write_text("\n".join(page))
-        (root / "docs/b.md").write_text("[s](https://example.com)\n```rust\n```\n")
+        (root / "docs/b.md").write_text(
+            "[s](https://example.com)\n```rust\n```\n"
+            '<!-- from src/lib.rs -->\n```rust,ignore\n include_str!("../docs/b.md")\n```\n'
+            "<!-- from src/lib.rs -->\n```rust,ignore\nother\n```\n"
+        )
         (root / "docs/SUMMARY.md").write_text("- [B](b.md)\n")
-        (root / "src/lib.rs").write_text('include_str!("../docs/b.md")')
+        (root / "src/lib.rs").write_text(' include_str!("../docs/b.md")\n')
         found = [line.split(": ")[:2] for line in problems(root)]
         expected = [
             ["README.md:3", "docs/none.md"],
@@ -117,6 +127,7 @@ def self_test() -> None:
             ["docs/a.md:2", f"{REPOSITORY}#no"],
             ["docs/a.md:6", f"{REPOSITORY}/blob/main/src/none.rs"],
             ["docs/SUMMARY.md", "a.md is listed 0 times"],
+            ["docs/b.md", "a block is not a part of src/lib.rs"],
             ["src/lib.rs", "the Rust blocks of docs/a.md are no doctests"],
         ]
         if found != expected:

@@ -69,7 +69,8 @@ impl Queue {
                 let receive = self.sqs.receive_message().queue_url(&self.url);
                 let receive = receive.max_number_of_messages(10).wait_time_seconds(1);
                 let receive = receive.message_attribute_names("All");
-                let receive = receive.message_system_attribute_names(MessageSystemAttributeName::All);
+                let receive =
+                    receive.message_system_attribute_names(MessageSystemAttributeName::All);
                 arrived.extend(receive.send().await.unwrap().messages.unwrap_or_default());
             }
             arrived
@@ -146,13 +147,19 @@ mod rust {
         let mut keys = Vec::new();
         for _ in 0..2 {
             let body = order("o-1").to_string();
-            let pending = send_order::store(&orders, "orders", "o-1", &body).await.unwrap();
-            send_order::send(&queue.sqs, &queue.url, &pending).await.unwrap();
-            keys.push(pending.key);
+            let pending = send_order::store(&orders, "orders", "o-1", &body)
+                .await
+                .unwrap();
+            send_order::send(&queue.sqs, &queue.url, &pending)
+                .await
+                .unwrap();
+            keys.push(pending.idempotency_key);
         }
         assert_eq!(keys[0], keys[1]);
-        let other = send_order::store(&orders, "orders", "o-2", "{}").await.unwrap();
-        assert!(other.key > keys[0], "keys sort by age");
+        let other = send_order::store(&orders, "orders", "o-2", "{}")
+            .await
+            .unwrap();
+        assert!(other.idempotency_key > keys[0], "keys sort by age");
         keys.remove(0)
     }
 
@@ -169,8 +176,14 @@ mod rust {
         let queue = Queue::create(".fifo").await;
         let sent = send_twice(&queue).await;
         // A later message of the same group arrives behind all copies of the first.
-        let last = queue.sqs.send_message().queue_url(&queue.url).message_body("last");
-        let last = last.message_group_id("o-1").message_deduplication_id("last");
+        let last = queue
+            .sqs
+            .send_message()
+            .queue_url(&queue.url)
+            .message_body("last");
+        let last = last
+            .message_group_id("o-1")
+            .message_deduplication_id("last");
         last.send().await.unwrap();
         let messages = queue.messages(2).await;
         let ids = messages.iter().map(|message| {
@@ -238,7 +251,11 @@ mod python {
         assert_runs_once(&queue.messages(2).await).await;
         // The outbox is empty: a last message is the only further one.
         assert!(run(&database, &queue.endpoint, &queue.url).await);
-        let last = queue.sqs.send_message().queue_url(&queue.url).message_body("last");
+        let last = queue
+            .sqs
+            .send_message()
+            .queue_url(&queue.url)
+            .message_body("last");
         last.send().await.unwrap();
         let messages = queue.messages(1).await;
         assert_eq!(messages[0].body.as_deref(), Some("last"));

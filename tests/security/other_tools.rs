@@ -111,9 +111,8 @@ fn values() -> Vec<String> {
     let default = |name: &str| number(&template["Parameters"][name]["Default"]);
     let days = |queue: &str| number(&resource(queue)["MessageRetentionPeriod"]) / 86400;
     let timeout = default("FunctionTimeout");
-    let visibility = number(
-        &template["Mappings"]["OfTimeout"][&timeout.to_string()]["VisibilityTimeout"],
-    );
+    let visibility =
+        number(&template["Mappings"]["OfTimeout"][&timeout.to_string()]["VisibilityTimeout"]);
     let numbers = [
         timeout,
         visibility / timeout,
@@ -141,7 +140,10 @@ fn other_stacks_allow_what_the_template_allows() {
         // No statement is written in another form.
         let quoted = Regex::new(r#""((?:dynamodb|sqs|logs|kms|s3|iam):[\w*]+)""#).unwrap();
         let text = stack.text();
-        let quoted: BTreeSet<_> = quoted.captures_iter(&text).map(|found| found[1].to_owned()).collect();
+        let quoted: BTreeSet<_> = quoted
+            .captures_iter(&text)
+            .map(|found| found[1].to_owned())
+            .collect();
         let mut known: BTreeSet<_> = stack.may().into_iter().map(|(action, _)| action).collect();
         known.insert("sqs:*".into()); // denied without TLS
         assert!(quoted.is_subset(&known), "{}: {quoted:?}", stack.source);
