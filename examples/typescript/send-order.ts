@@ -9,7 +9,7 @@ import { v7 as uuidv7 } from "uuid";
 
 /** PostgreSQL, as the `Client` of node-postgres. */
 export interface Database {
-  query(sql: string, values?: unknown[]): Promise<{ rows: Record<string, string>[]; rowCount: number | null }>;
+  query(sql: string, values?: unknown[]): Promise<{ rows: Record<string, string>[] }>;
 }
 
 /** Stores the order and its message in one statement. Does nothing for an order that is stored. */
