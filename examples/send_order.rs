@@ -19,8 +19,11 @@ use uuid::Uuid;
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Pending {
+    /// Partition key of the item, and message group on a FIFO queue.
     pub order_id: String,
+    /// Body of the message, as it was stored first.
     pub body: String,
+    /// UUIDv7 of the operation.
     pub idempotency_key: String,
 }
 
