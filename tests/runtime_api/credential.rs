@@ -51,7 +51,10 @@ async fn access_denied() -> Response {
 /// Starts the consumer, which must end before it asks for an invocation.
 async fn failed_start(endpoint: &str) -> Exit {
     let stage = Stage::set().await;
-    let settings = [(ARN, SECRET), ("AWS_ENDPOINT_URL_SECRETS_MANAGER", endpoint)];
+    let settings = [
+        (ARN, SECRET),
+        ("AWS_ENDPOINT_URL_SECRETS_MANAGER", endpoint),
+    ];
     let lambda = Lambda::spawn(&consumer(), stage.env(&settings)).await;
     let exit = lambda.exit().await;
     assert!(!exit.status.success());
@@ -63,7 +66,11 @@ async fn denied_credential_fails_the_start() {
     let app = Router::new().fallback(access_denied);
     let exit = failed_start(&format!("http://{}", support::serve(app).await)).await;
     let output = exit.output.concat();
-    for part in [ARN, "AccessDeniedException", "secretsmanager:GetSecretValue"] {
+    for part in [
+        ARN,
+        "AccessDeniedException",
+        "secretsmanager:GetSecretValue",
+    ] {
         assert!(output.contains(part), "{part}: {exit:#?}");
     }
 }

@@ -247,7 +247,7 @@ fn sandbox(key: &str, order: &Order) -> Result<Box<RawValue>, Failure> {
 
 #[cfg(test)]
 mod tests {
-    use std::{io, sync::Mutex};
+    use std::{process::Command, sync::Mutex};
 
     use axum::{Router, extract::State, http::HeaderMap, routing::post};
     use futures_util::future::join_all;
@@ -630,32 +630,8 @@ mod tests {
         assert!(longest_charge(Duration::MAX, true) == Duration::MAX);
     }
 
-    /// Log lines of every level.
-    #[derive(Clone, Default)]
-    struct Log(Arc<Mutex<Vec<u8>>>);
-
-    impl io::Write for Log {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    #[tokio::test]
-    async fn credential_is_in_no_log_and_no_error() {
-        let log = Log::default();
-        let writer = log.clone();
-        let subscriber = tracing_subscriber::fmt()
-            .with_max_level(tracing::Level::TRACE)
-            .with_writer(move || writer.clone())
-            .finish();
-        let _subscribed = tracing::subscriber::set_default(subscriber);
+    async fn charge_with_refused_credentials() {
         let (guarded, url) = Guarded::start("another", "authorization", 1).await;
-        let mut errors = String::new();
         for arn in [SECRET, PARAMETER] {
             let answers = [Answer::Value(OLD), Answer::Value(NEW)];
             let (_, config) = Store::start(&answers).await;
@@ -663,20 +639,34 @@ mod tests {
             let url = GatewayUrl::Http(url.parse().unwrap());
             let gateway = Gateway::new(url, LONG, Some(credential.ok().unwrap())).unwrap();
             for _ in 0..2 {
-                errors += &format!("{:?}", charge(&gateway).await);
+                println!("{:?}", charge(&gateway).await);
             }
         }
         assert_eq!(guarded.values(), [OLD, NEW, NEW, OLD, NEW, NEW]);
-        let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
-        for operation in ["GetSecretValue", "GetParameter", "again after a 401"] {
-            assert!(log.contains(operation), "no line of {operation}");
+    }
+
+    /// Runs itself in a process of its own, since logging is set up once per process.
+    #[test]
+    fn credential_is_in_no_log_and_no_error() {
+        const ROLE: &str = "SQS_ONCE_TEST_LOGS";
+        if std::env::var_os(ROLE).is_some() {
+            let log = tracing_subscriber::fmt().with_max_level(tracing::Level::TRACE);
+            log.init();
+            let runtime = tokio::runtime::Runtime::new().unwrap();
+            return runtime.block_on(charge_with_refused_credentials());
         }
-        for text in [log, errors] {
-            let lines: Vec<_> = text
-                .lines()
-                .filter(|line| line.contains("s3cr3t"))
-                .collect();
-            assert_eq!(lines, [""; 0]);
+        let name = "payments::gateway::tests::credential_is_in_no_log_and_no_error";
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--nocapture", name])
+            .env(ROLE, "1")
+            .output()
+            .unwrap();
+        let output = String::from_utf8([child.stdout, child.stderr].concat()).unwrap();
+        assert!(child.status.success(), "{output}");
+        for part in ["GetSecretValue", "GetParameter", "again after a 401", "Err"] {
+            assert!(output.contains(part), "no line of {part}");
         }
+        let lines = output.lines().filter(|line| line.contains("s3cr3t"));
+        assert_eq!(Vec::from_iter(lines), [""; 0]);
     }
 }
