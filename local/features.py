@@ -36,7 +36,7 @@ COMBINATIONS = (
 
 # Replaces payments.rs, order.rs and gateway.rs.
 OWN_HANDLER = """\
-use sqs_once::{Attempt, Consumer, Failure, Handler, Once, Settings, SettingsError, store::DynamoStore};
+use sqs_once::{Attempt, Consumer, Failure, Handler, Once, Settings, SettingsError, store::AnyStore};
 
 struct Greet;
 
@@ -51,7 +51,7 @@ impl Handler for Greet {
 
 pub(crate) async fn consumer(
     settings: Settings,
-) -> Result<Consumer<Once<DynamoStore>, impl Handler<Output = String>>, SettingsError> {
+) -> Result<Consumer<Once<AnyStore>, impl Handler<Output = String>>, SettingsError> {
     settings.once(Ok(Greet)).await
 }
 """

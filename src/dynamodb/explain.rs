@@ -2,6 +2,7 @@
 
 use std::error::Error;
 
+use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_dynamodb::{
     error::{ProvideErrorMetadata, SdkError},
     operation::RequestId,
@@ -18,13 +19,7 @@ where
     let Some(service) = error.as_service_error() else {
         return match error {
             SdkError::TimeoutError(_) => "no answer in time".into(),
-            // A connector's errors contain addresses and causes, no bodies.
-            SdkError::DispatchFailure(failure) => format!(
-                "could not connect; check the endpoint, the region and the network ({})",
-                failure
-                    .as_connector_error()
-                    .map_or_else(String::new, |error| causes(error))
-            ),
+            SdkError::DispatchFailure(failure) => not_sent(failure.as_connector_error()),
             SdkError::ConstructionFailure(_) => format!(
                 "could not build the request ({})",
                 error.source().map_or_else(String::new, causes)
@@ -57,6 +52,20 @@ where
     format!("{code}: {advice} (request id {request_id})")
 }
 
+/// Explains a request that could not be signed, or whose connection failed. A connector's errors
+/// contain addresses and causes, no bodies.
+pub(crate) fn not_sent<E: Error + 'static>(error: Option<&E>) -> String {
+    let Some(error) = error else {
+        return "could not connect".to_owned();
+    };
+    let advice = if sources(error).any(|source| source.is::<CredentialsError>()) {
+        "no AWS credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; a deployed function needs a role"
+    } else {
+        "could not connect; check the endpoint, the region and the network"
+    };
+    format!("{advice} ({})", causes(error))
+}
+
 /// Classifies a failed request by its effect and the use of a retry.
 pub(crate) fn kind<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Unavailability {
     match error {
@@ -79,10 +88,15 @@ pub(crate) fn kind<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Unavailabili
 
 /// Returns an error and its causes in one line.
 pub(crate) fn causes(error: &(dyn Error + 'static)) -> String {
+    let causes: Vec<_> = sources(error).map(ToString::to_string).collect();
+    causes.join(": ")
+}
+
+/// An error, its source, the source of that, and so on.
+fn sources<'a>(
+    error: &'a (dyn Error + 'static),
+) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     std::iter::successors(Some(error), |&error| error.source())
-        .map(ToString::to_string)
-        .collect::<Vec<_>>()
-        .join(": ")
 }
 
 /// Removes quoted parts of the request from a DynamoDB error message, because they are payload.
@@ -122,6 +136,13 @@ mod tests {
             (
                 Failed::dispatch_failure(ConnectorError::io(refused.into())),
                 "could not connect; check the endpoint, the region and the network (io error: connection refused)",
+            ),
+            (
+                Failed::dispatch_failure(ConnectorError::other(
+                    CredentialsError::not_loaded_no_source().into(),
+                    None,
+                )),
+                "no AWS credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; a deployed function needs a role (other: the credential provider was not enabled)",
             ),
             (
                 Failed::construction_failure("no region"),

@@ -14,7 +14,7 @@ use aws_sdk_sqs::{
 };
 use tokio::time::{Instant, timeout_at};
 
-use crate::dynamodb::explain::causes;
+use crate::dynamodb::explain::{causes, not_sent};
 
 /// A call without an answer for so long shows that the endpoint is out of reach. The first attempt
 /// ([`crate::aws::config`]) may use a connection that closed while Lambda had frozen the process; the
@@ -226,12 +226,7 @@ fn parse(arn: &str) -> Option<(&str, &str, &str)> {
 fn explain_rejection<E: ProvideErrorMetadata>(error: &SdkError<E>, permission: &str) -> String {
     let Some(service) = error.as_service_error() else {
         return match error {
-            SdkError::DispatchFailure(failure) => format!(
-                "the request could not be sent ({})",
-                failure
-                    .as_connector_error()
-                    .map_or_else(String::new, |error| causes(error))
-            ),
+            SdkError::DispatchFailure(failure) => not_sent(failure.as_connector_error()),
             SdkError::ConstructionFailure(_) => "the request could not be made".into(),
             _ => "the answer could not be read".into(),
         };
