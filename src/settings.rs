@@ -392,8 +392,7 @@ impl Settings {
     {
         let table = if self.in_memory() {
             // No queue holds the messages of an event file.
-            let visibility = self.defaults.entry("CONSUMER_VISIBILITY".to_owned());
-            visibility.or_insert_with(|| "off".to_owned());
+            self.set_default("CONSUMER_VISIBILITY", "off");
             Ok(None)
         } else {
             self.table().map(Some)

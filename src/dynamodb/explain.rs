@@ -17,15 +17,7 @@ where
     E: ProvideErrorMetadata + Error + 'static,
 {
     let Some(service) = error.as_service_error() else {
-        return match error {
-            SdkError::TimeoutError(_) => "no answer in time".into(),
-            SdkError::DispatchFailure(failure) => not_sent(failure.as_connector_error()),
-            SdkError::ConstructionFailure(_) => format!(
-                "could not build the request ({})",
-                error.source().map_or_else(String::new, causes)
-            ),
-            _ => "the answer could not be read".into(),
-        };
+        return unanswered(error);
     };
     let code = service.code().unwrap_or("unknown error");
     let advice = match code {
@@ -52,18 +44,22 @@ where
     format!("{code}: {advice} (request id {request_id})")
 }
 
-/// Explains a request that could not be signed, or whose connection failed. A connector's errors
-/// contain addresses and causes, no bodies.
-pub(crate) fn not_sent<E: Error + 'static>(error: Option<&E>) -> String {
-    let Some(error) = error else {
-        return "could not connect".to_owned();
+/// Explains a request without an answer of the service. The text omits the request.
+pub(crate) fn unanswered<E: Error + 'static>(error: &SdkError<E>) -> String {
+    let advice = match error {
+        SdkError::TimeoutError(_) => return "no answer in time".to_owned(),
+        SdkError::DispatchFailure(_) if sources(error).any(|e| e.is::<CredentialsError>()) => {
+            "no AWS credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; a deployed function needs a role"
+        }
+        SdkError::DispatchFailure(_) => {
+            "could not connect; check the endpoint, the region and the network"
+        }
+        SdkError::ConstructionFailure(_) => "could not build the request",
+        _ => return "the answer could not be read".to_owned(),
     };
-    let advice = if sources(error).any(|source| source.is::<CredentialsError>()) {
-        "no AWS credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; a deployed function needs a role"
-    } else {
-        "could not connect; check the endpoint, the region and the network"
-    };
-    format!("{advice} ({})", causes(error))
+    // A connector's errors contain addresses and causes, no bodies.
+    let cause = error.source().map_or_else(String::new, causes);
+    format!("{advice} ({cause})")
 }
 
 /// Classifies a failed request by its effect and the use of a retry.
@@ -89,7 +85,9 @@ pub(crate) fn kind<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Unavailabili
 /// Returns an error and its causes in one line.
 pub(crate) fn causes(error: &(dyn Error + 'static)) -> String {
     let causes: Vec<_> = sources(error).map(ToString::to_string).collect();
-    causes.join(": ")
+    let causes = causes.join(": ");
+    let words: Vec<_> = causes.split_whitespace().collect();
+    words.join(" ")
 }
 
 /// An error, its source, the source of that, and so on.

@@ -16,6 +16,7 @@ use crate::protocol::{ClaimRequest, Fence, Key, Record, Settlement, Timestamp};
 ///
 /// let once = Once::new(AnyStore::Memory(MemoryStore::default()));
 /// ```
+#[expect(clippy::large_enum_variant, reason = "a process has one store")]
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum AnyStore {
