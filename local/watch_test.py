@@ -18,9 +18,11 @@ import unittest
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cloud import ROOT, Cloud, free_port, group, ministack, unwind_on_signals
+from cloud import ROOT, STATE, Cloud, free_port, group, ministack, unwind_on_signals
 
 PATIENCE = 60.0  # reached only when a test fails
+# Other `make watch` of this checkout do not matter.
+OWN_STATE = STATE / "watch-test"
 NEW_ORDERS = "events/new-orders.json"
 THREE = ["completed"] * 3
 THREE_DUPLICATES = ["duplicate"] * 3
@@ -31,7 +33,7 @@ def without_settings() -> dict[str, str]:
     prefixes = ("AWS_", "CONSUMER_", "IDEMPOTENCY_", "PAYMENT_", "SECONDS_")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(prefixes)}
     none = {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
-    return kept | none | {"AWS_EC2_METADATA_DISABLED": "true"}
+    return kept | none | {"AWS_EC2_METADATA_DISABLED": "true", "SQS_ONCE_STATE": str(OWN_STATE)}
 
 
 class Terminal:
@@ -226,6 +228,21 @@ class MakeWatch(unittest.TestCase):
         assert ended.returncode == 1
         assert "no consumer is running; start one with `make watch`" in ended.stderr
 
+    def test_localstack_without_docker_says_so(self) -> None:
+        for command in (["check"], ["run", "--", "true"]):
+            environment = without_settings() | {"PATH": ""}
+            ended = run([sys.executable, "local/localstack.py", *command], environment)
+            assert ended.returncode == 1
+            assert "Docker is not installed; install it, or set AWS_ENDPOINT_URL" in ended.stderr
+
+    def test_localstack_uses_own_endpoint(self) -> None:
+        script = "import os; print(os.environ['AWS_ENDPOINT_URL'])"
+        command = [sys.executable, "local/localstack.py", "run", "--", sys.executable, "-c", script]
+        assert run(command, self.environment()).stdout.strip() == self.up.endpoint
+        ended = run(command, self.environment(AWS_ENDPOINT_URL="http://127.0.0.1:1"))
+        assert ended.returncode == 1
+        assert "no response from AWS_ENDPOINT_URL=http://127.0.0.1:1" in ended.stderr
+
     def test_endpoint_without_scheme_is_refused(self) -> None:
         environment = self.environment(AWS_ENDPOINT_URL="127.0.0.1:4566")
         for command in (["local/watch.py"], ["local/cloud.py", "run", "--", "true"]):
@@ -236,6 +253,7 @@ class MakeWatch(unittest.TestCase):
 
 def main() -> int:
     unwind_on_signals()
+    OWN_STATE.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     # One command, so that the packages have the same features.
     for program in (["--bin", "consumer"], ["--package", "programs", "--bin", "create_user"]):
