@@ -153,7 +153,8 @@ def cloud(name: str) -> Iterator[Cloud]:
         if not endpoint.startswith(("http://", "https://")):
             raise Unavailable(f"AWS_ENDPOINT_URL={endpoint} must begin with http:// or https://")
         try:
-            urllib.request.urlopen(endpoint, timeout=5).close()
+            # LocalStack's first response takes seconds.
+            urllib.request.urlopen(endpoint, timeout=READY_WITHIN).close()
         except urllib.error.HTTPError:
             pass  # any response will do
         except (urllib.error.URLError, OSError, ValueError) as problem:

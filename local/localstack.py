@@ -29,7 +29,10 @@ def docker(*arguments: str) -> str:
         raise Unavailable("Docker is not installed; install it, or set AWS_ENDPOINT_URL to an emulator that runs")
     ended = subprocess.run(["docker", *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if ended.returncode != 0:
-        raise Unavailable(f"`docker {arguments[0]}` failed: {ended.stderr.strip()}")
+        reason = ended.stderr.strip()
+        raise Unavailable(
+            f"`docker {arguments[0]}` failed: {reason} (AWS_ENDPOINT_URL names an emulator without Docker)"
+        )
     return ended.stdout.strip()
 
 
