@@ -31,7 +31,7 @@ def docker(*arguments: str) -> str:
     if ended.returncode != 0:
         reason = ended.stderr.strip()
         raise Unavailable(
-            f"`docker {arguments[0]}` failed: {reason} (AWS_ENDPOINT_URL names an emulator without Docker)"
+            f"`docker {arguments[0]}` failed: {reason} (without Docker, set AWS_ENDPOINT_URL)"
         )
     return ended.stdout.strip()
 
