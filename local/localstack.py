@@ -30,9 +30,7 @@ def docker(*arguments: str) -> str:
     ended = subprocess.run(["docker", *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if ended.returncode != 0:
         reason = ended.stderr.strip()
-        raise Unavailable(
-            f"`docker {arguments[0]}` failed: {reason} (without Docker, set AWS_ENDPOINT_URL)"
-        )
+        raise Unavailable(f"`docker {arguments[0]}` failed: {reason} (without Docker, set AWS_ENDPOINT_URL)")
     return ended.stdout.strip()
 
 

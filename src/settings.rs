@@ -400,7 +400,12 @@ impl Settings {
         let (records, batches) = (self.records(), self.batches(Some("20d")));
         let read = (|| Ok((handler?, table?, records?, batches?)))();
         let (handler, table, records, batches) = self.check(read)?;
-        let config = self.take_config().await;
+        let config = if table.is_some() || batches.call_sqs() {
+            self.take_config().await
+        } else {
+            // The SDK would look for a Region, for seconds on a machine outside AWS.
+            SdkConfig::builder().build()
+        };
         let grouping = table.as_ref().is_some_and(|table| table.grouping);
         let store = match table {
             Some(table) => AnyStore::DynamoDb(table.open(&config).await),
@@ -867,6 +872,17 @@ struct Batches {
 }
 
 impl Batches {
+    #[cfg(feature = "visibility")]
+    const fn call_sqs(&self) -> bool {
+        self.timeouts.is_some()
+    }
+
+    #[cfg(not(feature = "visibility"))]
+    const fn call_sqs(&self) -> bool {
+        let () = self.timeouts;
+        false
+    }
+
     fn consumer<M: Mode<H::Output>, H: Handler>(
         self,
         mode: M,
