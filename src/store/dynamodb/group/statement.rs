@@ -91,6 +91,10 @@ impl Statement {
             let lease = layout.name(Field::LeaseUntil);
             self.push(before, lease, " > ?", number(0));
         }
+        if let Some(lease_until) = fence.lease_until {
+            let lease = layout.name(Field::LeaseUntil);
+            self.push(before, lease, " = ?", millis(lease_until));
+        }
     }
 
     fn build(self) -> BatchStatementRequest {
