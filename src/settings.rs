@@ -100,6 +100,7 @@ const UNNAMED: &str = "_";
 /// | `IDEMPOTENCY_GROUPING` | `off` | sends claims and settlements of concurrent messages as groups; not used by `on_item` ([`DynamoStore::grouping`]) |
 /// | `IDEMPOTENCY_LEASE_MARGIN` | `1s` | time added to the deadline, for clocks that differ |
 /// | `IDEMPOTENCY_LEASE_FALLBACK` | `5m` | time budget of an invocation without a known deadline |
+/// | `CONSUMER_HEARTBEAT` | `off` | length of leases and visibility timeouts that are renewed while handlers run, from `10s`; `off`: the deadline of the invocation ends the lease ([`Once::heartbeat`]) |
 /// | `CONSUMER_CONCURRENCY` | `10` | handlers of one batch that run at a time |
 /// | `CONSUMER_CONFLICT_WAIT` | `0s` | time to wait for the outcome of another worker that holds the claim |
 /// | `CONSUMER_DEADLINE_RESERVE` | `500ms` | time reserved to record outcomes and answer |
@@ -631,6 +632,7 @@ impl Settings {
             .map(|value| self.parse("IDEMPOTENCY_RETENTION", &value, positive))
             .transpose();
         let assumed_timeout = self.duration("IDEMPOTENCY_LEASE_FALLBACK", "5m");
+        let heartbeat = self.optional("CONSUMER_HEARTBEAT", "off", heartbeat);
         let concurrency = self.optional("CONSUMER_CONCURRENCY", "10", |text| {
             let parsed = text.parse::<NonZeroUsize>();
             parsed.map_err(|_| "must be a whole number from 1")
@@ -656,6 +658,7 @@ impl Settings {
             fingerprint: fingerprint?,
             retention: retention?,
             assumed_timeout: assumed_timeout?,
+            heartbeat: heartbeat?,
             concurrency: concurrency?,
             conflict_wait: conflict_wait?,
             deadline_reserve: deadline_reserve?,
@@ -840,7 +843,8 @@ impl Records {
     fn once<S: Store>(self, store: S, batches: &Batches) -> Once<S> {
         let once = Once::new(store)
             .after_failure(self.after_failure)
-            .lease_margin(self.lease_margin);
+            .lease_margin(self.lease_margin)
+            .heartbeat(batches.heartbeat);
         match batches.retention {
             Some(retention) => once.retention(retention),
             None => once,
@@ -857,6 +861,7 @@ struct Batches {
     fingerprint: FingerprintSource,
     retention: Option<Duration>,
     assumed_timeout: Duration,
+    heartbeat: Option<Duration>,
     concurrency: NonZeroUsize,
     conflict_wait: Duration,
     deadline_reserve: Duration,
@@ -905,7 +910,8 @@ impl Batches {
         #[cfg(feature = "visibility")]
         {
             let timeouts = self.timeouts;
-            let visibility = timeouts.map(|timeouts| timeouts.visibility(config, self.retention));
+            let visibility = timeouts
+                .map(|timeouts| timeouts.visibility(config, self.retention, self.heartbeat));
             consumer.visibility(visibility)
         }
         #[cfg(not(feature = "visibility"))]
@@ -927,8 +933,14 @@ struct Timeouts {
 
 #[cfg(feature = "visibility")]
 impl Timeouts {
-    fn visibility(self, config: &SdkConfig, retention: Option<Duration>) -> Visibility {
+    fn visibility(
+        self,
+        config: &SdkConfig,
+        retention: Option<Duration>,
+        heartbeat: Option<Duration>,
+    ) -> Visibility {
         let visibility = Visibility::new(aws_sdk_sqs::Client::new(config))
+            .heartbeat(heartbeat)
             .backoff(self.base, self.cap)
             .dead_letter(self.dead_letter);
         match retention {
@@ -955,6 +967,19 @@ fn rename(layout: Layout, text: &str) -> Result<Layout, String> {
 fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
         .map_err(|_| format!("`{text}` is not a duration such as 500ms, 30s, 5m or 24h"))
+}
+
+/// The shortest heartbeat: SQS counts whole seconds, and a third of it must be more than a slow request.
+const SHORTEST_HEARTBEAT: Duration = Duration::from_secs(10);
+
+fn heartbeat(text: &str) -> Result<Option<Duration>, String> {
+    if text == "off" {
+        return Ok(None);
+    }
+    match duration(text)? {
+        length if length < SHORTEST_HEARTBEAT => Err("must be `off`, or at least 10s".to_owned()),
+        length => Ok(Some(length)),
+    }
 }
 
 fn positive(text: &str) -> Result<Duration, String> {
@@ -1120,6 +1145,7 @@ mod tests {
         assert_eq!(batches.fingerprint, FingerprintSource::Body);
         assert_eq!(batches.retention, Some(Duration::from_secs(20 * 86_400)));
         assert_eq!(batches.assumed_timeout, Duration::from_secs(300));
+        assert_eq!(batches.heartbeat, None);
         assert_eq!(batches.concurrency.get(), 10);
         assert_eq!(batches.conflict_wait, Duration::ZERO);
         assert_eq!(batches.deadline_reserve, Duration::from_millis(500));
@@ -1146,6 +1172,7 @@ mod tests {
             ("IDEMPOTENCY_AFTER_FAILURE", "strict"),
             ("IDEMPOTENCY_GROUPING", "yes"),
             ("IDEMPOTENCY_LEASE_MARGIN", "-1s"),
+            ("CONSUMER_HEARTBEAT", "9s"),
             ("CONSUMER_CONCURRENCY", "0"),
             ("CONSUMER_DEADLINE_RESERVE", "0s"),
             ("CONSUMER_MIN_TIME_TO_START", "5"),
