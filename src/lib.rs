@@ -167,7 +167,8 @@ pub use dynamodb::{
     write::{MAX_WRITES, Write},
 };
 pub use handler::{
-    Attempt, Done, EnvelopeFacts, Failure, Handler, HandlerFn, ResultExt, Stored, handler_fn,
+    Attempt, Bytes, Done, EnvelopeFacts, Failure, FromMessage, Handler, HandlerFn, Json, Raw,
+    ResultExt, Stored, Text, handler_fn,
 };
 #[doc(hidden)]
 pub use handler::{Delivery, History, OpenAttempts};
