@@ -99,9 +99,9 @@
 //!
 //! | features | crates in the dependency tree |
 //! | --- | --- |
-//! | default, `opentelemetry` | 200 crates |
-//! | default | 186 crates |
-//! | `lambda`, `visibility`, `settings` | 182 crates |
+//! | default, `opentelemetry` | 202 crates |
+//! | default | 188 crates |
+//! | `lambda`, `visibility`, `settings` | 184 crates |
 //! | `--no-default-features` | 110 crates |
 //!
 //! # Promises

@@ -46,7 +46,7 @@ pub use consumer::{Consumer, FifoAfterPermanent};
 pub use encoding::Encoding;
 pub use envelope::Envelope;
 pub use identity::{FingerprintSource, KeySource};
-pub use key_fn::{KeyFn, Received};
+pub use key_fn::Received;
 pub use lambda::run;
 pub use process::BatchError;
 #[cfg(feature = "visibility")]
