@@ -461,6 +461,79 @@ async fn bodies_that_are_not_json_have_keys() {
     }
 }
 
+/// Records of a sample event.
+fn sample(name: &str) -> Vec<Value> {
+    let path = format!("{}/events/{name}.json", env!("CARGO_MANIFEST_DIR"));
+    let event: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    event["Records"].as_array().unwrap().clone()
+}
+
+fn names(outcomes: &[(String, String)]) -> Vec<&str> {
+    outcomes
+        .iter()
+        .map(|(outcome, _)| outcome.as_str())
+        .collect()
+}
+
+#[tokio::test]
+async fn producer_key_runs_each_request_once() {
+    let key = "body:/metadata/idempotencyKey";
+    let (consumer, seen) = taking::<Value>();
+    let consumer = consumer.key(key.parse().unwrap());
+    let by_parts = "body:/orderId,/amount".parse().unwrap();
+    let outcomes = run(
+        consumer.clone().fingerprint(by_parts),
+        sample("producer-key"),
+    )
+    .await;
+    assert_eq!(names(&outcomes), [COMPLETED, "duplicate", COMPLETED]);
+    let keys: Vec<_> = seen.lock().unwrap().drain(..).map(|(key, _)| key).collect();
+    assert_eq!(keys[0], "test#0196886a-1c00-7a51-9f0e-3b6f6d7c1e01");
+    assert_eq!(keys[1], "test#0196886a-2310-7c3d-8a44-5d1f0b9e7a02");
+    // The time of sending is part of the whole body.
+    let (consumer, _) = taking::<Value>();
+    let outcomes = run(consumer.key(key.parse().unwrap()), sample("producer-key")).await;
+    assert_eq!(names(&outcomes), [COMPLETED, "key_reused", COMPLETED]);
+}
+
+#[tokio::test]
+async fn redriven_message_runs_as_its_key_says() {
+    /// Fails the second order at first.
+    async fn charge(order: Value, attempt: Attempt) -> Result<(), Failure> {
+        let is_copy = attempt.attribute("SqsOnceReason").is_some();
+        match order["orderId"].as_str() {
+            Some("ord-2026-000002") if !is_copy => Err(Failure::permanent("422")),
+            _ => Ok(()),
+        }
+    }
+    for (key, redriven) in [
+        ("body:/orderId", ["duplicate", COMPLETED]),
+        // A new message id is a new operation: the first order is charged again.
+        ("message-id", [COMPLETED, COMPLETED]),
+    ] {
+        let once = Once::new(MemoryStore::default());
+        let consumer = Consumer::new(once, namespace(), handler_fn(charge));
+        let consumer = consumer.key(key.parse().unwrap());
+        let first = run(consumer.clone(), sample("new-orders")).await;
+        assert_eq!(names(&first)[..2], [COMPLETED, "permanent_failure"]);
+        let second = run(consumer.clone(), sample("redriven")).await;
+        assert_eq!(names(&second), redriven, "{key}");
+        let third = run(consumer, sample("redriven")).await;
+        assert_eq!(names(&third), ["duplicate", "duplicate"], "{key}");
+    }
+}
+
+#[test]
+fn redriven_sample_is_of_the_new_orders() {
+    let (sent, redriven) = (sample("new-orders"), sample("redriven"));
+    for (sent, redriven) in sent.iter().zip(&redriven) {
+        assert_eq!(sent["body"], redriven["body"]);
+        assert_ne!(sent["messageId"], redriven["messageId"]);
+    }
+    let of = &redriven[0]["messageAttributes"]["SqsOnceRedriveOf"]["stringValue"];
+    assert_eq!(*of, sent[0]["messageId"]);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
