@@ -34,18 +34,15 @@ use sqs_once::{
 #[derive(Deserialize)]
 #[serde(tag = "type", rename_all_fields = "camelCase")]
 enum OrderEvent {
-    OrderPlaced {
+    #[serde(rename = "order.placed")]
+    Placed {
         order_id: String,
         customer_id: String,
     },
-    OrderShipped {
-        order_id: String,
-        carrier: String,
-    },
-    OrderCancelled {
-        order_id: String,
-        reason: String,
-    },
+    #[serde(rename = "order.shipped")]
+    Shipped { order_id: String, carrier: String },
+    #[serde(rename = "order.cancelled")]
+    Cancelled { order_id: String, reason: String },
 }
 
 struct TrackOrders {
@@ -81,7 +78,7 @@ impl Handler for TrackOrders {
     /// message's key.
     async fn handle(&self, event: OrderEvent, _: Attempt) -> Result<Change<()>, Failure> {
         Ok(match event {
-            OrderEvent::OrderPlaced {
+            OrderEvent::Placed {
                 order_id,
                 customer_id,
             } => {
@@ -92,12 +89,8 @@ impl Handler for TrackOrders {
                 Change::create((), "orderId", put)
                     .on_refused(|_| Err(Failure::permanent("the order is there already")))
             }
-            OrderEvent::OrderShipped { order_id, carrier } => {
-                self.end(order_id, "shipped", carrier)
-            }
-            OrderEvent::OrderCancelled { order_id, reason } => {
-                self.end(order_id, "cancelled", reason)
-            }
+            OrderEvent::Shipped { order_id, carrier } => self.end(order_id, "shipped", carrier),
+            OrderEvent::Cancelled { order_id, reason } => self.end(order_id, "cancelled", reason),
         })
     }
 }

@@ -548,11 +548,11 @@ mod several_types_of_messages {
     #[tokio::test]
     async fn unknown_type_is_named_in_the_log() {
         let (dynamo, consumer) = start().await;
-        let unknown = json!({"type": "OrderRefunded", "eventId": "e-1", "orderId": "SECRET"});
+        let unknown = json!({"type": "order.refunded", "eventId": "e-1", "orderId": "SECRET"});
         let (outcome, detail) = refusal(&consumer, &unknown).await;
         assert_eq!(outcome, "invalid");
-        let expected = "unknown variant `OrderRefunded`, expected one of `OrderPlaced`, \
-                        `OrderShipped`, `OrderCancelled`";
+        let expected = "unknown variant `order.refunded`, expected one of `order.placed`, \
+                        `order.shipped`, `order.cancelled`";
         assert!(detail.contains(expected), "{detail}");
         assert!(!detail.contains("SECRET"), "{detail}");
         let untyped = json!({"eventId": "e-2", "orderId": "SECRET"});
@@ -566,19 +566,19 @@ mod several_types_of_messages {
     async fn event_before_its_order_is_applied_later() {
         let (dynamo, consumer) = start().await;
         let cancelled = json!({
-            "type": "OrderCancelled", "eventId": "e-1", "orderId": "o-1", "reason": "customer",
+            "type": "order.cancelled", "eventId": "e-1", "orderId": "o-1", "reason": "customer",
         });
         let (outcome, _) = refusal(&consumer, &cancelled).await;
         assert_eq!(outcome, "retryable_failure");
         let placed = json!({
-            "type": "OrderPlaced", "eventId": "e-2", "orderId": "o-1", "customerId": "c-1",
+            "type": "order.placed", "eventId": "e-2", "orderId": "o-1", "customerId": "c-1",
         });
         let event = event::batch([event::record("m-2", &placed)]);
         assert_eq!(process(&consumer, event).await, 0);
         let event = event::batch([event::record("m-1", &cancelled)]);
         assert_eq!(process(&consumer, event).await, 0);
         let shipped = json!({
-            "type": "OrderShipped", "eventId": "e-3", "orderId": "o-1", "carrier": "DHL",
+            "type": "order.shipped", "eventId": "e-3", "orderId": "o-1", "carrier": "DHL",
         });
         let ended = permanent("the order is shipped or cancelled already");
         assert_eq!(refusal(&consumer, &shipped).await, ended);
