@@ -48,6 +48,17 @@ impl PartialEq for KeyFn {
 impl Eq for KeyFn {}
 
 /// A message as a [key function](super::KeySource::from_fn) sees it: decoded, and without a key yet.
+///
+/// ```
+/// use sqs_once::sqs::Received;
+///
+/// /// The id by the service that put the message into an envelope, for messages without their own.
+/// fn key(message: &Received<'_>) -> Result<[String; 1], &'static str> {
+///     let id = message.envelope().and_then(|envelope| envelope.id.clone());
+///     Ok([id.unwrap_or_else(|| message.message_id().to_owned())])
+/// }
+/// # let _ = sqs_once::sqs::KeySource::from_fn(key);
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Received<'a> {
     pub(super) facts: &'a DeliveryFacts,
