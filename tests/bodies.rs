@@ -36,7 +36,7 @@ const ONE_MINUTE: Duration = Duration::from_secs(60);
 /// Keys and messages that a handler got.
 type Seen<T> = Arc<Mutex<Vec<(String, T)>>>;
 
-/// A handler that keeps what it takes.
+/// A handler that keeps its messages.
 #[derive(Clone)]
 struct Keep<T>(Seen<T>);
 

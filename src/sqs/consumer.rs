@@ -212,7 +212,8 @@ impl<M, H> Consumer<M, H> {
     /// Sets the largest decompressed body in bytes, 10 MiB by default. A larger body is a permanent
     /// failure, of which no more than the limit is decompressed.
     ///
-    /// Each message in progress may hold a body of this size, and its parsed form.
+    /// Each message in progress may hold a body of this size, and the handler's value. While its key is
+    /// made, a body of JSON takes 14 times its size, and a hostile one up to 97 times.
     ///
     /// ```
     /// use std::num::NonZeroU32;
