@@ -99,9 +99,9 @@
 //!
 //! | features | crates in the dependency tree |
 //! | --- | --- |
-//! | default, `opentelemetry` | 202 crates |
-//! | default | 188 crates |
-//! | `lambda`, `visibility`, `settings` | 182 crates |
+//! | default, `opentelemetry` | 204 crates |
+//! | default | 190 crates |
+//! | `lambda`, `visibility`, `settings` | 184 crates |
 //! | `--no-default-features` | 110 crates |
 //!
 //! # Promises
@@ -167,7 +167,8 @@ pub use dynamodb::{
     write::{MAX_WRITES, Write},
 };
 pub use handler::{
-    Attempt, Done, EnvelopeFacts, Failure, Handler, HandlerFn, ResultExt, Stored, handler_fn,
+    Attempt, Bytes, Done, EnvelopeFacts, Failure, FromMessage, Handler, HandlerFn, Json, Raw,
+    ResultExt, Stored, Text, handler_fn,
 };
 #[doc(hidden)]
 pub use handler::{Delivery, History, OpenAttempts};

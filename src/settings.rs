@@ -7,7 +7,7 @@ use std::{
     env,
     ffi::OsStr,
     fmt, io,
-    num::NonZeroUsize,
+    num::{NonZeroU32, NonZeroUsize},
     path::Path,
     time::Duration,
 };
@@ -23,7 +23,7 @@ use crate::{
     handler::Handler,
     once::{Inbox, Mode, OnItem, Once},
     protocol::{AfterFailure, Namespace},
-    sqs::{Consumer, Envelope, FifoAfterPermanent, FingerprintSource, KeySource},
+    sqs::{Consumer, Encoding, Envelope, FifoAfterPermanent, FingerprintSource, KeySource},
     store::{AnyStore, DynamoStore, Field, Layout, MemoryStore, Store},
     telemetry::{
         Metrics,
@@ -94,6 +94,8 @@ const UNNAMED: &str = "_";
 /// | `IDEMPOTENCY_NAMESPACE` | function name | first part of every key ([`Namespace`]) |
 /// | `IDEMPOTENCY_KEY` | `message-id` | source of a message's key ([`KeySource`]) |
 /// | `CONSUMER_ENVELOPE` | `none` | service that puts its own JSON around each message: `none`, `sns`, `eventbridge` or `s3` ([`Envelope`]) |
+/// | `CONSUMER_ENCODING` | `none` | encoding of messages without the attribute `Content-Encoding`: `none`, `base64`, `gzip` or `base64+gzip` ([`Encoding`]) |
+/// | `CONSUMER_MAX_BODY_BYTES` | `10485760` | largest decompressed body, in bytes |
 /// | `IDEMPOTENCY_FINGERPRINT` | `body`; `off` for `on_item` | part of a message that must not change under one key ([`FingerprintSource`]); for `on_item` see [`OnItem::check_payload`] |
 /// | `IDEMPOTENCY_RETENTION` | `20d`; unlimited for `on_item` | time that a record is kept |
 /// | `IDEMPOTENCY_AFTER_FAILURE` | `retry` | other message with the key of a permanent failure: `retry` or `replay` ([`AfterFailure`]) |
@@ -621,6 +623,11 @@ impl Settings {
         });
         let key = self.optional("IDEMPOTENCY_KEY", "message-id", str::parse::<KeySource>);
         let envelope = self.optional("CONSUMER_ENVELOPE", "none", str::parse::<Envelope>);
+        let encoding = self.optional("CONSUMER_ENCODING", "none", str::parse::<Encoding>);
+        let max_body_bytes = self.optional("CONSUMER_MAX_BODY_BYTES", "10485760", |text| {
+            let parsed = text.parse::<NonZeroU32>();
+            parsed.map_err(|_| "must be a whole number of bytes from 1 to 4294967295")
+        });
         let fingerprint = self.optional(
             "IDEMPOTENCY_FINGERPRINT",
             "body",
@@ -655,6 +662,8 @@ impl Settings {
             namespace: namespace?,
             key: key?,
             envelope: envelope?,
+            encoding: encoding?,
+            max_body_bytes: max_body_bytes?,
             fingerprint: fingerprint?,
             retention: retention?,
             assumed_timeout: assumed_timeout?,
@@ -858,6 +867,8 @@ struct Batches {
     namespace: Namespace,
     key: KeySource,
     envelope: Envelope,
+    encoding: Encoding,
+    max_body_bytes: NonZeroU32,
     fingerprint: FingerprintSource,
     retention: Option<Duration>,
     assumed_timeout: Duration,
@@ -897,6 +908,8 @@ impl Batches {
         let consumer = Consumer::new(mode, self.namespace, handler)
             .key(self.key)
             .envelope(self.envelope)
+            .encoding(self.encoding)
+            .max_body_bytes(self.max_body_bytes)
             .fingerprint(self.fingerprint)
             .concurrency(self.concurrency)
             .conflict_wait(self.conflict_wait)
@@ -1142,6 +1155,8 @@ mod tests {
         let metrics = batches.metrics.unwrap();
         assert_eq!(metrics.names(), ("sqs-once", "payments"));
         assert_eq!(batches.key, KeySource::MessageId);
+        assert_eq!(batches.encoding, Encoding::None);
+        assert_eq!(batches.max_body_bytes.get(), 10 * 1024 * 1024);
         assert_eq!(batches.fingerprint, FingerprintSource::Body);
         assert_eq!(batches.retention, Some(Duration::from_secs(20 * 86_400)));
         assert_eq!(batches.assumed_timeout, Duration::from_secs(300));
@@ -1169,6 +1184,8 @@ mod tests {
             ("IDEMPOTENCY_LAYOUT", "python"),
             ("IDEMPOTENCY_KEY", "orderId"),
             ("IDEMPOTENCY_FINGERPRINT", "yes"),
+            ("CONSUMER_ENCODING", "deflate"),
+            ("CONSUMER_MAX_BODY_BYTES", "10MB"),
             ("IDEMPOTENCY_AFTER_FAILURE", "strict"),
             ("IDEMPOTENCY_GROUPING", "yes"),
             ("IDEMPOTENCY_LEASE_MARGIN", "-1s"),

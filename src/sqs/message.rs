@@ -3,16 +3,16 @@
 use std::{collections::HashMap, sync::Arc};
 
 use aws_lambda_events::sqs::{SqsMessage, SqsMessageAttribute};
-use serde::de::DeserializeOwned;
 use tracing::Span;
 
 use super::{
     envelope::{Envelope, Sent},
-    invalid_message::InvalidMessage,
+    identity::{Identity, NoIdentity},
+    reading::Reading,
 };
 use crate::{
-    handler::{Attribute, AttributeValue, Delivery, DeliveryFacts},
-    protocol::{Fingerprint, Key, Timestamp},
+    handler::{Attribute, AttributeValue, Content, Delivery, DeliveryFacts, InvalidMessage},
+    protocol::{Key, Timestamp},
     telemetry::traces,
 };
 
@@ -20,19 +20,13 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Message {
     id: MessageId,
-    identity: Result<Identity, InvalidMessage>,
+    identity: Result<Identity, NoIdentity>,
+    /// Without its envelope, and not decoded.
     body: Option<String>,
     receipt_handle: Option<String>,
     delivery: Delivery,
     /// Body and attributes in the queue, if an envelope was removed.
     sent: Option<(Option<String>, HashMap<String, Attribute>)>,
-}
-
-/// The key and the fingerprint of a message.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Identity {
-    pub(crate) key: Key,
-    pub(crate) fingerprint: Option<Fingerprint>,
 }
 
 /// The id that names a message in the response: never empty.
@@ -58,11 +52,11 @@ impl Message {
         mut record: SqsMessage,
         request_id: Option<&Arc<str>>,
         envelope: Envelope,
-        identify: impl FnOnce(&SqsMessage) -> Result<Identity, InvalidMessage>,
+        reading: &Reading<'_>,
     ) -> Option<Self> {
-        let (identity, opened) = match envelope.open(&mut record) {
-            Ok(opened) => (identify(&record), opened),
-            Err(invalid) => (Err(invalid), None),
+        let (opened, no_envelope) = match envelope.open(&mut record) {
+            Ok(opened) => (opened, None),
+            Err(invalid) => (None, Some(invalid)),
         };
         let (sent, envelope) = opened.unzip();
         let id = record.message_id.filter(|id| !id.is_empty())?;
@@ -70,7 +64,7 @@ impl Message {
         let mut text = |name| system.remove(name);
         let time = |text: Option<String>| Some(Timestamp::from_millis(text?.parse().ok()?));
         let receive_count = text("ApproximateReceiveCount");
-        let delivery = DeliveryFacts {
+        let facts = DeliveryFacts {
             message_id: id.clone(),
             receive_count: receive_count
                 .and_then(|count| count.parse().ok())
@@ -88,12 +82,18 @@ impl Message {
             envelope,
             request_id: request_id.cloned(),
         };
+        let identity = match no_envelope {
+            Some(invalid) => Err(invalid.into()),
+            None => content(record.body.as_deref(), &facts, reading)
+                .map_err(NoIdentity::from)
+                .and_then(|content| reading.identity(&content, &facts)),
+        };
         Some(Self {
             id: MessageId(id),
             identity,
             body: record.body,
             receipt_handle: record.receipt_handle,
-            delivery: delivery.into(),
+            delivery: facts.into(),
             sent: sent.map(
                 |Sent {
                      body,
@@ -134,7 +134,7 @@ impl Message {
         self.delivery.facts().sent_at
     }
 
-    pub(crate) fn identity(&self) -> Result<&Identity, &InvalidMessage> {
+    pub(crate) fn identity(&self) -> Result<&Identity, &NoIdentity> {
         self.identity.as_ref()
     }
 
@@ -174,16 +174,24 @@ impl Message {
         envelope.is_some_and(|envelope| envelope.is_test)
     }
 
-    /// Parses the body as the handler's type.
-    pub(crate) fn parse<T: DeserializeOwned>(&self) -> Result<T, InvalidMessage> {
-        let body = self.body.as_deref().ok_or_else(InvalidMessage::no_body)?;
-        serde_json::from_str(body).map_err(|error| InvalidMessage::json(&error))
+    /// Decodes the body. Decoded bodies are not kept: they live while their message runs.
+    pub(crate) fn content(&self, reading: &Reading<'_>) -> Result<Content<'_>, InvalidMessage> {
+        content(self.body.as_deref(), self.delivery.facts(), reading)
     }
 
     /// The delivery for the handler.
     pub(crate) fn delivery(&self) -> &Delivery {
         &self.delivery
     }
+}
+
+fn content<'a>(
+    body: Option<&'a str>,
+    facts: &DeliveryFacts,
+    reading: &Reading<'_>,
+) -> Result<Content<'a>, InvalidMessage> {
+    let body = body.ok_or_else(InvalidMessage::no_body)?;
+    reading.content(body.into(), facts)
 }
 
 fn attributes(sent: HashMap<String, SqsMessageAttribute>) -> HashMap<String, Attribute> {
@@ -206,7 +214,14 @@ fn attribute(attribute: SqsMessageAttribute) -> Option<Attribute> {
 mod tests {
     use serde::Deserialize;
 
-    use super::*;
+    use super::{
+        super::{
+            encoding::Decoding,
+            identity::{FingerprintSource, KeySource},
+        },
+        *,
+    };
+    use crate::{handler::FromMessage as _, protocol::Namespace};
 
     #[derive(Debug, Deserialize)]
     struct Order {
@@ -223,10 +238,24 @@ mod tests {
         record
     }
 
+    fn reading<R>(read: impl FnOnce(&Reading<'_>) -> R) -> R {
+        let namespace = Namespace::new("ns").unwrap();
+        let (key, fingerprint) = (KeySource::default(), FingerprintSource::default());
+        read(&Reading::for_type::<Order>(
+            &namespace,
+            &key,
+            &fingerprint,
+            Decoding::default(),
+        ))
+    }
+
     fn message(record: SqsMessage) -> Option<Message> {
-        Message::new(record, None, Envelope::None, |_| {
-            Err(InvalidMessage::no_body())
-        })
+        reading(|reading| Message::new(record, None, Envelope::None, reading))
+    }
+
+    fn parse(record: SqsMessage) -> Result<Order, InvalidMessage> {
+        let message = message(record).unwrap();
+        reading(|reading| Order::from_message(message.content(reading)?))
     }
 
     #[test]
@@ -253,16 +282,21 @@ mod tests {
                 "not of the type the handler takes, at line 1",
             ),
         ] {
-            let InvalidMessage(text) = message(record(body)).unwrap().parse::<Order>().unwrap_err();
+            let InvalidMessage(text) = parse(record(body)).unwrap_err();
             assert!(text.contains(told), "{text}");
             assert!(!text.contains("SECRET"), "{text}");
         }
-        assert!(
-            message(record(r#"{"orderId":"o-1","card":1}"#))
-                .unwrap()
-                .parse::<Order>()
-                .is_ok()
-        );
+        assert!(parse(record(r#"{"orderId":"o-1","card":1}"#)).is_ok());
+    }
+
+    #[test]
+    fn message_without_body_has_no_identity() {
+        let mut bodiless = record("");
+        bodiless.body = None;
+        let no_body = InvalidMessage::no_body();
+        let identity = message(bodiless.clone()).unwrap().identity;
+        assert_eq!(identity, Err(NoIdentity::Invalid(no_body.clone())));
+        assert_eq!(parse(bodiless).unwrap_err(), no_body);
     }
 
     #[test]

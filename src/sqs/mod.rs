@@ -4,8 +4,10 @@
 //! | --- | --- |
 //! | `message` | one record of the event: its ids, its body, its delivery |
 //! | `envelope` | the JSON of SNS, EventBridge or S3 around a message |
+//! | `encoding` | base64 and gzip around a body |
+//! | `reading` | from the body in the queue to content and identity |
 //! | `identity` | key and fingerprint of a message |
-//! | `invalid_message` | the reason why a message can never be processed |
+//! | `key_fn` | a key by code |
 //! | `pointer` | JSON pointers into a body |
 //! | [`powertools`] | hashes of Powertools for AWS Lambda |
 //! | `lanes` | order of messages: which run one after the other |
@@ -20,9 +22,10 @@
 
 mod batch;
 mod consumer;
+pub(crate) mod encoding;
 mod envelope;
-mod identity;
-pub(crate) mod invalid_message;
+pub(crate) mod identity;
+mod key_fn;
 mod lambda;
 mod lanes;
 mod long_polls;
@@ -32,6 +35,7 @@ mod pointer;
 pub mod powertools;
 mod process;
 mod processed;
+pub(crate) mod reading;
 #[cfg(feature = "visibility")]
 mod visibility;
 #[cfg(not(feature = "visibility"))]
@@ -39,8 +43,10 @@ mod visibility;
 mod visibility;
 
 pub use consumer::{Consumer, FifoAfterPermanent};
+pub use encoding::Encoding;
 pub use envelope::Envelope;
 pub use identity::{FingerprintSource, KeySource};
+pub use key_fn::Received;
 pub use lambda::run;
 pub use process::BatchError;
 #[cfg(feature = "visibility")]

@@ -22,15 +22,16 @@ use tracing::Instrument as _;
 use super::{
     batch::{Batch, Progress},
     consumer::{Consumer, FifoAfterPermanent},
-    invalid_message::InvalidMessage,
+    identity::{Identity, NoIdentity},
     lanes::{Lane, LaneKind},
     long_polls::warn_of_long_polls,
-    message::{Identity, Message},
+    message::Message,
     processed::Processed,
+    reading::Reading,
 };
 use crate::{
     deadline::Deadline,
-    handler::{Attempt, Failure, Handler, History, Stored},
+    handler::{Attempt, Failure, FromMessage as _, Handler, History, InvalidMessage, Stored},
     once::{Mode, Operation, Outcome},
     store::StoreError,
     telemetry::{batch::BatchReport, traces},
@@ -105,9 +106,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let request_id = request_id.map(Arc::from);
         let mut messages = Vec::with_capacity(event.records.len());
         for (index, record) in event.records.into_iter().enumerate() {
-            let message = Message::new(record, request_id.as_ref(), self.envelope, |record| {
-                Identity::of(record, &self.namespace, &self.key, &self.fingerprint)
-            });
+            let request_id = request_id.as_ref();
+            let message = Message::new(record, request_id, self.envelope, &self.reading());
             messages.push(message.ok_or(BatchError::NoMessageId { index })?);
         }
         let batch = Arc::new(Batch::new(
@@ -164,6 +164,16 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             }),
             _ => Ok(response),
         }
+    }
+
+    fn reading(&self) -> Reading<'_> {
+        let (namespace, fingerprint) = (&self.namespace, &self.fingerprint);
+        Reading::for_type::<H::Message>(namespace, &self.key, fingerprint, self.decoding)
+    }
+
+    /// Makes the handler's message of the body.
+    fn read(&self, message: &Message) -> Result<H::Message, InvalidMessage> {
+        H::Message::from_message(message.content(&self.reading())?)
     }
 
     async fn run_lane(&self, lane: &Lane, batch: &Batch) {
@@ -232,9 +242,10 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let deadline = batch.deadline();
         let identity = match message.identity() {
             Ok(identity) => identity,
-            Err(InvalidMessage(why)) => return Outcome::Invalid(why.clone()),
+            Err(NoIdentity::Invalid(InvalidMessage(why))) => return Outcome::Invalid(why.clone()),
+            Err(NoIdentity::KeyPanicked) => return Outcome::Panicked,
         };
-        let mut body = match message.parse() {
+        let mut body = match self.read(message) {
             Ok(body) => Some(body),
             Err(InvalidMessage(why)) => return Outcome::Invalid(why),
         };
@@ -255,7 +266,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                     return Err(Failure::no_effect("no handler could start in time"));
                 };
                 let _running = progress.handler_starts(attempt.history());
-                let body = body.take().map_or_else(|| message.parse(), Ok);
+                let body = body.take().map_or_else(|| self.read(message), Ok);
                 let body = body.map_err(|InvalidMessage(why)| Failure::permanent(why))?;
                 warn_of_long_polls(pin!(handler.handle(body, attempt))).await
             };
