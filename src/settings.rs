@@ -11,6 +11,7 @@ use std::{
 
 use aws_config::SdkConfig;
 use aws_sdk_dynamodb::Client;
+use futures_util::future::join;
 use tokio::runtime::{Builder, Runtime};
 
 #[cfg(feature = "visibility")]
@@ -387,9 +388,9 @@ impl Settings {
         let (handler, records, batches) = self.check(read)?;
         let config = self.take_config().await;
         let ahead = if records.grouping { CLAIMS_AHEAD } else { 0 };
-        let once = records.once(&config, &batches).await;
-        let consumer = batches.consumer(once, handler, &config);
-        Ok(consumer.claims_ahead(ahead))
+        let (once, to_read) = records.once(&config, &batches);
+        let build = || batches.consumer(once, handler, &config);
+        Ok(while_reading(to_read, build).await.claims_ahead(ahead))
     }
 
     /// A consumer in the mode [`Inbox`], otherwise as [`once`](Self::once).
@@ -416,8 +417,9 @@ impl Settings {
         let read = (|| Ok((handler?, records?, batches?)))();
         let (handler, records, batches) = self.check(read)?;
         let config = self.take_config().await;
-        let inbox = records.once(&config, &batches).await.inbox();
-        Ok(batches.consumer(inbox, handler, &config))
+        let (once, to_read) = records.once(&config, &batches);
+        let build = || batches.consumer(once.inbox(), handler, &config);
+        Ok(while_reading(to_read, build).await)
     }
 
     /// A consumer in the mode [`OnItem`], otherwise as [`once`](Self::once). There is no table of
@@ -733,24 +735,39 @@ struct Records {
 }
 
 impl Records {
-    async fn once(self, config: &SdkConfig, batches: &Batches) -> Once<DynamoStore> {
+    /// The mode, and its store if the table is to be read at start.
+    fn once(
+        self,
+        config: &SdkConfig,
+        batches: &Batches,
+    ) -> (Once<DynamoStore>, Option<DynamoStore>) {
         let store = DynamoStore::new(Client::new(config), self.table)
             .layout(self.layout)
             .write_units(self.write_units)
             .grouping(self.grouping);
-        if self.prime
-            && let Err(error) = store.prime(PRIME_TIMEOUT).await
-        {
-            tracing::warn!(%error, "could not read the table at start: messages fail until DynamoDB answers");
-        }
+        let to_read = self.prime.then(|| store.clone());
         let once = Once::new(store)
             .after_failure(self.after_failure)
             .lease_margin(self.lease_margin);
-        match batches.retention {
+        let once = match batches.retention {
             Some(retention) => once.retention(retention),
             None => once,
-        }
+        };
+        (once, to_read)
     }
+}
+
+/// Reads the table of `store` once, and calls `build` meanwhile. A failure of the read is logged.
+async fn while_reading<T>(store: Option<DynamoStore>, build: impl FnOnce() -> T) -> T {
+    let Some(store) = store else {
+        return build();
+    };
+    // The first poll of `prime` starts the connection. `build` has the time of its round trips.
+    let (read, built) = join(store.prime(PRIME_TIMEOUT), async { build() }).await;
+    if let Err(error) = read {
+        tracing::warn!(%error, "could not read the table at start: messages fail until DynamoDB answers");
+    }
+    built
 }
 
 /// Settings that every mode has.
@@ -885,7 +902,19 @@ fn on_or_off(text: &str) -> Result<bool, &'static str> {
 
 #[cfg(test)]
 mod tests {
-    use tokio::runtime::RuntimeFlavor;
+    use std::sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    };
+
+    use aws_sdk_dynamodb::config::{
+        Credentials,
+        http::{HttpRequest, HttpResponse},
+    };
+    use aws_smithy_runtime_api::client::http::{
+        HttpConnector, HttpConnectorFuture, SharedHttpConnector, http_client_fn,
+    };
+    use tokio::{runtime::RuntimeFlavor, sync::Notify};
 
     use super::*;
 
@@ -1035,6 +1064,57 @@ mod tests {
                 consumer.contains(&format!("checks_payload: {compares}")),
                 "{consumer}"
             );
+        }
+    }
+
+    #[tokio::test]
+    async fn consumer_is_built_while_table_is_read() {
+        let (sent, built) = (Arc::new(AtomicBool::new(false)), Arc::new(Notify::new()));
+        let answered = Arc::new(AtomicBool::new(false));
+        let table = Table {
+            sent: sent.clone(),
+            built: built.clone(),
+            answered: answered.clone(),
+        };
+        let config = aws_sdk_dynamodb::Config::builder()
+            .behavior_version_latest()
+            .region(aws_config::Region::from_static("eu-central-1"))
+            .credentials_provider(Credentials::new("a", "b", None, None, "tests"))
+            .http_client(http_client_fn(move |_, _| {
+                SharedHttpConnector::new(table.clone())
+            }))
+            .build();
+        let store = DynamoStore::new(Client::from_conf(config), "idempotency");
+        let was_sent = while_reading(Some(store), || {
+            built.notify_one();
+            sent.load(Relaxed)
+        });
+        assert!(was_sent.await, "built before the read");
+        assert!(answered.load(Relaxed), "built after the read");
+    }
+
+    /// A table that answers a read once the consumer is built.
+    #[derive(Clone, Debug)]
+    struct Table {
+        sent: Arc<AtomicBool>,
+        built: Arc<Notify>,
+        answered: Arc<AtomicBool>,
+    }
+
+    impl HttpConnector for Table {
+        fn call(&self, _: HttpRequest) -> HttpConnectorFuture {
+            let Self {
+                sent,
+                built,
+                answered,
+            } = self.clone();
+            HttpConnectorFuture::new(async move {
+                sent.store(true, Relaxed);
+                built.notified().await;
+                answered.store(true, Relaxed);
+                let ok = 200.try_into().unwrap();
+                Ok(HttpResponse::new(ok, "{}".into()))
+            })
         }
     }
 
