@@ -45,7 +45,7 @@ const IN_PROGRESS: &str = ":in_progress";
 /// for its new value. Values that several parts share have names of their own: `:now`.
 struct Expression<'a> {
     layout: &'a Layout,
-    /// Whether `names` has each field, by its number.
+    /// True for each field in `names`, by the field's number.
     named: [bool; Field::ALL.len()],
     names: HashMap<String, String>,
     values: HashMap<String, AttributeValue>,
