@@ -5,11 +5,11 @@ use std::time::Duration;
 use aws_config::{BehaviorVersion, SdkConfig, retry::RetryConfig, timeout::TimeoutConfig};
 use aws_sdk_dynamodb::config::{SharedHttpClient, StalledStreamProtectionConfig};
 use aws_smithy_http_client::{
-    Connector,
+    Builder, Connector,
     tls::{self, rustls_provider::CryptoMode},
 };
 use aws_smithy_runtime_api::client::http::{
-    HttpConnectorSettings, SharedHttpConnector, http_client_fn,
+    HttpClient as _, HttpConnectorSettings, SharedHttpConnector, http_client_fn,
 };
 
 /// Time for a connection: the endpoint is in the same Region.
@@ -54,14 +54,25 @@ pub async fn config() -> SdkConfig {
         .await
 }
 
-/// An HTTP client with one connector for all clients of the process. The SDK's own HTTP client parses
-/// the root certificates for each of them, and once more for the first request.
+/// An HTTP client with one connector for all clients that keep the timeouts of [`config`]. The SDK's own
+/// HTTP client parses the root certificates for each client, and once more for the first request.
 fn http_client() -> SharedHttpClient {
-    let timeout = HttpConnectorSettings::builder().connect_timeout(CONNECT_TIMEOUT);
-    let connector = Connector::builder()
-        .connector_settings(timeout.build())
-        .tls_provider(tls::Provider::Rustls(CryptoMode::Ring))
+    let provider = tls::Provider::Rustls(CryptoMode::Ring);
+    let own = HttpConnectorSettings::builder()
+        .connect_timeout(CONNECT_TIMEOUT)
         .build();
-    let connector = SharedHttpConnector::new(connector);
-    http_client_fn(move |_, _| connector.clone())
+    let connector = Connector::builder()
+        .connector_settings(own)
+        .tls_provider(provider.clone())
+        .build();
+    let shared = SharedHttpConnector::new(connector);
+    let of_the_sdk = Builder::new().tls_provider(provider).build_https();
+    http_client_fn(move |settings, components| {
+        let timeouts = (settings.connect_timeout(), settings.read_timeout());
+        if timeouts == (Some(CONNECT_TIMEOUT), None) {
+            shared.clone()
+        } else {
+            of_the_sdk.http_connector(settings, components)
+        }
+    })
 }
