@@ -14,6 +14,7 @@ use std::{
 
 use aws_config::SdkConfig;
 use aws_sdk_dynamodb::Client;
+use futures_util::future::join;
 use tokio::runtime::{Builder, Runtime};
 
 #[cfg(feature = "visibility")]
@@ -410,18 +411,22 @@ impl Settings {
             SdkConfig::builder().build()
         };
         let grouping = table.as_ref().is_some_and(|table| table.grouping);
-        let store = match table {
-            Some(table) => AnyStore::DynamoDb(table.open(&config).await),
+        let ahead = if grouping { CLAIMS_AHEAD } else { 0 };
+        let (store, to_read) = match table {
+            Some(table) => {
+                let (store, to_read) = table.store(&config);
+                (AnyStore::DynamoDb(store), to_read)
+            }
             None => {
                 tracing::warn!(
                     "IDEMPOTENCY_TABLE_NAME is not set: records are in memory, and no record survives a restart; `make dev` or `make watch` runs on a local table"
                 );
-                AnyStore::Memory(MemoryStore::default())
+                (AnyStore::Memory(MemoryStore::default()), None)
             }
         };
         let once = records.once(store, &batches);
-        let consumer = batches.consumer(once, handler, &config);
-        Ok(consumer.claims_ahead(if grouping { CLAIMS_AHEAD } else { 0 }))
+        let build = || batches.consumer(once, handler, &config);
+        Ok(while_reading(to_read, build).await.claims_ahead(ahead))
     }
 
     /// Returns whether [`once`](Self::once) keeps records in memory: under `cargo lambda watch`, for
@@ -487,8 +492,10 @@ impl Settings {
         let read = (|| Ok((handler?, table?, records?, batches?)))();
         let (handler, table, records, batches) = self.check(read)?;
         let config = self.take_config().await;
-        let inbox = records.once(table.open(&config).await, &batches).inbox();
-        Ok(batches.consumer(inbox, handler, &config))
+        let (store, to_read) = table.store(&config);
+        let inbox = records.once(store, &batches).inbox();
+        let build = || batches.consumer(inbox, handler, &config);
+        Ok(while_reading(to_read, build).await)
     }
 
     /// A consumer in the mode [`OnItem`], otherwise as [`once`](Self::once). There is no table of
@@ -827,17 +834,14 @@ struct Table {
 }
 
 impl Table {
-    async fn open(self, config: &SdkConfig) -> DynamoStore {
+    /// The store, and the same again if the table is to be read at start.
+    fn store(self, config: &SdkConfig) -> (DynamoStore, Option<DynamoStore>) {
         let store = DynamoStore::new(Client::new(config), self.name)
             .layout(self.layout)
             .write_units(self.write_units)
             .grouping(self.grouping);
-        if self.prime
-            && let Err(error) = store.prime(PRIME_TIMEOUT).await
-        {
-            tracing::warn!(%error, "could not read the table at start: messages fail until DynamoDB answers");
-        }
-        store
+        let to_read = self.prime.then(|| store.clone());
+        (store, to_read)
     }
 }
 
@@ -859,6 +863,19 @@ impl Records {
             None => once,
         }
     }
+}
+
+/// Reads the table of `store` once, and calls `build` meanwhile. A failure of the read is logged.
+async fn while_reading<T>(store: Option<DynamoStore>, build: impl FnOnce() -> T) -> T {
+    let Some(store) = store else {
+        return build();
+    };
+    // The first poll of `prime` starts the connection. `build` has the time of its round trips.
+    let (read, built) = join(store.prime(PRIME_TIMEOUT), async { build() }).await;
+    if let Err(error) = read {
+        tracing::warn!(%error, "could not read the table at start: messages fail until DynamoDB answers");
+    }
+    built
 }
 
 /// Settings that every mode has.
@@ -1029,7 +1046,19 @@ fn on_or_off(text: &str) -> Result<bool, &'static str> {
 
 #[cfg(test)]
 mod tests {
-    use tokio::runtime::RuntimeFlavor;
+    use std::sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    };
+
+    use aws_sdk_dynamodb::config::{
+        Credentials,
+        http::{HttpRequest, HttpResponse},
+    };
+    use aws_smithy_runtime_api::client::http::{
+        HttpConnector, HttpConnectorFuture, SharedHttpConnector, http_client_fn,
+    };
+    use tokio::{runtime::RuntimeFlavor, sync::Notify};
 
     use super::*;
 
@@ -1277,6 +1306,57 @@ mod tests {
                 consumer.contains(&format!("checks_payload: {compares}")),
                 "{consumer}"
             );
+        }
+    }
+
+    #[tokio::test]
+    async fn consumer_is_built_while_table_is_read() {
+        let (sent, built) = (Arc::new(AtomicBool::new(false)), Arc::new(Notify::new()));
+        let answered = Arc::new(AtomicBool::new(false));
+        let table = Table {
+            sent: sent.clone(),
+            built: built.clone(),
+            answered: answered.clone(),
+        };
+        let config = aws_sdk_dynamodb::Config::builder()
+            .behavior_version_latest()
+            .region(aws_config::Region::from_static("eu-central-1"))
+            .credentials_provider(Credentials::new("a", "b", None, None, "tests"))
+            .http_client(http_client_fn(move |_, _| {
+                SharedHttpConnector::new(table.clone())
+            }))
+            .build();
+        let store = DynamoStore::new(Client::from_conf(config), "idempotency");
+        let was_sent = while_reading(Some(store), || {
+            built.notify_one();
+            sent.load(Relaxed)
+        });
+        assert!(was_sent.await, "built before the read");
+        assert!(answered.load(Relaxed), "built after the read");
+    }
+
+    /// A table that answers a read once the consumer is built.
+    #[derive(Clone, Debug)]
+    struct Table {
+        sent: Arc<AtomicBool>,
+        built: Arc<Notify>,
+        answered: Arc<AtomicBool>,
+    }
+
+    impl HttpConnector for Table {
+        fn call(&self, _: HttpRequest) -> HttpConnectorFuture {
+            let Self {
+                sent,
+                built,
+                answered,
+            } = self.clone();
+            HttpConnectorFuture::new(async move {
+                sent.store(true, Relaxed);
+                built.notified().await;
+                answered.store(true, Relaxed);
+                let ok = 200.try_into().unwrap();
+                Ok(HttpResponse::new(ok, "{}".into()))
+            })
         }
     }
 

@@ -142,7 +142,8 @@ impl Batch {
         for _ in 0..workers.get().min(self.messages.len()) {
             let (batch, run_lane) = (Arc::clone(self), run_lane.clone());
             let (lanes, working) = (Arc::clone(&lanes), Arc::clone(&working));
-            let worker = async move {
+            // Boxed, since each wrapper and the task would copy the future: some 10 KB.
+            let worker = Box::pin(async move {
                 let next = || {
                     let mut lanes = lanes.lock().unwrap_or_else(PoisonError::into_inner);
                     lanes.pop_front()
@@ -151,7 +152,7 @@ impl Batch {
                     run_lane(Arc::clone(&batch), lane).await;
                 }
                 drop(working);
-            };
+            });
             running.spawn(traces::in_current(worker.in_current_span()));
         }
         drop(working);
