@@ -1313,7 +1313,7 @@ mod tests {
     async fn consumer_is_built_while_table_is_read() {
         let (sent, built) = (Arc::new(AtomicBool::new(false)), Arc::new(Notify::new()));
         let answered = Arc::new(AtomicBool::new(false));
-        let table = Table {
+        let table = StubTable {
             sent: sent.clone(),
             built: built.clone(),
             answered: answered.clone(),
@@ -1337,13 +1337,13 @@ mod tests {
 
     /// A table that answers a read once the consumer is built.
     #[derive(Clone, Debug)]
-    struct Table {
+    struct StubTable {
         sent: Arc<AtomicBool>,
         built: Arc<Notify>,
         answered: Arc<AtomicBool>,
     }
 
-    impl HttpConnector for Table {
+    impl HttpConnector for StubTable {
         fn call(&self, _: HttpRequest) -> HttpConnectorFuture {
             let Self {
                 sent,

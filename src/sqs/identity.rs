@@ -6,8 +6,9 @@ use std::{borrow::Cow, fmt, str::FromStr};
 use serde_json::Value;
 
 use super::{
+    document::Document,
     key_fn::{KeyFn, Received},
-    pointer::{Pointers, canonical, find, is_distinct, key_part},
+    pointer::{Pointers, canonical, is_distinct, key_part},
     powertools,
 };
 use crate::{
@@ -50,7 +51,7 @@ impl Identity {
         key: &KeySource,
         fingerprint: &FingerprintSource,
     ) -> Result<Self, NoIdentity> {
-        let json = body.parse::<Value>();
+        let json = Document::parse(body);
         let values = key.values(&Received { facts, body }, json.as_ref())?;
         let key = Key::of_parts(namespace, values.iter().map(key_part))
             .map_err(|error| key.not_found(&error.to_string()))?;
@@ -172,7 +173,7 @@ impl KeySource {
     fn values(
         &self,
         message: &Received<'_>,
-        json: Result<&Value, &serde_json::Error>,
+        json: Result<&Document<'_>, &serde_json::Error>,
     ) -> Result<Vec<Value>, NoIdentity> {
         let found = match self {
             Self::MessageId => vec![Some(message.message_id())],
@@ -204,8 +205,8 @@ impl KeySource {
     }
 
     /// The value at a pointer into the body.
-    fn value(&self, json: &Value, pointer: &str) -> Result<Value, InvalidMessage> {
-        match find(json, pointer).map(Cow::into_owned) {
+    fn value(&self, json: &Document<'_>, pointer: &str) -> Result<Value, InvalidMessage> {
+        match json.find(pointer).map(Cow::into_owned) {
             None | Some(Value::Null) => {
                 Err(self.not_found(&format!("`{pointer}` is missing or null")))
             }
@@ -270,7 +271,7 @@ impl FromStr for KeySource {
 ///
 /// | setting | compared |
 /// | --- | --- |
-/// | `body` | the whole body. JSON is compared in canonical form (RFC 8785): the order of members and white space do not count, and numbers are doubles (beyond 2^53 some whole numbers are equal). Any other body is compared byte by byte |
+/// | `body` | the whole body. JSON is compared in canonical form (RFC 8785): the order of members and white space do not count, and numbers are doubles (beyond 2^53 some whole numbers are equal). Any other body, and JSON of more than 1 MiB, is compared byte by byte |
 /// | `body:/amount,/currency` | the values at these pointers, which work as in [`KeySource`] |
 /// | `powertools:body`, `powertools:body:/amount,/currency` | the same, by the hash of Powertools for AWS Lambda ([`powertools::hash`]): of the body, of the value at one pointer, or of the list of values. A missing value is `null` |
 /// | `off` | nothing |
@@ -297,22 +298,27 @@ pub enum FingerprintSource {
 }
 
 impl FingerprintSource {
-    fn of(&self, body: &Body<'_>, json: Option<Value>) -> Option<Fingerprint> {
+    fn of(&self, body: &Body<'_>, json: Option<Document<'_>>) -> Option<Fingerprint> {
         let compared = match (self, json) {
             (Self::Off, _) => return None,
-            (_, None) => return Some(Fingerprint::of(body.as_bytes())),
-            (Self::Body, Some(json)) => json,
+            (_, None) | (Self::Body, Some(Document::Long(_))) => {
+                return Some(Fingerprint::of(body.as_bytes()));
+            }
+            (Self::Body, Some(json)) => json.into_tree(),
             (Self::Powertools(pointers), Some(json)) => {
                 let value = match pointers {
-                    Some(pointers) => one_or_list(pointers.values(&json)),
-                    None => json,
+                    Some(pointers) => one_or_list(json.values(pointers)),
+                    None => json.into_tree(),
                 };
                 return Some(Fingerprint::from_stored(powertools::hash(&value)));
             }
             // Each value in a list of its own, so a missing value differs from null.
             (Self::Parts(pointers), Some(json)) => pointers
                 .iter()
-                .map(|pointer| find(&json, pointer).map_or_else(Vec::new, |v| vec![v.into_owned()]))
+                .map(|pointer| {
+                    json.find(pointer)
+                        .map_or_else(Vec::new, |v| vec![v.into_owned()])
+                })
                 .map(Value::from)
                 .collect(),
         };
@@ -568,6 +574,26 @@ mod tests {
         };
         assert_eq!(of(&[0xff, 1]), Some(Fingerprint::of(&[0xff, 1])));
         assert_ne!(of(&[0xff, 1]), of(&[0xff, 2]));
+    }
+
+    #[test]
+    fn long_body_has_the_key_of_its_values() {
+        let body = |order: &str, length: usize| {
+            format!(r#"{{"id":"{order}","cents":7,"note":"{}"}}"#, "x".repeat(length))
+        };
+        let long = 2 * 1024 * 1024;
+        for source in ["body:/id", "powertools:body:/id"] {
+            let short = key(&body("o-1", 0), source).unwrap();
+            assert_eq!(key(&body("o-1", long), source).unwrap(), short);
+            assert!(key(&body("", long), source).is_err());
+            assert!(key(&body("o-1", long)[1..], source).is_err());
+        }
+        let part = "body:/cents";
+        let fingerprints = [0, long].map(|length| fingerprint(&body("o-1", length), part));
+        assert_eq!(fingerprints[0], fingerprints[1]);
+        let whole = fingerprint(&body("o-1", long), "body");
+        assert_eq!(whole, fingerprint(&body("o-1", long), "body"));
+        assert_ne!(whole, fingerprint(&body("o-2", long), "body"));
     }
 
     #[test]

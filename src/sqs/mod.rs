@@ -22,6 +22,7 @@
 
 mod batch;
 mod consumer;
+mod document;
 pub(crate) mod encoding;
 mod envelope;
 pub(crate) mod identity;
