@@ -13,6 +13,8 @@ use aws_config::SdkConfig;
 use aws_sdk_dynamodb::Client;
 use tokio::runtime::{Builder, Runtime};
 
+#[cfg(feature = "s3")]
+use crate::sqs::S3Bodies;
 #[cfg(feature = "visibility")]
 use crate::sqs::Visibility;
 use crate::{
@@ -90,6 +92,8 @@ const CLAIMS_AHEAD: usize = 40;
 /// | `CONSUMER_ENVELOPE` | `none` | service that puts its own JSON around each message: `none`, `sns`, `eventbridge` or `s3` ([`Envelope`]) |
 /// | `CONSUMER_ENCODING` | `none` | encoding of messages without the attribute `Content-Encoding`: `none`, `base64`, `gzip` or `base64+gzip` ([`Encoding`]) |
 /// | `CONSUMER_MAX_BODY_BYTES` | `10485760` | largest decompressed body, in bytes |
+/// | `CONSUMER_S3_BUCKETS` | none | names of S3 buckets, as `orders,invoices`: a body that the Amazon SQS Extended Client stored there is read; needs the feature `s3` |
+/// | `CONSUMER_S3_MAX_BYTES` | `4194304` | longest body that is read from S3 |
 /// | `IDEMPOTENCY_FINGERPRINT` | `body`; `off` for `on_item` | part of a message that must not change under one key ([`FingerprintSource`]); for `on_item` see [`OnItem::check_payload`] |
 /// | `IDEMPOTENCY_RETENTION` | `20d`; unlimited for `on_item` | time that a record is kept |
 /// | `IDEMPOTENCY_AFTER_FAILURE` | `retry` | other message with the key of a permanent failure: `retry` or `replay` ([`AfterFailure`]) |
@@ -554,6 +558,7 @@ impl Settings {
             let parsed = text.parse::<NonZeroU32>();
             parsed.map_err(|_| "must be a whole number of bytes from 1 to 4294967295")
         });
+        let s3_bodies = self.s3_bodies();
         let fingerprint = self.optional(
             "IDEMPOTENCY_FINGERPRINT",
             "body",
@@ -589,6 +594,7 @@ impl Settings {
             envelope: envelope?,
             encoding: encoding?,
             max_body_bytes: max_body_bytes?,
+            s3_bodies: s3_bodies?,
             fingerprint: fingerprint?,
             retention: retention?,
             assumed_timeout: assumed_timeout?,
@@ -602,6 +608,20 @@ impl Settings {
             metrics: metrics?,
             log_sample_completed: log_sample_completed?,
         })
+    }
+
+    /// Buckets and the longest body; no buckets, no reads.
+    fn s3_bodies(&mut self) -> Result<(Vec<String>, NonZeroU32), SettingsError> {
+        let read = |_, names: &str| match cfg!(feature = "s3") {
+            true => buckets(names),
+            false => Err("needs the feature `s3` of the crate sqs-once".to_owned()),
+        };
+        let buckets = self.changed("CONSUMER_S3_BUCKETS", Vec::new(), read);
+        let max_bytes = self.optional("CONSUMER_S3_MAX_BYTES", "4194304", |text| {
+            let parsed = text.parse::<NonZeroU32>();
+            parsed.map_err(|_| "must be a number of bytes, from 1 to 4294967295")
+        });
+        Ok((buckets?, max_bytes?))
     }
 
     #[cfg(feature = "visibility")]
@@ -770,6 +790,9 @@ struct Batches {
     envelope: Envelope,
     encoding: Encoding,
     max_body_bytes: NonZeroU32,
+    /// Without the feature `s3` no buckets are set.
+    #[cfg_attr(not(feature = "s3"), expect(dead_code, reason = "read by the feature"))]
+    s3_bodies: (Vec<String>, NonZeroU32),
     fingerprint: FingerprintSource,
     retention: Option<Duration>,
     assumed_timeout: Duration,
@@ -809,6 +832,13 @@ impl Batches {
             .fifo_after_permanent(self.fifo_after_permanent)
             .metrics(self.metrics)
             .log_sample_completed(self.log_sample_completed);
+        #[cfg(feature = "s3")]
+        let consumer = {
+            let (buckets, max_bytes) = self.s3_bodies;
+            let reads = !buckets.is_empty();
+            let s3_bodies = reads.then(|| S3Bodies::new(config, buckets).max_bytes(max_bytes));
+            consumer.s3_bodies(s3_bodies)
+        };
         #[cfg(feature = "visibility")]
         {
             let timeouts = self.timeouts;
@@ -879,6 +909,21 @@ fn backoff(text: &str) -> Result<Duration, String> {
                 .to_owned(),
         ),
         span => Ok(span),
+    }
+}
+
+/// Names of S3 buckets, separated by commas (*Amazon S3 User Guide*, "Bucket naming rules").
+fn buckets(text: &str) -> Result<Vec<String>, String> {
+    let is_name = |name: &&str| {
+        let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '.' || c == '-';
+        let ends = !name.starts_with(['.', '-']) && !name.ends_with(['.', '-']);
+        (3..=63).contains(&name.len()) && ends && name.chars().all(inner)
+    };
+    match text.split(',').find(|name| !is_name(name)) {
+        Some(name) => Err(format!(
+            "`{name}` is not the name of an S3 bucket; separate names by commas"
+        )),
+        None => Ok(text.split(',').map(str::to_owned).collect()),
     }
 }
 

@@ -29,7 +29,7 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
-pub(crate) use self::spans::{end, start};
+pub(crate) use self::spans::{add_key, end, start};
 use self::{
     export::{Exporter, SettingError},
     spans::Spans,
