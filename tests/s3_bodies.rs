@@ -85,7 +85,8 @@ impl World {
         let (s3, store, seen) = (S3::start().await, MemoryStore::default(), Seen::default());
         let consumer = Consumer::new(Once::new(store.clone()), namespace(), seen.clone());
         let consumer = consumer.key("body:/orderId".parse().unwrap());
-        let bodies = S3Bodies::new(&impatient(s3.endpoint()), [BUCKET]).max_bytes(LIMIT.try_into().unwrap());
+        let bodies =
+            S3Bodies::new(&impatient(s3.endpoint()), [BUCKET]).max_bytes(LIMIT.try_into().unwrap());
         let consumer = Arc::new(set(consumer.s3_bodies(bodies)));
         Self {
             s3,
@@ -112,7 +113,10 @@ impl World {
         assert!(self.seen.orders().is_empty());
         assert!(self.state("o-1").is_none(), "a record was written");
         let (outcome, detail) = one_outcome();
-        assert!(!detail.contains("o-1"), "the object key is payload: {detail}");
+        assert!(
+            !detail.contains("o-1"),
+            "the object key is payload: {detail}"
+        );
         (outcome, detail)
     }
 }
@@ -185,7 +189,10 @@ async fn same_body_plain_and_by_pointer_runs_once() {
     ] {
         assert_eq!(world.process([record("m-1", &body)]).await, [""; 0]);
     }
-    assert_eq!(names(), ["completed", "duplicate", "completed", "duplicate"]);
+    assert_eq!(
+        names(),
+        ["completed", "duplicate", "completed", "duplicate"]
+    );
     assert_eq!(world.seen.orders(), ["o-1", "o-2"]);
 }
 
@@ -226,7 +233,8 @@ async fn log_lines_have_the_key_of_the_body() {
     let of = |message: &str| {
         let mut lines = lines.iter();
         let line = lines.find(|line| line["fields"]["message"] == message);
-        line.unwrap_or_else(|| panic!("no line `{message}`")).clone()
+        line.unwrap_or_else(|| panic!("no line `{message}`"))
+            .clone()
     };
     assert_eq!(of("message processed")["fields"]["key"], "test#o-1");
     let charging = of("charging");
@@ -237,8 +245,15 @@ async fn log_lines_have_the_key_of_the_body() {
 #[tokio::test]
 async fn pointer_to_another_bucket_makes_no_request() {
     let world = World::start().await;
-    for bucket in ["secrets", "order-bodies2", "order-bodies/..", "ORDER-BODIES"] {
-        let failed = world.process([record("m-1", &pointer_to(bucket, "o-1"))]).await;
+    for bucket in [
+        "secrets",
+        "order-bodies2",
+        "order-bodies/..",
+        "ORDER-BODIES",
+    ] {
+        let failed = world
+            .process([record("m-1", &pointer_to(bucket, "o-1"))])
+            .await;
         assert_eq!(failed, ["m-1"]);
         let (outcome, detail) = one_outcome();
         assert_eq!(outcome, "invalid");
@@ -289,7 +304,10 @@ async fn failures_of_s3_are_retryable_and_named() {
     }
     // The same message succeeds later.
     world.s3.put_object("o-1", &order("o-1"));
-    assert_eq!(world.process([record("m-1", &pointer("o-1"))]).await, [""; 0]);
+    assert_eq!(
+        world.process([record("m-1", &pointer("o-1"))]).await,
+        [""; 0]
+    );
 }
 
 #[tokio::test]
@@ -325,7 +343,10 @@ async fn body_over_the_limit_is_a_permanent_failure() {
     let world = World::start().await;
     let longest = |extra: usize| {
         let order = order("o-1").to_string();
-        format!("{order}{}", " ".repeat(LIMIT as usize + extra - order.len()))
+        format!(
+            "{order}{}",
+            " ".repeat(LIMIT as usize + extra - order.len())
+        )
     };
     // A length that no byte follows: nothing is read. Without length, the read stops at the limit.
     for answer in [
@@ -341,7 +362,10 @@ async fn body_over_the_limit_is_a_permanent_failure() {
         assert!(detail.contains("CONSUMER_S3_MAX_BYTES"), "{detail}");
     }
     world.s3.put_object("o-1", &longest(0));
-    assert_eq!(world.process([record("m-1", &pointer("o-1"))]).await, [""; 0]);
+    assert_eq!(
+        world.process([record("m-1", &pointer("o-1"))]).await,
+        [""; 0]
+    );
 }
 
 #[tokio::test]

@@ -89,12 +89,13 @@ impl Message {
             envelope,
             request_id: request_id.cloned(),
         };
-        let (identity, s3_pointer) = match no_envelope {
-            Some(invalid) => (OnceLock::from(Err(invalid.into())), None),
-            None => match reading.s3_pointer(record.body.as_deref()).transpose() {
-                Ok(pointer) => (OnceLock::new(), pointer),
-                Err(invalid) => (OnceLock::from(Err(invalid.into())), None),
-            },
+        let s3_pointer = match no_envelope {
+            Some(invalid) => Err(invalid),
+            None => reading.s3_pointer(record.body.as_deref()).transpose(),
+        };
+        let (identity, s3_pointer) = match s3_pointer {
+            Ok(pointer) => (OnceLock::new(), pointer),
+            Err(invalid) => (OnceLock::from(Err(invalid.into())), None),
         };
         let message = Self {
             id: MessageId(id),
@@ -220,7 +221,22 @@ impl Message {
     }
 
     /// Decodes the body. Decoded bodies are not kept: they live while their message runs.
-    pub(crate) fn attributes(sent: HashMap<String, SqsMessageAttribute>) -> HashMap<String, Attribute> {
+    pub(crate) fn content<'a>(
+        &self,
+        body: Option<&'a str>,
+        reading: &Reading<'_>,
+    ) -> Result<Content<'a>, InvalidMessage> {
+        let body = body.ok_or_else(InvalidMessage::no_body)?;
+        reading.content(body.into(), self.delivery.facts())
+    }
+
+    /// The delivery for the handler.
+    pub(crate) fn delivery(&self) -> &Delivery {
+        &self.delivery
+    }
+}
+
+fn attributes(sent: HashMap<String, SqsMessageAttribute>) -> HashMap<String, Attribute> {
     let sent = sent.into_iter();
     sent.filter_map(|(name, value)| Some((name, attribute(value)?)))
         .collect()
@@ -281,7 +297,7 @@ mod tests {
 
     fn parse(record: SqsMessage) -> Result<Order, InvalidMessage> {
         let message = message(record).unwrap();
-        reading(|reading| Order::from_message(message.content(reading)?))
+        reading(|reading| Order::from_message(message.content(message.body(), reading)?))
     }
 
     #[test]
@@ -320,8 +336,8 @@ mod tests {
         let mut bodiless = record("");
         bodiless.body = None;
         let no_body = InvalidMessage::no_body();
-        let identity = message(bodiless.clone()).unwrap().identity;
-        assert_eq!(identity, Err(NoIdentity::Invalid(no_body.clone())));
+        let identity = message(bodiless.clone()).unwrap().identity.into_inner();
+        assert_eq!(identity, Some(Err(NoIdentity::Invalid(no_body.clone()))));
         assert_eq!(parse(bodiless).unwrap_err(), no_body);
     }
 

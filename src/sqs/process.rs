@@ -27,8 +27,8 @@ use super::{
     long_polls::warn_of_long_polls,
     message::Message,
     processed::Processed,
-    s3_pointer::S3Pointer,
     reading::Reading,
+    s3_pointer::S3Pointer,
 };
 use crate::{
     deadline::Deadline,
@@ -289,11 +289,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     }
 
     /// The body of a message, from S3 if it is there. Nothing is claimed yet.
-    async fn body<'a>(
-        &self,
-        message: &'a Message,
-        batch: &'a Batch,
-    ) -> Result<Body<'a>, Outcome> {
+    async fn body<'a>(&self, message: &'a Message, batch: &'a Batch) -> Result<Body<'a>, Outcome> {
         let (Some(s3), Some(pointer)) = (&self.s3_bodies, message.s3_pointer()) else {
             return Ok(Body::InQueue(message.body()));
         };
@@ -369,7 +365,10 @@ enum Body<'a> {
     /// `None` if the message has no body.
     InQueue(Option<&'a str>),
     /// Holds its place as long as its memory.
-    FromS3(String, #[expect(dead_code, reason = "held")] SemaphorePermit<'a>),
+    FromS3(
+        String,
+        #[expect(dead_code, reason = "held")] SemaphorePermit<'a>,
+    ),
 }
 
 impl Body<'_> {

@@ -157,7 +157,9 @@ fn refused(bucket: &str, error: &SdkError<GetObjectError>) -> Outcome {
         return Outcome::NoEffect(format!("no body from the bucket {bucket}: {why}"));
     };
     let code = service.code().unwrap_or("unknown error");
-    let status = error.raw_response().map(|response| response.status().as_u16());
+    let status = error
+        .raw_response()
+        .map(|response| response.status().as_u16());
     let why = match (code, status) {
         ("NoSuchKey", _) => {
             return Outcome::Invalid(format!(

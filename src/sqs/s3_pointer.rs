@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::invalid_message::InvalidMessage;
+use crate::handler::InvalidMessage;
 
 /// Bucket and key of an object in S3, as the extended clients of SQS and SNS write them:
 /// `["software.amazon.payloadoffloading.PayloadS3Pointer", {"s3BucketName": "...", "s3Key": "..."}]`.
@@ -115,8 +115,7 @@ mod tests {
             r#"{"s3BucketName":"SECRET","s3Key":"../other/o-1"}"#,
             r#"{"s3BucketName":"SECRET","s3Key":"a/./b"}"#,
         ] {
-            let body =
-                format!(r#"["software.amazon.payloadoffloading.PayloadS3Pointer",{place}]"#);
+            let body = format!(r#"["software.amazon.payloadoffloading.PayloadS3Pointer",{place}]"#);
             let InvalidMessage(error) = S3Pointer::find(&body).unwrap().unwrap_err();
             assert!(error.contains("s3Key"), "{error}");
             assert!(!error.contains("SECRET"), "{error}");

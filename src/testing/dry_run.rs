@@ -90,7 +90,10 @@ impl DryRun {
         let identity = message.identify(message.body(), &reading);
         let Identity { key, fingerprint } = identity.map_err(Clone::clone)?.clone();
         let operation = Operation::new(key, fingerprint, message.delivery().clone(), deadline());
-        Ok((operation, T::from_message(message.content(message.body(), &reading)?)?))
+        Ok((
+            operation,
+            T::from_message(message.content(message.body(), &reading)?)?,
+        ))
     }
 
     /// The writes that would have been made so far, in their order: those of each [`Done`], and one
