@@ -93,7 +93,7 @@ const CLAIMS_AHEAD: usize = 40;
 /// | `CONSUMER_ENCODING` | `none` | encoding of messages without the attribute `Content-Encoding`: `none`, `base64`, `gzip` or `base64+gzip` ([`Encoding`]) |
 /// | `CONSUMER_MAX_BODY_BYTES` | `10485760` | largest decompressed body, in bytes |
 /// | `CONSUMER_S3_BUCKETS` | none | names of S3 buckets, as `orders,invoices`: a body that the Amazon SQS Extended Client stored there is read; needs the feature `s3` |
-/// | `CONSUMER_S3_MAX_BYTES` | `4194304` | longest body that is read from S3 |
+/// | `CONSUMER_S3_MAX_BYTES` | `2097152` | longest body that is read from S3 |
 /// | `IDEMPOTENCY_FINGERPRINT` | `body`; `off` for `on_item` | part of a message that must not change under one key ([`FingerprintSource`]); for `on_item` see [`OnItem::check_payload`] |
 /// | `IDEMPOTENCY_RETENTION` | `20d`; unlimited for `on_item` | time that a record is kept |
 /// | `IDEMPOTENCY_AFTER_FAILURE` | `retry` | other message with the key of a permanent failure: `retry` or `replay` ([`AfterFailure`]) |
@@ -617,7 +617,7 @@ impl Settings {
             false => Err("needs the feature `s3` of the crate sqs-once".to_owned()),
         };
         let buckets = self.changed("CONSUMER_S3_BUCKETS", Vec::new(), read);
-        let max_bytes = self.optional("CONSUMER_S3_MAX_BYTES", "4194304", |text| {
+        let max_bytes = self.optional("CONSUMER_S3_MAX_BYTES", "2097152", |text| {
             let parsed = text.parse::<NonZeroU32>();
             parsed.map_err(|_| "must be a number of bytes, from 1 to 4294967295")
         });
@@ -1021,6 +1021,8 @@ mod tests {
             ("CONSUMER_DEAD_LETTER", "yes"),
             ("CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE", "no"),
             ("CONSUMER_FIFO_AFTER_PERMANENT", "on"),
+            ("CONSUMER_S3_BUCKETS", "Orders"),
+            ("CONSUMER_S3_MAX_BYTES", "4MiB"),
             #[cfg(feature = "visibility")]
             ("CONSUMER_BACKOFF_BASE", "0s"),
             #[cfg(feature = "visibility")]
@@ -1186,6 +1188,49 @@ mod tests {
             let (_, batches) = with(&[("CONSUMER_FIFO_AFTER_PERMANENT", text)]).unwrap();
             assert_eq!(batches.fifo_after_permanent, parsed);
         }
+    }
+
+    #[cfg(feature = "s3")]
+    #[test]
+    fn buckets_are_names_separated_by_commas() {
+        let buckets = |text: &str| {
+            let (_, batches) = with(&[("CONSUMER_S3_BUCKETS", text)])?;
+            Ok::<_, SettingsError>(batches.s3_bodies)
+        };
+        assert_eq!(
+            buckets("").unwrap(),
+            (vec![], 2_097_152.try_into().unwrap())
+        );
+        assert_eq!(buckets("orders").unwrap().0, ["orders"]);
+        assert_eq!(buckets("a.b-1,invoices").unwrap().0, ["a.b-1", "invoices"]);
+        let long = "x".repeat(64);
+        for invalid in [
+            ",",
+            "orders,",
+            "orders, invoices",
+            "ab",
+            "-orders",
+            "orders.",
+            "ORDERS",
+            "s3://orders",
+            "arn:aws:s3:::orders",
+            &long,
+        ] {
+            let error = buckets(invalid).unwrap_err();
+            assert!(
+                error.to_string().contains("name of an S3 bucket"),
+                "{error}"
+            );
+        }
+    }
+
+    #[cfg(not(feature = "s3"))]
+    #[test]
+    fn buckets_need_the_feature() {
+        assert!(with(&[("CONSUMER_S3_MAX_BYTES", "1")]).is_ok());
+        let error = with(&[("CONSUMER_S3_BUCKETS", "orders")]).unwrap_err();
+        let expected = "CONSUMER_S3_BUCKETS: needs the feature `s3` of the crate sqs-once";
+        assert_eq!(error.errors(), [expected]);
     }
 
     #[test]

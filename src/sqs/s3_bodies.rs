@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Ten such bodies and the handlers' types fit into the memory of template.yaml.
-const DEFAULT_MAX_BYTES: NonZeroU32 = const { NonZeroU32::new(4 << 20).unwrap() };
+const DEFAULT_MAX_BYTES: NonZeroU32 = const { NonZeroU32::new(2 << 20).unwrap() };
 
 /// Longest time without a byte of a body.
 const LONGEST_STALL: Duration = Duration::from_secs(2);
@@ -81,7 +81,7 @@ impl S3Bodies {
         }
     }
 
-    /// Sets the longest body in bytes, 4 MiB by default. A longer one is a permanent failure, and is
+    /// Sets the longest body in bytes, 2 MiB by default. A longer one is a permanent failure, and is
     /// not read to its end.
     ///
     /// Each message in progress may hold a body of this size, and its parsed form.
