@@ -554,10 +554,7 @@ impl Settings {
         let key = self.optional("IDEMPOTENCY_KEY", "message-id", str::parse::<KeySource>);
         let envelope = self.optional("CONSUMER_ENVELOPE", "none", str::parse::<Envelope>);
         let encoding = self.optional("CONSUMER_ENCODING", "none", str::parse::<Encoding>);
-        let max_body_bytes = self.optional("CONSUMER_MAX_BODY_BYTES", "10485760", |text| {
-            let parsed = text.parse::<NonZeroU32>();
-            parsed.map_err(|_| "must be a whole number of bytes from 1 to 4294967295")
-        });
+        let max_body_bytes = self.optional("CONSUMER_MAX_BODY_BYTES", "10485760", bytes);
         let s3_bodies = self.s3_bodies();
         let fingerprint = self.optional(
             "IDEMPOTENCY_FINGERPRINT",
@@ -617,10 +614,7 @@ impl Settings {
             false => Err("needs the feature `s3` of the crate sqs-once".to_owned()),
         };
         let buckets = self.changed("CONSUMER_S3_BUCKETS", Vec::new(), read);
-        let max_bytes = self.optional("CONSUMER_S3_MAX_BYTES", "2097152", |text| {
-            let parsed = text.parse::<NonZeroU32>();
-            parsed.map_err(|_| "must be a number of bytes, from 1 to 4294967295")
-        });
+        let max_bytes = self.optional("CONSUMER_S3_MAX_BYTES", "2097152", bytes);
         Ok((buckets?, max_bytes?))
     }
 
@@ -925,6 +919,11 @@ fn buckets(text: &str) -> Result<Vec<String>, String> {
         )),
         None => Ok(text.split(',').map(str::to_owned).collect()),
     }
+}
+
+fn bytes(text: &str) -> Result<NonZeroU32, &'static str> {
+    let parsed = text.parse();
+    parsed.map_err(|_| "must be a whole number of bytes from 1 to 4294967295")
 }
 
 fn share(text: &str) -> Result<f64, &'static str> {
