@@ -166,11 +166,11 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     fn reading(&self) -> Reading<'_> {
         let (namespace, fingerprint) = (&self.namespace, &self.fingerprint);
         Reading::for_type::<H::Message>(namespace, &self.key, fingerprint, self.decoding)
-            .from_s3(self.s3_bodies.is_some())
+            .reads_s3(self.s3_bodies.is_some())
     }
 
     /// Makes the handler's message of the body.
-    fn read(&self, message: &Message, body: &Body<'_>) -> Result<H::Message, InvalidMessage> {
+    fn read(&self, message: &Message, body: &HeldBody<'_>) -> Result<H::Message, InvalidMessage> {
         H::Message::from_message(message.content(body.text(), &self.reading())?)
     }
 
@@ -289,9 +289,13 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     }
 
     /// The body of a message, from S3 if it is there. Nothing is claimed yet.
-    async fn body<'a>(&self, message: &'a Message, batch: &'a Batch) -> Result<Body<'a>, Outcome> {
+    async fn body<'a>(
+        &self,
+        message: &'a Message,
+        batch: &'a Batch,
+    ) -> Result<HeldBody<'a>, Outcome> {
         let (Some(s3), Some(pointer)) = (&self.s3_bodies, message.s3_pointer()) else {
-            return Ok(Body::InQueue(message.body()));
+            return Ok(HeldBody::InQueue(message.body()));
         };
         let deadline = batch.deadline();
         let place = timeout_at(deadline.latest_start(), batch.bodies().acquire()).await;
@@ -303,7 +307,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let text = read.map_err(|_elapsed| {
             Outcome::NoEffect("S3 did not return the body before the deadline".into())
         })??;
-        Ok(Body::FromS3(text, place))
+        Ok(HeldBody::FromS3(text, place))
     }
 
     /// The outcome of a message that can never be processed.
@@ -361,7 +365,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
 }
 
 /// The body of a message that runs.
-enum Body<'a> {
+enum HeldBody<'a> {
     /// `None` if the message has no body.
     InQueue(Option<&'a str>),
     /// Holds its place as long as its memory.
@@ -371,7 +375,7 @@ enum Body<'a> {
     ),
 }
 
-impl Body<'_> {
+impl HeldBody<'_> {
     fn text(&self) -> Option<&str> {
         match self {
             Self::InQueue(text) => *text,

@@ -21,7 +21,7 @@ pub(crate) struct Reading<'a> {
     /// The handler takes bytes.
     is_binary: bool,
     /// Bodies may be in S3.
-    from_s3: bool,
+    reads_s3: bool,
 }
 
 impl<'a> Reading<'a> {
@@ -38,13 +38,13 @@ impl<'a> Reading<'a> {
             fingerprint,
             decoding,
             is_binary: T::IS_BINARY,
-            from_s3: false,
+            reads_s3: false,
         }
     }
 
     /// Sets whether a body that is a pointer to S3 is read there.
-    pub(super) fn from_s3(self, from_s3: bool) -> Self {
-        Self { from_s3, ..self }
+    pub(super) fn reads_s3(self, reads_s3: bool) -> Self {
+        Self { reads_s3, ..self }
     }
 
     /// The place of the body in S3; `None` for other bodies.
@@ -52,7 +52,7 @@ impl<'a> Reading<'a> {
         &self,
         body: Option<&str>,
     ) -> Option<Result<S3Pointer, InvalidMessage>> {
-        S3Pointer::find(body.filter(|_| self.from_s3)?)
+        S3Pointer::find(body.filter(|_| self.reads_s3)?)
     }
 
     /// Decodes a body. Content without an encoding borrows the body.
