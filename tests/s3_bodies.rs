@@ -19,7 +19,7 @@ use std::{
 use aws_config::{SdkConfig, retry::RetryConfig, timeout::TimeoutConfig};
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Consumer, Failure, Handler, Once, handler_fn,
+    Attempt, Consumer, Failure, Handler, Once, Settings, handler_fn,
     protocol::{Key, State},
     sqs::{Envelope, S3Bodies, Visibility},
     store::{DynamoStore, MemoryStore},
@@ -475,6 +475,36 @@ async fn copy_in_the_dead_letter_queue_has_the_pointer() {
     let attributes = &copies[0]["MessageAttributes"];
     assert_eq!(attributes["ExtendedPayloadSize"]["StringValue"], "300000");
     assert_eq!(attributes["SqsOnceKey"]["StringValue"], "test#o-1");
+}
+
+#[tokio::test]
+async fn settings_name_buckets_and_limit() {
+    log::start();
+    let s3 = S3::start().await;
+    s3.put_object("k", &order("o-1"));
+    let settings = Settings::from_vars([
+        ("AWS_LAMBDA_RUNTIME_API", "127.0.0.1:9001"),
+        ("IDEMPOTENCY_TABLE_NAME", "never-asked"),
+        ("IDEMPOTENCY_NAMESPACE", "test"),
+        ("CONSUMER_PRIME", "off"),
+        ("CONSUMER_VISIBILITY", "off"),
+        ("CONSUMER_S3_BUCKETS", "invoices,order-bodies"),
+        ("CONSUMER_S3_MAX_BYTES", "10"),
+    ]);
+    let settings = settings.sdk_config(support::sdk_config(s3.endpoint()));
+    let consumer = Arc::new(settings.once(Ok(Seen::default())).await.unwrap());
+    let records = [BUCKET, "secrets"].map(|bucket| record(bucket, &pointer_to(bucket, "k")));
+    let failed = process(&consumer, batch(records), within(ONE_MINUTE)).await;
+    assert_eq!(failed, [BUCKET, "secrets"]);
+    let details = outcomes().into_iter().map(|(_, detail)| detail);
+    let details = details.collect::<String>();
+    for told in [
+        "CONSUMER_S3_BUCKETS does not name",
+        "CONSUMER_S3_MAX_BYTES is 10",
+    ] {
+        assert!(details.contains(told), "{details}");
+    }
+    assert_eq!(s3.requests(), ["/order-bodies/k"]);
 }
 
 #[tokio::test]
