@@ -197,6 +197,23 @@ async fn same_body_plain_and_by_pointer_runs_once() {
 }
 
 #[tokio::test]
+async fn two_pointers_with_one_key_run_once() {
+    let world = World::start().await;
+    world.s3.put_object("k-1", &order("o-1"));
+    world.s3.put_object("k-2", &order("o-1"));
+    let records = ["k-1", "k-2"].map(|key| record(key, &pointer(key)));
+    world.process(records).await;
+    // Neither has a key when lanes are planned, so they run side by side.
+    let second = names().into_iter().filter(|name| name != "completed");
+    let second: Vec<_> = second.collect();
+    assert!(
+        second == ["conflict"] || second == ["duplicate"],
+        "{second:?}"
+    );
+    assert_eq!(world.seen.orders(), ["o-1"]);
+}
+
+#[tokio::test]
 async fn pointer_of_a_changed_body_reuses_its_key() {
     let world = World::start().await;
     for (key, amount) in [("k-1", 1), ("k-2", 2)] {
