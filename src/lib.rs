@@ -100,9 +100,9 @@
 //!
 //! | features | crates in the dependency tree |
 //! | --- | --- |
-//! | default, `opentelemetry` | 202 crates |
-//! | default, `s3` | 200 crates |
-//! | default | 188 crates |
+//! | default, `opentelemetry` | 204 crates |
+//! | default, `s3` | 202 crates |
+//! | default | 190 crates |
 //! | `lambda`, `visibility`, `settings` | 184 crates |
 //! | `--no-default-features` | 110 crates |
 //!
