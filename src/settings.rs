@@ -1193,7 +1193,7 @@ mod tests {
     #[test]
     fn buckets_are_names_separated_by_commas() {
         let buckets = |text: &str| {
-            let (_, batches) = with(&[("CONSUMER_S3_BUCKETS", text)])?;
+            let (.., batches) = with(&[("CONSUMER_S3_BUCKETS", text)])?;
             Ok::<_, SettingsError>(batches.s3_bodies)
         };
         assert_eq!(
