@@ -23,11 +23,13 @@ NONE: tuple[str, ...] = ("--no-default-features",)
 LIBRARY = ("--no-default-features", "--features", "lambda,visibility,settings")
 DEFAULT: tuple[str, ...] = ()
 TRACES = ("--features", "opentelemetry")
+S3 = ("--features", "s3")
 COMBINATIONS = (
     NONE,
     ("--no-default-features", "--features", "lambda"),
     ("--no-default-features", "--features", "settings"),
     ("--no-default-features", "--features", "testing"),
+    ("--no-default-features", "--features", "s3"),
     ("--no-default-features", "--features", "opentelemetry"),
     LIBRARY,
     DEFAULT,
@@ -79,7 +81,7 @@ def crates(features: tuple[str, ...]) -> set[tuple[str, ...]]:
 
 
 def check_documents() -> None:
-    counts = {len(crates(features)) for features in (DEFAULT, LIBRARY, NONE, TRACES)}
+    counts = {len(crates(features)) for features in (DEFAULT, LIBRARY, NONE, TRACES, S3)}
     print("==> crates:", *sorted(counts, reverse=True), flush=True)
     library = ROOT / "src/lib.rs"
     problems = []

@@ -17,6 +17,8 @@ use aws_sdk_dynamodb::Client;
 use futures_util::future::join;
 use tokio::runtime::{Builder, Runtime};
 
+#[cfg(feature = "s3")]
+use crate::sqs::S3Bodies;
 #[cfg(feature = "visibility")]
 use crate::sqs::Visibility;
 use crate::{
@@ -97,6 +99,8 @@ const UNNAMED: &str = "_";
 /// | `CONSUMER_ENVELOPE` | `none` | service that puts its own JSON around each message: `none`, `sns`, `eventbridge` or `s3` ([`Envelope`]) |
 /// | `CONSUMER_ENCODING` | `none` | encoding of messages without the attribute `Content-Encoding`: `none`, `base64`, `gzip` or `base64+gzip` ([`Encoding`]) |
 /// | `CONSUMER_MAX_BODY_BYTES` | `10485760` | largest decompressed body, in bytes |
+/// | `CONSUMER_S3_BUCKETS` | none | names of S3 buckets, as `orders,invoices`: a body that the Amazon SQS Extended Client stored there is read; needs the feature `s3` |
+/// | `CONSUMER_S3_MAX_BYTES` | `2097152` | longest body that is read from S3 |
 /// | `IDEMPOTENCY_FINGERPRINT` | `body`; `off` for `on_item` | part of a message that must not change under one key ([`FingerprintSource`]); for `on_item` see [`OnItem::check_payload`] |
 /// | `IDEMPOTENCY_RETENTION` | `20d`; unlimited for `on_item` | time that a record is kept |
 /// | `IDEMPOTENCY_AFTER_FAILURE` | `retry` | other message with the key of a permanent failure: `retry` or `replay` ([`AfterFailure`]) |
@@ -631,10 +635,8 @@ impl Settings {
         let key = self.optional("IDEMPOTENCY_KEY", "message-id", str::parse::<KeySource>);
         let envelope = self.optional("CONSUMER_ENVELOPE", "none", str::parse::<Envelope>);
         let encoding = self.optional("CONSUMER_ENCODING", "none", str::parse::<Encoding>);
-        let max_body_bytes = self.optional("CONSUMER_MAX_BODY_BYTES", "10485760", |text| {
-            let parsed = text.parse::<NonZeroU32>();
-            parsed.map_err(|_| "must be a whole number of bytes from 1 to 4294967295")
-        });
+        let max_body_bytes = self.optional("CONSUMER_MAX_BODY_BYTES", "10485760", bytes);
+        let s3_bodies = self.s3_bodies();
         let fingerprint = self.optional(
             "IDEMPOTENCY_FINGERPRINT",
             "body",
@@ -671,6 +673,7 @@ impl Settings {
             envelope: envelope?,
             encoding: encoding?,
             max_body_bytes: max_body_bytes?,
+            s3_bodies: s3_bodies?,
             fingerprint: fingerprint?,
             retention: retention?,
             assumed_timeout: assumed_timeout?,
@@ -685,6 +688,17 @@ impl Settings {
             metrics: metrics?,
             log_sample_completed: log_sample_completed?,
         })
+    }
+
+    /// Buckets and the longest body; no buckets, no reads.
+    fn s3_bodies(&mut self) -> Result<(Vec<String>, NonZeroU32), SettingsError> {
+        let read = |_, names: &str| match cfg!(feature = "s3") {
+            true => buckets(names),
+            false => Err("needs the feature `s3` of the crate sqs-once".to_owned()),
+        };
+        let buckets = self.changed("CONSUMER_S3_BUCKETS", Vec::new(), read);
+        let max_bytes = self.optional("CONSUMER_S3_MAX_BYTES", "2097152", bytes);
+        Ok((buckets?, max_bytes?))
     }
 
     #[cfg(feature = "visibility")]
@@ -886,6 +900,9 @@ struct Batches {
     envelope: Envelope,
     encoding: Encoding,
     max_body_bytes: NonZeroU32,
+    /// Without the feature `s3` no buckets are set.
+    #[cfg_attr(not(feature = "s3"), expect(dead_code, reason = "read by the feature"))]
+    s3_bodies: (Vec<String>, NonZeroU32),
     fingerprint: FingerprintSource,
     retention: Option<Duration>,
     assumed_timeout: Duration,
@@ -937,6 +954,13 @@ impl Batches {
             .fifo_after_permanent(self.fifo_after_permanent)
             .metrics(self.metrics)
             .log_sample_completed(self.log_sample_completed);
+        #[cfg(feature = "s3")]
+        let consumer = {
+            let (buckets, max_bytes) = self.s3_bodies;
+            let reads = !buckets.is_empty();
+            let s3_bodies = reads.then(|| S3Bodies::new(config, buckets).max_bytes(max_bytes));
+            consumer.s3_bodies(s3_bodies)
+        };
         #[cfg(feature = "visibility")]
         {
             let timeouts = self.timeouts;
@@ -1028,6 +1052,26 @@ fn backoff(text: &str) -> Result<Duration, String> {
         ),
         span => Ok(span),
     }
+}
+
+/// Names of S3 buckets, separated by commas (*Amazon S3 User Guide*, "Bucket naming rules").
+fn buckets(text: &str) -> Result<Vec<String>, String> {
+    let is_name = |name: &&str| {
+        let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '.' || c == '-';
+        let ends = !name.starts_with(['.', '-']) && !name.ends_with(['.', '-']);
+        (3..=63).contains(&name.len()) && ends && name.chars().all(inner)
+    };
+    match text.split(',').find(|name| !is_name(name)) {
+        Some(name) => Err(format!(
+            "`{name}` is not the name of an S3 bucket; separate names by commas"
+        )),
+        None => Ok(text.split(',').map(str::to_owned).collect()),
+    }
+}
+
+fn bytes(text: &str) -> Result<NonZeroU32, &'static str> {
+    let parsed = text.parse();
+    parsed.map_err(|_| "must be a whole number of bytes from 1 to 4294967295")
 }
 
 fn share(text: &str) -> Result<f64, &'static str> {
@@ -1230,6 +1274,8 @@ mod tests {
             ("CONSUMER_DEAD_LETTER", "yes"),
             ("CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE", "no"),
             ("CONSUMER_FIFO_AFTER_PERMANENT", "on"),
+            ("CONSUMER_S3_BUCKETS", "Orders"),
+            ("CONSUMER_S3_MAX_BYTES", "4MiB"),
             #[cfg(feature = "visibility")]
             ("CONSUMER_BACKOFF_BASE", "0s"),
             #[cfg(feature = "visibility")]
@@ -1446,6 +1492,49 @@ mod tests {
             let (_, _, batches) = with(&[("CONSUMER_FIFO_AFTER_PERMANENT", text)]).unwrap();
             assert_eq!(batches.fifo_after_permanent, parsed);
         }
+    }
+
+    #[cfg(feature = "s3")]
+    #[test]
+    fn buckets_are_names_separated_by_commas() {
+        let buckets = |text: &str| {
+            let (.., batches) = with(&[("CONSUMER_S3_BUCKETS", text)])?;
+            Ok::<_, SettingsError>(batches.s3_bodies)
+        };
+        assert_eq!(
+            buckets("").unwrap(),
+            (vec![], 2_097_152.try_into().unwrap())
+        );
+        assert_eq!(buckets("orders").unwrap().0, ["orders"]);
+        assert_eq!(buckets("a.b-1,invoices").unwrap().0, ["a.b-1", "invoices"]);
+        let long = "x".repeat(64);
+        for invalid in [
+            ",",
+            "orders,",
+            "orders, invoices",
+            "ab",
+            "-orders",
+            "orders.",
+            "ORDERS",
+            "s3://orders",
+            "arn:aws:s3:::orders",
+            &long,
+        ] {
+            let error = buckets(invalid).unwrap_err();
+            assert!(
+                error.to_string().contains("name of an S3 bucket"),
+                "{error}"
+            );
+        }
+    }
+
+    #[cfg(not(feature = "s3"))]
+    #[test]
+    fn buckets_need_the_feature() {
+        assert!(with(&[("CONSUMER_S3_MAX_BYTES", "1")]).is_ok());
+        let error = with(&[("CONSUMER_S3_BUCKETS", "orders")]).unwrap_err();
+        let expected = "CONSUMER_S3_BUCKETS: needs the feature `s3` of the crate sqs-once";
+        assert_eq!(error.errors(), [expected]);
     }
 
     #[test]

@@ -38,6 +38,8 @@ pub(super) struct Batch {
     log_sample_completed: f64,
     /// Places for handlers that run at the same time.
     handlers: Semaphore,
+    /// Places for bodies from S3, as many as for handlers. Messages that are claimed ahead have none.
+    bodies: Semaphore,
 }
 
 /// Progress of one message.
@@ -105,12 +107,18 @@ impl Batch {
             deadline,
             log_sample_completed,
             handlers: Semaphore::new(handlers.get()),
+            bodies: Semaphore::new(handlers.get()),
         }
     }
 
     /// Places for handlers that run at the same time.
     pub(super) fn handlers(&self) -> &Semaphore {
         &self.handlers
+    }
+
+    /// Places for bodies from S3.
+    pub(super) fn bodies(&self) -> &Semaphore {
+        &self.bodies
     }
 
     pub(super) fn deadline(&self) -> Deadline {

@@ -12,6 +12,7 @@ use super::{
     encoding::{Decoding, Encoding},
     identity::{FingerprintSource, KeySource},
     observer::Observer,
+    s3_bodies::S3Bodies,
     visibility::Visibility,
 };
 use crate::{
@@ -59,6 +60,7 @@ pub struct Consumer<M, H> {
     pub(super) key: KeySource,
     pub(super) envelope: Envelope,
     pub(super) decoding: Decoding,
+    pub(super) s3_bodies: Option<S3Bodies>,
     pub(super) fingerprint: FingerprintSource,
     pub(super) concurrency: NonZeroUsize,
     pub(super) claims_ahead: usize,
@@ -84,6 +86,7 @@ impl<M, H> Clone for Consumer<M, H> {
             key: self.key.clone(),
             envelope: self.envelope,
             decoding: self.decoding,
+            s3_bodies: self.s3_bodies.clone(),
             fingerprint: self.fingerprint.clone(),
             concurrency: self.concurrency,
             claims_ahead: self.claims_ahead,
@@ -153,6 +156,7 @@ impl<M, H> Consumer<M, H> {
             key: KeySource::default(),
             envelope: Envelope::None,
             decoding: Decoding::default(),
+            s3_bodies: None,
             fingerprint: FingerprintSource::default(),
             concurrency: const { NonZeroUsize::new(10).unwrap() },
             claims_ahead: 0,
@@ -230,6 +234,17 @@ impl<M, H> Consumer<M, H> {
             ..self.decoding
         };
         Self { decoding, ..self }
+    }
+
+    /// Reads bodies from S3 that the Amazon SQS Extended Client stored there. By default a pointer to
+    /// such a body is a body as any other.
+    #[cfg(feature = "s3")]
+    #[must_use]
+    pub fn s3_bodies(self, s3_bodies: impl Into<Option<S3Bodies>>) -> Self {
+        Self {
+            s3_bodies: s3_bodies.into(),
+            ..self
+        }
     }
 
     /// Sets the part of a message that must not change under one key.

@@ -579,7 +579,10 @@ mod tests {
     #[test]
     fn long_body_has_the_key_of_its_values() {
         let body = |order: &str, length: usize| {
-            format!(r#"{{"id":"{order}","cents":7,"note":"{}"}}"#, "x".repeat(length))
+            format!(
+                r#"{{"id":"{order}","cents":7,"note":"{}"}}"#,
+                "x".repeat(length)
+            )
         };
         let long = 2 * 1024 * 1024;
         for source in ["body:/id", "powertools:body:/id"] {

@@ -1,6 +1,9 @@
 //! [`Message`]: one record of an SQS event, its ids, its body and its delivery.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{Arc, OnceLock},
+};
 
 use aws_lambda_events::sqs::{SqsMessage, SqsMessageAttribute};
 use tracing::Span;
@@ -9,6 +12,7 @@ use super::{
     envelope::{Envelope, Sent},
     identity::{Identity, NoIdentity},
     reading::Reading,
+    s3_pointer::S3Pointer,
 };
 use crate::{
     handler::{Attribute, AttributeValue, Content, Delivery, DeliveryFacts, InvalidMessage},
@@ -20,9 +24,12 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Message {
     id: MessageId,
-    identity: Result<Identity, NoIdentity>,
+    /// Not set before a body in S3 is read.
+    identity: OnceLock<Result<Identity, NoIdentity>>,
     /// Without its envelope, and not decoded.
     body: Option<String>,
+    /// The place of the body in S3, if the consumer reads it there.
+    s3_pointer: Option<S3Pointer>,
     receipt_handle: Option<String>,
     delivery: Delivery,
     /// Body and attributes in the queue, if an envelope was removed.
@@ -82,16 +89,19 @@ impl Message {
             envelope,
             request_id: request_id.cloned(),
         };
-        let identity = match no_envelope {
-            Some(invalid) => Err(invalid.into()),
-            None => content(record.body.as_deref(), &facts, reading)
-                .map_err(NoIdentity::from)
-                .and_then(|content| reading.identity(&content, &facts)),
+        let s3_pointer = match no_envelope {
+            Some(invalid) => Err(invalid),
+            None => reading.s3_pointer(record.body.as_deref()).transpose(),
         };
-        Some(Self {
+        let (identity, s3_pointer) = match s3_pointer {
+            Ok(pointer) => (OnceLock::new(), pointer),
+            Err(invalid) => (OnceLock::from(Err(invalid.into())), None),
+        };
+        let message = Self {
             id: MessageId(id),
             identity,
             body: record.body,
+            s3_pointer,
             receipt_handle: record.receipt_handle,
             delivery: facts.into(),
             sent: sent.map(
@@ -100,7 +110,11 @@ impl Message {
                      attributes: of,
                  }| (body, attributes(of)),
             ),
-        })
+        };
+        if message.s3_pointer.is_none() {
+            let _identity = message.identify(message.body(), reading);
+        }
+        Some(message)
     }
 
     pub(crate) fn id(&self) -> &MessageId {
@@ -134,8 +148,22 @@ impl Message {
         self.delivery.facts().sent_at
     }
 
-    pub(crate) fn identity(&self) -> Result<&Identity, &NoIdentity> {
-        self.identity.as_ref()
+    /// Key and fingerprint. `None` before a body in S3 is read, and for a message without a key.
+    pub(crate) fn identity(&self) -> Option<&Identity> {
+        self.identity.get()?.as_ref().ok()
+    }
+
+    /// Makes key and fingerprint of the body, at the first call.
+    pub(crate) fn identify(
+        &self,
+        body: Option<&str>,
+        reading: &Reading<'_>,
+    ) -> Result<&Identity, &NoIdentity> {
+        let identify = || {
+            let content = self.content(body, reading)?;
+            reading.identity(&content, self.delivery.facts())
+        };
+        self.identity.get_or_init(identify).as_ref()
     }
 
     /// The span of the message's run. The handler's own log lines carry its fields. It is open at
@@ -152,8 +180,26 @@ impl Message {
         span
     }
 
+    /// Adds the key to the span, for a message whose body was read after the span began.
+    pub(crate) fn add_key_to(&self, span: &Span) {
+        if let Some(key) = self.key() {
+            span.record("key", key.as_str());
+            traces::add_key(span, key);
+        }
+    }
+
     pub(crate) fn key(&self) -> Option<&Key> {
-        self.identity().ok().map(|identity| &identity.key)
+        self.identity().map(|identity| &identity.key)
+    }
+
+    /// The body in the queue, without its envelope.
+    pub(crate) fn body(&self) -> Option<&str> {
+        self.body.as_deref()
+    }
+
+    /// The place of the body in S3, if the consumer reads it there.
+    pub(super) fn s3_pointer(&self) -> Option<&S3Pointer> {
+        self.s3_pointer.as_ref()
     }
 
     /// The body in the queue, envelope included. A copy must carry it unchanged.
@@ -175,23 +221,19 @@ impl Message {
     }
 
     /// Decodes the body. Decoded bodies are not kept: they live while their message runs.
-    pub(crate) fn content(&self, reading: &Reading<'_>) -> Result<Content<'_>, InvalidMessage> {
-        content(self.body.as_deref(), self.delivery.facts(), reading)
+    pub(crate) fn content<'a>(
+        &self,
+        body: Option<&'a str>,
+        reading: &Reading<'_>,
+    ) -> Result<Content<'a>, InvalidMessage> {
+        let body = body.ok_or_else(InvalidMessage::no_body)?;
+        reading.content(body.into(), self.delivery.facts())
     }
 
     /// The delivery for the handler.
     pub(crate) fn delivery(&self) -> &Delivery {
         &self.delivery
     }
-}
-
-fn content<'a>(
-    body: Option<&'a str>,
-    facts: &DeliveryFacts,
-    reading: &Reading<'_>,
-) -> Result<Content<'a>, InvalidMessage> {
-    let body = body.ok_or_else(InvalidMessage::no_body)?;
-    reading.content(body.into(), facts)
 }
 
 fn attributes(sent: HashMap<String, SqsMessageAttribute>) -> HashMap<String, Attribute> {
@@ -255,7 +297,7 @@ mod tests {
 
     fn parse(record: SqsMessage) -> Result<Order, InvalidMessage> {
         let message = message(record).unwrap();
-        reading(|reading| Order::from_message(message.content(reading)?))
+        reading(|reading| Order::from_message(message.content(message.body(), reading)?))
     }
 
     #[test]
@@ -294,8 +336,8 @@ mod tests {
         let mut bodiless = record("");
         bodiless.body = None;
         let no_body = InvalidMessage::no_body();
-        let identity = message(bodiless.clone()).unwrap().identity;
-        assert_eq!(identity, Err(NoIdentity::Invalid(no_body.clone())));
+        let identity = message(bodiless.clone()).unwrap().identity.into_inner();
+        assert_eq!(identity, Some(Err(NoIdentity::Invalid(no_body.clone()))));
         assert_eq!(parse(bodiless).unwrap_err(), no_body);
     }
 

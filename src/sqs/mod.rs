@@ -10,6 +10,8 @@
 //! | `key_fn` | a key by code |
 //! | `pointer` | JSON pointers into a body |
 //! | [`powertools`] | hashes of Powertools for AWS Lambda |
+//! | `s3_pointer` | the place in S3 of a body that an extended client stored there |
+//! | `s3_bodies` | reads such bodies; without the feature `s3` `no_s3_bodies` |
 //! | `lanes` | order of messages: which run one after the other |
 //! | `long_polls` | finds handlers that block their thread |
 //! | `batch` | workers that run lanes until the deadline |
@@ -37,6 +39,12 @@ pub mod powertools;
 mod process;
 mod processed;
 pub(crate) mod reading;
+#[cfg(feature = "s3")]
+mod s3_bodies;
+#[cfg(not(feature = "s3"))]
+#[path = "no_s3_bodies.rs"]
+mod s3_bodies;
+mod s3_pointer;
 #[cfg(feature = "visibility")]
 mod visibility;
 #[cfg(not(feature = "visibility"))]
@@ -50,5 +58,7 @@ pub use identity::{FingerprintSource, KeySource};
 pub use key_fn::Received;
 pub use lambda::run;
 pub use process::BatchError;
+#[cfg(feature = "s3")]
+pub use s3_bodies::S3Bodies;
 #[cfg(feature = "visibility")]
 pub use visibility::Visibility;

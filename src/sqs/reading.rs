@@ -3,6 +3,7 @@
 use super::{
     encoding::Decoding,
     identity::{FingerprintSource, Identity, KeySource, NoIdentity},
+    s3_pointer::S3Pointer,
 };
 use crate::{
     handler::{Body, Content, DeliveryFacts, FromMessage, InvalidMessage},
@@ -19,6 +20,8 @@ pub(crate) struct Reading<'a> {
     decoding: Decoding,
     /// The handler takes bytes.
     is_binary: bool,
+    /// Bodies may be in S3.
+    reads_s3: bool,
 }
 
 impl<'a> Reading<'a> {
@@ -35,7 +38,21 @@ impl<'a> Reading<'a> {
             fingerprint,
             decoding,
             is_binary: T::IS_BINARY,
+            reads_s3: false,
         }
+    }
+
+    /// Sets whether a body that is a pointer to S3 is read there.
+    pub(super) fn reads_s3(self, reads_s3: bool) -> Self {
+        Self { reads_s3, ..self }
+    }
+
+    /// The place of the body in S3; `None` for other bodies.
+    pub(super) fn s3_pointer(
+        &self,
+        body: Option<&str>,
+    ) -> Option<Result<S3Pointer, InvalidMessage>> {
+        S3Pointer::find(body.filter(|_| self.reads_s3)?)
     }
 
     /// Decodes a body. Content without an encoding borrows the body.

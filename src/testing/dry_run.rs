@@ -87,9 +87,13 @@ impl DryRun {
         let reading = Reading::for_type::<T>(&namespace, &key, &fingerprint, Decoding::default());
         let message = message::Message::new(message.into_record(), None, Envelope::None, &reading);
         let message = message.ok_or_else(|| invalid(&"the message has no id"))?;
-        let Identity { key, fingerprint } = message.identity().map_err(Clone::clone)?.clone();
+        let identity = message.identify(message.body(), &reading);
+        let Identity { key, fingerprint } = identity.map_err(Clone::clone)?.clone();
         let operation = Operation::new(key, fingerprint, message.delivery().clone(), deadline());
-        Ok((operation, T::from_message(message.content(&reading)?)?))
+        Ok((
+            operation,
+            T::from_message(message.content(message.body(), &reading)?)?,
+        ))
     }
 
     /// The writes that would have been made so far, in their order: those of each [`Done`], and one
