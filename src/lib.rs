@@ -66,8 +66,12 @@
     feature = "lambda",
     doc = "| [`sqs`] | batches in, batch item failures out: [`Consumer`], [`run()`] |"
 )]
+#![cfg_attr(
+    feature = "outbox",
+    doc = "| [`outbox`] | the relay: sends published events |"
+)]
 //! | [`once`] | modes, which process one operation once: [`Once`], [`Inbox`], [`OnItem`]; [`Outcome`] |
-//! | [`Handler`], [`Attempt`], [`Failure`], [`Done`] | your code, its arguments and its answer |
+//! | [`Handler`], [`Attempt`], [`Failure`], [`Done`], [`Event`] | your code, its arguments and its answer |
 //! | [`store`] | records: [`DynamoStore`](store::DynamoStore), [`MemoryStore`](store::MemoryStore) |
 //! | [`protocol`] | rules as pure functions: conditions of claims, meaning of refused writes |
 #![cfg_attr(
@@ -85,6 +89,7 @@
 //! | `consumer` | the binary `consumer`, which charges orders over HTTP. Implies `visibility` and `settings` |
 //! | `s3` | `sqs::S3Bodies`: bodies that the Amazon SQS Extended Client stored in S3. Implies `lambda`; off by default |
 //! | `cli` | the binary `sqs-once`, the command-line tool. Implies `visibility`, `settings` and `s3`; off by default |
+//! | `outbox` | `outbox::Relay` and the binary `relay`, which sends published events to SQS, SNS and EventBridge. Implies `visibility` and `settings`; off by default |
 //! | `opentelemetry` | `telemetry::traces`: spans of messages and requests, to X-Ray or to a collector. Implies `lambda`; off by default |
 //! | `testing` | `testing`: tests of handlers without AWS, and the conformance suite for stores. Implies `lambda`; off by default |
 //!
@@ -147,10 +152,13 @@
 pub mod aws;
 mod deadline;
 mod dynamodb;
+mod event;
 mod handler;
 mod invalid;
 mod meter;
 pub mod once;
+#[cfg(feature = "outbox")]
+pub mod outbox;
 pub mod protocol;
 #[cfg(feature = "settings")]
 mod settings;
@@ -168,6 +176,7 @@ pub use dynamodb::{
     refused::{Refused, RefusedWrite},
     write::{MAX_WRITES, Write},
 };
+pub use event::Event;
 pub use handler::{
     Attempt, Bytes, Done, EnvelopeFacts, Failure, FromMessage, Handler, HandlerFn, Json, Raw,
     ResultExt, Stored, Text, handler_fn,

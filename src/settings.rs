@@ -105,6 +105,7 @@ const UNNAMED: &str = "_";
 /// | `IDEMPOTENCY_RETENTION` | `20d`; unlimited for `on_item` | time that a record is kept |
 /// | `IDEMPOTENCY_AFTER_FAILURE` | `retry` | other message with the key of a permanent failure: `retry` or `replay` ([`AfterFailure`]) |
 /// | `IDEMPOTENCY_GROUPING` | `off` | sends claims and settlements of concurrent messages as groups; not used by `on_item` ([`DynamoStore::grouping`]) |
+/// | `OUTBOX_TABLE_NAME` | none | DynamoDB table of published events, for handlers that publish; not used by `on_item` ([`Once::outbox`]) |
 /// | `IDEMPOTENCY_LEASE_MARGIN` | `1s` | time added to the deadline, for clocks that differ |
 /// | `IDEMPOTENCY_LEASE_FALLBACK` | `5m` | time budget of an invocation without a known deadline |
 /// | `CONSUMER_HEARTBEAT` | `off` | length of leases and visibility timeouts that are renewed while handlers run, from `10s`; `off`: the deadline of the invocation ends the lease ([`Once::heartbeat`]) |
@@ -540,6 +541,44 @@ impl Settings {
         Ok(batches.consumer(on_item, handler, &config))
     }
 
+    /// The relay of an outbox, from these variables and those of metrics:
+    ///
+    /// | variable | default | meaning |
+    /// | --- | --- | --- |
+    /// | `OUTBOX_TARGETS` | required | queue, topic or event bus for each name of an event ([`Targets`](crate::outbox::Targets)) |
+    /// | `OUTBOX_DEAD_LETTER_QUEUE_URL` | required | queue for events that their target refuses |
+    /// | `OUTBOX_EVENT_SOURCE` | function name | `source` of events on EventBridge |
+    ///
+    /// # Errors
+    ///
+    /// Every variable that is missing or invalid.
+    #[cfg(feature = "outbox")]
+    pub async fn relay(mut self) -> Result<crate::outbox::Relay, SettingsError> {
+        const DEAD_LETTERS: &str = "OUTBOX_DEAD_LETTER_QUEUE_URL";
+        let function = self.function();
+        let targets = self.required(
+            "OUTBOX_TARGETS",
+            "queue, topic or event bus for each name of an event, as `*=URL or ARN`",
+            str::parse,
+        );
+        let dead_letters = self.required(
+            DEAD_LETTERS,
+            "queue for events that their target refuses",
+            str::parse::<String>,
+        );
+        let source = self.optional("OUTBOX_EVENT_SOURCE", &function, str::parse::<String>);
+        let (metrics, _threads) = (self.metrics(&function), self.has_threads());
+        let read = (|| Ok((targets?, dead_letters?, source?, metrics?)))();
+        let (targets, dead_letters, source, metrics) = self.check(read)?;
+        let config = match self.config.take() {
+            Some(config) => config,
+            None => aws::config().await,
+        };
+        let relay = crate::outbox::Relay::new(&config, targets, &dead_letters);
+        let relay = relay.map_err(|error| self.error(format!("{DEAD_LETTERS}: {error}")))?;
+        Ok(relay.source(source).metrics(metrics))
+    }
+
     fn table(&mut self) -> Result<Table, SettingsError> {
         let name = self.required(
             "IDEMPOTENCY_TABLE_NAME",
@@ -567,7 +606,9 @@ impl Settings {
                 _ => Err("must be `retry` or `replay`"),
             });
         let lease_margin = self.optional("IDEMPOTENCY_LEASE_MARGIN", "1s", duration);
+        let outbox = self.value("OUTBOX_TABLE_NAME");
         Ok(Records {
+            outbox,
             after_failure: after_failure?,
             lease_margin: lease_margin?,
         })
@@ -862,6 +903,7 @@ impl Table {
 /// Settings of the records, in a table or in memory.
 #[derive(Debug)]
 struct Records {
+    outbox: Option<String>,
     after_failure: AfterFailure,
     lease_margin: Duration,
 }
@@ -871,6 +913,7 @@ impl Records {
         let once = Once::new(store)
             .after_failure(self.after_failure)
             .lease_margin(self.lease_margin)
+            .outbox(self.outbox)
             .heartbeat(batches.heartbeat);
         match batches.retention {
             Some(retention) => once.retention(retention),

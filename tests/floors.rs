@@ -9,11 +9,11 @@ const FLOORS: [&[&str]; 9] = [
     &["protocol", "invalid"],
     &["system"],
     &["deadline", "dynamodb", "aws", "meter"],
-    &["store"],
+    &["store", "event"],
     &["handler"],
     &["once"],
     &["telemetry"],
-    &["sqs"],
+    &["sqs", "outbox"],
     &["settings", "testing"],
 ];
 

@@ -11,6 +11,7 @@ use crate::{
         refused::Refused,
         write::{IntoWrite, MAX_WRITES, Write},
     },
+    event::Event,
     protocol::StoredResult,
 };
 
@@ -68,7 +69,7 @@ impl<O: Serialize + Send> Answer for Done<O> {
 ///
 /// # Limits
 ///
-/// At most [`MAX_WRITES`] writes, each to another item, with 4 MB in total. A transaction consumes
+/// At most [`MAX_WRITES`] writes and events, each write to another item, with 4 MB in total. A transaction consumes
 /// twice the write units of its writes.
 ///
 /// # Failed condition checks
@@ -80,6 +81,7 @@ impl<O: Serialize + Send> Answer for Done<O> {
 pub struct Done<O> {
     output: O,
     writes: Vec<Write<TransactWriteItem>>,
+    events: Vec<Event>,
     on_refused: Option<OnRefused<Done<O>>>,
 }
 
@@ -91,6 +93,7 @@ impl<O> Done<O> {
         Self {
             output,
             writes: Vec::new(),
+            events: Vec::new(),
             on_refused: None,
         }
     }
@@ -104,6 +107,22 @@ impl<O> Done<O> {
     /// Adds writes.
     pub fn with_all(self, writes: impl IntoIterator<Item = impl IntoWrite>) -> Self {
         writes.into_iter().fold(self, Self::with)
+    }
+
+    /// Publishes an event once the operation is recorded. The event is one more item of the same
+    /// transaction, in the outbox table ([`Once::outbox`](crate::Once::outbox)). A relay sends it at
+    /// least once: `docs/outbox.md`.
+    ///
+    /// The events of one answer that have the same group are sent in this order.
+    ///
+    /// ```
+    /// use sqs_once::{Done, Event};
+    ///
+    /// let done = Done::new(()).publish(Event::new("order-placed", &"o-1").group("customer-7"));
+    /// ```
+    pub fn publish(mut self, event: Event) -> Self {
+        self.events.push(event);
+        self
     }
 
     /// Sets the decision after a failed condition check: a failure, or another answer. By default, the
@@ -127,6 +146,7 @@ impl<O: fmt::Debug> fmt::Debug for Done<O> {
         f.debug_struct("Done")
             .field("output", &self.output)
             .field("writes", &self.writes)
+            .field("events", &self.events)
             .finish_non_exhaustive()
     }
 }
@@ -135,6 +155,7 @@ impl<O: fmt::Debug> fmt::Debug for Done<O> {
 pub(crate) struct Plan {
     pub(crate) result: StoredResult,
     pub(crate) writes: Vec<Write<TransactWriteItem>>,
+    pub(crate) events: Vec<Event>,
     pub(crate) on_refused: Option<OnRefused<Plan>>,
 }
 
@@ -142,10 +163,15 @@ impl<O: Serialize + Send + 'static> TryFrom<Done<O>> for Plan {
     type Error = Failure;
 
     fn try_from(done: Done<O>) -> Result<Self, Failure> {
-        let count = done.writes.len();
-        if count > MAX_WRITES {
+        let (writes, events) = (done.writes.len(), done.events.len());
+        if writes + events > MAX_WRITES {
+            let events = if events == 0 {
+                String::new()
+            } else {
+                format!(" and {events} events")
+            };
             return Err(Failure::permanent(format!(
-                "{count} writes: a transaction holds at most {MAX_WRITES} beside the record; nothing was written"
+                "{writes} writes{events}: a transaction holds at most {MAX_WRITES} beside the record; nothing was written"
             )));
         }
         for (index, write) in done.writes.iter().enumerate() {
@@ -156,12 +182,20 @@ impl<O: Serialize + Send + 'static> TryFrom<Done<O>> for Plan {
                 )));
             }
         }
+        for (index, event) in done.events.iter().enumerate() {
+            if let Some(fault) = event.fault() {
+                return Err(Failure::permanent(format!(
+                    "event {index}: {fault}; nothing was written"
+                )));
+            }
+        }
         let plan = |decide: OnRefused<Done<O>>| -> OnRefused<Self> {
             Box::new(|refused| decide(refused)?.try_into())
         };
         Ok(Self {
             result: to_result(&done.output),
             writes: done.writes,
+            events: done.events,
             on_refused: done.on_refused.map(plan),
         })
     }

@@ -67,6 +67,7 @@ impl<S: Store> Once<S> {
                 retention: Duration::from_secs(20 * 24 * 60 * 60),
                 after_failure: AfterFailure::default(),
                 clock: Timestamp::now,
+                outbox: None,
             },
             lease: LeaseTerms {
                 margin: Duration::from_secs(1),
@@ -123,6 +124,21 @@ impl<S: Store> Once<S> {
     #[must_use]
     pub fn after_failure(mut self, after_failure: AfterFailure) -> Self {
         self.records.after_failure = after_failure;
+        self
+    }
+
+    /// Sets the table of the events that handlers publish ([`Done::publish`](crate::Done::publish)):
+    /// partition key `group`, sort key `sequence`, TTL attribute `expires_at`, all as in
+    /// `docs/outbox.md`. `None`, the default: an answer with events is not committed.
+    ///
+    /// ```
+    /// use sqs_once::{Once, store::MemoryStore};
+    ///
+    /// let once = Once::new(MemoryStore::default()).outbox("orders-outbox".to_owned());
+    /// ```
+    #[must_use]
+    pub fn outbox(mut self, table: impl Into<Option<String>>) -> Self {
+        self.records.outbox = table.into();
         self
     }
 

@@ -6,13 +6,15 @@ use aws_sdk_dynamodb::types::TransactWriteItem;
 
 use super::{
     Outcome,
+    records::Records,
     repeat::{Answered, GivenUp, repeat},
     work::Declined,
 };
 use crate::{
     deadline::Deadline,
     dynamodb::write::Write,
-    protocol::{Owner, Record},
+    event::{Event, Published, item},
+    protocol::{Key, Owner, Record},
     store::{Commit, CommitAnswer, RecordWrite, StoreError, TransactionalStore},
 };
 
@@ -29,24 +31,29 @@ pub(super) enum Committed {
     Unwritten(StoreError),
 }
 
-/// Commits writes with a record.
+/// Commits writes and events with a record.
 ///
 /// `round` counts the handler's answers in one attempt. With the owner, it makes the
 /// `ClientRequestToken` unique.
 pub(super) async fn commit<S: TransactionalStore>(
-    store: &S,
+    records: &Records<S>,
     owner: &Owner,
     round: usize,
     record: RecordWrite,
-    writes: Vec<Write<TransactWriteItem>>,
+    (mut writes, events): (Vec<Write<TransactWriteItem>>, Vec<Event>),
     deadline: Deadline,
 ) -> Committed {
-    let key = record.key().clone();
+    let (store, key) = (&records.store, record.key().clone());
+    // 32 characters and the round: at most 35.
+    let token = format!("{owner}{round:x}");
+    match puts(records, &key, &token, events) {
+        Ok(puts) => writes.extend(puts),
+        Err(error) => return Committed::Unwritten(error),
+    }
     let commit = Commit {
         record,
         writes,
-        // 32 characters and the round: at most 35.
-        token: format!("{owner}{round:x}"),
+        token,
         sent: OnceLock::new(),
         sent_over: OnceLock::new(),
     };
@@ -69,4 +76,27 @@ pub(super) async fn commit<S: TransactionalStore>(
             error => Committed::Unwritten(error),
         },
     }
+}
+
+/// The puts of events into the outbox. An answer that replaces a refused one has the same ids.
+fn puts<S>(
+    records: &Records<S>,
+    key: &Key,
+    commit: &str,
+    events: Vec<Event>,
+) -> Result<Vec<Write<TransactWriteItem>>, StoreError> {
+    if events.is_empty() {
+        return Ok(Vec::new());
+    }
+    let table = records.outbox.as_deref().ok_or_else(|| StoreError::Rejected {
+        action: "commit",
+        key: key.to_string(),
+        reason: "the handler publishes an event, and no outbox is set: set OUTBOX_TABLE_NAME, or call `Once::outbox`".to_owned(),
+    })?;
+    let now = records.now();
+    let puts = events.into_iter().enumerate().map(|(index, event)| {
+        let event = Published::new(key, index, event);
+        item::put(table, event, now, commit, index).into_item()
+    });
+    Ok(puts.collect())
 }

@@ -154,7 +154,7 @@ impl<S: TransactionalStore> HeldClaim<'_, S> {
     }
 
     async fn commit_once(&self, round: usize, plan: Plan) -> Result<Outcome, DeclinedAnswer<Plan>> {
-        if plan.writes.is_empty() {
+        if plan.writes.is_empty() && plan.events.is_empty() {
             return Ok(self.record(plan.result).await);
         }
         warn_of_omitted(&self.fence.key, &plan.result);
@@ -164,8 +164,9 @@ impl<S: TransactionalStore> HeldClaim<'_, S> {
             settlement: settlement.clone(),
             now: self.records.now(),
         };
-        let (store, owner) = (&self.records.store, &self.fence.owner);
-        let declined = match commit(store, owner, round, record, plan.writes, self.deadline).await {
+        let (records, owner) = (self.records, &self.fence.owner);
+        let writes = (plan.writes, plan.events);
+        let declined = match commit(records, owner, round, record, writes, self.deadline).await {
             Committed::Applied => return Ok(Outcome::Completed(plan.result)),
             Committed::Refused(record) => {
                 return Ok(

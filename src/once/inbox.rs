@@ -16,6 +16,7 @@ use super::{
 use crate::{
     deadline::Deadline,
     dynamodb::write::Write,
+    event::Event,
     handler::{Attempt, Done, Failure, History, Plan},
     meter::timed,
     protocol::{
@@ -156,11 +157,17 @@ impl<S: TransactionalStore> Insert<'_, S> {
         let Plan {
             result,
             writes,
+            events,
             on_refused,
         } = plan;
         warn_of_omitted(&self.request.key, &result);
         let settlement = self.records.completion(&result);
-        let inserted = self.insert(round, settlement, writes, Outcome::Completed(result));
+        let inserted = self.insert(
+            round,
+            settlement,
+            (writes, events),
+            Outcome::Completed(result),
+        );
         inserted.await.map_err(|declined| DeclinedAnswer {
             declined,
             on_refused,
@@ -183,7 +190,10 @@ impl<S: TransactionalStore> Insert<'_, S> {
                 reason: why,
             }),
         };
-        match self.insert(round, settlement, Vec::new(), failed).await {
+        match self
+            .insert(round, settlement, Default::default(), failed)
+            .await
+        {
             // The commit has no other writes, so the record is invalid: the table has another key
             // schema. The message is not the cause.
             Err(Declined::Invalid(why)) | Ok(Outcome::RetryableFailure(why)) => unrecorded(why),
@@ -199,7 +209,7 @@ impl<S: TransactionalStore> Insert<'_, S> {
         &self,
         round: usize,
         settlement: Settlement,
-        writes: Vec<Write<TransactWriteItem>>,
+        writes: (Vec<Write<TransactWriteItem>>, Vec<Event>),
         inserted: Outcome,
     ) -> Result<Outcome, Declined> {
         let request = &self.request;
@@ -208,16 +218,7 @@ impl<S: TransactionalStore> Insert<'_, S> {
             settlement: settlement.clone(),
         };
         let owner = &request.owner;
-        match commit(
-            &self.records.store,
-            owner,
-            round,
-            write,
-            writes,
-            self.deadline,
-        )
-        .await
-        {
+        match commit(self.records, owner, round, write, writes, self.deadline).await {
             Committed::Applied => Ok(inserted),
             // Another worker replaced the record meanwhile, and the new record admits the insert.
             Committed::Refused(Some(record)) if may_claim(Some(&record), request) => {

@@ -13,6 +13,8 @@ pub(super) struct Records<S> {
     pub(super) retention: Duration,
     pub(super) after_failure: AfterFailure,
     pub(super) clock: fn() -> Timestamp,
+    /// Table of the published events.
+    pub(super) outbox: Option<String>,
 }
 
 impl<S> Records<S> {

@@ -102,6 +102,24 @@ impl Metrics {
         }
     }
 
+    /// Writes a line of this message with metrics to standard output. No metric has several values.
+    #[cfg(feature = "outbox")]
+    pub(super) fn write_line(
+        &self,
+        message: &'static str,
+        metrics: &[Metric],
+        request_id: Option<&str>,
+    ) {
+        let mut line = Vec::with_capacity(512);
+        let written = self
+            .line(message, None, metrics, request_id, Timestamp::now())
+            .write_to(&mut line);
+        match written {
+            Ok(()) => _ = io::stdout().lock().write_all(&line),
+            Err(error) => tracing::warn!(%error, "could not write the metrics of a batch"),
+        }
+    }
+
     fn lines(
         &self,
         fields: &BatchFields,

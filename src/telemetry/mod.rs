@@ -3,6 +3,8 @@
 pub(crate) mod batch;
 mod message;
 pub(crate) mod metrics;
+#[cfg(feature = "outbox")]
+mod relay;
 #[cfg(feature = "opentelemetry")]
 pub(crate) mod traces;
 #[cfg(not(feature = "opentelemetry"))]
@@ -13,6 +15,8 @@ use std::{io::IsTerminal as _, panic::PanicHookInfo, time::Duration};
 
 pub use message::MessageOutcome;
 pub use metrics::Metrics;
+#[cfg(feature = "outbox")]
+pub(crate) use relay::RelayReport;
 #[cfg(feature = "opentelemetry")]
 pub use traces::{flush_traces, traces};
 

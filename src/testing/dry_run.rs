@@ -96,7 +96,8 @@ impl DryRun {
         ))
     }
 
-    /// The writes that would have been made so far, in their order: those of each [`Done`], and one
+    /// The writes that would have been made so far, in their order: those of each [`Done`], with a put
+    /// to the table `outbox` for each published event, and one
     /// for each [`Change`], without the attributes in which an item remembers its keys.
     #[must_use]
     pub fn writes(&self) -> Vec<PlannedWrite> {
@@ -170,7 +171,7 @@ impl DryRun {
     }
 
     fn once(&self) -> Once<Plans> {
-        Once::new(self.plans.clone())
+        Once::new(self.plans.clone()).outbox("outbox".to_owned())
     }
 }
 

@@ -36,6 +36,8 @@ pub enum SqsBehaviour {
     Denying,
     /// Fails the first entry of each batch.
     FailingFirst,
+    /// Refuses the first entry of each batch for its contents.
+    RefusingFirst,
     /// Does not execute the call, and sends no response for a minute.
     Hanging,
     /// Executes the call, and sends no response for a minute.
@@ -132,6 +134,18 @@ impl Sqs {
             .collect()
     }
 
+    /// Number of messages that were sent to any queue, with repetitions.
+    pub fn sent_count(&self) -> usize {
+        self.desk.sent.lock().unwrap().len()
+    }
+
+    /// Messages that were sent to a queue from position `from` of all messages on, with repetitions.
+    pub fn sent_since(&self, from: usize, queue: &str) -> Vec<Value> {
+        let sent = self.desk.sent.lock().unwrap();
+        let of_queue = sent[from..].iter().filter(|(url, _)| url.ends_with(queue));
+        of_queue.map(|(_, entry)| entry.clone()).collect()
+    }
+
     /// Receipt handles and seconds, over all calls.
     pub fn changes(&self) -> Vec<(String, u64)> {
         let calls = self.calls("ChangeMessageVisibilityBatch");
@@ -195,6 +209,10 @@ async fn answer(State(desk): State<Arc<SqsState>>, headers: HeaderMap, body: Byt
         SqsBehaviour::FailingFirst if !entries.is_empty() => {
             let id = successful.remove(0)["Id"].clone();
             failed.push(json!({"Id": id, "Code": "ReceiptHandleIsInvalid", "SenderFault": true}));
+        }
+        SqsBehaviour::RefusingFirst if !entries.is_empty() => {
+            let id = successful.remove(0)["Id"].clone();
+            failed.push(json!({"Id": id, "Code": "InvalidMessageContents", "SenderFault": true}));
         }
         _ => {}
     }

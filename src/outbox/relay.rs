@@ -1,0 +1,303 @@
+//! [`Relay`]: sends a batch in rounds, and reports the first event that was not sent.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use aws_config::SdkConfig;
+use aws_lambda_events::{
+    dynamodb::Event,
+    streams::{DynamoDbBatchItemFailure, DynamoDbEventResponse},
+};
+use futures_util::future::join_all;
+use tokio::time::{Instant, timeout_at};
+
+use super::{
+    send::{ATTRIBUTE_BYTES, MAX_CALL_BYTES, MAX_ENTRIES, Parcel, Sender, Sent},
+    stream::{Group, Pending, groups},
+    targets::{Target, Targets},
+};
+use crate::{
+    deadline::Deadline,
+    invalid::InvalidValue,
+    protocol::Timestamp,
+    telemetry::{Metrics, RelayReport},
+};
+
+/// Time budget of an invocation without a known deadline.
+const ASSUMED_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time reserved for the response.
+const RESERVE: Duration = Duration::from_millis(500);
+
+/// Reason of an event whose name has no target.
+const NO_TARGET: &str = "NoTarget";
+
+/// Sends the events of an outbox table, a batch of its stream at a time. Clones share the clients.
+///
+/// # Order
+///
+/// Events of one group are sent one after the other, in the order of the stream. After an event that
+/// was not sent, no later event of its group is sent in this batch. Groups are sent side by side.
+///
+/// # Failures
+///
+/// | failure | consequence |
+/// | --- | --- |
+/// | target not reachable, throttled, access denied | the response names the first such event of the batch; Lambda sends the batch again from there |
+/// | target refuses the event, or `OUTBOX_TARGETS` has none for its name | the event goes to the dead-letter queue, and the group continues |
+/// | dead-letter queue did not confirm the event | as a target that is not reachable |
+///
+/// Events behind the first failure are sent again with it, so a target gets an event at least once.
+/// Its id tells a repetition: message attribute `idempotencyKey`, deduplication id on FIFO, member
+/// `metadata.idempotencyKey` on EventBridge.
+///
+/// ```no_run
+/// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+/// use sqs_once::{aws, outbox::{self, Relay}};
+///
+/// let targets = "*=https://sqs.eu-central-1.amazonaws.com/123456789012/shipping.fifo".parse()?;
+/// let dead_letters = "https://sqs.eu-central-1.amazonaws.com/123456789012/outbox-dead-letters";
+/// outbox::run(Relay::new(&aws::config().await, targets, dead_letters)?).await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Relay {
+    targets: Arc<Targets>,
+    dead_letters: Target,
+    sender: Sender,
+    metrics: Option<Metrics>,
+}
+
+/// The end of one event in this batch.
+enum End {
+    Sent,
+    DeadLettered(String),
+    Failed(String),
+}
+
+impl Relay {
+    /// Creates a relay that sends events to `targets`, and refused events to the queue with the URL
+    /// `dead_letters`.
+    ///
+    /// # Errors
+    ///
+    /// If `dead_letters` is no URL.
+    pub fn new(
+        config: &SdkConfig,
+        targets: Targets,
+        dead_letters: &str,
+    ) -> Result<Self, InvalidValue> {
+        let dead_letters = Target::queue(dead_letters);
+        Ok(Self {
+            targets: Arc::new(targets),
+            dead_letters: dead_letters
+                .ok_or_else(|| InvalidValue::new("must be the URL of a queue"))?,
+            sender: Sender::new(config, "sqs-once".to_owned()),
+            metrics: None,
+        })
+    }
+
+    /// Sets the `source` of events on EventBridge. The default is `sqs-once`.
+    #[must_use]
+    pub fn source(mut self, source: impl Into<String>) -> Self {
+        self.sender.source = source.into();
+        self
+    }
+
+    /// Adds metrics to the log line of each batch.
+    #[must_use]
+    pub fn metrics(mut self, metrics: impl Into<Option<Metrics>>) -> Self {
+        self.metrics = metrics.into();
+        self
+    }
+
+    /// Sends a batch. Returns before `deadline`. The response names the first event that was not sent,
+    /// by its sequence number.
+    ///
+    /// Dropping the returned future has the effect of a crash: Lambda sends the batch again.
+    pub async fn process(&self, event: Event, deadline: Deadline) -> DynamoDbEventResponse {
+        self.process_batch(event, deadline, None).await
+    }
+
+    pub(super) fn deadline(&self, at: Timestamp) -> Deadline {
+        Deadline::of_invocation(Timestamp::now(), at, ASSUMED_TIMEOUT, RESERVE)
+    }
+
+    pub(super) async fn process_batch(
+        &self,
+        event: Event,
+        deadline: Deadline,
+        request_id: Option<&str>,
+    ) -> DynamoDbEventResponse {
+        let mut numbers = Vec::with_capacity(event.records.len());
+        for record in &event.records {
+            numbers.push(record.change.sequence_number.clone());
+        }
+        let mut report = RelayReport::new(Timestamp::now());
+        let mut groups = groups(event.records);
+        let mut unsent = Vec::new();
+        while groups.iter().any(|group| !group.is_empty()) {
+            let ends = self.send_first_of_each(&groups, deadline.stop()).await;
+            let started = groups.iter_mut().filter(|group| !group.is_empty());
+            for (group, end) in started.zip(ends) {
+                unsent.extend(settle(group, end, &mut report));
+            }
+        }
+        report.log(self.metrics.as_ref(), request_id);
+        let mut response = DynamoDbEventResponse::default();
+        // Lambda sends the batch again from the lowest number, whatever else is named. An empty number
+        // makes it send the whole batch again.
+        if let Some(first) = unsent.into_iter().min() {
+            let mut failure = DynamoDbBatchItemFailure::default();
+            failure.item_identifier = Some(numbers.swap_remove(first).unwrap_or_default());
+            response.batch_item_failures.push(failure);
+        }
+        response
+    }
+
+    /// Sends the first event of each group that has one. Returns their ends, in the order of the
+    /// groups.
+    async fn send_first_of_each(&self, groups: &[Group], until: Instant) -> Vec<End> {
+        let heads: Vec<&Pending> = groups.iter().filter_map(Group::front).collect();
+        let sent = self.send(&heads, until).await;
+        let refused: Vec<_> = heads
+            .iter()
+            .zip(&sent)
+            .filter_map(|(head, sent)| match sent {
+                Sent::Refused(reason) => Some(Parcel {
+                    event: &head.event,
+                    reason: Some(reason),
+                }),
+                _ => None,
+            })
+            .collect();
+        let to = |_: &Parcel<'_>| Some(&self.dead_letters);
+        let mut dead_lettered = self.send_parcels(&refused, to, until).await.into_iter();
+        let end = |sent| match sent {
+            Sent::Confirmed => End::Sent,
+            Sent::Failed(why) => End::Failed(why),
+            Sent::Refused(reason) => match dead_lettered.next() {
+                Some(Sent::Confirmed) => End::DeadLettered(reason),
+                Some(Sent::Failed(why) | Sent::Refused(why)) => {
+                    End::Failed(format!("{reason}, and the dead-letter queue: {why}"))
+                }
+                None => End::Failed(reason),
+            },
+        };
+        sent.into_iter().map(end).collect()
+    }
+
+    async fn send(&self, heads: &[&Pending], until: Instant) -> Vec<Sent> {
+        let parcels: Vec<_> = heads
+            .iter()
+            .map(|head| Parcel {
+                event: &head.event,
+                reason: head.fault,
+            })
+            .collect();
+        let to = |parcel: &Parcel<'_>| match parcel.reason {
+            None => self.targets.of(&parcel.event.name),
+            Some(_) => None,
+        };
+        self.send_parcels(&parcels, to, until).await
+    }
+
+    /// Sends each parcel to its target, in as few calls as the limits allow. A parcel without a target
+    /// is refused.
+    async fn send_parcels<'a>(
+        &'a self,
+        parcels: &[Parcel<'a>],
+        target: impl Fn(&Parcel<'a>) -> Option<&'a Target>,
+        until: Instant,
+    ) -> Vec<Sent> {
+        let mut of_target: BTreeMap<&Target, Vec<usize>> = BTreeMap::new();
+        let mut sent = Vec::with_capacity(parcels.len());
+        for (index, parcel) in parcels.iter().enumerate() {
+            let reason = parcel.reason.unwrap_or(NO_TARGET);
+            sent.push(Sent::Refused(reason.to_owned()));
+            if let Some(target) = target(parcel) {
+                of_target.entry(target).or_default().push(index);
+            }
+        }
+        let calls = of_target.into_iter().flat_map(|(target, indices)| {
+            let calls = calls(indices, |index| parcels[index].event.body.len());
+            calls.into_iter().map(move |indices| (target, indices))
+        });
+        let calls = calls.map(|(target, indices)| async move {
+            let of_call: Vec<_> = indices.iter().map(|&index| parcels[index]).collect();
+            let call = timeout_at(until, self.sender.send(target, &of_call)).await;
+            let late =
+                |_| vec![Sent::Failed("no answer before the deadline".to_owned()); of_call.len()];
+            indices.into_iter().zip(call.unwrap_or_else(late))
+        });
+        for (index, result) in join_all(calls).await.into_iter().flatten() {
+            sent[index] = result;
+        }
+        sent
+    }
+}
+
+/// Takes the end of a group's first event. Returns the positions of events that are not sent in this
+/// batch.
+fn settle(group: &mut Group, end: End, report: &mut RelayReport) -> Vec<usize> {
+    let Some(first) = group.front() else {
+        return Vec::new();
+    };
+    let (event_id, event_name) = (&first.event.id, &first.event.name);
+    match end {
+        End::Sent => report.sent(first.published_at),
+        End::DeadLettered(reason) => {
+            tracing::error!(
+                event_id,
+                event_name,
+                reason,
+                "the target refuses the event: it is in the dead-letter queue"
+            );
+            report.dead_lettered();
+        }
+        End::Failed(reason) => {
+            tracing::warn!(
+                event_id,
+                event_name,
+                reason,
+                waiting = group.len() - 1,
+                "the event was not sent: it and the later events of its group are sent again"
+            );
+            report.failed(group.len());
+            return group.drain(..).map(|pending| pending.position).collect();
+        }
+    }
+    group.pop_front();
+    Vec::new()
+}
+
+/// Divides entries into calls within the limits of the services.
+fn calls(indices: Vec<usize>, bytes: impl Fn(usize) -> usize) -> Vec<Vec<usize>> {
+    let (mut calls, mut total): (Vec<Vec<_>>, _) = (Vec::new(), 0);
+    for index in indices {
+        let size = bytes(index) + ATTRIBUTE_BYTES;
+        total += size;
+        match calls.last_mut() {
+            Some(call) if call.len() < MAX_ENTRIES && total <= MAX_CALL_BYTES => call.push(index),
+            _ => {
+                total = size;
+                calls.push(vec![index]);
+            }
+        }
+    }
+    calls
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_keep_limits_of_the_services() {
+        let sizes = |sizes: &[usize]| {
+            let calls = calls((0..sizes.len()).collect(), |index| sizes[index]);
+            calls.iter().map(Vec::len).collect::<Vec<_>>()
+        };
+        assert_eq!(sizes(&[1; 23]), [10, 10, 3]);
+        assert_eq!(sizes(&[127 * 1024, 127 * 1024, 1]), [2, 1]);
+        assert_eq!(sizes(&[255 * 1024, 1, 255 * 1024]), [1, 1, 1]);
+    }
+}

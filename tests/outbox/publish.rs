@@ -1,0 +1,238 @@
+//! Events commit with the record, or not at all.
+
+use std::time::Duration;
+
+use serde_json::json;
+use sqs_once::{
+    Deadline, Done, Event, Failure, Once, Operation, Outcome, Settings, Write, handler_fn,
+    protocol::{Key, Timestamp},
+    store::DynamoStore,
+};
+
+use super::{
+    stream::create_outbox,
+    support::{
+        consumer::namespace,
+        dynamo::{Dynamo, Item, number, text},
+        event::{batch, order, record},
+    },
+};
+
+const RECORDS: &str = "idempotency";
+const OUTBOX: &str = "outbox";
+const THINGS: &str = "things";
+
+async fn start() -> Dynamo {
+    let dynamo = Dynamo::start().await;
+    dynamo.create_table(RECORDS).await;
+    dynamo.create_table(THINGS).await;
+    create_outbox(&dynamo.client(), OUTBOX).await;
+    dynamo
+}
+
+fn claims(dynamo: &Dynamo) -> Once<DynamoStore> {
+    let store = DynamoStore::new(dynamo.worker(None), RECORDS);
+    Once::new(store).outbox(OUTBOX.to_owned())
+}
+
+fn operation(id: &str) -> Operation {
+    let key = Key::new(&namespace(), [id]).unwrap();
+    let deadline = Deadline::after(Timestamp::now(), Duration::from_secs(20), Duration::ZERO);
+    Operation::new(key, None, format!("message of {id}"), deadline)
+}
+
+fn placed(n: u32) -> Event {
+    Event::new("order-placed", &json!({ "n": n })).group("customer-7")
+}
+
+type Answer = Result<Done<()>, Failure>;
+
+/// Runs an operation in both modes.
+async fn in_both_modes(
+    dynamo: &Dynamo,
+    id: &str,
+    answer: impl Fn() -> Answer + Send + Sync,
+) -> [Outcome; 2] {
+    let claims = claims(dynamo);
+    let claimed = operation(&format!("{id}-claim"));
+    let claimed = claims.run(claimed, async |_| answer()).await;
+    let inbox = claims.inbox();
+    let planned = inbox.run(operation(&format!("{id}-inbox")), async |_| answer());
+    [claimed, planned.await]
+}
+
+fn ids(items: &[Item]) -> Vec<&str> {
+    let mut ids: Vec<_> = items.iter().map(|item| text(item, "id")).collect();
+    ids.sort_unstable();
+    ids
+}
+
+#[tokio::test]
+async fn event_commits_with_the_record() {
+    let dynamo = start().await;
+    let before = Timestamp::now();
+    let outcomes = in_both_modes(&dynamo, "o", || Ok(Done::new(()).publish(placed(1)))).await;
+    assert!(
+        outcomes
+            .iter()
+            .all(|outcome| matches!(outcome, Outcome::Completed(_))),
+        "{outcomes:?}"
+    );
+    let items = dynamo.records(OUTBOX).await;
+    let expected = ["o-claim", "o-inbox"].map(|id| format!("{}#{id}#00", namespace().as_str()));
+    assert_eq!(ids(&items), expected);
+    for item in &items {
+        assert_eq!(text(item, "group"), "customer-7");
+        assert_eq!(text(item, "name"), "order-placed");
+        assert_eq!(text(item, "body"), r#"{"n":1}"#);
+        let published_at = number(item, "published_at");
+        assert!(published_at >= before.as_millis().try_into().unwrap());
+        let week = 7 * 24 * 3600;
+        assert!((0..=1).contains(&(number(item, "expires_at") - published_at / 1000 - week)));
+    }
+    assert_eq!(dynamo.records(RECORDS).await.len(), 2);
+}
+
+#[tokio::test]
+async fn refused_commit_publishes_nothing() {
+    let dynamo = start().await;
+    let refused = || Write::check(THINGS, "attribute_exists(id)").key("id", "absent");
+    let answer = || Ok(Done::new(()).with(refused()).publish(placed(1)));
+    for outcome in in_both_modes(&dynamo, "o", answer).await {
+        assert!(
+            matches!(outcome, Outcome::PermanentFailure(_)),
+            "{outcome:?}"
+        );
+    }
+    assert!(dynamo.records(OUTBOX).await.is_empty());
+}
+
+#[tokio::test]
+async fn other_answer_publishes_under_the_same_id() {
+    let dynamo = start().await;
+    let refused = || Write::check(THINGS, "attribute_exists(id)").key("id", "absent");
+    let answer = || {
+        let first = Done::new(()).with(refused()).publish(placed(1));
+        Ok(first.on_refused(|_| Ok(Done::new(()).publish(placed(2)))))
+    };
+    for outcome in in_both_modes(&dynamo, "o", answer).await {
+        assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
+    }
+    let items = dynamo.records(OUTBOX).await;
+    assert!(
+        items.iter().all(|item| text(item, "body") == r#"{"n":2}"#),
+        "{items:?}"
+    );
+    assert!(
+        ids(&items).iter().all(|id| id.ends_with("#00")),
+        "{items:?}"
+    );
+}
+
+#[tokio::test]
+async fn repeated_commit_publishes_the_same_id() {
+    let dynamo = start().await;
+    let inbox = claims(&dynamo).inbox();
+    for deleted in [true, false] {
+        for _ in 0..2 {
+            let _outcome = inbox
+                .run(operation("o"), async |_| {
+                    Ok(Done::new(()).publish(placed(1)))
+                })
+                .await;
+        }
+        if deleted {
+            // The retention of the record has ended.
+            let id = format!("{}#o", namespace().as_str());
+            dynamo.delete(RECORDS, &id).await;
+        }
+    }
+    let items = dynamo.records(OUTBOX).await;
+    assert_eq!(items.len(), 2, "a duplicate published");
+    assert_eq!(text(&items[0], "id"), text(&items[1], "id"));
+    assert_ne!(text(&items[0], "sequence"), text(&items[1], "sequence"));
+}
+
+#[tokio::test]
+async fn events_count_towards_the_writes() {
+    let dynamo = start().await;
+    let events = |count| {
+        let done = (0..count).fold(Done::new(()), |done, n| done.publish(placed(n)));
+        Ok(done.with(Write::put(THINGS, json!({ "id": "t" }))))
+    };
+    for outcome in in_both_modes(&dynamo, "fits", || events(98)).await {
+        assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
+    }
+    assert_eq!(dynamo.records(OUTBOX).await.len(), 2 * 98);
+    for outcome in in_both_modes(&dynamo, "more", || events(99)).await {
+        let Outcome::PermanentFailure(why) = outcome else {
+            panic!("{outcome:?}");
+        };
+        assert!(
+            why.contains("1 writes and 99 events: a transaction holds at most 99"),
+            "{why}"
+        );
+    }
+    assert_eq!(dynamo.records(OUTBOX).await.len(), 2 * 98);
+}
+
+#[tokio::test]
+async fn event_beyond_a_limit_is_a_permanent_failure() {
+    let dynamo = start().await;
+    let answer = || {
+        Ok(Done::new(())
+            .publish(placed(1))
+            .publish(Event::new("order placed", &1)))
+    };
+    for outcome in in_both_modes(&dynamo, "o", answer).await {
+        let Outcome::PermanentFailure(why) = outcome else {
+            panic!("{outcome:?}");
+        };
+        assert!(why.starts_with("event 1: the name must have"), "{why}");
+    }
+    assert!(dynamo.records(OUTBOX).await.is_empty());
+}
+
+/// The message returns to the queue: a setting is missing, and the message is not the cause.
+#[tokio::test]
+async fn missing_outbox_fails_retryably_by_name() {
+    let dynamo = start().await;
+    let store = || DynamoStore::new(dynamo.worker(None), RECORDS);
+    let publish = async |_| Ok(Done::new(()).publish(placed(1)));
+    let claimed = Once::new(store()).run(operation("o-1"), publish).await;
+    let planned = Once::new(store())
+        .inbox()
+        .run(operation("o-2"), publish)
+        .await;
+    for (outcome, name) in [
+        (claimed, "completion_unrecorded"),
+        (planned, "store_unavailable"),
+    ] {
+        assert_eq!(outcome.name(), name, "{outcome:?}");
+        assert!(
+            outcome.to_string().contains("OUTBOX_TABLE_NAME"),
+            "{outcome}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn setting_names_the_outbox() {
+    let dynamo = start().await;
+    let settings = Settings::from_vars([
+        ("AWS_LAMBDA_RUNTIME_API", "127.0.0.1:1"),
+        ("AWS_LAMBDA_FUNCTION_NAME", "orders"),
+        ("IDEMPOTENCY_TABLE_NAME", RECORDS),
+        ("OUTBOX_TABLE_NAME", OUTBOX),
+        ("CONSUMER_VISIBILITY", "off"),
+        ("CONSUMER_METRICS", "off"),
+    ]);
+    let publish = handler_fn(async |_: serde_json::Value, _| Ok(Done::new(()).publish(placed(1))));
+    let settings = settings.sdk_config(dynamo.sdk_config());
+    let consumer = settings.inbox(Ok(publish)).await.unwrap();
+    let event = serde_json::from_value(batch([record("m-1", &order("o-1"))])).unwrap();
+    let deadline = consumer.deadline(Timestamp::now() + Duration::from_secs(20));
+    let response = consumer.process(event, deadline).await.unwrap();
+    assert!(response.batch_item_failures.is_empty());
+    assert_eq!(ids(&dynamo.records(OUTBOX).await), ["orders#m-1#00"]);
+}

@@ -1,0 +1,332 @@
+//! The relay sends a batch of the stream to a queue.
+
+use std::time::{Duration, Instant};
+
+use lambda_runtime::{LambdaEvent, tower::ServiceExt as _};
+use serde_json::{Value, json};
+use sqs_once::{
+    Deadline, Settings,
+    outbox::{Relay, RelayError},
+    protocol::Timestamp,
+};
+
+use super::support::sqs::{Sqs, SqsBehaviour};
+
+const SHIPPING: &str = "https://sqs.example/1/shipping.fifo";
+const BILLING: &str = "https://sqs.example/1/billing";
+const DEAD: &str = "https://sqs.example/1/dead";
+
+async fn relay(sqs: &Sqs) -> Relay {
+    let settings = Settings::from_vars([
+        ("AWS_LAMBDA_FUNCTION_NAME", "relay"),
+        (
+            "OUTBOX_TARGETS",
+            &*format!("placed={SHIPPING},billed={BILLING}"),
+        ),
+        ("OUTBOX_DEAD_LETTER_QUEUE_URL", DEAD),
+        ("CONSUMER_METRICS", "off"),
+    ]);
+    let config = super::support::sdk_config(sqs.endpoint());
+    settings.sdk_config(config).relay().await.unwrap()
+}
+
+/// A record of the stream: an event of this group, with this body.
+fn event(number: u32, name: &str, group: &str, body: &str) -> Value {
+    of_commit(number, name, group, body, &format!("commit-{number}"), 0)
+}
+
+fn of_commit(number: u32, name: &str, group: &str, body: &str, commit: &str, index: u32) -> Value {
+    let image = json!({
+        "group": {"S": group},
+        "sequence": {"S": format!("001796000000000#{commit}#{index:02}")},
+        "id": {"S": format!("orders#{body}#{index:02}")},
+        "name": {"S": name},
+        "body": {"S": json!(body).to_string()},
+        "published_at": {"N": "1796000000000"},
+        "expires_at": {"N": "1796604800"},
+    });
+    change(number, "INSERT", &image)
+}
+
+fn change(number: u32, kind: &str, image: &Value) -> Value {
+    json!({
+        "eventID": format!("event-{number}"),
+        "eventName": kind,
+        "eventVersion": "1.1",
+        "eventSource": "aws:dynamodb",
+        "awsRegion": "eu-central-1",
+        "dynamodb": {
+            "ApproximateCreationDateTime": 1_796_000_000.0,
+            "Keys": {"group": {"S": "g"}, "sequence": {"S": "s"}},
+            "NewImage": image,
+            "SequenceNumber": number.to_string(),
+            "SizeBytes": 100,
+            "StreamViewType": "NEW_IMAGE",
+        },
+        "eventSourceARN": "arn:aws:dynamodb:eu-central-1:123456789012:table/outbox/stream/2026",
+    })
+}
+
+/// Sends a batch. Returns the sequence numbers in the response.
+async fn send(relay: &Relay, records: &[Value]) -> Vec<String> {
+    send_within(relay, records, Duration::from_secs(20)).await
+}
+
+async fn send_within(relay: &Relay, records: &[Value], time: Duration) -> Vec<String> {
+    let event = serde_json::from_value(json!({ "Records": records })).unwrap();
+    let deadline = Deadline::after(Timestamp::now(), time, time / 4);
+    let failures = relay.process(event, deadline).await.batch_item_failures;
+    let number = |failure: aws_lambda_events::streams::DynamoDbBatchItemFailure| {
+        failure.item_identifier.unwrap()
+    };
+    failures.into_iter().map(number).collect()
+}
+
+fn bodies(sqs: &Sqs, queue: &str) -> Vec<String> {
+    let sent = sqs.sent_since(0, queue);
+    let body =
+        |entry: &Value| serde_json::from_str(entry["MessageBody"].as_str().unwrap()).unwrap();
+    sent.iter().map(body).collect()
+}
+
+#[tokio::test]
+async fn event_is_sent_with_its_id_and_group() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let records = [
+        event(1, "placed", "c-1", "a"),
+        event(2, "billed", "c-1", "b"),
+    ];
+    assert!(send(&relay(&sqs).await, &records).await.is_empty());
+    let [sent] = &sqs.sent_to(SHIPPING)[..] else {
+        panic!("{:?}", sqs.sent_to(SHIPPING));
+    };
+    assert_eq!(sent["MessageBody"], "\"a\"");
+    assert_eq!(sent["MessageGroupId"], "c-1");
+    assert_eq!(sent["MessageDeduplicationId"], "orders#a#00");
+    let attributes = &sent["MessageAttributes"];
+    assert_eq!(attributes["idempotencyKey"]["StringValue"], "orders#a#00");
+    assert_eq!(attributes["eventName"]["StringValue"], "placed");
+    let [sent] = &sqs.sent_to(BILLING)[..] else {
+        panic!("{:?}", sqs.sent_to(BILLING));
+    };
+    assert_eq!(
+        sent["MessageAttributes"]["idempotencyKey"]["StringValue"],
+        "orders#b#00"
+    );
+    assert!(sent.get("MessageGroupId").is_none() && sent.get("MessageDeduplicationId").is_none());
+}
+
+#[tokio::test]
+async fn group_is_sent_in_the_order_of_the_stream() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let names: Vec<String> = (0..50).map(|n| format!("{:02}", (n * 7) % 50)).collect();
+    let record = |(n, name): (usize, &String)| {
+        event(
+            n.try_into().unwrap(),
+            "placed",
+            &format!("c-{}", n % 3),
+            name,
+        )
+    };
+    let records: Vec<_> = names.iter().enumerate().map(record).collect();
+    assert!(send(&relay(&sqs).await, &records).await.is_empty());
+    for group in 0..3 {
+        let sent = sqs.sent_to(SHIPPING);
+        let of_group = |entry: &&Value| entry["MessageGroupId"] == format!("c-{group}");
+        let sent: Vec<_> = sent
+            .iter()
+            .filter(of_group)
+            .map(|entry| entry["MessageBody"].clone())
+            .collect();
+        let expected: Vec<_> = names
+            .iter()
+            .skip(group)
+            .step_by(3)
+            .map(|name| json!(format!("\"{name}\"")))
+            .collect();
+        assert_eq!(sent, expected);
+    }
+    // 3 groups side by side in one call.
+    assert_eq!(sqs.calls("SendMessageBatch").len(), 17);
+}
+
+#[tokio::test]
+async fn events_of_a_commit_keep_the_answers_order() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let of = |number, body, commit, index| of_commit(number, "placed", "c-1", body, commit, index);
+    let records = [
+        of(1, "b", "z", 1),
+        of(2, "a", "z", 0),
+        of(3, "d", "y", 10),
+        of(4, "c", "y", 9),
+    ];
+    assert!(send(&relay(&sqs).await, &records).await.is_empty());
+    assert_eq!(bodies(&sqs, SHIPPING), ["a", "b", "c", "d"]);
+}
+
+#[tokio::test]
+async fn failed_event_stops_its_group_alone() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    sqs.turn_for("SendMessageBatch", SqsBehaviour::FailingFirst);
+    let records = [
+        event(11, "placed", "c-2", "a"),
+        event(12, "placed", "c-1", "b"),
+        event(13, "placed", "c-1", "c"),
+        event(14, "placed", "c-2", "d"),
+    ];
+    // Groups are sent by name: `b` of c-1 is the first entry. The next round has `d` alone.
+    let relay = relay(&sqs).await;
+    assert_eq!(send(&relay, &records).await, ["12"]);
+    assert_eq!(bodies(&sqs, SHIPPING), ["a"]);
+    sqs.turn_for("SendMessageBatch", SqsBehaviour::Willing);
+    assert!(send(&relay, &records[1..]).await.is_empty());
+    assert_eq!(bodies(&sqs, SHIPPING), ["a", "b", "d", "c"]);
+}
+
+#[tokio::test]
+async fn unconfirmed_event_is_sent_again() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let relay = relay(&sqs).await;
+    let records = [
+        event(1, "placed", "c-1", "a"),
+        event(2, "placed", "c-2", "b"),
+    ];
+    for (behaviour, first) in [
+        (SqsBehaviour::Empty, "1"),
+        (SqsBehaviour::Forgetful, "2"),
+        (SqsBehaviour::Cut, "1"),
+        (SqsBehaviour::Denying, "1"),
+    ] {
+        sqs.turn_for("SendMessageBatch", behaviour);
+        assert_eq!(send(&relay, &records).await, [first], "{behaviour:?}");
+    }
+    assert!(sqs.sent_to("dead").is_empty());
+}
+
+#[tokio::test]
+async fn refused_event_is_dead_lettered_alone() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let records = [
+        event(1, "placed", "c-1", "a"),
+        event(2, "unknown", "c-1", "b"),
+        change(3, "INSERT", &json!({"group": {"S": "c-1"}})),
+        event(4, "placed", "c-1", "c"),
+    ];
+    assert!(send(&relay(&sqs).await, &records).await.is_empty());
+    assert_eq!(bodies(&sqs, SHIPPING), ["a", "c"]);
+    let mut dead = sqs.sent_to("dead");
+    let reason = |entry: &Value| {
+        entry["MessageAttributes"]["SqsOnceReason"]["StringValue"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    dead.sort_by_key(reason);
+    assert_eq!(
+        dead.iter().map(reason).collect::<Vec<_>>(),
+        ["NoTarget", "NotAnEvent"]
+    );
+    assert_eq!(dead[0]["MessageBody"], "\"b\"");
+    assert_eq!(
+        dead[0]["MessageAttributes"]["idempotencyKey"]["StringValue"],
+        "orders#b#00"
+    );
+    let keys: Value = serde_json::from_str(dead[1]["MessageBody"].as_str().unwrap()).unwrap();
+    assert!(
+        keys["group"].is_object() || keys["group"].is_string(),
+        "{keys}"
+    );
+}
+
+#[tokio::test]
+async fn event_refused_by_its_target_is_dead_lettered() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    sqs.turn_for("SendMessageBatch", SqsBehaviour::RefusingFirst);
+    let relay = relay(&sqs).await;
+    let records = [
+        event(1, "placed", "c-1", "a"),
+        event(2, "placed", "c-2", "b"),
+    ];
+    // The dead-letter queue refuses it too: it stays in the stream.
+    assert_eq!(send(&relay, &records).await, ["1"]);
+    assert_eq!(bodies(&sqs, SHIPPING), ["b"]);
+}
+
+#[tokio::test]
+async fn unconfirmed_dead_letter_stays_in_the_stream() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    sqs.turn_for("SendMessageBatch", SqsBehaviour::Empty);
+    let records = [
+        event(1, "unknown", "c-1", "a"),
+        event(2, "placed", "c-1", "b"),
+    ];
+    assert_eq!(send(&relay(&sqs).await, &records).await, ["1"]);
+    assert!(
+        sqs.sent_to(SHIPPING).is_empty(),
+        "behind an event that is not sent"
+    );
+}
+
+#[tokio::test]
+async fn batch_ends_before_the_deadline() {
+    let sqs = Sqs::start(SqsBehaviour::Hanging).await;
+    let records = [
+        event(1, "placed", "c-1", "a"),
+        event(2, "placed", "c-1", "b"),
+    ];
+    let (started, time) = (Instant::now(), Duration::from_secs(2));
+    assert_eq!(send_within(&relay(&sqs).await, &records, time).await, ["1"]);
+    assert!(started.elapsed() < time, "{:?}", started.elapsed());
+}
+
+#[tokio::test]
+async fn deleted_item_is_not_sent() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let mut records = [
+        event(1, "placed", "c-1", "a"),
+        event(2, "placed", "c-1", "b"),
+    ];
+    records[0]["eventName"] = json!("REMOVE");
+    // An operator touches an item, to have its event sent again.
+    records[1]["eventName"] = json!("MODIFY");
+    assert!(send(&relay(&sqs).await, &records).await.is_empty());
+    assert_eq!(bodies(&sqs, SHIPPING), ["b"]);
+}
+
+#[tokio::test]
+async fn other_event_is_reported_without_payload() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let payload = serde_json::value::to_raw_value(&json!({"Records": "SECRET"})).unwrap();
+    let event = LambdaEvent::new(payload, lambda_runtime::Context::default());
+    let error = relay(&sqs).await.oneshot(event).await.unwrap_err();
+    assert!(matches!(error, RelayError::NotAStream { .. }), "{error}");
+    assert!(!error.to_string().contains("SECRET"), "{error}");
+}
+
+#[tokio::test]
+async fn settings_report_every_error() {
+    let error = Settings::from_vars([("OUTBOX_TARGETS", "placed=shipping")])
+        .relay()
+        .await
+        .unwrap_err();
+    let [targets, dead_letters] = error.errors() else {
+        panic!("{error}");
+    };
+    assert!(
+        targets.starts_with("OUTBOX_TARGETS: must be NAME=TARGET"),
+        "{targets}"
+    );
+    assert!(
+        dead_letters.starts_with("OUTBOX_DEAD_LETTER_QUEUE_URL is not set"),
+        "{dead_letters}"
+    );
+    let queue = [
+        ("OUTBOX_TARGETS", "*=https://sqs/1/a"),
+        ("OUTBOX_DEAD_LETTER_QUEUE_URL", "dead"),
+    ];
+    let error = Settings::from_vars(queue).relay().await.unwrap_err();
+    assert_eq!(
+        error.errors(),
+        ["OUTBOX_DEAD_LETTER_QUEUE_URL: must be the URL of a queue"]
+    );
+}
