@@ -59,7 +59,7 @@ test test-localstack test-powertools soak: export SQS_ONCE_REQUIRE_ALL := 1
 .PHONY: test
 test: programs ## Run every test and the runbook; a local cloud is started, unless AWS_ENDPOINT_URL names one
 	python local/cloud.py run -- python local/suites.py
-	cargo test --locked --features cli,opentelemetry --doc
+	cargo test --locked --features cli,opentelemetry,outbox --doc
 	python local/watch_test.py
 	python local/runbook.py
 
@@ -146,7 +146,7 @@ CHECKOV    := .venv-checkov/bin/checkov
 lint: export RUSTDOCFLAGS := -D warnings
 lint: $(VENV) $(CHECKOV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licences, the one TLS stack, features, Python, prose and templates
 	cargo fmt --all --check
-	cargo clippy --locked --workspace --all-targets --features cli,opentelemetry -- -D warnings
+	cargo clippy --locked --workspace --all-targets --features cli,opentelemetry,outbox -- -D warnings
 	cargo doc --locked --no-deps
 	cargo deny --locked check bans licenses sources
 	python local/one_tls_stack.py
@@ -160,8 +160,9 @@ lint: $(VENV) $(CHECKOV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licence
 	python local/simulation.py --self-test && python local/simulation.py --check
 	sam validate --lint --region us-east-1
 	sam validate --lint --region us-east-1 --template-file examples/place_order.template.yaml
-	cfn-lint template.yaml examples/place_order.template.yaml
-	$(CHECKOV) --framework cloudformation --skip-download --compact --quiet --file template.yaml examples/place_order.template.yaml
+	sam validate --lint --region us-east-1 --template-file examples/outbox.template.yaml
+	cfn-lint template.yaml examples/place_order.template.yaml examples/outbox.template.yaml
+	$(CHECKOV) --framework cloudformation --skip-download --compact --quiet --file template.yaml examples/place_order.template.yaml examples/outbox.template.yaml
 	$(CHECKOV) --framework terraform --skip-download --compact --quiet --file examples/terraform/main.tf
 
 TYPESCRIPT := .local/typescript

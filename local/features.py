@@ -31,6 +31,7 @@ COMBINATIONS = (
     ("--no-default-features", "--features", "testing"),
     ("--no-default-features", "--features", "s3"),
     ("--no-default-features", "--features", "opentelemetry"),
+    ("--no-default-features", "--features", "outbox"),
     LIBRARY,
     DEFAULT,
     ("--all-features",),

@@ -20,10 +20,10 @@ from cloud import ROOT, unwind_on_signals
 # hundred milliseconds: they run two at a time, and have the higher priority. Longest first in both.
 COMPUTING = ("explore", "store_conformance", "properties")
 WAITING_AT_ONCE = 2
-LONGEST = ("faults", "modes", "chaos", "integration", "security")
+LONGEST = ("outbox", "faults", "modes", "chaos", "integration", "security")
 
 # One compilation serves the tool, the traces and all other suites.
-FEATURES = "cli,opentelemetry"
+FEATURES = "cli,opentelemetry,outbox"
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Suite:
     @property
     def selector(self) -> str:
         """The options of `cargo test` that select the suite."""
-        features = f"--features {FEATURES} " if self.name in ("cli", "s3_bodies", "sqs-once", "traces") else ""
+        features = f"--features {FEATURES} " if self.name in ("cli", "outbox", "s3_bodies", "sqs-once", "traces") else ""
         return "--lib" if self.kind == "lib" else f"{features}--{self.kind} {self.name}"
 
 

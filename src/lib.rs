@@ -211,6 +211,10 @@ mod handlers {}
 #[doc = include_str!("../docs/metrics.md")]
 mod metrics_page {}
 
+#[cfg(doctest)]
+#[doc = include_str!("../docs/outbox.md")]
+mod outbox_page {}
+
 #[cfg(all(doctest, feature = "settings"))]
 #[doc = include_str!("../docs/settings.md")]
 mod settings_page {}

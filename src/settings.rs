@@ -131,7 +131,7 @@ const UNNAMED: &str = "_";
 ///
 /// `AWS_LAMBDA_RUNTIME_API` must be set, since [`run`](crate::run) needs it.
 ///
-/// A variable that begins with `CONSUMER_` or `IDEMPOTENCY_` and that is not read has no effect, and
+/// A variable that begins with `CONSUMER_`, `IDEMPOTENCY_` or `OUTBOX_` and that is not read has no effect, and
 /// is logged at WARN with the setting of the nearest name.
 pub struct Settings {
     /// `None`: the process's environment.

@@ -1,4 +1,4 @@
-//! [`Event`]: what happened, published once its operation is recorded.
+//! [`Event`]: a message that a handler publishes once its operation is recorded.
 
 pub(crate) mod item;
 

@@ -143,7 +143,7 @@ impl Relay {
         }
         report.log(self.metrics.as_ref(), request_id);
         let mut response = DynamoDbEventResponse::default();
-        // Lambda sends the batch again from the lowest number, whatever else is named. An empty number
+        // Lambda sends the batch again from the lowest number, so no other needs a name. An empty number
         // makes it send the whole batch again.
         if let Some(first) = unsent.into_iter().min() {
             let mut failure = DynamoDbBatchItemFailure::default();

@@ -4,10 +4,10 @@ use std::env;
 
 use super::Settings;
 
-const PREFIXES: [&str; 2] = ["CONSUMER_", "IDEMPOTENCY_"];
+const PREFIXES: [&str; 3] = ["CONSUMER_", "IDEMPOTENCY_", "OUTBOX_"];
 
 impl Settings {
-    /// Names of variables that begin with `CONSUMER_` or `IDEMPOTENCY_` and that neither the
+    /// Names of variables that begin with `CONSUMER_`, `IDEMPOTENCY_` or `OUTBOX_` and that neither the
     /// consumer nor the handler reads, each with the setting of the nearest name.
     #[doc(hidden)]
     #[must_use]

@@ -219,10 +219,7 @@ impl Poller {
             Some(failure) => {
                 let number = failure.item_identifier.as_deref().unwrap();
                 let is_named = |record: &Value| record["dynamodb"]["SequenceNumber"] == number;
-                self.position += records
-                    .iter()
-                    .position(is_named)
-                    .expect("a number of the batch");
+                self.position += records.iter().position(is_named).unwrap();
                 self.partial += 1;
             }
         }
@@ -230,7 +227,7 @@ impl Poller {
     }
 }
 
-/// Faults of the next requests to DynamoDB.
+/// Lets the next requests to DynamoDB fail.
 fn disturb(dynamo: &Dynamo, rng: &mut Rng) {
     const FAULTS: [Fault; 6] = [
         Fault::CutBefore,

@@ -55,7 +55,7 @@ async fn receive(sqs: &aws_sdk_sqs::Client, queue: &Queue) -> Message {
         .message_attribute_names("All")
         .wait_time_seconds(PATIENCE.as_secs().try_into().unwrap());
     let mut messages = receive.send().await.unwrap().messages.unwrap_or_default();
-    messages.pop().expect("a message")
+    messages.pop().unwrap()
 }
 
 /// The key and the value that a consumer of this envelope sees.

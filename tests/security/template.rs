@@ -7,7 +7,8 @@ use serde_json::{Map, Value, json};
 
 pub(super) const CONSUMER: &str = "template.yaml";
 const PLACE_ORDER: &str = "examples/place_order.template.yaml";
-const TEMPLATES: [&str; 2] = [CONSUMER, PLACE_ORDER];
+const OUTBOX: &str = "examples/outbox.template.yaml";
+const TEMPLATES: [&str; 3] = [CONSUMER, PLACE_ORDER, OUTBOX];
 
 /// A template as JSON. CloudFormation's short forms become members: `{"!Ref": "Table"}`.
 pub(super) fn read(template: &str) -> Value {
@@ -340,6 +341,30 @@ fn place_order_role_allows_only_its_writes() {
             ("logs:PutLogEvents", "PlaceOrderLogGroup.Arn"),
         ],
     );
+}
+
+#[test]
+fn relay_role_allows_only_stream_and_targets() {
+    let targets = "TargetArns";
+    let stream = [
+        "DescribeStream",
+        "GetRecords",
+        "GetShardIterator",
+        "ListStreams",
+    ];
+    let stream = stream.map(|action| (format!("dynamodb:{action}"), "OutboxTable.StreamArn"));
+    let others = [
+        ("events:PutEvents", targets),
+        ("sns:Publish", targets),
+        ("sqs:SendMessage", targets),
+        ("sqs:SendMessage", "OutboxDeadLetterQueue.Arn"),
+        ("logs:CreateLogStream", "RelayLogGroup.Arn"),
+        ("logs:PutLogEvents", "RelayLogGroup.Arn"),
+    ];
+    let others = others.map(|(action, resource)| (action.to_owned(), resource));
+    let needed = stream.into_iter().chain(others);
+    let needed = needed.map(|(action, resource)| (action, resource.to_owned()));
+    assert_eq!(function_may(OUTBOX, &[]), needed.collect());
 }
 
 /// A statement, or both that a condition chooses from.
