@@ -79,13 +79,16 @@ test-deep: ## Try every schedule with one deviation more than `make test` (25 mi
 
 CHAOS_MESSAGES      ?= 20000
 CHAOS_FIFO_MESSAGES ?= 2000
+OUTBOX_ORDERS       ?= 10000
 
 .PHONY: soak
 soak: export CHAOS_MESSAGES := $(CHAOS_MESSAGES)
 soak: export CHAOS_FIFO_MESSAGES := $(CHAOS_FIFO_MESSAGES)
+soak: export OUTBOX_ORDERS := $(OUTBOX_ORDERS)
 soak: $(VENV) ## Kill, freeze and disconnect workers over tens of thousands of messages
 	$(CONSUMER)
 	cargo test --locked --test chaos -- --nocapture
+	cargo test --locked --features cli,opentelemetry,outbox --test outbox -- --nocapture end_to_end
 
 .PHONY: test-localstack
 test-localstack: $(VENV) ## Run the integration suite against LocalStack in Docker, or the emulator at AWS_ENDPOINT_URL

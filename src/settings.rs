@@ -552,6 +552,14 @@ impl Settings {
     /// # Errors
     ///
     /// Every variable that is missing or invalid.
+    ///
+    /// ```no_run
+    /// use sqs_once::{Settings, outbox};
+    ///
+    /// # async fn main_() -> Result<(), lambda_runtime::Error> {
+    /// outbox::run(Settings::from_env().relay().await?).await
+    /// # }
+    /// ```
     #[cfg(feature = "outbox")]
     pub async fn relay(mut self) -> Result<crate::outbox::Relay, SettingsError> {
         const DEAD_LETTERS: &str = "OUTBOX_DEAD_LETTER_QUEUE_URL";

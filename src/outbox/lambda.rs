@@ -30,6 +30,14 @@ pub enum RelayError {
 /// # Errors
 ///
 /// If the Lambda runtime API is out of reach.
+///
+/// ```no_run
+/// use sqs_once::{Settings, outbox};
+///
+/// # async fn main_() -> Result<(), lambda_runtime::Error> {
+/// outbox::run(Settings::from_env().relay().await?).await
+/// # }
+/// ```
 pub async fn run(relay: Relay) -> Result<(), Error> {
     lambda_runtime::run_concurrent(relay).await
 }

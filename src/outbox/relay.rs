@@ -50,7 +50,7 @@ const NO_TARGET: &str = "NoTarget";
 /// `metadata.idempotencyKey` on EventBridge.
 ///
 /// ```no_run
-/// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+/// # async fn run() -> Result<(), lambda_runtime::Error> {
 /// use sqs_once::{aws, outbox::{self, Relay}};
 ///
 /// let targets = "*=https://sqs.eu-central-1.amazonaws.com/123456789012/shipping.fifo".parse()?;

@@ -1,6 +1,9 @@
 //! The relay sends a batch of the stream to a queue.
 
-use std::time::{Duration, Instant};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use lambda_runtime::{LambdaEvent, tower::ServiceExt as _};
 use serde_json::{Value, json};
@@ -10,7 +13,11 @@ use sqs_once::{
     protocol::Timestamp,
 };
 
-use super::support::sqs::{Sqs, SqsBehaviour};
+use super::support::{
+    emf,
+    runtime_api::{Lambda, says},
+    sqs::{Sqs, SqsBehaviour},
+};
 
 const SHIPPING: &str = "https://sqs.example/1/shipping.fifo";
 const BILLING: &str = "https://sqs.example/1/billing";
@@ -301,6 +308,40 @@ async fn other_event_is_reported_without_payload() {
     let error = relay(&sqs).await.oneshot(event).await.unwrap_err();
     assert!(matches!(error, RelayError::NotAStream { .. }), "{error}");
     assert!(!error.to_string().contains("SECRET"), "{error}");
+}
+
+#[tokio::test]
+async fn program_answers_lambda_and_writes_metrics() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let targets = format!("placed={SHIPPING}");
+    let env = [
+        ("AWS_ENDPOINT_URL", sqs.endpoint()),
+        ("OUTBOX_TARGETS", &*targets),
+        ("OUTBOX_DEAD_LETTER_QUEUE_URL", DEAD),
+    ];
+    let env = env.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let lambda = Lambda::start_binary(Path::new(env!("CARGO_BIN_EXE_relay")), env.into()).await;
+    let records = [
+        event(1, "placed", "c-1", "a"),
+        event(2, "unknown", "c-1", "SECRET"),
+    ];
+    let batch = json!({ "Records": records });
+    let answer = lambda.invoke(batch.clone(), Duration::from_secs(20)).await;
+    assert_eq!(answer.response(), json!({ "batchItemFailures": [] }));
+    sqs.turn_for("SendMessageBatch", SqsBehaviour::Empty);
+    let answer = lambda.invoke(batch, Duration::from_secs(20)).await;
+    let failures = json!([{ "itemIdentifier": "1" }]);
+    assert_eq!(answer.response(), json!({ "batchItemFailures": failures }));
+    let lines = lambda.logged(2, |line| says(line, "events relayed")).await;
+    for (line, counts) in lines.iter().zip([[1, 1, 0], [0, 0, 2]]) {
+        assert_eq!(emf::check(line), Ok(()), "{line}");
+        let metrics = ["EventsSent", "EventsDeadLettered", "EventsFailed"];
+        assert_eq!(metrics.map(|name| line[name].as_i64().unwrap()), counts);
+    }
+    assert!(
+        !lambda.output().concat().contains("\"SECRET"),
+        "the body is logged"
+    );
 }
 
 #[tokio::test]
