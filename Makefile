@@ -32,6 +32,10 @@ pictures: $(VENV) ## Draw the last `make demo` and its dashboard into docs/image
 demo-inbox: $(VENV) ## Sell 100 pieces to 300 orders on a local cloud, kill workers, and check the promises
 	python local/demo_inbox.py $(SEED)
 
+.PHONY: demo-outbox
+demo-outbox: ## Send 300 orders (OUTBOX_ORDERS) through two consumers and an outbox, with kills, duplicates and lost answers
+	cargo test --locked --features cli,opentelemetry,outbox --test outbox -- --nocapture --test-threads 1 end_to_end
+
 .PHONY: watch
 watch: $(VENV) ## Run the consumer, or EXAMPLE=place_order, on a local table; each change of the source rebuilds it
 	python local/watch.py $(EXAMPLE)

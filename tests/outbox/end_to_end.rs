@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use aws_config::retry::RetryConfig;
 use aws_sdk_dynamodb::types::AttributeValue;
 use fastrand::Rng;
 use serde::Deserialize;
@@ -270,7 +271,7 @@ fn consumer<M: Mode<H::Output>, H: Handler>(
 }
 
 /// Runs the orders from the producer to consumer B. `mode` is that of consumer A.
-async fn run<M>(mode: impl FnOnce(Once<DynamoStore>) -> M, seed: u64)
+async fn run<M>(mode_name: &str, mode: impl FnOnce(Once<DynamoStore>) -> M, seed: u64)
 where
     M: Mode<Done<()>>,
 {
@@ -294,7 +295,13 @@ where
     let b = once(RECORDS_OF_B).inbox();
     let b = consumer(b, "b", handler_fn(note), "attribute:idempotencyKey");
     let targets = "*=https://sqs.example/1/b.fifo".parse().unwrap();
-    let config = support::sdk_config(sqs.endpoint());
+    // With the retries of `sqs_once::aws::config`.
+    let retries = RetryConfig::standard()
+        .with_max_attempts(Dynamo::ATTEMPTS)
+        .with_initial_backoff(Duration::from_millis(50))
+        .with_max_backoff(Duration::from_millis(500));
+    let config = support::sdk_config(sqs.endpoint()).to_builder();
+    let config = config.retry_config(retries).build();
     let relay = Relay::new(&config, targets, "https://sqs.example/1/dead").unwrap();
     let stream = Stream::open(&dynamo.client(), dynamo.endpoint(), OUTBOX).await;
     let mut poller = Poller {
@@ -345,12 +352,19 @@ where
     assert!(sqs.sent_to("dead").is_empty());
     let events = orders() * EVENTS.len();
     println!(
-        "{} orders, {events} events: {arrived} messages to B; lost batches: A {}, relay {}, B {}; partial responses of the relay: {}",
+        "\n{mode_name}
+  producer -> A       {} orders in {} messages, {} batches without an answer, each effect once
+  A -> outbox         {events} events
+  outbox -> relay     {} batches without an answer, {} sent again in part
+  relay -> B          {arrived} messages, {} of them repetitions
+  B                   {} batches without an answer, each of {events} effects once, {CUSTOMERS} groups in order",
         orders(),
+        to_a.next,
         to_a.lost,
         poller.lost,
+        poller.partial,
+        arrived - events,
         to_b.lost,
-        poller.partial
     );
     assert!(arrived > events, "no event was sent twice");
     for disturbances in [to_a.lost, poller.lost, to_b.lost, poller.partial] {
@@ -395,10 +409,10 @@ async fn verify(dynamo: &Dynamo) {
 
 #[tokio::test]
 async fn claimed_orders_reach_b_once_and_in_order() {
-    Box::pin(run(|once| once, 1)).await;
+    Box::pin(run("consumer A claims, then commits", |once| once, 1)).await;
 }
 
 #[tokio::test]
 async fn planned_orders_reach_b_once_and_in_order() {
-    Box::pin(run(Once::inbox, 2)).await;
+    Box::pin(run("consumer A is an inbox", Once::inbox, 2)).await;
 }
