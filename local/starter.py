@@ -1,0 +1,324 @@
+"""`make starter`: makes a project of each variant of starter/, tests it, and drives its `make dev`.
+
+The projects use this checkout, and share target/starter. Prints the times that docs/your-own-consumer.md promises.
+"""
+
+import contextlib
+import difflib
+import filecmp
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from cloud import ROOT, unwind_on_signals
+
+LINES_OF_MAIN = 25
+LINES_TO_EDIT = 25
+COLD, WARM = 600, 60  # seconds
+ENDS_WITHIN = 20
+
+
+@dataclass(frozen=True)
+class Variant:
+    name: str
+    effect: str
+    key: str
+    fifo: str
+
+
+# The first one has the defaults.
+VARIANTS = (
+    Variant("charge-cards", "outside", "body:/orderId", "no"),
+    Variant("place-orders", "inbox", "attribute:order", "yes"),
+    Variant("register_users", "item", "message-id", "no"),
+)
+
+# The first own handler: it reserves seats in place of charging cards. File, text before, text after.
+OWN_HANDLER = (
+    ("events/orders.json", r"\"cents\":1250", r"\"seats\":2"),
+    ("events/rejected.json", r"\"cents\":0", r"\"seats\":0"),
+    ("src/handler.rs", "cents: u64", "seats: u32"),
+    ("src/handler.rs", "order.cents == 0", "order.seats == 0"),
+    ("src/handler.rs", "the amount is 0", "an order of no seats"),
+    ("src/handler.rs", '"charged")', '"seats reserved")'),
+    ("src/handler.rs", "charged {}", "reserved {}"),
+    ("src/handler.rs", "cents: 0", "seats: 0"),
+)
+
+
+class Failed(Exception):
+    """A project breaks a promise of docs/your-own-consumer.md."""
+
+
+def check(holds: bool, problem: str) -> None:
+    if not holds:
+        raise Failed(problem)
+
+
+def say(text: str) -> None:
+    print(f"==> {text}", flush=True)
+
+
+def environment() -> dict[str, str]:
+    """That of a user's shell, who has neither credentials nor the tools of this checkout."""
+    path = os.pathsep.join(p for p in os.environ["PATH"].split(os.pathsep) if not p.startswith(str(ROOT)))
+    hidden = ("AWS_", "MAKE", "MFLAGS", "CONSUMER_", "IDEMPOTENCY_")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
+    return kept | {"PATH": path, "CARGO_TARGET_DIR": str(ROOT / "target/starter")}
+
+
+def command(*arguments: str, cwd: Path, tools: bool = False) -> None:
+    """Runs a command as a user, or with the tools of this checkout."""
+    path = {"PATH": os.environ["PATH"]} if tools else {}
+    ended = subprocess.run(arguments, cwd=cwd, env=environment() | path, stdin=subprocess.DEVNULL, check=False)
+    check(ended.returncode == 0, f"`{' '.join(arguments)}` failed in {cwd.name}")
+
+
+def make_new(folder: Path, *answers: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["make", "--no-print-directory", "new", f"DIR={folder}", *answers],
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+# ---- the files ---------------------------------------------------------------------------------
+
+
+def generate(variant: Variant, folder: Path) -> Path:
+    answers = (f"EFFECT={variant.effect}", f"KEY={variant.key}", f"FIFO={variant.fifo}")
+    made = make_new(folder, f"NAME={variant.name}", *answers)
+    check(made.returncode == 0, f"make new failed: {made.stderr}")
+    return folder / variant.name
+
+
+def check_refusals(folder: Path) -> None:
+    """`make new` refuses answers that the template does not know, and a folder that exists."""
+    for answer in ("NAME=", "NAME=../x", "EFFECT=elsewhere", "FIFO=perhaps", "KEY=orderId", "KEY=body:/a/b"):
+        refused = make_new(folder, "NAME=refused", answer)
+        check(refused.returncode != 0 and "make new: " in refused.stderr, f"make new accepted {answer}")
+    refused = make_new(folder, f"NAME={VARIANTS[0].name}")
+    check("exists" in refused.stderr, "make new wrote into a folder that exists")
+    check({file.name for file in folder.iterdir()} == {VARIANTS[0].name}, "a refused `make new` left files")
+
+
+def check_defaults(project: Path, folder: Path) -> None:
+    """`cargo lambda new` without answers makes the project that `make new` makes without answers."""
+    new = ["cargo", "lambda", "new", "--no-interactive", "--template", str(ROOT / "starter")]
+    command(*new, "--render-var", f"source={ROOT}", project.name, cwd=folder, tools=True)
+    files = [str(f.relative_to(project)) for f in project.rglob("*") if f.is_file()]
+    same, different, missing = filecmp.cmpfiles(project, folder / project.name, files, shallow=False)
+    check(len(same) > 10 and not different and not missing, f"other defaults in {different + missing}")
+
+
+def check_lists() -> None:
+    """The tools of a project have the versions of this checkout's tools."""
+
+    def pins(*files: Path) -> set[str]:
+        blocks = "".join(file.read_text() for file in files).replace("\\\n", "").splitlines()
+        return {" ".join(block.split()) for block in blocks if not block.startswith("#")}
+
+    local, project = ROOT / "local", ROOT / "starter/template/local"
+    known = pins(local / "requirements.txt", local / "requirements-deploy.txt")
+    unknown = pins(*project.glob("requirements*.txt")) - known
+    check(not unknown, "local/requirements.in says how to compile; other pins: " + ", ".join(sorted(unknown)))
+
+
+def check_template(project: Path) -> None:
+    command("sam", "validate", "--lint", "--region", "us-east-1", cwd=project, tools=True)
+    command("cfn-lint", "template.yaml", cwd=project, tools=True)
+    checkov = str(ROOT / ".venv-checkov/bin/checkov")
+    options = ("--framework", "cloudformation", "--skip-download", "--compact", "--quiet")
+    command(checkov, *options, "--file", "template.yaml", cwd=project)
+
+
+def check_source(project: Path) -> None:
+    lines = len((project / "src/main.rs").read_text().splitlines())
+    check(lines <= LINES_OF_MAIN, f"src/main.rs has {lines} lines")
+    command("cargo", "fmt", "--check", cwd=project)
+    command("cargo", "clippy", "--quiet", "--all-targets", "--no-deps", "--", "-D", "warnings", cwd=project)
+
+
+# ---- make dev ----------------------------------------------------------------------------------
+
+
+class Dev:
+    """A running `make dev`."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self.lines: list[str] = []
+        self.arrived = threading.Condition()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout or ():
+            with self.arrived:
+                self.lines.append(line.decode(errors="replace").rstrip())
+                self.arrived.notify_all()
+
+    def outcomes(self, first: int) -> Counter[str]:
+        """Outcomes shown from this line on."""
+        words = (line.split() for line in self.lines[first:] if line.startswith("    "))
+        return Counter(word[0] for word in words if word and word[0].islower())
+
+    def wait_for(self, outcomes: dict[str, int], text: str = "", first: int = 0, within: float = COLD) -> float:
+        """Waits until exactly these outcomes and the text were shown from this line on. Returns the seconds."""
+        since = time.monotonic()
+
+        def shown() -> bool:
+            return self.outcomes(first) == outcomes and any(text in line for line in self.lines[first:])
+
+        with self.arrived:
+            self.arrived.wait_for(lambda: shown() or self.process.poll() is not None, within)
+            output = "\n".join(self.lines[-40:])
+            check(shown(), f"`make dev` did not show {outcomes} and {text!r} within {within:.0f} s:\n{output}")
+        return time.monotonic() - since
+
+    def enter(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(b"\n")
+        self.process.stdin.flush()
+
+    def interrupt(self) -> float:
+        """Ends `make dev` as Ctrl-C does. Returns the seconds until all of its processes ended."""
+        running = psutil.Process(self.process.pid).children(recursive=True)
+        names = {process.name() for process in running}
+        check({"cargo-lambda", "python"} <= names and len(running) >= 4, f"make dev runs {names} only")
+        since = time.monotonic()
+        os.killpg(self.process.pid, signal.SIGINT)
+        try:
+            self.process.wait(ENDS_WITHIN)
+        except subprocess.TimeoutExpired:
+            raise Failed("make dev did not end on Ctrl-C") from None
+        _, alive = psutil.wait_procs(running, timeout=1)
+        check(not alive, f"make dev left {[process.name() for process in alive]}")
+        check("==> ended" in self.lines, "make dev did not say that it ended")
+        return time.monotonic() - since
+
+
+@contextlib.contextmanager
+def make_dev(project: Path) -> Iterator[Dev]:
+    process = subprocess.Popen(
+        ["make", "dev"],
+        cwd=project,
+        env=environment(),
+        process_group=0,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    dev = Dev(process)
+    try:
+        yield dev
+    finally:
+        if process.poll() is None:
+            with contextlib.suppress(psutil.Error):
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    child.kill()
+            process.kill()
+        process.wait()
+
+
+def edit(project: Path) -> int:
+    """Writes the own handler. Returns the number of changed lines."""
+    changed = 0
+    for name in dict.fromkeys(name for name, _, _ in OWN_HANDLER):
+        file = project / name
+        before = after = file.read_text()
+        for other, old, new in OWN_HANDLER:
+            if other == name:
+                check(old in after, f"{name} has no {old}")
+                after = after.replace(old, new)
+        file.write_text(after)
+        delta = difflib.ndiff(before.splitlines(), after.splitlines())
+        changed += sum(line.startswith("+ ") for line in delta)
+    return changed
+
+
+def files(project: Path) -> set[str]:
+    """Files of a project, without those of the tools."""
+    return {
+        str(file.relative_to(project))
+        for file in project.rglob("*")
+        if file.is_file() and not {".venv", "__pycache__"} & set(file.parts)
+    }
+
+
+def drive(project: Path, since: float) -> list[str]:
+    """`make dev`: cold, with an own handler, and once built. Returns the measured times."""
+    first = {"completed": 2, "duplicate": 1, "permanent_failure": 1}
+    again = {"duplicate": 3, "permanent_failure": 1}
+    before = files(project)
+    with make_dev(project) as dev:
+        dev.wait_for(first, "messages in the dead-letter queue: 1")
+        cold = time.monotonic() - since
+        line = len(dev.lines)
+        dev.enter()
+        dev.wait_for(again, "messages in the dead-letter queue: 2", line, WARM)
+        line = len(dev.lines)
+        lines = edit(project)
+        reload = dev.wait_for(first, "seats reserved", line, WARM)
+        check(any("reloaded" in shown for shown in dev.lines[line:]), "make dev did not say that it reloaded")
+        end = dev.interrupt()
+    left = files(project) - before - {".local/dev.log"}
+    check(not left, f"make dev left {left}")
+    with make_dev(project) as dev:
+        warm = dev.wait_for(first, "messages in the dead-letter queue: 1", within=WARM)
+        dev.interrupt()
+    check(lines <= LINES_TO_EDIT, f"the own handler takes {lines} edited lines")
+    check(cold <= COLD, f"the first outcomes took {cold:.0f} s")
+    return [
+        f"{cold:5.0f} s  from `make new` to the first outcomes (limit {COLD})",
+        f"{warm:5.0f} s  `make dev` once built, to the first outcomes (limit {WARM})",
+        f"{reload:5.0f} s  from the saved change to the outcomes of the own handler",
+        f"{end:5.0f} s  from Ctrl-C to the end of every process",
+        f"{lines:5.0f}    edited lines to the own handler (limit {LINES_TO_EDIT})",
+    ]
+
+
+def main() -> int:
+    unwind_on_signals()
+    check_lists()
+    report: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="starter-") as name:
+        folder = Path(name).resolve()
+        since = time.monotonic()
+        for variant in VARIANTS:
+            say(f"{variant.name}: {variant.effect}, {variant.key}, FIFO {variant.fifo}")
+            project = generate(variant, folder)
+            if variant == VARIANTS[0]:
+                report = drive(project, since)
+                command("make", "--no-print-directory", "test", cwd=project)
+            else:
+                run = ("python", "local/dev.py", "run", variant.name, "--", "cargo", "test", "--quiet")
+                command(*run, cwd=project, tools=True)
+            check_source(project)
+            check_template(project)
+        with tempfile.TemporaryDirectory(prefix="starter-") as other:
+            project = generate(VARIANTS[0], Path(other).resolve())
+            check_refusals(project.parent)
+            with tempfile.TemporaryDirectory(prefix="starter-") as third:
+                check_defaults(project, Path(third).resolve())
+    print("\n".join(["", *report]), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except Failed as problem:
+        sys.exit(f"make starter: {problem}")
