@@ -64,7 +64,7 @@ new: $(VENV) ## Make a project of your own: make new NAME=charge-cards [DIR=..] 
 	@test ! -e '$(DIR)/$(NAME)' || { echo 'make new: $(DIR)/$(NAME) exists' >&2; exit 1; }
 	@cd '$(DIR)' && cargo lambda new --no-interactive --template '$(CURDIR)/starter' --render-var effect='$(EFFECT)' \
 	  --render-var key='$(KEY)' --render-var fifo='$(FIFO)' --render-var source='$(SOURCE)' '$(NAME)'
-	@echo 'Next: cd $(DIR)/$(NAME) && make dev'
+	@echo 'Next: cd $(abspath $(DIR)/$(NAME)) && make dev'
 
 # ---- check it ----------------------------------------------------------------------------------
 

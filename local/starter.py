@@ -6,6 +6,7 @@ The projects use this checkout, and share target/starter. Prints the times that 
 import contextlib
 import difflib
 import filecmp
+import json
 import os
 import signal
 import subprocess
@@ -18,8 +19,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import deployment
 import psutil
-from cloud import ROOT, unwind_on_signals
+import yaml
+from cloud import ROOT, MiniStack, ministack, unwind_on_signals
+from stack import Template
 
 LINES_OF_MAIN = 25
 LINES_TO_EDIT = 25
@@ -143,6 +147,25 @@ def check_template(project: Path) -> None:
     checkov = str(ROOT / ".venv-checkov/bin/checkov")
     options = ("--framework", "cloudformation", "--skip-download", "--compact", "--quiet")
     command(checkov, *options, "--file", "template.yaml", cwd=project)
+
+
+def check_deployment(cloud: MiniStack, project: Path) -> None:
+    """The tool's doctor finds nothing in the deployed template. MiniStack ignores TTL in a template."""
+    template = yaml.load((project / "template.yaml").read_text(), Loader=Template)
+    function = template["Resources"]["Consumer"]
+    function.pop("Metadata")  # how to build it
+    with tempfile.TemporaryDirectory(prefix="starter-") as name:
+        folder = Path(name)
+        (folder / "bootstrap").write_text("")
+        function["Properties"]["CodeUri"] = "."
+        built = folder / "template.yaml"
+        built.write_text(json.dumps(template))
+        deployment.adapt(built)
+        options = ("--template-file", str(built), "--capabilities", "CAPABILITY_IAM", "--resolve-s3")
+        deployment.deploy(cloud, project.name, *options)
+    doctor = [str(ROOT / "target/debug/sqs-once"), "doctor", project.name, "--skip", "ttl"]
+    ended = subprocess.run(doctor, env=cloud.environment(), stdin=subprocess.DEVNULL, check=False)
+    check(ended.returncode == 0, f"the doctor has findings in {project.name}")
 
 
 def check_source(project: Path) -> None:
@@ -293,8 +316,12 @@ def drive(project: Path, since: float) -> list[str]:
 def main() -> int:
     unwind_on_signals()
     check_lists()
+    # As `make test` builds it.
+    subprocess.run(
+        ["cargo", "build", "--locked", "--features", "cli,opentelemetry", "--bin", "sqs-once"], cwd=ROOT, check=True
+    )
     report: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="starter-") as name:
+    with tempfile.TemporaryDirectory(prefix="starter-") as name, ministack("starter") as cloud:
         folder = Path(name).resolve()
         since = time.monotonic()
         for variant in VARIANTS:
@@ -308,6 +335,8 @@ def main() -> int:
                 command(*run, cwd=project, tools=True)
             check_source(project)
             check_template(project)
+            if variant.effect != "item":  # the doctor recognizes a consumer by its table of records
+                check_deployment(cloud, project)
         with tempfile.TemporaryDirectory(prefix="starter-") as other:
             project = generate(VARIANTS[0], Path(other).resolve())
             check_refusals(project.parent)
