@@ -57,14 +57,14 @@ def records(file: Path) -> list[Json]:
 def to_send(record: Json, fifo: bool, number: int) -> Json:
     """The arguments of `send_message` for a message of an event file."""
     attributes = record.get("attributes", {})
-    message: Json = {
-        "MessageBody": record["body"],
-        "MessageAttributes": {
-            name: {"DataType": value["dataType"], "StringValue": value["stringValue"]}
-            for name, value in record.get("messageAttributes", {}).items()
-            if "stringValue" in value
-        },
-    }
+    message: Json = {"MessageBody": record["body"], "MessageAttributes": {}}
+    for name, value in record.get("messageAttributes", {}).items():
+        attribute = {"DataType": value["dataType"]}
+        if value.get("binaryValue"):
+            attribute["BinaryValue"] = base64.b64decode(value["binaryValue"])
+        else:
+            attribute["StringValue"] = value["stringValue"]
+        message["MessageAttributes"][name] = attribute
     if fifo:
         message["MessageGroupId"] = attributes.get("MessageGroupId", "1")
         # SQS drops a message with the deduplication id of the last five minutes.
@@ -315,7 +315,7 @@ def main() -> int:
                 return 0
         case ["run", program, "--", *command] if command:
             function = Function.read()
-            with ministack("dev") as up:
+            with ministack("test") as up:
                 environment = deploy(up, function).environment(program, function)
                 return run(command, environment | {"AWS_LAMBDA_RUNTIME_API": "unused"})
         case _:

@@ -316,10 +316,9 @@ def drive(project: Path, since: float) -> list[str]:
 def main() -> int:
     unwind_on_signals()
     check_lists()
-    # As `make test` builds it.
-    subprocess.run(
-        ["cargo", "build", "--locked", "--features", "cli,opentelemetry", "--bin", "sqs-once"], cwd=ROOT, check=True
-    )
+    # The tool, from the build of `make test`.
+    tool = ["cargo", "test", "--quiet", "--locked", "--features", "cli,opentelemetry", "--test", "cli", "--no-run"]
+    subprocess.run(tool, cwd=ROOT, check=True)
     report: list[str] = []
     with tempfile.TemporaryDirectory(prefix="starter-") as name, ministack("starter") as cloud:
         folder = Path(name).resolve()
