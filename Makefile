@@ -35,6 +35,8 @@ demo-inbox: $(VENV) ## Sell 100 pieces to 300 orders on a local cloud, kill work
 
 .PHONY: dev
 dev: export PAYMENT_GATEWAY_URL ?= sandbox
+dev: export IDEMPOTENCY_KEY ?= body:/orderId
+dev: export CONSUMER_DEAD_LETTER ?= on
 dev: $(VENV) ## Run the consumer on a local queue, send EVENT, show the outcomes; a saved change restarts it
 	@python local/dev.py watch consumer $(or $(EVENT),events/mixed.json)
 

@@ -3,32 +3,26 @@
 The projects use this checkout, and share target/starter. Prints the times that docs/your-own-consumer.md promises.
 """
 
-import contextlib
 import difflib
 import filecmp
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import deployment
-import psutil
 import yaml
 from cloud import ROOT, MiniStack, ministack, unwind_on_signals
+from driven_dev import COLD, Failed, check, environment, make_dev
 from stack import Template
 
 LINES_OF_MAIN = 25
 LINES_TO_EDIT = 25
-COLD, WARM = 600, 60  # seconds
-ENDS_WITHIN = 20
+WARM = 60  # seconds
 
 
 @dataclass(frozen=True)
@@ -59,25 +53,8 @@ OWN_HANDLER = (
 )
 
 
-class Failed(Exception):
-    """A project breaks a promise of docs/your-own-consumer.md."""
-
-
-def check(holds: bool, problem: str) -> None:
-    if not holds:
-        raise Failed(problem)
-
-
 def say(text: str) -> None:
     print(f"==> {text}", flush=True)
-
-
-def environment() -> dict[str, str]:
-    """That of a user's shell, who has neither credentials nor the tools of this checkout."""
-    path = os.pathsep.join(p for p in os.environ["PATH"].split(os.pathsep) if not p.startswith(str(ROOT)))
-    hidden = ("AWS_", "MAKE", "MFLAGS", "CONSUMER_", "IDEMPOTENCY_")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
-    return kept | {"PATH": path, "CARGO_TARGET_DIR": str(ROOT / "target/starter")}
 
 
 def command(*arguments: str, cwd: Path, tools: bool = False) -> None:
@@ -168,6 +145,14 @@ def check_deployment(cloud: MiniStack, project: Path) -> None:
     check(ended.returncode == 0, f"the doctor has findings in {project.name}")
 
 
+def check_own_template() -> None:
+    """`make dev` of this checkout finds the table and the variables of the shipped template."""
+    found = ('"$IDEMPOTENCY_TABLE_NAME" != ""', '"$CONSUMER_CONCURRENCY" = 10', '"$PAYMENT_GATEWAY_URL" = sandbox')
+    test = " && ".join(f"test {condition}" for condition in found)
+    run = ("python", "local/dev.py", "run", "consumer", "--", "sh", "-c", test)
+    command("env", "PAYMENT_GATEWAY_URL=sandbox", *run, cwd=ROOT, tools=True)
+
+
 def check_source(project: Path) -> None:
     lines = len((project / "src/main.rs").read_text().splitlines())
     check(lines <= LINES_OF_MAIN, f"src/main.rs has {lines} lines")
@@ -176,84 +161,6 @@ def check_source(project: Path) -> None:
 
 
 # ---- make dev ----------------------------------------------------------------------------------
-
-
-class Dev:
-    """A running `make dev`."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.process = process
-        self.lines: list[str] = []
-        self.arrived = threading.Condition()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        for line in self.process.stdout or ():
-            with self.arrived:
-                self.lines.append(line.decode(errors="replace").rstrip())
-                self.arrived.notify_all()
-
-    def outcomes(self, first: int) -> Counter[str]:
-        """Outcomes shown from this line on."""
-        words = (line.split() for line in self.lines[first:] if line.startswith("    "))
-        return Counter(word[0] for word in words if word and word[0].islower())
-
-    def wait_for(self, outcomes: dict[str, int], text: str = "", first: int = 0, within: float = COLD) -> float:
-        """Waits until exactly these outcomes and the text were shown from this line on. Returns the seconds."""
-        since = time.monotonic()
-
-        def shown() -> bool:
-            return self.outcomes(first) == outcomes and any(text in line for line in self.lines[first:])
-
-        with self.arrived:
-            self.arrived.wait_for(lambda: shown() or self.process.poll() is not None, within)
-            output = "\n".join(self.lines[-40:])
-            check(shown(), f"`make dev` did not show {outcomes} and {text!r} within {within:.0f} s:\n{output}")
-        return time.monotonic() - since
-
-    def enter(self) -> None:
-        assert self.process.stdin
-        self.process.stdin.write(b"\n")
-        self.process.stdin.flush()
-
-    def interrupt(self) -> float:
-        """Ends `make dev` as Ctrl-C does. Returns the seconds until all of its processes ended."""
-        running = psutil.Process(self.process.pid).children(recursive=True)
-        names = {process.name() for process in running}
-        check({"cargo-lambda", "python"} <= names and len(running) >= 4, f"make dev runs {names} only")
-        since = time.monotonic()
-        os.killpg(self.process.pid, signal.SIGINT)
-        try:
-            self.process.wait(ENDS_WITHIN)
-        except subprocess.TimeoutExpired:
-            raise Failed("make dev did not end on Ctrl-C") from None
-        _, alive = psutil.wait_procs(running, timeout=1)
-        check(not alive, f"make dev left {[process.name() for process in alive]}")
-        check("==> ended" in self.lines, "make dev did not say that it ended")
-        return time.monotonic() - since
-
-
-@contextlib.contextmanager
-def make_dev(project: Path) -> Iterator[Dev]:
-    process = subprocess.Popen(
-        ["make", "dev"],
-        cwd=project,
-        env=environment(),
-        process_group=0,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    dev = Dev(process)
-    try:
-        yield dev
-    finally:
-        if process.poll() is None:
-            with contextlib.suppress(psutil.Error):
-                for child in psutil.Process(process.pid).children(recursive=True):
-                    child.kill()
-            process.kill()
-        process.wait()
 
 
 def edit(project: Path) -> int:
@@ -289,6 +196,10 @@ def drive(project: Path, since: float) -> list[str]:
     with make_dev(project) as dev:
         dev.wait_for(first, "messages in the dead-letter queue: 1")
         cold = time.monotonic() - since
+        cloud = dev.cloud()
+        queues = cloud.client("sqs").list_queues()["QueueUrls"]
+        depths = sorted(deployment.depth(cloud, queue) for queue in queues)
+        check(depths == [(0, 0), (1, 0)], f"queue and dead-letter queue have {depths} messages, visible and in flight")
         line = len(dev.lines)
         dev.enter()
         dev.wait_for(again, "messages in the dead-letter queue: 2", line, WARM)
@@ -316,6 +227,7 @@ def drive(project: Path, since: float) -> list[str]:
 def main() -> int:
     unwind_on_signals()
     check_lists()
+    check_own_template()
     # The tool, from the build of `make test`.
     tool = ["cargo", "test", "--quiet", "--locked", "--features", "cli,opentelemetry", "--test", "cli", "--no-run"]
     subprocess.run(tool, cwd=ROOT, check=True)
