@@ -99,8 +99,8 @@
 //!
 //! | features | crates in the dependency tree |
 //! | --- | --- |
-//! | default, `opentelemetry` | 200 crates |
-//! | default | 186 crates |
+//! | default, `opentelemetry` | 202 crates |
+//! | default | 188 crates |
 //! | `lambda`, `visibility`, `settings` | 182 crates |
 //! | `--no-default-features` | 110 crates |
 //!

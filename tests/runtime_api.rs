@@ -5,6 +5,8 @@
     reason = "in a test, what cannot be set up is a failure"
 )]
 
+#[path = "runtime_api/credential.rs"]
+mod credential;
 mod support;
 
 use std::time::Duration;

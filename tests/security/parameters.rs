@@ -384,6 +384,42 @@ async fn binary_accepts_values_that_patterns_accept() {
 }
 
 #[test]
+fn credential_parameters_accept_arn_and_header() {
+    let parameters = parameters();
+    let of_secret = "arn:aws:secretsmanager:eu-central-1:123456789012:secret:";
+    for (name, accepted, rejected) in [
+        (
+            "PaymentGatewayCredentialArn",
+            vec![
+                String::new(),
+                format!("{of_secret}payments/gateway-AbCdEf"),
+                "arn:aws-cn:ssm:cn-north-1:123456789012:parameter/payments/gateway".to_owned(),
+            ],
+            vec![
+                "Bearer s3cr3t".to_owned(),
+                format!("{of_secret}gateway-AbCdEf:key::"),
+                format!("{of_secret}*"),
+                "arn:aws:ssm:eu-central-1:123456789012:parameter/*".to_owned(),
+                "arn:aws:s3:::bucket".to_owned(),
+            ],
+        ),
+        (
+            "PaymentGatewayCredentialHeader",
+            vec!["Authorization".to_owned(), "x-api-key".to_owned()],
+            vec![String::new(), "a b".to_owned(), "a:".to_owned()],
+        ),
+    ] {
+        let pattern = pattern(&parameters[name]);
+        for text in accepted {
+            assert!(pattern.is_match(&text), "{name}: {text}");
+        }
+        for text in rejected {
+            assert!(!pattern.is_match(&text), "{name}: {text}");
+        }
+    }
+}
+
+#[test]
 fn fingerprint_parameter_accepts_same_as_binary() {
     let pattern = pattern(&parameters()["IdempotencyFingerprint"]);
     for (source, accepted) in [

@@ -104,6 +104,9 @@ pub(super) const DEAD_LETTERS: &str = "DirectlyDeadLetters";
 /// The condition of groups of writes.
 pub(super) const GROUPS: &str = "GroupsWrites";
 
+/// The condition of a credential of the payment gateway.
+pub(super) const CREDENTIAL: &str = "HasCredential";
+
 /// The condition of a table that the stack makes: it is met by default.
 pub(super) const OWN_TABLE: &str = "MakesTable";
 
@@ -212,6 +215,18 @@ fn grouping_adds_only_its_permissions() {
     let template = read(CONSUMER);
     let condition = json!({"!Equals": [{"!Ref": "IdempotencyGrouping"}, "on"]});
     assert_eq!(template["Conditions"][GROUPS], condition);
+}
+
+#[test]
+fn credential_adds_only_the_read_of_its_arn() {
+    let needed = ["secretsmanager:GetSecretValue", "ssm:GetParameter"];
+    let needed = needed.map(|action| (action.into(), "PaymentGatewayCredentialArn".into()));
+    assert_eq!(added_by(CREDENTIAL), needed.into());
+    let template = read(CONSUMER);
+    let none = json!({"!Equals": [{"!Ref": "PaymentGatewayCredentialArn"}, ""]});
+    assert_eq!(template["Conditions"][CREDENTIAL], json!({"!Not": [none]}));
+    let default = &template["Parameters"]["PaymentGatewayCredentialArn"]["Default"];
+    assert_eq!(default, "");
 }
 
 #[test]

@@ -18,7 +18,7 @@ use order::Order;
 pub(crate) async fn consumer(
     mut settings: Settings,
 ) -> Result<Consumer<Once<DynamoStore>, impl Handler<Output = Box<RawValue>>>, SettingsError> {
-    let gateway = Gateway::read(&mut settings);
+    let gateway = Gateway::read(&mut settings).await;
     settings
         .once(gateway.map(|gateway| Payments { gateway }))
         .await
