@@ -1,5 +1,6 @@
 """The queue, the tables and the variables of the function in template.yaml, on a local cloud."""
 
+import contextlib
 import json
 import os
 import re
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import yaml
+from botocore.exceptions import ClientError, WaiterError
 from cloud import ROOT, Cloud, Unavailable
 
 Json = dict[str, Any]
@@ -110,7 +112,8 @@ class Function:
                 names += references(resources[name])
         outputs: Json = {"Queue": {"Value": {"Ref": self.queue()}}}
         for number, value in enumerate(self.variables.values()):
-            outputs[f"Variable{number}"] = {"Value": {"Fn::Join": ["", ["=", value]]}}  # no output may be empty
+            text = value if isinstance(value, dict) else str(value)
+            outputs[f"Variable{number}"] = {"Value": {"Fn::Join": ["", ["=", text]]}}  # no output may be empty
         kept = {k: v for k, v in self.template.items() if k in ("Parameters", "Mappings", "Conditions")}
         return kept | {"Resources": needed, "Outputs": outputs}
 
@@ -165,20 +168,22 @@ class Stack:
 def deploy(cloud: Cloud, function: Function) -> Stack:
     """Creates the resources of the function, but not the function."""
     cloudformation = cloud.client("cloudformation")
-    cloudformation.create_stack(
-        StackName=NAME,
-        TemplateBody=json.dumps(function.stack(), default=str),
-        Parameters=function.parameters(),
-    )
-    cloudformation.get_waiter("stack_create_complete").wait(StackName=NAME, WaiterConfig={"Delay": 1})
-    outputs = cloudformation.describe_stacks(StackName=NAME)["Stacks"][0]["Outputs"]
-    values = {output["OutputKey"]: output["OutputValue"] for output in outputs}
+    body = json.dumps(function.stack(), default=str)
+    try:
+        cloudformation.create_stack(StackName=NAME, TemplateBody=body, Parameters=function.parameters())
+    except ClientError as problem:
+        raise Unavailable(f"MiniStack refuses template.yaml: {problem}") from None
+    with contextlib.suppress(WaiterError):
+        cloudformation.get_waiter("stack_create_complete").wait(StackName=NAME, WaiterConfig={"Delay": 1})
+    created = cloudformation.describe_stacks(StackName=NAME)["Stacks"][0]
+    if created["StackStatus"] != "CREATE_COMPLETE":
+        raise Unavailable(f"MiniStack cannot create template.yaml: {created.get('StackStatusReason', created)}")
+    values = {output["OutputKey"]: output["OutputValue"] for output in created["Outputs"]}
     variables = {name: values[f"Variable{number}"][1:] for number, name in enumerate(function.variables)}
     queue_url = values["Queue"]
     sqs = cloud.client("sqs")
-    attributes = sqs.get_queue_attributes(QueueUrl=queue_url, AttributeNames=["QueueArn", "RedrivePolicy"])[
-        "Attributes"
-    ]
+    answer = sqs.get_queue_attributes(QueueUrl=queue_url, AttributeNames=["QueueArn", "RedrivePolicy"])
+    attributes = answer["Attributes"]
     dead_letters = None
     if policy := json.loads(attributes.get("RedrivePolicy", "{}")):
         name = policy["deadLetterTargetArn"].rsplit(":", 1)[1]
