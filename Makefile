@@ -88,6 +88,7 @@ test test-localstack test-powertools soak: export SQS_ONCE_REQUIRE_ALL := 1
 test: programs ## Run every test and the runbook; a local cloud is started, unless AWS_ENDPOINT_URL names one
 	python local/cloud.py run -- python local/suites.py
 	cargo test --locked --features cli,opentelemetry --doc
+	python local/watch_test.py
 	python local/runbook.py
 
 .PHONY: runbook
@@ -119,10 +120,10 @@ soak: $(VENV) ## Kill, freeze and disconnect workers over tens of thousands of m
 	cargo test --locked --test chaos -- --nocapture
 
 .PHONY: test-localstack
-test-localstack: export AWS_ENDPOINT_URL ?= http://127.0.0.1:4566
-test-localstack: $(VENV) ## Run the integration suite against the emulator at AWS_ENDPOINT_URL
-	python local/cloud.py run -- $(CONSUMER)
-	python local/cloud.py run -- cargo test --locked --test integration
+test-localstack: $(VENV) ## Run the integration suite against LocalStack in Docker, or the emulator at AWS_ENDPOINT_URL
+	python local/localstack.py check
+	$(CONSUMER)
+	python local/localstack.py run -- cargo test --locked --test integration
 
 .PHONY: test-powertools
 test-powertools: $(VENV) ## Share a table with Powertools for AWS Lambda (Python), in both directions

@@ -3,7 +3,7 @@
 1. Combinations of features compile and document without a warning.
 2. The documents name the number of crates that each combination brings.
 3. The crates of OpenTelemetry come with the feature `opentelemetry` alone.
-4. The documentation of the default features lists at most 54 types and traits.
+4. The documentation of the default features lists at most 55 types and traits.
 5. The sample's handler can be replaced in three files.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 # A change that needs more raises the limit and says why.
-MAX_PUBLIC_TYPES = 54
+MAX_PUBLIC_TYPES = 55
 
 NONE: tuple[str, ...] = ("--no-default-features",)
 LIBRARY = ("--no-default-features", "--features", "lambda,visibility,settings")
@@ -36,7 +36,7 @@ COMBINATIONS = (
 
 # Replaces payments.rs, order.rs and gateway.rs.
 OWN_HANDLER = """\
-use sqs_once::{Attempt, Consumer, Failure, Handler, Once, Settings, SettingsError, store::DynamoStore};
+use sqs_once::{Attempt, Consumer, Failure, Handler, Once, Settings, SettingsError, store::AnyStore};
 
 struct Greet;
 
@@ -51,7 +51,7 @@ impl Handler for Greet {
 
 pub(crate) async fn consumer(
     settings: Settings,
-) -> Result<Consumer<Once<DynamoStore>, impl Handler<Output = String>>, SettingsError> {
+) -> Result<Consumer<Once<AnyStore>, impl Handler<Output = String>>, SettingsError> {
     settings.once(Ok(Greet)).await
 }
 """

@@ -4,8 +4,11 @@ mod unknown;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    env, fmt, io,
+    env,
+    ffi::OsStr,
+    fmt, io,
     num::NonZeroUsize,
+    path::Path,
     time::Duration,
 };
 
@@ -21,7 +24,7 @@ use crate::{
     once::{Inbox, Mode, OnItem, Once},
     protocol::{AfterFailure, Namespace},
     sqs::{Consumer, Envelope, FifoAfterPermanent, FingerprintSource, KeySource},
-    store::{DynamoStore, Field, Layout},
+    store::{AnyStore, DynamoStore, Field, Layout, MemoryStore, Store},
     telemetry::{
         Metrics,
         metrics::{checked_namespace, checked_service},
@@ -37,6 +40,9 @@ const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
 /// Messages claimed or completed beside those whose handlers run, where their writes are grouped.
 /// With the default concurrency of 10 they fill two groups.
 const CLAIMS_AHEAD: usize = 40;
+
+/// The name that cargo-lambda gives a function that is invoked without a name.
+const UNNAMED: &str = "_";
 
 /// The environment variables of a consumer, and the errors found in them so far.
 ///
@@ -81,7 +87,7 @@ const CLAIMS_AHEAD: usize = 40;
 ///
 /// | variable | default | meaning |
 /// | --- | --- | --- |
-/// | `IDEMPOTENCY_TABLE_NAME` | required, not used by `on_item` | DynamoDB table of the records |
+/// | `IDEMPOTENCY_TABLE_NAME` | required, not used by `on_item` | DynamoDB table of the records; under `cargo lambda watch` see [`in_memory`](Settings::in_memory) |
 /// | `IDEMPOTENCY_LAYOUT` | `native` | attribute names of the records: `native` or `powertools` ([`Layout`]) |
 /// | `IDEMPOTENCY_ATTRIBUTES` | none | other attribute names, as `id=PK,expires_at=ttl` ([`Layout::rename`]) |
 /// | `IDEMPOTENCY_SORT_KEY` | none | `SK` or `SK=PARTITION`: sort key that holds the idempotency key; the partition defaults to `idempotency#<function name>` ([`Layout::sort_key`]) |
@@ -94,6 +100,7 @@ const CLAIMS_AHEAD: usize = 40;
 /// | `IDEMPOTENCY_GROUPING` | `off` | sends claims and settlements of concurrent messages as groups; not used by `on_item` ([`DynamoStore::grouping`]) |
 /// | `IDEMPOTENCY_LEASE_MARGIN` | `1s` | time added to the deadline, for clocks that differ |
 /// | `IDEMPOTENCY_LEASE_FALLBACK` | `5m` | time budget of an invocation without a known deadline |
+/// | `CONSUMER_HEARTBEAT` | `off` | length of leases and visibility timeouts that are renewed while handlers run, from `10s`; `off`: the deadline of the invocation ends the lease ([`Once::heartbeat`]) |
 /// | `CONSUMER_CONCURRENCY` | `10` | handlers of one batch that run at a time |
 /// | `CONSUMER_CONFLICT_WAIT` | `0s` | time to wait for the outcome of another worker that holds the claim |
 /// | `CONSUMER_DEADLINE_RESERVE` | `500ms` | time reserved to record outcomes and answer |
@@ -111,6 +118,8 @@ const CLAIMS_AHEAD: usize = 40;
 /// | `CONSUMER_LOG_SAMPLE_COMPLETED` | `1` | share of the completed messages that are logged, from `0` to `1`; all other outcomes are logged |
 /// | `CONSUMER_RUNTIME` | `auto` | threads of the runtime: `single`, `multi`, or `auto`, which is `multi` with two vCPUs or more ([`Settings::runtime`]) |
 /// | `CONSUMER_PRIME` | `on` | reads the table once at start; not used by `on_item` |
+///
+/// Under `cargo lambda watch` a function that is invoked without a name takes the name of its program.
 ///
 /// `AWS_LAMBDA_RUNTIME_API` must be set, since [`run`](crate::run) needs it.
 ///
@@ -173,9 +182,9 @@ impl fmt::Debug for Settings {
     }
 }
 
-impl<H: Handler> Consumer<Once<DynamoStore>, H>
+impl<H: Handler> Consumer<Once<AnyStore>, H>
 where
-    Once<DynamoStore>: Mode<H::Output>,
+    Once<AnyStore>: Mode<H::Output>,
 {
     /// A consumer in the mode [`Once`], configured by environment variables: see [`Settings`].
     ///
@@ -370,7 +379,7 @@ impl Settings {
 
     /// A consumer in the mode [`Once`]. `handler` is the handler, or an error of the handler's own
     /// variables. Reads the table once, unless `CONSUMER_PRIME` is `off`; a failure of that read
-    /// is logged.
+    /// is logged. Records are in the table, or [in memory](Self::in_memory).
     ///
     /// # Errors
     ///
@@ -378,18 +387,77 @@ impl Settings {
     pub async fn once<H: Handler>(
         mut self,
         handler: Result<H, SettingsError>,
-    ) -> Result<Consumer<Once<DynamoStore>, H>, SettingsError>
+    ) -> Result<Consumer<Once<AnyStore>, H>, SettingsError>
     where
-        Once<DynamoStore>: Mode<H::Output>,
+        Once<AnyStore>: Mode<H::Output>,
     {
+        let table = if self.in_memory() {
+            // No queue holds the messages of an event file.
+            self.set_default("CONSUMER_VISIBILITY", "off");
+            Ok(None)
+        } else {
+            self.table().map(Some)
+        };
         let (records, batches) = (self.records(), self.batches(Some("20d")));
-        let read = (|| Ok((handler?, records?, batches?)))();
-        let (handler, records, batches) = self.check(read)?;
-        let config = self.take_config().await;
-        let ahead = if records.grouping { CLAIMS_AHEAD } else { 0 };
-        let once = records.once(&config, &batches).await;
+        let read = (|| Ok((handler?, table?, records?, batches?)))();
+        let (handler, table, records, batches) = self.check(read)?;
+        let config = if table.is_some() || batches.call_sqs() {
+            self.take_config().await
+        } else {
+            // The SDK would look for a Region, for seconds on a machine outside AWS.
+            SdkConfig::builder().build()
+        };
+        let grouping = table.as_ref().is_some_and(|table| table.grouping);
+        let store = match table {
+            Some(table) => AnyStore::DynamoDb(table.open(&config).await),
+            None => {
+                tracing::warn!(
+                    "IDEMPOTENCY_TABLE_NAME is not set: records are in memory, and no record survives a restart; `make dev` or `make watch` runs on a local table"
+                );
+                AnyStore::Memory(MemoryStore::default())
+            }
+        };
+        let once = records.once(store, &batches);
         let consumer = batches.consumer(once, handler, &config);
-        Ok(consumer.claims_ahead(ahead))
+        Ok(consumer.claims_ahead(if grouping { CLAIMS_AHEAD } else { 0 }))
+    }
+
+    /// Returns whether [`once`](Self::once) keeps records in memory: under `cargo lambda watch`, for
+    /// the function that has no name there, with no `IDEMPOTENCY_TABLE_NAME`. A handler can then
+    /// choose defaults with which it runs on its own.
+    ///
+    /// Never on AWS, where a missing table is an error. [`inbox`](Self::inbox) needs a table
+    /// everywhere.
+    ///
+    /// ```
+    /// # use sqs_once::Settings;
+    /// let watched = [
+    ///     ("AWS_LAMBDA_FUNCTION_NAME", "_"),
+    ///     ("AWS_LAMBDA_RUNTIME_API", "http://127.0.0.1:9000/.rt/_"),
+    /// ];
+    /// let mut settings = Settings::from_vars(watched);
+    /// if settings.in_memory() {
+    ///     settings.set_default("PRINTER_URL", "sandbox");
+    /// }
+    /// assert_eq!(settings.optional("PRINTER_URL", "", str::parse), Ok("sandbox".to_owned()));
+    /// ```
+    pub fn in_memory(&mut self) -> bool {
+        self.is_unnamed_under_watch() && self.value("IDEMPOTENCY_TABLE_NAME").is_none()
+    }
+
+    /// Returns whether this is the function that `cargo lambda watch` runs for an invocation without
+    /// a function name.
+    ///
+    /// cargo-lambda calls it `_`, which is a valid name on AWS too. The Runtime API of cargo-lambda
+    /// is a URL that ends with this name. The one of AWS is a host and a port, and AWS always sets
+    /// `AWS_LAMBDA_INITIALIZATION_TYPE`.
+    fn is_unnamed_under_watch(&mut self) -> bool {
+        let name = self.value("AWS_LAMBDA_FUNCTION_NAME");
+        let runtime_api = self.value("AWS_LAMBDA_RUNTIME_API").unwrap_or_default();
+        name.as_deref() == Some(UNNAMED)
+            && runtime_api.starts_with("http://")
+            && runtime_api.ends_with("/_")
+            && self.value("AWS_LAMBDA_INITIALIZATION_TYPE").is_none()
     }
 
     /// A consumer in the mode [`Inbox`], otherwise as [`once`](Self::once).
@@ -412,11 +480,12 @@ impl Settings {
     where
         Inbox<DynamoStore>: Mode<H::Output>,
     {
-        let (records, batches) = (self.records(), self.batches(Some("20d")));
-        let read = (|| Ok((handler?, records?, batches?)))();
-        let (handler, records, batches) = self.check(read)?;
+        let (table, records) = (self.table(), self.records());
+        let batches = self.batches(Some("20d"));
+        let read = (|| Ok((handler?, table?, records?, batches?)))();
+        let (handler, table, records, batches) = self.check(read)?;
         let config = self.take_config().await;
-        let inbox = records.once(&config, &batches).await.inbox();
+        let inbox = records.once(table.open(&config).await, &batches).inbox();
         Ok(batches.consumer(inbox, handler, &config))
     }
 
@@ -458,31 +527,36 @@ impl Settings {
         Ok(batches.consumer(on_item, handler, &config))
     }
 
-    fn records(&mut self) -> Result<Records, SettingsError> {
-        let table = self.required(
+    fn table(&mut self) -> Result<Table, SettingsError> {
+        let name = self.required(
             "IDEMPOTENCY_TABLE_NAME",
-            "DynamoDB table of the records",
+            "DynamoDB table of the records; on your own machine, `make watch` sets it",
             str::parse,
         );
         let layout = self.layout();
+        let grouping = self.optional("IDEMPOTENCY_GROUPING", "off", on_or_off);
+        let prime = self.optional("CONSUMER_PRIME", "on", on_or_off);
+        let write_units = self.optional("CONSUMER_METRICS_WRITE_UNITS", "off", on_or_off);
+        Ok(Table {
+            name: name?,
+            layout: layout?,
+            grouping: grouping?,
+            prime: prime?,
+            write_units: write_units?,
+        })
+    }
+
+    fn records(&mut self) -> Result<Records, SettingsError> {
         let after_failure =
             self.optional("IDEMPOTENCY_AFTER_FAILURE", "retry", |text| match text {
                 "retry" => Ok(AfterFailure::Retry),
                 "replay" => Ok(AfterFailure::Replay),
                 _ => Err("must be `retry` or `replay`"),
             });
-        let grouping = self.optional("IDEMPOTENCY_GROUPING", "off", on_or_off);
         let lease_margin = self.optional("IDEMPOTENCY_LEASE_MARGIN", "1s", duration);
-        let prime = self.optional("CONSUMER_PRIME", "on", on_or_off);
-        let write_units = self.optional("CONSUMER_METRICS_WRITE_UNITS", "off", on_or_off);
         Ok(Records {
-            table: table?,
-            layout: layout?,
             after_failure: after_failure?,
-            grouping: grouping?,
             lease_margin: lease_margin?,
-            prime: prime?,
-            write_units: write_units?,
         })
     }
 
@@ -494,9 +568,9 @@ impl Settings {
     #[cfg(feature = "cli")]
     #[doc(hidden)]
     pub fn store(&mut self, config: &SdkConfig) -> Result<DynamoStore, SettingsError> {
-        let records = self.records();
-        let records = self.check(records)?;
-        Ok(DynamoStore::new(Client::new(config), records.table).layout(records.layout))
+        let table = self.table();
+        let table = self.check(table)?;
+        Ok(DynamoStore::new(Client::new(config), table.name).layout(table.layout))
     }
 
     /// Returns every error of the variables of a consumer with a table of records, for the
@@ -511,8 +585,8 @@ impl Settings {
 
     /// Reads every variable of a consumer with a table of records.
     fn read_all(&mut self) {
-        let (_records, _batches) = (self.records(), self.batches(Some("20d")));
-        let _threads = self.has_threads();
+        let (_table, _records) = (self.table(), self.records());
+        let (_batches, _threads) = (self.batches(Some("20d")), self.has_threads());
     }
 
     fn layout(&mut self) -> Result<Layout, SettingsError> {
@@ -558,6 +632,7 @@ impl Settings {
             .map(|value| self.parse("IDEMPOTENCY_RETENTION", &value, positive))
             .transpose();
         let assumed_timeout = self.duration("IDEMPOTENCY_LEASE_FALLBACK", "5m");
+        let heartbeat = self.optional("CONSUMER_HEARTBEAT", "off", heartbeat);
         let concurrency = self.optional("CONSUMER_CONCURRENCY", "10", |text| {
             let parsed = text.parse::<NonZeroUsize>();
             parsed.map_err(|_| "must be a whole number from 1")
@@ -583,6 +658,7 @@ impl Settings {
             fingerprint: fingerprint?,
             retention: retention?,
             assumed_timeout: assumed_timeout?,
+            heartbeat: heartbeat?,
             concurrency: concurrency?,
             conflict_wait: conflict_wait?,
             deadline_reserve: deadline_reserve?,
@@ -654,8 +730,19 @@ impl Settings {
         if only_other { other } else { name }
     }
 
+    /// The function's name. The function without a name under `cargo lambda watch` has the name of
+    /// its program. So a message has one key, also if it is invoked by that name.
     fn function(&mut self) -> String {
-        self.value("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_default()
+        let program = if self.is_unnamed_under_watch() {
+            env::current_exe().ok()
+        } else {
+            None
+        };
+        let program = program.as_deref().and_then(Path::file_stem);
+        match program.and_then(OsStr::to_str) {
+            Some(program) => program.to_owned(),
+            None => self.value("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_default(),
+        }
     }
 
     /// An empty parameter of a template makes an empty variable, which counts as not set.
@@ -722,19 +809,17 @@ impl Settings {
 
 /// Settings of the table of records.
 #[derive(Debug)]
-struct Records {
-    table: String,
+struct Table {
+    name: String,
     layout: Layout,
-    after_failure: AfterFailure,
     grouping: bool,
-    lease_margin: Duration,
     prime: bool,
     write_units: bool,
 }
 
-impl Records {
-    async fn once(self, config: &SdkConfig, batches: &Batches) -> Once<DynamoStore> {
-        let store = DynamoStore::new(Client::new(config), self.table)
+impl Table {
+    async fn open(self, config: &SdkConfig) -> DynamoStore {
+        let store = DynamoStore::new(Client::new(config), self.name)
             .layout(self.layout)
             .write_units(self.write_units)
             .grouping(self.grouping);
@@ -743,9 +828,23 @@ impl Records {
         {
             tracing::warn!(%error, "could not read the table at start: messages fail until DynamoDB answers");
         }
+        store
+    }
+}
+
+/// Settings of the records, in a table or in memory.
+#[derive(Debug)]
+struct Records {
+    after_failure: AfterFailure,
+    lease_margin: Duration,
+}
+
+impl Records {
+    fn once<S: Store>(self, store: S, batches: &Batches) -> Once<S> {
         let once = Once::new(store)
             .after_failure(self.after_failure)
-            .lease_margin(self.lease_margin);
+            .lease_margin(self.lease_margin)
+            .heartbeat(batches.heartbeat);
         match batches.retention {
             Some(retention) => once.retention(retention),
             None => once,
@@ -762,6 +861,7 @@ struct Batches {
     fingerprint: FingerprintSource,
     retention: Option<Duration>,
     assumed_timeout: Duration,
+    heartbeat: Option<Duration>,
     concurrency: NonZeroUsize,
     conflict_wait: Duration,
     deadline_reserve: Duration,
@@ -777,6 +877,17 @@ struct Batches {
 }
 
 impl Batches {
+    #[cfg(feature = "visibility")]
+    const fn call_sqs(&self) -> bool {
+        self.timeouts.is_some()
+    }
+
+    #[cfg(not(feature = "visibility"))]
+    const fn call_sqs(&self) -> bool {
+        let () = self.timeouts;
+        false
+    }
+
     fn consumer<M: Mode<H::Output>, H: Handler>(
         self,
         mode: M,
@@ -799,7 +910,8 @@ impl Batches {
         #[cfg(feature = "visibility")]
         {
             let timeouts = self.timeouts;
-            let visibility = timeouts.map(|timeouts| timeouts.visibility(config, self.retention));
+            let visibility = timeouts
+                .map(|timeouts| timeouts.visibility(config, self.retention, self.heartbeat));
             consumer.visibility(visibility)
         }
         #[cfg(not(feature = "visibility"))]
@@ -821,8 +933,14 @@ struct Timeouts {
 
 #[cfg(feature = "visibility")]
 impl Timeouts {
-    fn visibility(self, config: &SdkConfig, retention: Option<Duration>) -> Visibility {
+    fn visibility(
+        self,
+        config: &SdkConfig,
+        retention: Option<Duration>,
+        heartbeat: Option<Duration>,
+    ) -> Visibility {
         let visibility = Visibility::new(aws_sdk_sqs::Client::new(config))
+            .heartbeat(heartbeat)
             .backoff(self.base, self.cap)
             .dead_letter(self.dead_letter);
         match retention {
@@ -849,6 +967,19 @@ fn rename(layout: Layout, text: &str) -> Result<Layout, String> {
 fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
         .map_err(|_| format!("`{text}` is not a duration such as 500ms, 30s, 5m or 24h"))
+}
+
+/// The shortest heartbeat: SQS counts whole seconds, and a third of it must be more than a slow request.
+const SHORTEST_HEARTBEAT: Duration = Duration::from_secs(10);
+
+fn heartbeat(text: &str) -> Result<Option<Duration>, String> {
+    if text == "off" {
+        return Ok(None);
+    }
+    match duration(text)? {
+        length if length < SHORTEST_HEARTBEAT => Err("must be `off`, or at least 10s".to_owned()),
+        length => Ok(Some(length)),
+    }
 }
 
 fn positive(text: &str) -> Result<Duration, String> {
@@ -895,33 +1026,126 @@ mod tests {
         ("IDEMPOTENCY_TABLE_NAME", "idempotency"),
     ];
 
-    fn read(variables: &[(&str, &str)]) -> Result<(Records, Batches), SettingsError> {
+    fn read(variables: &[(&str, &str)]) -> Result<(Table, Records, Batches), SettingsError> {
         let mut settings = Settings::from_vars(variables.iter().copied());
-        let (records, batches) = (settings.records(), settings.batches(Some("20d")));
-        settings.check((|| Ok((records?, batches?)))())
+        let (table, records) = (settings.table(), settings.records());
+        let batches = settings.batches(Some("20d"));
+        settings.check((|| Ok((table?, records?, batches?)))())
     }
 
-    fn with(variables: &[(&str, &str)]) -> Result<(Records, Batches), SettingsError> {
+    fn with(variables: &[(&str, &str)]) -> Result<(Table, Records, Batches), SettingsError> {
         read(&[&REQUIRED, variables].concat())
+    }
+
+    /// The variables that `cargo lambda watch` sets for a function without a name.
+    const WATCHED: [(&str, &str); 2] = [
+        ("AWS_LAMBDA_RUNTIME_API", "http://127.0.0.1:9000/.rt/_"),
+        ("AWS_LAMBDA_FUNCTION_NAME", "_"),
+    ];
+
+    fn offline(variables: &[(&str, &str)]) -> Settings {
+        let version = aws_sdk_dynamodb::config::BehaviorVersion::latest();
+        let config = SdkConfig::builder().behavior_version(version).build();
+        Settings::from_vars(variables.iter().copied()).sdk_config(config)
+    }
+
+    #[tokio::test]
+    async fn watched_function_has_records_in_memory() {
+        let consumer = offline(&WATCHED).once(Ok(Unused)).await.unwrap();
+        let consumer = format!("{consumer:?}");
+        assert!(consumer.contains("Memory(MemoryStore"), "{consumer}");
+        assert!(consumer.contains("visibility: None"), "{consumer}");
+    }
+
+    #[tokio::test]
+    async fn function_on_lambda_needs_a_table() {
+        let [watched, unnamed] = WATCHED;
+        for variables in [
+            // A function of AWS, also if its name is `_`.
+            vec![unnamed, ("AWS_LAMBDA_RUNTIME_API", "127.0.0.1:9001")],
+            vec![unnamed, ("AWS_LAMBDA_RUNTIME_API", "127.0.0.1:9001/_")],
+            vec![
+                unnamed,
+                watched,
+                ("AWS_LAMBDA_INITIALIZATION_TYPE", "on-demand"),
+            ],
+            // A function with a name under `cargo lambda watch`.
+            vec![
+                (
+                    "AWS_LAMBDA_RUNTIME_API",
+                    "http://127.0.0.1:9000/.rt/consumer",
+                ),
+                ("AWS_LAMBDA_FUNCTION_NAME", "consumer"),
+            ],
+            vec![watched, ("AWS_LAMBDA_FUNCTION_NAME", "consumer")],
+        ] {
+            let error = offline(&variables).once(Ok(Unused)).await.unwrap_err();
+            assert!(
+                error.errors()[0].starts_with("IDEMPOTENCY_TABLE_NAME is not set"),
+                "{variables:?}: {error}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn watched_inbox_needs_a_table() {
+        struct Plan;
+        impl Handler for Plan {
+            type Message = ();
+            type Output = crate::handler::Done<()>;
+
+            async fn handle(
+                &self,
+                (): (),
+                _: crate::handler::Attempt,
+            ) -> Result<Self::Output, crate::handler::Failure> {
+                Err("unused".into())
+            }
+        }
+        let error = offline(&WATCHED).inbox(Ok(Plan)).await.err().unwrap();
+        assert_eq!(error.errors().len(), 1, "{error}");
+    }
+
+    #[tokio::test]
+    async fn watched_function_with_table_uses_it() {
+        let table = ("IDEMPOTENCY_TABLE_NAME", "records");
+        let prime = ("CONSUMER_PRIME", "off");
+        let variables = [&WATCHED[..], &[table, prime]].concat();
+        let consumer = offline(&variables).once(Ok(Unused)).await.unwrap();
+        let consumer = format!("{consumer:?}");
+        assert!(consumer.contains("DynamoDb("), "{consumer}");
+    }
+
+    #[test]
+    fn watched_function_is_named_after_its_program() {
+        let mut settings = Settings::from_vars(WATCHED);
+        let program = env::current_exe().unwrap();
+        let program = program.file_stem().unwrap().to_str().unwrap();
+        let batches = settings.batches(None).unwrap();
+        assert_eq!(batches.namespace.as_str(), program);
+        // On AWS the name stays.
+        let mut settings = Settings::from_vars([WATCHED[1], REQUIRED[0]]);
+        assert_eq!(settings.batches(None).unwrap().namespace.as_str(), "_");
     }
 
     #[test]
     fn defaults_match_the_documented_table() {
-        let (records, batches) = read(&REQUIRED).unwrap();
-        assert_eq!(records.table, "idempotency");
-        assert_eq!(records.layout, Layout::native());
+        let (table, records, batches) = read(&REQUIRED).unwrap();
+        assert_eq!(table.name, "idempotency");
+        assert_eq!(table.layout, Layout::native());
+        assert!(!table.grouping);
+        assert!(table.prime);
+        assert!(!table.write_units);
         assert_eq!(records.after_failure, AfterFailure::Retry);
-        assert!(!records.grouping);
         assert_eq!(records.lease_margin, Duration::from_secs(1));
-        assert!(records.prime);
         assert_eq!(batches.namespace.as_str(), "payments");
-        assert!(!records.write_units);
         let metrics = batches.metrics.unwrap();
         assert_eq!(metrics.names(), ("sqs-once", "payments"));
         assert_eq!(batches.key, KeySource::MessageId);
         assert_eq!(batches.fingerprint, FingerprintSource::Body);
         assert_eq!(batches.retention, Some(Duration::from_secs(20 * 86_400)));
         assert_eq!(batches.assumed_timeout, Duration::from_secs(300));
+        assert_eq!(batches.heartbeat, None);
         assert_eq!(batches.concurrency.get(), 10);
         assert_eq!(batches.conflict_wait, Duration::ZERO);
         assert_eq!(batches.deadline_reserve, Duration::from_millis(500));
@@ -948,6 +1172,7 @@ mod tests {
             ("IDEMPOTENCY_AFTER_FAILURE", "strict"),
             ("IDEMPOTENCY_GROUPING", "yes"),
             ("IDEMPOTENCY_LEASE_MARGIN", "-1s"),
+            ("CONSUMER_HEARTBEAT", "9s"),
             ("CONSUMER_CONCURRENCY", "0"),
             ("CONSUMER_DEADLINE_RESERVE", "0s"),
             ("CONSUMER_MIN_TIME_TO_START", "5"),
@@ -1062,10 +1287,10 @@ mod tests {
     #[test]
     fn dead_letter_needs_visibility() {
         let dead_letter = ("CONSUMER_DEAD_LETTER", "on");
-        let (_, batches) = with(&[dead_letter]).unwrap();
+        let (_, _, batches) = with(&[dead_letter]).unwrap();
         assert!(batches.timeouts.unwrap().dead_letter);
         let off = ("CONSUMER_VISIBILITY", "off");
-        assert!(with(&[off]).unwrap().1.timeouts.is_none());
+        assert!(with(&[off]).unwrap().2.timeouts.is_none());
         let error = with(&[dead_letter, off]).unwrap_err();
         assert_eq!(
             error.errors(),
@@ -1105,7 +1330,7 @@ mod tests {
     #[test]
     fn log_sample_is_a_number_from_0_to_1() {
         for text in ["0", "0.01", "1"] {
-            let (_, batches) = with(&[("CONSUMER_LOG_SAMPLE_COMPLETED", text)]).unwrap();
+            let (_, _, batches) = with(&[("CONSUMER_LOG_SAMPLE_COMPLETED", text)]).unwrap();
             assert_eq!(batches.log_sample_completed.to_string(), text);
         }
         for text in ["-0.1", "1.01", "NaN", "1%", "all"] {
@@ -1121,14 +1346,14 @@ mod tests {
             ("continue", FifoAfterPermanent::Continue),
             ("stop", FifoAfterPermanent::Stop),
         ] {
-            let (_, batches) = with(&[("CONSUMER_FIFO_AFTER_PERMANENT", text)]).unwrap();
+            let (_, _, batches) = with(&[("CONSUMER_FIFO_AFTER_PERMANENT", text)]).unwrap();
             assert_eq!(batches.fifo_after_permanent, parsed);
         }
     }
 
     #[test]
     fn layout_is_a_preset_with_renames_and_sort_key() {
-        let layout = |variables: &[_]| with(variables).map(|(records, _)| records.layout);
+        let layout = |variables: &[_]| with(variables).map(|(table, ..)| table.layout);
         let powertools = ("IDEMPOTENCY_LAYOUT", "powertools");
         let attributes = ("IDEMPOTENCY_ATTRIBUTES", "id=PK,expires_at=ttl");
         assert_eq!(layout(&[powertools]).unwrap(), Layout::powertools());

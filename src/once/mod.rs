@@ -38,6 +38,7 @@
 
 mod claim;
 mod commit;
+mod heartbeat;
 mod held;
 mod inbox;
 pub(crate) mod mode;

@@ -160,6 +160,12 @@ impl Batch {
         let _in_time = timeout_at(self.deadline.answer(), done).await;
     }
 
+    /// Messages without a result.
+    pub(super) fn unfinished(&self) -> impl Iterator<Item = &Message> {
+        let all = self.messages.iter().zip(&self.progress);
+        all.filter_map(|(message, progress)| progress.ended.get().is_none().then_some(message))
+    }
+
     fn lanes(&self) -> Vec<Lane> {
         let facts = self.messages.iter().map(|message| LaneFacts {
             key: message.key(),

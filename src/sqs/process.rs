@@ -122,7 +122,11 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             async move { consumer.run_lane(&lane, &batch).await }
         };
         let in_progress = self.concurrency.saturating_add(self.claims_ahead);
-        batch.run(in_progress, run_lane).await;
+        let run = batch.run(in_progress, run_lane);
+        match &self.visibility {
+            Some(visibility) => visibility.while_extended(&batch, run).await,
+            None => run.await,
+        }
         batch.close();
         let processed = batch.results();
         let answer = deadline.answer();

@@ -1,16 +1,18 @@
-//! Storage of records: the [`Store`] trait and its two implementations.
+//! Storage of records: the [`Store`] trait and its implementations.
 //!
 //! A store makes single conditional writes and returns their answers. The functions in
 //! [`crate::protocol::decision`] interpret the answers. A further store therefore needs two methods
 //! and no rules of its own. The suite in `tests/store_conformance.rs` checks the conditions of a
 //! store.
 
+mod any;
 pub(crate) mod dynamodb;
 mod memory;
 mod transaction;
 
 use std::error::Error;
 
+pub use any::AnyStore;
 #[doc(hidden)]
 pub use dynamodb::Field;
 pub use dynamodb::{DynamoStore, Layout};

@@ -348,6 +348,7 @@ async fn binary_accepts_values_that_patterns_accept() {
     let values = [
         ("IdempotencyLeaseMargin", &["0s", "250ms", "5m"][..]),
         ("IdempotencyLeaseFallback", &["1s", "10m", "1h"]),
+        ("ConsumerHeartbeat", &["off", "10s", "2m"]),
         ("IdempotencyNamespace", &["payments", "a#b"]),
         ("IdempotencyAttributes", &["id=PK", "id=PK,expires_at=ttl"]),
         ("IdempotencySortKey", &["SK", "SK=payments", "SK=a=b"]),
@@ -369,6 +370,8 @@ async fn binary_accepts_values_that_patterns_accept() {
         }
     }
     for (name, value) in [
+        ("ConsumerHeartbeat", "9s"),
+        ("ConsumerHeartbeat", "on"),
         ("ConsumerBackoffCap", "12h"),
         ("ConsumerBackoffCap", "0m"),
         ("ConsumerBackoffBase", "0s"),

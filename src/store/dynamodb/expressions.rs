@@ -181,7 +181,13 @@ impl<'a> Expression<'a> {
     fn fenced(&mut self, fence: &Fence) -> String {
         self.name(Field::Owner);
         self.value(":me", string(fence.owner.as_str()));
-        format!("#owner = :me AND {}", self.in_progress())
+        let mut condition = format!("#owner = :me AND {}", self.in_progress());
+        if let Some(lease_until) = fence.lease_until {
+            self.name(Field::LeaseUntil);
+            self.value(":held_until", millis(lease_until));
+            condition.push_str(" AND #lease_until = :held_until");
+        }
+        condition
     }
 
     /// The part of a claim's condition for records that are not expired.
@@ -403,6 +409,13 @@ pub(super) fn settle(
             with.set_or_remove(Field::LastEnd, last_end.map(|end| string(end.name())));
         }
         Settlement::Restore(claimed) => restore(&mut with, claimed, now)?,
+        Settlement::Renew {
+            lease_until,
+            expires_at,
+        } => {
+            with.set(Field::LeaseUntil, millis(*lease_until));
+            with.set(Field::ExpiresAt, number(*expires_at));
+        }
     }
     let condition = with.fenced(fence);
     let key = layout.primary_key(fence.key.as_str());
