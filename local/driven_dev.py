@@ -30,7 +30,7 @@ def check(holds: bool, problem: str) -> None:
 def environment() -> dict[str, str]:
     """That of a user's shell, who has neither credentials nor the tools of this checkout."""
     path = os.pathsep.join(p for p in os.environ["PATH"].split(os.pathsep) if not p.startswith(str(ROOT)))
-    hidden = ("AWS_", "MAKE", "MFLAGS", "CONSUMER_", "IDEMPOTENCY_")
+    hidden = ("AWS_", "MAKE", "MFLAGS", "CONSUMER_", "IDEMPOTENCY_", "SQS_ONCE_")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
     return kept | {"PATH": path, "CARGO_TARGET_DIR": str(ROOT / "target/starter")}
 
