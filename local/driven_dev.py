@@ -41,6 +41,7 @@ class Dev:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
         self.lines: list[str] = []
+        self.ended = False
         self.arrived = threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -49,6 +50,9 @@ class Dev:
             with self.arrived:
                 self.lines.append(line.decode(errors="replace").rstrip())
                 self.arrived.notify_all()
+        with self.arrived:
+            self.ended = True
+            self.arrived.notify_all()
 
     def outcomes(self, first: int) -> Counter[str]:
         """Outcomes shown from this line on."""
@@ -63,7 +67,7 @@ class Dev:
             return self.outcomes(first) == outcomes and any(text in line for line in self.lines[first:])
 
         with self.arrived:
-            self.arrived.wait_for(lambda: shown() or self.process.poll() is not None, within)
+            self.arrived.wait_for(lambda: shown() or self.ended, within)
             output = "\n".join(self.lines[-40:])
             check(shown(), f"`make dev` did not show {outcomes} and {text!r} within {within:.0f} s:\n{output}")
         return time.monotonic() - since

@@ -17,7 +17,7 @@ use sqs_once::{
 {%- else -%}
 use serde::{Deserialize, Serialize};
 use sqs_once::{
-    Attempt, Consumer, Failure, Handler, Once, Settings, SettingsError, store::DynamoStore,
+    Attempt, Consumer, Failure, Handler, Once, Settings, SettingsError, store::AnyStore,
 };
 {%- endcase %}
 
@@ -118,7 +118,7 @@ impl Handler for Charge {
 /// The consumer with these settings.
 pub async fn consumer(
     settings: Settings,
-) -> Result<Consumer<Once<DynamoStore>, Charge>, SettingsError> {
+) -> Result<Consumer<Once<AnyStore>, Charge>, SettingsError> {
     settings.once(Ok(Charge)).await
 }
 {%- endcase %}
