@@ -145,6 +145,11 @@ bench: $(VENV) ## Compare the release build with a plain loop of SDK calls and w
 outage: ## Simulate how long an outage messages survive with the template's receives and back-off
 	cargo test --locked --lib -- --nocapture survival
 
+.PHONY: simulate
+simulate: $(VENV) ## Simulate queue, function and table under load; writes the table of docs/sizing.md
+	python local/simulation.py --self-test
+	python local/simulation.py
+
 SECONDS    ?= 60
 CARGO_FUZZ := target/tools/bin/cargo-fuzz
 
@@ -183,6 +188,7 @@ lint: $(VENV) $(CHECKOV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licence
 	python local/prose.py --self-test && python local/prose.py
 	python local/book.py --self-test && python local/book.py
 	python local/sizing.py --check
+	python local/simulation.py --self-test && python local/simulation.py --check
 	sam validate --lint --region us-east-1
 	sam validate --lint --region us-east-1 --template-file examples/place_order.template.yaml
 	cfn-lint template.yaml examples/place_order.template.yaml

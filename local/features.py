@@ -3,7 +3,7 @@
 1. Combinations of features compile and document without a warning.
 2. The documents name the number of crates that each combination brings.
 3. The crates of OpenTelemetry come with the feature `opentelemetry` alone.
-4. The documentation of the default features lists at most 55 types and traits.
+4. The documentation of the default features lists at most 62 types and traits.
 5. The sample's handler can be replaced in three files.
 """
 
@@ -17,17 +17,19 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 # A change that needs more raises the limit and says why.
-MAX_PUBLIC_TYPES = 55
+MAX_PUBLIC_TYPES = 62
 
 NONE: tuple[str, ...] = ("--no-default-features",)
 LIBRARY = ("--no-default-features", "--features", "lambda,visibility,settings")
 DEFAULT: tuple[str, ...] = ()
 TRACES = ("--features", "opentelemetry")
+S3 = ("--features", "s3")
 COMBINATIONS = (
     NONE,
     ("--no-default-features", "--features", "lambda"),
     ("--no-default-features", "--features", "settings"),
     ("--no-default-features", "--features", "testing"),
+    ("--no-default-features", "--features", "s3"),
     ("--no-default-features", "--features", "opentelemetry"),
     LIBRARY,
     DEFAULT,
@@ -79,7 +81,7 @@ def crates(features: tuple[str, ...]) -> set[tuple[str, ...]]:
 
 
 def check_documents() -> None:
-    counts = {len(crates(features)) for features in (DEFAULT, LIBRARY, NONE, TRACES)}
+    counts = {len(crates(features)) for features in (DEFAULT, LIBRARY, NONE, TRACES, S3)}
     print("==> crates:", *sorted(counts, reverse=True), flush=True)
     library = ROOT / "src/lib.rs"
     problems = []

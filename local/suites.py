@@ -35,7 +35,7 @@ class Suite:
     @property
     def selector(self) -> str:
         """The options of `cargo test` that select the suite."""
-        features = f"--features {FEATURES} " if self.name in ("cli", "sqs-once", "traces") else ""
+        features = f"--features {FEATURES} " if self.name in ("cli", "s3_bodies", "sqs-once", "traces") else ""
         return "--lib" if self.kind == "lib" else f"{features}--{self.kind} {self.name}"
 
 

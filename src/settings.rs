@@ -7,15 +7,18 @@ use std::{
     env,
     ffi::OsStr,
     fmt, io,
-    num::NonZeroUsize,
+    num::{NonZeroU32, NonZeroUsize},
     path::Path,
     time::Duration,
 };
 
 use aws_config::SdkConfig;
 use aws_sdk_dynamodb::Client;
+use futures_util::future::join;
 use tokio::runtime::{Builder, Runtime};
 
+#[cfg(feature = "s3")]
+use crate::sqs::S3Bodies;
 #[cfg(feature = "visibility")]
 use crate::sqs::Visibility;
 use crate::{
@@ -23,7 +26,7 @@ use crate::{
     handler::Handler,
     once::{Inbox, Mode, OnItem, Once},
     protocol::{AfterFailure, Namespace},
-    sqs::{Consumer, Envelope, FifoAfterPermanent, FingerprintSource, KeySource},
+    sqs::{Consumer, Encoding, Envelope, FifoAfterPermanent, FingerprintSource, KeySource},
     store::{AnyStore, DynamoStore, Field, Layout, MemoryStore, Store},
     telemetry::{
         Metrics,
@@ -94,6 +97,10 @@ const UNNAMED: &str = "_";
 /// | `IDEMPOTENCY_NAMESPACE` | function name | first part of every key ([`Namespace`]) |
 /// | `IDEMPOTENCY_KEY` | `message-id` | source of a message's key ([`KeySource`]) |
 /// | `CONSUMER_ENVELOPE` | `none` | service that puts its own JSON around each message: `none`, `sns`, `eventbridge` or `s3` ([`Envelope`]) |
+/// | `CONSUMER_ENCODING` | `none` | encoding of messages without the attribute `Content-Encoding`: `none`, `base64`, `gzip` or `base64+gzip` ([`Encoding`]) |
+/// | `CONSUMER_MAX_BODY_BYTES` | `10485760` | largest decompressed body, in bytes |
+/// | `CONSUMER_S3_BUCKETS` | none | names of S3 buckets, as `orders,invoices`: a body that the Amazon SQS Extended Client stored there is read; needs the feature `s3` |
+/// | `CONSUMER_S3_MAX_BYTES` | `2097152` | longest body that is read from S3 |
 /// | `IDEMPOTENCY_FINGERPRINT` | `body`; `off` for `on_item` | part of a message that must not change under one key ([`FingerprintSource`]); for `on_item` see [`OnItem::check_payload`] |
 /// | `IDEMPOTENCY_RETENTION` | `20d`; unlimited for `on_item` | time that a record is kept |
 /// | `IDEMPOTENCY_AFTER_FAILURE` | `retry` | other message with the key of a permanent failure: `retry` or `replay` ([`AfterFailure`]) |
@@ -408,18 +415,22 @@ impl Settings {
             SdkConfig::builder().build()
         };
         let grouping = table.as_ref().is_some_and(|table| table.grouping);
-        let store = match table {
-            Some(table) => AnyStore::DynamoDb(table.open(&config).await),
+        let ahead = if grouping { CLAIMS_AHEAD } else { 0 };
+        let (store, to_read) = match table {
+            Some(table) => {
+                let (store, to_read) = table.store(&config);
+                (AnyStore::DynamoDb(store), to_read)
+            }
             None => {
                 tracing::warn!(
                     "IDEMPOTENCY_TABLE_NAME is not set: records are in memory, and no record survives a restart; `make dev` or `make watch` runs on a local table"
                 );
-                AnyStore::Memory(MemoryStore::default())
+                (AnyStore::Memory(MemoryStore::default()), None)
             }
         };
         let once = records.once(store, &batches);
-        let consumer = batches.consumer(once, handler, &config);
-        Ok(consumer.claims_ahead(if grouping { CLAIMS_AHEAD } else { 0 }))
+        let build = || batches.consumer(once, handler, &config);
+        Ok(while_reading(to_read, build).await.claims_ahead(ahead))
     }
 
     /// Returns whether [`once`](Self::once) keeps records in memory: under `cargo lambda watch`, for
@@ -485,8 +496,10 @@ impl Settings {
         let read = (|| Ok((handler?, table?, records?, batches?)))();
         let (handler, table, records, batches) = self.check(read)?;
         let config = self.take_config().await;
-        let inbox = records.once(table.open(&config).await, &batches).inbox();
-        Ok(batches.consumer(inbox, handler, &config))
+        let (store, to_read) = table.store(&config);
+        let inbox = records.once(store, &batches).inbox();
+        let build = || batches.consumer(inbox, handler, &config);
+        Ok(while_reading(to_read, build).await)
     }
 
     /// A consumer in the mode [`OnItem`], otherwise as [`once`](Self::once). There is no table of
@@ -621,6 +634,9 @@ impl Settings {
         });
         let key = self.optional("IDEMPOTENCY_KEY", "message-id", str::parse::<KeySource>);
         let envelope = self.optional("CONSUMER_ENVELOPE", "none", str::parse::<Envelope>);
+        let encoding = self.optional("CONSUMER_ENCODING", "none", str::parse::<Encoding>);
+        let max_body_bytes = self.optional("CONSUMER_MAX_BODY_BYTES", "10485760", bytes);
+        let s3_bodies = self.s3_bodies();
         let fingerprint = self.optional(
             "IDEMPOTENCY_FINGERPRINT",
             "body",
@@ -655,6 +671,9 @@ impl Settings {
             namespace: namespace?,
             key: key?,
             envelope: envelope?,
+            encoding: encoding?,
+            max_body_bytes: max_body_bytes?,
+            s3_bodies: s3_bodies?,
             fingerprint: fingerprint?,
             retention: retention?,
             assumed_timeout: assumed_timeout?,
@@ -669,6 +688,17 @@ impl Settings {
             metrics: metrics?,
             log_sample_completed: log_sample_completed?,
         })
+    }
+
+    /// Buckets and the longest body; no buckets, no reads.
+    fn s3_bodies(&mut self) -> Result<(Vec<String>, NonZeroU32), SettingsError> {
+        let read = |_, names: &str| match cfg!(feature = "s3") {
+            true => buckets(names),
+            false => Err("needs the feature `s3` of the crate sqs-once".to_owned()),
+        };
+        let buckets = self.changed("CONSUMER_S3_BUCKETS", Vec::new(), read);
+        let max_bytes = self.optional("CONSUMER_S3_MAX_BYTES", "2097152", bytes);
+        Ok((buckets?, max_bytes?))
     }
 
     #[cfg(feature = "visibility")]
@@ -818,17 +848,14 @@ struct Table {
 }
 
 impl Table {
-    async fn open(self, config: &SdkConfig) -> DynamoStore {
+    /// The store, and the same again if the table is to be read at start.
+    fn store(self, config: &SdkConfig) -> (DynamoStore, Option<DynamoStore>) {
         let store = DynamoStore::new(Client::new(config), self.name)
             .layout(self.layout)
             .write_units(self.write_units)
             .grouping(self.grouping);
-        if self.prime
-            && let Err(error) = store.prime(PRIME_TIMEOUT).await
-        {
-            tracing::warn!(%error, "could not read the table at start: messages fail until DynamoDB answers");
-        }
-        store
+        let to_read = self.prime.then(|| store.clone());
+        (store, to_read)
     }
 }
 
@@ -852,12 +879,30 @@ impl Records {
     }
 }
 
+/// Reads the table of `store` once, and calls `build` meanwhile. A failure of the read is logged.
+async fn while_reading<T>(store: Option<DynamoStore>, build: impl FnOnce() -> T) -> T {
+    let Some(store) = store else {
+        return build();
+    };
+    // The first poll of `prime` starts the connection. `build` has the time of its round trips.
+    let (read, built) = join(store.prime(PRIME_TIMEOUT), async { build() }).await;
+    if let Err(error) = read {
+        tracing::warn!(%error, "could not read the table at start: messages fail until DynamoDB answers");
+    }
+    built
+}
+
 /// Settings that every mode has.
 #[derive(Debug)]
 struct Batches {
     namespace: Namespace,
     key: KeySource,
     envelope: Envelope,
+    encoding: Encoding,
+    max_body_bytes: NonZeroU32,
+    /// Without the feature `s3` no buckets are set.
+    #[cfg_attr(not(feature = "s3"), expect(dead_code, reason = "read by the feature"))]
+    s3_bodies: (Vec<String>, NonZeroU32),
     fingerprint: FingerprintSource,
     retention: Option<Duration>,
     assumed_timeout: Duration,
@@ -897,6 +942,8 @@ impl Batches {
         let consumer = Consumer::new(mode, self.namespace, handler)
             .key(self.key)
             .envelope(self.envelope)
+            .encoding(self.encoding)
+            .max_body_bytes(self.max_body_bytes)
             .fingerprint(self.fingerprint)
             .concurrency(self.concurrency)
             .conflict_wait(self.conflict_wait)
@@ -907,6 +954,13 @@ impl Batches {
             .fifo_after_permanent(self.fifo_after_permanent)
             .metrics(self.metrics)
             .log_sample_completed(self.log_sample_completed);
+        #[cfg(feature = "s3")]
+        let consumer = {
+            let (buckets, max_bytes) = self.s3_bodies;
+            let reads = !buckets.is_empty();
+            let s3_bodies = reads.then(|| S3Bodies::new(config, buckets).max_bytes(max_bytes));
+            consumer.s3_bodies(s3_bodies)
+        };
         #[cfg(feature = "visibility")]
         {
             let timeouts = self.timeouts;
@@ -1000,6 +1054,26 @@ fn backoff(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// Names of S3 buckets, separated by commas (*Amazon S3 User Guide*, "Bucket naming rules").
+fn buckets(text: &str) -> Result<Vec<String>, String> {
+    let is_name = |name: &&str| {
+        let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '.' || c == '-';
+        let ends = !name.starts_with(['.', '-']) && !name.ends_with(['.', '-']);
+        (3..=63).contains(&name.len()) && ends && name.chars().all(inner)
+    };
+    match text.split(',').find(|name| !is_name(name)) {
+        Some(name) => Err(format!(
+            "`{name}` is not the name of an S3 bucket; separate names by commas"
+        )),
+        None => Ok(text.split(',').map(str::to_owned).collect()),
+    }
+}
+
+fn bytes(text: &str) -> Result<NonZeroU32, &'static str> {
+    let parsed = text.parse();
+    parsed.map_err(|_| "must be a whole number of bytes from 1 to 4294967295")
+}
+
 fn share(text: &str) -> Result<f64, &'static str> {
     let parsed = text.parse().ok();
     let parsed = parsed.filter(|share| (0.0..=1.0).contains(share));
@@ -1016,7 +1090,19 @@ fn on_or_off(text: &str) -> Result<bool, &'static str> {
 
 #[cfg(test)]
 mod tests {
-    use tokio::runtime::RuntimeFlavor;
+    use std::sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    };
+
+    use aws_sdk_dynamodb::config::{
+        Credentials,
+        http::{HttpRequest, HttpResponse},
+    };
+    use aws_smithy_runtime_api::client::http::{
+        HttpConnector, HttpConnectorFuture, SharedHttpConnector, http_client_fn,
+    };
+    use tokio::{runtime::RuntimeFlavor, sync::Notify};
 
     use super::*;
 
@@ -1142,6 +1228,8 @@ mod tests {
         let metrics = batches.metrics.unwrap();
         assert_eq!(metrics.names(), ("sqs-once", "payments"));
         assert_eq!(batches.key, KeySource::MessageId);
+        assert_eq!(batches.encoding, Encoding::None);
+        assert_eq!(batches.max_body_bytes.get(), 10 * 1024 * 1024);
         assert_eq!(batches.fingerprint, FingerprintSource::Body);
         assert_eq!(batches.retention, Some(Duration::from_secs(20 * 86_400)));
         assert_eq!(batches.assumed_timeout, Duration::from_secs(300));
@@ -1169,6 +1257,8 @@ mod tests {
             ("IDEMPOTENCY_LAYOUT", "python"),
             ("IDEMPOTENCY_KEY", "orderId"),
             ("IDEMPOTENCY_FINGERPRINT", "yes"),
+            ("CONSUMER_ENCODING", "deflate"),
+            ("CONSUMER_MAX_BODY_BYTES", "10MB"),
             ("IDEMPOTENCY_AFTER_FAILURE", "strict"),
             ("IDEMPOTENCY_GROUPING", "yes"),
             ("IDEMPOTENCY_LEASE_MARGIN", "-1s"),
@@ -1184,6 +1274,8 @@ mod tests {
             ("CONSUMER_DEAD_LETTER", "yes"),
             ("CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE", "no"),
             ("CONSUMER_FIFO_AFTER_PERMANENT", "on"),
+            ("CONSUMER_S3_BUCKETS", "Orders"),
+            ("CONSUMER_S3_MAX_BYTES", "4MiB"),
             #[cfg(feature = "visibility")]
             ("CONSUMER_BACKOFF_BASE", "0s"),
             #[cfg(feature = "visibility")]
@@ -1260,6 +1352,57 @@ mod tests {
                 consumer.contains(&format!("checks_payload: {compares}")),
                 "{consumer}"
             );
+        }
+    }
+
+    #[tokio::test]
+    async fn consumer_is_built_while_table_is_read() {
+        let (sent, built) = (Arc::new(AtomicBool::new(false)), Arc::new(Notify::new()));
+        let answered = Arc::new(AtomicBool::new(false));
+        let table = StubTable {
+            sent: sent.clone(),
+            built: built.clone(),
+            answered: answered.clone(),
+        };
+        let config = aws_sdk_dynamodb::Config::builder()
+            .behavior_version_latest()
+            .region(aws_config::Region::from_static("eu-central-1"))
+            .credentials_provider(Credentials::new("a", "b", None, None, "tests"))
+            .http_client(http_client_fn(move |_, _| {
+                SharedHttpConnector::new(table.clone())
+            }))
+            .build();
+        let store = DynamoStore::new(Client::from_conf(config), "idempotency");
+        let was_sent = while_reading(Some(store), || {
+            built.notify_one();
+            sent.load(Relaxed)
+        });
+        assert!(was_sent.await, "built before the read");
+        assert!(answered.load(Relaxed), "built after the read");
+    }
+
+    /// A table that answers a read once the consumer is built.
+    #[derive(Clone, Debug)]
+    struct StubTable {
+        sent: Arc<AtomicBool>,
+        built: Arc<Notify>,
+        answered: Arc<AtomicBool>,
+    }
+
+    impl HttpConnector for StubTable {
+        fn call(&self, _: HttpRequest) -> HttpConnectorFuture {
+            let Self {
+                sent,
+                built,
+                answered,
+            } = self.clone();
+            HttpConnectorFuture::new(async move {
+                sent.store(true, Relaxed);
+                built.notified().await;
+                answered.store(true, Relaxed);
+                let ok = 200.try_into().unwrap();
+                Ok(HttpResponse::new(ok, "{}".into()))
+            })
         }
     }
 
@@ -1349,6 +1492,49 @@ mod tests {
             let (_, _, batches) = with(&[("CONSUMER_FIFO_AFTER_PERMANENT", text)]).unwrap();
             assert_eq!(batches.fifo_after_permanent, parsed);
         }
+    }
+
+    #[cfg(feature = "s3")]
+    #[test]
+    fn buckets_are_names_separated_by_commas() {
+        let buckets = |text: &str| {
+            let (.., batches) = with(&[("CONSUMER_S3_BUCKETS", text)])?;
+            Ok::<_, SettingsError>(batches.s3_bodies)
+        };
+        assert_eq!(
+            buckets("").unwrap(),
+            (vec![], 2_097_152.try_into().unwrap())
+        );
+        assert_eq!(buckets("orders").unwrap().0, ["orders"]);
+        assert_eq!(buckets("a.b-1,invoices").unwrap().0, ["a.b-1", "invoices"]);
+        let long = "x".repeat(64);
+        for invalid in [
+            ",",
+            "orders,",
+            "orders, invoices",
+            "ab",
+            "-orders",
+            "orders.",
+            "ORDERS",
+            "s3://orders",
+            "arn:aws:s3:::orders",
+            &long,
+        ] {
+            let error = buckets(invalid).unwrap_err();
+            assert!(
+                error.to_string().contains("name of an S3 bucket"),
+                "{error}"
+            );
+        }
+    }
+
+    #[cfg(not(feature = "s3"))]
+    #[test]
+    fn buckets_need_the_feature() {
+        assert!(with(&[("CONSUMER_S3_MAX_BYTES", "1")]).is_ok());
+        let error = with(&[("CONSUMER_S3_BUCKETS", "orders")]).unwrap_err();
+        let expected = "CONSUMER_S3_BUCKETS: needs the feature `s3` of the crate sqs-once";
+        assert_eq!(error.errors(), [expected]);
     }
 
     #[test]

@@ -57,7 +57,8 @@ pub enum Outcome {
     },
     /// The handler returned a retryable failure. The attempt may have had its effect.
     RetryableFailure(String),
-    /// The handler returned a retryable failure without an effect.
+    /// The handler returned a retryable failure without an effect, or the message's body could not be
+    /// read from S3.
     NoEffect(String),
     /// The handler returned a permanent failure.
     PermanentFailure(String),
@@ -69,8 +70,8 @@ pub enum Outcome {
     /// The key was used before for another payload. The handler did not run, and the record is
     /// unchanged.
     KeyReused,
-    /// The message has no body, no key, or a body that is not of the handler's type. The handler
-    /// did not run.
+    /// The message has no body, no key, or a body that is not of the handler's type, or its body is not
+    /// in S3. The handler did not run.
     Invalid(String),
     /// S3 sent this message to test its notifications (`s3:TestEvent`). The handler did not run, and
     /// nothing is recorded.

@@ -284,6 +284,30 @@ fn every_parameter_has_group_description_and_docs() {
     }
 }
 
+#[cfg(feature = "s3")]
+#[tokio::test]
+async fn s3_buckets_parameter_accepts_same_as_binary() {
+    let pattern = pattern(&parameters()["ConsumerS3Buckets"]);
+    for (value, accepted) in [
+        ("", true),
+        ("orders", true),
+        ("a.b-1,invoices", true),
+        ("orders,", false),
+        ("orders, invoices", false),
+        ("ab", false),
+        ("-orders", false),
+        ("Orders", false),
+        ("arn:aws:s3:::orders", false),
+    ] {
+        let variables = environment(&[("ConsumerS3Buckets", value), ("ConsumerPrime", "off")]);
+        let settings = Settings::from_vars(variables);
+        let settings = settings.sdk_config(support::sdk_config("http://127.0.0.1:9"));
+        let starts = settings.once(Ok(handler_fn(greet))).await.is_ok();
+        assert_eq!(starts, accepted, "the binary: {value:?}");
+        assert_eq!(pattern.is_match(value), accepted, "the template: {value:?}");
+    }
+}
+
 /// The function's variables with these values of the parameters, or the defaults.
 fn environment(values: &[(&str, &str)]) -> Vec<(String, String)> {
     let template = read(CONSUMER);

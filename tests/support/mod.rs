@@ -21,6 +21,7 @@ pub mod gateway;
 pub mod log;
 pub mod prerequisite;
 pub mod runtime_api;
+pub mod s3;
 pub mod sqs;
 pub mod stage;
 

@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn timeout_never_exceeds_the_limit_of_sqs() {
-        let hours = |hours| Duration::from_secs(hours * 3600);
+        let hours = |hours: u64| Duration::from_secs(hours * 3600);
         assert_eq!(seconds(Duration::from_secs(30), Duration::ZERO), 30);
         assert_eq!(seconds(hours(24), Duration::ZERO), LONGEST);
         assert_eq!(seconds(hours(1), hours(11)), 1800);
