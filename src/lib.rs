@@ -85,6 +85,7 @@
 //! | `consumer` | the binary `consumer`, which charges orders over HTTP. Implies `visibility` and `settings` |
 //! | `cli` | the binary `sqs-once`, the command-line tool. Implies `visibility` and `settings`; off by default |
 //! | `opentelemetry` | `telemetry::traces`: spans of messages and requests, to X-Ray or to a collector. Implies `lambda`; off by default |
+//! | `postgres` | `postgres`, `store::PostgresStore` and `Once::in_postgres`: records in PostgreSQL, and business writes in the same transaction; off by default |
 //! | `testing` | `testing`: tests of handlers without AWS, and the conformance suite for stores. Implies `lambda`; off by default |
 //!
 //! The first four are on by default, so that `sam build` and `cargo lambda watch` find the binary. A
@@ -149,6 +150,8 @@ mod handler;
 mod invalid;
 mod meter;
 pub mod once;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 pub mod protocol;
 #[cfg(feature = "settings")]
 mod settings;
@@ -172,7 +175,11 @@ pub use handler::{
 #[doc(hidden)]
 pub use handler::{Delivery, History, OpenAttempts};
 pub use invalid::InvalidValue;
+#[cfg(feature = "postgres")]
+pub use once::InPostgres;
 pub use once::{Change, Inbox, Mode, OnItem, Once, Operation, Outcome, Retry, Severity};
+#[cfg(feature = "postgres")]
+pub use postgres::{InTransaction, Transaction};
 #[cfg(feature = "settings")]
 pub use settings::{Settings, SettingsError};
 #[cfg(feature = "lambda")]

@@ -1,4 +1,4 @@
-//! Storage of records: the [`Store`] trait and its two implementations.
+//! Storage of records: the [`Store`] trait and its implementations.
 //!
 //! A store makes single conditional writes and returns their answers. The functions in
 //! [`crate::protocol::decision`] interpret the answers. A further store therefore needs two methods
@@ -7,6 +7,8 @@
 
 pub(crate) mod dynamodb;
 mod memory;
+#[cfg(feature = "postgres")]
+pub(crate) mod postgres;
 mod transaction;
 
 use std::error::Error;
@@ -21,6 +23,8 @@ pub use dynamodb::{
     operator::{RecordPage, StoredRecord},
 };
 pub use memory::MemoryStore;
+#[cfg(feature = "postgres")]
+pub use postgres::PostgresStore;
 #[doc(hidden)]
 pub use transaction::{Commit, CommitAnswer, RecordWrite, TransactionalStore};
 
