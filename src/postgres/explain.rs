@@ -96,7 +96,10 @@ pub(crate) fn explain(error: &Error) -> String {
         "40001" | "40P01" | "57014" | LOCK_NOT_AVAILABLE => message.into(),
         // Authorization, unknown database, permissions, limits and shutdown: no values.
         _ if ["28", "3D", "53", "57"].contains(&&code[..2]) || code == "42501" => message.into(),
-        _ => "the statement failed".into(),
+        _ => database.constraint().map_or_else(
+            || "the statement failed".into(),
+            |constraint| format!("a write violates the constraint `{constraint}`"),
+        ),
     };
     format!("SQLSTATE {code}: {advice}")
 }

@@ -271,7 +271,7 @@ async fn connection_closed_by_server_is_replaced() {
     assert_eq!(pool.size(), 1);
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn crashed_server_rolls_back() {
     // A server of its own.
     let server = super::support::postgres::Server::start();

@@ -18,20 +18,20 @@ use super::support::{
     postgres_wire::Wire,
 };
 
-pub const SECOND: Duration = Duration::from_secs(1);
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
 
-pub struct World {
-    pub options: PgConnectOptions,
+pub(crate) struct World {
+    pub(crate) options: PgConnectOptions,
     /// Connections that no fault meets.
-    pub pool: PgPool,
+    pub(crate) pool: PgPool,
 }
 
 impl World {
-    pub async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         Self::on(&SERVER).await
     }
 
-    pub async fn on(server: &Server) -> Self {
+    pub(crate) async fn on(server: &Server) -> Self {
         let options = server.schema().await;
         let pool = PgPoolOptions::new().max_connections(20);
         let pool = pool.connect_lazy_with(options.clone());
@@ -41,17 +41,17 @@ impl World {
         Self { options, pool }
     }
 
-    pub fn mode(&self) -> InPostgres {
+    pub(crate) fn mode(&self) -> InPostgres {
         Once::in_postgres(self.pool.clone())
     }
 
     /// A worker with one connection.
-    pub fn worker(&self) -> (InPostgres, PgPool) {
+    pub(crate) fn worker(&self) -> (InPostgres, PgPool) {
         self.worker_of(|options| options)
     }
 
     /// A worker with one connection, and these options of its pool.
-    pub fn worker_of(
+    pub(crate) fn worker_of(
         &self,
         options: impl FnOnce(PgPoolOptions) -> PgPoolOptions,
     ) -> (InPostgres, PgPool) {
@@ -61,7 +61,7 @@ impl World {
     }
 
     /// A worker with one connection, through a wire that can be cut.
-    pub async fn worker_behind_wire(&self) -> (InPostgres, PgPool, Wire) {
+    pub(crate) async fn worker_behind_wire(&self) -> (InPostgres, PgPool, Wire) {
         let server = SERVER.options();
         let server = ([127, 0, 0, 1], server.get_port()).into();
         let wire = Wire::to(server).await;
@@ -70,30 +70,30 @@ impl World {
     }
 
     /// Delivers a message that increments the thing `id`.
-    pub async fn deliver(&self, id: &str) -> Outcome {
+    pub(crate) async fn deliver(&self, id: &str) -> Outcome {
         self.mode().run(operation(id, ample()), increments(id)).await
     }
 
     /// Number of times that the effect has happened.
-    pub async fn effect(&self, id: &str) -> i64 {
+    pub(crate) async fn effect(&self, id: &str) -> i64 {
         let n = sqlx::query_scalar("SELECT n FROM things WHERE id = $1").bind(id);
         let n = n.fetch_optional(&self.pool).await.unwrap();
         n.unwrap_or_default()
     }
 
     /// One value of a record.
-    pub async fn column(&self, id: &str, column: &str) -> Option<String> {
+    pub(crate) async fn column(&self, id: &str, column: &str) -> Option<String> {
         let sql = format!("SELECT {column}::text FROM sqs_once_records WHERE id = $1");
         let value = sqlx::query_scalar(AssertSqlSafe(sql)).bind(key(id).as_str().to_owned());
         let row: Option<Option<String>> = value.fetch_optional(&self.pool).await.unwrap();
         row.flatten()
     }
 
-    pub async fn status(&self, id: &str) -> Option<String> {
+    pub(crate) async fn status(&self, id: &str) -> Option<String> {
         self.column(id, "status").await
     }
 
-    pub async fn run_sql(&self, sql: &'static str) {
+    pub(crate) async fn run_sql(&self, sql: &'static str) {
         self.pool.execute(sql).await.unwrap();
     }
 
@@ -108,26 +108,26 @@ impl World {
     }
 
     /// Returns when as many sessions wait for a lock.
-    pub async fn waiting(&self, sessions: i64) {
+    pub(crate) async fn waiting(&self, sessions: i64) {
         while self.sessions("wait_event_type = 'Lock'").await < sessions {
             tokio::task::yield_now().await;
         }
     }
 
-    /// Returns when no session is in a transaction.
-    pub async fn all_transactions_ended(&self) {
-        while self.sessions("state LIKE 'idle in transaction%'").await > 0 {
+    /// Returns when as many sessions are in a transaction.
+    pub(crate) async fn open_transactions(&self, sessions: i64) {
+        while self.sessions("state LIKE 'idle in transaction%'").await != sessions {
             tokio::task::yield_now().await;
         }
     }
 
     /// Ends the server's side of all idle connections, beside the one that asks.
-    pub async fn close_idle_connections(&self) {
+    pub(crate) async fn close_idle_connections(&self) {
         self.close("idle").await;
     }
 
     /// Ends the server's side of all connections with an open transaction.
-    pub async fn close_transactions(&self) {
+    pub(crate) async fn close_transactions(&self) {
         self.close("idle in transaction").await;
     }
 
@@ -142,7 +142,7 @@ impl World {
 }
 
 /// A handler that increments the thing `id`.
-pub fn increments(
+pub(crate) fn increments(
     id: &str,
 ) -> impl FnOnce(Attempt) -> BoxFuture<'static, Result<InTransaction<String>, Failure>> {
     let id = id.to_owned();
@@ -155,32 +155,32 @@ pub fn increments(
     }
 }
 
-pub async fn increment(connection: &mut PgConnection, id: &str) -> Result<(), sqlx::Error> {
+pub(crate) async fn increment(connection: &mut PgConnection, id: &str) -> Result<(), sqlx::Error> {
     let sql = "INSERT INTO things VALUES ($1, 1) ON CONFLICT (id) DO UPDATE SET n = things.n + 1";
     sqlx::query(sql).bind(id.to_owned()).execute(connection).await?;
     Ok(())
 }
 
-pub fn key(id: &str) -> Key {
+pub(crate) fn key(id: &str) -> Key {
     Key::new(&Namespace::new("tests").unwrap(), [id]).unwrap()
 }
 
-pub fn operation(id: &str, deadline: Deadline) -> Operation {
+pub(crate) fn operation(id: &str, deadline: Deadline) -> Operation {
     operation_of(id, id, deadline)
 }
 
 /// The operation `id`, in this message.
-pub fn operation_of(id: &str, message_id: &str, deadline: Deadline) -> Operation {
+pub(crate) fn operation_of(id: &str, message_id: &str, deadline: Deadline) -> Operation {
     let fingerprint = Some(Fingerprint::of(id.as_bytes()));
     Operation::new(key(id), fingerprint, Delivery::new(message_id), deadline)
 }
 
 /// More than any test needs.
-pub fn ample() -> Deadline {
+pub(crate) fn ample() -> Deadline {
     Deadline::after(Timestamp::now(), 60 * SECOND, SECOND)
 }
 
 /// Handlers are cut off after half a second.
-pub fn short() -> Deadline {
+pub(crate) fn short() -> Deadline {
     Deadline::after(Timestamp::now(), SECOND, SECOND / 2)
 }
