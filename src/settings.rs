@@ -1,5 +1,7 @@
 //! [`Settings`]: environment variables into a configured [`Consumer`].
 
+#[cfg(feature = "postgres")]
+mod postgres;
 mod unknown;
 
 use std::{
@@ -465,12 +467,7 @@ impl Settings {
             str::parse,
         );
         let layout = self.layout();
-        let after_failure =
-            self.optional("IDEMPOTENCY_AFTER_FAILURE", "retry", |text| match text {
-                "retry" => Ok(AfterFailure::Retry),
-                "replay" => Ok(AfterFailure::Replay),
-                _ => Err("must be `retry` or `replay`"),
-            });
+        let after_failure = self.after_failure();
         let grouping = self.optional("IDEMPOTENCY_GROUPING", "off", on_or_off);
         let lease_margin = self.optional("IDEMPOTENCY_LEASE_MARGIN", "1s", duration);
         let prime = self.optional("CONSUMER_PRIME", "on", on_or_off);
@@ -513,6 +510,14 @@ impl Settings {
     fn read_all(&mut self) {
         let (_records, _batches) = (self.records(), self.batches(Some("20d")));
         let _threads = self.has_threads();
+    }
+
+    fn after_failure(&mut self) -> Result<AfterFailure, SettingsError> {
+        self.optional("IDEMPOTENCY_AFTER_FAILURE", "retry", |text| match text {
+            "retry" => Ok(AfterFailure::Retry),
+            "replay" => Ok(AfterFailure::Replay),
+            _ => Err("must be `retry` or `replay`"),
+        })
     }
 
     fn layout(&mut self) -> Result<Layout, SettingsError> {

@@ -11,8 +11,17 @@
 
 #[path = "postgres/ends.rs"]
 mod ends;
+#[path = "postgres/example.rs"]
+mod example;
 #[path = "postgres/locks.rs"]
 mod locks;
+#[path = "../examples/place_order_postgres.rs"]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "an example has a main of its own"
+)]
+mod place_order_postgres;
 #[path = "postgres/records.rs"]
 mod records;
 #[path = "postgres/stock.rs"]

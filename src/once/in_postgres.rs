@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use aws_sdk_dynamodb::config::{Region, SharedCredentialsProvider};
 use serde::Serialize;
 use sqlx::{Error, PgPool};
 use tokio::{
@@ -20,7 +21,7 @@ use crate::{
     handler::{Attempt, Failure, History, to_result},
     meter::timed,
     postgres::{
-        InTransaction, OpenTransaction, Transaction,
+        self, InTransaction, OpenTransaction, Transaction,
         explain::{
             explain, is_aborted, is_caused_by_contention, is_contended, is_lock_timeout,
             is_not_committed,
@@ -125,6 +126,19 @@ impl InPostgres {
         self
     }
 
+    /// Authenticates by IAM: see [`PostgresStore::iam`].
+    #[must_use]
+    pub fn iam(mut self, region: Region, credentials: SharedCredentialsProvider) -> Self {
+        self.records.store = self.records.store.iam(region, credentials);
+        self
+    }
+
+    /// Creates the table of the records if there is none.
+    #[cfg(feature = "settings")]
+    pub(crate) async fn migrate(&self) -> Result<(), Error> {
+        postgres::migrate(self.records.store.pool().await?).await
+    }
+
     /// Replaces the system's wall clock, for tests.
     #[must_use]
     pub fn clock(mut self, clock: fn() -> Timestamp) -> Self {
@@ -205,7 +219,7 @@ impl Run<'_> {
         let stop = self.deadline.stop();
         let begun = async {
             let limits = self.limits(self.deadline.latest_start());
-            let pool = self.records.store.pool();
+            let pool = self.records.store.pool().await?;
             let mut lent = Lent::begin(pool, limits, stop).await?;
             let claim = self.claim(&mut lent).await;
             Ok((lent, claim))
@@ -446,7 +460,8 @@ impl Run<'_> {
 
 /// Returns whether the failure is a serialization failure or a deadlock, which is never permanent.
 fn is_contended_failure(failure: &Failure) -> bool {
-    let (Failure::Retryable(error) | Failure::NoEffect(error) | Failure::Permanent(error)) = failure;
+    let (Failure::Retryable(error) | Failure::NoEffect(error) | Failure::Permanent(error)) =
+        failure;
     is_caused_by_contention(&**error)
 }
 

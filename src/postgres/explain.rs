@@ -61,7 +61,9 @@ pub(crate) fn kind(error: &Error) -> Unavailability {
         return Unavailability::Rejected;
     }
     match code(error) {
-        Some("40001" | "40P01" | "57014" | "53300" | LOCK_NOT_AVAILABLE) => Unavailability::Contended,
+        Some("40001" | "40P01" | "57014" | "53300" | LOCK_NOT_AVAILABLE) => {
+            Unavailability::Contended
+        }
         Some(code) if ["22", "23", "28", "3D", "3F", "42", "54"].contains(&&code[..2]) => {
             Unavailability::Rejected
         }
@@ -75,7 +77,8 @@ pub(crate) fn explain(error: &Error) -> String {
     let Some(database) = database_error(error) else {
         return match error {
             Error::PoolTimedOut => {
-                "no connection in time; check the address, the network and the size of the pool".into()
+                "no connection in time; check the address, the network and the size of the pool"
+                    .into()
             }
             Error::PoolClosed => "the pool is closed".into(),
             Error::Io(error) => format!("the connection failed ({error})"),

@@ -72,7 +72,11 @@ impl Lent {
 
     /// Takes a connection from the pool, and opens a transaction. Tries the next connection if the
     /// server has closed this one: nothing was sent before `BEGIN`.
-    pub(crate) async fn begin(pool: &PgPool, limits: Limits, until: Instant) -> Result<Self, Error> {
+    pub(crate) async fn begin(
+        pool: &PgPool,
+        limits: Limits,
+        until: Instant,
+    ) -> Result<Self, Error> {
         loop {
             let mut lent = Self::acquire(pool).await?;
             let left = until.saturating_duration_since(Instant::now());

@@ -26,7 +26,9 @@ const CURRENT: &str = "sqs-once 1";
 pub async fn migrate(pool: &PgPool) -> Result<(), Error> {
     Lent::run(pool, async |connection| {
         let version = "SELECT obj_description(to_regclass('sqs_once_records'), 'pg_class')";
-        let version: Option<String> = sqlx::query_scalar(version).fetch_one(&mut *connection).await?;
+        let version: Option<String> = sqlx::query_scalar(version)
+            .fetch_one(&mut *connection)
+            .await?;
         if version.as_deref() != Some(CURRENT) {
             sqlx::raw_sql(include_str!("records.sql"))
                 .execute(connection)

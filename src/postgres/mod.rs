@@ -40,6 +40,7 @@
 //! of its own: name its bundle with `sslrootcert`. RDS Proxy has a public certificate.
 
 pub(crate) mod explain;
+pub(crate) mod iam;
 pub(crate) mod lent;
 mod migrate;
 mod pool;
@@ -47,5 +48,5 @@ mod transaction;
 
 pub use migrate::migrate;
 pub use pool::pool;
-pub(crate) use transaction::{NoTransaction, OpenTransaction};
 pub use transaction::{InTransaction, Transaction};
+pub(crate) use transaction::{NoTransaction, OpenTransaction};

@@ -3,7 +3,7 @@
 use std::{net::IpAddr, time::Duration};
 
 use sqlx::{
-    Connection as _, ConnectOptions as _, PgPool,
+    ConnectOptions as _, Connection as _, PgPool,
     postgres::{PgConnectOptions, PgPoolOptions, PgSslMode},
 };
 use tokio::time::timeout;
@@ -42,7 +42,10 @@ pub fn pool(options: PgConnectOptions, connections: u32) -> PgPool {
                 if metadata.idle_for < TEST_AFTER {
                     return Ok(true);
                 }
-                Ok(matches!(timeout(TEST_TIME, connection.ping()).await, Ok(Ok(()))))
+                Ok(matches!(
+                    timeout(TEST_TIME, connection.ping()).await,
+                    Ok(Ok(()))
+                ))
             })
         })
         .connect_lazy_with(secured(options).disable_statement_logging())

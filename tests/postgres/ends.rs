@@ -24,7 +24,10 @@ async fn success_commits_writes_and_record() {
     assert_completed(&world.deliver("o-1").await);
     let second = world.deliver("o-1").await;
     let kept = StoredResult::Json("\"o-1\"".into());
-    assert!(matches!(&second, Outcome::Duplicate(result) if *result == kept), "{second:?}");
+    assert!(
+        matches!(&second, Outcome::Duplicate(result) if *result == kept),
+        "{second:?}"
+    );
     assert_eq!(world.effect("o-1").await, 1);
     assert_eq!(world.status("o-1").await.as_deref(), Some("COMPLETED"));
 }
@@ -38,10 +41,16 @@ async fn permanent_failure_is_recorded_alone() {
         Err::<InTransaction<()>, _>(Failure::permanent("declined"))
     };
     let outcome = world.mode().run(operation("o-1", ample()), declined).await;
-    assert!(matches!(&outcome, Outcome::PermanentFailure(why) if why == "declined"), "{outcome:?}");
+    assert!(
+        matches!(&outcome, Outcome::PermanentFailure(why) if why == "declined"),
+        "{outcome:?}"
+    );
     assert_eq!(world.effect("o-1").await, 0);
     assert_eq!(world.status("o-1").await.as_deref(), Some("FAILED"));
-    assert_eq!(world.column("o-1", "error").await.as_deref(), Some("declined"));
+    assert_eq!(
+        world.column("o-1", "error").await.as_deref(),
+        Some("declined")
+    );
 
     let again = world.deliver("o-1").await;
     assert!(matches!(again, Outcome::FailedBefore(_)), "{again:?}");
@@ -59,7 +68,10 @@ async fn permanent_failure_after_failed_statement() {
         Ok(tx.done(()))
     };
     let outcome = world.mode().run(operation("o-1", ample()), invalid).await;
-    assert!(matches!(outcome, Outcome::PermanentFailure(_)), "{outcome:?}");
+    assert!(
+        matches!(outcome, Outcome::PermanentFailure(_)),
+        "{outcome:?}"
+    );
     assert_eq!(world.status("o-1").await.as_deref(), Some("FAILED"));
 }
 
@@ -67,7 +79,13 @@ async fn permanent_failure_after_failed_statement() {
 async fn other_ends_roll_back_and_run_again() {
     let world = World::start().await;
     let (mode, pool) = world.worker();
-    for end in ["retryable", "no effect", "panic", "cut-off", "cut-off in a statement"] {
+    for end in [
+        "retryable",
+        "no effect",
+        "panic",
+        "cut-off",
+        "cut-off in a statement",
+    ] {
         let fails = async |attempt: Attempt| {
             let mut tx = attempt.transaction()?;
             increment(&mut tx, end).await?;
@@ -91,7 +109,11 @@ async fn other_ends_roll_back_and_run_again() {
             ),
             "{end}: {outcome:?}"
         );
-        assert_eq!((world.effect(end).await, world.status(end).await), (0, None), "{end}");
+        assert_eq!(
+            (world.effect(end).await, world.status(end).await),
+            (0, None),
+            "{end}"
+        );
         // The same connection, or a new one.
         assert_completed(&mode.run(operation(end, ample()), increments(end)).await);
         assert_eq!(world.effect(end).await, 1, "{end}");
@@ -114,10 +136,18 @@ async fn other_payload_is_key_reused() {
 async fn expired_record_counts_as_absent() {
     let world = World::start().await;
     let brief = world.mode().retention(SECOND);
-    assert_completed(&brief.run(operation("o-1", ample()), increments("o-1")).await);
+    assert_completed(
+        &brief
+            .run(operation("o-1", ample()), increments("o-1"))
+            .await,
+    );
     // Two seconds, since the end of the retention is rounded up.
     let later = world.mode().clock(|| Timestamp::now() + 3 * SECOND);
-    assert_completed(&later.run(operation("o-1", ample()), increments("o-1")).await);
+    assert_completed(
+        &later
+            .run(operation("o-1", ample()), increments("o-1"))
+            .await,
+    );
     assert_eq!(world.effect("o-1").await, 2);
     assert_eq!(world.column("o-1", "attempts").await.as_deref(), Some("1"));
 }
@@ -149,7 +179,10 @@ async fn live_lease_of_claim_mode_is_conflict() {
     let once = Once::new(PostgresStore::new(world.pool.clone()));
     let rival = async |_| {
         let outcome = world.deliver("o-1").await;
-        assert!(matches!(outcome, Outcome::Conflict { owner: Some(_), .. }), "{outcome:?}");
+        assert!(
+            matches!(outcome, Outcome::Conflict { owner: Some(_), .. }),
+            "{outcome:?}"
+        );
         Ok(())
     };
     assert_completed(&once.run(operation("o-1", ample()), rival).await);
@@ -173,7 +206,10 @@ async fn handlers_own_commit_is_permanent_failure() {
         assert!(why.contains("tx.done"), "{why}");
         assert_eq!(world.status(sql).await.as_deref(), Some("FAILED"), "{sql}");
         let again = world.deliver(sql).await;
-        assert!(matches!(again, Outcome::FailedBefore(_)), "{sql}: {again:?}");
+        assert!(
+            matches!(again, Outcome::FailedBefore(_)),
+            "{sql}: {again:?}"
+        );
     }
 }
 
@@ -216,7 +252,10 @@ async fn ignored_error_of_statement_commits_nothing() {
         panic!("{outcome:?}")
     };
     assert!(why.contains("a statement of the handler failed"), "{why}");
-    assert_eq!((world.effect("o-1").await, world.status("o-1").await), (0, None));
+    assert_eq!(
+        (world.effect("o-1").await, world.status("o-1").await),
+        (0, None)
+    );
 }
 
 #[tokio::test]
@@ -237,7 +276,10 @@ async fn deferred_constraint_fails_at_commit() {
         panic!("{outcome:?}")
     };
     assert!(why.contains("things_n_key"), "{why}");
-    assert_eq!((world.effect("o-1").await, world.status("o-1").await), (0, None));
+    assert_eq!(
+        (world.effect("o-1").await, world.status("o-1").await),
+        (0, None)
+    );
     assert_completed(&mode.run(operation("o-1", ample()), increments("o-1")).await);
     assert_eq!(pool.size(), 1);
 }
@@ -281,7 +323,10 @@ async fn task_that_keeps_transaction_loses_it() {
         Err::<InTransaction<()>, _>(Failure::retryable("a task goes on"))
     };
     let outcome = mode.run(operation("o-1", ample()), leaks).await;
-    assert!(matches!(outcome, Outcome::RetryableFailure(_)), "{outcome:?}");
+    assert!(
+        matches!(outcome, Outcome::RetryableFailure(_)),
+        "{outcome:?}"
+    );
     let (tx, attempt) = leaked.lock().unwrap().take().unwrap();
     drop(tx);
     let error = attempt.transaction().unwrap_err();
@@ -295,7 +340,10 @@ async fn past_deadline_starts_nothing() {
     let world = World::start().await;
     let past = Deadline::after(Timestamp::now(), SECOND / 1000, SECOND / 1000);
     tokio::time::sleep_until((std::time::Instant::now() + past.time_left()).into()).await;
-    let outcome = world.mode().run(operation("o-1", past), increments("o-1")).await;
+    let outcome = world
+        .mode()
+        .run(operation("o-1", past), increments("o-1"))
+        .await;
     assert!(matches!(outcome, Outcome::NotStarted), "{outcome:?}");
     assert_eq!(world.status("o-1").await, None);
 }

@@ -59,9 +59,10 @@ async fn hold_open<T>(
 async fn first_and_second(world: &World, end: Result<(), Failure>) -> (Outcome, Outcome) {
     let second = async {
         let mode = world.mode();
-        let second = tokio::spawn(async move {
-            mode.run(operation("o-1", ample()), increments("o-1")).await
-        });
+        let second =
+            tokio::spawn(
+                async move { mode.run(operation("o-1", ample()), increments("o-1")).await },
+            );
         world.waiting(1).await;
         second
     };
@@ -153,7 +154,10 @@ async fn serialization_failure_is_contended() {
     let work = |attempt| increments_after_rival(attempt, rival, Arc::clone(&runs));
     let outcome = mode.run(operation("o-1", ample()), work).await;
     assert!(matches!(outcome, Outcome::Contended(_)), "{outcome:?}");
-    assert_eq!((world.effect("o-1").await, world.status("o-1").await), (1, None));
+    assert_eq!(
+        (world.effect("o-1").await, world.status("o-1").await),
+        (1, None)
+    );
     assert_completed(&mode.run(operation("o-1", ample()), increments("o-1")).await);
     assert_eq!((world.effect("o-1").await, pool.size()), (2, 1));
 }
@@ -179,12 +183,17 @@ async fn consumer_runs_contended_message_again() {
 #[tokio::test]
 async fn deadlock_is_contended() {
     let world = World::start().await;
-    world.run_sql("INSERT INTO things VALUES ('a', 0), ('b', 0)").await;
+    world
+        .run_sql("INSERT INTO things VALUES ('a', 0), ('b', 0)")
+        .await;
     // The session whose check comes first is the victim.
     let options = world.options.clone().options([("deadlock_timeout", "10")]);
     let mode = Once::in_postgres(one(options));
     let mut rival = world.pool.begin().await.unwrap();
-    rival.execute("SET LOCAL deadlock_timeout = '1min'").await.unwrap();
+    rival
+        .execute("SET LOCAL deadlock_timeout = '1min'")
+        .await
+        .unwrap();
     increment(&mut rival, "b").await.unwrap();
     let crosswise = async |attempt: Attempt| {
         let mut tx = attempt.transaction()?;
@@ -226,7 +235,10 @@ async fn frozen_worker_loses_lock_after_deadline() {
     // From here on the future is not polled.
     let next = timeout(PATIENCE, world.deliver("o-1")).await.unwrap();
     assert_completed(&next);
-    assert!(start.elapsed() > SECOND, "the lock is kept until the deadline");
+    assert!(
+        start.elapsed() > SECOND,
+        "the lock is kept until the deadline"
+    );
     assert!(start.elapsed() < 5 * SECOND, "{:?}", start.elapsed());
     assert_eq!(world.effect("o-1").await, 1);
     // The worker thaws, and finds that its transaction has ended.
@@ -254,9 +266,14 @@ async fn thawed_worker_cannot_commit() {
         assert_completed(&world.deliver("o-1").await);
         thaw.notify_one();
     });
-    assert!(matches!(outcome, Outcome::StoreUnavailable(_)), "{outcome:?}");
+    assert!(
+        matches!(outcome, Outcome::StoreUnavailable(_)),
+        "{outcome:?}"
+    );
     assert_eq!(world.effect("o-1").await, 1);
-    let again = frozen.run(operation("o-1", ample()), increments("o-1")).await;
+    let again = frozen
+        .run(operation("o-1", ample()), increments("o-1"))
+        .await;
     assert!(matches!(again, Outcome::Duplicate(_)), "{again:?}");
     assert_eq!(pool.size(), 1);
 }
@@ -285,7 +302,10 @@ async fn crashed_server_rolls_back() {
         };
         world.mode().run(operation("o-1", ample()), crashes).await
     };
-    assert!(matches!(outcome, Outcome::StoreUnavailable(_)), "{outcome:?}");
+    assert!(
+        matches!(outcome, Outcome::StoreUnavailable(_)),
+        "{outcome:?}"
+    );
     assert_completed(&world.deliver("o-1").await);
     assert_eq!(world.effect("o-1").await, 1);
 }

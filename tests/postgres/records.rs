@@ -29,7 +29,14 @@ macro_rules! conformance {
 sqs_once::for_each_promise_of_a_store!(conformance,);
 
 fn request(id: &str, now: Timestamp, expires_at: u64) -> ClaimRequest {
-    ClaimRequest::new(key(id), Owner::fresh(), "m-1", now, now + SECOND, expires_at)
+    ClaimRequest::new(
+        key(id),
+        Owner::fresh(),
+        "m-1",
+        now,
+        now + SECOND,
+        expires_at,
+    )
 }
 
 #[tokio::test]
@@ -54,7 +61,10 @@ async fn current_table_needs_no_privilege() {
         "CREATE ROLE {user} LOGIN; GRANT USAGE ON SCHEMA {schema} TO {user}; \
          GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.sqs_once_records TO {user}"
     );
-    sqlx::raw_sql(AssertSqlSafe(grants)).execute(&world.pool).await.unwrap();
+    sqlx::raw_sql(AssertSqlSafe(grants))
+        .execute(&world.pool)
+        .await
+        .unwrap();
     let pool = one(options.username(&user));
     postgres::migrate(&pool).await.unwrap();
     let once = Once::new(PostgresStore::new(pool));
@@ -91,7 +101,10 @@ async fn late_write_after_deletion_is_refused() {
     let store = PostgresStore::new(world.pool.clone());
     let now = Timestamp::now();
     let first = request("o-1", now, now.as_secs() + 60);
-    assert_eq!(store.claim(&first).await.unwrap(), ClaimAnswer::Applied { replaced: None });
+    assert_eq!(
+        store.claim(&first).await.unwrap(),
+        ClaimAnswer::Applied { replaced: None }
+    );
     world.run_sql("DELETE FROM sqs_once_records").await;
     let second = request("o-1", now, now.as_secs() + 60);
     let _ = store.claim(&second).await.unwrap();
@@ -117,18 +130,27 @@ async fn expired_records_are_deleted_rarely() {
     claimed("expired", now, now.as_secs() - 1).await;
     claimed("kept", now, now.as_secs() + 1).await;
     let fence = claimed("o-1", now, now.as_secs() + 60).await;
-    assert_eq!(store.settle(&fence, &complete, now).await.unwrap(), SettleAnswer::Applied);
+    assert_eq!(
+        store.settle(&fence, &complete, now).await.unwrap(),
+        SettleAnswer::Applied
+    );
     assert_eq!(world.status("expired").await, None);
     assert!(world.status("kept").await.is_some());
 
     claimed("expired", now, now.as_secs() - 1).await;
     let fence = claimed("o-2", now, now.as_secs() + 60).await;
-    assert_eq!(store.settle(&fence, &complete, now).await.unwrap(), SettleAnswer::Applied);
+    assert_eq!(
+        store.settle(&fence, &complete, now).await.unwrap(),
+        SettleAnswer::Applied
+    );
     assert!(world.status("expired").await.is_some(), "within an hour");
 
     let later = now + Duration::from_secs(3601);
     let fence = claimed("o-3", now, now.as_secs() + 60).await;
-    assert_eq!(store.settle(&fence, &complete, later).await.unwrap(), SettleAnswer::Applied);
+    assert_eq!(
+        store.settle(&fence, &complete, later).await.unwrap(),
+        SettleAnswer::Applied
+    );
     assert_eq!(world.status("expired").await, None);
 }
 
@@ -143,10 +165,16 @@ async fn popular_cte_returns_no_row() {
     for (statement, rows) in [(POPULAR, vec![]), (OURS, vec![1_i64])] {
         let world = World::start().await;
         let mut rival = world.pool.begin().await.unwrap();
-        rival.execute("INSERT INTO things VALUES ('o-1', 1)").await.unwrap();
+        rival
+            .execute("INSERT INTO things VALUES ('o-1', 1)")
+            .await
+            .unwrap();
         let pool = world.pool.clone();
         let waiting = tokio::spawn(async move {
-            sqlx::query_scalar(statement).fetch_all(&pool).await.unwrap()
+            sqlx::query_scalar(statement)
+                .fetch_all(&pool)
+                .await
+                .unwrap()
         });
         world.waiting(1).await;
         rival.commit().await.unwrap();

@@ -26,7 +26,9 @@ async fn place(order: String, attempt: Attempt) -> Result<InTransaction<bool>, F
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn stock_is_exact_beside_killed_workers() {
     let world = Arc::new(World::start().await);
-    world.run_sql("CREATE TABLE stock (pieces bigint CHECK (pieces >= 0))").await;
+    world
+        .run_sql("CREATE TABLE stock (pieces bigint CHECK (pieces >= 0))")
+        .await;
     world.run_sql("CREATE TABLE sold (id text)").await;
     world.run_sql("INSERT INTO stock VALUES (40)").await;
     // Each order twice, so that two workers meet.
@@ -44,7 +46,9 @@ async fn stock_is_exact_beside_killed_workers() {
                 let Some(order) = queue.lock().await.pop() else {
                     return (acknowledged, killed);
                 };
-                let run = mode.run(operation(&order, ample()), |attempt| place(order.clone(), attempt));
+                let run = mode.run(operation(&order, ample()), |attempt| {
+                    place(order.clone(), attempt)
+                });
                 let life = Duration::from_micros(random.u64(0..20_000));
                 match timeout(life, run).await {
                     Ok(outcome) if outcome.is_success() => acknowledged += 1,
@@ -67,7 +71,10 @@ async fn stock_is_exact_beside_killed_workers() {
     assert_eq!(acknowledged, 2 * ORDERS);
     assert!(killed > 0);
     let number = async |sql: &'static str| -> i64 {
-        sqlx::query_scalar(sql).fetch_one(&world.pool).await.unwrap()
+        sqlx::query_scalar(sql)
+            .fetch_one(&world.pool)
+            .await
+            .unwrap()
     };
     assert_eq!(number("SELECT pieces FROM stock").await, 0);
     assert_eq!(number("SELECT count(*) FROM sold").await, PIECES);

@@ -53,7 +53,10 @@ async fn assert_effect_is_once(cut: Cut) {
             };
             let requests = wire.take();
             if requests.len() <= number {
-                assert!(matches!(outcome, Some(Outcome::Completed(_))), "{outcome:?}");
+                assert!(
+                    matches!(outcome, Some(Outcome::Completed(_))),
+                    "{outcome:?}"
+                );
                 assert!(requests.len() >= REQUESTS.len());
                 break;
             }
@@ -125,7 +128,11 @@ async fn silent_server_ends_attempt_at_deadline() {
         }
         let again = timeout(PATIENCE, world.deliver(id)).await.unwrap();
         let committed = [0, COMMIT].contains(&number);
-        assert_eq!(matches!(again, Outcome::Duplicate(_)), committed, "{again:?}");
+        assert_eq!(
+            matches!(again, Outcome::Duplicate(_)),
+            committed,
+            "{again:?}"
+        );
         assert_eq!(world.effect(id).await, 1);
     }
 }

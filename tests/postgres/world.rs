@@ -71,7 +71,9 @@ impl World {
 
     /// Delivers a message that increments the thing `id`.
     pub(crate) async fn deliver(&self, id: &str) -> Outcome {
-        self.mode().run(operation(id, ample()), increments(id)).await
+        self.mode()
+            .run(operation(id, ample()), increments(id))
+            .await
     }
 
     /// Number of times that the effect has happened.
@@ -157,7 +159,10 @@ pub(crate) fn increments(
 
 pub(crate) async fn increment(connection: &mut PgConnection, id: &str) -> Result<(), sqlx::Error> {
     let sql = "INSERT INTO things VALUES ($1, 1) ON CONFLICT (id) DO UPDATE SET n = things.n + 1";
-    sqlx::query(sql).bind(id.to_owned()).execute(connection).await?;
+    sqlx::query(sql)
+        .bind(id.to_owned())
+        .execute(connection)
+        .await?;
     Ok(())
 }
 

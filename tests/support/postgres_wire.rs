@@ -174,7 +174,8 @@ async fn answer(from: &mut OwnedReadHalf, mut to: Option<&mut OwnedWriteHalf>) -
         let kind = from.read_u8().await?;
         let message = packet(from).await?;
         if let Some(to) = &mut to {
-            to.write_all(&[&[kind], message.as_slice()].concat()).await?;
+            to.write_all(&[&[kind], message.as_slice()].concat())
+                .await?;
         }
         if kind == b'Z' {
             return Ok(());

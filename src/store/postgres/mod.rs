@@ -10,7 +10,8 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{Error, PgPool};
+use aws_sdk_dynamodb::config::{Region, SharedCredentialsProvider};
+use sqlx::{Error, PgConnection, PgPool};
 use tokio::time::timeout;
 
 use self::row::{delete, insert, int, read, replace};
@@ -19,6 +20,7 @@ use crate::{
     deadline::time_left_of_request,
     postgres::{
         explain::{explain, kind},
+        iam::Tokens,
         lent::Lent,
     },
     protocol::{
@@ -58,6 +60,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct PostgresStore {
     pool: PgPool,
+    tokens: Option<Arc<Tokens>>,
     /// Epoch seconds after which expired records are deleted again.
     next_deletion: Arc<AtomicU64>,
 }
@@ -74,12 +77,44 @@ impl PostgresStore {
     pub fn new(pool: PgPool) -> Self {
         Self {
             pool,
+            tokens: None,
             next_deletion: Arc::default(),
         }
     }
 
-    pub(crate) fn pool(&self) -> &PgPool {
-        &self.pool
+    /// Authenticates by IAM: each new connection gets a token of RDS, signed with these credentials,
+    /// in place of a password. The role needs `rds-db:connect`.
+    ///
+    /// ```no_run
+    /// # fn main_(config: &aws_config::SdkConfig, pool: sqlx::PgPool) -> Option<()> {
+    /// use sqs_once::store::PostgresStore;
+    ///
+    /// let (region, credentials) = (config.region()?.clone(), config.credentials_provider()?);
+    /// let store = PostgresStore::new(pool).iam(region, credentials);
+    /// # Some(()) }
+    /// ```
+    #[must_use]
+    pub fn iam(self, region: Region, credentials: SharedCredentialsProvider) -> Self {
+        Self {
+            tokens: Some(Arc::new(Tokens::new(region, credentials))),
+            ..self
+        }
+    }
+
+    /// The pool, with a password for new connections.
+    pub(crate) async fn pool(&self) -> Result<&PgPool, Error> {
+        if let Some(tokens) = &self.tokens {
+            tokens.renew(&self.pool).await?;
+        }
+        Ok(&self.pool)
+    }
+
+    /// Runs requests that are no transaction.
+    async fn run<T>(
+        &self,
+        requests: impl AsyncFnOnce(&mut PgConnection) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        Lent::run(self.pool().await?, requests).await
     }
 
     /// Deletes expired records, if this process has not done so for an hour. Takes at most a second,
@@ -88,10 +123,19 @@ impl PostgresStore {
         let next = self.next_deletion.load(Relaxed);
         let after = (now + DELETION_PERIOD).as_secs();
         let is_due = next <= now.as_secs();
-        if !is_due || (self.next_deletion.compare_exchange(next, after, Relaxed, Relaxed)).is_err() {
+        if !is_due
+            || (self
+                .next_deletion
+                .compare_exchange(next, after, Relaxed, Relaxed))
+            .is_err()
+        {
             return;
         }
-        let deleted = timeout(MAX_DELETION_TIME.min(time_left / 4), self.delete_expired(now)).await;
+        let deleted = timeout(
+            MAX_DELETION_TIME.min(time_left / 4),
+            self.delete_expired(now),
+        )
+        .await;
         match deleted {
             Ok(Ok(0)) => {}
             Ok(Ok(records)) => tracing::debug!(records, "deleted expired records"),
@@ -106,17 +150,15 @@ impl PostgresStore {
         const DELETE: &str = "DELETE FROM sqs_once_records WHERE id IN (\
             SELECT id FROM sqs_once_records WHERE expires_at < $1 LIMIT 1000 FOR UPDATE SKIP LOCKED)";
         let delete = sqlx::query(DELETE).bind(int(now.as_secs()));
-        Lent::run(&self.pool, async |connection| {
-            Ok(delete.execute(connection).await?.rows_affected())
-        })
-        .await
+        self.run(async |connection| Ok(delete.execute(connection).await?.rows_affected()))
+            .await
     }
 }
 
 impl Store for PostgresStore {
     async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
         let key = &request.key;
-        let answer = Lent::run(&self.pool, async |connection| {
+        let answer = self.run(async |connection| {
             for _ in 0..MAX_TRIES {
                 if insert(connection, key, &request.record(None)).await? {
                     return Ok(Some(ClaimAnswer::Applied { replaced: None }));
@@ -145,7 +187,7 @@ impl Store for PostgresStore {
         now: Timestamp,
     ) -> Result<SettleAnswer, StoreError> {
         let key = &fence.key;
-        let answer = Lent::run(&self.pool, async |connection| {
+        let answer = self.run(async |connection| {
             for _ in 0..MAX_TRIES {
                 let Some(kept) = read(connection, key).await? else {
                     return Ok(Some(SettleAnswer::Refused(None)));
@@ -164,7 +206,10 @@ impl Store for PostgresStore {
             Ok(None)
         });
         let answer = answered(settlement.name(), key, answer.await)?;
-        if matches!((settlement, &answer), (Settlement::Complete { .. }, SettleAnswer::Applied)) {
+        if matches!(
+            (settlement, &answer),
+            (Settlement::Complete { .. }, SettleAnswer::Applied)
+        ) {
             let time_left = time_left_of_request().unwrap_or(MAX_DELETION_TIME);
             self.delete_expired_rarely(now, time_left).await;
         }
@@ -180,7 +225,12 @@ fn answered<T>(
 ) -> Result<T, StoreError> {
     match answer {
         Ok(Some(answer)) => Ok(answer),
-        Ok(None) => Err(StoreError::contended(action, key, STORE, "other workers write this record")),
+        Ok(None) => Err(StoreError::contended(
+            action,
+            key,
+            STORE,
+            "other workers write this record",
+        )),
         Err(error) => Err(store_error(action, key, &error)),
     }
 }

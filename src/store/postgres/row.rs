@@ -150,7 +150,9 @@ fn bind(sql: &'static str, key: &Key, record: &Record) -> Query<'static, Postgre
         .bind(some_text(record.owner.as_ref().map(Owner::as_str)))
         .bind(lease_until)
         .bind(int(record.expires_at))
-        .bind(some_text(record.fingerprint.as_ref().map(Fingerprint::as_str)))
+        .bind(some_text(
+            record.fingerprint.as_ref().map(Fingerprint::as_str),
+        ))
         .bind(some_text(record.message_id.as_deref()))
         .bind(int(record.attempts))
         .bind(record.first_claimed_at.map(millis))
@@ -254,7 +256,15 @@ mod tests {
 
     #[test]
     fn text_with_control_characters_is_restored() {
-        for plain in ["", "order-1", "\0", "\u{1}", "a\0b\u{1}0", "\u{1}\u{1}\0\0", "\u{1}1"] {
+        for plain in [
+            "",
+            "order-1",
+            "\0",
+            "\u{1}",
+            "a\0b\u{1}0",
+            "\u{1}\u{1}\0\0",
+            "\u{1}1",
+        ] {
             let stored = text(plain);
             assert!(!stored.contains('\0'));
             assert_eq!(from_text(stored), plain);
