@@ -224,7 +224,8 @@ impl Run<'_> {
             let claim = self.claim(&mut lent).await;
             Ok((lent, claim))
         };
-        let (mut lent, claim) = match timed(timeout_at(stop, begun)).await {
+        // The answer to a lock timeout comes after the last start.
+        let (mut lent, claim) = match timed(timeout_at(self.deadline.end(), begun)).await {
             Ok(Ok(begun)) => begun,
             Ok(Err(error)) => return Err(self.not_applied("claim", &error)),
             Err(_elapsed) => return Err(Outcome::store_unavailable(self.out_of_time("claim"))),

@@ -11,7 +11,7 @@ use sqlx::{
     pool::PoolConnection, postgres::PgTransactionManager,
 };
 use sqlx_core::transaction::TransactionManager as _;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::explain::is_connection_lost;
 
@@ -78,7 +78,8 @@ impl Lent {
         until: Instant,
     ) -> Result<Self, Error> {
         loop {
-            let mut lent = Self::acquire(pool).await?;
+            let lent = timeout_at(until, Self::acquire(pool)).await;
+            let mut lent = lent.map_err(|_elapsed| Error::PoolTimedOut)??;
             let left = until.saturating_duration_since(Instant::now());
             let error = match timeout(MAX_BEGIN_TIME.min(left / 2), lent.open(limits)).await {
                 Ok(Ok(())) => return Ok(lent),

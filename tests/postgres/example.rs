@@ -77,7 +77,7 @@ async fn settings_report_every_error() {
         ("IDEMPOTENCY_POSTGRES_CONNECTIONS", "0"),
         ("AWS_LAMBDA_RUNTIME_API", "unused"),
     ];
-    let error = consumer(Settings::from_vars(variables)).await.unwrap_err();
+    let error = consumer(Settings::from_vars(variables)).await.err().unwrap();
     assert_eq!(
         error.errors(),
         [
@@ -87,7 +87,7 @@ async fn settings_report_every_error() {
         ]
     );
     let missing = consumer(Settings::from_vars([("AWS_LAMBDA_RUNTIME_API", "unused")])).await;
-    let missing = missing.unwrap_err().to_string();
+    let missing = missing.err().unwrap().to_string();
     assert!(
         missing.contains("IDEMPOTENCY_POSTGRES_URL is not set"),
         "{missing}"

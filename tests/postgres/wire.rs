@@ -145,6 +145,9 @@ async fn sqlx_keeps_transaction_of_cancelled_begin() {
     let (mode, pool) = world.worker_of(|options| options.test_before_acquire(false));
     for of_sqlx in [false, true] {
         sqlx::query("SELECT 1").execute(&pool).await.unwrap();
+        while pool.num_idle() == 0 {
+            tokio::task::yield_now().await;
+        }
         // The first poll sends `BEGIN`.
         if of_sqlx {
             assert!(poll!(pin!(pool.begin())).is_pending());
