@@ -59,7 +59,7 @@ test test-localstack test-powertools soak: export SQS_ONCE_REQUIRE_ALL := 1
 .PHONY: test
 test: programs ## Run every test and the runbook; a local cloud is started, unless AWS_ENDPOINT_URL names one
 	python local/cloud.py run -- python local/suites.py
-	cargo test --locked --features cli,opentelemetry --doc
+	cargo test --locked --features cli,opentelemetry,postgres --doc
 	python local/runbook.py
 
 .PHONY: runbook
@@ -140,7 +140,7 @@ CHECKOV    := .venv-checkov/bin/checkov
 lint: export RUSTDOCFLAGS := -D warnings
 lint: $(VENV) $(CHECKOV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licences, the one TLS stack, features, Python, prose and templates
 	cargo fmt --all --check
-	cargo clippy --locked --workspace --all-targets --features cli,opentelemetry -- -D warnings
+	cargo clippy --locked --workspace --all-targets --features cli,opentelemetry,postgres -- -D warnings
 	cargo doc --locked --no-deps
 	cargo deny --locked check bans licenses sources
 	python local/one_tls_stack.py

@@ -66,6 +66,10 @@
     feature = "lambda",
     doc = "| [`sqs`] | batches in, batch item failures out: [`Consumer`], [`run()`] |"
 )]
+#![cfg_attr(
+    feature = "postgres",
+    doc = "| [`postgres`] | pool, table of records, [`Transaction`]; the mode is [`InPostgres`] |"
+)]
 //! | [`once`] | modes, which process one operation once: [`Once`], [`Inbox`], [`OnItem`]; [`Outcome`] |
 //! | [`Handler`], [`Attempt`], [`Failure`], [`Done`] | your code, its arguments and its answer |
 //! | [`store`] | records: [`DynamoStore`](store::DynamoStore), [`MemoryStore`](store::MemoryStore) |
@@ -100,6 +104,7 @@
 //!
 //! | features | crates in the dependency tree |
 //! | --- | --- |
+//! | default, `postgres` | 223 crates |
 //! | default, `opentelemetry` | 200 crates |
 //! | default | 186 crates |
 //! | `lambda`, `visibility`, `settings` | 182 crates |
@@ -197,6 +202,10 @@ mod choosing_a_key {}
 #[cfg(all(doctest, feature = "settings"))]
 #[doc = include_str!("../docs/effects-in-dynamodb.md")]
 mod effects_in_dynamodb {}
+
+#[cfg(all(doctest, feature = "settings", feature = "postgres"))]
+#[doc = include_str!("../docs/effects-in-postgresql.md")]
+mod effects_in_postgresql {}
 
 #[cfg(all(doctest, feature = "settings", feature = "testing"))]
 #[doc = include_str!("../docs/handlers.md")]

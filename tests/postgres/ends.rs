@@ -1,4 +1,4 @@
-//! Each end of an attempt: what the database holds, and what the next delivery does.
+//! Each end of an attempt: the state of the database, and the outcome of the next delivery.
 
 use std::{future::pending, sync::Mutex};
 

@@ -72,7 +72,7 @@ impl Wire {
         };
     }
 
-    /// Forgets faults and requests. Returns the requests.
+    /// Ends the fault. Returns the requests since it was set.
     pub fn take(&self) -> Vec<String> {
         std::mem::take(&mut *self.script.lock().unwrap()).requests
     }
