@@ -9,6 +9,8 @@
     reason = "tests fail by panicking"
 )]
 
+#[path = "postgres/chaos.rs"]
+mod chaos;
 #[path = "postgres/ends.rs"]
 mod ends;
 #[path = "postgres/example.rs"]

@@ -7,22 +7,31 @@ use sqs_once::Settings;
 
 use super::{
     place_order_postgres::consumer,
-    support::{self, PATIENCE, consumer::within, postgres::SERVER},
+    support::{
+        self, PATIENCE,
+        consumer::within,
+        postgres::{SERVER, Server},
+    },
     world::World,
 };
 
-const TABLES: &str = "
+pub(crate) const TABLES: &str = "
     CREATE TABLE stock (product text PRIMARY KEY, quantity bigint NOT NULL CHECK (quantity >= 0));
     CREATE TABLE orders (order_id text PRIMARY KEY, customer_id text NOT NULL);
     CREATE TABLE order_lines (order_id text REFERENCES orders, product text, pieces bigint NOT NULL);
     INSERT INTO stock VALUES ('cup', 10), ('teapot', 2)";
 
-fn settings(world: &World) -> Settings {
+/// The URL of a world.
+pub(crate) fn url(server: &Server, world: &World) -> String {
     let schema = world.options.get_application_name().unwrap();
-    let port = SERVER.options().get_port();
-    let url = format!(
+    let port = server.options().get_port();
+    format!(
         "postgres://postgres@127.0.0.1:{port}/postgres?sslmode=disable&options=-c%20search_path%3D{schema}"
-    );
+    )
+}
+
+fn settings(world: &World) -> Settings {
+    let url = url(&SERVER, world);
     Settings::from_vars([
         ("IDEMPOTENCY_POSTGRES_URL", url.as_str()),
         ("AWS_LAMBDA_RUNTIME_API", "unused"),
@@ -77,7 +86,10 @@ async fn settings_report_every_error() {
         ("IDEMPOTENCY_POSTGRES_CONNECTIONS", "0"),
         ("AWS_LAMBDA_RUNTIME_API", "unused"),
     ];
-    let error = consumer(Settings::from_vars(variables)).await.err().unwrap();
+    let error = consumer(Settings::from_vars(variables))
+        .await
+        .err()
+        .unwrap();
     assert_eq!(
         error.errors(),
         [

@@ -57,16 +57,14 @@ async fn hold_open<T>(
 
 /// Delivers `o-1` twice, the second time while the first waits to end by `end`.
 async fn first_and_second(world: &World, end: Result<(), Failure>) -> (Outcome, Outcome) {
-    let second = async {
-        let mode = world.mode();
-        let second =
-            tokio::spawn(
-                async move { mode.run(operation("o-1", ample()), increments("o-1")).await },
-            );
+    let mode = world.mode();
+    let second = async move { mode.run(operation("o-1", ample()), increments("o-1")).await };
+    let started = async {
+        let second = tokio::spawn(second);
         world.waiting(1).await;
-        second
+        (second,)
     };
-    let (first, second) = hold_open(world, end, second).await;
+    let (first, (second,)) = hold_open(world, end, started).await;
     (first, second.await.unwrap())
 }
 

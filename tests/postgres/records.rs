@@ -113,6 +113,29 @@ async fn late_write_after_deletion_is_refused() {
     assert_eq!(late, SettleAnswer::Refused(Some(second.record(None))));
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn concurrent_takeovers_admit_one() {
+    let world = World::start().await;
+    let store = PostgresStore::new(world.pool.clone());
+    for round in 0..20 {
+        let id = format!("o-{round}");
+        let now = Timestamp::now();
+        let _ = store
+            .claim(&request(&id, now, now.as_secs() + 60))
+            .await
+            .unwrap();
+        let later = now + 2 * SECOND;
+        let claims = (0..16).map(|_| {
+            let (store, request) = (store.clone(), request(&id, later, now.as_secs() + 60));
+            tokio::spawn(async move { store.claim(&request).await.unwrap() })
+        });
+        let answers = join_all(claims.collect::<Vec<_>>()).await;
+        let applied = (answers.into_iter())
+            .filter(|answer| matches!(answer, Ok(ClaimAnswer::Applied { .. })));
+        assert_eq!(applied.count(), 1);
+    }
+}
+
 #[tokio::test]
 async fn expired_records_are_deleted_rarely() {
     let world = World::start().await;
