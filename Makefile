@@ -78,13 +78,16 @@ test-deep: ## Try every schedule with one deviation more than `make test` (25 mi
 
 CHAOS_MESSAGES      ?= 20000
 CHAOS_FIFO_MESSAGES ?= 2000
+CHAOS_POSTGRES_ORDERS ?= 10000
 
 .PHONY: soak
 soak: export CHAOS_MESSAGES := $(CHAOS_MESSAGES)
 soak: export CHAOS_FIFO_MESSAGES := $(CHAOS_FIFO_MESSAGES)
+soak: export CHAOS_POSTGRES_ORDERS := $(CHAOS_POSTGRES_ORDERS)
 soak: $(VENV) ## Kill, freeze and disconnect workers over tens of thousands of messages
 	$(CONSUMER)
 	cargo test --locked --test chaos -- --nocapture
+	cargo test --locked --features postgres --test postgres -- chaos --nocapture
 
 .PHONY: test-localstack
 test-localstack: export AWS_ENDPOINT_URL ?= http://127.0.0.1:4566
@@ -152,8 +155,9 @@ lint: $(VENV) $(CHECKOV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licence
 	python local/sizing.py --check
 	sam validate --lint --region us-east-1
 	sam validate --lint --region us-east-1 --template-file examples/place_order.template.yaml
-	cfn-lint template.yaml examples/place_order.template.yaml
-	$(CHECKOV) --framework cloudformation --skip-download --compact --quiet --file template.yaml examples/place_order.template.yaml
+	sam validate --lint --region us-east-1 --template-file examples/place_order_postgres.template.yaml
+	cfn-lint template.yaml examples/*.template.yaml
+	$(CHECKOV) --framework cloudformation --skip-download --compact --quiet --file template.yaml examples/*.template.yaml
 
 # Its database of advisories is outside the package registries, so .ci/run does not run this verb.
 .PHONY: audit

@@ -9,7 +9,14 @@
 //! CREATE TABLE order_lines (order_id text REFERENCES orders, product text, pieces bigint NOT NULL);
 //! ```
 //!
-//! `IDEMPOTENCY_POSTGRES_URL` names the database: see docs/effects-in-postgresql.md.
+//! `IDEMPOTENCY_POSTGRES_URL` names the database: docs/effects-in-postgresql.md shows a trial on this
+//! machine. To deploy it beside a database in RDS, where its user has the role `rds_iam`:
+//!
+//! ```sh
+//! cargo lambda build --release --arm64 --example place_order_postgres --features postgres
+//! cp global-bundle.pem target/lambda/place_order_postgres/ # the certificate authorities of RDS
+//! sam deploy --guided --template-file examples/place_order_postgres.template.yaml
+//! ```
 
 use std::{collections::BTreeMap, num::NonZeroU32};
 

@@ -112,8 +112,8 @@
 //!
 //! # Promises
 //!
-//! Promises 1 to 3 are for claims ([`Once`]). In an [`Inbox`] and in [`OnItem`] a handler may run
-//! again, and promise 4 applies. Promises 2 to 4 hold while the record is [kept](Once::retention), or
+//! Promises 1 to 3 are for claims ([`Once`]). In an [`Inbox`], in [`OnItem`] and in a PostgreSQL
+//! transaction a handler may run again, and promise 4 applies. Promises 2 to 4 hold while the record is [kept](Once::retention), or
 //! while the item has the key.
 //!
 //! 1. At any time at most one worker holds a live claim on a key. Clocks must differ by no more than

@@ -299,7 +299,9 @@ impl fmt::Display for Outcome {
             Self::Conflict { owner, lease_until } => write!(
                 f,
                 "lease held by {} until {lease_until}",
-                owner.as_ref().map_or("another program", Owner::as_str),
+                owner
+                    .as_ref()
+                    .map_or("another program or transaction", Owner::as_str),
             ),
             Self::PayloadConflict { open_since } => {
                 f.write_str("an attempt with another payload under this key is open")?;

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use sqlx::raw_sql;
+use sqlx::{
+    postgres::{PgConnectOptions, PgSslMode},
+    raw_sql,
+};
 use sqs_once::Settings;
 
 use super::{
@@ -76,6 +79,26 @@ async fn sample_event_takes_from_stock_once() {
         results[1],
         r#"{"status":"declined","outOfStock":"samovar"}"#
     );
+}
+
+#[test]
+fn template_verifies_certificate_of_database() {
+    let template = include_str!("../../examples/place_order_postgres.template.yaml");
+    let url = template
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("- postgres://"));
+    let url = format!("postgres://{}", url.unwrap())
+        .replace("${DatabasePort}", "5433")
+        .replace("${RootOption}", "&sslrootcert=/var/task/global-bundle.pem");
+    let url = regex_lite::Regex::new(r"\$\{(\w+)\}")
+        .unwrap()
+        .replace_all(&url, "$1");
+    let options: PgConnectOptions = url.parse().unwrap();
+    assert_eq!(options.get_host(), "DatabaseHost");
+    assert_eq!(options.get_port(), 5433);
+    assert_eq!(options.get_username(), "DatabaseUser");
+    assert_eq!(options.get_database(), Some("DatabaseName"));
+    assert!(matches!(options.get_ssl_mode(), PgSslMode::VerifyFull));
 }
 
 #[tokio::test]

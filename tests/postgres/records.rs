@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use sqlx::{AssertSqlSafe, Executor};
+use sqlx::{AssertSqlSafe, Executor, postgres::PgSslMode};
 use sqs_once::{
     Once, Outcome, postgres,
     protocol::{ClaimRequest, Owner, Settlement, StoredResult, Timestamp},
@@ -82,6 +82,17 @@ async fn missing_table_is_explained() {
     };
     assert!(error.to_string().contains("postgres::migrate"), "{error}");
     assert!(!error.may_have_been_applied());
+}
+
+#[tokio::test]
+async fn server_without_tls_is_refused() {
+    let options = SERVER.schema().await.ssl_mode(PgSslMode::VerifyFull);
+    let once = Once::new(PostgresStore::new(one(options)));
+    let outcome = once.run(operation("o-1", ample()), async |_| Ok(1)).await;
+    let Outcome::StoreUnavailable(error) = outcome else {
+        panic!("{outcome:?}")
+    };
+    assert!(error.to_string().contains("TLS"), "{error}");
 }
 
 #[tokio::test]
