@@ -16,6 +16,7 @@ use sqlx::raw_sql;
 use sqs_once::{Settings, telemetry};
 use tokio::{
     process::Command,
+    task::JoinHandle,
     time::{sleep, timeout},
 };
 
@@ -23,6 +24,7 @@ use super::{
     example::TABLES,
     place_order_postgres::consumer,
     support::{
+        PATIENCE,
         event::{batch, failed, received},
         postgres::Server,
         runtime_api::{Answer, Lambda},
@@ -238,12 +240,26 @@ async fn stock_is_exact_after_crashes_of_all() {
             tokio::spawn(async move { chaos.work(random).await })
         })
         .collect();
+    let limit = 3 * PATIENCE + SECOND / 20 * u32::try_from(orders).unwrap();
+    let done = timeout(limit, crash_and_wait(&chaos, &server, workers)).await;
+    let left = chaos.messages - chaos.acknowledged.load(SeqCst);
+    assert!(done.is_ok(), "{left} messages are left after {limit:?}");
+    let (killed, frozen) = (chaos.killed.load(SeqCst), chaos.frozen.load(SeqCst));
+    eprintln!(
+        "{orders} orders, {killed} workers killed, {frozen} frozen, {CRASHES} crashes of the server"
+    );
+    assert!(killed > 0);
+    chaos.audit(orders).await;
+}
+
+/// Crashes the server at equal intervals of acknowledged messages, and waits for the workers.
+async fn crash_and_wait(chaos: &Chaos, server: &Arc<Server>, workers: Vec<JoinHandle<()>>) {
     for crash in 1..=CRASHES {
         let due = chaos.messages * crash / (CRASHES + 1);
         while chaos.acknowledged.load(SeqCst) < due {
             sleep(Duration::from_millis(5)).await;
         }
-        let server = Arc::clone(&server);
+        let server = Arc::clone(server);
         tokio::task::spawn_blocking(move || server.crash())
             .await
             .unwrap();
@@ -251,12 +267,6 @@ async fn stock_is_exact_after_crashes_of_all() {
     for worker in workers {
         worker.await.unwrap();
     }
-    let (killed, frozen) = (chaos.killed.load(SeqCst), chaos.frozen.load(SeqCst));
-    eprintln!(
-        "{orders} orders, {killed} workers killed, {frozen} frozen, {CRASHES} crashes of the server"
-    );
-    assert!(killed > 0);
-    chaos.audit(orders).await;
 }
 
 impl Chaos {

@@ -143,23 +143,23 @@ async fn silent_server_ends_attempt_at_deadline() {
 async fn sqlx_keeps_transaction_of_cancelled_begin() {
     let world = World::start().await;
     let (mode, pool) = world.worker_of(|options| options.test_before_acquire(false));
-    for of_sqlx in [false, true] {
+    let idle = async || {
         sqlx::query("SELECT 1").execute(&pool).await.unwrap();
         while pool.num_idle() == 0 {
             tokio::task::yield_now().await;
         }
-        if of_sqlx {
-            // The first poll sends `BEGIN`. If the answer is there already, nothing is cancelled.
-            while let Poll::Ready(begun) = poll!(pin!(pool.begin())) {
-                begun.unwrap().rollback().await.unwrap();
-            }
-            let kept = timeout(PATIENCE, world.open_transactions(1)).await;
-            kept.expect("the session is in a transaction");
-        } else {
-            let run = mode.run(operation("o-1", ample()), increments("o-1"));
-            assert!(poll!(pin!(run)).is_pending());
-            sqlx::query("SELECT 1").execute(&pool).await.unwrap();
-            world.open_transactions(0).await;
-        }
+    };
+    idle().await;
+    let run = mode.run(operation("o-1", ample()), increments("o-1"));
+    assert!(poll!(pin!(run)).is_pending());
+    idle().await;
+    world.open_transactions(0).await;
+
+    // The first poll sends `BEGIN`. If the answer is there already, nothing is cancelled.
+    while let Poll::Ready(begun) = poll!(pin!(pool.begin())) {
+        begun.unwrap().rollback().await.unwrap();
+        idle().await;
     }
+    let kept = timeout(PATIENCE, world.open_transactions(1)).await;
+    kept.expect("the session is in a transaction");
 }
