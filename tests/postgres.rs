@@ -29,6 +29,8 @@ mod records;
 #[path = "postgres/stock.rs"]
 mod stock;
 mod support;
+#[path = "postgres/tls.rs"]
+mod tls;
 #[path = "postgres/wire.rs"]
 mod wire;
 #[path = "postgres/world.rs"]
