@@ -60,6 +60,7 @@ test test-localstack test-powertools soak: export SQS_ONCE_REQUIRE_ALL := 1
 test: programs ## Run every test and the runbook; a local cloud is started, unless AWS_ENDPOINT_URL names one
 	python local/cloud.py run -- python local/suites.py
 	cargo test --locked --features cli,opentelemetry,postgres --doc
+	python local/watch_test.py
 	python local/runbook.py
 
 .PHONY: runbook
@@ -90,10 +91,10 @@ soak: $(VENV) ## Kill, freeze and disconnect workers over tens of thousands of m
 	cargo test --locked --features postgres --test postgres -- chaos --nocapture
 
 .PHONY: test-localstack
-test-localstack: export AWS_ENDPOINT_URL ?= http://127.0.0.1:4566
-test-localstack: $(VENV) ## Run the integration suite against the emulator at AWS_ENDPOINT_URL
-	python local/cloud.py run -- $(CONSUMER)
-	python local/cloud.py run -- cargo test --locked --test integration
+test-localstack: $(VENV) ## Run the integration suite against LocalStack in Docker, or the emulator at AWS_ENDPOINT_URL
+	python local/localstack.py check
+	$(CONSUMER)
+	python local/localstack.py run -- cargo test --locked --test integration
 
 .PHONY: test-powertools
 test-powertools: $(VENV) ## Share a table with Powertools for AWS Lambda (Python), in both directions
@@ -114,6 +115,11 @@ bench: $(VENV) ## Compare the release build with a plain loop of SDK calls and w
 .PHONY: outage
 outage: ## Simulate how long an outage messages survive with the template's receives and back-off
 	cargo test --locked --lib -- --nocapture survival
+
+.PHONY: simulate
+simulate: $(VENV) ## Simulate queue, function and table under load; writes the table of docs/sizing.md
+	python local/simulation.py --self-test
+	python local/simulation.py
 
 SECONDS    ?= 60
 CARGO_FUZZ := target/tools/bin/cargo-fuzz
@@ -148,16 +154,40 @@ lint: $(VENV) $(CHECKOV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licence
 	cargo deny --locked check bans licenses sources
 	python local/one_tls_stack.py
 	python local/features.py
-	ruff check --config local/pyproject.toml local tests
-	ruff format --config local/pyproject.toml --check local tests
+	ruff check --config local/pyproject.toml local tests examples
+	ruff format --config local/pyproject.toml --check local tests examples
 	mypy --config-file local/pyproject.toml
 	python local/prose.py --self-test && python local/prose.py
+	python local/book.py --self-test && python local/book.py
 	python local/sizing.py --check
+	python local/simulation.py --self-test && python local/simulation.py --check
 	sam validate --lint --region us-east-1
 	sam validate --lint --region us-east-1 --template-file examples/place_order.template.yaml
 	sam validate --lint --region us-east-1 --template-file examples/place_order_postgres.template.yaml
 	cfn-lint template.yaml examples/*.template.yaml
 	$(CHECKOV) --framework cloudformation --skip-download --compact --quiet --file template.yaml examples/*.template.yaml
+	$(CHECKOV) --framework terraform --skip-download --compact --quiet --file examples/terraform/main.tf
+
+TYPESCRIPT := .local/typescript
+STACK      := $(TYPESCRIPT)/cdk.out/orders.template.json
+
+# In a copy, so that the packages are not installed into the source. The zip takes the place of the function's code.
+# Skipped checks: W3005, because the CDK writes some dependencies twice; those that template.yaml skips; and those that
+# ask for a KMS key of one's own.
+UNCHECKED := CKV_AWS_27,CKV_AWS_115,CKV_AWS_116,CKV_AWS_117,CKV_AWS_119,CKV_AWS_158,CKV_AWS_173
+
+.PHONY: typescript
+typescript: export CDK_DISABLE_CLI_TELEMETRY := true
+typescript: export BOOTSTRAP_ZIP := bootstrap.zip
+typescript: $(VENV) $(CHECKOV) ## Compile the examples in TypeScript, synthesize the stack of the CDK, and lint the stack
+	@command -v npm > /dev/null || { echo 'make typescript: install Node.js 20 or later, with npm' >&2; exit 1; }
+	mkdir -p $(TYPESCRIPT)
+	cp -R examples/typescript/. $(TYPESCRIPT)
+	cd $(TYPESCRIPT) && npm ci --ignore-scripts --no-audit --no-fund
+	cd $(TYPESCRIPT) && python -m zipfile -c $(BOOTSTRAP_ZIP) cdk.json && npx cdk synth --no-notices --quiet
+	! grep -E 'AWS::IAM::Policy"|ManagedPolicyArns' $(STACK) # permissions that the CDK adds by itself
+	cfn-lint --ignore-checks W3005 --template $(STACK)
+	$(CHECKOV) --framework cloudformation --skip-download --compact --quiet --skip-check $(UNCHECKED) --file $(STACK)
 
 # Its database of advisories is outside the package registries, so .ci/run does not run this verb.
 .PHONY: audit
@@ -168,10 +198,17 @@ audit: $(CARGO_DENY) ## Check the dependencies for known vulnerabilities (downlo
 features: $(VENV) ## Check combinations of features, the crates they bring, and a handler in the sample's place
 	python local/features.py
 
+MDBOOK := target/tools/bin/mdbook
+
+.PHONY: book
+book: $(VENV) $(MDBOOK) ## Check the links of the book, docs/, and build its pages into target/book
+	python local/book.py
+	$(MDBOOK) build docs
+
 .PHONY: fmt
 fmt: $(VENV) ## Format the source
 	cargo fmt --all
-	ruff format --config local/pyproject.toml local tests
+	ruff format --config local/pyproject.toml local tests examples
 
 # ---- ship it -----------------------------------------------------------------------------------
 
@@ -233,6 +270,9 @@ $(CHECKOV): local/requirements-checkov.txt | $(VENV)
 
 $(CARGO_DENY):
 	cargo install cargo-deny --locked --version 0.20.2 --root target/tools
+
+$(MDBOOK):
+	cargo install mdbook --locked --version 0.5.4 --no-default-features --features search --root target/tools
 
 $(CARGO_MUTANTS):
 	cargo install cargo-mutants --locked --version 27.1.0 --root target/tools

@@ -12,6 +12,8 @@
 //! order has a string `status`; the role needs `AWSLambdaSQSQueueExecutionRole` and, on the table,
 //! `dynamodb:UpdateItem`.
 //!
+//! `make` installs cargo-lambda into `.venv/bin`: `export PATH="$PWD/.venv/bin:$PATH"`.
+//!
 //! ```sh
 //! cargo lambda build --release --arm64 --example add_order_item
 //! cargo lambda deploy add_order_item --role ROLE_ARN --timeout 30 --env-var ORDERS_TABLE_NAME=TABLE

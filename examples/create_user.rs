@@ -13,6 +13,8 @@
 //! Deploy it for a queue and a table that you have. The table's partition key is `email`; the role
 //! needs `AWSLambdaSQSQueueExecutionRole` and, on the table, `dynamodb:PutItem`.
 //!
+//! `make` installs cargo-lambda into `.venv/bin`: `export PATH="$PWD/.venv/bin:$PATH"`.
+//!
 //! ```sh
 //! cargo lambda build --release --arm64 --example create_user
 //! cargo lambda deploy create_user --role ROLE_ARN --timeout 30 --env-var USERS_TABLE_NAME=TABLE

@@ -13,6 +13,8 @@
 //! an account has a number `balance`, in cents; the role needs `AWSLambdaSQSQueueExecutionRole`
 //! and, on the table, `dynamodb:GetItem` and `dynamodb:PutItem`.
 //!
+//! `make` installs cargo-lambda into `.venv/bin`: `export PATH="$PWD/.venv/bin:$PATH"`.
+//!
 //! ```sh
 //! cargo lambda build --release --arm64 --example debit_account
 //! cargo lambda deploy debit_account --role ROLE_ARN --timeout 30 --env-var ACCOUNTS_TABLE_NAME=TABLE

@@ -11,6 +11,8 @@
 //! `make demo-inbox` has it sell 100 pieces to 300 orders, and kills its workers. Deploy it with
 //! its queue, its role and its tables; of these you fill the stock: `{product, quantity}`.
 //!
+//! `make` installs cargo-lambda into `.venv/bin`: `export PATH="$PWD/.venv/bin:$PATH"`.
+//!
 //! ```sh
 //! cargo lambda build --release --arm64 --example place_order
 //! sam deploy --guided --template-file examples/place_order.template.yaml

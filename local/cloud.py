@@ -27,7 +27,7 @@ import psutil
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-STATE = ROOT / ".local"
+STATE = Path(os.environ.get("SQS_ONCE_STATE", ROOT / ".local"))
 REGION = "us-east-1"
 READY_WITHIN = 30.0
 STOP_WITHIN = 5.0
@@ -125,7 +125,7 @@ def _start(scratch: Path, output: IO[bytes], log: Path, running: contextlib.Exit
                 return MiniStack(endpoint, process.pid)
             time.sleep(0.1)
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-    raise Unavailable(f"MiniStack did not start; the end of {log.relative_to(ROOT)}:\n{tail}")
+    raise Unavailable(f"MiniStack did not start; the end of {log}:\n{tail}")
 
 
 def _listens(pid: int, port: int) -> bool:
@@ -153,7 +153,8 @@ def cloud(name: str) -> Iterator[Cloud]:
         if not endpoint.startswith(("http://", "https://")):
             raise Unavailable(f"AWS_ENDPOINT_URL={endpoint} must begin with http:// or https://")
         try:
-            urllib.request.urlopen(endpoint, timeout=5).close()
+            # LocalStack's first response takes seconds.
+            urllib.request.urlopen(endpoint, timeout=READY_WITHIN).close()
         except urllib.error.HTTPError:
             pass  # any response will do
         except (urllib.error.URLError, OSError, ValueError) as problem:

@@ -21,6 +21,16 @@ TABLES: dict[str, dict[str, tuple[str, list[Item]]]] = {
             ],
         ),
     },
+    "order_events": {"ORDERS_TABLE_NAME": ("orderId", [])},
+    "protobuf": {
+        "STOCK_TABLE_NAME": (
+            "product",
+            [
+                {"product": {"S": "cup"}, "quantity": {"N": "10"}},
+                {"product": {"S": "teapot"}, "quantity": {"N": "2"}},
+            ],
+        ),
+    },
     "debit_account": {
         "ACCOUNTS_TABLE_NAME": ("accountId", [{"accountId": {"S": "acc-0001"}, "balance": {"N": "10000"}}]),
     },

@@ -105,9 +105,8 @@ def missing_sections(page: str) -> list[str]:
     template = yaml.load((ROOT / "template.yaml").read_text(), Loader=Template)
     resources = template["Resources"].items()
     alarms = {name: r["Properties"] for name, r in resources if r["Type"] == "AWS::CloudWatch::Alarm"}
-    logs = (ROOT / "docs" / "logs.md").read_text()
-    table = re.search(r"^## Outcomes$(.*?)^## ", logs, re.MULTILINE | re.DOTALL)
-    outcomes = re.findall(r"^\| `(\w+)` \| (?:INFO|WARN|ERROR)", table[1] if table else "", re.MULTILINE)
+    table = (ROOT / "docs" / "outcomes.md").read_text()
+    outcomes = re.findall(r"^\| \[`(\w+)`\]\(runbook\.md#\1\) \|", table, re.MULTILINE)
     problems = []
     for chapter, expected in (("Alarms", list(alarms)), ("Outcomes", outcomes)):
         sections = headings(page, 3, chapter)

@@ -38,6 +38,7 @@ TABLE_QUOTA = 40_000
 START, GROWTH = 5, 300  # concurrent invocations of a mapping: at first, and more each minute
 PROVISIONED_GROWTH = 1_000
 MOST, MOST_POLLED = 1_250, 20_000
+POLLED = 10 * 10 / 10  # messages a second and invocation of a provisioned poller: polls, messages, invocations
 QUOTA = 1_000
 
 TABLE_SECONDS = 0.005  # latency of one write, as assumed in the tables
@@ -157,21 +158,38 @@ def batches() -> str:
     return table([*header, "messages a second per invocation", "timeout at least"], rows)
 
 
+def throughput(invocations: int, provisioned: bool) -> float:
+    """Messages a second. A provisioned poller receives ten times a second, ten messages at most."""
+    per_second = replace(shipped(), invocations=invocations).per_second
+    return min(per_second, invocations * POLLED) if provisioned else per_second
+
+
+def busy(invocations: int, provisioned: bool) -> float:
+    """Invocations that run at a time."""
+    return throughput(invocations, provisioned) * shipped().seconds / shipped().batch
+
+
+def minutes(invocations: int, provisioned: bool) -> float:
+    """Time until so many run."""
+    return max(0.0, (invocations - START) / (PROVISIONED_GROWTH if provisioned else GROWTH))
+
+
 def scale() -> str:
     rows = []
+    load = shipped()
     for invocations in (1, 10, 100, 1_000, MOST, MOST_POLLED):
-        load = replace(shipped(), invocations=invocations)
         provisioned = invocations > MOST
-        growth = PROVISIONED_GROWTH if provisioned else GROWTH
+        per_second, running = throughput(invocations, provisioned), busy(invocations, provisioned)
+        writes = per_second * load.writes / load.per_second
         rows.append(
             [
-                f"{invocations:,}" + " (provisioned)" * provisioned,
-                number(load.per_second),
-                number(load.writes),
-                f"{math.ceil(load.writes / PARTITION_WRITES):,}",
-                f"{invocations * load.batch:,}",
-                f"{invocations * min(load.batch, load.at_a_time):,}",
-                f"{max(0.0, (invocations - START) / growth):.1f}",
+                f"{invocations:,}" + f" (provisioned; {number(running)} run)" * provisioned,
+                number(per_second),
+                number(writes),
+                f"{math.ceil(writes / PARTITION_WRITES):,}",
+                number(running * load.batch),
+                number(running * min(load.batch, load.at_a_time)),
+                f"{minutes(invocations, provisioned):.1f}",
             ]
         )
     header = ["invocations", "messages a second", "write units a second", "partitions at least", "in flight"]
@@ -209,12 +227,17 @@ def seconds_of(text: str) -> float:
     return int(found[1]) * {"ms": 0.001, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
-def outage() -> str:
+def back_off_seconds() -> float:
+    """Sum of the back-offs of a message that always fails, on average."""
     value = defaults()
     base, cap = seconds_of(value["ConsumerBackoffBase"]), seconds_of(value["ConsumerBackoffCap"])
-    longest = [min(base * 2**n, cap) for n in range(int(value["MaxReceiveCount"]) - 1)]
+    longest = [min(base * 2.0**n, cap) for n in range(int(value["MaxReceiveCount"]) - 1)]
     # Half of a back-off is fixed, half is jitter.
-    waits = 0.75 * sum(longest)
+    return 0.75 * sum(longest)
+
+
+def outage() -> str:
+    value, waits = defaults(), back_off_seconds()
     return (
         f"With the template's {value['MaxReceiveCount']} receives and its back-off, a message that always fails waits\n"
         f"{waits / 60:.0f} minutes on average, until it is a dead letter. In an outage of the called system,\n"
@@ -231,15 +254,20 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
+def replaced(page: str, script: str, name: str, text: str) -> str:
+    """The page with another table of this name."""
+    begin, end = f"<!-- {script}: {name} -->\n", "<!-- end -->"
+    before, found, rest = page.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not (found and found_end):
+        raise SystemExit(f"{script}: no place for the table {name} in {PAGE.relative_to(ROOT)}")
+    return f"{before}{begin}{text}\n{end}{after}"
+
+
 def computed(page: str) -> str:
     """The page with its tables computed anew."""
     for name, make in TABLES.items():
-        begin, end = f"<!-- local/sizing.py: {name} -->\n", "<!-- end -->"
-        before, found, rest = page.partition(begin)
-        _, found_end, after = rest.partition(end)
-        if not (found and found_end):
-            raise SystemExit(f"local/sizing.py: no place for the table {name} in {PAGE.relative_to(ROOT)}")
-        page = f"{before}{begin}{make()}\n{end}{after}"
+        page = replaced(page, "local/sizing.py", name, make())
     return page
 
 

@@ -35,7 +35,8 @@ class Suite:
     @property
     def selector(self) -> str:
         """The options of `cargo test` that select the suite."""
-        features = f"--features {FEATURES} " if self.name in ("cli", "postgres", "sqs-once", "traces") else ""
+        with_features = ("cli", "postgres", "s3_bodies", "sqs-once", "traces")
+        features = f"--features {FEATURES} " if self.name in with_features else ""
         return "--lib" if self.kind == "lib" else f"{features}--{self.kind} {self.name}"
 
 

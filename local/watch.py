@@ -7,6 +7,7 @@ environment (PAYMENT_GATEWAY_URL, IDEMPOTENCY_KEY, RUST_LOG, ...).
 """
 
 import contextlib
+import functools
 import json
 import os
 import socket
@@ -99,16 +100,18 @@ def main() -> int:
     unwind_on_signals()
     match sys.argv[1:]:
         case []:
-            target, event = ["--bin", "consumer"], "new-orders"
+            target, event, prepare = ["--bin", "consumer"], "new-orders", consumer
         case [name] if name in TABLES:
-            target, event = ["--example", name], name.replace("_", "-")
+            # As a program of tests/programs: cargo-lambda runs no examples.
+            target = ["--package", "programs", "--bin", name]
+            event, prepare = name.replace("_", "-"), functools.partial(example, name=name)
         case _:
             sys.exit(f"make watch: EXAMPLE is one of {', '.join(TABLES)}")
     # Builds now, so that the first invocation does not wait for the build.
     if status := run(["cargo", "build", *target], os.environ):
         return status
     with cloud("watch") as up:
-        environment = example(up, name) if "--example" in target else consumer(up)
+        environment = prepare(up)
         port = choose_port()
         with remembered(Watch(os.getpid(), port)):
             console.print(f"[bold]==>[/] from another terminal: [bold]make invoke EVENT=events/{event}.json[/]")

@@ -3,8 +3,17 @@
 use std::time::Duration;
 
 use aws_config::{BehaviorVersion, SdkConfig, retry::RetryConfig, timeout::TimeoutConfig};
-use aws_sdk_dynamodb::config::StalledStreamProtectionConfig;
-use aws_smithy_http_client::tls::{self, rustls_provider::CryptoMode};
+use aws_sdk_dynamodb::config::{SharedHttpClient, StalledStreamProtectionConfig};
+use aws_smithy_http_client::{
+    Builder, Connector,
+    tls::{self, rustls_provider::CryptoMode},
+};
+use aws_smithy_runtime_api::client::http::{
+    HttpClient as _, HttpConnectorSettings, SharedHttpConnector, http_client_fn,
+};
+
+/// Time for a connection: the endpoint is in the same Region.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Region, credentials and endpoint from the environment, as the SDK defines them; one
 /// HTTP client for the life of the process; timeouts and retries for a caller that has
@@ -27,7 +36,7 @@ use aws_smithy_http_client::tls::{self, rustls_provider::CryptoMode};
 /// ```
 pub async fn config() -> SdkConfig {
     let timeouts = TimeoutConfig::builder()
-        .connect_timeout(Duration::from_secs(1))
+        .connect_timeout(CONNECT_TIMEOUT)
         .operation_attempt_timeout(Duration::from_secs(1))
         .operation_timeout(Duration::from_secs(5))
         .build();
@@ -35,15 +44,35 @@ pub async fn config() -> SdkConfig {
         .with_max_attempts(4)
         .with_initial_backoff(Duration::from_millis(50))
         .with_max_backoff(Duration::from_millis(500));
-    let http = aws_smithy_http_client::Builder::new()
-        .tls_provider(tls::Provider::Rustls(CryptoMode::Ring))
-        .build_https();
     aws_config::defaults(BehaviorVersion::latest())
-        .http_client(http)
+        .http_client(http_client())
         .timeout_config(timeouts)
         .retry_config(retries)
         // For bodies that stream; ours are a few hundred bytes, under the attempt's timeout.
         .stalled_stream_protection(StalledStreamProtectionConfig::disabled())
         .load()
         .await
+}
+
+/// An HTTP client with one connector for all clients that keep the timeouts of [`config`]. The SDK's own
+/// HTTP client parses the root certificates for each client, and once more for the first request.
+fn http_client() -> SharedHttpClient {
+    let provider = tls::Provider::Rustls(CryptoMode::Ring);
+    let own = HttpConnectorSettings::builder()
+        .connect_timeout(CONNECT_TIMEOUT)
+        .build();
+    let connector = Connector::builder()
+        .connector_settings(own)
+        .tls_provider(provider.clone())
+        .build();
+    let shared = SharedHttpConnector::new(connector);
+    let of_the_sdk = Builder::new().tls_provider(provider).build_https();
+    http_client_fn(move |settings, components| {
+        let timeouts = (settings.connect_timeout(), settings.read_timeout());
+        if timeouts == (Some(CONNECT_TIMEOUT), None) {
+            shared.clone()
+        } else {
+            of_the_sdk.http_connector(settings, components)
+        }
+    })
 }

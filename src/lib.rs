@@ -87,7 +87,8 @@
 //! | `visibility` | `sqs::Visibility`: visibility timeouts of failed messages, copies to the dead-letter queue. Implies `lambda` |
 //! | `settings` | `Settings` and `Consumer::from_env`: settings from environment variables. Implies `lambda` |
 //! | `consumer` | the binary `consumer`, which charges orders over HTTP. Implies `visibility` and `settings` |
-//! | `cli` | the binary `sqs-once`, the command-line tool. Implies `visibility` and `settings`; off by default |
+//! | `s3` | `sqs::S3Bodies`: bodies that the Amazon SQS Extended Client stored in S3. Implies `lambda`; off by default |
+//! | `cli` | the binary `sqs-once`, the command-line tool. Implies `visibility`, `settings` and `s3`; off by default |
 //! | `opentelemetry` | `telemetry::traces`: spans of messages and requests, to X-Ray or to a collector. Implies `lambda`; off by default |
 //! | `postgres` | `postgres`, `store::PostgresStore` and `Once::in_postgres`: records in PostgreSQL, and business writes in the same transaction; off by default |
 //! | `testing` | `testing`: tests of handlers without AWS, and the conformance suite for stores. Implies `lambda`; off by default |
@@ -104,10 +105,11 @@
 //!
 //! | features | crates in the dependency tree |
 //! | --- | --- |
-//! | default, `postgres` | 223 crates |
-//! | default, `opentelemetry` | 200 crates |
-//! | default | 186 crates |
-//! | `lambda`, `visibility`, `settings` | 182 crates |
+//! | default, `postgres` | 227 crates |
+//! | default, `opentelemetry` | 204 crates |
+//! | default, `s3` | 202 crates |
+//! | default | 190 crates |
+//! | `lambda`, `visibility`, `settings` | 184 crates |
 //! | `--no-default-features` | 110 crates |
 //!
 //! # Promises
@@ -175,7 +177,8 @@ pub use dynamodb::{
     write::{MAX_WRITES, Write},
 };
 pub use handler::{
-    Attempt, Done, EnvelopeFacts, Failure, Handler, HandlerFn, ResultExt, Stored, handler_fn,
+    Attempt, Bytes, Done, EnvelopeFacts, Failure, FromMessage, Handler, HandlerFn, Json, Raw,
+    ResultExt, Stored, Text, handler_fn,
 };
 #[doc(hidden)]
 pub use handler::{Delivery, History, OpenAttempts};

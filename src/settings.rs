@@ -6,15 +6,21 @@ mod unknown;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    env, fmt, io,
-    num::NonZeroUsize,
+    env,
+    ffi::OsStr,
+    fmt, io,
+    num::{NonZeroU32, NonZeroUsize},
+    path::Path,
     time::Duration,
 };
 
 use aws_config::SdkConfig;
 use aws_sdk_dynamodb::Client;
+use futures_util::future::join;
 use tokio::runtime::{Builder, Runtime};
 
+#[cfg(feature = "s3")]
+use crate::sqs::S3Bodies;
 #[cfg(feature = "visibility")]
 use crate::sqs::Visibility;
 use crate::{
@@ -22,8 +28,8 @@ use crate::{
     handler::Handler,
     once::{Inbox, Mode, OnItem, Once},
     protocol::{AfterFailure, Namespace},
-    sqs::{Consumer, Envelope, FifoAfterPermanent, FingerprintSource, KeySource},
-    store::{DynamoStore, Field, Layout},
+    sqs::{Consumer, Encoding, Envelope, FifoAfterPermanent, FingerprintSource, KeySource},
+    store::{AnyStore, DynamoStore, Field, Layout, MemoryStore, Store},
     telemetry::{
         Metrics,
         metrics::{checked_namespace, checked_service},
@@ -39,6 +45,9 @@ const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
 /// Messages claimed or completed beside those whose handlers run, where their writes are grouped.
 /// With the default concurrency of 10 they fill two groups.
 const CLAIMS_AHEAD: usize = 40;
+
+/// The name that cargo-lambda gives a function that is invoked without a name.
+const UNNAMED: &str = "_";
 
 /// The environment variables of a consumer, and the errors found in them so far.
 ///
@@ -83,19 +92,24 @@ const CLAIMS_AHEAD: usize = 40;
 ///
 /// | variable | default | meaning |
 /// | --- | --- | --- |
-/// | `IDEMPOTENCY_TABLE_NAME` | required, not used by `on_item` | DynamoDB table of the records |
+/// | `IDEMPOTENCY_TABLE_NAME` | required, not used by `on_item` | DynamoDB table of the records; under `cargo lambda watch` see [`in_memory`](Settings::in_memory) |
 /// | `IDEMPOTENCY_LAYOUT` | `native` | attribute names of the records: `native` or `powertools` ([`Layout`]) |
 /// | `IDEMPOTENCY_ATTRIBUTES` | none | other attribute names, as `id=PK,expires_at=ttl` ([`Layout::rename`]) |
 /// | `IDEMPOTENCY_SORT_KEY` | none | `SK` or `SK=PARTITION`: sort key that holds the idempotency key; the partition defaults to `idempotency#<function name>` ([`Layout::sort_key`]) |
 /// | `IDEMPOTENCY_NAMESPACE` | function name | first part of every key ([`Namespace`]) |
 /// | `IDEMPOTENCY_KEY` | `message-id` | source of a message's key ([`KeySource`]) |
 /// | `CONSUMER_ENVELOPE` | `none` | service that puts its own JSON around each message: `none`, `sns`, `eventbridge` or `s3` ([`Envelope`]) |
+/// | `CONSUMER_ENCODING` | `none` | encoding of messages without the attribute `Content-Encoding`: `none`, `base64`, `gzip` or `base64+gzip` ([`Encoding`]) |
+/// | `CONSUMER_MAX_BODY_BYTES` | `10485760` | largest decompressed body, in bytes |
+/// | `CONSUMER_S3_BUCKETS` | none | names of S3 buckets, as `orders,invoices`: a body that the Amazon SQS Extended Client stored there is read; needs the feature `s3` |
+/// | `CONSUMER_S3_MAX_BYTES` | `2097152` | longest body that is read from S3 |
 /// | `IDEMPOTENCY_FINGERPRINT` | `body`; `off` for `on_item` | part of a message that must not change under one key ([`FingerprintSource`]); for `on_item` see [`OnItem::check_payload`] |
 /// | `IDEMPOTENCY_RETENTION` | `20d`; unlimited for `on_item` | time that a record is kept |
 /// | `IDEMPOTENCY_AFTER_FAILURE` | `retry` | other message with the key of a permanent failure: `retry` or `replay` ([`AfterFailure`]) |
 /// | `IDEMPOTENCY_GROUPING` | `off` | sends claims and settlements of concurrent messages as groups; not used by `on_item` ([`DynamoStore::grouping`]) |
 /// | `IDEMPOTENCY_LEASE_MARGIN` | `1s` | time added to the deadline, for clocks that differ |
 /// | `IDEMPOTENCY_LEASE_FALLBACK` | `5m` | time budget of an invocation without a known deadline |
+/// | `CONSUMER_HEARTBEAT` | `off` | length of leases and visibility timeouts that are renewed while handlers run, from `10s`; `off`: the deadline of the invocation ends the lease ([`Once::heartbeat`]) |
 /// | `CONSUMER_CONCURRENCY` | `10` | handlers of one batch that run at a time |
 /// | `CONSUMER_CONFLICT_WAIT` | `0s` | time to wait for the outcome of another worker that holds the claim |
 /// | `CONSUMER_DEADLINE_RESERVE` | `500ms` | time reserved to record outcomes and answer |
@@ -113,6 +127,8 @@ const CLAIMS_AHEAD: usize = 40;
 /// | `CONSUMER_LOG_SAMPLE_COMPLETED` | `1` | share of the completed messages that are logged, from `0` to `1`; all other outcomes are logged |
 /// | `CONSUMER_RUNTIME` | `auto` | threads of the runtime: `single`, `multi`, or `auto`, which is `multi` with two vCPUs or more ([`Settings::runtime`]) |
 /// | `CONSUMER_PRIME` | `on` | reads the table once at start; not used by `on_item` |
+///
+/// Under `cargo lambda watch` a function that is invoked without a name takes the name of its program.
 ///
 /// `AWS_LAMBDA_RUNTIME_API` must be set, since [`run`](crate::run) needs it.
 ///
@@ -175,9 +191,9 @@ impl fmt::Debug for Settings {
     }
 }
 
-impl<H: Handler> Consumer<Once<DynamoStore>, H>
+impl<H: Handler> Consumer<Once<AnyStore>, H>
 where
-    Once<DynamoStore>: Mode<H::Output>,
+    Once<AnyStore>: Mode<H::Output>,
 {
     /// A consumer in the mode [`Once`], configured by environment variables: see [`Settings`].
     ///
@@ -372,7 +388,7 @@ impl Settings {
 
     /// A consumer in the mode [`Once`]. `handler` is the handler, or an error of the handler's own
     /// variables. Reads the table once, unless `CONSUMER_PRIME` is `off`; a failure of that read
-    /// is logged.
+    /// is logged. Records are in the table, or [in memory](Self::in_memory).
     ///
     /// # Errors
     ///
@@ -380,18 +396,81 @@ impl Settings {
     pub async fn once<H: Handler>(
         mut self,
         handler: Result<H, SettingsError>,
-    ) -> Result<Consumer<Once<DynamoStore>, H>, SettingsError>
+    ) -> Result<Consumer<Once<AnyStore>, H>, SettingsError>
     where
-        Once<DynamoStore>: Mode<H::Output>,
+        Once<AnyStore>: Mode<H::Output>,
     {
+        let table = if self.in_memory() {
+            // No queue holds the messages of an event file.
+            self.set_default("CONSUMER_VISIBILITY", "off");
+            Ok(None)
+        } else {
+            self.table().map(Some)
+        };
         let (records, batches) = (self.records(), self.batches(Some("20d")));
-        let read = (|| Ok((handler?, records?, batches?)))();
-        let (handler, records, batches) = self.check(read)?;
-        let config = self.take_config().await;
-        let ahead = if records.grouping { CLAIMS_AHEAD } else { 0 };
-        let once = records.once(&config, &batches).await;
-        let consumer = batches.consumer(once, handler, &config);
-        Ok(consumer.claims_ahead(ahead))
+        let read = (|| Ok((handler?, table?, records?, batches?)))();
+        let (handler, table, records, batches) = self.check(read)?;
+        let config = if table.is_some() || batches.call_sqs() {
+            self.take_config().await
+        } else {
+            // The SDK would look for a Region, for seconds on a machine outside AWS.
+            SdkConfig::builder().build()
+        };
+        let grouping = table.as_ref().is_some_and(|table| table.grouping);
+        let ahead = if grouping { CLAIMS_AHEAD } else { 0 };
+        let (store, to_read) = match table {
+            Some(table) => {
+                let (store, to_read) = table.store(&config);
+                (AnyStore::DynamoDb(store), to_read)
+            }
+            None => {
+                tracing::warn!(
+                    "IDEMPOTENCY_TABLE_NAME is not set: records are in memory, and no record survives a restart; `make dev` or `make watch` runs on a local table"
+                );
+                (AnyStore::Memory(MemoryStore::default()), None)
+            }
+        };
+        let once = records.once(store, &batches);
+        let build = || batches.consumer(once, handler, &config);
+        Ok(while_reading(to_read, build).await.claims_ahead(ahead))
+    }
+
+    /// Returns whether [`once`](Self::once) keeps records in memory: under `cargo lambda watch`, for
+    /// the function that has no name there, with no `IDEMPOTENCY_TABLE_NAME`. A handler can then
+    /// choose defaults with which it runs on its own.
+    ///
+    /// Never on AWS, where a missing table is an error. [`inbox`](Self::inbox) needs a table
+    /// everywhere.
+    ///
+    /// ```
+    /// # use sqs_once::Settings;
+    /// let watched = [
+    ///     ("AWS_LAMBDA_FUNCTION_NAME", "_"),
+    ///     ("AWS_LAMBDA_RUNTIME_API", "http://127.0.0.1:9000/.rt/_"),
+    /// ];
+    /// let mut settings = Settings::from_vars(watched);
+    /// if settings.in_memory() {
+    ///     settings.set_default("PRINTER_URL", "sandbox");
+    /// }
+    /// assert_eq!(settings.optional("PRINTER_URL", "", str::parse), Ok("sandbox".to_owned()));
+    /// ```
+    pub fn in_memory(&mut self) -> bool {
+        self.is_unnamed_under_watch() && self.value("IDEMPOTENCY_TABLE_NAME").is_none()
+    }
+
+    /// Returns whether this is the function that `cargo lambda watch` runs for an invocation without
+    /// a function name.
+    ///
+    /// cargo-lambda calls it `_`, which is a valid name on AWS too. The Runtime API of cargo-lambda
+    /// is a URL that ends with this name. The one of AWS is a host and a port, and AWS always sets
+    /// `AWS_LAMBDA_INITIALIZATION_TYPE`.
+    fn is_unnamed_under_watch(&mut self) -> bool {
+        let name = self.value("AWS_LAMBDA_FUNCTION_NAME");
+        let runtime_api = self.value("AWS_LAMBDA_RUNTIME_API").unwrap_or_default();
+        name.as_deref() == Some(UNNAMED)
+            && runtime_api.starts_with("http://")
+            && runtime_api.ends_with("/_")
+            && self.value("AWS_LAMBDA_INITIALIZATION_TYPE").is_none()
     }
 
     /// A consumer in the mode [`Inbox`], otherwise as [`once`](Self::once).
@@ -414,12 +493,15 @@ impl Settings {
     where
         Inbox<DynamoStore>: Mode<H::Output>,
     {
-        let (records, batches) = (self.records(), self.batches(Some("20d")));
-        let read = (|| Ok((handler?, records?, batches?)))();
-        let (handler, records, batches) = self.check(read)?;
+        let (table, records) = (self.table(), self.records());
+        let batches = self.batches(Some("20d"));
+        let read = (|| Ok((handler?, table?, records?, batches?)))();
+        let (handler, table, records, batches) = self.check(read)?;
         let config = self.take_config().await;
-        let inbox = records.once(&config, &batches).await.inbox();
-        Ok(batches.consumer(inbox, handler, &config))
+        let (store, to_read) = table.store(&config);
+        let inbox = records.once(store, &batches).inbox();
+        let build = || batches.consumer(inbox, handler, &config);
+        Ok(while_reading(to_read, build).await)
     }
 
     /// A consumer in the mode [`OnItem`], otherwise as [`once`](Self::once). There is no table of
@@ -460,26 +542,36 @@ impl Settings {
         Ok(batches.consumer(on_item, handler, &config))
     }
 
-    fn records(&mut self) -> Result<Records, SettingsError> {
-        let table = self.required(
+    fn table(&mut self) -> Result<Table, SettingsError> {
+        let name = self.required(
             "IDEMPOTENCY_TABLE_NAME",
-            "DynamoDB table of the records",
+            "DynamoDB table of the records; on your own machine, `make watch` sets it",
             str::parse,
         );
         let layout = self.layout();
-        let after_failure = self.after_failure();
         let grouping = self.optional("IDEMPOTENCY_GROUPING", "off", on_or_off);
-        let lease_margin = self.optional("IDEMPOTENCY_LEASE_MARGIN", "1s", duration);
         let prime = self.optional("CONSUMER_PRIME", "on", on_or_off);
         let write_units = self.optional("CONSUMER_METRICS_WRITE_UNITS", "off", on_or_off);
-        Ok(Records {
-            table: table?,
+        Ok(Table {
+            name: name?,
             layout: layout?,
-            after_failure: after_failure?,
             grouping: grouping?,
-            lease_margin: lease_margin?,
             prime: prime?,
             write_units: write_units?,
+        })
+    }
+
+    fn records(&mut self) -> Result<Records, SettingsError> {
+        let after_failure =
+            self.optional("IDEMPOTENCY_AFTER_FAILURE", "retry", |text| match text {
+                "retry" => Ok(AfterFailure::Retry),
+                "replay" => Ok(AfterFailure::Replay),
+                _ => Err("must be `retry` or `replay`"),
+            });
+        let lease_margin = self.optional("IDEMPOTENCY_LEASE_MARGIN", "1s", duration);
+        Ok(Records {
+            after_failure: after_failure?,
+            lease_margin: lease_margin?,
         })
     }
 
@@ -491,9 +583,9 @@ impl Settings {
     #[cfg(feature = "cli")]
     #[doc(hidden)]
     pub fn store(&mut self, config: &SdkConfig) -> Result<DynamoStore, SettingsError> {
-        let records = self.records();
-        let records = self.check(records)?;
-        Ok(DynamoStore::new(Client::new(config), records.table).layout(records.layout))
+        let table = self.table();
+        let table = self.check(table)?;
+        Ok(DynamoStore::new(Client::new(config), table.name).layout(table.layout))
     }
 
     /// Returns every error of the variables of a consumer with a table of records, for the
@@ -508,16 +600,8 @@ impl Settings {
 
     /// Reads every variable of a consumer with a table of records.
     fn read_all(&mut self) {
-        let (_records, _batches) = (self.records(), self.batches(Some("20d")));
-        let _threads = self.has_threads();
-    }
-
-    fn after_failure(&mut self) -> Result<AfterFailure, SettingsError> {
-        self.optional("IDEMPOTENCY_AFTER_FAILURE", "retry", |text| match text {
-            "retry" => Ok(AfterFailure::Retry),
-            "replay" => Ok(AfterFailure::Replay),
-            _ => Err("must be `retry` or `replay`"),
-        })
+        let (_table, _records) = (self.table(), self.records());
+        let (_batches, _threads) = (self.batches(Some("20d")), self.has_threads());
     }
 
     fn layout(&mut self) -> Result<Layout, SettingsError> {
@@ -552,6 +636,9 @@ impl Settings {
         });
         let key = self.optional("IDEMPOTENCY_KEY", "message-id", str::parse::<KeySource>);
         let envelope = self.optional("CONSUMER_ENVELOPE", "none", str::parse::<Envelope>);
+        let encoding = self.optional("CONSUMER_ENCODING", "none", str::parse::<Encoding>);
+        let max_body_bytes = self.optional("CONSUMER_MAX_BODY_BYTES", "10485760", bytes);
+        let s3_bodies = self.s3_bodies();
         let fingerprint = self.optional(
             "IDEMPOTENCY_FINGERPRINT",
             "body",
@@ -563,6 +650,7 @@ impl Settings {
             .map(|value| self.parse("IDEMPOTENCY_RETENTION", &value, positive))
             .transpose();
         let assumed_timeout = self.duration("IDEMPOTENCY_LEASE_FALLBACK", "5m");
+        let heartbeat = self.optional("CONSUMER_HEARTBEAT", "off", heartbeat);
         let concurrency = self.optional("CONSUMER_CONCURRENCY", "10", |text| {
             let parsed = text.parse::<NonZeroUsize>();
             parsed.map_err(|_| "must be a whole number from 1")
@@ -585,9 +673,13 @@ impl Settings {
             namespace: namespace?,
             key: key?,
             envelope: envelope?,
+            encoding: encoding?,
+            max_body_bytes: max_body_bytes?,
+            s3_bodies: s3_bodies?,
             fingerprint: fingerprint?,
             retention: retention?,
             assumed_timeout: assumed_timeout?,
+            heartbeat: heartbeat?,
             concurrency: concurrency?,
             conflict_wait: conflict_wait?,
             deadline_reserve: deadline_reserve?,
@@ -598,6 +690,17 @@ impl Settings {
             metrics: metrics?,
             log_sample_completed: log_sample_completed?,
         })
+    }
+
+    /// Buckets and the longest body; no buckets, no reads.
+    fn s3_bodies(&mut self) -> Result<(Vec<String>, NonZeroU32), SettingsError> {
+        let read = |_, names: &str| match cfg!(feature = "s3") {
+            true => buckets(names),
+            false => Err("needs the feature `s3` of the crate sqs-once".to_owned()),
+        };
+        let buckets = self.changed("CONSUMER_S3_BUCKETS", Vec::new(), read);
+        let max_bytes = self.optional("CONSUMER_S3_MAX_BYTES", "2097152", bytes);
+        Ok((buckets?, max_bytes?))
     }
 
     #[cfg(feature = "visibility")]
@@ -659,8 +762,19 @@ impl Settings {
         if only_other { other } else { name }
     }
 
+    /// The function's name. The function without a name under `cargo lambda watch` has the name of
+    /// its program. So a message has one key, also if it is invoked by that name.
     fn function(&mut self) -> String {
-        self.value("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_default()
+        let program = if self.is_unnamed_under_watch() {
+            env::current_exe().ok()
+        } else {
+            None
+        };
+        let program = program.as_deref().and_then(Path::file_stem);
+        match program.and_then(OsStr::to_str) {
+            Some(program) => program.to_owned(),
+            None => self.value("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_default(),
+        }
     }
 
     /// An empty parameter of a template makes an empty variable, which counts as not set.
@@ -727,35 +841,57 @@ impl Settings {
 
 /// Settings of the table of records.
 #[derive(Debug)]
-struct Records {
-    table: String,
+struct Table {
+    name: String,
     layout: Layout,
-    after_failure: AfterFailure,
     grouping: bool,
-    lease_margin: Duration,
     prime: bool,
     write_units: bool,
 }
 
-impl Records {
-    async fn once(self, config: &SdkConfig, batches: &Batches) -> Once<DynamoStore> {
-        let store = DynamoStore::new(Client::new(config), self.table)
+impl Table {
+    /// The store, and the same again if the table is to be read at start.
+    fn store(self, config: &SdkConfig) -> (DynamoStore, Option<DynamoStore>) {
+        let store = DynamoStore::new(Client::new(config), self.name)
             .layout(self.layout)
             .write_units(self.write_units)
             .grouping(self.grouping);
-        if self.prime
-            && let Err(error) = store.prime(PRIME_TIMEOUT).await
-        {
-            tracing::warn!(%error, "could not read the table at start: messages fail until DynamoDB answers");
-        }
+        let to_read = self.prime.then(|| store.clone());
+        (store, to_read)
+    }
+}
+
+/// Settings of the records, in a table or in memory.
+#[derive(Debug)]
+struct Records {
+    after_failure: AfterFailure,
+    lease_margin: Duration,
+}
+
+impl Records {
+    fn once<S: Store>(self, store: S, batches: &Batches) -> Once<S> {
         let once = Once::new(store)
             .after_failure(self.after_failure)
-            .lease_margin(self.lease_margin);
+            .lease_margin(self.lease_margin)
+            .heartbeat(batches.heartbeat);
         match batches.retention {
             Some(retention) => once.retention(retention),
             None => once,
         }
     }
+}
+
+/// Reads the table of `store` once, and calls `build` meanwhile. A failure of the read is logged.
+async fn while_reading<T>(store: Option<DynamoStore>, build: impl FnOnce() -> T) -> T {
+    let Some(store) = store else {
+        return build();
+    };
+    // The first poll of `prime` starts the connection. `build` has the time of its round trips.
+    let (read, built) = join(store.prime(PRIME_TIMEOUT), async { build() }).await;
+    if let Err(error) = read {
+        tracing::warn!(%error, "could not read the table at start: messages fail until DynamoDB answers");
+    }
+    built
 }
 
 /// Settings that every mode has.
@@ -764,9 +900,15 @@ struct Batches {
     namespace: Namespace,
     key: KeySource,
     envelope: Envelope,
+    encoding: Encoding,
+    max_body_bytes: NonZeroU32,
+    /// Without the feature `s3` no buckets are set.
+    #[cfg_attr(not(feature = "s3"), expect(dead_code, reason = "read by the feature"))]
+    s3_bodies: (Vec<String>, NonZeroU32),
     fingerprint: FingerprintSource,
     retention: Option<Duration>,
     assumed_timeout: Duration,
+    heartbeat: Option<Duration>,
     concurrency: NonZeroUsize,
     conflict_wait: Duration,
     deadline_reserve: Duration,
@@ -782,6 +924,17 @@ struct Batches {
 }
 
 impl Batches {
+    #[cfg(feature = "visibility")]
+    const fn call_sqs(&self) -> bool {
+        self.timeouts.is_some()
+    }
+
+    #[cfg(not(feature = "visibility"))]
+    const fn call_sqs(&self) -> bool {
+        let () = self.timeouts;
+        false
+    }
+
     fn consumer<M: Mode<H::Output>, H: Handler>(
         self,
         mode: M,
@@ -791,6 +944,8 @@ impl Batches {
         let consumer = Consumer::new(mode, self.namespace, handler)
             .key(self.key)
             .envelope(self.envelope)
+            .encoding(self.encoding)
+            .max_body_bytes(self.max_body_bytes)
             .fingerprint(self.fingerprint)
             .concurrency(self.concurrency)
             .conflict_wait(self.conflict_wait)
@@ -801,10 +956,18 @@ impl Batches {
             .fifo_after_permanent(self.fifo_after_permanent)
             .metrics(self.metrics)
             .log_sample_completed(self.log_sample_completed);
+        #[cfg(feature = "s3")]
+        let consumer = {
+            let (buckets, max_bytes) = self.s3_bodies;
+            let reads = !buckets.is_empty();
+            let s3_bodies = reads.then(|| S3Bodies::new(config, buckets).max_bytes(max_bytes));
+            consumer.s3_bodies(s3_bodies)
+        };
         #[cfg(feature = "visibility")]
         {
             let timeouts = self.timeouts;
-            let visibility = timeouts.map(|timeouts| timeouts.visibility(config, self.retention));
+            let visibility = timeouts
+                .map(|timeouts| timeouts.visibility(config, self.retention, self.heartbeat));
             consumer.visibility(visibility)
         }
         #[cfg(not(feature = "visibility"))]
@@ -826,8 +989,14 @@ struct Timeouts {
 
 #[cfg(feature = "visibility")]
 impl Timeouts {
-    fn visibility(self, config: &SdkConfig, retention: Option<Duration>) -> Visibility {
+    fn visibility(
+        self,
+        config: &SdkConfig,
+        retention: Option<Duration>,
+        heartbeat: Option<Duration>,
+    ) -> Visibility {
         let visibility = Visibility::new(aws_sdk_sqs::Client::new(config))
+            .heartbeat(heartbeat)
             .backoff(self.base, self.cap)
             .dead_letter(self.dead_letter);
         match retention {
@@ -856,6 +1025,19 @@ fn duration(text: &str) -> Result<Duration, String> {
         .map_err(|_| format!("`{text}` is not a duration such as 500ms, 30s, 5m or 24h"))
 }
 
+/// The shortest heartbeat: SQS counts whole seconds, and a third of it must be more than a slow request.
+const SHORTEST_HEARTBEAT: Duration = Duration::from_secs(10);
+
+fn heartbeat(text: &str) -> Result<Option<Duration>, String> {
+    if text == "off" {
+        return Ok(None);
+    }
+    match duration(text)? {
+        length if length < SHORTEST_HEARTBEAT => Err("must be `off`, or at least 10s".to_owned()),
+        length => Ok(Some(length)),
+    }
+}
+
 fn positive(text: &str) -> Result<Duration, String> {
     match duration(text)? {
         Duration::ZERO => Err("must be more than 0".to_owned()),
@@ -874,6 +1056,26 @@ fn backoff(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// Names of S3 buckets, separated by commas (*Amazon S3 User Guide*, "Bucket naming rules").
+fn buckets(text: &str) -> Result<Vec<String>, String> {
+    let is_name = |name: &&str| {
+        let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '.' || c == '-';
+        let ends = !name.starts_with(['.', '-']) && !name.ends_with(['.', '-']);
+        (3..=63).contains(&name.len()) && ends && name.chars().all(inner)
+    };
+    match text.split(',').find(|name| !is_name(name)) {
+        Some(name) => Err(format!(
+            "`{name}` is not the name of an S3 bucket; separate names by commas"
+        )),
+        None => Ok(text.split(',').map(str::to_owned).collect()),
+    }
+}
+
+fn bytes(text: &str) -> Result<NonZeroU32, &'static str> {
+    let parsed = text.parse();
+    parsed.map_err(|_| "must be a whole number of bytes from 1 to 4294967295")
+}
+
 fn share(text: &str) -> Result<f64, &'static str> {
     let parsed = text.parse().ok();
     let parsed = parsed.filter(|share| (0.0..=1.0).contains(share));
@@ -890,7 +1092,19 @@ fn on_or_off(text: &str) -> Result<bool, &'static str> {
 
 #[cfg(test)]
 mod tests {
-    use tokio::runtime::RuntimeFlavor;
+    use std::sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    };
+
+    use aws_sdk_dynamodb::config::{
+        Credentials,
+        http::{HttpRequest, HttpResponse},
+    };
+    use aws_smithy_runtime_api::client::http::{
+        HttpConnector, HttpConnectorFuture, SharedHttpConnector, http_client_fn,
+    };
+    use tokio::{runtime::RuntimeFlavor, sync::Notify};
 
     use super::*;
 
@@ -900,33 +1114,128 @@ mod tests {
         ("IDEMPOTENCY_TABLE_NAME", "idempotency"),
     ];
 
-    fn read(variables: &[(&str, &str)]) -> Result<(Records, Batches), SettingsError> {
+    fn read(variables: &[(&str, &str)]) -> Result<(Table, Records, Batches), SettingsError> {
         let mut settings = Settings::from_vars(variables.iter().copied());
-        let (records, batches) = (settings.records(), settings.batches(Some("20d")));
-        settings.check((|| Ok((records?, batches?)))())
+        let (table, records) = (settings.table(), settings.records());
+        let batches = settings.batches(Some("20d"));
+        settings.check((|| Ok((table?, records?, batches?)))())
     }
 
-    fn with(variables: &[(&str, &str)]) -> Result<(Records, Batches), SettingsError> {
+    fn with(variables: &[(&str, &str)]) -> Result<(Table, Records, Batches), SettingsError> {
         read(&[&REQUIRED, variables].concat())
+    }
+
+    /// The variables that `cargo lambda watch` sets for a function without a name.
+    const WATCHED: [(&str, &str); 2] = [
+        ("AWS_LAMBDA_RUNTIME_API", "http://127.0.0.1:9000/.rt/_"),
+        ("AWS_LAMBDA_FUNCTION_NAME", "_"),
+    ];
+
+    fn offline(variables: &[(&str, &str)]) -> Settings {
+        let version = aws_sdk_dynamodb::config::BehaviorVersion::latest();
+        let config = SdkConfig::builder().behavior_version(version).build();
+        Settings::from_vars(variables.iter().copied()).sdk_config(config)
+    }
+
+    #[tokio::test]
+    async fn watched_function_has_records_in_memory() {
+        let consumer = offline(&WATCHED).once(Ok(Unused)).await.unwrap();
+        let consumer = format!("{consumer:?}");
+        assert!(consumer.contains("Memory(MemoryStore"), "{consumer}");
+        assert!(consumer.contains("visibility: None"), "{consumer}");
+    }
+
+    #[tokio::test]
+    async fn function_on_lambda_needs_a_table() {
+        let [watched, unnamed] = WATCHED;
+        for variables in [
+            // A function of AWS, also if its name is `_`.
+            vec![unnamed, ("AWS_LAMBDA_RUNTIME_API", "127.0.0.1:9001")],
+            vec![unnamed, ("AWS_LAMBDA_RUNTIME_API", "127.0.0.1:9001/_")],
+            vec![
+                unnamed,
+                watched,
+                ("AWS_LAMBDA_INITIALIZATION_TYPE", "on-demand"),
+            ],
+            // A function with a name under `cargo lambda watch`.
+            vec![
+                (
+                    "AWS_LAMBDA_RUNTIME_API",
+                    "http://127.0.0.1:9000/.rt/consumer",
+                ),
+                ("AWS_LAMBDA_FUNCTION_NAME", "consumer"),
+            ],
+            vec![watched, ("AWS_LAMBDA_FUNCTION_NAME", "consumer")],
+        ] {
+            let error = offline(&variables).once(Ok(Unused)).await.unwrap_err();
+            assert!(
+                error.errors()[0].starts_with("IDEMPOTENCY_TABLE_NAME is not set"),
+                "{variables:?}: {error}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn watched_inbox_needs_a_table() {
+        struct Plan;
+        impl Handler for Plan {
+            type Message = ();
+            type Output = crate::handler::Done<()>;
+
+            async fn handle(
+                &self,
+                (): (),
+                _: crate::handler::Attempt,
+            ) -> Result<Self::Output, crate::handler::Failure> {
+                Err("unused".into())
+            }
+        }
+        let error = offline(&WATCHED).inbox(Ok(Plan)).await.err().unwrap();
+        assert_eq!(error.errors().len(), 1, "{error}");
+    }
+
+    #[tokio::test]
+    async fn watched_function_with_table_uses_it() {
+        let table = ("IDEMPOTENCY_TABLE_NAME", "records");
+        let prime = ("CONSUMER_PRIME", "off");
+        let variables = [&WATCHED[..], &[table, prime]].concat();
+        let consumer = offline(&variables).once(Ok(Unused)).await.unwrap();
+        let consumer = format!("{consumer:?}");
+        assert!(consumer.contains("DynamoDb("), "{consumer}");
+    }
+
+    #[test]
+    fn watched_function_is_named_after_its_program() {
+        let mut settings = Settings::from_vars(WATCHED);
+        let program = env::current_exe().unwrap();
+        let program = program.file_stem().unwrap().to_str().unwrap();
+        let batches = settings.batches(None).unwrap();
+        assert_eq!(batches.namespace.as_str(), program);
+        // On AWS the name stays.
+        let mut settings = Settings::from_vars([WATCHED[1], REQUIRED[0]]);
+        assert_eq!(settings.batches(None).unwrap().namespace.as_str(), "_");
     }
 
     #[test]
     fn defaults_match_the_documented_table() {
-        let (records, batches) = read(&REQUIRED).unwrap();
-        assert_eq!(records.table, "idempotency");
-        assert_eq!(records.layout, Layout::native());
+        let (table, records, batches) = read(&REQUIRED).unwrap();
+        assert_eq!(table.name, "idempotency");
+        assert_eq!(table.layout, Layout::native());
+        assert!(!table.grouping);
+        assert!(table.prime);
+        assert!(!table.write_units);
         assert_eq!(records.after_failure, AfterFailure::Retry);
-        assert!(!records.grouping);
         assert_eq!(records.lease_margin, Duration::from_secs(1));
-        assert!(records.prime);
         assert_eq!(batches.namespace.as_str(), "payments");
-        assert!(!records.write_units);
         let metrics = batches.metrics.unwrap();
         assert_eq!(metrics.names(), ("sqs-once", "payments"));
         assert_eq!(batches.key, KeySource::MessageId);
+        assert_eq!(batches.encoding, Encoding::None);
+        assert_eq!(batches.max_body_bytes.get(), 10 * 1024 * 1024);
         assert_eq!(batches.fingerprint, FingerprintSource::Body);
         assert_eq!(batches.retention, Some(Duration::from_secs(20 * 86_400)));
         assert_eq!(batches.assumed_timeout, Duration::from_secs(300));
+        assert_eq!(batches.heartbeat, None);
         assert_eq!(batches.concurrency.get(), 10);
         assert_eq!(batches.conflict_wait, Duration::ZERO);
         assert_eq!(batches.deadline_reserve, Duration::from_millis(500));
@@ -950,9 +1259,12 @@ mod tests {
             ("IDEMPOTENCY_LAYOUT", "python"),
             ("IDEMPOTENCY_KEY", "orderId"),
             ("IDEMPOTENCY_FINGERPRINT", "yes"),
+            ("CONSUMER_ENCODING", "deflate"),
+            ("CONSUMER_MAX_BODY_BYTES", "10MB"),
             ("IDEMPOTENCY_AFTER_FAILURE", "strict"),
             ("IDEMPOTENCY_GROUPING", "yes"),
             ("IDEMPOTENCY_LEASE_MARGIN", "-1s"),
+            ("CONSUMER_HEARTBEAT", "9s"),
             ("CONSUMER_CONCURRENCY", "0"),
             ("CONSUMER_DEADLINE_RESERVE", "0s"),
             ("CONSUMER_MIN_TIME_TO_START", "5"),
@@ -964,6 +1276,8 @@ mod tests {
             ("CONSUMER_DEAD_LETTER", "yes"),
             ("CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE", "no"),
             ("CONSUMER_FIFO_AFTER_PERMANENT", "on"),
+            ("CONSUMER_S3_BUCKETS", "Orders"),
+            ("CONSUMER_S3_MAX_BYTES", "4MiB"),
             #[cfg(feature = "visibility")]
             ("CONSUMER_BACKOFF_BASE", "0s"),
             #[cfg(feature = "visibility")]
@@ -1043,6 +1357,57 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn consumer_is_built_while_table_is_read() {
+        let (sent, built) = (Arc::new(AtomicBool::new(false)), Arc::new(Notify::new()));
+        let answered = Arc::new(AtomicBool::new(false));
+        let table = StubTable {
+            sent: sent.clone(),
+            built: built.clone(),
+            answered: answered.clone(),
+        };
+        let config = aws_sdk_dynamodb::Config::builder()
+            .behavior_version_latest()
+            .region(aws_config::Region::from_static("eu-central-1"))
+            .credentials_provider(Credentials::new("a", "b", None, None, "tests"))
+            .http_client(http_client_fn(move |_, _| {
+                SharedHttpConnector::new(table.clone())
+            }))
+            .build();
+        let store = DynamoStore::new(Client::from_conf(config), "idempotency");
+        let was_sent = while_reading(Some(store), || {
+            built.notify_one();
+            sent.load(Relaxed)
+        });
+        assert!(was_sent.await, "built before the read");
+        assert!(answered.load(Relaxed), "built after the read");
+    }
+
+    /// A table that answers a read once the consumer is built.
+    #[derive(Clone, Debug)]
+    struct StubTable {
+        sent: Arc<AtomicBool>,
+        built: Arc<Notify>,
+        answered: Arc<AtomicBool>,
+    }
+
+    impl HttpConnector for StubTable {
+        fn call(&self, _: HttpRequest) -> HttpConnectorFuture {
+            let Self {
+                sent,
+                built,
+                answered,
+            } = self.clone();
+            HttpConnectorFuture::new(async move {
+                sent.store(true, Relaxed);
+                built.notified().await;
+                answered.store(true, Relaxed);
+                let ok = 200.try_into().unwrap();
+                Ok(HttpResponse::new(ok, "{}".into()))
+            })
+        }
+    }
+
     #[test]
     fn every_error_of_the_layout_is_reported() {
         let error = with(&[
@@ -1067,10 +1432,10 @@ mod tests {
     #[test]
     fn dead_letter_needs_visibility() {
         let dead_letter = ("CONSUMER_DEAD_LETTER", "on");
-        let (_, batches) = with(&[dead_letter]).unwrap();
+        let (_, _, batches) = with(&[dead_letter]).unwrap();
         assert!(batches.timeouts.unwrap().dead_letter);
         let off = ("CONSUMER_VISIBILITY", "off");
-        assert!(with(&[off]).unwrap().1.timeouts.is_none());
+        assert!(with(&[off]).unwrap().2.timeouts.is_none());
         let error = with(&[dead_letter, off]).unwrap_err();
         assert_eq!(
             error.errors(),
@@ -1110,7 +1475,7 @@ mod tests {
     #[test]
     fn log_sample_is_a_number_from_0_to_1() {
         for text in ["0", "0.01", "1"] {
-            let (_, batches) = with(&[("CONSUMER_LOG_SAMPLE_COMPLETED", text)]).unwrap();
+            let (_, _, batches) = with(&[("CONSUMER_LOG_SAMPLE_COMPLETED", text)]).unwrap();
             assert_eq!(batches.log_sample_completed.to_string(), text);
         }
         for text in ["-0.1", "1.01", "NaN", "1%", "all"] {
@@ -1126,14 +1491,57 @@ mod tests {
             ("continue", FifoAfterPermanent::Continue),
             ("stop", FifoAfterPermanent::Stop),
         ] {
-            let (_, batches) = with(&[("CONSUMER_FIFO_AFTER_PERMANENT", text)]).unwrap();
+            let (_, _, batches) = with(&[("CONSUMER_FIFO_AFTER_PERMANENT", text)]).unwrap();
             assert_eq!(batches.fifo_after_permanent, parsed);
         }
     }
 
+    #[cfg(feature = "s3")]
+    #[test]
+    fn buckets_are_names_separated_by_commas() {
+        let buckets = |text: &str| {
+            let (.., batches) = with(&[("CONSUMER_S3_BUCKETS", text)])?;
+            Ok::<_, SettingsError>(batches.s3_bodies)
+        };
+        assert_eq!(
+            buckets("").unwrap(),
+            (vec![], 2_097_152.try_into().unwrap())
+        );
+        assert_eq!(buckets("orders").unwrap().0, ["orders"]);
+        assert_eq!(buckets("a.b-1,invoices").unwrap().0, ["a.b-1", "invoices"]);
+        let long = "x".repeat(64);
+        for invalid in [
+            ",",
+            "orders,",
+            "orders, invoices",
+            "ab",
+            "-orders",
+            "orders.",
+            "ORDERS",
+            "s3://orders",
+            "arn:aws:s3:::orders",
+            &long,
+        ] {
+            let error = buckets(invalid).unwrap_err();
+            assert!(
+                error.to_string().contains("name of an S3 bucket"),
+                "{error}"
+            );
+        }
+    }
+
+    #[cfg(not(feature = "s3"))]
+    #[test]
+    fn buckets_need_the_feature() {
+        assert!(with(&[("CONSUMER_S3_MAX_BYTES", "1")]).is_ok());
+        let error = with(&[("CONSUMER_S3_BUCKETS", "orders")]).unwrap_err();
+        let expected = "CONSUMER_S3_BUCKETS: needs the feature `s3` of the crate sqs-once";
+        assert_eq!(error.errors(), [expected]);
+    }
+
     #[test]
     fn layout_is_a_preset_with_renames_and_sort_key() {
-        let layout = |variables: &[_]| with(variables).map(|(records, _)| records.layout);
+        let layout = |variables: &[_]| with(variables).map(|(table, ..)| table.layout);
         let powertools = ("IDEMPOTENCY_LAYOUT", "powertools");
         let attributes = ("IDEMPOTENCY_ATTRIBUTES", "id=PK,expires_at=ttl");
         assert_eq!(layout(&[powertools]).unwrap(), Layout::powertools());

@@ -21,7 +21,9 @@ macro_rules! example {
 example!(add_order_item "../examples/add_order_item.rs");
 example!(create_user "../examples/create_user.rs");
 example!(debit_account "../examples/debit_account.rs");
+example!(order_events "../examples/order_events.rs");
 example!(place_order "../examples/place_order.rs");
+example!(protobuf "../examples/protobuf.rs");
 mod support;
 
 use std::{
@@ -67,14 +69,21 @@ async fn refusal<M: Mode<H::Output>, H: Handler>(
     consumer: &Arc<Consumer<M, H>>,
     body: &Value,
 ) -> (String, String) {
+    refusal_of(consumer, event::record("m-1", body)).await
+}
+
+async fn refusal_of<M: Mode<H::Output>, H: Handler>(
+    consumer: &Arc<Consumer<M, H>>,
+    record: Value,
+) -> (String, String) {
     let log = Log::default();
     let lines = tracing_subscriber::fmt().json().flatten_event(true);
     let writer = log.clone();
     let lines = lines.with_writer(move || writer.clone()).finish();
     // Logs of this thread, the only one of the test's runtime.
     let _until_dropped = tracing::subscriber::set_default(lines);
-    let event = event::batch([event::record("m-1", body)]);
-    assert_eq!(process(consumer, event).await, 1, "{body}");
+    let event = event::batch([record]);
+    assert_eq!(process(consumer, event).await, 1);
     let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     let mut lines = log
         .lines()
@@ -492,5 +501,153 @@ mod placing_an_order {
         // The order and its duplicate in the same batch.
         assert_eq!(process(&consumer, sample("place-order")).await, 2);
         assert_eq!(stock(&dynamo).await, pieces(4, 1, 5));
+    }
+}
+
+mod several_types_of_messages {
+    use super::*;
+
+    async fn start() -> (
+        Dynamo,
+        Arc<Consumer<OnItem, impl Handler<Output = sqs_once::Change<()>>>>,
+    ) {
+        let dynamo = Dynamo::start().await;
+        dynamo.create_table_keyed("orders", &["orderId"]).await;
+        let consumer = order_events::consumer(settings(&dynamo, [("ORDERS_TABLE_NAME", "orders")]));
+        let consumer = consumer.await.unwrap();
+        (dynamo, Arc::new(consumer))
+    }
+
+    #[tokio::test]
+    async fn sample_applies_each_event_once() {
+        let (dynamo, consumer) = start().await;
+        for _ in 0..2 {
+            // The message of an unknown type.
+            assert_eq!(process(&consumer, sample("order-events")).await, 1);
+            let mut orders = items(&dynamo, "orders", "orderId").await;
+            for order in orders.values_mut() {
+                let events = order["processed_events"].take();
+                assert_eq!(events.as_array().unwrap().len(), 2, "{events}");
+            }
+            let order = |id: &str, customer: &str, status: &str, detail: &str| {
+                json!({
+                    "orderId": id, "customerId": customer, "status": status, "detail": detail,
+                    "processed_events": null,
+                })
+            };
+            assert_eq!(
+                orders.into_values().collect::<Vec<_>>(),
+                [
+                    order("ord-2026-000081", "cus-0081", "shipped", "DHL"),
+                    order("ord-2026-000082", "cus-0082", "cancelled", "customer"),
+                ]
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn unknown_type_is_named_in_the_log() {
+        let (dynamo, consumer) = start().await;
+        let unknown = json!({"type": "order.refunded", "eventId": "e-1", "orderId": "SECRET"});
+        let (outcome, detail) = refusal(&consumer, &unknown).await;
+        assert_eq!(outcome, "invalid");
+        let expected = "unknown variant `order.refunded`, expected one of `order.placed`, \
+                        `order.shipped`, `order.cancelled`";
+        assert!(detail.contains(expected), "{detail}");
+        assert!(!detail.contains("SECRET"), "{detail}");
+        let untyped = json!({"eventId": "e-2", "orderId": "SECRET"});
+        let (outcome, detail) = refusal(&consumer, &untyped).await;
+        assert_eq!(outcome, "invalid");
+        assert!(detail.contains("missing field `type`"), "{detail}");
+        assert!(dynamo.records("orders").await.is_empty());
+    }
+
+    #[tokio::test]
+    async fn event_before_its_order_is_applied_later() {
+        let (dynamo, consumer) = start().await;
+        let cancelled = json!({
+            "type": "order.cancelled", "eventId": "e-1", "orderId": "o-1", "reason": "customer",
+        });
+        let (outcome, _) = refusal(&consumer, &cancelled).await;
+        assert_eq!(outcome, "retryable_failure");
+        let placed = json!({
+            "type": "order.placed", "eventId": "e-2", "orderId": "o-1", "customerId": "c-1",
+        });
+        let event = event::batch([event::record("m-2", &placed)]);
+        assert_eq!(process(&consumer, event).await, 0);
+        let event = event::batch([event::record("m-1", &cancelled)]);
+        assert_eq!(process(&consumer, event).await, 0);
+        let shipped = json!({
+            "type": "order.shipped", "eventId": "e-3", "orderId": "o-1", "carrier": "DHL",
+        });
+        let ended = permanent("the order is shipped or cancelled already");
+        assert_eq!(refusal(&consumer, &shipped).await, ended);
+        let orders = items(&dynamo, "orders", "orderId").await;
+        assert_eq!(orders["o-1"]["status"], "cancelled");
+    }
+}
+
+mod protocol_buffers {
+    use super::*;
+
+    async fn start() -> (
+        Dynamo,
+        Arc<Consumer<OnItem, impl Handler<Output = sqs_once::Change<()>>>>,
+    ) {
+        let dynamo = Dynamo::start().await;
+        dynamo.create_table_keyed("stock", &["product"]).await;
+        for (product, quantity) in [("cup", 10), ("teapot", 2)] {
+            let item = json!({"product": product, "quantity": quantity});
+            put(&dynamo, "stock", item).await;
+        }
+        let consumer = protobuf::consumer(settings(&dynamo, [("STOCK_TABLE_NAME", "stock")]));
+        let consumer = consumer.await.unwrap();
+        (dynamo, Arc::new(consumer))
+    }
+
+    async fn quantities(dynamo: &Dynamo) -> [Value; 2] {
+        let stock = items(dynamo, "stock", "product").await;
+        ["cup", "teapot"].map(|product| stock[product]["quantity"].clone())
+    }
+
+    #[tokio::test]
+    async fn sample_moves_stock_once() {
+        let (dynamo, consumer) = start().await;
+        for _ in 0..2 {
+            assert_eq!(process(&consumer, sample("protobuf")).await, 0);
+            assert_eq!(quantities(&dynamo).await, [json!(22), json!(1)]);
+        }
+    }
+
+    #[tokio::test]
+    async fn body_of_another_message_is_refused() {
+        let (dynamo, consumer) = start().await;
+        for (body, why) in [
+            ("not base64!", "the body can't be decoded: not base64"),
+            // The length of field 1 is larger than the body.
+            (
+                "Ck8x",
+                "no idempotency key by the key function: the body is not a StockMoved",
+            ),
+            // Field 2 alone.
+            (
+                "EgNjdXA=",
+                "no idempotency key by the key function: no part, or an empty part",
+            ),
+            (
+                "",
+                "no idempotency key by the key function: no part, or an empty part",
+            ),
+        ] {
+            let record = event::record("m-1", body);
+            let (outcome, detail) = refusal_of(&consumer, record).await;
+            assert_eq!(outcome, "invalid", "{body}");
+            assert!(detail.contains(why), "{detail}");
+        }
+        // Three cups that are not there: movement `m`, product `cup`, -13 pieces.
+        let record = event::record("m-1", "CgFtEgNjdXAYGQ==");
+        let too_few = permanent("the stock has too few pieces");
+        assert_eq!(refusal_of(&consumer, record).await, too_few);
+        assert_eq!(quantities(&dynamo).await, [json!(10), json!(2)]);
     }
 }

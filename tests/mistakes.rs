@@ -75,6 +75,11 @@ fn output_without_serialize_is_explained() {
 }
 
 #[test]
+fn message_without_deserialize_is_explained() {
+    explained("message_without_deserialize");
+}
+
+#[test]
 fn done_on_memory_store_is_explained() {
     explained("done_on_memory_store");
 }

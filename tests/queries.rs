@@ -1,5 +1,5 @@
 //! The queries of docs/runbook.md for CloudWatch Logs Insights: each is parsed, and its filters are
-//! applied to the lines of the release binary.
+//! applied to the lines of the release binary. The sample lines of docs/logs.md are compared with them.
 
 #![allow(
     clippy::unwrap_used,
@@ -21,8 +21,10 @@ use support::{
     runtime_api::{Lambda, consumer_missing, of_batch, program},
     stage::{Stage, TABLE, TIME, now_ms},
 };
+use tokio::sync::OnceCell;
 
 const PAGE: &str = include_str!("../docs/runbook.md");
+const LOGS: &str = include_str!("../docs/logs.md");
 /// Lines of Lambda itself, in the form of AWS's documentation of JSON logs.
 const OF_LAMBDA: [&str; 2] = [
     r#"{"time":"2026-11-21T10:50:00.000Z","type":"platform.report","record":{"requestId":"r-1","metrics":{"durationMs":30000.0,"billedDurationMs":30000,"memorySizeMB":256,"maxMemoryUsedMB":40},"status":"timeout"}}"#,
@@ -73,8 +75,13 @@ async fn output(lambda: Lambda, batches: usize) -> Vec<Value> {
     lines.collect()
 }
 
-/// Lines of the release binary for all outcomes that it has, and of Lambda.
-async fn lines() -> Vec<Value> {
+/// Lines of the release binary for all outcomes that it has, and of Lambda. One run serves all tests.
+async fn lines() -> &'static [Value] {
+    static LINES: OnceCell<Vec<Value>> = OnceCell::const_new();
+    LINES.get_or_init(run).await
+}
+
+async fn run() -> Vec<Value> {
     let settings = [
         ("IDEMPOTENCY_NAMESPACE", "payments"),
         ("IDEMPOTENCY_KEY", "body:/orderId"),
@@ -223,7 +230,7 @@ async fn queries_match_the_lines_they_are_meant_for() {
     for (heading, text) in queries() {
         let query = Query::parse(text).unwrap_or_else(|problem| panic!("{heading}: {problem}"));
         let mut matched = 0;
-        for line in &lines {
+        for line in lines {
             let matches = query.matches(line);
             let matches = matches.unwrap_or_else(|problem| panic!("{heading}: {problem}"));
             assert_eq!(matches, meant(heading, line), "{heading}: {line}");
@@ -234,6 +241,46 @@ async fn queries_match_the_lines_they_are_meant_for() {
             let present = lines.iter().any(|line| field(line, &name).is_some());
             assert!(present, "{heading}: no line has the field {name}");
         }
+    }
+}
+
+/// The members of a line with the type of each, those of members included.
+fn shape(line: &Value) -> Value {
+    match line {
+        Value::Object(members) => (members.iter())
+            .map(|(name, value)| (name.clone(), shape(value)))
+            .collect(),
+        Value::Array(items) => items.first().map(shape).into_iter().collect(),
+        Value::String(_) => json!("text"),
+        Value::Number(_) => json!(0),
+        other => other.clone(),
+    }
+}
+
+/// The parts of a line that are the same in each run.
+fn fixed(line: &Value) -> [&Value; 4] {
+    ["level", "outcome", "target", "message"].map(|name| &line[name])
+}
+
+#[tokio::test]
+async fn samples_of_docs_are_real_lines() {
+    if consumer_missing() {
+        return;
+    }
+    let samples = LOGS.lines().filter(|line| line.starts_with('{'));
+    let samples: Vec<Value> = samples
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert!(samples.len() > 3);
+    let lines = lines().await;
+    for sample in samples {
+        let same = |line: &&Value| fixed(line) == fixed(&sample) && shape(line) == shape(&sample);
+        let of_message = |line: &&Value| line["message"] == sample["message"];
+        assert!(
+            lines.iter().any(|line| same(&line)),
+            "{sample}\nis like none of {:#?}",
+            lines.iter().filter(of_message).collect::<Vec<_>>()
+        );
     }
 }
 

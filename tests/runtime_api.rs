@@ -5,6 +5,8 @@
     reason = "in a test, what cannot be set up is a failure"
 )]
 
+#[path = "runtime_api/credential.rs"]
+mod credential;
 mod support;
 
 use std::time::Duration;
@@ -502,6 +504,8 @@ async fn settings_errors_are_reported_together() {
         ("CONSUMER_CONCURRENCY", "0"),
         ("CONSUMER_DEADLINE_RESERVE", "500"),
         ("CONSUMER_PRIME", "perhaps"),
+        // The release build is without the feature `s3`.
+        ("CONSUMER_S3_BUCKETS", "orders"),
         ("PAYMENT_GATEWAY_URL", "ftp://gateway.example"),
         ("PAYMENT_GATEWAY_TIMEOUT", "0s"),
     ];

@@ -14,6 +14,8 @@ mod library_logs;
 mod logs;
 #[path = "security/operations.rs"]
 mod operations;
+#[path = "security/other_tools.rs"]
+mod other_tools;
 #[path = "security/parameters.rs"]
 mod parameters;
 #[path = "security/quoting_server.rs"]

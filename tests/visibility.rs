@@ -35,6 +35,10 @@ async fn obey(order: String, _: Attempt) -> Result<(), Failure> {
         "fail" => Err(Failure::retryable("scripted")),
         "decline" => Err(Failure::permanent("scripted")),
         "hang" => std::future::pending().await,
+        "take a second" => {
+            tokio::time::sleep(SECOND).await;
+            Ok(())
+        }
         _ => panic!("scripted"),
     }
 }
@@ -99,6 +103,35 @@ async fn each_failure_sets_its_visibility_timeout() {
         change("malformed", 2, 0),
     ];
     assert_eq!(changes, expected);
+}
+
+#[tokio::test]
+async fn heartbeat_extends_messages_that_run() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let visibility = visibility(&sqs).heartbeat(SECOND);
+    let consumer = consumer(MemoryStore::default(), visibility);
+    let event = batch([order("done", "succeed", 1), order("runs", "hang", 1)]);
+    let running = tokio::spawn({
+        let consumer = Arc::clone(&consumer);
+        async move { process(&consumer, event, within(60 * SECOND)).await }
+    });
+    sqs.called("ChangeMessageVisibilityBatch", 2).await;
+    assert_eq!(
+        sqs.changes()[..2],
+        [change("runs", 1, 1), change("runs", 1, 1)]
+    );
+    running.abort();
+}
+
+#[tokio::test]
+async fn refused_extensions_do_not_stop_handlers() {
+    let sqs = Sqs::start(SqsBehaviour::Denying).await;
+    let visibility = visibility(&sqs).heartbeat(SECOND);
+    let consumer = consumer(MemoryStore::default(), visibility);
+    let event = batch([order("runs", "take a second", 1)]);
+    let failed = process(&consumer, event, within(60 * SECOND)).await;
+    assert!(failed.is_empty(), "{failed:?}");
+    assert!(!sqs.calls("GetQueueUrl").is_empty());
 }
 
 #[tokio::test]

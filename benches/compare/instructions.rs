@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Messages in a batch, and the numbers of batches whose difference is counted.
-const COUNTED: [(usize, usize, usize); 3] = [(1, 20, 120), (10, 5, 25), (100, 2, 4)];
+const COUNTED: [(usize, usize, usize); 4] = [(1, 20, 120), (10, 5, 25), (100, 2, 4), (1000, 1, 2)];
 
 /// Batch sizes with a count.
 pub(crate) fn sizes() -> impl Iterator<Item = usize> {

@@ -150,6 +150,9 @@ fn large_batches(results: &Results) -> String {
 Batches of 2,000 and more are measured once in each process, after five of 10 messages, with {} s until the deadline. So their
 time includes new connections. Powertools for Python would need minutes. Lambda allows a function 1,024 open files, so the
 raw loop could not run there.
+
+The work of a message does not grow with the batch: see the instructions above. Its CPU time can grow with the duration of the
+batch, by the clock and the caches of the machine.
 ",
         DEADLINE.as_secs(),
     );
@@ -232,7 +235,8 @@ fn starts(results: &Results) -> String {
     }
     let mut text = "\
 The consumer reads from its table in init, once. The raw loop opens its connection with the first message. The column without
-the warm-up read has `CONSUMER_PRIME=off`.
+the warm-up read has `CONSUMER_PRIME=off`. The read is the first call of the SDK, so it costs a round trip and the CPU time of
+a call. The rest of the consumer is built while the connection opens.
 "
     .to_owned();
     table.end(&mut text);

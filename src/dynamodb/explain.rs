@@ -2,6 +2,7 @@
 
 use std::error::Error;
 
+use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_dynamodb::{
     error::{ProvideErrorMetadata, SdkError},
     operation::RequestId,
@@ -16,21 +17,7 @@ where
     E: ProvideErrorMetadata + Error + 'static,
 {
     let Some(service) = error.as_service_error() else {
-        return match error {
-            SdkError::TimeoutError(_) => "no answer in time".into(),
-            // A connector's errors contain addresses and causes, no bodies.
-            SdkError::DispatchFailure(failure) => format!(
-                "could not connect; check the endpoint, the region and the network ({})",
-                failure
-                    .as_connector_error()
-                    .map_or_else(String::new, |error| causes(error))
-            ),
-            SdkError::ConstructionFailure(_) => format!(
-                "could not build the request ({})",
-                error.source().map_or_else(String::new, causes)
-            ),
-            _ => "the answer could not be read".into(),
-        };
+        return unanswered(error);
     };
     let code = service.code().unwrap_or("unknown error");
     let advice = match code {
@@ -57,6 +44,24 @@ where
     format!("{code}: {advice} (request id {request_id})")
 }
 
+/// Explains a request without an answer of the service. The text omits the request.
+pub(crate) fn unanswered<E: Error + 'static>(error: &SdkError<E>) -> String {
+    let advice = match error {
+        SdkError::TimeoutError(_) => return "no answer in time".to_owned(),
+        SdkError::DispatchFailure(_) if sources(error).any(|e| e.is::<CredentialsError>()) => {
+            "no AWS credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; a deployed function needs a role"
+        }
+        SdkError::DispatchFailure(_) => {
+            "could not connect; check the endpoint, the region and the network"
+        }
+        SdkError::ConstructionFailure(_) => "could not build the request",
+        _ => return "the answer could not be read".to_owned(),
+    };
+    // A connector's errors contain addresses and causes, no bodies.
+    let cause = error.source().map_or_else(String::new, causes);
+    format!("{advice} ({cause})")
+}
+
 /// Classifies a failed request by its effect and the use of a retry.
 pub(crate) fn kind<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Unavailability {
     match error {
@@ -79,10 +84,17 @@ pub(crate) fn kind<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Unavailabili
 
 /// Returns an error and its causes in one line.
 pub(crate) fn causes(error: &(dyn Error + 'static)) -> String {
+    let causes: Vec<_> = sources(error).map(ToString::to_string).collect();
+    let causes = causes.join(": ");
+    let words: Vec<_> = causes.split_whitespace().collect();
+    words.join(" ")
+}
+
+/// An error, its source, the source of that, and so on.
+fn sources<'a>(
+    error: &'a (dyn Error + 'static),
+) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     std::iter::successors(Some(error), |&error| error.source())
-        .map(ToString::to_string)
-        .collect::<Vec<_>>()
-        .join(": ")
 }
 
 /// Removes quoted parts of the request from a DynamoDB error message, because they are payload.
@@ -122,6 +134,13 @@ mod tests {
             (
                 Failed::dispatch_failure(ConnectorError::io(refused.into())),
                 "could not connect; check the endpoint, the region and the network (io error: connection refused)",
+            ),
+            (
+                Failed::dispatch_failure(ConnectorError::other(
+                    CredentialsError::not_loaded_no_source().into(),
+                    None,
+                )),
+                "no AWS credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; a deployed function needs a role (other: the credential provider was not enabled)",
             ),
             (
                 Failed::construction_failure("no region"),

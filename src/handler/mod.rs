@@ -3,8 +3,10 @@
 
 mod answer;
 mod attempt;
+mod body;
 mod delivery;
 mod failure;
+mod invalid_message;
 
 use std::{fmt, marker::PhantomData};
 
@@ -13,9 +15,12 @@ use serde::de::DeserializeOwned;
 pub use answer::Done;
 pub(crate) use answer::{Answer, OnRefused, Plan, to_result};
 pub use attempt::{Attempt, History, OpenAttempts};
+pub(crate) use body::{Body, Content};
+pub use body::{Bytes, FromMessage, Json, Raw, Text};
 pub(crate) use delivery::{Attribute, AttributeValue, DeliveryFacts};
 pub use delivery::{Delivery, EnvelopeFacts};
 pub use failure::{Failure, ResultExt};
+pub(crate) use invalid_message::InvalidMessage;
 
 use crate::protocol::StoredResult;
 
@@ -62,8 +67,9 @@ use crate::protocol::StoredResult;
     note = "the function takes the message and an `Attempt`, and returns `Result<Output, Failure>`"
 )]
 pub trait Handler: Send + Sync + 'static {
-    /// The type of the body, which is JSON. A body of another type is a permanent failure.
-    type Message: DeserializeOwned + Send;
+    /// The type of the body: one that implements [`serde::Deserialize`] for JSON, or [`Text`],
+    /// [`Bytes`] or [`Raw`] ([`FromMessage`]). A body of another type is a permanent failure.
+    type Message: FromMessage;
     /// The output, which decides the mode ([`once`](crate::once)):
     ///
     /// | output | effect |
@@ -211,7 +217,7 @@ pub fn handler_fn<F, M, O, Fut>(function: F) -> HandlerFn<F, M>
 where
     F: Fn(M, Attempt) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Result<O, Failure>> + Send,
-    M: DeserializeOwned + Send + 'static,
+    M: FromMessage + 'static,
     O: Answer + 'static,
 {
     HandlerFn {
@@ -246,7 +252,7 @@ impl<F, M, O, Fut> Handler for HandlerFn<F, M>
 where
     F: Fn(M, Attempt) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Result<O, Failure>> + Send,
-    M: DeserializeOwned + Send + 'static,
+    M: FromMessage + 'static,
     O: Answer + 'static,
 {
     type Message = M;

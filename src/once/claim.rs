@@ -6,7 +6,11 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use super::{
-    Inbox, Mode, Operation, Outcome, held::HeldClaim, records::Records, repeat::RetryPauses,
+    Inbox, Mode, Operation, Outcome,
+    heartbeat::{Lease, LeaseTerms},
+    held::HeldClaim,
+    records::Records,
+    repeat::RetryPauses,
     work::guard,
 };
 use crate::{
@@ -44,7 +48,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Once<S> {
     pub(super) records: Records<S>,
-    lease_margin: Duration,
+    lease: LeaseTerms,
 }
 
 /// Maximum time for retries of a throttled claim.
@@ -64,7 +68,10 @@ impl<S: Store> Once<S> {
                 after_failure: AfterFailure::default(),
                 clock: Timestamp::now,
             },
-            lease_margin: Duration::from_secs(1),
+            lease: LeaseTerms {
+                margin: Duration::from_secs(1),
+                heartbeat: None,
+            },
         }
     }
 
@@ -82,11 +89,34 @@ impl<S: Store> Once<S> {
     /// Sets the time by which a lease outlasts the invocation. Choose at least the difference that
     /// two workers' clocks may have.
     #[must_use]
-    pub fn lease_margin(self, lease_margin: Duration) -> Self {
-        Self {
-            lease_margin,
-            ..self
-        }
+    pub fn lease_margin(mut self, lease_margin: Duration) -> Self {
+        self.lease.margin = lease_margin;
+        self
+    }
+
+    /// Sets the length of leases, which the worker renews while the handler runs. `None`, the
+    /// default: a lease ends with the invocation, and is never renewed.
+    ///
+    /// For workers whose invocations are long, and for programs outside of Lambda. After a crash or a
+    /// freeze, another worker can take over when the lease ends, and need not wait for the deadline of
+    /// the invocation. A Lambda function of at most 15 minutes needs no heartbeat.
+    ///
+    /// The worker renews the lease after a third of its length, with one write each time. It drops the
+    /// handler if another worker took over ([`Outcome::LeaseLost`]), or if DynamoDB does not answer
+    /// before the lease ends ([`Outcome::OutOfTime`]). A handler that blocks its thread stops the
+    /// renewals too. Leases are not renewed while the worker records the outcome. Choose a length of
+    /// several seconds, and at least three times the longest pause of the handler's thread.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use sqs_once::{Once, store::MemoryStore};
+    ///
+    /// let once = Once::new(MemoryStore::default()).heartbeat(Duration::from_secs(30));
+    /// ```
+    #[must_use]
+    pub fn heartbeat(mut self, length: impl Into<Option<Duration>>) -> Self {
+        self.lease.heartbeat = length.into();
+        self
     }
 
     /// Sets the effect of a `FAILED` record on another message with the same key.
@@ -144,19 +174,19 @@ impl<S: Store> Once<S> {
         if !deadline.may_start() {
             return Err(Outcome::NotStarted);
         }
-        let lease_until = deadline.at() + self.lease_margin;
+        let lease = Lease::from_now(self.lease, self.records.now(), deadline);
         let message_id = delivery.message_id();
-        let request = (self.records).request(&key, fingerprint, message_id, lease_until);
-        let claim = self.claim(&request, deadline).await?;
+        let request = (self.records).request(&key, fingerprint, message_id, lease.until());
+        let claim = self.claim(&request, lease, deadline).await?;
         // A claim takes time, and Lambda may have frozen the process beyond the lease. The check
         // leaves out the lease margin: a worker whose clock is ahead sees the lease expire earlier.
-        if !deadline.may_start() || self.records.now() > deadline.at() {
+        if !deadline.may_start() || self.records.now() > lease.ends {
             return Err(claim.restore(Outcome::NotStarted).await);
         }
         let history = History::from(&claim.claimed);
         log_history(&key, &history);
         let attempt = Attempt::new(key, delivery, history, deadline);
-        match guard(deadline, work(attempt)).await {
+        match claim.while_renewed(guard(deadline, work(attempt))).await {
             Ok(answer) => Ok((claim, answer)),
             Err(end) => Err(claim.end_without_answer(end).await),
         }
@@ -165,6 +195,7 @@ impl<S: Store> Once<S> {
     async fn claim(
         &self,
         request: &ClaimRequest,
+        lease: Lease,
         deadline: Deadline,
     ) -> Result<HeldClaim<'_, S>, Outcome> {
         let held = |claimed| HeldClaim {
@@ -173,6 +204,7 @@ impl<S: Store> Once<S> {
             message_id: request.message_id.clone(),
             claimed,
             deadline,
+            lease,
         };
         let retry_time = MAX_CLAIM_TIME.min(deadline.time_left() / 10);
         let mut pauses = RetryPauses::until(Instant::now() + retry_time);

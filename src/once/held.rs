@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use super::{
     Outcome,
     commit::{Committed, commit},
+    heartbeat::Lease,
     records::{Records, warn_of_omitted},
     repeat::{Answered, repeat},
     work::{DeclinedAnswer, NoAnswer, write_until_accepted},
@@ -29,10 +32,11 @@ pub(super) struct HeldClaim<'a, S> {
     pub(super) message_id: String,
     pub(super) claimed: Claimed,
     pub(super) deadline: Deadline,
+    pub(super) lease: Lease,
 }
 
 /// The result of a settlement.
-enum Settled {
+pub(super) enum Settled {
     Applied,
     LeaseLost,
     Unknown(StoreError),
@@ -65,6 +69,7 @@ impl<S: Store> HeldClaim<'_, S> {
             NoAnswer::Failed(Failure::Retryable(_)) => AttemptEnd::Retryable,
             NoAnswer::Panicked => AttemptEnd::Panic,
             NoAnswer::OutOfTime => AttemptEnd::Deadline,
+            NoAnswer::LeaseLost => return Outcome::LeaseLost,
         };
         // The attempt may have had its effect.
         let last_end = Some(last_end);
@@ -108,11 +113,21 @@ impl<S: Store> HeldClaim<'_, S> {
         }
     }
 
-    /// Retries a settlement until an answer or the deadline. The fence makes retries harmless.
     async fn settle(&self, settlement: &Settlement) -> Settled {
-        let (store, fence, now) = (&self.records.store, &self.fence, self.records.now());
+        self.settle_by(self.deadline.end(), &self.fence, settlement)
+            .await
+    }
+
+    /// Retries a settlement until an answer or `end`. The fence makes retries harmless.
+    pub(super) async fn settle_by(
+        &self,
+        end: Instant,
+        fence: &Fence,
+        settlement: &Settlement,
+    ) -> Settled {
+        let (store, now) = (&self.records.store, self.records.now());
         let send = || store.settle(fence, settlement, now);
-        match repeat(self.deadline.end(), settlement.name(), &fence.key, send).await {
+        match repeat(end, settlement.name(), &fence.key, send).await {
             Ok(Answered { answer, .. }) => match answer {
                 SettleAnswer::Applied => Settled::Applied,
                 SettleAnswer::Refused(record) => {

@@ -39,6 +39,7 @@
 
 mod claim;
 mod commit;
+mod heartbeat;
 mod held;
 #[cfg(feature = "postgres")]
 mod in_postgres;

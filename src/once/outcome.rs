@@ -57,7 +57,8 @@ pub enum Outcome {
     },
     /// The handler returned a retryable failure. The attempt may have had its effect.
     RetryableFailure(String),
-    /// The handler returned a retryable failure without an effect.
+    /// The handler returned a retryable failure without an effect, or the message's body could not be
+    /// read from S3.
     NoEffect(String),
     /// Another transaction was in the way: a serialization failure or a deadlock. Nothing was written.
     /// A consumer runs the handler again while there is time.
@@ -72,8 +73,8 @@ pub enum Outcome {
     /// The key was used before for another payload. The handler did not run, and the record is
     /// unchanged.
     KeyReused,
-    /// The message has no body, no key, or a body that is not of the handler's type. The handler
-    /// did not run.
+    /// The message has no body, no key, or a body that is not of the handler's type, or its body is not
+    /// in S3. The handler did not run.
     Invalid(String),
     /// S3 sent this message to test its notifications (`s3:TestEvent`). The handler did not run, and
     /// nothing is recorded.
@@ -445,13 +446,40 @@ mod tests {
     }
 
     #[test]
-    fn logs_page_lists_every_outcome_and_level() {
-        let page = include_str!("../../docs/logs.md");
+    fn outcomes_page_has_the_facts_of_every_outcome() {
+        let page = include_str!("../../docs/outcomes.md");
+        let rows: Vec<_> = (page.lines())
+            .filter(|line| line.starts_with("| ["))
+            .map(|line| line.trim_matches('|').split(" | ").map(str::trim))
+            .map(Iterator::collect::<Vec<_>>)
+            .collect();
+        let row = |name: &str| {
+            let cell = format!("[`{name}`](runbook.md#{name})");
+            let mut of_name = rows.iter().filter(move |row| row[0] == cell);
+            let row = of_name
+                .next()
+                .unwrap_or_else(|| panic!("no row for {name}"));
+            assert!(of_name.next().is_none(), "two rows for {name}");
+            row
+        };
+        let names: std::collections::BTreeSet<_> = every().iter().map(Outcome::name).collect();
+        assert_eq!(rows.len(), names.len());
         for outcome in every() {
-            let level = format!("{:?}", outcome.severity()).to_uppercase();
-            let start = format!("| `{}` |", outcome.name());
-            let row = page.lines().find(|line| line.starts_with(&start));
-            assert!(row.is_some_and(|row| row.contains(&level)), "{outcome:?}");
+            let [_, level, _, _, message, metric, status] = row(outcome.name())[..] else {
+                panic!("{outcome:?}");
+            };
+            let returns = match outcome.retry() {
+                Retry::Never if outcome.is_success() => "acknowledged",
+                Retry::Never => "to the dead-letter queue",
+                Retry::Now => "returns at once",
+                Retry::Backoff => "back-off",
+                Retry::At(_) => "at the end of the lease",
+            };
+            let severity = format!("{:?}", outcome.severity()).to_uppercase();
+            assert!(level.contains(&severity), "{outcome:?}");
+            assert!(message.contains(returns), "{outcome:?}");
+            assert_eq!(metric, format!("`{}`", outcome.metric()), "{outcome:?}");
+            assert_eq!(status, outcome.http_status().to_string(), "{outcome:?}");
         }
     }
 

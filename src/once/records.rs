@@ -49,6 +49,14 @@ impl<S> Records<S> {
         }
     }
 
+    /// Creates the renewal of a lease, with the retention from now on.
+    pub(super) fn renewal(&self, lease_until: Timestamp) -> Settlement {
+        Settlement::Renew {
+            lease_until,
+            expires_at: self.expires_at().max(lease_until.as_secs_ceil()),
+        }
+    }
+
     /// Returns the end of the retention for a record written now, in seconds since the epoch.
     pub(super) fn expires_at(&self) -> u64 {
         (self.now() + self.retention).as_secs_ceil()

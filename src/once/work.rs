@@ -17,6 +17,8 @@ pub(super) enum NoAnswer {
     Failed(Failure),
     Panicked,
     OutOfTime,
+    /// Another worker took over, or the record was deleted.
+    LeaseLost,
 }
 
 /// The outcome of a handler that returned no answer, if no record is needed.
@@ -26,6 +28,7 @@ impl From<NoAnswer> for Outcome {
             NoAnswer::Failed(failure) => failure.into(),
             NoAnswer::Panicked => Self::Panicked,
             NoAnswer::OutOfTime => Self::OutOfTime,
+            NoAnswer::LeaseLost => Self::LeaseLost,
         }
     }
 }

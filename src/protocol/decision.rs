@@ -237,7 +237,8 @@ pub fn refusal(record: Record, request: &ClaimRequest) -> Refusal {
     }
 }
 
-/// The end of a claim: one write, on the condition of the claim's [`Fence`].
+/// The end of a claim, or the renewal of its lease: one write, on the condition of the claim's
+/// [`Fence`].
 ///
 /// ```
 /// use sqs_once::protocol::Settlement;
@@ -283,6 +284,15 @@ pub enum Settlement {
     /// | `FAILED` | `FAILED` |
     /// | `IN_PROGRESS`, or unknown | the lease ends now |
     Restore(Claimed),
+    /// The handler still runs, and the lease ends later. The claim goes on.
+    ///
+    /// The fence of a renewal has the end of the lease so far ([`Fence::with_lease`]).
+    Renew {
+        /// New end of the lease.
+        lease_until: Timestamp,
+        /// End of the record's retention, in seconds since the epoch. Not before the lease.
+        expires_at: u64,
+    },
 }
 
 impl Settlement {
@@ -311,6 +321,7 @@ impl Settlement {
             Self::Fail { .. } => "fail",
             Self::EndLease { .. } => "end_lease",
             Self::Restore(_) => "restore",
+            Self::Renew { .. } => "renew",
         }
     }
 
@@ -369,6 +380,15 @@ impl Settlement {
                     Before::Unknown => {}
                 }
             }
+            Self::Renew {
+                lease_until,
+                expires_at,
+            } => {
+                record.state = State::InProgress {
+                    lease_until: *lease_until,
+                };
+                record.expires_at = *expires_at;
+            }
         }
         Some(record)
     }
@@ -377,13 +397,15 @@ impl Settlement {
 /// Returns whether the claim of `fence` may settle `record`.
 ///
 /// This function is the condition of every write after the claim. The record must have the
-/// fence's owner and be `IN_PROGRESS`.
+/// fence's owner and be `IN_PROGRESS`, with the fence's end of the lease if it has one.
 #[must_use]
 pub fn may_settle(record: Option<&Record>, fence: &Fence) -> bool {
-    record.is_some_and(|record| {
-        record.owner.as_ref() == Some(&fence.owner)
-            && matches!(record.state, State::InProgress { .. })
-    })
+    let Some(record) = record else { return false };
+    let State::InProgress { lease_until } = record.state else {
+        return false;
+    };
+    let same_lease = fence.lease_until.is_none_or(|fenced| fenced == lease_until);
+    record.owner.as_ref() == Some(&fence.owner) && same_lease
 }
 
 /// The meaning of a refused settlement.
@@ -420,6 +442,10 @@ pub fn settlement_refused(
                         record.failed_message_ids.contains(message_id)
                     }
                     (Settlement::Restore(_), State::Failed) => true,
+                    (
+                        Settlement::Renew { lease_until, .. },
+                        State::InProgress { lease_until: kept },
+                    ) => lease_until == kept,
                     _ => false,
                 }
         }

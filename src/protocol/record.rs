@@ -418,6 +418,7 @@ impl ClaimRequest {
         Fence {
             key: self.key.clone(),
             owner: self.owner.clone(),
+            lease_until: None,
         }
     }
 }
@@ -431,6 +432,21 @@ pub struct Fence {
     pub key: Key,
     /// Owner token of the claim.
     pub owner: Owner,
+    /// End of the lease that the record must have. `None` accepts every lease.
+    ///
+    /// Renewals set it. A renewal that arrives after the worker ended the lease changes nothing.
+    pub lease_until: Option<Timestamp>,
+}
+
+impl Fence {
+    /// Returns this fence for records whose lease ends at `lease_until`.
+    #[must_use]
+    pub fn with_lease(self, lease_until: Timestamp) -> Self {
+        Self {
+            lease_until: Some(lease_until),
+            ..self
+        }
+    }
 }
 
 #[cfg(test)]

@@ -83,13 +83,13 @@ impl Settings {
             number.map_err(|_| "must be a whole number from 1".to_owned())
         });
         let prime = self.optional("CONSUMER_PRIME", "on", on_or_off);
-        let after_failure = self.after_failure();
+        let records = self.records();
         Ok(Database {
             options: options?,
             connections: connections?,
             iam: iam?,
             prime: prime?,
-            after_failure: after_failure?,
+            after_failure: records?.after_failure,
         })
     }
 }

@@ -38,6 +38,8 @@ pub(super) struct Batch {
     log_sample_completed: f64,
     /// Places for handlers that run at the same time.
     handlers: Semaphore,
+    /// Places for bodies from S3, as many as for handlers. Messages that are claimed ahead have none.
+    bodies: Semaphore,
 }
 
 /// Progress of one message.
@@ -105,12 +107,18 @@ impl Batch {
             deadline,
             log_sample_completed,
             handlers: Semaphore::new(handlers.get()),
+            bodies: Semaphore::new(handlers.get()),
         }
     }
 
     /// Places for handlers that run at the same time.
     pub(super) fn handlers(&self) -> &Semaphore {
         &self.handlers
+    }
+
+    /// Places for bodies from S3.
+    pub(super) fn bodies(&self) -> &Semaphore {
+        &self.bodies
     }
 
     pub(super) fn deadline(&self) -> Deadline {
@@ -142,7 +150,8 @@ impl Batch {
         for _ in 0..workers.get().min(self.messages.len()) {
             let (batch, run_lane) = (Arc::clone(self), run_lane.clone());
             let (lanes, working) = (Arc::clone(&lanes), Arc::clone(&working));
-            let worker = async move {
+            // Boxed, since each wrapper and the task would copy the future: some 10 KB.
+            let worker = Box::pin(async move {
                 let next = || {
                     let mut lanes = lanes.lock().unwrap_or_else(PoisonError::into_inner);
                     lanes.pop_front()
@@ -151,13 +160,19 @@ impl Batch {
                     run_lane(Arc::clone(&batch), lane).await;
                 }
                 drop(working);
-            };
+            });
             running.spawn(traces::in_current(worker.in_current_span()));
         }
         drop(working);
         // Handlers are cut off, and their outcomes written, before this. Dropping the workers ends
         // those that can be ended.
         let _in_time = timeout_at(self.deadline.answer(), done).await;
+    }
+
+    /// Messages without a result.
+    pub(super) fn unfinished(&self) -> impl Iterator<Item = &Message> {
+        let all = self.messages.iter().zip(&self.progress);
+        all.filter_map(|(message, progress)| progress.ended.get().is_none().then_some(message))
     }
 
     fn lanes(&self) -> Vec<Lane> {

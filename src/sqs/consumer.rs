@@ -1,11 +1,18 @@
 //! [`Consumer`]: its settings.
 
-use std::{num::NonZeroUsize, str::FromStr, sync::Arc, time::Duration};
+use std::{
+    num::{NonZeroU32, NonZeroUsize},
+    str::FromStr,
+    sync::Arc,
+    time::Duration,
+};
 
 use super::{
     Envelope,
+    encoding::{Decoding, Encoding},
     identity::{FingerprintSource, KeySource},
     observer::Observer,
+    s3_bodies::S3Bodies,
     visibility::Visibility,
 };
 use crate::{
@@ -52,6 +59,8 @@ pub struct Consumer<M, H> {
     pub(super) namespace: Namespace,
     pub(super) key: KeySource,
     pub(super) envelope: Envelope,
+    pub(super) decoding: Decoding,
+    pub(super) s3_bodies: Option<S3Bodies>,
     pub(super) fingerprint: FingerprintSource,
     pub(super) concurrency: NonZeroUsize,
     pub(super) claims_ahead: usize,
@@ -76,6 +85,8 @@ impl<M, H> Clone for Consumer<M, H> {
             namespace: self.namespace.clone(),
             key: self.key.clone(),
             envelope: self.envelope,
+            decoding: self.decoding,
+            s3_bodies: self.s3_bodies.clone(),
             fingerprint: self.fingerprint.clone(),
             concurrency: self.concurrency,
             claims_ahead: self.claims_ahead,
@@ -144,6 +155,8 @@ impl<M, H> Consumer<M, H> {
             namespace,
             key: KeySource::default(),
             envelope: Envelope::None,
+            decoding: Decoding::default(),
+            s3_bodies: None,
             fingerprint: FingerprintSource::default(),
             concurrency: const { NonZeroUsize::new(10).unwrap() },
             claims_ahead: 0,
@@ -179,6 +192,59 @@ impl<M, H> Consumer<M, H> {
     #[must_use]
     pub fn envelope(self, envelope: Envelope) -> Self {
         Self { envelope, ..self }
+    }
+
+    /// Sets the encoding of messages without the message attribute `Content-Encoding`. By default they
+    /// have none.
+    ///
+    /// ```
+    /// use sqs_once::{Consumer, Handler, Mode, sqs::Encoding};
+    ///
+    /// # fn compressed<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Consumer<M, H> {
+    /// consumer.encoding(Encoding::Gzip)
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn encoding(self, encoding: Encoding) -> Self {
+        let decoding = Decoding {
+            encoding,
+            ..self.decoding
+        };
+        Self { decoding, ..self }
+    }
+
+    /// Sets the largest decompressed body in bytes, 10 MiB by default. A larger body is a permanent
+    /// failure, of which no more than the limit is decompressed.
+    ///
+    /// Each message in progress may hold a body of this size, and the handler's value. While its key is
+    /// made, a body of JSON takes 14 times its size, and a hostile one up to 97 times.
+    ///
+    /// ```
+    /// use std::num::NonZeroU32;
+    /// use sqs_once::{Consumer, Handler, Mode};
+    ///
+    /// # fn small<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Consumer<M, H> {
+    /// consumer.max_body_bytes(const { NonZeroU32::new(256 * 1024).unwrap() })
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn max_body_bytes(self, max_body_bytes: NonZeroU32) -> Self {
+        let decoding = Decoding {
+            max_body_bytes,
+            ..self.decoding
+        };
+        Self { decoding, ..self }
+    }
+
+    /// Reads bodies from S3 that the Amazon SQS Extended Client stored there. By default a pointer to
+    /// such a body is a body as any other.
+    #[cfg(feature = "s3")]
+    #[must_use]
+    pub fn s3_bodies(self, s3_bodies: impl Into<Option<S3Bodies>>) -> Self {
+        Self {
+            s3_bodies: s3_bodies.into(),
+            ..self
+        }
     }
 
     /// Sets the part of a message that must not change under one key.

@@ -9,8 +9,10 @@ use aws_lambda_events::{
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, value::RawValue};
 
-use super::invalid_message::InvalidMessage;
-use crate::{handler::EnvelopeFacts, invalid::InvalidValue};
+use crate::{
+    handler::{EnvelopeFacts, InvalidMessage},
+    invalid::InvalidValue,
+};
 
 /// The service that puts its own JSON around each message of the queue.
 ///

@@ -1,35 +1,58 @@
 //! Keys: which messages are the same operation ([`KeySource`]), and which part must not change under
 //! one key ([`FingerprintSource`]).
 
-use std::{borrow::Cow, str::FromStr};
+use std::{borrow::Cow, fmt, str::FromStr};
 
-use aws_lambda_events::sqs::SqsMessage;
 use serde_json::Value;
 
 use super::{
-    invalid_message::InvalidMessage,
-    message::Identity,
-    pointer::{Pointers, canonical, find, is_distinct, key_part},
+    document::Document,
+    key_fn::{KeyFn, Received},
+    pointer::{Pointers, canonical, is_distinct, key_part},
+    powertools,
 };
 use crate::{
+    handler::{Body, DeliveryFacts, InvalidMessage},
     invalid::InvalidValue,
     protocol::{Fingerprint, Key, Namespace},
-    sqs::powertools,
 };
 
 /// Message attribute of a copy in a dead-letter queue: the deduplication id of the original message.
 pub(crate) const ORIGINAL_DEDUPLICATION_ID: &str = "SqsOnceDeduplicationId";
 
+/// The key and the fingerprint of a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub(crate) key: Key,
+    pub(crate) fingerprint: Option<Fingerprint>,
+}
+
+/// The reason why a message has no key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NoIdentity {
+    /// No attempt can find a key.
+    Invalid(InvalidMessage),
+    /// The key function panicked.
+    KeyPanicked,
+}
+
+impl From<InvalidMessage> for NoIdentity {
+    fn from(invalid: InvalidMessage) -> Self {
+        Self::Invalid(invalid)
+    }
+}
+
 impl Identity {
+    /// The identity of a message with this decoded body.
     pub(crate) fn of(
-        record: &SqsMessage,
+        facts: &DeliveryFacts,
+        body: &Body<'_>,
         namespace: &Namespace,
         key: &KeySource,
         fingerprint: &FingerprintSource,
-    ) -> Result<Self, InvalidMessage> {
-        let body = record.body.as_deref().ok_or_else(InvalidMessage::no_body)?;
-        let json = serde_json::from_str::<Value>(body);
-        let values = key.values(record, json.as_ref())?;
+    ) -> Result<Self, NoIdentity> {
+        let json = Document::parse(body);
+        let values = key.values(&Received { facts, body }, json.as_ref())?;
         let key = Key::of_parts(namespace, values.iter().map(key_part))
             .map_err(|error| key.not_found(&error.to_string()))?;
         Ok(Self {
@@ -48,6 +71,7 @@ impl Identity {
 /// | `attribute:NAME` | the message attribute `NAME` |
 /// | `body:/orderId` | the value at a JSON pointer (RFC 6901) into the body |
 /// | `body:/tenant,/orderId` | the values at several pointers, in that order |
+/// | [`from_fn`](Self::from_fn), in code only | the texts that a function makes of the message |
 /// | `powertools:` and one of these | the hash by Powertools for AWS Lambda of that value, or of the list of values ([`powertools::hash`]) |
 ///
 /// # Deduplication ids
@@ -81,6 +105,10 @@ impl Identity {
 ///
 /// A pointer cannot name a member whose name ends with a comma.
 ///
+/// # Bodies that are not JSON
+///
+/// Pointers need a body of JSON. Every other source serves bodies of any kind.
+///
 /// ```
 /// use sqs_once::sqs::KeySource;
 ///
@@ -100,45 +128,85 @@ pub enum KeySource {
     Attribute(String),
     /// The values at these pointers into the body.
     Body(Pointers),
+    /// The texts that a function makes of the message.
+    Function(KeyFn),
     /// The hash that Powertools for AWS Lambda makes of another source.
     Powertools(Box<Self>),
 }
 
 impl KeySource {
+    /// A key by code: the function returns the parts of the key, in their order. One part makes the
+    /// same key as the same text in an attribute or in the body.
+    ///
+    /// The function runs before the handler, and more than once for a message. It must return the same
+    /// parts each time, and be quick: the messages of a batch wait for it.
+    ///
+    /// An error, no part and an empty part are permanent failures. The text of the error is logged, so
+    /// keep payload out of it. A panic fails its message alone, with the outcome `panicked`: the
+    /// message goes back to the queue.
+    ///
+    /// ```
+    /// use sqs_once::sqs::{KeySource, Received};
+    ///
+    /// // A body such as `o-1;129.50;EUR`, of the tenant in an attribute.
+    /// let key = KeySource::from_fn(|message: &Received<'_>| {
+    ///     let tenant = message.attribute("tenant").ok_or("no attribute `tenant`")?;
+    ///     let body = std::str::from_utf8(message.body()).map_err(|_| "not UTF-8")?;
+    ///     let order = body.split(';').next().unwrap_or_default();
+    ///     Ok::<_, &str>([tenant, order].map(str::to_owned))
+    /// });
+    /// ```
+    pub fn from_fn<P, E>(
+        function: impl Fn(&Received<'_>) -> Result<P, E> + Send + Sync + 'static,
+    ) -> Self
+    where
+        P: IntoIterator<Item = String>,
+        E: fmt::Display,
+    {
+        Self::Function(KeyFn::new(move |message| {
+            let parts = function(message).map_err(|error| error.to_string())?;
+            Ok(parts.into_iter().collect())
+        }))
+    }
+
     /// The values that make the key, without empty ones.
     fn values(
         &self,
-        record: &SqsMessage,
-        json: Result<&Value, &serde_json::Error>,
-    ) -> Result<Vec<Value>, InvalidMessage> {
+        message: &Received<'_>,
+        json: Result<&Document<'_>, &serde_json::Error>,
+    ) -> Result<Vec<Value>, NoIdentity> {
         let found = match self {
-            Self::MessageId => vec![record.message_id.as_deref()],
-            Self::DeduplicationId => {
-                let group = record.attributes.get("MessageGroupId");
-                vec![group.map(String::as_str), deduplication_id(record)]
-            }
-            Self::Attribute(name) => vec![attribute(record, name)],
+            Self::MessageId => vec![Some(message.message_id())],
+            Self::DeduplicationId => vec![message.group_id(), deduplication_id(message)],
+            Self::Attribute(name) => vec![message.attribute(name)],
             Self::Body(pointers) => {
                 let json = json.map_err(InvalidMessage::json)?;
-                let value = |pointer| self.value(json, pointer);
+                let value = |pointer| Ok(self.value(json, pointer)?);
                 return pointers.iter().map(value).collect();
             }
+            Self::Function(function) => {
+                let parts = function.parts(message)?;
+                if parts.is_empty() || parts.iter().any(String::is_empty) {
+                    return Err(self.not_found("no part, or an empty part").into());
+                }
+                return Ok(parts.into_iter().map(Value::String).collect());
+            }
             Self::Powertools(source) => {
-                let hash = powertools::hash(&one_or_list(source.values(record, json)?));
+                let hash = powertools::hash(&one_or_list(source.values(message, json)?));
                 return Ok(vec![hash.into()]);
             }
         };
         let value = |text: Option<&str>| match text {
-            None => Err(self.not_found("missing")),
-            Some("") => Err(self.not_found("empty")),
+            None => Err(self.not_found("missing").into()),
+            Some("") => Err(self.not_found("empty").into()),
             Some(text) => Ok(text.into()),
         };
         found.into_iter().map(value).collect()
     }
 
     /// The value at a pointer into the body.
-    fn value(&self, json: &Value, pointer: &str) -> Result<Value, InvalidMessage> {
-        match find(json, pointer).map(Cow::into_owned) {
+    fn value(&self, json: &Document<'_>, pointer: &str) -> Result<Value, InvalidMessage> {
+        match json.find(pointer).map(Cow::into_owned) {
             None | Some(Value::Null) => {
                 Err(self.not_found(&format!("`{pointer}` is missing or null")))
             }
@@ -158,6 +226,9 @@ impl KeySource {
             }
             Self::Attribute(name) => format!("the message attribute `{name}`"),
             Self::Body(pointers) => format!("`{pointers}` of the body"),
+            Self::Function(_) => {
+                return InvalidMessage(format!("no idempotency key by the key function: {why}"));
+            }
             Self::Powertools(source) => return source.not_found(why),
         };
         InvalidMessage(format!("no idempotency key at {place}: {why}"))
@@ -167,14 +238,10 @@ impl KeySource {
 /// The producer's deduplication id; `None` for messages of standard queues.
 ///
 /// A message in a dead-letter queue has another id, whether SQS moved it or the consumer copied it.
-pub(crate) fn deduplication_id(record: &SqsMessage) -> Option<&str> {
-    let current = record.attributes.get("MessageDeduplicationId")?;
-    Some(attribute(record, ORIGINAL_DEDUPLICATION_ID).unwrap_or(current))
-}
-
-fn attribute<'a>(record: &'a SqsMessage, name: &str) -> Option<&'a str> {
-    let attribute = record.message_attributes.get(name)?;
-    attribute.string_value.as_deref()
+fn deduplication_id<'a>(message: &Received<'a>) -> Option<&'a str> {
+    let current = message.facts.deduplication_id.as_deref()?;
+    let original = message.attribute(ORIGINAL_DEDUPLICATION_ID);
+    Some(original.unwrap_or(current))
 }
 
 impl FromStr for KeySource {
@@ -204,7 +271,7 @@ impl FromStr for KeySource {
 ///
 /// | setting | compared |
 /// | --- | --- |
-/// | `body` | the whole body. JSON is compared in canonical form (RFC 8785): the order of members and white space do not count, and numbers are doubles (beyond 2^53 some whole numbers are equal). Any other text is compared byte by byte |
+/// | `body` | the whole body. JSON is compared in canonical form (RFC 8785): the order of members and white space do not count, and numbers are doubles (beyond 2^53 some whole numbers are equal). Any other body, and JSON of more than 1 MiB, is compared byte by byte |
 /// | `body:/amount,/currency` | the values at these pointers, which work as in [`KeySource`] |
 /// | `powertools:body`, `powertools:body:/amount,/currency` | the same, by the hash of Powertools for AWS Lambda ([`powertools::hash`]): of the body, of the value at one pointer, or of the list of values. A missing value is `null` |
 /// | `off` | nothing |
@@ -231,22 +298,27 @@ pub enum FingerprintSource {
 }
 
 impl FingerprintSource {
-    fn of(&self, body: &str, json: Option<Value>) -> Option<Fingerprint> {
+    fn of(&self, body: &Body<'_>, json: Option<Document<'_>>) -> Option<Fingerprint> {
         let compared = match (self, json) {
             (Self::Off, _) => return None,
-            (_, None) => return Some(Fingerprint::of(body.as_bytes())),
-            (Self::Body, Some(json)) => json,
+            (_, None) | (Self::Body, Some(Document::Long(_))) => {
+                return Some(Fingerprint::of(body.as_bytes()));
+            }
+            (Self::Body, Some(json)) => json.into_tree(),
             (Self::Powertools(pointers), Some(json)) => {
                 let value = match pointers {
-                    Some(pointers) => one_or_list(pointers.values(&json)),
-                    None => json,
+                    Some(pointers) => one_or_list(json.values(pointers)),
+                    None => json.into_tree(),
                 };
                 return Some(Fingerprint::from_stored(powertools::hash(&value)));
             }
             // Each value in a list of its own, so a missing value differs from null.
             (Self::Parts(pointers), Some(json)) => pointers
                 .iter()
-                .map(|pointer| find(&json, pointer).map_or_else(Vec::new, |v| vec![v.into_owned()]))
+                .map(|pointer| {
+                    json.find(pointer)
+                        .map_or_else(Vec::new, |v| vec![v.into_owned()])
+                })
                 .map(Value::from)
                 .collect(),
         };
@@ -289,32 +361,43 @@ fn one_or_list(mut values: Vec<Value>) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
-
-    use aws_lambda_events::sqs::SqsMessageAttribute;
     use serde_json::json;
 
     use super::*;
+    use crate::handler::{Attribute, AttributeValue};
 
-    fn record(body: &str) -> SqsMessage {
-        let mut record = SqsMessage::default();
-        record.message_id = Some("m-1".into());
-        record.body = Some(body.into());
-        record
+    fn facts() -> DeliveryFacts {
+        DeliveryFacts {
+            message_id: "m-1".into(),
+            ..DeliveryFacts::default()
+        }
     }
 
-    fn identity(record: &SqsMessage, key: &str, fingerprint: &str) -> Result<Identity, String> {
+    fn identity_by(
+        facts: &DeliveryFacts,
+        body: &Body<'_>,
+        key: &KeySource,
+        fingerprint: &str,
+    ) -> Result<Identity, String> {
         let namespace = Namespace::new("ns").unwrap();
-        let (key, fingerprint) = (key.parse().unwrap(), fingerprint.parse().unwrap());
-        Identity::of(record, &namespace, &key, &fingerprint).map_err(|InvalidMessage(why)| why)
+        let fingerprint = fingerprint.parse().unwrap();
+        let identity = Identity::of(facts, body, &namespace, key, &fingerprint);
+        identity.map_err(|error| match error {
+            NoIdentity::Invalid(InvalidMessage(why)) => why,
+            NoIdentity::KeyPanicked => "panicked".into(),
+        })
+    }
+
+    fn identity(facts: &DeliveryFacts, body: &str, key: &str) -> Result<Identity, String> {
+        identity_by(facts, &body.into(), &key.parse().unwrap(), "off")
     }
 
     fn key(body: &str, source: &str) -> Result<String, String> {
-        identity(&record(body), source, "off").map(|identity| identity.key.to_string())
+        identity(&facts(), body, source).map(|identity| identity.key.to_string())
     }
 
     fn fingerprint(body: &str, source: &str) -> Option<Fingerprint> {
-        identity(&record(body), "message-id", source)
+        identity_by(&facts(), &body.into(), &KeySource::MessageId, source)
             .unwrap()
             .fingerprint
     }
@@ -370,9 +453,6 @@ mod tests {
         assert!(why.contains("the message attribute `order`"), "{why}");
         let why = key("{}", "deduplication-id").unwrap_err();
         assert!(why.contains("MessageDeduplicationId"), "{why}");
-        let mut bodiless = record("");
-        bodiless.body = None;
-        assert!(identity(&bodiless, "message-id", "body").is_err());
     }
 
     #[test]
@@ -453,37 +533,118 @@ mod tests {
         assert_eq!(key(body, "body:/a~1b/~01").unwrap(), "ns#also");
     }
 
-    fn text(value: &str) -> SqsMessageAttribute {
-        let mut attribute = SqsMessageAttribute::default();
-        attribute.string_value = Some(value.into());
-        attribute
+    fn text(value: &str) -> Attribute {
+        Attribute {
+            data_type: "String".into(),
+            value: AttributeValue::Text(value.into()),
+        }
     }
 
     /// A message of a FIFO queue.
-    fn fifo(group: &str, deduplication_id: &str) -> SqsMessage {
-        let mut record = record("{}");
-        let attributes = [
-            ("MessageGroupId", group),
-            ("MessageDeduplicationId", deduplication_id),
-        ];
-        record.attributes =
-            HashMap::from(attributes.map(|(name, value)| (name.into(), value.into())));
-        record
-    }
-
-    #[test]
-    fn attributes_and_message_ids_are_keys() {
-        let mut record = record("{}");
-        record.message_attributes = HashMap::from([("order".into(), text("o-1"))]);
-        for (source, id) in [("attribute:order", "ns#o-1"), ("message-id", "ns#m-1")] {
-            assert_eq!(identity(&record, source, "off").unwrap().key.as_str(), id);
+    fn fifo(group: &str, deduplication_id: &str) -> DeliveryFacts {
+        DeliveryFacts {
+            group_id: Some(group.into()),
+            deduplication_id: Some(deduplication_id.into()),
+            ..facts()
         }
     }
 
     #[test]
+    fn attributes_and_message_ids_are_keys() {
+        let mut facts = facts();
+        facts.attributes.insert("order".into(), text("o-1"));
+        let binary = Body::from(vec![0xff, b'{']);
+        for (source, id) in [("attribute:order", "ns#o-1"), ("message-id", "ns#m-1")] {
+            let source: KeySource = source.parse().unwrap();
+            for body in [&"{}".into(), &"plain text".into(), &binary] {
+                let identity = identity_by(&facts, body, &source, "body").unwrap();
+                assert_eq!(identity.key.as_str(), id);
+            }
+        }
+        let why = identity_by(&facts, &binary, &"body:/id".parse().unwrap(), "off").unwrap_err();
+        assert!(why.contains("not valid JSON"), "{why}");
+    }
+
+    #[test]
+    fn fingerprint_of_bytes_covers_each_byte() {
+        let of = |bytes: &[u8]| {
+            let body = Body::from(bytes.to_vec());
+            let identity = identity_by(&facts(), &body, &KeySource::MessageId, "body");
+            identity.unwrap().fingerprint
+        };
+        assert_eq!(of(&[0xff, 1]), Some(Fingerprint::of(&[0xff, 1])));
+        assert_ne!(of(&[0xff, 1]), of(&[0xff, 2]));
+    }
+
+    #[test]
+    fn long_body_has_the_key_of_its_values() {
+        let body = |order: &str, length: usize| {
+            format!(
+                r#"{{"id":"{order}","cents":7,"note":"{}"}}"#,
+                "x".repeat(length)
+            )
+        };
+        let long = 2 * 1024 * 1024;
+        for source in ["body:/id", "powertools:body:/id"] {
+            let short = key(&body("o-1", 0), source).unwrap();
+            assert_eq!(key(&body("o-1", long), source).unwrap(), short);
+            assert!(key(&body("", long), source).is_err());
+            assert!(key(&body("o-1", long)[1..], source).is_err());
+        }
+        let part = "body:/cents";
+        let fingerprints = [0, long].map(|length| fingerprint(&body("o-1", length), part));
+        assert_eq!(fingerprints[0], fingerprints[1]);
+        let whole = fingerprint(&body("o-1", long), "body");
+        assert_eq!(whole, fingerprint(&body("o-1", long), "body"));
+        assert_ne!(whole, fingerprint(&body("o-2", long), "body"));
+    }
+
+    #[test]
+    fn key_function_makes_the_parts() {
+        let by = |function: fn(&Received<'_>) -> Result<Vec<String>, String>| {
+            let source = KeySource::from_fn(function);
+            let key = identity_by(&fifo("g-1", "d"), &"o-1;7".into(), &source, "off");
+            key.map(|identity| identity.key.to_string())
+        };
+        let of_body = by(|message| {
+            let body = std::str::from_utf8(message.body()).unwrap();
+            Ok(vec![
+                message.group_id().unwrap().to_owned(),
+                body.split(';').next().unwrap().to_owned(),
+            ])
+        });
+        assert_eq!(of_body.unwrap(), "ns#g-1#o-1");
+        let why = "no idempotency key by the key function";
+        assert_eq!(
+            by(|_| Err("no order".into())).unwrap_err(),
+            format!("{why}: no order")
+        );
+        for empty in [
+            by(|_| Ok(vec![])),
+            by(|_| Ok(vec!["a".into(), String::new()])),
+        ] {
+            assert_eq!(
+                empty.unwrap_err(),
+                format!("{why}: no part, or an empty part")
+            );
+        }
+        assert_eq!(by(|_| panic!("a bug")).unwrap_err(), "panicked");
+    }
+
+    #[test]
+    fn clones_of_key_function_are_equal() {
+        let source = || KeySource::from_fn(|_| Ok::<_, String>([String::new()]));
+        let one = source();
+        assert_eq!(one, one.clone());
+        assert_ne!(one, source());
+        assert_eq!(format!("{one:?}"), "Function(KeyFn { .. })");
+    }
+
+    #[test]
     fn deduplication_id_keys_contain_the_group() {
-        let key =
-            |record| identity(&record, "deduplication-id", "off").map(|it| it.key.to_string());
+        let key = |facts: DeliveryFacts| {
+            identity(&facts, "{}", "deduplication-id").map(|it| it.key.to_string())
+        };
         assert_eq!(key(fifo("g-1", "d-1")).unwrap(), "ns#g-1#d-1");
         assert_eq!(key(fifo("g-2", "d-1")).unwrap(), "ns#g-2#d-1");
         assert_eq!(key(fifo("g#1", "d")).unwrap(), r"ns#g\#1#d");
@@ -493,30 +654,30 @@ mod tests {
                 .unwrap_err()
                 .contains("MessageGroupId")
         );
-        ungrouped.attributes.remove("MessageGroupId");
+        ungrouped.group_id = None;
         assert!(key(ungrouped).unwrap_err().contains("MessageGroupId"));
 
         let source = "powertools:deduplication-id";
         let hash = powertools::hash(&json!(["g-1", "d-1"]));
-        let hashed = identity(&fifo("g-1", "d-1"), source, "off").unwrap();
+        let hashed = identity(&fifo("g-1", "d-1"), "{}", source).unwrap();
         assert_eq!(hashed.key.as_str(), format!("ns#{hash}"));
     }
 
     #[test]
     fn dead_letter_copy_keeps_deduplication_id() {
-        let key = |record: &SqsMessage| {
-            identity(record, "deduplication-id", "off").map(|it| it.key.to_string())
+        let key = |facts: &DeliveryFacts| {
+            identity(facts, "{}", "deduplication-id").map(|it| it.key.to_string())
         };
         // The copy's deduplication id is the message id, as SQS itself sets it.
         let mut copy = fifo("g-1", "m-1");
         let original = (ORIGINAL_DEDUPLICATION_ID.to_owned(), text("d-1"));
-        copy.message_attributes.extend([original.clone()]);
+        copy.attributes.extend([original.clone()]);
         assert_eq!(key(&copy), key(&fifo("g-1", "d-1")));
-        copy.message_attributes.insert(original.0.clone(), text(""));
+        copy.attributes.insert(original.0.clone(), text(""));
         assert!(key(&copy).is_err(), "an empty id is no key");
 
-        let mut standard = record("{}");
-        standard.message_attributes.extend([original]);
+        let mut standard = facts();
+        standard.attributes.extend([original]);
         let why = key(&standard).unwrap_err();
         assert!(why.contains("which only FIFO queues have"), "{why}");
     }

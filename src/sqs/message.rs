@@ -1,18 +1,22 @@
 //! [`Message`]: one record of an SQS event, its ids, its body and its delivery.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{Arc, OnceLock},
+};
 
 use aws_lambda_events::sqs::{SqsMessage, SqsMessageAttribute};
-use serde::de::DeserializeOwned;
 use tracing::Span;
 
 use super::{
     envelope::{Envelope, Sent},
-    invalid_message::InvalidMessage,
+    identity::{Identity, NoIdentity},
+    reading::Reading,
+    s3_pointer::S3Pointer,
 };
 use crate::{
-    handler::{Attribute, AttributeValue, Delivery, DeliveryFacts},
-    protocol::{Fingerprint, Key, Timestamp},
+    handler::{Attribute, AttributeValue, Content, Delivery, DeliveryFacts, InvalidMessage},
+    protocol::{Key, Timestamp},
     telemetry::traces,
 };
 
@@ -20,19 +24,16 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Message {
     id: MessageId,
-    identity: Result<Identity, InvalidMessage>,
+    /// Not set before a body in S3 is read.
+    identity: OnceLock<Result<Identity, NoIdentity>>,
+    /// Without its envelope, and not decoded.
     body: Option<String>,
+    /// The place of the body in S3, if the consumer reads it there.
+    s3_pointer: Option<S3Pointer>,
     receipt_handle: Option<String>,
     delivery: Delivery,
     /// Body and attributes in the queue, if an envelope was removed.
     sent: Option<(Option<String>, HashMap<String, Attribute>)>,
-}
-
-/// The key and the fingerprint of a message.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Identity {
-    pub(crate) key: Key,
-    pub(crate) fingerprint: Option<Fingerprint>,
 }
 
 /// The id that names a message in the response: never empty.
@@ -58,11 +59,11 @@ impl Message {
         mut record: SqsMessage,
         request_id: Option<&Arc<str>>,
         envelope: Envelope,
-        identify: impl FnOnce(&SqsMessage) -> Result<Identity, InvalidMessage>,
+        reading: &Reading<'_>,
     ) -> Option<Self> {
-        let (identity, opened) = match envelope.open(&mut record) {
-            Ok(opened) => (identify(&record), opened),
-            Err(invalid) => (Err(invalid), None),
+        let (opened, no_envelope) = match envelope.open(&mut record) {
+            Ok(opened) => (opened, None),
+            Err(invalid) => (None, Some(invalid)),
         };
         let (sent, envelope) = opened.unzip();
         let id = record.message_id.filter(|id| !id.is_empty())?;
@@ -70,7 +71,7 @@ impl Message {
         let mut text = |name| system.remove(name);
         let time = |text: Option<String>| Some(Timestamp::from_millis(text?.parse().ok()?));
         let receive_count = text("ApproximateReceiveCount");
-        let delivery = DeliveryFacts {
+        let facts = DeliveryFacts {
             message_id: id.clone(),
             receive_count: receive_count
                 .and_then(|count| count.parse().ok())
@@ -88,19 +89,32 @@ impl Message {
             envelope,
             request_id: request_id.cloned(),
         };
-        Some(Self {
+        let s3_pointer = match no_envelope {
+            Some(invalid) => Err(invalid),
+            None => reading.s3_pointer(record.body.as_deref()).transpose(),
+        };
+        let (identity, s3_pointer) = match s3_pointer {
+            Ok(pointer) => (OnceLock::new(), pointer),
+            Err(invalid) => (OnceLock::from(Err(invalid.into())), None),
+        };
+        let message = Self {
             id: MessageId(id),
             identity,
             body: record.body,
+            s3_pointer,
             receipt_handle: record.receipt_handle,
-            delivery: delivery.into(),
+            delivery: facts.into(),
             sent: sent.map(
                 |Sent {
                      body,
                      attributes: of,
                  }| (body, attributes(of)),
             ),
-        })
+        };
+        if message.s3_pointer.is_none() {
+            let _identity = message.identify(message.body(), reading);
+        }
+        Some(message)
     }
 
     pub(crate) fn id(&self) -> &MessageId {
@@ -134,8 +148,22 @@ impl Message {
         self.delivery.facts().sent_at
     }
 
-    pub(crate) fn identity(&self) -> Result<&Identity, &InvalidMessage> {
-        self.identity.as_ref()
+    /// Key and fingerprint. `None` before a body in S3 is read, and for a message without a key.
+    pub(crate) fn identity(&self) -> Option<&Identity> {
+        self.identity.get()?.as_ref().ok()
+    }
+
+    /// Makes key and fingerprint of the body, at the first call.
+    pub(crate) fn identify(
+        &self,
+        body: Option<&str>,
+        reading: &Reading<'_>,
+    ) -> Result<&Identity, &NoIdentity> {
+        let identify = || {
+            let content = self.content(body, reading)?;
+            reading.identity(&content, self.delivery.facts())
+        };
+        self.identity.get_or_init(identify).as_ref()
     }
 
     /// The span of the message's run. The handler's own log lines carry its fields. It is open at
@@ -152,8 +180,26 @@ impl Message {
         span
     }
 
+    /// Adds the key to the span, for a message whose body was read after the span began.
+    pub(crate) fn add_key_to(&self, span: &Span) {
+        if let Some(key) = self.key() {
+            span.record("key", key.as_str());
+            traces::add_key(span, key);
+        }
+    }
+
     pub(crate) fn key(&self) -> Option<&Key> {
-        self.identity().ok().map(|identity| &identity.key)
+        self.identity().map(|identity| &identity.key)
+    }
+
+    /// The body in the queue, without its envelope.
+    pub(crate) fn body(&self) -> Option<&str> {
+        self.body.as_deref()
+    }
+
+    /// The place of the body in S3, if the consumer reads it there.
+    pub(super) fn s3_pointer(&self) -> Option<&S3Pointer> {
+        self.s3_pointer.as_ref()
     }
 
     /// The body in the queue, envelope included. A copy must carry it unchanged.
@@ -174,10 +220,14 @@ impl Message {
         envelope.is_some_and(|envelope| envelope.is_test)
     }
 
-    /// Parses the body as the handler's type.
-    pub(crate) fn parse<T: DeserializeOwned>(&self) -> Result<T, InvalidMessage> {
-        let body = self.body.as_deref().ok_or_else(InvalidMessage::no_body)?;
-        serde_json::from_str(body).map_err(|error| InvalidMessage::json(&error))
+    /// Decodes the body. Decoded bodies are not kept: they live while their message runs.
+    pub(crate) fn content<'a>(
+        &self,
+        body: Option<&'a str>,
+        reading: &Reading<'_>,
+    ) -> Result<Content<'a>, InvalidMessage> {
+        let body = body.ok_or_else(InvalidMessage::no_body)?;
+        reading.content(body.into(), self.delivery.facts())
     }
 
     /// The delivery for the handler.
@@ -206,7 +256,14 @@ fn attribute(attribute: SqsMessageAttribute) -> Option<Attribute> {
 mod tests {
     use serde::Deserialize;
 
-    use super::*;
+    use super::{
+        super::{
+            encoding::Decoding,
+            identity::{FingerprintSource, KeySource},
+        },
+        *,
+    };
+    use crate::{handler::FromMessage as _, protocol::Namespace};
 
     #[derive(Debug, Deserialize)]
     struct Order {
@@ -223,10 +280,24 @@ mod tests {
         record
     }
 
+    fn reading<R>(read: impl FnOnce(&Reading<'_>) -> R) -> R {
+        let namespace = Namespace::new("ns").unwrap();
+        let (key, fingerprint) = (KeySource::default(), FingerprintSource::default());
+        read(&Reading::for_type::<Order>(
+            &namespace,
+            &key,
+            &fingerprint,
+            Decoding::default(),
+        ))
+    }
+
     fn message(record: SqsMessage) -> Option<Message> {
-        Message::new(record, None, Envelope::None, |_| {
-            Err(InvalidMessage::no_body())
-        })
+        reading(|reading| Message::new(record, None, Envelope::None, reading))
+    }
+
+    fn parse(record: SqsMessage) -> Result<Order, InvalidMessage> {
+        let message = message(record).unwrap();
+        reading(|reading| Order::from_message(message.content(message.body(), reading)?))
     }
 
     #[test]
@@ -253,16 +324,21 @@ mod tests {
                 "not of the type the handler takes, at line 1",
             ),
         ] {
-            let InvalidMessage(text) = message(record(body)).unwrap().parse::<Order>().unwrap_err();
+            let InvalidMessage(text) = parse(record(body)).unwrap_err();
             assert!(text.contains(told), "{text}");
             assert!(!text.contains("SECRET"), "{text}");
         }
-        assert!(
-            message(record(r#"{"orderId":"o-1","card":1}"#))
-                .unwrap()
-                .parse::<Order>()
-                .is_ok()
-        );
+        assert!(parse(record(r#"{"orderId":"o-1","card":1}"#)).is_ok());
+    }
+
+    #[test]
+    fn message_without_body_has_no_identity() {
+        let mut bodiless = record("");
+        bodiless.body = None;
+        let no_body = InvalidMessage::no_body();
+        let identity = message(bodiless.clone()).unwrap().identity.into_inner();
+        assert_eq!(identity, Some(Err(NoIdentity::Invalid(no_body.clone()))));
+        assert_eq!(parse(bodiless).unwrap_err(), no_body);
     }
 
     #[test]

@@ -4,10 +4,14 @@
 //! | --- | --- |
 //! | `message` | one record of the event: its ids, its body, its delivery |
 //! | `envelope` | the JSON of SNS, EventBridge or S3 around a message |
+//! | `encoding` | base64 and gzip around a body |
+//! | `reading` | from the body in the queue to content and identity |
 //! | `identity` | key and fingerprint of a message |
-//! | `invalid_message` | the reason why a message can never be processed |
+//! | `key_fn` | a key by code |
 //! | `pointer` | JSON pointers into a body |
 //! | [`powertools`] | hashes of Powertools for AWS Lambda |
+//! | `s3_pointer` | the place in S3 of a body that an extended client stored there |
+//! | `s3_bodies` | reads such bodies; without the feature `s3` `no_s3_bodies` |
 //! | `lanes` | order of messages: which run one after the other |
 //! | `long_polls` | finds handlers that block their thread |
 //! | `batch` | workers that run lanes until the deadline |
@@ -20,9 +24,11 @@
 
 mod batch;
 mod consumer;
+mod document;
+pub(crate) mod encoding;
 mod envelope;
-mod identity;
-pub(crate) mod invalid_message;
+pub(crate) mod identity;
+mod key_fn;
 mod lambda;
 mod lanes;
 mod long_polls;
@@ -32,6 +38,13 @@ mod pointer;
 pub mod powertools;
 mod process;
 mod processed;
+pub(crate) mod reading;
+#[cfg(feature = "s3")]
+mod s3_bodies;
+#[cfg(not(feature = "s3"))]
+#[path = "no_s3_bodies.rs"]
+mod s3_bodies;
+mod s3_pointer;
 #[cfg(feature = "visibility")]
 mod visibility;
 #[cfg(not(feature = "visibility"))]
@@ -39,9 +52,13 @@ mod visibility;
 mod visibility;
 
 pub use consumer::{Consumer, FifoAfterPermanent};
+pub use encoding::Encoding;
 pub use envelope::Envelope;
 pub use identity::{FingerprintSource, KeySource};
+pub use key_fn::Received;
 pub use lambda::run;
 pub use process::BatchError;
+#[cfg(feature = "s3")]
+pub use s3_bodies::S3Bodies;
 #[cfg(feature = "visibility")]
 pub use visibility::Visibility;

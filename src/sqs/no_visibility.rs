@@ -6,6 +6,7 @@ use std::collections::HashSet;
 use tokio::time::Instant;
 
 use super::{
+    batch::Batch,
     message::{Message, MessageId},
     processed::Processed,
 };
@@ -24,6 +25,10 @@ impl Visibility {
         _: &[(&'a Message, &'a Processed)],
         _: Instant,
     ) -> HashSet<&'a MessageId> {
+        match *self {}
+    }
+
+    pub(super) async fn while_extended(&self, _: &Batch, _: impl Future<Output = ()>) {
         match *self {}
     }
 

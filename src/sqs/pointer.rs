@@ -33,12 +33,6 @@ impl Pointers {
     pub(super) fn iter(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(String::as_str)
     }
-
-    /// The value that each pointer finds, or null.
-    pub(super) fn values(&self, json: &Value) -> Vec<Value> {
-        let find = |pointer| find(json, pointer).map_or(Value::Null, Cow::into_owned);
-        self.iter().map(find).collect()
-    }
 }
 
 /// As they are written.

@@ -17,20 +17,22 @@ use tokio::{
     sync::SemaphorePermit,
     time::{Instant, timeout_at},
 };
-use tracing::Instrument as _;
+use tracing::{Instrument as _, Span};
 
 use super::{
     batch::{Batch, Progress},
     consumer::{Consumer, FifoAfterPermanent},
-    invalid_message::InvalidMessage,
+    identity::{Identity, NoIdentity},
     lanes::{Lane, LaneKind},
     long_polls::warn_of_long_polls,
-    message::{Identity, Message},
+    message::Message,
     processed::Processed,
+    reading::Reading,
+    s3_pointer::S3Pointer,
 };
 use crate::{
     deadline::Deadline,
-    handler::{Attempt, Failure, Handler, History, Stored},
+    handler::{Attempt, Failure, FromMessage as _, Handler, History, InvalidMessage, Stored},
     once::{Mode, Operation, Outcome},
     store::StoreError,
     telemetry::{batch::BatchReport, traces},
@@ -105,9 +107,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let request_id = request_id.map(Arc::from);
         let mut messages = Vec::with_capacity(event.records.len());
         for (index, record) in event.records.into_iter().enumerate() {
-            let message = Message::new(record, request_id.as_ref(), self.envelope, |record| {
-                Identity::of(record, &self.namespace, &self.key, &self.fingerprint)
-            });
+            let request_id = request_id.as_ref();
+            let message = Message::new(record, request_id, self.envelope, &self.reading());
             messages.push(message.ok_or(BatchError::NoMessageId { index })?);
         }
         let batch = Arc::new(Batch::new(
@@ -122,7 +123,11 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             async move { consumer.run_lane(&lane, &batch).await }
         };
         let in_progress = self.concurrency.saturating_add(self.claims_ahead);
-        batch.run(in_progress, run_lane).await;
+        let run = batch.run(in_progress, run_lane);
+        match &self.visibility {
+            Some(visibility) => visibility.while_extended(&batch, run).await,
+            None => run.await,
+        }
         batch.close();
         let processed = batch.results();
         let answer = deadline.answer();
@@ -162,11 +167,22 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
+    fn reading(&self) -> Reading<'_> {
+        let (namespace, fingerprint) = (&self.namespace, &self.fingerprint);
+        Reading::for_type::<H::Message>(namespace, &self.key, fingerprint, self.decoding)
+            .reads_s3(self.s3_bodies.is_some())
+    }
+
+    /// Makes the handler's message of the body.
+    fn read(&self, message: &Message, body: &HeldBody<'_>) -> Result<H::Message, InvalidMessage> {
+        H::Message::from_message(message.content(body.text(), &self.reading())?)
+    }
+
     async fn run_lane(&self, lane: &Lane, batch: &Batch) {
         let mut before: Option<(Option<&Identity>, Processed)> = None;
         for &index in &lane.messages {
             let message = batch.message(index);
-            let identity = message.identity().ok();
+            let identity = message.identity();
             batch.start(index);
             let progress = batch.progress(index);
             let span = message.span();
@@ -227,13 +243,21 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             return Outcome::Ignored;
         }
         let deadline = batch.deadline();
-        let identity = match message.identity() {
-            Ok(identity) => identity,
-            Err(InvalidMessage(why)) => return Outcome::Invalid(why.clone()),
+        let body = match self.body(message, batch).await {
+            Ok(body) => body,
+            Err(outcome) => return outcome,
         };
-        let mut body = match message.parse() {
-            Ok(body) => Some(body),
-            Err(InvalidMessage(why)) => return Outcome::Invalid(why),
+        let identity = match message.identify(body.text(), &self.reading()) {
+            Ok(identity) => identity,
+            Err(NoIdentity::Invalid(InvalidMessage(why))) => return self.invalid(message, why),
+            Err(NoIdentity::KeyPanicked) => return Outcome::Panicked,
+        };
+        if message.s3_pointer().is_some() {
+            message.add_key_to(&Span::current());
+        }
+        let mut input = match self.read(message, &body) {
+            Ok(input) => Some(input),
+            Err(InvalidMessage(why)) => return self.invalid(message, &why),
         };
         // Bounded before it is added: a wait of years is no point in time.
         let wait_ends = Instant::now() + self.conflict_wait.min(deadline.time_left());
@@ -242,9 +266,9 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             let Identity { key, fingerprint } = identity.clone();
             let operation = Operation::new(key, fingerprint, message.delivery().clone(), deadline);
             let handler = &self.handler;
-            // After a conflict, the claim mode leaves the body for the next claim. A transactional mode has run
-            // the handler before its commit met the conflict, and needs the body again.
-            let body = &mut body;
+            // After a conflict, the claim mode leaves the input for the next claim. A transactional mode has
+            // run the handler before its commit met the conflict, and needs the input again.
+            let (input, body) = (&mut input, &body);
             let never_started = AtomicBool::new(false);
             let work = async |attempt: Attempt| {
                 let Some(_place) = self.place_of_handler(batch).await else {
@@ -252,9 +276,9 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                     return Err(Failure::no_effect("no handler could start in time"));
                 };
                 let _running = progress.handler_starts(attempt.history());
-                let body = body.take().map_or_else(|| message.parse(), Ok);
-                let body = body.map_err(|InvalidMessage(why)| Failure::permanent(why))?;
-                warn_of_long_polls(pin!(handler.handle(body, attempt))).await
+                let input = input.take().map_or_else(|| self.read(message, body), Ok);
+                let input = input.map_err(|InvalidMessage(why)| Failure::permanent(why))?;
+                warn_of_long_polls(pin!(handler.handle(input, attempt))).await
             };
             let outcome = match self.mode.run(operation, work).await {
                 Outcome::NoEffect(_) if never_started.load(Relaxed) => Outcome::NotStarted,
@@ -271,6 +295,39 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             tokio::time::sleep(pause).await;
             pause = LONGEST_PAUSE.min(pause * 2);
         }
+    }
+
+    /// The body of a message, from S3 if it is there. Nothing is claimed yet.
+    async fn body<'a>(
+        &self,
+        message: &'a Message,
+        batch: &'a Batch,
+    ) -> Result<HeldBody<'a>, Outcome> {
+        let (Some(s3), Some(pointer)) = (&self.s3_bodies, message.s3_pointer()) else {
+            return Ok(HeldBody::InQueue(message.body()));
+        };
+        let deadline = batch.deadline();
+        let place = timeout_at(deadline.latest_start(), batch.bodies().acquire()).await;
+        let place = place.ok().and_then(Result::ok);
+        let place = place.filter(|_| deadline.may_start());
+        let place = place.ok_or(Outcome::NotStarted)?;
+        // Boxed: the SDK's future is large, and few messages need it.
+        let read = timeout_at(deadline.latest_start(), Box::pin(s3.read(pointer))).await;
+        let text = read.map_err(|_elapsed| {
+            Outcome::NoEffect("S3 did not return the body before the deadline".into())
+        })??;
+        Ok(HeldBody::FromS3(text, place))
+    }
+
+    /// The outcome of a message that can never be processed.
+    fn invalid(&self, message: &Message, why: &str) -> Outcome {
+        let pointer = message.body().and_then(S3Pointer::find);
+        if pointer.is_none() || self.s3_bodies.is_some() {
+            return Outcome::Invalid(why.to_owned());
+        }
+        Outcome::Invalid(format!(
+            "{why}; the body is in S3: set CONSUMER_S3_BUCKETS, which needs the feature `s3`"
+        ))
     }
 
     /// Waits until a handler may run. `None` if none may in time.
@@ -313,6 +370,26 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                 Err(_elapsed) => Outcome::OutOfTime,
             },
         )
+    }
+}
+
+/// The body of a message that runs.
+enum HeldBody<'a> {
+    /// `None` if the message has no body.
+    InQueue(Option<&'a str>),
+    /// Holds its place as long as its memory.
+    FromS3(
+        String,
+        #[expect(dead_code, reason = "held")] SemaphorePermit<'a>,
+    ),
+}
+
+impl HeldBody<'_> {
+    fn text(&self) -> Option<&str> {
+        match self {
+            Self::InQueue(text) => *text,
+            Self::FromS3(text, _) => Some(text),
+        }
     }
 }
 

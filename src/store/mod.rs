@@ -5,6 +5,7 @@
 //! and no rules of its own. The suite in `tests/store_conformance.rs` checks the conditions of a
 //! store.
 
+mod any;
 pub(crate) mod dynamodb;
 mod memory;
 #[cfg(feature = "postgres")]
@@ -13,6 +14,7 @@ mod transaction;
 
 use std::error::Error;
 
+pub use any::AnyStore;
 #[doc(hidden)]
 pub use dynamodb::Field;
 pub use dynamodb::{DynamoStore, Layout};

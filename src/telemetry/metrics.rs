@@ -112,11 +112,13 @@ impl Metrics {
         let mut lines = Vec::with_capacity(1536);
         self.line("batch processed", Some(fields), metrics, request_id, now)
             .write_to(&mut lines)?;
-        let mut rest = beyond_limit(metrics);
-        while !rest.is_empty() {
-            self.line("further values of a batch", None, &rest, request_id, now)
+        for number in 1.. {
+            let values = values_of_line(metrics, number);
+            if values.is_empty() {
+                break;
+            }
+            self.line("further values of a batch", None, &values, request_id, now)
                 .write_to(&mut lines)?;
-            rest = beyond_limit(&rest);
         }
         Ok(lines)
     }
@@ -187,14 +189,13 @@ pub(super) enum Value {
     Several(Vec<f64>),
 }
 
-/// The values that do not fit into the line of `metrics`.
-fn beyond_limit(metrics: &[Metric]) -> Vec<Metric> {
-    let later = metrics.iter().filter_map(|metric| match &metric.value {
-        Value::Several(values) => Some((metric, values.get(MAX_VALUES..)?)),
+/// The values for the line of this number. Line 0 has the first values and all other metrics.
+fn values_of_line(metrics: &[Metric], number: usize) -> Vec<Metric> {
+    let several = metrics.iter().filter_map(|metric| match &metric.value {
+        Value::Several(values) => Some((metric, values.chunks(MAX_VALUES).nth(number)?)),
         Value::Count(_) | Value::Number(_) => None,
     });
-    let later = later.filter(|(_, values)| !values.is_empty());
-    later
+    several
         .map(|(metric, values)| Metric {
             value: Value::Several(values.to_owned()),
             ..*metric

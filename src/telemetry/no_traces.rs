@@ -4,6 +4,8 @@ use crate::{deadline::Deadline, handler::DeliveryFacts, once::Outcome, protocol:
 
 pub(crate) fn start(_: &tracing::Span, _: &DeliveryFacts, _: Option<&Key>) {}
 
+pub(crate) fn add_key(_: &tracing::Span, _: &Key) {}
+
 pub(crate) fn end(_: &tracing::Span, _: &Outcome) {}
 
 pub(crate) async fn in_invocation<F: Future>(_: Option<&str>, work: F) -> F::Output {

@@ -43,6 +43,8 @@ macro_rules! for_each_promise_of_a_store {
             failed_record_keeps_error
             restored_key_is_as_before_claim
             ended_lease_is_taken_over_at_once
+            renewed_lease_stays_exclusive
+            late_renewal_changes_nothing
             failed_messages_are_never_admitted_again
             settlement_admission_follows_rules
             late_settlement_changes_nothing
@@ -152,6 +154,13 @@ fn fail_message(error: &str, message_id: &str) -> Settlement {
 fn end_lease() -> Settlement {
     let last_end = Some(AttemptEnd::Panic);
     Settlement::EndLease { last_end }
+}
+
+fn renew(lease_until: Timestamp) -> Settlement {
+    Settlement::Renew {
+        lease_until,
+        expires_at: (NOW + 7200 * SECOND).as_secs(),
+    }
 }
 
 fn restore(replaced: Option<Record>) -> Settlement {
@@ -436,11 +445,23 @@ pub async fn failed_messages_are_never_admitted_again(store: &impl Store) {
 
 /// A settlement is admitted exactly where [`may_settle`] admits it.
 pub async fn settlement_admission_follows_rules(store: &impl Store) {
-    let wanted = [complete("2"), fail("mine"), restore(None), end_lease()];
+    let wanted = [
+        complete("2"),
+        fail("mine"),
+        restore(None),
+        end_lease(),
+        renew(NOW + 60 * SECOND),
+    ];
     for (n, (settlement, lease_until)) in states().into_iter().enumerate() {
         for (m, wanted) in wanted.iter().enumerate() {
-            for by_its_owner in [true, false] {
-                let part = format!("{n} {m} {by_its_owner}");
+            for (by_its_owner, fenced_lease) in [
+                (true, None),
+                (false, None),
+                (true, Some(lease_until)),
+                (true, Some(before(lease_until, 1))),
+                (false, Some(lease_until)),
+            ] {
+                let part = format!("{n} {m} {by_its_owner} {fenced_lease:?}");
                 let theirs = ClaimRequest {
                     lease_until,
                     ..request(&part, "m-1")
@@ -455,6 +476,7 @@ pub async fn settlement_admission_follows_rules(store: &impl Store) {
                 if !by_its_owner {
                     fence.owner = Owner::fresh();
                 }
+                fence.lease_until = fenced_lease;
                 let admitted = may_settle(Some(&record), &fence);
                 let answer = store.settle(&fence, wanted, NOW + SECOND).await.unwrap();
                 if admitted {
@@ -476,6 +498,64 @@ pub async fn settlement_admission_follows_rules(store: &impl Store) {
     }
 }
 
+/// A renewed lease holds off other claims, and can be renewed again. Its claim settles as before.
+pub async fn renewed_lease_stays_exclusive(store: &impl Store) {
+    let mine = request("key", "m-1");
+    let _ = claim(store, &mine).await;
+    let mut lease_until = mine.lease_until;
+    for _ in 0..2 {
+        let fence = mine.fence().with_lease(lease_until);
+        lease_until = lease_until + 30 * SECOND;
+        let wanted = renew(lease_until);
+        let answer = store.settle(&fence, &wanted, NOW + SECOND).await.unwrap();
+        assert_eq!(answer, SettleAnswer::Applied);
+        let record = kept(store, "key", "m-1").await;
+        assert_eq!(Some(&record), wanted.apply(&record, NOW + SECOND).as_ref());
+        // The same request again, as after a lost answer.
+        let again = store.settle(&fence, &wanted, NOW + SECOND).await.unwrap();
+        let SettleAnswer::Refused(refused_by) = again else {
+            panic!("the renewal was applied twice")
+        };
+        assert_eq!(
+            settlement_refused(refused_by.as_ref(), &fence, &wanted),
+            SettlementRefused::AlreadySettled
+        );
+    }
+    let during = ClaimRequest {
+        now: lease_until,
+        ..request("key", "m-1")
+    };
+    let _ = refused(claim(store, &during).await);
+    assert_eq!(
+        settle(store, &mine, &complete("1")).await,
+        SettleAnswer::Applied
+    );
+}
+
+/// A renewal that arrives after the end of its claim, or after the next renewal, changes nothing.
+pub async fn late_renewal_changes_nothing(store: &impl Store) {
+    let ends = [
+        end_lease(),
+        restore_unknown(),
+        complete("1"),
+        fail("no"),
+        renew(NOW + 90 * SECOND),
+    ];
+    for (n, end) in ends.into_iter().enumerate() {
+        let part = n.to_string();
+        let mine = request(&part, "m-1");
+        let _ = claim(store, &mine).await;
+        let _ = settle(store, &mine, &end).await;
+        let left = kept(store, &part, "m-1").await;
+        let fence = mine.fence().with_lease(mine.lease_until);
+        let late = renew(NOW + 60 * SECOND);
+        let late = store.settle(&fence, &late, NOW + SECOND);
+        let expected = SettleAnswer::Refused(Some(left.clone()));
+        assert_eq!(late.await.unwrap(), expected, "after {end:?}");
+        assert_eq!(kept(store, &part, "m-1").await, left, "after {end:?}");
+    }
+}
+
 /// A settlement of a lost lease changes nothing.
 pub async fn late_settlement_changes_nothing(store: &impl Store) {
     let slow = ClaimRequest {
@@ -491,6 +571,7 @@ pub async fn late_settlement_changes_nothing(store: &impl Store) {
         restore(None),
         restore_unknown(),
         end_lease(),
+        renew(NOW + 60 * SECOND),
     ] {
         let answer = settle(store, &slow, &wanted).await;
         assert_eq!(
@@ -508,6 +589,7 @@ pub async fn late_settlement_changes_nothing(store: &impl Store) {
         restore(None),
         restore_unknown(),
         end_lease(),
+        renew(NOW + 60 * SECOND),
     ] {
         let _ = settle(store, &slow, &wanted).await;
     }

@@ -11,13 +11,15 @@ use super::{
 };
 use crate::{
     dynamodb::item::Item,
-    handler::{Attempt, Done, Failure, Handler, History},
+    handler::{Attempt, Done, Failure, FromMessage, Handler, History, InvalidMessage},
     once::{Change, Mode, Once, Operation, Outcome, mode::sealed::Sealed},
-    protocol::{Fingerprint, Key, Namespace, StoredResult, Timestamp},
+    protocol::{Namespace, StoredResult, Timestamp},
     sqs::{
-        Envelope,
-        invalid_message::InvalidMessage,
-        message::{self, Identity},
+        Envelope, FingerprintSource, KeySource,
+        encoding::Decoding,
+        identity::{Identity, NoIdentity},
+        message,
+        reading::Reading,
     },
 };
 
@@ -73,31 +75,25 @@ impl DryRun {
             Ok((operation, body)) => {
                 Mode::run(self, operation, |attempt| handler.handle(body, attempt)).await
             }
-            Err(InvalidMessage(why)) => Outcome::Invalid(why),
+            Err(NoIdentity::Invalid(InvalidMessage(why))) => Outcome::Invalid(why),
+            Err(NoIdentity::KeyPanicked) => Outcome::Panicked,
         }
     }
 
-    fn operation<T: serde::de::DeserializeOwned>(
-        &self,
-        message: Message,
-    ) -> Result<(Operation, T), InvalidMessage> {
+    fn operation<T: FromMessage>(&self, message: Message) -> Result<(Operation, T), NoIdentity> {
         let invalid = |why: &dyn std::fmt::Display| InvalidMessage(why.to_string());
-        let record = message.into_record();
-        let message = message::Message::new(record, None, Envelope::None, |record| {
-            let id = record.message_id.as_deref().unwrap_or_default();
-            let namespace = Namespace::new("test").map_err(|error| invalid(&error))?;
-            Ok(Identity {
-                key: Key::new(&namespace, [id]).map_err(|error| invalid(&error))?,
-                fingerprint: record
-                    .body
-                    .as_deref()
-                    .map(|body| Fingerprint::of(body.as_bytes())),
-            })
-        });
+        let namespace = Namespace::new("test").map_err(|error| invalid(&error))?;
+        let (key, fingerprint) = (KeySource::MessageId, FingerprintSource::Body);
+        let reading = Reading::for_type::<T>(&namespace, &key, &fingerprint, Decoding::default());
+        let message = message::Message::new(message.into_record(), None, Envelope::None, &reading);
         let message = message.ok_or_else(|| invalid(&"the message has no id"))?;
-        let Identity { key, fingerprint } = message.identity().map_err(Clone::clone)?.clone();
+        let identity = message.identify(message.body(), &reading);
+        let Identity { key, fingerprint } = identity.map_err(Clone::clone)?.clone();
         let operation = Operation::new(key, fingerprint, message.delivery().clone(), deadline());
-        Ok((operation, message.parse()?))
+        Ok((
+            operation,
+            T::from_message(message.content(message.body(), &reading)?)?,
+        ))
     }
 
     /// The writes that would have been made so far, in their order: those of each [`Done`], and one

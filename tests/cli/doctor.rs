@@ -338,6 +338,11 @@ async fn each_seeded_fault_is_the_one_finding() {
             "permissions",
         ),
         (
+            &variable("CONSUMER_S3_BUCKETS"),
+            json!("orders,invoices"),
+            "permissions",
+        ),
+        (
             "/policy/Statement/3/Action/1",
             json!("logs:GetLogEvents"),
             "permissions",

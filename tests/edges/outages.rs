@@ -173,3 +173,29 @@ async fn messages_cut_off_are_logged_in_one_line() {
     assert_eq!(line["blocking"], "");
     assert_eq!(stage.charges("o-3"), 0);
 }
+
+/// Without credentials the SDK sends nothing, to DynamoDB and to SQS.
+#[tokio::test]
+async fn missing_credentials_are_named_as_the_cause() {
+    let stage = Stage::set().await;
+    let settings = [
+        ("AWS_ACCESS_KEY_ID", ""),
+        ("AWS_SECRET_ACCESS_KEY", ""),
+        ("AWS_EC2_METADATA_DISABLED", "true"),
+        ("CONSUMER_VISIBILITY", "on"),
+    ];
+    let lambda = stage.consumer(&settings).await;
+    let event = batch([first_message(1)]);
+    let error = within(4 * SECOND, &lambda, event).await.error();
+    let error = error["errorMessage"].as_str().unwrap();
+    assert!(
+        error.contains("no AWS credentials; set AWS_ACCESS"),
+        "{error}"
+    );
+    assert!(!error.contains("could not connect"), "{error}");
+    let of_sqs = |line: &Value| says(line, "their visibility could not be changed");
+    let line = lambda.logged(1, of_sqs).await.remove(0);
+    let cause = line["error"].as_str().unwrap();
+    assert!(cause.starts_with("no AWS credentials; set"), "{cause}");
+    assert!(cause.contains("Environment: "), "{cause}");
+}

@@ -24,6 +24,8 @@ pub enum Flaw {
     EndLeaseDeletes,
     /// The end of a lease has no condition.
     EndLeaseWithoutCondition,
+    /// The renewal of a lease is conditional on `status = IN_PROGRESS` alone.
+    RenewalWithoutFence,
     /// A claim drops the failed messages of the record.
     ClaimForgetsFailures,
     /// A claim drops the time of the earliest open attempt.
@@ -39,7 +41,7 @@ pub enum Flaw {
 }
 
 impl Flaw {
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::ClaimIgnoresLease,
         Self::ClaimIgnoresCompleted,
         Self::InsertOverRecord,
@@ -50,6 +52,7 @@ impl Flaw {
         Self::RestoreWithoutOwner,
         Self::EndLeaseDeletes,
         Self::EndLeaseWithoutCondition,
+        Self::RenewalWithoutFence,
         Self::ClaimForgetsFailures,
         Self::ClaimForgetsOpenAttempts,
         Self::WritesGoFirst,

@@ -97,7 +97,8 @@ impl World {
             self.workers[worker].owner = Some(owner.clone());
         }
         if let Request::Claim(claim) | Request::Insert(claim) = request {
-            self.promises.claims(worker, claim.now, self.clocks_differ);
+            let (differ, heartbeat) = (self.clocks_differ, self.heartbeat);
+            self.promises.claims(worker, claim.now, differ, heartbeat);
         }
         let fates = match request {
             Request::Claim(_) | Request::Settle(..) => &OF_A_WRITE[..10],
@@ -171,7 +172,8 @@ impl World {
         match worker.answer.take() {
             Some((answered, answer)) if answered == call => Some(answer),
             _ => {
-                worker.waiting = true;
+                // While a renewal waits, the handler can go on.
+                worker.waiting = !worker.running;
                 None
             }
         }

@@ -28,7 +28,7 @@ use sqs_once::{
 
 use crate::{
     clock::{from_now, wall},
-    handler::{BUDGET, HandlerEnd, MARGIN},
+    handler::{BUDGET, HEARTBEAT, HandlerEnd, MARGIN},
     items::ItemHistory,
 };
 
@@ -94,7 +94,13 @@ impl Promises {
     /// A worker sends its claim. The monitor ignores the lease that the claim asks for: exclusion
     /// needs a lease as long as the invocation and the margin. Clocks that differ use up the
     /// margin.
-    pub fn claims(&mut self, worker: usize, at: Timestamp, clocks_differ: bool) {
+    pub fn claims(
+        &mut self,
+        worker: usize,
+        at: Timestamp,
+        clocks_differ: bool,
+        heartbeat: Option<Duration>,
+    ) {
         let known = self.claims.len().max(worker + 1);
         self.claims.resize(known, Default::default());
         let margin = if clocks_differ {
@@ -104,7 +110,26 @@ impl Promises {
         };
         // The worker repeats the same claim after contention.
         if self.claims[worker].0 != at {
-            self.claims[worker] = (at, wall() + BUDGET + margin);
+            let length = heartbeat.unwrap_or(BUDGET).min(BUDGET);
+            self.claims[worker] = (at, wall() + length + margin);
+        }
+    }
+
+    /// The table renewed a worker's lease, as its worker asked `at` this time by its own clock.
+    pub fn renews(&mut self, worker: usize, at: Timestamp, clocks_differ: bool) {
+        // By a clock that is ahead the lease is longer by the margin, and the other clocks see it
+        // end earlier by the margin.
+        let margin = if clocks_differ {
+            Duration::ZERO
+        } else {
+            MARGIN
+        };
+        let (claimed_at, lease) = self.claim(worker);
+        let lease_until = (at + HEARTBEAT).min(claimed_at + BUDGET) + margin;
+        let lease_until = lease.max(lease_until);
+        self.claims[worker].1 = lease_until;
+        if let Some(run) = self.runs.iter_mut().find(|run| run.worker == worker) {
+            run.lease_until = lease_until;
         }
     }
 

@@ -102,6 +102,7 @@ impl Request {
                 match settlement {
                     Settlement::Fail { first_open, .. } => first_open.hash(hasher),
                     Settlement::EndLease { last_end } => last_end.hash(hasher),
+                    Settlement::Renew { lease_until, .. } => from_now(*lease_until).hash(hasher),
                     Settlement::Restore(claimed) => {
                         let before = match &claimed.before {
                             Before::Nothing => 0,

@@ -3,6 +3,7 @@
 use std::{
     io::{Write as _, stderr},
     pin::Pin,
+    time::Duration,
 };
 
 use sqs_once::{Delivery, Outcome};
@@ -12,7 +13,8 @@ use crate::{
     chooser::{Chooser, Found, Schedule, Visited, search},
     clock::Clocks,
     flaw::Flaw,
-    handler, planner,
+    handler::{self, HEARTBEAT},
+    planner,
     schedule::{Ended, execute},
     timeline::Timeline,
     world::Shared,
@@ -34,6 +36,8 @@ pub struct Scenario {
     /// Messages with the same key. Each may be delivered at any time, and again.
     pub messages: usize,
     pub freeze: Freeze,
+    /// Length of leases that are renewed. `None`: a lease lasts as long as the invocation.
+    pub heartbeat: Option<Duration>,
     /// Every second worker's clock is ahead by the lease margin.
     pub clocks_differ: bool,
     /// A worker crashed after its effect before the schedule begins.
@@ -76,6 +80,7 @@ impl Scenario {
             groups: false,
             messages: 2,
             freeze: Freeze::Timed,
+            heartbeat: None,
             clocks_differ: false,
             begins_after_a_crash: false,
             fewer: 0,
@@ -93,7 +98,35 @@ impl Scenario {
         }
     }
 
+    /// The same with leases that are renewed while the handler runs.
+    pub fn heartbeat() -> Self {
+        Self {
+            name: "heartbeat".into(),
+            heartbeat: Some(HEARTBEAT),
+            fewer: 1,
+            ..Self::claim()
+        }
+    }
+
+    /// The same with workers whose timers stand still while frozen.
+    pub fn heartbeat_untimed() -> Self {
+        Self {
+            name: "heartbeat_untimed".into(),
+            freeze: Freeze::Untimed,
+            ..Self::heartbeat()
+        }
+    }
+
     /// The same with workers whose clocks differ by the lease margin.
+    pub fn heartbeat_skewed() -> Self {
+        Self {
+            name: "heartbeat_skewed".into(),
+            clocks_differ: true,
+            ..Self::heartbeat()
+        }
+    }
+
+    /// Claim, run the handler, complete, by workers whose clocks differ by the lease margin.
     pub fn skewed() -> Self {
         Self {
             name: "skewed".into(),
@@ -223,6 +256,9 @@ impl Scenario {
         let all = [
             Self::claim(),
             Self::grouped(),
+            Self::heartbeat(),
+            Self::heartbeat_untimed(),
+            Self::heartbeat_skewed(),
             Self::untimed(),
             Self::skewed(),
             Self::skewed_untimed(),

@@ -8,7 +8,9 @@ use std::{
 };
 
 use sqs_once::{
-    protocol::{ClaimRequest, Fingerprint, Key, Namespace, Owner, Record, State, Timestamp},
+    protocol::{
+        ClaimRequest, Fingerprint, Key, Namespace, Owner, Record, Settlement, State, Timestamp,
+    },
     store::StoreError,
 };
 
@@ -54,6 +56,8 @@ pub struct World {
     /// True if claims and settlements are sent in groups first.
     pub groups: bool,
     pub clocks_differ: bool,
+    /// Length of leases that are renewed.
+    pub heartbeat: Option<Duration>,
     /// Content of the table before its last write, if the scenario reads it.
     before: Option<Record>,
     pub in_flight: Vec<InFlight>,
@@ -67,6 +71,8 @@ pub struct World {
 pub struct Worker {
     pub message: usize,
     pub live: bool,
+    /// In its handler.
+    pub running: bool,
     /// For a response that has not arrived: polling it has no effect.
     pub waiting: bool,
     /// Pause before the retry of a conflict: polling it lets time pass.
@@ -118,6 +124,7 @@ impl World {
             looks: scenario.looks,
             groups: scenario.groups,
             clocks_differ: scenario.clocks_differ,
+            heartbeat: scenario.heartbeat,
             record: None,
             before: None,
             in_flight: Vec::new(),
@@ -209,6 +216,13 @@ impl World {
             Request::Item(request) => Ok(Answer::Item(self.change(worker, request, finds))),
         };
         let after = self.table.records.record(&KEY);
+        if let Request::Settle(fence, Settlement::Renew { lease_until, .. }, now) = request
+            && let Some(record) = &after
+            && record.owner.as_ref() == Some(&fence.owner)
+            && matches!(record.state, State::InProgress { lease_until: kept } if kept == *lease_until)
+        {
+            self.promises.renews(worker, *now, self.clocks_differ);
+        }
         if self.effect == Effect::InTable {
             let holder = self.live_lease().and(self.record.as_ref());
             let holder = holder.and_then(|record| self.worker_of(record.owner.as_ref()));

@@ -6,8 +6,8 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use proptest::prelude::*;
 use sqs_once::{
     protocol::{
-        AfterFailure, AttemptEnd, Before, ClaimRefused, ClaimRequest, Claimed, Fingerprint, Key,
-        Namespace, Owner, Record, Refusal, Settlement, SettlementRefused, State, StoredResult,
+        AfterFailure, AttemptEnd, Before, ClaimRefused, ClaimRequest, Claimed, Fence, Fingerprint,
+        Key, Namespace, Owner, Record, Refusal, Settlement, SettlementRefused, State, StoredResult,
         Timestamp,
         decision::{claim_refused, may_claim, may_settle, settlement_refused},
     },
@@ -137,6 +137,10 @@ fn settlement() -> impl Strategy<Value = Settlement> {
             Settlement::fail(n.to_string(), message, first, at)
         }),
         last_end().prop_map(|last_end| Settlement::EndLease { last_end }),
+        (time(), expiry()).prop_map(|(lease_until, expires_at)| Settlement::Renew {
+            lease_until,
+            expires_at,
+        }),
         (before, prop::option::of(time()), last_end()).prop_map(
             |(before, open_since, last_end)| Settlement::Restore(Claimed {
                 before,
@@ -146,6 +150,14 @@ fn settlement() -> impl Strategy<Value = Settlement> {
             })
         ),
     ]
+}
+
+/// The fence of this settlement. A renewal's fence has the lease of its claim.
+fn fence(by: &ClaimRequest, wanted: &Settlement) -> Fence {
+    match wanted {
+        Settlement::Renew { .. } => by.fence().with_lease(by.lease_until),
+        _ => by.fence(),
+    }
 }
 
 fn key(part: &str) -> Key {
@@ -232,8 +244,12 @@ proptest! {
         let left = wanted.apply(&record, now);
         // A record whose lease ended belongs to its owner until another worker takes over.
         let ended = !may_settle(left.as_ref(), &fence);
+        let lease = match wanted {
+            Settlement::Renew { lease_until, .. } => lease_until,
+            _ => now,
+        };
         let leases = left.as_ref().map(|left| left.state.clone());
-        prop_assert_eq!(ended, leases != Some(State::InProgress { lease_until: now }));
+        prop_assert_eq!(ended, leases != Some(State::InProgress { lease_until: lease }));
         if ended {
             let again = settlement_refused(left.as_ref(), &fence, &wanted);
             prop_assert_eq!(again, SettlementRefused::AlreadySettled);
@@ -246,10 +262,11 @@ proptest! {
         asker in request(),
         wanted in settlement(),
     ) {
-        if may_settle(record.as_ref(), &asker.fence()) {
+        let fence = fence(&asker, &wanted);
+        if may_settle(record.as_ref(), &fence) {
             return Ok(());
         }
-        let meaning = settlement_refused(record.as_ref(), &asker.fence(), &wanted);
+        let meaning = settlement_refused(record.as_ref(), &fence, &wanted);
         if meaning == SettlementRefused::LeaseLost {
             return Ok(());
         }
@@ -264,6 +281,9 @@ proptest! {
                 prop_assert_eq!(result, kept);
             }
             (Settlement::Fail { .. } | Settlement::Restore(_), State::Failed) => {}
+            (Settlement::Renew { lease_until, .. }, State::InProgress { lease_until: kept }) => {
+                prop_assert_eq!(lease_until, kept);
+            }
             (wanted, kept) => prop_assert!(false, "{wanted:?} taken for made in {kept:?}"),
         }
     }
@@ -415,7 +435,7 @@ async fn same_answer(
         }
         Step::Settle(mut by, wanted, at) => {
             by.key = key.clone();
-            let fence = by.fence();
+            let fence = fence(&by, &wanted);
             let answer = table.settle(&fence, &wanted, at).await.unwrap();
             if may_settle(known.as_ref(), &fence) {
                 prop_assert_eq!(answer, SettleAnswer::Applied);

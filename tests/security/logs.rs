@@ -44,6 +44,7 @@ fn messages(delivery: u32) -> Vec<Value> {
         ("unprocessable", order("unprocessable").to_string()),
         ("busy", order("busy").to_string()),
         ("moved", order("moved").to_string()),
+        ("unauthorized", order("unauthorized").to_string()),
         ("lost", order("lost").to_string()),
         // The second time, a key that is reused for another payload.
         (
@@ -111,15 +112,23 @@ fn broken_events() -> Vec<Value> {
 /// Settings of a function with a secret in each value.
 fn env(quoting_server: &QuotingServer, url: &str, level: &str, grouping: bool) -> Env {
     let gateway = format!("{url}/{PATH}");
+    let arn = match grouping {
+        true => "arn:aws:ssm:eu-central-1:123456789012:parameter/gateway",
+        false => "arn:aws:secretsmanager:eu-central-1:123456789012:secret:gateway-AbCdEf",
+    };
     let settings = [
         (
             "AWS_ENDPOINT_URL_DYNAMODB",
             quoting_server.dynamo.endpoint(),
         ),
         ("AWS_ENDPOINT_URL_SQS", url),
+        ("AWS_ENDPOINT_URL_SECRETS_MANAGER", url),
+        ("AWS_ENDPOINT_URL_SSM", url),
+        ("PAYMENT_GATEWAY_CREDENTIAL_ARN", arn),
         ("IDEMPOTENCY_TABLE_NAME", TABLE),
         ("PAYMENT_GATEWAY_URL", &gateway),
         ("PAYMENT_GATEWAY_TIMEOUT", "1s"),
+        ("CONSUMER_MIN_TIME_TO_START", "1s"),
         ("CONSUMER_DEAD_LETTER", "on"),
         ("AWS_LAMBDA_LOG_LEVEL", level),
         ("IDEMPOTENCY_GROUPING", if grouping { "on" } else { "off" }),
@@ -249,7 +258,11 @@ async fn run_through_every_outcome(level: &str, grouping: bool) -> Vec<String> {
             .lock()
             .unwrap()
             .iter()
-            .map(|name| format!("sqs:{name}"))
+            .map(|name| match name.as_str() {
+                "GetSecretValue" => format!("secretsmanager:{name}"),
+                "GetParameter" => format!("ssm:{name}"),
+                _ => format!("sqs:{name}"),
+            })
             .collect::<Vec<_>>(),
     ]
     .concat()
@@ -259,13 +272,23 @@ async fn run_through_every_outcome(level: &str, grouping: bool) -> Vec<String> {
     .filter(|name| !polled.contains(&name.as_str()))
     .collect();
     let conditions: &[&str] = match grouping {
-        true => &[template::DEAD_LETTERS, template::GROUPS],
-        false => &[template::DEAD_LETTERS],
+        true => &[
+            template::DEAD_LETTERS,
+            template::GROUPS,
+            template::CREDENTIAL,
+        ],
+        false => &[template::DEAD_LETTERS, template::CREDENTIAL],
+    };
+    let of_the_other_service = match grouping {
+        true => "secretsmanager:GetSecretValue",
+        false => "ssm:GetParameter",
     };
     let granted: BTreeSet<String> = template::consumer_may(conditions)
         .into_iter()
         .map(|(action, _)| action)
         .filter(|action| !action.starts_with("logs:") && !polled.contains(&action.as_str()))
+        // The credential is in one of two services.
+        .filter(|action| action != of_the_other_service)
         .collect();
     assert_eq!(
         spoken, granted,

@@ -284,6 +284,30 @@ fn every_parameter_has_group_description_and_docs() {
     }
 }
 
+#[cfg(feature = "s3")]
+#[tokio::test]
+async fn s3_buckets_parameter_accepts_same_as_binary() {
+    let pattern = pattern(&parameters()["ConsumerS3Buckets"]);
+    for (value, accepted) in [
+        ("", true),
+        ("orders", true),
+        ("a.b-1,invoices", true),
+        ("orders,", false),
+        ("orders, invoices", false),
+        ("ab", false),
+        ("-orders", false),
+        ("Orders", false),
+        ("arn:aws:s3:::orders", false),
+    ] {
+        let variables = environment(&[("ConsumerS3Buckets", value), ("ConsumerPrime", "off")]);
+        let settings = Settings::from_vars(variables);
+        let settings = settings.sdk_config(support::sdk_config("http://127.0.0.1:9"));
+        let starts = settings.once(Ok(handler_fn(greet))).await.is_ok();
+        assert_eq!(starts, accepted, "the binary: {value:?}");
+        assert_eq!(pattern.is_match(value), accepted, "the template: {value:?}");
+    }
+}
+
 /// The function's variables with these values of the parameters, or the defaults.
 fn environment(values: &[(&str, &str)]) -> Vec<(String, String)> {
     let template = read(CONSUMER);
@@ -348,6 +372,7 @@ async fn binary_accepts_values_that_patterns_accept() {
     let values = [
         ("IdempotencyLeaseMargin", &["0s", "250ms", "5m"][..]),
         ("IdempotencyLeaseFallback", &["1s", "10m", "1h"]),
+        ("ConsumerHeartbeat", &["off", "10s", "2m"]),
         ("IdempotencyNamespace", &["payments", "a#b"]),
         ("IdempotencyAttributes", &["id=PK", "id=PK,expires_at=ttl"]),
         ("IdempotencySortKey", &["SK", "SK=payments", "SK=a=b"]),
@@ -369,6 +394,8 @@ async fn binary_accepts_values_that_patterns_accept() {
         }
     }
     for (name, value) in [
+        ("ConsumerHeartbeat", "9s"),
+        ("ConsumerHeartbeat", "on"),
         ("ConsumerBackoffCap", "12h"),
         ("ConsumerBackoffCap", "0m"),
         ("ConsumerBackoffBase", "0s"),
@@ -380,6 +407,42 @@ async fn binary_accepts_values_that_patterns_accept() {
             !pattern(&parameters[name]).is_match(value),
             "{name}: {value}"
         );
+    }
+}
+
+#[test]
+fn credential_parameters_accept_arn_and_header() {
+    let parameters = parameters();
+    let of_secret = "arn:aws:secretsmanager:eu-central-1:123456789012:secret:";
+    for (name, accepted, rejected) in [
+        (
+            "PaymentGatewayCredentialArn",
+            vec![
+                String::new(),
+                format!("{of_secret}payments/gateway-AbCdEf"),
+                "arn:aws-cn:ssm:cn-north-1:123456789012:parameter/payments/gateway".to_owned(),
+            ],
+            vec![
+                "Bearer s3cr3t".to_owned(),
+                format!("{of_secret}gateway-AbCdEf:key::"),
+                format!("{of_secret}*"),
+                "arn:aws:ssm:eu-central-1:123456789012:parameter/*".to_owned(),
+                "arn:aws:s3:::bucket".to_owned(),
+            ],
+        ),
+        (
+            "PaymentGatewayCredentialHeader",
+            vec!["Authorization".to_owned(), "x-api-key".to_owned()],
+            vec![String::new(), "a b".to_owned(), "a:".to_owned()],
+        ),
+    ] {
+        let pattern = pattern(&parameters[name]);
+        for text in accepted {
+            assert!(pattern.is_match(&text), "{name}: {text}");
+        }
+        for text in rejected {
+            assert!(!pattern.is_match(&text), "{name}: {text}");
+        }
     }
 }
 

@@ -1,8 +1,12 @@
-//! A payment gateway and an SQS in one, which quote every request in their responses.
+//! A payment gateway, an SQS and a store of its credential in one. They quote every request in their
+//! responses.
 
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 use axum::{
@@ -23,10 +27,15 @@ pub(super) const ANSWER: &str = "s3cr3t-answer";
 /// Part of the gateway's URL, for users whose URL is the password.
 pub(super) const PATH: &str = "s3cr3t-path";
 
+/// First part of every value of the gateway's credential.
+const CREDENTIAL: &str = "Bearer s3cr3t-credential-";
+
 pub(super) struct QuotingServer {
     pub(super) dynamo: Dynamo,
-    /// Requested operations of SQS.
+    /// Requested operations of SQS, and of the store of the credential.
     pub(super) asked: Mutex<BTreeSet<String>>,
+    /// Reads of the credential.
+    reads: AtomicU32,
 }
 
 async fn answer(
@@ -38,14 +47,17 @@ async fn answer(
     let body = String::from_utf8_lossy(&body).into_owned();
     let quoted = format!("{ANSWER}: you sent {headers:?} and {body}");
     let header = |name| headers.get(name).and_then(|value| value.to_str().ok());
-    if let Some(operation) = header("x-amz-target").and_then(|name| name.strip_prefix("AmazonSQS."))
-    {
+    if let Some((_, operation)) = header("x-amz-target").and_then(|name| name.split_once('.')) {
         quoting_server
             .asked
             .lock()
             .unwrap()
             .insert(operation.to_owned());
         return match operation {
+            "GetSecretValue" => json!({"SecretString": quoting_server.credential()}).to_string(),
+            "GetParameter" => {
+                json!({"Parameter": {"Value": quoting_server.credential()}}).to_string()
+            }
             "GetQueueUrl" => json!({"QueueUrl": "http://sqs.example/1/orders"}).to_string(),
             "GetQueueAttributes" => {
                 let dead = "arn:aws:sqs:eu-central-1:123456789012:orders-dead";
@@ -66,12 +78,14 @@ async fn answer(
         .into_response();
     }
     assert_eq!(uri.path(), format!("/{PATH}/charges"));
+    assert!(header("authorization").unwrap().starts_with(CREDENTIAL));
     let order: Value = serde_json::from_str(&body).unwrap();
     let status = match order["orderId"].as_str().unwrap() {
         "declined" => StatusCode::PAYMENT_REQUIRED,
         "unprocessable" => StatusCode::UNPROCESSABLE_ENTITY,
         "busy" => StatusCode::SERVICE_UNAVAILABLE,
         "moved" => StatusCode::TEMPORARY_REDIRECT,
+        "unauthorized" => StatusCode::UNAUTHORIZED,
         "lost" => {
             quoting_server.take_over("lost").await;
             StatusCode::CREATED
@@ -101,6 +115,7 @@ impl QuotingServer {
         let quoting_server = Arc::new(Self {
             dynamo,
             asked: Mutex::default(),
+            reads: AtomicU32::new(0),
         });
         let app = Router::new()
             .fallback(answer)
@@ -109,6 +124,11 @@ impl QuotingServer {
             quoting_server,
             format!("http://{}", support::serve(app).await),
         )
+    }
+
+    /// Another value at each read.
+    fn credential(&self) -> String {
+        format!("{CREDENTIAL}{}", self.reads.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Another worker completes the operation in progress here.

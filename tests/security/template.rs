@@ -104,6 +104,9 @@ pub(super) const DEAD_LETTERS: &str = "DirectlyDeadLetters";
 /// The condition of groups of writes.
 pub(super) const GROUPS: &str = "GroupsWrites";
 
+/// The condition of a credential of the payment gateway.
+pub(super) const CREDENTIAL: &str = "HasCredential";
+
 /// The condition of a table that the stack makes: it is met by default.
 pub(super) const OWN_TABLE: &str = "MakesTable";
 
@@ -214,6 +217,67 @@ fn grouping_adds_only_its_permissions() {
     assert_eq!(template["Conditions"][GROUPS], condition);
 }
 
+/// The ARNs that a template makes of the buckets `orders` and `invoices`.
+fn of_buckets(value: &Value) -> Value {
+    let parts = |name: &str| value[name].as_array().map(Vec::as_slice);
+    if let Some([Value::String(delimiter), text]) = parts("!Split") {
+        let text = of_buckets(text);
+        text.as_str().unwrap().split(delimiter).collect()
+    } else if let Some([Value::String(delimiter), items]) = parts("!Join") {
+        let items = of_buckets(items);
+        let items = items.as_array().unwrap().iter();
+        let items: Vec<_> = items.map(|item| item.as_str().unwrap()).collect();
+        items.join(delimiter).into()
+    } else if let Some([Value::String(text), Value::Object(names)]) = parts("!Sub") {
+        let text = names.iter().fold(text.clone(), |text, (name, value)| {
+            let value = of_buckets(value);
+            text.replace(&format!("${{{name}}}"), value.as_str().unwrap())
+        });
+        text.into()
+    } else {
+        assert_eq!(*value, json!({"!Ref": "ConsumerS3Buckets"}));
+        "orders,invoices".into()
+    }
+}
+
+#[test]
+fn s3_buckets_add_only_reads_of_them() {
+    let template = read(CONSUMER);
+    let roles = of_type(&template, "AWS::IAM::Role");
+    let may = |conditions: &[&str]| -> Vec<_> {
+        let statements = statements(roles[0].1).into_iter();
+        let statements = statements.filter_map(|statement| met(statement, conditions));
+        let of_s3 = statements.filter(|statement| statement["Action"].to_string().contains("s3:"));
+        let allowed = |of: &Value| (of["Action"].clone(), of_buckets(&of["Resource"]));
+        of_s3.map(allowed).collect()
+    };
+    assert_eq!(may(&[]), []);
+    let objects = json!(["arn:*:s3:::orders/*", "arn:*:s3:::invoices/*"]);
+    let buckets = json!(["arn:*:s3:::orders", "arn:*:s3:::invoices"]);
+    assert_eq!(
+        may(&["ReadsBodiesFromS3"]),
+        [
+            (json!("s3:GetObject"), objects),
+            (json!("s3:ListBucket"), buckets)
+        ]
+    );
+    let condition = json!({"!Not": [{"!Equals": [{"!Ref": "ConsumerS3Buckets"}, ""]}]});
+    assert_eq!(template["Conditions"]["ReadsBodiesFromS3"], condition);
+    assert_eq!(template["Parameters"]["ConsumerS3Buckets"]["Default"], "");
+}
+
+#[test]
+fn credential_adds_only_the_read_of_its_arn() {
+    let needed = ["secretsmanager:GetSecretValue", "ssm:GetParameter"];
+    let needed = needed.map(|action| (action.into(), "PaymentGatewayCredentialArn".into()));
+    assert_eq!(added_by(CREDENTIAL), needed.into());
+    let template = read(CONSUMER);
+    let none = json!({"!Equals": [{"!Ref": "PaymentGatewayCredentialArn"}, ""]});
+    assert_eq!(template["Conditions"][CREDENTIAL], json!({"!Not": [none]}));
+    let default = &template["Parameters"]["PaymentGatewayCredentialArn"]["Default"];
+    assert_eq!(default, "");
+}
+
 #[test]
 fn kms_key_adds_only_its_use_by_queues_and_table() {
     let needed = ["kms:Decrypt", "kms:GenerateDataKey"];
@@ -298,7 +362,10 @@ fn statements_allow_no_wildcard() {
             }
             if statement["Effect"] == "Allow" {
                 for part in ["Action", "Resource", "Principal"] {
-                    assert!(!statement[part].to_string().contains('*'), "{statement}");
+                    // Partition and objects of buckets; `s3_buckets_add_only_reads_of_them` has them.
+                    let part = statement[part].to_string();
+                    let part = part.replace("arn:*:s3:::", "").replace("/*", "");
+                    assert!(!part.contains('*'), "{statement}");
                 }
             }
         }

@@ -38,6 +38,8 @@ pub struct Call {
     pub order: String,
     /// The `Idempotency-Key` header.
     pub key: Option<String>,
+    /// The `Authorization` header.
+    pub authorization: Option<String>,
     pub body: Value,
 }
 
@@ -124,12 +126,17 @@ async fn charge(
     let Some(order) = body["orderId"].as_str().map(str::to_owned) else {
         return StatusCode::BAD_REQUEST.into_response();
     };
-    let key = headers.get("idempotency-key");
-    let key = key.map(|key| key.to_str().unwrap().to_owned());
+    let header = |name| Some(headers.get(name)?.to_str().unwrap().to_owned());
+    let (key, authorization) = (header("idempotency-key"), header("authorization"));
     let charged = json!({"chargeId": format!("ch_{order}"), "status": "succeeded"});
     let reply = desk.next_reply(&order);
-    desk.calls
-        .send_modify(|calls| calls.push(Call { order, key, body }));
+    let call = Call {
+        order,
+        key,
+        authorization,
+        body,
+    };
+    desk.calls.send_modify(|calls| calls.push(call));
     match reply {
         Reply::Charge => {}
         Reply::Status(code) => return StatusCode::from_u16(code).unwrap().into_response(),

@@ -42,6 +42,8 @@ pub struct Lossy {
     pub store: MemoryStore,
     /// Until then, requests of this name are throttled.
     throttled: Arc<Mutex<Option<(&'static str, Instant)>>>,
+    /// Requests of this name always meet this fate.
+    always: Arc<Mutex<Option<(&'static str, Fate)>>>,
     fates: Arc<Mutex<VecDeque<Fate>>>,
     sent: Arc<Mutex<Vec<&'static str>>>,
 }
@@ -64,6 +66,11 @@ impl Lossy {
         *self.throttled.lock().unwrap() = Some((request, until));
     }
 
+    /// Requests of this name meet this fate from now on.
+    pub fn meets_always(&self, request: &'static str, fate: Fate) {
+        *self.always.lock().unwrap() = Some((request, fate));
+    }
+
     /// Requests so far, by name.
     pub fn sent(&self) -> Vec<&'static str> {
         self.sent.lock().unwrap().clone()
@@ -76,6 +83,11 @@ impl Lossy {
             && Instant::now() < until
         {
             return Fate::Contended;
+        }
+        if let Some((always, fate)) = *self.always.lock().unwrap()
+            && always == request
+        {
+            return fate;
         }
         self.fates
             .lock()

@@ -25,6 +25,7 @@ pub mod postgres;
 pub mod postgres_wire;
 pub mod prerequisite;
 pub mod runtime_api;
+pub mod s3;
 pub mod sqs;
 pub mod stage;
 

@@ -8,7 +8,7 @@ mod order;
 use serde_json::value::RawValue;
 use sqs_once::{
     Attempt, Consumer, Failure, Handler, Once, ResultExt as _, Settings, SettingsError,
-    store::DynamoStore,
+    store::AnyStore,
 };
 
 use gateway::Gateway;
@@ -17,8 +17,11 @@ use order::Order;
 /// The consumer of orders, in the mode [`Once`]: a charge is an effect outside DynamoDB.
 pub(crate) async fn consumer(
     mut settings: Settings,
-) -> Result<Consumer<Once<DynamoStore>, impl Handler<Output = Box<RawValue>>>, SettingsError> {
-    let gateway = Gateway::read(&mut settings);
+) -> Result<Consumer<Once<AnyStore>, impl Handler<Output = Box<RawValue>>>, SettingsError> {
+    if settings.in_memory() {
+        settings.set_default("PAYMENT_GATEWAY_URL", "sandbox");
+    }
+    let gateway = Gateway::read(&mut settings).await;
     settings
         .once(gateway.map(|gateway| Payments { gateway }))
         .await

@@ -3,6 +3,7 @@
 mod attributes;
 mod dead_letter;
 mod delay;
+mod extend;
 mod queues;
 #[cfg(test)]
 mod survival;
@@ -75,6 +76,8 @@ pub struct Visibility {
     dead_letter: bool,
     backoff: Backoff,
     jitter: fn(u64) -> u64,
+    /// Visibility timeout of messages whose handlers run.
+    heartbeat: Option<Duration>,
 }
 
 impl Visibility {
@@ -92,6 +95,33 @@ impl Visibility {
             dead_letter: false,
             backoff: Backoff::default(),
             jitter: system::random_up_to,
+            heartbeat: None,
+        }
+    }
+
+    /// Sets the visibility timeout of the messages of a batch that are not finished, and extends it
+    /// after each third. `None`, the default, leaves them the queue's visibility timeout.
+    ///
+    /// For handlers that run longer than the queue's visibility timeout; see
+    /// [`Once::heartbeat`](crate::Once::heartbeat) for their leases. SQS hides a message for at most
+    /// 12 hours from its receive, and the consumer stops half an hour before. SQS counts whole
+    /// seconds. Messages of a short batch cost no request.
+    ///
+    /// An extension that fails is logged. SQS may then deliver the message again, and the claim of
+    /// that delivery is a conflict while the lease lives.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use sqs_once::sqs::Visibility;
+    /// # fn visibility(client: aws_sdk_sqs::Client) -> Visibility {
+    /// Visibility::new(client).heartbeat(Duration::from_secs(30))
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn heartbeat(self, timeout: impl Into<Option<Duration>>) -> Self {
+        Self {
+            heartbeat: timeout.into(),
+            ..self
         }
     }
 
@@ -217,24 +247,38 @@ impl Visibility {
         };
         let mut changes = rule.plan(batch, |arn| self.attributes.may_have_dead_letter_queue(arn));
         changes.retain(|change| !gone.contains(change.message_id));
-        if changes.is_empty() {
-            return;
-        }
         let bound = Bound::Until(answer.min(Instant::now() + BUDGET));
+        let outcome = "failed messages come back after the queue's visibility timeout";
+        self.change_queues(changes, bound, outcome).await;
+    }
+
+    /// Changes visibility timeouts in each queue. `otherwise` says what follows if that fails.
+    async fn change_queues(
+        &self,
+        changes: Vec<TimeoutChange<'_>>,
+        bound: Bound,
+        otherwise: &'static str,
+    ) {
         // An event source mapping sends the messages of one queue; nothing here relies on it.
         let mut of_queue: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for change in changes {
             of_queue.entry(change.queue_arn).or_default().push(change);
         }
         for (arn, changes) in of_queue {
-            self.change_all(arn, &changes, bound).await;
+            self.change_all(arn, &changes, bound, otherwise).await;
         }
     }
 
-    async fn change_all(&self, arn: &str, changes: &[TimeoutChange<'_>], bound: Bound) {
+    async fn change_all(
+        &self,
+        arn: &str,
+        changes: &[TimeoutChange<'_>],
+        bound: Bound,
+        otherwise: &'static str,
+    ) {
         let queue = match self.queues.queue(arn, bound).await {
             Ok(queue) => queue,
-            Err(error) => return not_changed(arn, changes.len(), &error),
+            Err(error) => return not_changed(arn, changes.len(), &error, otherwise),
         };
         let unchanged = Mutex::new((0, None));
         stream::iter(changes.chunks(PER_CALL))
@@ -250,7 +294,7 @@ impl Visibility {
             })
             .await;
         if let (messages, Some(error)) = &*lock(&unchanged) {
-            not_changed(arn, *messages, error);
+            not_changed(arn, *messages, error, otherwise);
         }
     }
 
@@ -291,14 +335,14 @@ impl Visibility {
     }
 }
 
-fn not_changed(queue: &str, messages: usize, error: &CallError) {
+fn not_changed(queue: &str, messages: usize, error: &CallError, otherwise: &str) {
     // The first call that failed was logged.
     if *error != CallError::Paused {
         tracing::warn!(
             queue,
             messages,
             %error,
-            "failed messages come back after the queue's visibility timeout: their visibility could not be changed"
+            "{otherwise}: their visibility could not be changed"
         );
     }
 }

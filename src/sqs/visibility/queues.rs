@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    error::Error,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -14,7 +15,7 @@ use aws_sdk_sqs::{
 };
 use tokio::time::{Instant, timeout_at};
 
-use crate::dynamodb::explain::causes;
+use crate::dynamodb::explain::{causes, unanswered};
 
 /// A call without an answer for so long shows that the endpoint is out of reach. The first attempt
 /// ([`crate::aws::config`]) may use a connection that closed while Lambda had frozen the process; the
@@ -145,23 +146,29 @@ impl Queues {
     }
 
     /// Sends a call to `queue`, which needs `permission`.
-    pub(super) async fn ask<T, E: ProvideErrorMetadata>(
+    pub(super) async fn ask<T, E>(
         &self,
         queue: &Queue,
         permission: &str,
         bound: Bound,
         call: impl Future<Output = Result<T, SdkError<E>>>,
-    ) -> Result<T, CallError> {
+    ) -> Result<T, CallError>
+    where
+        E: ProvideErrorMetadata + Error + 'static,
+    {
         self.call(&queue.region, permission, bound, call).await
     }
 
-    async fn call<T, E: ProvideErrorMetadata>(
+    async fn call<T, E>(
         &self,
         region: &str,
         permission: &str,
         bound: Bound,
         call: impl Future<Output = Result<T, SdkError<E>>>,
-    ) -> Result<T, CallError> {
+    ) -> Result<T, CallError>
+    where
+        E: ProvideErrorMetadata + Error + 'static,
+    {
         let sent = Instant::now();
         if self.known().is_paused(region) {
             return Err(CallError::Paused);
@@ -223,18 +230,12 @@ fn parse(arn: &str) -> Option<(&str, &str, &str)> {
 }
 
 /// Code and advice, without the request, which may hold payload.
-fn explain_rejection<E: ProvideErrorMetadata>(error: &SdkError<E>, permission: &str) -> String {
+fn explain_rejection<E>(error: &SdkError<E>, permission: &str) -> String
+where
+    E: ProvideErrorMetadata + Error + 'static,
+{
     let Some(service) = error.as_service_error() else {
-        return match error {
-            SdkError::DispatchFailure(failure) => format!(
-                "the request could not be sent ({})",
-                failure
-                    .as_connector_error()
-                    .map_or_else(String::new, |error| causes(error))
-            ),
-            SdkError::ConstructionFailure(_) => "the request could not be made".into(),
-            _ => "the answer could not be read".into(),
-        };
+        return unanswered(error);
     };
     let code = service.code().unwrap_or("unknown error");
     let advice = if code.starts_with("AccessDenied") {

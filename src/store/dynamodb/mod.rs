@@ -545,7 +545,7 @@ fn check_result(key: &Key, settlement: &Settlement) -> Result<(), StoreError> {
             ..
         }
         | Settlement::Fail { error: text, .. } => text.len(),
-        Settlement::EndLease { .. } | Settlement::Restore(_) => 0,
+        Settlement::EndLease { .. } | Settlement::Restore(_) | Settlement::Renew { .. } => 0,
     };
     check_size(key, bytes, MAX_RESULT_BYTES)
 }

@@ -29,7 +29,7 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
-pub(crate) use self::spans::{end, start};
+pub(crate) use self::spans::{add_key, end, start};
 use self::{
     export::{Exporter, SettingError},
     spans::Spans,
@@ -191,7 +191,10 @@ mod tests {
     use tracing_subscriber::layer::SubscriberExt as _;
 
     use super::*;
-    use crate::handler::DeliveryFacts;
+    use crate::{
+        handler::DeliveryFacts,
+        protocol::{Key, Namespace},
+    };
 
     /// The spans that are kept, and the number of others.
     fn ended(work: impl FnOnce()) -> (Vec<SpanData>, u64) {
@@ -223,6 +226,20 @@ mod tests {
         assert_eq!(spans[2].parent_span_id, SpanId::INVALID);
         assert!(spans.iter().all(|span| span.events.is_empty()));
         assert_eq!(dropped, 0);
+    }
+
+    #[test]
+    fn key_found_later_is_an_attribute() {
+        let (spans, _) = ended(|| {
+            let message = tracing::error_span!("message", key = tracing::field::Empty);
+            start(&message, &DeliveryFacts::default(), None);
+            let namespace = Namespace::new("test").unwrap();
+            let key = Key::new(&namespace, ["o-1"]).unwrap();
+            message.in_scope(|| add_key(&tracing::Span::current(), &key));
+        });
+        let mut attributes = spans[0].attributes.iter();
+        let key = attributes.find(|attribute| attribute.key.as_str() == "sqs_once.key");
+        assert_eq!(key.unwrap().value.as_str(), "test#o-1");
     }
 
     #[test]

@@ -48,9 +48,14 @@ pub(crate) fn start(span: &tracing::Span, delivery: &DeliveryFacts, key: Option<
         span.set_attribute("faas.invocation_id", Arc::clone(request_id));
     }
     if let Some(key) = key {
-        span.set_attribute("sqs_once.key", key.as_str().to_owned());
+        add_key(span, key);
     }
     span.set_attribute("sqs_once.receive_count", i64::from(delivery.receive_count));
+}
+
+/// Adds the key to a message's span.
+pub(crate) fn add_key(span: &tracing::Span, key: &Key) {
+    span.set_attribute("sqs_once.key", key.as_str().to_owned());
 }
 
 /// Adds the outcome to a message's span. The text of a failure may hold payload, so it is not added.

@@ -416,11 +416,31 @@ fn table(consumer: &Consumer, table: &Table, findings: &mut Findings) {
     }
 }
 
+/// The ARNs of a bucket and of its objects.
+struct Bucket {
+    arn: String,
+    objects: String,
+}
+
+/// The buckets from which the consumer reads bodies.
+fn buckets(consumer: &Consumer) -> Vec<Bucket> {
+    let partition = consumer.log_stream.split(':').nth(1).unwrap_or("aws");
+    let names = variable(consumer, "CONSUMER_S3_BUCKETS").into_iter();
+    names
+        .flat_map(|names| names.split(','))
+        .map(|name| Bucket {
+            arn: format!("arn:{partition}:s3:::{name}"),
+            objects: format!("arn:{partition}:s3:::{name}/*"),
+        })
+        .collect()
+}
+
 fn permissions(consumer: &Consumer, findings: &mut Findings) {
     let Some(policies) = &consumer.policies else {
         return;
     };
     let is = |name, value| variable(consumer, name) == Some(value);
+    let buckets = buckets(consumer);
     let mut wanted: Vec<(&str, &str, &'static str)> = Vec::new();
     let fails = "every message fails";
     if let Some(table) = &consumer.table {
@@ -460,6 +480,13 @@ fn permissions(consumer: &Consumer, findings: &mut Findings) {
             let indirect = "permanent failures reach the dead-letter queue only after maxReceiveCount, without a reason";
             wanted.extend(actions.map(|action| (action, &*dead.arn, indirect)));
         }
+    }
+    for bucket in &buckets {
+        let unread =
+            "messages whose body is in the bucket return until they reach the dead-letter queue";
+        wanted.push(("s3:GetObject", &bucket.objects, unread));
+        let missing = "S3 denies access to a missing object, so its message is retried";
+        wanted.push(("s3:ListBucket", &bucket.arn, missing));
     }
     let silent = "the function writes no logs and no metrics: no alarm on them fires";
     for action in ["logs:CreateLogStream", "logs:PutLogEvents"] {

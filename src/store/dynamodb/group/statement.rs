@@ -91,6 +91,10 @@ impl Statement {
             let lease = layout.name(Field::LeaseUntil);
             self.push(before, lease, " > ?", number(0));
         }
+        if let Some(lease_until) = fence.lease_until {
+            let lease = layout.name(Field::LeaseUntil);
+            self.push(before, lease, " = ?", millis(lease_until));
+        }
     }
 
     fn build(self) -> BatchStatementRequest {
@@ -126,7 +130,7 @@ pub(in crate::store::dynamodb) fn claim(table: &str, item: Item) -> BatchStateme
 /// for a group.
 ///
 /// Completions and permanent failures have a twin. A conditional `DELETE` of a missing item succeeds
-/// silently, so a claim that is undone has none. An end of a lease is rare.
+/// silently, so a claim that is undone has none. An end or a renewal of a lease is rare.
 pub(in crate::store::dynamodb) fn settle(
     layout: &Layout,
     table: &str,
@@ -167,7 +171,9 @@ pub(in crate::store::dynamodb) fn settle(
                 update.remove(layout, Field::FirstClaimedAt);
             }
         }
-        Settlement::EndLease { .. } | Settlement::Restore(_) => return None,
+        Settlement::EndLease { .. } | Settlement::Restore(_) | Settlement::Renew { .. } => {
+            return None;
+        }
     }
     update.fenced(layout, fence);
     Some(update.build())

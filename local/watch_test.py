@@ -1,0 +1,271 @@
+"""Tests of local runs: `cargo lambda watch`, `make watch` and `make invoke`, on the consumer itself.
+
+    python local/watch_test.py [-v] [TEST...]     a part of `make test`
+
+They build the consumer for `cargo lambda watch`, in the profile `dev` without the features of the tests.
+"""
+
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+import unittest
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cloud import ROOT, STATE, Cloud, free_port, group, ministack, unwind_on_signals
+
+PATIENCE = 60.0  # reached only when a test fails
+# Other `make watch` of this checkout do not matter.
+OWN_STATE = STATE / "watch-test"
+NEW_ORDERS = "events/new-orders.json"
+THREE = ["completed"] * 3
+THREE_DUPLICATES = ["duplicate"] * 3
+
+
+def without_settings() -> dict[str, str]:
+    """The environment of a developer who has set nothing, not even credentials of AWS."""
+    prefixes = ("AWS_", "CONSUMER_", "IDEMPOTENCY_", "PAYMENT_", "SECONDS_")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(prefixes)}
+    none = {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
+    return kept | none | {"AWS_EC2_METADATA_DISABLED": "true", "SQS_ONCE_STATE": str(OWN_STATE)}
+
+
+class Terminal:
+    """The output of a command that runs beside the test."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._lines: list[str] = []
+        self._ended = False
+        self._changed = threading.Condition()
+        threading.Thread(target=self._read, args=(process,), daemon=True).start()
+
+    def _read(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout
+        with process.stdout as output:
+            for line in output:
+                with self._changed:
+                    self._lines.append(line.decode(errors="replace").rstrip())
+                    self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def line(self, words: str) -> str:
+        """Waits for a line with these words."""
+        return self._wait_for(lambda: [line for line in self._lines if words in line], 1, words)[0]
+
+    def no_line(self, words: str) -> None:
+        with self._changed:
+            assert not any(words in line for line in self._lines), "\n".join(self._lines)
+
+    def outcomes(self, count: int) -> list[str]:
+        """Waits for the outcomes of so many messages. Removes all output until now."""
+        outcomes = self._wait_for(self._outcomes, count, f"{count} outcomes")
+        with self._changed:
+            self._lines.clear()
+        return outcomes
+
+    def _outcomes(self) -> list[str]:
+        logged = [json.loads(line) for line in self._lines if line.startswith("{")]
+        return [line["outcome"] for line in logged if line["message"] == "message processed"]
+
+    def _wait_for(self, find: Any, count: int, wanted: str) -> list[str]:
+        with self._changed:
+            found = self._changed.wait_for(lambda: len(find()) >= count or self._ended, PATIENCE)
+            if not found or len(find()) < count:
+                raise AssertionError(f"no {wanted!r} in\n" + "\n".join(self._lines))
+            lines: list[str] = find()
+            return lines
+
+
+@contextlib.contextmanager
+def terminal(command: list[str], environment: Mapping[str, str]) -> Iterator[Terminal]:
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with group(command, env=dict(environment), cwd=ROOT, **output) as process:
+        yield Terminal(process)
+
+
+def run(command: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    options: dict[str, Any] = {"cwd": ROOT, "stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    return subprocess.run(command, env=dict(environment), timeout=PATIENCE, check=False, **options)
+
+
+class PlainWatch(unittest.TestCase):
+    """`cargo lambda watch` and `cargo lambda invoke` as typed, without a setting."""
+
+    @contextlib.contextmanager
+    def watch(self, **settings: str) -> Iterator[tuple[Terminal, list[str]]]:
+        """Runs the watch. Yields its terminal, and the command that invokes its function."""
+        # The default address is every interface.
+        address = ["-A", "127.0.0.1", "-P", str(free_port())]
+        with terminal(["cargo", "lambda", "watch", *address], without_settings() | settings) as watch:
+            watch.line("starting Runtime server")
+            yield watch, ["cargo", "lambda", "invoke", *address]
+
+    def answer(self, invoke: list[str], event: str) -> dict[str, Any]:
+        ended = run([*invoke, "--data-file", event], without_settings())
+        assert ended.returncode == 0, ended.stderr
+        response: dict[str, Any] = json.loads(ended.stdout)
+        return response
+
+    def test_plain_watch_remembers_in_memory(self) -> None:
+        with self.watch(AWS_EC2_METADATA_DISABLED="false") as (watch, invoke):
+            assert self.answer(invoke, NEW_ORDERS) == {"batchItemFailures": []}
+            warning = watch.line("records are in memory")
+            assert "make dev" in warning
+            watch.no_line("IMDS")  # a request that takes seconds on a machine outside AWS
+            assert watch.outcomes(3) == THREE
+            assert self.answer(invoke, NEW_ORDERS) == {"batchItemFailures": []}
+            assert watch.outcomes(3) == THREE_DUPLICATES
+            declined = self.answer(invoke, "events/declined.json")
+            assert len(declined["batchItemFailures"]) == 1
+            assert watch.outcomes(1) == ["permanent_failure"]
+
+    def test_function_with_name_needs_settings(self) -> None:
+        with (
+            self.watch() as (watch, invoke),
+            # Never answered, since the consumer exits.
+            terminal([*invoke, "consumer", "--data-file", NEW_ORDERS], without_settings()),
+        ):
+            error = watch.line("could not start")
+            for variable in ("IDEMPOTENCY_TABLE_NAME", "PAYMENT_GATEWAY_URL"):
+                assert f"{variable} is not set" in error
+            assert "make watch" in error
+
+    def test_watch_on_a_table_needs_a_gateway(self) -> None:
+        with (
+            self.watch(IDEMPOTENCY_TABLE_NAME="records") as (watch, invoke),
+            terminal([*invoke, "--data-file", NEW_ORDERS], without_settings()),
+        ):
+            assert "PAYMENT_GATEWAY_URL is not set" in watch.line("could not start")
+
+
+class MakeWatch(unittest.TestCase):
+    """`make watch` and `make invoke`."""
+
+    up: Cloud
+    running: contextlib.ExitStack
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.running = contextlib.ExitStack()
+        cls.addClassCleanup(cls.running.close)
+        cls.up = cls.running.enter_context(ministack("watch-test"))
+
+    def environment(self, **settings: str) -> dict[str, str]:
+        # A table for each test.
+        table = {"IDEMPOTENCY_TABLE_NAME": re.sub(r"[^\w.-]", "-", self.id())}
+        return without_settings() | {"AWS_ENDPOINT_URL": self.up.endpoint} | table | settings
+
+    @contextlib.contextmanager
+    def watch(self, *arguments: str, **settings: str) -> Iterator[Terminal]:
+        command = [sys.executable, "local/watch.py", *arguments]
+        with terminal(command, self.environment(**settings)) as watch:
+            watch.line("starting Runtime server")
+            yield watch
+
+    def invoke(self, event: str, **settings: str) -> subprocess.CompletedProcess[str]:
+        return run([sys.executable, "local/invoke.py", event], without_settings() | settings)
+
+    def failures(self, event: str) -> int:
+        """Number of failed messages of an event."""
+        ended = self.invoke(event)
+        assert ended.returncode == 0, ended.stderr
+        return len(json.loads(ended.stdout)["batchItemFailures"])
+
+    def test_new_and_duplicate_and_declined(self) -> None:
+        with self.watch() as watch:
+            assert self.failures(NEW_ORDERS) == 0
+            assert watch.outcomes(3) == THREE
+            assert self.failures(NEW_ORDERS) == 0
+            assert watch.outcomes(3) == THREE_DUPLICATES
+            assert self.failures("events/declined.json") == 1
+            assert watch.outcomes(1) == ["permanent_failure"]
+
+    def test_keys_are_the_same_under_both_names(self) -> None:
+        with self.watch(IDEMPOTENCY_NAMESPACE="") as watch:
+            port = watch.line("starting Runtime server").split(":")[-1]
+            assert self.failures(NEW_ORDERS) == 0
+            assert watch.outcomes(3) == THREE
+            invoke = ["cargo", "lambda", "invoke", "consumer", "-A", "127.0.0.1", "-P", port]
+            assert run([*invoke, "--data-file", NEW_ORDERS], without_settings()).returncode == 0
+            assert watch.outcomes(3) == THREE_DUPLICATES
+
+    def test_example_runs_on_its_tables(self) -> None:
+        with self.watch("create_user") as watch:
+            assert self.failures("events/create-user.json") == 0
+            assert "completed" in watch.outcomes(1)
+
+    def test_invoke_uses_the_newest_of_two_watches(self) -> None:
+        with self.watch() as first:
+            with self.watch() as second:
+                second.line("1 more `make watch` here")
+                assert self.failures(NEW_ORDERS) == 0
+                assert second.outcomes(3) == THREE
+            # The end of the second watch leaves the first one known, on the same table.
+            assert self.failures(NEW_ORDERS) == 0
+            assert first.outcomes(3) == THREE_DUPLICATES
+
+    def test_invoke_ends_if_the_consumer_has_exited(self) -> None:
+        with self.watch(CONSUMER_CONCURRENCY="0") as watch:
+            ended = self.invoke(NEW_ORDERS)
+            watch.line("could not start")
+        assert ended.returncode == 1
+        assert "the consumer does not run" in ended.stderr
+        assert "the terminal of `make watch` shows why" in ended.stderr
+
+    def test_invoke_ends_at_its_time_limit(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            gateway = f"http://127.0.0.1:{silent.getsockname()[1]}"
+            with self.watch(PAYMENT_GATEWAY_URL=gateway, PAYMENT_GATEWAY_TIMEOUT="1m"):
+                ended = self.invoke(NEW_ORDERS, SECONDS_TO_WAIT="2")
+        assert ended.returncode == 1
+        assert "no response within 2 s" in ended.stderr
+
+    def test_invoke_without_watch_says_so(self) -> None:
+        ended = self.invoke(NEW_ORDERS)
+        assert ended.returncode == 1
+        assert "no consumer is running; start one with `make watch`" in ended.stderr
+
+    def test_localstack_without_docker_says_so(self) -> None:
+        for command in (["check"], ["run", "--", "true"]):
+            environment = without_settings() | {"PATH": ""}
+            ended = run([sys.executable, "local/localstack.py", *command], environment)
+            assert ended.returncode == 1
+            assert "Docker is not installed; install it, or set AWS_ENDPOINT_URL" in ended.stderr
+
+    def test_localstack_uses_own_endpoint(self) -> None:
+        script = "import os; print(os.environ['AWS_ENDPOINT_URL'])"
+        command = [sys.executable, "local/localstack.py", "run", "--", sys.executable, "-c", script]
+        assert run(command, self.environment()).stdout.strip() == self.up.endpoint
+        ended = run(command, self.environment(AWS_ENDPOINT_URL="http://127.0.0.1:1"))
+        assert ended.returncode == 1
+        assert "no response from AWS_ENDPOINT_URL=http://127.0.0.1:1" in ended.stderr
+
+    def test_endpoint_without_scheme_is_refused(self) -> None:
+        environment = self.environment(AWS_ENDPOINT_URL="127.0.0.1:4566")
+        for command in (["local/watch.py"], ["local/cloud.py", "run", "--", "true"]):
+            ended = run([sys.executable, *command], environment)
+            assert ended.returncode == 1
+            assert "AWS_ENDPOINT_URL=127.0.0.1:4566 must begin with http://" in ended.stderr
+
+
+def main() -> int:
+    unwind_on_signals()
+    OWN_STATE.mkdir(parents=True, exist_ok=True)
+    start = time.monotonic()
+    # One command, so that the packages have the same features.
+    for program in (["--bin", "consumer"], ["--package", "programs", "--bin", "create_user"]):
+        subprocess.run(["cargo", "build", "--locked", *program], cwd=ROOT, check=True)
+    print(f"built in {time.monotonic() - start:.0f} s", flush=True)
+    return 0 if unittest.main(exit=False).result.wasSuccessful() else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

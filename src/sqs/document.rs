@@ -1,0 +1,170 @@
+//! [`Document`]: the JSON of a body, as a tree or, if it is long, as text.
+
+use std::{borrow::Cow, fmt, io};
+
+use serde::{
+    Deserializer as _,
+    de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
+};
+use serde_json::{Value, value::RawValue};
+
+use super::pointer::{Pointers, find};
+use crate::handler::Body;
+
+/// Longest body of which a tree is made, in bytes. SQS carries no longer one, but decompressed bodies
+/// and those in S3 can be longer. A tree of tiny values takes a hundred times their size, so a small
+/// message could end the process.
+pub(super) const MAX_TREE_BYTES: usize = 1024 * 1024;
+
+/// A body of JSON.
+#[derive(Debug)]
+pub(super) enum Document<'a> {
+    Tree(Value),
+    /// JSON of more than [`MAX_TREE_BYTES`].
+    Long(&'a str),
+}
+
+impl<'a> Document<'a> {
+    pub(super) fn parse(body: &'a Body<'_>) -> serde_json::Result<Self> {
+        match body {
+            _ if body.as_bytes().len() <= MAX_TREE_BYTES => body.parse().map(Self::Tree),
+            Body::Text(text) => {
+                serde_json::from_str::<IgnoredAny>(text)?;
+                Ok(Self::Long(text))
+            }
+            Body::Binary(_) => Err(serde_json::Error::io(io::ErrorKind::InvalidData.into())),
+        }
+    }
+
+    /// The value that a pointer finds, also behind strings that hold JSON.
+    pub(super) fn find(&self, pointer: &str) -> Option<Cow<'_, Value>> {
+        match self {
+            Self::Tree(tree) => find(tree, pointer),
+            Self::Long(text) => find_in_text(text, pointer).map(Cow::Owned),
+        }
+    }
+
+    /// The value that each pointer finds, or null.
+    pub(super) fn values(&self, pointers: &Pointers) -> Vec<Value> {
+        let find = |pointer| self.find(pointer).map_or(Value::Null, Cow::into_owned);
+        pointers.iter().map(find).collect()
+    }
+
+    /// The whole body as a tree, however long it is.
+    pub(super) fn into_tree(self) -> Value {
+        match self {
+            Self::Tree(tree) => tree,
+            // Valid JSON: it was parsed before.
+            Self::Long(text) => serde_json::from_str(text).unwrap_or_default(),
+        }
+    }
+}
+
+/// Finds as [`find`] does, without a tree of the values on the way.
+fn find_in_text(text: &str, pointer: &str) -> Option<Value> {
+    let mut found = Cow::Borrowed(text);
+    for token in pointer.split('/').skip(1) {
+        if found.starts_with('"') {
+            found = Cow::Owned(serde_json::from_str(&found).ok()?);
+        }
+        let name = token.replace("~1", "/").replace("~0", "~");
+        found = match found {
+            Cow::Borrowed(text) => Cow::Borrowed(child(text, &name)?),
+            Cow::Owned(text) => Cow::Owned(child(&text, &name)?.to_owned()),
+        };
+    }
+    serde_json::from_str(&found).ok()
+}
+
+/// The text of a member or element.
+fn child<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    let mut deserializer = serde_json::Deserializer::from_str(text);
+    let child = deserializer.deserialize_any(Child(name)).ok()?;
+    Some(child.get())
+}
+
+/// Finds the value of a member of an object, or of an element of an array.
+struct Child<'n>(&'n str);
+
+impl<'de> Visitor<'de> for Child<'_> {
+    type Value = &'de RawValue;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object or an array")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut found = None;
+        while let Some(name) = map.next_key::<Cow<'_, str>>()? {
+            if name == self.0 {
+                found = Some(map.next_value()?); // the last one, as in a tree
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        found.ok_or_else(|| A::Error::custom("no such member"))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        // The digits of RFC 6901, section 4: without a sign and without leading zeros.
+        let index: usize = self.0.parse().map_err(A::Error::custom)?;
+        let mut found = None;
+        if index.to_string() == self.0 {
+            for _ in 0..index {
+                list.next_element::<IgnoredAny>()?;
+            }
+            found = list.next_element()?;
+            while list.next_element::<IgnoredAny>()?.is_some() {}
+        }
+        found.ok_or_else(|| A::Error::custom("no such element"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_bodies_give_the_same_values() {
+        let text = r#" { "id": 7, "id": "last", "a/b": { "~": [1, {"c": null}, "x"] }, "": 0,
+            "inner": "{\"detail\": {\"id\": [true, \"\\\"q\\\"\"]}}", "né": 1.5, "list": [ ] } "#;
+        let tree = serde_json::from_str(text).unwrap();
+        for pointer in [
+            "/id",
+            "/missing",
+            "/a~1b",
+            "/a~1b/~0/1/c",
+            "/a~1b/~0/2",
+            "/a~1b/~0/02",
+            "/a~1b/~0/+2",
+            "/a~1b/~0/-",
+            "/a~1b/~0/3",
+            "/",
+            "/inner",
+            "/inner/detail/id",
+            "/inner/detail/id/1",
+            "/inner/detail/id/1/x",
+            "/né",
+            "/n\u{e9}/x",
+            "/list/0",
+            "/id/x",
+        ] {
+            let (short, long) = (find(&tree, pointer), find_in_text(text, pointer));
+            assert_eq!(short.as_deref(), long.as_ref(), "{pointer}");
+        }
+    }
+
+    #[test]
+    fn tree_is_made_of_short_bodies_alone() {
+        let list = |length: usize| format!("[{}]", " ".repeat(length - 2));
+        let parse = |text: &str| {
+            let body = Body::from(text);
+            Document::parse(&body).map(|document| matches!(document, Document::Tree(_)))
+        };
+        assert!(parse(&list(MAX_TREE_BYTES)).unwrap());
+        assert!(!parse(&list(MAX_TREE_BYTES + 1)).unwrap());
+        assert!(parse(&list(MAX_TREE_BYTES + 1)[1..]).is_err());
+        let bytes = Body::from(vec![0xff; MAX_TREE_BYTES + 1]);
+        assert!(Document::parse(&bytes).is_err());
+    }
+}

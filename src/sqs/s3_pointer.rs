@@ -1,0 +1,124 @@
+//! [`S3Pointer`]: the body of a message whose content the Amazon SQS Extended Client stored in S3.
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::handler::InvalidMessage;
+
+/// Bucket and key of an object in S3, as the extended clients of SQS and SNS write them:
+/// `["software.amazon.payloadoffloading.PayloadS3Pointer", {"s3BucketName": "...", "s3Key": "..."}]`.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+pub(super) struct S3Pointer {
+    #[serde(rename = "s3BucketName")]
+    pub(super) bucket: String,
+    #[serde(rename = "s3Key")]
+    pub(super) key: String,
+}
+
+/// Name of the Java class that Jackson puts before an object of a class that is not final.
+#[derive(Deserialize)]
+enum PointerClass {
+    #[serde(rename = "software.amazon.payloadoffloading.PayloadS3Pointer")]
+    PayloadS3Pointer,
+    /// Before version 1.1 of the Java library; other clients write it on request.
+    #[serde(rename = "com.amazon.sqs.javamessaging.MessageS3Pointer")]
+    MessageS3Pointer,
+}
+
+impl S3Pointer {
+    /// Reads a body that is a pointer. `None` for other bodies.
+    ///
+    /// The clients add the attribute `ExtendedPayloadSize` or `SQSLargePayloadSize`. The class name is
+    /// evidence enough, and survives services that drop attributes.
+    pub(super) fn find(body: &str) -> Option<Result<Self, InvalidMessage>> {
+        // Ends at the first character that no pointer has.
+        let (_class, place) = serde_json::from_str::<(PointerClass, &RawValue)>(body).ok()?;
+        let pointer = serde_json::from_str::<Self>(place.get());
+        let pointer = pointer.ok().filter(Self::is_sound);
+        Some(pointer.ok_or_else(|| {
+            InvalidMessage(
+                "the pointer to S3 is invalid: it needs an s3BucketName, and an s3Key without the \
+                 segments `.` and `..`"
+                    .into(),
+            )
+        }))
+    }
+
+    /// A request without key lists the bucket. A proxy may resolve `..` into another bucket.
+    fn is_sound(&self) -> bool {
+        let mut segments = self.key.split('/');
+        !self.key.is_empty() && segments.all(|segment| segment != "." && segment != "..")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pointer(bucket: &str, key: &str) -> Option<Result<S3Pointer, InvalidMessage>> {
+        let (bucket, key) = (bucket.to_owned(), key.to_owned());
+        Some(Ok(S3Pointer { bucket, key }))
+    }
+
+    #[test]
+    fn pointers_of_every_client_are_found() {
+        for (body, key) in [
+            // amazon-sqs-java-extended-client-lib 2: Jackson without white space.
+            (
+                r#"["software.amazon.payloadoffloading.PayloadS3Pointer",{"s3BucketName":"bodies","s3Key":"3f0b8a0e-7d2d-4f0a-9b54-5d1d2c9d7c11"}]"#,
+                "3f0b8a0e-7d2d-4f0a-9b54-5d1d2c9d7c11",
+            ),
+            // Version 1.0 of the same library.
+            (
+                r#"["com.amazon.sqs.javamessaging.MessageS3Pointer",{"s3BucketName":"bodies","s3Key":"o-1"}]"#,
+                "o-1",
+            ),
+            // The extended clients in Python, for SQS and SNS: `json.dumps` with white space.
+            (
+                r#"["software.amazon.payloadoffloading.PayloadS3Pointer", {"s3BucketName": "bodies", "s3Key": "orders/o-1"}]"#,
+                "orders/o-1",
+            ),
+            // Jackson ignores members that it does not know.
+            (
+                r#" ["software.amazon.payloadoffloading.PayloadS3Pointer",{"s3Key":"a..b","more":1,"s3BucketName":"bodies"}] "#,
+                "a..b",
+            ),
+        ] {
+            assert_eq!(S3Pointer::find(body), pointer("bodies", key), "{body}");
+        }
+    }
+
+    #[test]
+    fn other_bodies_are_no_pointers() {
+        for body in [
+            "",
+            "{}",
+            "[]",
+            "not JSON",
+            r#"{"s3BucketName":"b","s3Key":"k"}"#,
+            r#"["java.util.ArrayList",[]]"#,
+            r#"["software.amazon.payloadoffloading.PayloadS3Pointer"]"#,
+            r#"["software.amazon.payloadoffloading.PayloadS3Pointer",{},{}]"#,
+        ] {
+            assert_eq!(S3Pointer::find(body), None, "{body}");
+        }
+    }
+
+    #[test]
+    fn unsound_pointer_is_invalid_without_payload() {
+        for place in [
+            "{}",
+            "7",
+            r#"{"s3BucketName":"SECRET"}"#,
+            r#"{"s3BucketName":"SECRET","s3Key":7}"#,
+            r#"{"s3BucketName":"SECRET","s3Key":""}"#,
+            r#"{"s3BucketName":"SECRET","s3Key":"../other/o-1"}"#,
+            r#"{"s3BucketName":"SECRET","s3Key":"a/./b"}"#,
+        ] {
+            let body = format!(r#"["software.amazon.payloadoffloading.PayloadS3Pointer",{place}]"#);
+            let InvalidMessage(error) = S3Pointer::find(&body).unwrap().unwrap_err();
+            assert!(error.contains("s3Key"), "{error}");
+            assert!(!error.contains("SECRET"), "{error}");
+        }
+    }
+}

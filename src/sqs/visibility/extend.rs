@@ -1,0 +1,76 @@
+//! Extends the visibility timeouts of the messages of a batch while their handlers run.
+
+use std::{pin::pin, time::Duration};
+
+use futures_util::future::{Either, select};
+use tokio::time::{Instant, sleep};
+
+use super::{BUDGET, Bound, LONGEST, TimeoutChange, Visibility};
+use crate::sqs::{batch::Batch, message::Message};
+
+/// Part of the timeout after which it is extended again. Two more tries fit into the rest.
+const EXTENDED_AFTER: u32 = 3;
+
+impl Visibility {
+    /// Awaits `run`, and meanwhile extends the visibility timeouts of the messages without a result.
+    pub(in crate::sqs) async fn while_extended(
+        &self,
+        batch: &Batch,
+        run: impl Future<Output = ()>,
+    ) {
+        let Some(timeout) = self.heartbeat else {
+            return run.await;
+        };
+        let mut run = pin!(run);
+        let received = Instant::now();
+        loop {
+            let extension = pin!(async {
+                sleep(timeout / EXTENDED_AFTER).await;
+                let seconds = seconds(timeout, received.elapsed());
+                self.extend(batch.unfinished(), seconds).await;
+            });
+            // The batch first: messages that just ended are not extended.
+            if let Either::Left(_) = select(run.as_mut(), extension).await {
+                return;
+            }
+        }
+    }
+
+    async fn extend<'a>(&self, messages: impl Iterator<Item = &'a Message>, seconds: u16) {
+        if seconds == 0 {
+            return;
+        }
+        let changes = messages.filter_map(|message| {
+            let receipt = message.receipt()?;
+            Some(TimeoutChange {
+                message_id: message.id(),
+                queue_arn: receipt.queue_arn,
+                receipt_handle: receipt.handle,
+                seconds,
+            })
+        });
+        let bound = Bound::Until(Instant::now() + BUDGET);
+        let outcome = "messages that run may be received again";
+        self.change_queues(changes.collect(), bound, outcome).await;
+    }
+}
+
+/// The next timeout, in whole seconds. SQS hides a message for at most 12 hours from its receive.
+fn seconds(timeout: Duration, since_receive: Duration) -> u16 {
+    let left = Duration::from_secs(LONGEST.into()).saturating_sub(since_receive);
+    u16::try_from(timeout.min(left).as_secs()).unwrap_or(LONGEST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeout_never_exceeds_the_limit_of_sqs() {
+        let hours = |hours: u64| Duration::from_secs(hours * 3600);
+        assert_eq!(seconds(Duration::from_secs(30), Duration::ZERO), 30);
+        assert_eq!(seconds(hours(24), Duration::ZERO), LONGEST);
+        assert_eq!(seconds(hours(1), hours(11)), 1800);
+        assert_eq!(seconds(hours(1), hours(12)), 0);
+    }
+}
