@@ -87,7 +87,7 @@ test test-localstack test-powertools soak: export SQS_ONCE_REQUIRE_ALL := 1
 .PHONY: test
 test: programs ## Run every test and the runbook; a local cloud is started, unless AWS_ENDPOINT_URL names one
 	python local/cloud.py run -- python local/suites.py
-	cargo test --locked --features cli,opentelemetry --doc
+	cargo test --locked --features cli,opentelemetry,postgres --doc
 	python local/watch_test.py
 	python local/runbook.py
 
@@ -111,13 +111,16 @@ test-deep: ## Try every schedule with one deviation more than `make test` (25 mi
 
 CHAOS_MESSAGES      ?= 20000
 CHAOS_FIFO_MESSAGES ?= 2000
+CHAOS_POSTGRES_ORDERS ?= 10000
 
 .PHONY: soak
 soak: export CHAOS_MESSAGES := $(CHAOS_MESSAGES)
 soak: export CHAOS_FIFO_MESSAGES := $(CHAOS_FIFO_MESSAGES)
+soak: export CHAOS_POSTGRES_ORDERS := $(CHAOS_POSTGRES_ORDERS)
 soak: $(VENV) ## Kill, freeze and disconnect workers over tens of thousands of messages
 	$(CONSUMER)
 	cargo test --locked --test chaos -- --nocapture
+	cargo test --locked --features postgres --test postgres -- chaos --nocapture
 
 .PHONY: test-localstack
 test-localstack: $(VENV) ## Run the integration suite against LocalStack in Docker, or the emulator at AWS_ENDPOINT_URL
@@ -177,7 +180,7 @@ CARGO_DENY := target/tools/bin/cargo-deny
 lint: export RUSTDOCFLAGS := -D warnings
 lint: $(VENV) $(CHECKOV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licences, the one TLS stack, features, Python, prose and templates
 	cargo fmt --all --check
-	cargo clippy --locked --workspace --all-targets --features cli,opentelemetry -- -D warnings
+	cargo clippy --locked --workspace --all-targets --features cli,opentelemetry,postgres -- -D warnings
 	cargo doc --locked --no-deps
 	cargo deny --locked check bans licenses sources
 	python local/one_tls_stack.py
@@ -191,8 +194,9 @@ lint: $(VENV) $(CHECKOV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licence
 	python local/simulation.py --self-test && python local/simulation.py --check
 	sam validate --lint --region us-east-1
 	sam validate --lint --region us-east-1 --template-file examples/place_order.template.yaml
-	cfn-lint template.yaml examples/place_order.template.yaml
-	$(CHECKOV) --framework cloudformation --skip-download --compact --quiet --file template.yaml examples/place_order.template.yaml
+	sam validate --lint --region us-east-1 --template-file examples/place_order_postgres.template.yaml
+	cfn-lint template.yaml examples/*.template.yaml
+	$(CHECKOV) --framework cloudformation --skip-download --compact --quiet --file template.yaml examples/*.template.yaml
 	$(CHECKOV) --framework terraform --skip-download --compact --quiet --file examples/terraform/main.tf
 
 TYPESCRIPT := .local/typescript
