@@ -70,6 +70,10 @@
     feature = "outbox",
     doc = "| [`outbox`] | the relay: sends published events |"
 )]
+#![cfg_attr(
+    feature = "postgres",
+    doc = "| [`postgres`] | pool, table of records, [`Transaction`]; the mode is [`InPostgres`] |"
+)]
 //! | [`once`] | modes, which process one operation once: [`Once`], [`Inbox`], [`OnItem`]; [`Outcome`] |
 //! | [`Handler`], [`Attempt`], [`Failure`], [`Done`], [`Event`] | your code, its arguments and its answer |
 //! | [`store`] | records: [`DynamoStore`](store::DynamoStore), [`MemoryStore`](store::MemoryStore) |
@@ -91,6 +95,7 @@
 //! | `cli` | the binary `sqs-once`, the command-line tool. Implies `visibility`, `settings` and `s3`; off by default |
 //! | `outbox` | `outbox::Relay` and the binary `relay`, which sends published events to SQS, SNS and EventBridge. Implies `visibility` and `settings`; off by default |
 //! | `opentelemetry` | `telemetry::traces`: spans of messages and requests, to X-Ray or to a collector. Implies `lambda`; off by default |
+//! | `postgres` | `postgres`, `store::PostgresStore` and `Once::in_postgres`: records in PostgreSQL, and business writes in the same transaction; off by default |
 //! | `testing` | `testing`: tests of handlers without AWS, and the conformance suite for stores. Implies `lambda`; off by default |
 //!
 //! The first four are on by default, so that `sam build` and `cargo lambda watch` find the binary. A
@@ -105,6 +110,7 @@
 //!
 //! | features | crates in the dependency tree |
 //! | --- | --- |
+//! | default, `postgres` | 227 crates |
 //! | default, `opentelemetry` | 204 crates |
 //! | default, `s3` | 202 crates |
 //! | default | 190 crates |
@@ -113,8 +119,8 @@
 //!
 //! # Promises
 //!
-//! Promises 1 to 3 are for claims ([`Once`]). In an [`Inbox`] and in [`OnItem`] a handler may run
-//! again, and promise 4 applies. Promises 2 to 4 hold while the record is [kept](Once::retention), or
+//! Promises 1 to 3 are for claims ([`Once`]). In an [`Inbox`], in [`OnItem`] and in a PostgreSQL
+//! transaction a handler may run again, and promise 4 applies. Promises 2 to 4 hold while the record is [kept](Once::retention), or
 //! while the item has the key.
 //!
 //! 1. At any time at most one worker holds a live claim on a key. Clocks must differ by no more than
@@ -159,6 +165,8 @@ mod meter;
 pub mod once;
 #[cfg(feature = "outbox")]
 pub mod outbox;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 pub mod protocol;
 #[cfg(feature = "settings")]
 mod settings;
@@ -184,7 +192,11 @@ pub use handler::{
 #[doc(hidden)]
 pub use handler::{Delivery, History, OpenAttempts};
 pub use invalid::InvalidValue;
+#[cfg(feature = "postgres")]
+pub use once::InPostgres;
 pub use once::{Change, Inbox, Mode, OnItem, Once, Operation, Outcome, Retry, Severity};
+#[cfg(feature = "postgres")]
+pub use postgres::{InTransaction, Transaction};
 #[cfg(feature = "settings")]
 pub use settings::{Settings, SettingsError};
 #[cfg(feature = "lambda")]
@@ -202,6 +214,10 @@ mod choosing_a_key {}
 #[cfg(all(doctest, feature = "settings"))]
 #[doc = include_str!("../docs/effects-in-dynamodb.md")]
 mod effects_in_dynamodb {}
+
+#[cfg(all(doctest, feature = "settings", feature = "postgres"))]
+#[doc = include_str!("../docs/effects-in-postgresql.md")]
+mod effects_in_postgresql {}
 
 #[cfg(all(doctest, feature = "settings", feature = "testing"))]
 #[doc = include_str!("../docs/handlers.md")]

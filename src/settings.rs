@@ -1,5 +1,7 @@
 //! [`Settings`]: environment variables into a configured [`Consumer`].
 
+#[cfg(feature = "postgres")]
+mod postgres;
 mod unknown;
 
 use std::{

@@ -8,7 +8,7 @@ use std::{fs, path::Path};
 const FLOORS: [&[&str]; 9] = [
     &["protocol", "invalid"],
     &["system"],
-    &["deadline", "dynamodb", "aws", "meter"],
+    &["deadline", "dynamodb", "postgres", "aws", "meter"],
     &["store", "event"],
     &["handler"],
     &["once"],

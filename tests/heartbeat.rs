@@ -91,7 +91,7 @@ async fn other_worker_claims(store: &Lossy) {
         lease_until,
         lease_until.as_secs() + 60,
     );
-    store.store.claim(&request).await.unwrap();
+    let _ = store.store.claim(&request).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

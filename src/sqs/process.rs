@@ -231,7 +231,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         run.catch_unwind().await.unwrap_or(Outcome::Panicked)
     }
 
-    /// Runs a message, again while another worker holds the claim and there is time to wait.
+    /// Runs a message, again while another worker holds the claim or another transaction is in the way,
+    /// and there is time.
     async fn run_until_claimed(
         &self,
         message: &Message,
@@ -265,8 +266,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             let Identity { key, fingerprint } = identity.clone();
             let operation = Operation::new(key, fingerprint, message.delivery().clone(), deadline);
             let handler = &self.handler;
-            // After a conflict, the claim mode leaves the input for the next claim. An inbox has run the
-            // handler before its commit met the conflict, and needs the input again.
+            // After a conflict, the claim mode leaves the input for the next claim. A transactional mode has
+            // run the handler before its commit met the conflict, and needs the input again.
             let (input, body) = (&mut input, &body);
             let never_started = AtomicBool::new(false);
             let work = async |attempt: Attempt| {
@@ -283,8 +284,12 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                 Outcome::NoEffect(_) if never_started.load(Relaxed) => Outcome::NotStarted,
                 outcome => outcome,
             };
-            let conflict = matches!(outcome, Outcome::Conflict { .. });
-            if !conflict || Instant::now() + pause > wait_ends {
+            let runs_again_until = match outcome {
+                Outcome::Conflict { .. } => wait_ends,
+                Outcome::Contended(_) => deadline.latest_start(),
+                outcome => return outcome,
+            };
+            if Instant::now() + pause > runs_again_until {
                 return outcome;
             }
             tokio::time::sleep(pause).await;

@@ -8,6 +8,8 @@
 mod any;
 pub(crate) mod dynamodb;
 mod memory;
+#[cfg(feature = "postgres")]
+pub(crate) mod postgres;
 mod transaction;
 
 use std::error::Error;
@@ -23,6 +25,8 @@ pub use dynamodb::{
     operator::{RecordPage, StoredRecord},
 };
 pub use memory::MemoryStore;
+#[cfg(feature = "postgres")]
+pub use postgres::PostgresStore;
 #[doc(hidden)]
 pub use transaction::{Commit, CommitAnswer, RecordWrite, TransactionalStore};
 
