@@ -140,9 +140,10 @@ impl Fifo {
         for message in received {
             let id = message["messageId"].as_str().unwrap();
             if !failed.iter().any(|failed| failed == id) {
-                for group in self.groups.values_mut() {
-                    group.retain(|kept| kept["messageId"] != id);
-                }
+                let group = message["attributes"]["MessageGroupId"].as_str().unwrap();
+                let group = self.groups.get_mut(group).unwrap();
+                let place = group.iter().position(|kept| kept["messageId"] == id);
+                group.remove(place.unwrap());
             }
         }
     }
