@@ -493,6 +493,7 @@ impl Settings {
     {
         let (table, records) = (self.table(), self.records());
         let batches = self.batches(Some("20d"));
+        let batches = batches.and_then(|batches| self.without_leases(batches));
         let read = (|| Ok((handler?, table?, records?, batches?)))();
         let (handler, table, records, batches) = self.check(read)?;
         let config = self.take_config().await;
@@ -525,6 +526,7 @@ impl Settings {
     {
         let fingerprint = self.value("IDEMPOTENCY_FINGERPRINT");
         let batches = self.batches(None);
+        let batches = batches.and_then(|batches| self.without_leases(batches));
         let read = (|| Ok((handler?, batches?)))();
         let (handler, batches) = self.check(read)?;
         let config = self.take_config().await;
@@ -687,6 +689,17 @@ impl Settings {
             timeouts: timeouts?,
             metrics: metrics?,
             log_sample_completed: log_sample_completed?,
+        })
+    }
+
+    /// Checks the settings of a mode without leases, in which a heartbeat extends visibility timeouts
+    /// alone.
+    fn without_leases(&mut self, batches: Batches) -> Result<Batches, SettingsError> {
+        if batches.heartbeat.is_none() || batches.call_sqs() {
+            return Ok(batches);
+        }
+        self.optional("CONSUMER_HEARTBEAT", "off", |_| {
+            Err::<Batches, _>("needs CONSUMER_VISIBILITY=on: this mode has no leases")
         })
     }
 
@@ -1190,6 +1203,31 @@ mod tests {
         }
         let error = offline(&WATCHED).inbox(Ok(Plan)).await.err().unwrap();
         assert_eq!(error.errors().len(), 1, "{error}");
+    }
+
+    #[tokio::test]
+    async fn heartbeat_without_lease_needs_visibility() {
+        struct Create;
+        impl Handler for Create {
+            type Message = ();
+            type Output = crate::once::Change<()>;
+
+            async fn handle(
+                &self,
+                (): (),
+                _: crate::handler::Attempt,
+            ) -> Result<Self::Output, crate::handler::Failure> {
+                Err("unused".into())
+            }
+        }
+        let heartbeat = ("CONSUMER_HEARTBEAT", "30s");
+        let off = ("CONSUMER_VISIBILITY", "off");
+        let variables = [&REQUIRED[..], &[heartbeat, off]].concat();
+        let error = offline(&variables).on_item(Ok(Create)).await.err().unwrap();
+        let expected = "CONSUMER_HEARTBEAT: needs CONSUMER_VISIBILITY=on: this mode has no leases";
+        assert_eq!(error.errors(), [expected]);
+        let leases = [&variables[..], &[("CONSUMER_PRIME", "off")]].concat();
+        assert!(offline(&leases).once(Ok(Unused)).await.is_ok());
     }
 
     #[tokio::test]
