@@ -408,7 +408,7 @@ impl Settings {
         let (records, batches) = (self.records(), self.batches(Some("20d")));
         let read = (|| Ok((handler?, table?, records?, batches?)))();
         let (handler, table, records, batches) = self.check(read)?;
-        let config = if table.is_some() || batches.call_sqs() {
+        let config = if table.is_some() || batches.call_sqs() || batches.read_s3() {
             self.take_config().await
         } else {
             // The SDK would look for a Region, for seconds on a machine outside AWS.
@@ -914,7 +914,6 @@ struct Batches {
     encoding: Encoding,
     max_body_bytes: NonZeroU32,
     /// Without the feature `s3` no buckets are set.
-    #[cfg_attr(not(feature = "s3"), expect(dead_code, reason = "read by the feature"))]
     s3_bodies: (Vec<String>, NonZeroU32),
     fingerprint: FingerprintSource,
     retention: Option<Duration>,
@@ -935,6 +934,11 @@ struct Batches {
 }
 
 impl Batches {
+    const fn read_s3(&self) -> bool {
+        let (buckets, _max_bytes) = &self.s3_bodies;
+        !buckets.is_empty()
+    }
+
     #[cfg(feature = "visibility")]
     const fn call_sqs(&self) -> bool {
         self.timeouts.is_some()
@@ -1564,6 +1568,16 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[cfg(feature = "s3")]
+    #[tokio::test]
+    async fn watched_function_reads_bodies_from_s3() {
+        let buckets = ("CONSUMER_S3_BUCKETS", "orders");
+        let variables = [&WATCHED[..], &[buckets]].concat();
+        let consumer = offline(&variables).once(Ok(Unused)).await.unwrap();
+        let consumer = format!("{consumer:?}");
+        assert!(consumer.contains("s3_bodies: Some("), "{consumer}");
     }
 
     #[cfg(not(feature = "s3"))]
