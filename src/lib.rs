@@ -26,7 +26,7 @@
 //!     }
 //!     let request = GATEWAY
 //!         .post("https://payments.example/charges")
-//!         .header("Idempotency-Key", attempt.key().as_str()) // the gateway recognizes a repetition
+//!         .header("Idempotency-Key", &*attempt.key().header_value()) // the gateway recognizes a repetition
 //!         .header("Content-Type", "application/json")
 //!         .body(serde_json::to_vec(&order)?)
 //!         .timeout(Duration::from_secs(5));

@@ -226,6 +226,37 @@ async fn concurrent_invocations_keep_promises() {
     assert_eq!(at_once, 8, "{report}");
 }
 
+/// Sixty-four invocations at the same time in one process, which dies with all of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sixty_four_invocations_keep_promises() {
+    if consumer_missing() {
+        return;
+    }
+    let seed = Seed::from_env();
+    let run = Run {
+        title: "chaos on a standard queue, with 64 invocations at once in each worker",
+        key: "body:/orderId",
+        rules: Rules {
+            batch: 2,
+            ..STANDARD
+        },
+        lifetime: 150,
+        workers: 1,
+        at_once: 64,
+        fifo: false,
+    };
+    let report = run.go(seed, orders(seed, 300, 3)).await;
+    report.assert_some(&[
+        "workers, Killed",
+        "outcome, conflict",
+        "messages acknowledged once more",
+        "metric, Completed",
+        "metric, Takeovers",
+    ]);
+    let at_once = report.number("invocations at once in a worker, at most");
+    assert!(at_once > 32, "{report}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fifo_groups_are_charged_in_order() {
     if consumer_missing() {
