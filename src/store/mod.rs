@@ -8,6 +8,12 @@
 mod any;
 pub(crate) mod dynamodb;
 mod memory;
+mod results;
+#[cfg(feature = "s3")]
+mod s3_results;
+#[cfg(not(feature = "s3"))]
+#[path = "no_s3_results.rs"]
+mod s3_results;
 mod transaction;
 
 use std::error::Error;
@@ -23,6 +29,7 @@ pub use dynamodb::{
     operator::{RecordPage, StoredRecord},
 };
 pub use memory::MemoryStore;
+pub use results::Results;
 #[doc(hidden)]
 pub use transaction::{Commit, CommitAnswer, RecordWrite, TransactionalStore};
 
