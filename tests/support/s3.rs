@@ -67,6 +67,7 @@ struct S3State {
     puts: Mutex<Vec<String>>,
     put_ended: Notify,
     released: Notify,
+    late_stored: Notify,
 }
 
 impl S3State {
@@ -104,7 +105,7 @@ impl S3 {
         *self.desk.put.lock().unwrap() = put;
     }
 
-    /// Waits for the next object that is put, and what becomes of it.
+    /// Waits for the next request to put an object.
     pub async fn next_put(&self) {
         self.desk.put_ended.notified().await;
     }
@@ -112,7 +113,7 @@ impl S3 {
     /// Stores the object that is late, and waits for it.
     pub async fn release(&self) {
         self.desk.released.notify_one();
-        self.next_put().await;
+        self.desk.late_stored.notified().await;
     }
 
     /// Names of objects that were put, with each try.
@@ -203,7 +204,7 @@ async fn answer_put(
             tokio::spawn(async move {
                 desk.released.notified().await;
                 desk.store(path, stored);
-                desk.put_ended.notify_one();
+                desk.late_stored.notify_one();
             });
         }
         S3Put::Lost | S3Put::Error(..) | S3Put::Foreign => {}
