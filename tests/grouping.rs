@@ -225,12 +225,12 @@ async fn grouped_settlement_writes_the_ordinary_item() {
         expires_at: request.expires_at,
     };
     let in_s3 = |request: &ClaimRequest| Settlement::Complete {
-        result: StoredResult::InS3(ResultPointer::new(
+        result: StoredResult::InS3(Box::new(ResultPointer::new(
             "outputs",
             &request.key,
             &request.owner,
             b"1",
-        )),
+        ))),
         expires_at: request.expires_at,
     };
     type Settle = fn(&ClaimRequest) -> Settlement;

@@ -1,4 +1,4 @@
-//! Outputs in S3: what goes there, and what duplicates get of it.
+//! Outputs in S3: their way there, and back to the handlers of duplicates.
 
 #![allow(
     clippy::unwrap_used,
@@ -245,16 +245,13 @@ async fn output_in_s3_needs_the_setting_to_be_read() {
 }
 
 #[tokio::test]
-async fn none_stores_no_output_and_warns_of_none() {
+async fn output_is_not_stored_without_a_place() {
     let world = World::start().await;
     for _ in 0..2 {
         assert_eq!(world.process(3, Results::none()).await, [""; 0]);
     }
     let record = world.record().await;
-    assert_eq!(
-        text(&record, "result_omitted"),
-        "IDEMPOTENCY_RESULTS is none"
-    );
+    assert_eq!(text(&record, "result_omitted"), "IDEMPOTENCY_RESULTS=none");
     assert!(!record.contains_key("result"));
     assert_eq!(world.replayed(), [None]);
     let lines = log::lines();

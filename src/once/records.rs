@@ -46,7 +46,7 @@ impl<S> Records<S> {
         }
     }
 
-    /// Stores an output that does not belong into the record. Returns the result for the record.
+    /// Stores an output, if its place is not the record. Returns the result for the record.
     ///
     /// The effect has occurred, so this never fails. Logs a warning if the output is not stored, with
     /// the reason.

@@ -131,7 +131,7 @@ pub enum StoredResult {
     /// The output, as JSON text.
     Json(String),
     /// The output is an object in S3.
-    InS3(ResultPointer),
+    InS3(Box<ResultPointer>),
     /// The output could not be stored. The text states the reason and the output's size.
     ///
     /// The record is `COMPLETED` nevertheless, because the effect has occurred.
@@ -195,7 +195,7 @@ impl fmt::Display for ResultPointer {
 }
 
 /// The reason in a record whose output was not to be stored.
-const NOT_WANTED: &str = "IDEMPOTENCY_RESULTS is none";
+const NOT_WANTED: &str = "IDEMPOTENCY_RESULTS=none";
 
 impl StoredResult {
     /// The result of an operation whose output is not to be stored.

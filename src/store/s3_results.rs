@@ -72,7 +72,7 @@ impl S3Results {
         let limit = Instant::now() + MAX_PUT_TIME.min(left / 2);
         // Boxed: the SDK's future is large, and few outputs need it.
         match timeout_at(limit, Box::pin(self.put(&pointer, json))).await {
-            Ok(Ok(())) => StoredResult::InS3(pointer),
+            Ok(Ok(())) => StoredResult::InS3(Box::new(pointer)),
             Ok(Err(why)) => omitted(&why),
             Err(_elapsed) => omitted("S3 did not take it in time"),
         }

@@ -323,7 +323,7 @@ pub async fn completed_record_keeps_result(store: &impl Store) {
         ("zero", StoredResult::Json("0".into())),
         ("empty", StoredResult::Json("\"\"".into())),
         ("omitted", omitted),
-        ("in S3", StoredResult::InS3(in_s3)),
+        ("in S3", StoredResult::InS3(Box::new(in_s3))),
     ] {
         let mine = request(part, "m-1");
         let _ = claim(store, &mine).await;

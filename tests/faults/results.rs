@@ -1,4 +1,4 @@
-//! Crashes and faults between a handler whose output belongs into S3, S3, and the record.
+//! Crashes and failures between the handler of a large output, S3 and the record.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering::SeqCst},

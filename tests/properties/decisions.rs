@@ -43,7 +43,7 @@ fn result() -> impl Strategy<Value = StoredResult> {
     prop_oneof![
         (0..2_u8).prop_map(|n| StoredResult::Json(n.to_string())),
         (0..2_u8).prop_map(|n| StoredResult::Omitted(n.to_string())),
-        (0..2_usize).prop_map(|bytes| StoredResult::InS3(pointer(bytes))),
+        (0..2_usize).prop_map(|bytes| StoredResult::InS3(Box::new(pointer(bytes)))),
     ]
 }
 

@@ -36,7 +36,7 @@ pub enum S3Answer {
     Endless,
 }
 
-/// What becomes of every object that is put.
+/// Fate of every object that is put.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum S3Put {
     #[default]
@@ -100,7 +100,7 @@ impl S3 {
         self.put(key, S3Answer::Object(body.to_string().into()));
     }
 
-    /// Decides what becomes of objects that are put from now on.
+    /// Decides the fate of objects that are put from now on.
     pub fn on_put(&self, put: S3Put) {
         *self.desk.put.lock().unwrap() = put;
     }

@@ -23,7 +23,7 @@ pub(super) fn result_field(result: &StoredResult) -> (Field, Cow<'_, str>) {
                 key,
                 sha256,
                 bytes,
-            } = pointer;
+            } = &**pointer;
             let pointer = json!({"bucket": bucket, "key": key, "sha256": sha256, "bytes": bytes});
             (Field::ResultInS3, pointer.to_string().into())
         }
@@ -231,12 +231,12 @@ mod tests {
             },
             State::Completed { result: omitted },
             State::Completed {
-                result: StoredResult::InS3(ResultPointer {
+                result: StoredResult::InS3(Box::new(ResultPointer {
                     bucket: "outputs".into(),
                     key: "results/a/b".into(),
                     sha256: "c0".into(),
                     bytes: 70_000,
-                }),
+                })),
             },
             State::Failed,
         ]
