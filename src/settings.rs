@@ -908,7 +908,6 @@ enum ResultPlace {
     Nowhere,
     InRecord,
     /// Without the feature `s3`, no setting selects it.
-    #[cfg_attr(not(feature = "s3"), expect(dead_code, reason = "read by the feature"))]
     InS3 {
         bucket: String,
         inline_limit: usize,
