@@ -235,3 +235,43 @@ async fn crash_after_the_put_before_the_record_runs_again() {
         world.assert_completed(way, Some(output_of(2))).await;
     }
 }
+
+/// One attempt with two outputs: the put of the first arrives after the record.
+#[tokio::test]
+async fn late_put_of_a_refused_answer_changes_nothing() {
+    for way in [Way::Commit, Way::Inbox] {
+        let world = World::start(way).await;
+        world.s3.on_put(S3Put::Late);
+        let operation = Operation::new(
+            Key::new(&namespace(), ["o-1"]).unwrap(),
+            None,
+            Delivery::new("m-1"),
+            Deadline::after(now(), 2 * SECOND, SECOND),
+        );
+        let plan = |_: Attempt| async move {
+            let taken = Write::update(THINGS, "ADD n :one").key("id", "t");
+            let taken = taken.value(":one", 1).when("attribute_exists(never)");
+            let add = Write::update(THINGS, "ADD n :one").key("id", "t");
+            let second = Done::new(output_of(2)).with(add.value(":one", 1));
+            Ok(Done::new(output_of(1))
+                .with(taken)
+                .on_refused(|_| Ok(second)))
+        };
+        let once = world.once(now);
+        let run = async {
+            match way {
+                Way::Inbox => once.clone().inbox().run(operation, plan).await,
+                Way::Claim | Way::Commit => once.run(operation, plan).await,
+            }
+        };
+        let (outcome, ()) = tokio::join!(run, async {
+            world.s3.next_put().await;
+            world.s3.on_put(S3Put::Stored);
+        });
+        let completed = matches!(outcome, Outcome::Completed(StoredResult::InS3(_)));
+        assert!(completed, "{way:?}: {outcome:?}");
+        world.s3.release().await;
+        assert_eq!(world.s3.objects().len(), 2, "{way:?}");
+        world.assert_completed(way, Some(output_of(2))).await;
+    }
+}
