@@ -5,7 +5,8 @@
 ifndef PYTHON
 PYTHON := $(shell command -v python3)
 endif
-VENV := .venv/installed
+VENV    := .venv/installed
+CHECKOV := .venv-checkov/bin/checkov
 
 # The tools come first on the path: sam, cargo-lambda, cfn-lint, ruff, mypy and their Python; cargo-deny.
 export PATH := $(CURDIR)/.venv/bin:$(CURDIR)/target/tools/bin:$(PATH)
@@ -32,6 +33,13 @@ pictures: $(VENV) ## Draw the last `make demo` and its dashboard into docs/image
 demo-inbox: $(VENV) ## Sell 100 pieces to 300 orders on a local cloud, kill workers, and check the promises
 	python local/demo_inbox.py $(SEED)
 
+.PHONY: dev
+dev: export PAYMENT_GATEWAY_URL ?= sandbox
+dev: export IDEMPOTENCY_KEY ?= body:/orderId
+dev: export CONSUMER_DEAD_LETTER ?= on
+dev: $(VENV) ## Run the consumer on a local queue, send EVENT, show the outcomes; a saved change restarts it
+	@python local/dev.py watch consumer $(or $(EVENT),events/mixed.json)
+
 .PHONY: watch
 watch: $(VENV) ## Run the consumer, or EXAMPLE=place_order, on a local table; each change of the source rebuilds it
 	python local/watch.py $(EXAMPLE)
@@ -39,6 +47,26 @@ watch: $(VENV) ## Run the consumer, or EXAMPLE=place_order, on a local table; ea
 .PHONY: invoke
 invoke: $(VENV) ## Send an event to the consumer of `make watch`: make invoke EVENT=events/new-orders.json
 	python local/invoke.py "$(EVENT)"
+
+# ---- a project of one's own --------------------------------------------------------------------
+
+DIR    ?= ..
+EFFECT ?= outside
+KEY    ?= body:/orderId
+FIFO   ?= no
+SOURCE ?= $(CURDIR)
+
+ANSWERS := ^(outside|inbox|item) (body:/[A-Za-z_][A-Za-z0-9_]*|attribute:[A-Za-z0-9_.-]+|message-id) (yes|no)$$
+
+.PHONY: new
+new: $(VENV) ## Make a project of your own: make new NAME=charge-cards [DIR=..] [EFFECT=inbox|item] [KEY=message-id] [FIFO=yes] [SOURCE=git]
+	@echo '$(NAME)' | grep -Eq '^[a-zA-Z][a-zA-Z0-9_-]+$$' || { echo 'make new: name the project, as in NAME=charge-cards' >&2; exit 1; }
+	@echo '$(EFFECT) $(KEY) $(FIFO)' | grep -Eq '$(ANSWERS)' || { \
+	  echo 'make new: EFFECT is outside, inbox or item; KEY is body:/FIELD, attribute:NAME or message-id; FIFO is yes or no' >&2; exit 1; }
+	@test ! -e '$(DIR)/$(NAME)' || { echo 'make new: $(DIR)/$(NAME) exists' >&2; exit 1; }
+	@cd '$(DIR)' && cargo lambda new --no-interactive --template '$(CURDIR)/starter' --render-var effect='$(EFFECT)' \
+	  --render-var key='$(KEY)' --render-var fifo='$(FIFO)' --render-var source='$(SOURCE)' '$(NAME)'
+	@echo 'Next: cd $(abspath $(DIR)/$(NAME)) && make dev'
 
 # ---- check it ----------------------------------------------------------------------------------
 
@@ -59,13 +87,17 @@ test test-localstack test-powertools soak: export SQS_ONCE_REQUIRE_ALL := 1
 .PHONY: test
 test: programs ## Run every test and the runbook; a local cloud is started, unless AWS_ENDPOINT_URL names one
 	python local/cloud.py run -- python local/suites.py
-	cargo test --locked --features cli,opentelemetry --doc
+	cargo test --locked --features cli,opentelemetry,postgres --doc
 	python local/watch_test.py
 	python local/runbook.py
 
 .PHONY: runbook
 runbook: $(VENV) ## Run the commands of docs/runbook.md against a local cloud
 	python local/runbook.py
+
+.PHONY: starter
+starter: $(VENV) $(CHECKOV) ## Make a project of each variant, test it, and drive its `make dev`
+	python local/starter.py
 
 .PHONY: programs
 programs: $(VENV) ## Build the release programs that the tests run
@@ -79,13 +111,16 @@ test-deep: ## Try every schedule with one deviation more than `make test` (25 mi
 
 CHAOS_MESSAGES      ?= 20000
 CHAOS_FIFO_MESSAGES ?= 2000
+CHAOS_POSTGRES_ORDERS ?= 10000
 
 .PHONY: soak
 soak: export CHAOS_MESSAGES := $(CHAOS_MESSAGES)
 soak: export CHAOS_FIFO_MESSAGES := $(CHAOS_FIFO_MESSAGES)
+soak: export CHAOS_POSTGRES_ORDERS := $(CHAOS_POSTGRES_ORDERS)
 soak: $(VENV) ## Kill, freeze and disconnect workers over tens of thousands of messages
 	$(CONSUMER)
 	cargo test --locked --test chaos -- --nocapture
+	cargo test --locked --features postgres --test postgres -- chaos --nocapture
 
 .PHONY: test-localstack
 test-localstack: $(VENV) ## Run the integration suite against LocalStack in Docker, or the emulator at AWS_ENDPOINT_URL
@@ -140,13 +175,12 @@ mutants: $(VENV) $(CARGO_MUTANTS) ## Break the source in one place after another
 	cargo mutants --output target --timeout 240 $(foreach glob,$(FILES),--file '$(glob)')
 
 CARGO_DENY := target/tools/bin/cargo-deny
-CHECKOV    := .venv-checkov/bin/checkov
 
 .PHONY: lint
 lint: export RUSTDOCFLAGS := -D warnings
 lint: $(VENV) $(CHECKOV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licences, the one TLS stack, features, Python, prose and templates
 	cargo fmt --all --check
-	cargo clippy --locked --workspace --all-targets --features cli,opentelemetry -- -D warnings
+	cargo clippy --locked --workspace --all-targets --features cli,opentelemetry,postgres -- -D warnings
 	cargo doc --locked --no-deps
 	cargo deny --locked check bans licenses sources
 	python local/one_tls_stack.py
@@ -160,8 +194,9 @@ lint: $(VENV) $(CHECKOV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licence
 	python local/simulation.py --self-test && python local/simulation.py --check
 	sam validate --lint --region us-east-1
 	sam validate --lint --region us-east-1 --template-file examples/place_order.template.yaml
-	cfn-lint template.yaml examples/place_order.template.yaml
-	$(CHECKOV) --framework cloudformation --skip-download --compact --quiet --file template.yaml examples/place_order.template.yaml
+	sam validate --lint --region us-east-1 --template-file examples/place_order_postgres.template.yaml
+	cfn-lint template.yaml examples/*.template.yaml
+	$(CHECKOV) --framework cloudformation --skip-download --compact --quiet --file template.yaml examples/*.template.yaml
 	$(CHECKOV) --framework terraform --skip-download --compact --quiet --file examples/terraform/main.tf
 
 TYPESCRIPT := .local/typescript

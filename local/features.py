@@ -2,7 +2,7 @@
 
 1. Combinations of features compile and document without a warning.
 2. The documents name the number of crates that each combination brings.
-3. The crates of OpenTelemetry come with the feature `opentelemetry` alone.
+3. The crates of OpenTelemetry come with the feature `opentelemetry` alone, those of sqlx with `postgres`.
 4. The documentation of the default features lists at most 64 types and traits.
 5. The sample's handler can be replaced in three files.
 """
@@ -23,6 +23,7 @@ NONE: tuple[str, ...] = ("--no-default-features",)
 LIBRARY = ("--no-default-features", "--features", "lambda,visibility,settings")
 DEFAULT: tuple[str, ...] = ()
 TRACES = ("--features", "opentelemetry")
+POSTGRES = ("--features", "postgres")
 S3 = ("--features", "s3")
 COMBINATIONS = (
     NONE,
@@ -31,6 +32,8 @@ COMBINATIONS = (
     ("--no-default-features", "--features", "testing"),
     ("--no-default-features", "--features", "s3"),
     ("--no-default-features", "--features", "opentelemetry"),
+    ("--no-default-features", "--features", "postgres"),
+    ("--no-default-features", "--features", "postgres,settings"),
     LIBRARY,
     DEFAULT,
     ("--all-features",),
@@ -81,7 +84,7 @@ def crates(features: tuple[str, ...]) -> set[tuple[str, ...]]:
 
 
 def check_documents() -> None:
-    counts = {len(crates(features)) for features in (DEFAULT, LIBRARY, NONE, TRACES, S3)}
+    counts = {len(crates(features)) for features in (DEFAULT, LIBRARY, NONE, TRACES, S3, POSTGRES)}
     print("==> crates:", *sorted(counts, reverse=True), flush=True)
     library = ROOT / "src/lib.rs"
     problems = []
@@ -99,6 +102,8 @@ def check_traces() -> None:
 
     if len(of_traces(TRACES)) < 4:
         sys.exit("the feature opentelemetry brings no crates of OpenTelemetry")
+    if any(name.startswith("sqlx") for features in (DEFAULT, LIBRARY, NONE) for name, _ in crates(features)):
+        sys.exit("sqlx comes without the feature postgres")
     if others := of_traces(DEFAULT) | of_traces(LIBRARY):
         sys.exit("without the feature opentelemetry: " + ", ".join(sorted(others)))
 

@@ -22,8 +22,8 @@ COMPUTING = ("explore", "store_conformance", "properties")
 WAITING_AT_ONCE = 2
 LONGEST = ("faults", "modes", "chaos", "integration", "security")
 
-# One compilation serves the tool, the traces and all other suites.
-FEATURES = "cli,opentelemetry"
+# One compilation serves the tool, the traces, PostgreSQL and all other suites.
+FEATURES = "cli,opentelemetry,postgres"
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class Suite:
     @property
     def selector(self) -> str:
         """The options of `cargo test` that select the suite."""
-        features = f"--features {FEATURES} " if self.name in ("cli", "s3_bodies", "sqs-once", "traces") else ""
+        with_features = ("cli", "postgres", "s3_bodies", "sqs-once", "traces")
+        features = f"--features {FEATURES} " if self.name in with_features else ""
         return "--lib" if self.kind == "lib" else f"{features}--{self.kind} {self.name}"
 
 

@@ -26,7 +26,7 @@
 //!     }
 //!     let request = GATEWAY
 //!         .post("https://payments.example/charges")
-//!         .header("Idempotency-Key", attempt.key().as_str()) // the gateway recognizes a repetition
+//!         .header("Idempotency-Key", &*attempt.key().header_value()) // the gateway recognizes a repetition
 //!         .header("Content-Type", "application/json")
 //!         .body(serde_json::to_vec(&order)?)
 //!         .timeout(Duration::from_secs(5));
@@ -66,6 +66,10 @@
     feature = "lambda",
     doc = "| [`sqs`] | batches in, batch item failures out: [`Consumer`], [`run()`] |"
 )]
+#![cfg_attr(
+    feature = "postgres",
+    doc = "| [`postgres`] | pool, table of records, [`Transaction`]; the mode is [`InPostgres`] |"
+)]
 //! | [`once`] | modes, which process one operation once: [`Once`], [`Inbox`], [`OnItem`]; [`Outcome`] |
 //! | [`Handler`], [`Attempt`], [`Failure`], [`Done`] | your code, its arguments and its answer |
 //! | [`store`] | records: [`DynamoStore`](store::DynamoStore), [`MemoryStore`](store::MemoryStore) |
@@ -86,6 +90,7 @@
 //! | `s3` | `sqs::S3Bodies`: bodies that the Amazon SQS Extended Client stored in S3; `store::Results::s3`: large outputs in S3. Implies `lambda`; off by default |
 //! | `cli` | the binary `sqs-once`, the command-line tool. Implies `visibility`, `settings` and `s3`; off by default |
 //! | `opentelemetry` | `telemetry::traces`: spans of messages and requests, to X-Ray or to a collector. Implies `lambda`; off by default |
+//! | `postgres` | `postgres`, `store::PostgresStore` and `Once::in_postgres`: records in PostgreSQL, and business writes in the same transaction; off by default |
 //! | `testing` | `testing`: tests of handlers without AWS, and the conformance suite for stores. Implies `lambda`; off by default |
 //!
 //! The first four are on by default, so that `sam build` and `cargo lambda watch` find the binary. A
@@ -100,6 +105,7 @@
 //!
 //! | features | crates in the dependency tree |
 //! | --- | --- |
+//! | default, `postgres` | 227 crates |
 //! | default, `opentelemetry` | 204 crates |
 //! | default, `s3` | 202 crates |
 //! | default | 190 crates |
@@ -108,8 +114,8 @@
 //!
 //! # Promises
 //!
-//! Promises 1 to 3 are for claims ([`Once`]). In an [`Inbox`] and in [`OnItem`] a handler may run
-//! again, and promise 4 applies. Promises 2 to 4 hold while the record is [kept](Once::retention), or
+//! Promises 1 to 3 are for claims ([`Once`]). In an [`Inbox`], in [`OnItem`] and in a PostgreSQL
+//! transaction a handler may run again, and promise 4 applies. Promises 2 to 4 hold while the record is [kept](Once::retention), or
 //! while the item has the key.
 //!
 //! 1. At any time at most one worker holds a live claim on a key. Clocks must differ by no more than
@@ -151,6 +157,8 @@ mod handler;
 mod invalid;
 mod meter;
 pub mod once;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 pub mod protocol;
 #[cfg(feature = "s3")]
 mod s3;
@@ -177,7 +185,11 @@ pub use handler::{
 #[doc(hidden)]
 pub use handler::{Delivery, History, OpenAttempts};
 pub use invalid::InvalidValue;
+#[cfg(feature = "postgres")]
+pub use once::InPostgres;
 pub use once::{Change, Inbox, Mode, OnItem, Once, Operation, Outcome, Retry, Severity};
+#[cfg(feature = "postgres")]
+pub use postgres::{InTransaction, Transaction};
 #[cfg(feature = "settings")]
 pub use settings::{Settings, SettingsError};
 #[cfg(feature = "lambda")]
@@ -195,6 +207,10 @@ mod choosing_a_key {}
 #[cfg(all(doctest, feature = "settings"))]
 #[doc = include_str!("../docs/effects-in-dynamodb.md")]
 mod effects_in_dynamodb {}
+
+#[cfg(all(doctest, feature = "settings", feature = "postgres"))]
+#[doc = include_str!("../docs/effects-in-postgresql.md")]
+mod effects_in_postgresql {}
 
 #[cfg(all(doctest, feature = "settings", feature = "testing"))]
 #[doc = include_str!("../docs/handlers.md")]

@@ -1,5 +1,7 @@
 //! [`Settings`]: environment variables into a configured [`Consumer`].
 
+#[cfg(feature = "postgres")]
+mod postgres;
 mod unknown;
 
 use std::{
@@ -412,7 +414,8 @@ impl Settings {
         let (records, batches) = (self.records(), self.batches(Some("20d")));
         let read = (|| Ok((handler?, table?, records?, batches?)))();
         let (handler, table, records, batches) = self.check(read)?;
-        let config = if table.is_some() || batches.call_sqs() || records.results.call_s3() {
+        let reads_s3 = batches.read_s3() || records.results.call_s3();
+        let config = if table.is_some() || batches.call_sqs() || reads_s3 {
             self.take_config().await
         } else {
             // The SDK would look for a Region, for seconds on a machine outside AWS.
@@ -497,6 +500,7 @@ impl Settings {
     {
         let (table, records) = (self.table(), self.records());
         let batches = self.batches(Some("20d"));
+        let batches = batches.and_then(|batches| self.without_leases(batches));
         let read = (|| Ok((handler?, table?, records?, batches?)))();
         let (handler, table, records, batches) = self.check(read)?;
         let config = self.take_config().await;
@@ -529,6 +533,7 @@ impl Settings {
     {
         let fingerprint = self.value("IDEMPOTENCY_FINGERPRINT");
         let batches = self.batches(None);
+        let batches = batches.and_then(|batches| self.without_leases(batches));
         let read = (|| Ok((handler?, batches?)))();
         let (handler, batches) = self.check(read)?;
         let config = self.take_config().await;
@@ -722,6 +727,17 @@ impl Settings {
             timeouts: timeouts?,
             metrics: metrics?,
             log_sample_completed: log_sample_completed?,
+        })
+    }
+
+    /// Checks the settings of a mode without leases, in which a heartbeat extends visibility timeouts
+    /// alone.
+    fn without_leases(&mut self, batches: Batches) -> Result<Batches, SettingsError> {
+        if batches.heartbeat.is_none() || batches.call_sqs() {
+            return Ok(batches);
+        }
+        self.optional("CONSUMER_HEARTBEAT", "off", |_| {
+            Err::<Batches, _>("needs CONSUMER_VISIBILITY=on: this mode has no leases")
         })
     }
 
@@ -972,7 +988,6 @@ struct Batches {
     encoding: Encoding,
     max_body_bytes: NonZeroU32,
     /// Without the feature `s3` no buckets are set.
-    #[cfg_attr(not(feature = "s3"), expect(dead_code, reason = "read by the feature"))]
     s3_bodies: (Vec<String>, NonZeroU32),
     fingerprint: FingerprintSource,
     retention: Option<Duration>,
@@ -993,6 +1008,11 @@ struct Batches {
 }
 
 impl Batches {
+    const fn read_s3(&self) -> bool {
+        let (buckets, _max_bytes) = &self.s3_bodies;
+        !buckets.is_empty()
+    }
+
     #[cfg(feature = "visibility")]
     const fn call_sqs(&self) -> bool {
         self.timeouts.is_some()
@@ -1269,6 +1289,31 @@ mod tests {
         }
         let error = offline(&WATCHED).inbox(Ok(Plan)).await.err().unwrap();
         assert_eq!(error.errors().len(), 1, "{error}");
+    }
+
+    #[tokio::test]
+    async fn heartbeat_without_lease_needs_visibility() {
+        struct Create;
+        impl Handler for Create {
+            type Message = ();
+            type Output = crate::once::Change<()>;
+
+            async fn handle(
+                &self,
+                (): (),
+                _: crate::handler::Attempt,
+            ) -> Result<Self::Output, crate::handler::Failure> {
+                Err("unused".into())
+            }
+        }
+        let heartbeat = ("CONSUMER_HEARTBEAT", "30s");
+        let off = ("CONSUMER_VISIBILITY", "off");
+        let variables = [&REQUIRED[..], &[heartbeat, off]].concat();
+        let error = offline(&variables).on_item(Ok(Create)).await.err().unwrap();
+        let expected = "CONSUMER_HEARTBEAT: needs CONSUMER_VISIBILITY=on: this mode has no leases";
+        assert_eq!(error.errors(), [expected]);
+        let leases = [&variables[..], &[("CONSUMER_PRIME", "off")]].concat();
+        assert!(offline(&leases).once(Ok(Unused)).await.is_ok());
     }
 
     #[tokio::test]
@@ -1609,6 +1654,16 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[cfg(feature = "s3")]
+    #[tokio::test]
+    async fn watched_function_reads_bodies_from_s3() {
+        let buckets = ("CONSUMER_S3_BUCKETS", "orders");
+        let variables = [&WATCHED[..], &[buckets]].concat();
+        let consumer = offline(&variables).once(Ok(Unused)).await.unwrap();
+        let consumer = format!("{consumer:?}");
+        assert!(consumer.contains("s3_bodies: Some("), "{consumer}");
     }
 
     #[cfg(feature = "s3")]

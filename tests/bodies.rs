@@ -224,7 +224,15 @@ async fn attribute_counts_instead_of_setting() {
             assert_eq!(taken(&seen), [7]);
         }
     }
-    for unknown in ["SECRET", "br", "deflate", "", "gzip, SECRET"] {
+    for unknown in [
+        "SECRET",
+        "br",
+        "deflate",
+        "",
+        "gzip, SECRET",
+        "gzip, gzip",
+        "base64,gzip,base64",
+    ] {
         let (consumer, _) = taking::<u32>();
         let why = refusal(
             consumer,
@@ -553,4 +561,24 @@ proptest! {
             assert!(why.contains("the body can't be decoded"), "{why}");
         });
     }
+}
+
+/// A body of 1.4 KB that is one million bytes long.
+fn bomb() -> String {
+    base64(gzip(" ".repeat(1_000_000)))
+}
+
+#[tokio::test]
+async fn slow_bodies_leave_time_for_other_messages() {
+    let (consumer, seen) = taking::<u32>();
+    let (bomb, mut records) = (bomb(), vec![record("order", "7", [])]);
+    let gzip = [("Content-Encoding", "gzip")];
+    records.extend((0..300).map(|n| record(&format!("m-{n}"), &bomb, gzip)));
+    log::start();
+    let budget = Duration::from_secs(4);
+    let started = std::time::Instant::now();
+    let failed = process(&Arc::new(consumer), batch(records), within(budget)).await;
+    assert!(started.elapsed() < 2 * budget, "{:?}", started.elapsed());
+    assert_eq!(failed.len(), 300);
+    assert_eq!(taken(&seen), [7]);
 }

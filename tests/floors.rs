@@ -8,7 +8,7 @@ use std::{fs, path::Path};
 const FLOORS: [&[&str]; 10] = [
     &["protocol", "invalid"],
     &["system"],
-    &["deadline", "dynamodb", "aws", "meter"],
+    &["deadline", "dynamodb", "postgres", "aws", "meter"],
     &["s3"],
     &["store"],
     &["handler"],

@@ -91,7 +91,7 @@ async fn other_worker_claims(store: &Lossy) {
         lease_until,
         lease_until.as_secs() + 60,
     );
-    store.store.claim(&request).await.unwrap();
+    let _ = store.store.claim(&request).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -207,7 +207,12 @@ async fn refused_renewal_drops_handler() {
 
 #[tokio::test(start_paused = true)]
 async fn unanswered_renewals_drop_handler_in_time() {
-    for fate in [Fate::Silence, Fate::RequestLost, Fate::Contended] {
+    for fate in [
+        Fate::Silence,
+        Fate::RequestLost,
+        Fate::Contended,
+        Fate::Rejected,
+    ] {
         let store = Lossy::fates([Fate::Answered]);
         store.meets_always("renew", fate);
         let (outcome, elapsed) = endless(&store).await;
@@ -216,9 +221,24 @@ async fn unanswered_renewals_drop_handler_in_time() {
             "{fate:?}: {outcome:?}"
         );
         assert!(elapsed <= LENGTH + SECOND, "{fate:?}: {elapsed:?}");
+        assert!(elapsed >= LENGTH - SECOND, "{fate:?}: {elapsed:?}");
         let record = record(&store);
         assert_eq!(record.last_end, Some(AttemptEnd::Deadline), "{fate:?}");
         assert!(lease_until(&store) <= now(), "{fate:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn rejected_renewal_is_followed_by_another() {
+    for fates in [
+        vec![Fate::Rejected],
+        // The first copy is applied, and its answer is lost.
+        vec![Fate::AnswerLost, Fate::Rejected],
+    ] {
+        let store = Lossy::fates([vec![Fate::Answered], fates].concat());
+        let once = once(&store);
+        let outcome = once.run(operation("m-1"), |_| takes(2 * LENGTH)).await;
+        assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
     }
 }
 

@@ -7,7 +7,7 @@
 )]
 
 #[path = "support/lossy.rs"]
-#[allow(unreachable_pub, reason = "shared between test crates")]
+#[allow(unreachable_pub, dead_code, reason = "shared between test crates")]
 mod lossy;
 
 use std::{

@@ -273,7 +273,7 @@ async fn pointer_to_another_bucket_makes_no_request() {
             .await;
         assert_eq!(failed, ["m-1"]);
         let (outcome, detail) = one_outcome();
-        assert_eq!(outcome, "invalid");
+        assert_eq!(outcome, "no_effect");
         assert!(detail.contains("CONSUMER_S3_BUCKETS"), "{detail}");
         assert!(!detail.contains(bucket), "{detail}");
     }

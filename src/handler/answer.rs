@@ -35,6 +35,12 @@ impl<O: Serialize + Send> Answer for Done<O> {
     type Result = O;
 }
 
+#[cfg(feature = "postgres")]
+#[diagnostic::do_not_recommend]
+impl<O: Serialize + Send> Answer for crate::postgres::InTransaction<O> {
+    type Result = O;
+}
+
 /// An output, and writes that commit together with its record. All writes are applied exactly once,
 /// although workers crash and answers are lost.
 ///

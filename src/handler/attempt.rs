@@ -7,6 +7,11 @@ use crate::{
     deadline::Deadline,
     protocol::{AttemptEnd, Claimed, Key, Timestamp},
 };
+#[cfg(feature = "postgres")]
+use crate::{
+    handler::Failure,
+    postgres::{NoTransaction, OpenTransaction, Transaction},
+};
 
 /// One attempt at an operation: its key, its delivery, its deadline and its history.
 #[derive(Clone, Debug)]
@@ -15,6 +20,8 @@ pub struct Attempt {
     delivery: Delivery,
     history: History,
     deadline: Deadline,
+    #[cfg(feature = "postgres")]
+    transaction: OpenTransaction,
 }
 
 impl Attempt {
@@ -24,6 +31,16 @@ impl Attempt {
             delivery,
             history,
             deadline,
+            #[cfg(feature = "postgres")]
+            transaction: OpenTransaction::default(),
+        }
+    }
+
+    #[cfg(feature = "postgres")]
+    pub(crate) fn with_transaction(self, transaction: OpenTransaction) -> Self {
+        Self {
+            transaction,
+            ..self
         }
     }
 
@@ -254,6 +271,21 @@ impl Attempt {
     #[must_use]
     pub fn last_end(&self) -> Option<AttemptEnd> {
         self.history.open.and_then(|open| open.last_end)
+    }
+
+    /// The transaction of this attempt, for business writes that commit together with the record: see
+    /// [`InPostgres`](crate::InPostgres). A transaction that was dropped can be taken again.
+    ///
+    /// # Errors
+    ///
+    /// A permanent failure if the attempt runs in another mode, or if the transaction is in use. A
+    /// retryable failure if the attempt has ended.
+    #[cfg(feature = "postgres")]
+    pub fn transaction(&self) -> Result<Transaction, Failure> {
+        self.transaction.take().map_err(|error| match error {
+            NoTransaction::OtherMode | NoTransaction::InUse => Failure::permanent(error),
+            NoTransaction::Ended => Failure::retryable(error),
+        })
     }
 
     /// The invocation's deadline.

@@ -281,7 +281,7 @@ impl<S: Store> Once<S> {
 }
 
 /// Logs an open attempt: as a retry after a failure that the handler returned, else as a takeover.
-fn log_history(key: &Key, history: &History) {
+pub(super) fn log_history(key: &Key, history: &History) {
     let Some(open) = history.open else { return };
     macro_rules! line {
         ($level:ident, $start:literal) => {

@@ -13,6 +13,9 @@ use crate::{deadline::Deadline, protocol::Timestamp, store::Store};
 
 /// Part of a lease after which the worker renews it. Two more tries fit into the rest.
 const RENEWED_AFTER: u32 = 3;
+/// Renewals after a rejected one, at most. Other failed requests are repeated without a pause of this
+/// length.
+const RETRIES: u32 = 4;
 
 /// The length of leases.
 #[derive(Clone, Copy, Debug)]
@@ -92,15 +95,20 @@ impl<S: Store> HeldClaim<'_, S> {
             let renewed = Lease::from_now(lease.terms, now, self.deadline);
             let fence = self.fence.clone().with_lease(lease.until());
             let settlement = self.records.renewal(renewed.until());
-            match self.settle_by(cut, &fence, &settlement).await {
-                Settled::Applied => lease = renewed,
-                Settled::LeaseLost => return NoAnswer::LeaseLost,
-                Settled::Unknown(error) => {
-                    tracing::warn!(
+            loop {
+                match self.settle_by(cut, &fence, &settlement).await {
+                    Settled::Applied => break lease = renewed,
+                    Settled::LeaseLost => return NoAnswer::LeaseLost,
+                    Settled::Unknown(error) => tracing::warn!(
                         key = %self.fence.key,
                         %error,
-                        "the lease could not be renewed in time: the handler is cut off"
-                    );
+                        "the lease could not be renewed: the handler is cut off when it ends"
+                    ),
+                }
+                // DynamoDB may reject one request, as while credentials are replaced. The same renewal
+                // is sent again: an earlier copy may have been applied.
+                sleep_until(cut.min(Instant::now() + (cut - next) / RETRIES)).await;
+                if Instant::now() >= cut || self.records.now() > lease.ends {
                     return NoAnswer::OutOfTime;
                 }
             }

@@ -7,8 +7,9 @@
 //! | only DynamoDB writes | [`Inbox`]: plan, commit | [`Done`](crate::Done) |
 //! | one DynamoDB item | [`OnItem`]: one conditional write | [`Change`] |
 //!
-//! DynamoDB writes of the last three rows are applied exactly once. For an effect outside DynamoDB,
-//! a crash between effect and completion makes the handler run again. That attempt is informed.
+//! DynamoDB writes of the last three rows are applied exactly once. So are writes of `InPostgres`, which
+//! the feature `postgres` adds. For an effect outside the database, a crash between effect and completion
+//! makes the handler run again. That attempt is informed.
 //!
 //! A `Consumer` accepts every mode. Modes do not depend on SQS, so they also
 //! serve an HTTP API:
@@ -40,6 +41,8 @@ mod claim;
 mod commit;
 mod heartbeat;
 mod held;
+#[cfg(feature = "postgres")]
+mod in_postgres;
 mod inbox;
 pub(crate) mod mode;
 mod on_item;
@@ -50,6 +53,8 @@ mod repeat;
 mod work;
 
 pub use claim::Once;
+#[cfg(feature = "postgres")]
+pub use in_postgres::InPostgres;
 pub use inbox::Inbox;
 pub use mode::Mode;
 pub use on_item::{Change, OnItem};

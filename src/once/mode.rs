@@ -9,14 +9,15 @@ use crate::{
 
 /// A mode: a way to process operations once, for handlers that return an `A`.
 ///
-/// The modes are [`Once`](crate::Once), [`Inbox`](crate::Inbox) and [`OnItem`](crate::OnItem). A
-/// `Consumer` accepts each of them.
+/// The modes are [`Once`](crate::Once), [`Inbox`](crate::Inbox) and [`OnItem`](crate::OnItem),
+/// and with the feature `postgres` `InPostgres`. A `Consumer` accepts each of them.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not run handlers that return `{A}`",
     label = "not a mode for handlers that return `{A}`",
     note = "for an output that implements `serde::Serialize`, use `Once` on any store",
     note = "for `Done`, use `Once` or `Once::inbox` on a `DynamoStore`: a `MemoryStore` has no transactions",
-    note = "for `Change`, use `OnItem`"
+    note = "for `Change`, use `OnItem`",
+    note = "for `InTransaction`, use `Once::in_postgres`, with the feature `postgres`"
 )]
 pub trait Mode<A: Answer>: sealed::Sealed + Send + Sync + 'static {
     /// Runs `work` and records the result.
@@ -54,4 +55,6 @@ pub(crate) mod sealed {
     impl<S> Sealed for crate::once::Once<S> {}
     impl<S> Sealed for crate::once::Inbox<S> {}
     impl Sealed for crate::once::OnItem {}
+    #[cfg(feature = "postgres")]
+    impl Sealed for crate::once::InPostgres {}
 }

@@ -60,6 +60,9 @@ pub enum Outcome {
     /// The handler returned a retryable failure without an effect, or the message's body could not be
     /// read from S3.
     NoEffect(String),
+    /// Another transaction was in the way: a serialization failure or a deadlock. Nothing was written.
+    /// A consumer runs the handler again while there is time.
+    Contended(String),
     /// The handler returned a permanent failure.
     PermanentFailure(String),
     /// The message failed permanently before. Holds the recorded error. The handler did not run.
@@ -98,7 +101,7 @@ pub enum Outcome {
         /// Reason why the failure is not recorded.
         cause: Arc<StoreError>,
     },
-    /// DynamoDB did not answer the commit of the handler's writes. Either all writes were applied
+    /// The database did not answer the commit of the handler's writes. Either all writes were applied
     /// or no write.
     ///
     /// The condition of the next attempt's commit prevents a second application.
@@ -155,6 +158,7 @@ impl Outcome {
             Self::PayloadConflict { .. } => ("conflict", "Conflicts", Warn, Backoff, 409),
             Self::RetryableFailure(_) => ("retryable_failure", "RetryableFailures", Warn, Backoff, 503),
             Self::NoEffect(_) => ("no_effect", "RetryableFailures", Warn, Backoff, 503),
+            Self::Contended(_) => ("retryable_failure", "RetryableFailures", Warn, Backoff, 503),
             Self::PermanentFailure(_) => ("permanent_failure", "PermanentFailures", Error, Never, 422),
             Self::FailedBefore(_) => ("failed_before", "PermanentFailures", Info, Never, 422),
             Self::TooManyFailures(_) => ("failed_before", "PermanentFailures", Warn, Never, 422),
@@ -296,7 +300,9 @@ impl fmt::Display for Outcome {
             Self::Conflict { owner, lease_until } => write!(
                 f,
                 "lease held by {} until {lease_until}",
-                owner.as_ref().map_or("another program", Owner::as_str),
+                owner
+                    .as_ref()
+                    .map_or("another program or transaction", Owner::as_str),
             ),
             Self::PayloadConflict { open_since } => {
                 f.write_str("an attempt with another payload under this key is open")?;
@@ -309,6 +315,10 @@ impl fmt::Display for Outcome {
             }
             Self::RetryableFailure(error) => write!(f, "retryable failure: {error}"),
             Self::NoEffect(error) => write!(f, "retryable failure without an effect: {error}"),
+            Self::Contended(error) => write!(
+                f,
+                "another transaction was in the way, and nothing was written: {error}"
+            ),
             Self::PermanentFailure(error) => write!(f, "permanent failure: {error}"),
             Self::FailedBefore(error) => write!(
                 f,
@@ -346,7 +356,7 @@ impl fmt::Display for Outcome {
             ),
             Self::CommitUnknown(error) => write!(
                 f,
-                "DynamoDB did not answer the commit; the next attempt will show whether the writes were applied: {error}"
+                "the database did not answer the commit; the next attempt will show whether the writes were applied: {error}"
             ),
             Self::StoreUnavailable(error) => write!(
                 f,
@@ -379,6 +389,7 @@ mod tests {
             Outcome::PayloadConflict { open_since: None },
             Outcome::RetryableFailure(text()),
             Outcome::NoEffect(text()),
+            Outcome::Contended(text()),
             Outcome::PermanentFailure(text()),
             Outcome::FailedBefore(text()),
             Outcome::TooManyFailures(text()),

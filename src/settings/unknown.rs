@@ -20,6 +20,8 @@ impl Settings {
         // All names, also those that this consumer's mode does not read.
         let mut all = Self::from_vars::<String, String>([]);
         all.read_all();
+        #[cfg(feature = "postgres")]
+        let _database = all.database();
         names.retain(|name| !all.read.contains(name));
         let with_nearest = names.into_iter().map(|name| {
             let known = self.read.union(&all.read);

@@ -169,10 +169,9 @@ impl Batch {
         let _in_time = timeout_at(self.deadline.answer(), done).await;
     }
 
-    /// Messages without a result.
-    pub(super) fn unfinished(&self) -> impl Iterator<Item = &Message> {
-        let all = self.messages.iter().zip(&self.progress);
-        all.filter_map(|(message, progress)| progress.ended.get().is_none().then_some(message))
+    /// All messages, in the order of the event.
+    pub(super) fn messages(&self) -> &[Message] {
+        &self.messages
     }
 
     fn lanes(&self) -> Vec<Lane> {

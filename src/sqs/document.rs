@@ -3,7 +3,7 @@
 use std::{borrow::Cow, fmt, io};
 
 use serde::{
-    Deserializer as _,
+    Deserialize, Deserializer,
     de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 use serde_json::{Value, value::RawValue};
@@ -29,7 +29,7 @@ impl<'a> Document<'a> {
         match body {
             _ if body.as_bytes().len() <= MAX_TREE_BYTES => body.parse().map(Self::Tree),
             Body::Text(text) => {
-                serde_json::from_str::<IgnoredAny>(text)?;
+                serde_json::from_str::<Checked>(text)?;
                 Ok(Self::Long(text))
             }
             Body::Binary(_) => Err(serde_json::Error::io(io::ErrorKind::InvalidData.into())),
@@ -54,15 +54,67 @@ impl<'a> Document<'a> {
     pub(super) fn into_tree(self) -> Value {
         match self {
             Self::Tree(tree) => tree,
-            // Valid JSON: it was parsed before.
+            // `Checked` has accepted it.
             Self::Long(text) => serde_json::from_str(text).unwrap_or_default(),
         }
     }
 }
 
+/// Accepts the JSON of which a tree can be made, and keeps nothing of it. `IgnoredAny` accepts more: any
+/// depth, numbers beyond the range of a double, and halves of surrogate pairs.
+struct Checked;
+
+impl<'de> Deserialize<'de> for Checked {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Self)
+    }
+}
+
+impl<'de> Visitor<'de> for Checked {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_unit<E>(self) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self, A::Error> {
+        while let Some(Self) = list.next_element()? {}
+        Ok(self)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self, A::Error> {
+        while let Some((Self, Self)) = map.next_entry()? {}
+        Ok(self)
+    }
+}
+
 /// Finds as [`find`] does, without a tree of the values on the way.
 fn find_in_text(text: &str, pointer: &str) -> Option<Value> {
-    let mut found = Cow::Borrowed(text);
+    let mut found = Cow::Borrowed(text.trim_start());
     for token in pointer.split('/').skip(1) {
         if found.starts_with('"') {
             found = Cow::Owned(serde_json::from_str(&found).ok()?);
@@ -152,6 +204,9 @@ mod tests {
             let (short, long) = (find(&tree, pointer), find_in_text(text, pointer));
             assert_eq!(short.as_deref(), long.as_ref(), "{pointer}");
         }
+        // JSON in a string, behind white space.
+        let text = r#" "{\"id\": 7}""#;
+        assert_eq!(find_in_text(text, "/id"), Some(7.into()));
     }
 
     #[test]
@@ -166,5 +221,28 @@ mod tests {
         assert!(parse(&list(MAX_TREE_BYTES + 1)[1..]).is_err());
         let bytes = Body::from(vec![0xff; MAX_TREE_BYTES + 1]);
         assert!(Document::parse(&bytes).is_err());
+    }
+
+    #[test]
+    fn long_body_is_refused_where_a_short_one_is() {
+        let blank = " ".repeat(MAX_TREE_BYTES);
+        for (text, accepted) in [
+            (
+                r#"{"a": [1, -1, 1.5, true, null, "\ud83d\ude00"], "a": {}}"#.to_owned(),
+                true,
+            ),
+            ([&"[".repeat(127)[..], &"]".repeat(127)].concat(), true),
+            ([&"[".repeat(128)[..], &"]".repeat(128)].concat(), false),
+            ("[1e999]".to_owned(), false),
+            (r#"["\ud83d"]"#.to_owned(), false),
+            (r#"{"\ud83d": 1}"#.to_owned(), false),
+            ("[1] 2".to_owned(), false),
+            ("[1,]".to_owned(), false),
+        ] {
+            for body in [text.clone(), format!("{blank}{text}")] {
+                let parsed = Document::parse(&Body::from(&*body)).is_ok();
+                assert_eq!(parsed, accepted, "{text}, {} bytes", body.len());
+            }
+        }
     }
 }

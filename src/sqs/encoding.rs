@@ -1,6 +1,6 @@
 //! [`Encoding`]: base64 and gzip around a body.
 
-use std::{borrow::Cow, io, io::Read as _, num::NonZeroU32, str::FromStr};
+use std::{borrow::Cow, io, io::Read as _, mem, num::NonZeroU32, str::FromStr};
 
 use base64::{
     Engine as _,
@@ -147,23 +147,32 @@ fn attribute(facts: &DeliveryFacts) -> Option<&str> {
     }
 }
 
-/// Reads a list such as `gzip,base64`, in any order.
+/// Reads a list such as `gzip,base64`, in any order. An encoding that is named twice was applied twice,
+/// and only one of them would be removed.
 fn of_attribute(value: &str) -> Result<Encoding, InvalidMessage> {
-    let mut encoding = Encoding::None;
+    let (mut base64, mut gzip) = (false, false);
     for token in value.split([',', '+', ';']) {
-        match token.trim().to_ascii_lowercase().as_str() {
-            "none" | "identity" => {}
-            "base64" if encoding == Encoding::None => encoding = Encoding::Base64,
-            "base64" => {}
-            "gzip" => encoding = Encoding::Gzip,
-            _ => {
-                return Err(InvalidMessage(format!(
-                    "the message attribute {ATTRIBUTE} is not `none`, `identity`, `base64`, `gzip` or `base64+gzip`"
-                )));
-            }
+        let named = match token.trim().to_ascii_lowercase().as_str() {
+            "none" | "identity" => continue,
+            "base64" => &mut base64,
+            "gzip" => &mut gzip,
+            _ => return Err(unknown_encoding()),
+        };
+        if mem::replace(named, true) {
+            return Err(unknown_encoding());
         }
     }
-    Ok(encoding)
+    Ok(match (gzip, base64) {
+        (true, _) => Encoding::Gzip,
+        (false, true) => Encoding::Base64,
+        (false, false) => Encoding::None,
+    })
+}
+
+fn unknown_encoding() -> InvalidMessage {
+    InvalidMessage(format!(
+        "the message attribute {ATTRIBUTE} is not `none`, `identity`, `base64`, `gzip` or `base64+gzip`"
+    ))
 }
 
 fn base64(text: &str) -> Result<Vec<u8>, InvalidMessage> {

@@ -727,6 +727,15 @@ mod tests {
     }
 
     #[test]
+    fn fingerprint_of_a_long_body_without_a_tree_covers_its_bytes() {
+        let blank = " ".repeat(super::super::document::MAX_TREE_BYTES);
+        for source in ["body", "powertools:body", "body:/0", "powertools:body:/0"] {
+            let of = |cents: u32| fingerprint(&format!("{blank}[1e999, {cents}]"), source);
+            assert_ne!(of(1), of(2), "{source}");
+        }
+    }
+
+    #[test]
     fn powertools_hashes_match_powertools() {
         let body = r#"{"id": "o-1", "n": 7, "amount": 99.9, "e": ""}"#;
         let md5 = |text: &str| powertools::hash(&serde_json::from_str(text).unwrap());

@@ -24,7 +24,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Message {
     id: MessageId,
-    /// Not set before a body in S3 is read.
+    /// Not set before the body is read, which for a body in S3 is when the message runs.
     identity: OnceLock<Result<Identity, NoIdentity>>,
     /// Without its envelope, and not decoded.
     body: Option<String>,
@@ -97,7 +97,7 @@ impl Message {
             Ok(pointer) => (OnceLock::new(), pointer),
             Err(invalid) => (OnceLock::from(Err(invalid.into())), None),
         };
-        let message = Self {
+        Some(Self {
             id: MessageId(id),
             identity,
             body: record.body,
@@ -110,11 +110,14 @@ impl Message {
                      attributes: of,
                  }| (body, attributes(of)),
             ),
-        };
-        if message.s3_pointer.is_none() {
-            let _identity = message.identify(message.body(), reading);
+        })
+    }
+
+    /// Makes key and fingerprint of the body in the queue, unless the body is in S3.
+    pub(crate) fn identify_body(&self, reading: &Reading<'_>) {
+        if self.s3_pointer.is_none() {
+            let _identity = self.identify(self.body(), reading);
         }
-        Some(message)
     }
 
     pub(crate) fn id(&self) -> &MessageId {
@@ -148,7 +151,7 @@ impl Message {
         self.delivery.facts().sent_at
     }
 
-    /// Key and fingerprint. `None` before a body in S3 is read, and for a message without a key.
+    /// Key and fingerprint. `None` before the body is read, and for a message without a key.
     pub(crate) fn identity(&self) -> Option<&Identity> {
         self.identity.get()?.as_ref().ok()
     }
@@ -292,7 +295,11 @@ mod tests {
     }
 
     fn message(record: SqsMessage) -> Option<Message> {
-        reading(|reading| Message::new(record, None, Envelope::None, reading))
+        reading(|reading| {
+            let message = Message::new(record, None, Envelope::None, reading)?;
+            message.identify_body(reading);
+            Some(message)
+        })
     }
 
     fn parse(record: SqsMessage) -> Result<Order, InvalidMessage> {

@@ -106,10 +106,18 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let mut report = BatchReport::new(self.mode.now());
         let request_id = request_id.map(Arc::from);
         let mut messages = Vec::with_capacity(event.records.len());
+        let reading = self.reading();
+        let kept_for_handlers = deadline.time_left() / 2;
         for (index, record) in event.records.into_iter().enumerate() {
             let request_id = request_id.as_ref();
-            let message = Message::new(record, request_id, self.envelope, &self.reading());
-            messages.push(message.ok_or(BatchError::NoMessageId { index })?);
+            let message = Message::new(record, request_id, self.envelope, &reading);
+            let message = message.ok_or(BatchError::NoMessageId { index })?;
+            // Lanes need keys. But a batch of bodies that are slow to decode must not take the time of
+            // its other messages: the rest get their keys when they run.
+            if deadline.time_left() >= kept_for_handlers {
+                message.identify_body(&reading);
+            }
+            messages.push(message);
         }
         let batch = Arc::new(Batch::new(
             messages,
@@ -231,7 +239,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         run.catch_unwind().await.unwrap_or(Outcome::Panicked)
     }
 
-    /// Runs a message, again while another worker holds the claim and there is time to wait.
+    /// Runs a message, again while another worker holds the claim or another transaction is in the way,
+    /// and there is time.
     async fn run_until_claimed(
         &self,
         message: &Message,
@@ -242,16 +251,21 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             return Outcome::Ignored;
         }
         let deadline = batch.deadline();
+        // To decode and parse a body takes time too.
+        if !deadline.may_start() {
+            return Outcome::NotStarted;
+        }
         let body = match self.body(message, batch).await {
             Ok(body) => body,
             Err(outcome) => return outcome,
         };
+        let had_key = message.key().is_some();
         let identity = match message.identify(body.text(), &self.reading()) {
             Ok(identity) => identity,
             Err(NoIdentity::Invalid(InvalidMessage(why))) => return self.invalid(message, why),
             Err(NoIdentity::KeyPanicked) => return Outcome::Panicked,
         };
-        if message.s3_pointer().is_some() {
+        if !had_key {
             message.add_key_to(&Span::current());
         }
         let mut input = match self.read(message, &body) {
@@ -265,8 +279,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             let Identity { key, fingerprint } = identity.clone();
             let operation = Operation::new(key, fingerprint, message.delivery().clone(), deadline);
             let handler = &self.handler;
-            // After a conflict, the claim mode leaves the input for the next claim. An inbox has run the
-            // handler before its commit met the conflict, and needs the input again.
+            // After a conflict, the claim mode leaves the input for the next claim. A transactional mode has
+            // run the handler before its commit met the conflict, and needs the input again.
             let (input, body) = (&mut input, &body);
             let never_started = AtomicBool::new(false);
             let work = async |attempt: Attempt| {
@@ -283,8 +297,12 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                 Outcome::NoEffect(_) if never_started.load(Relaxed) => Outcome::NotStarted,
                 outcome => outcome,
             };
-            let conflict = matches!(outcome, Outcome::Conflict { .. });
-            if !conflict || Instant::now() + pause > wait_ends {
+            let runs_again_until = match outcome {
+                Outcome::Conflict { .. } => wait_ends,
+                Outcome::Contended(_) => deadline.latest_start(),
+                outcome => return outcome,
+            };
+            if Instant::now() + pause > runs_again_until {
                 return outcome;
             }
             tokio::time::sleep(pause).await;

@@ -30,8 +30,8 @@ const DEFAULT_MAX_BYTES: NonZeroU32 = const { NonZeroU32::new(2 << 20).unwrap() 
 ///
 /// | result of the read | outcome |
 /// | --- | --- |
-/// | pointer to another bucket, longer than the limit, not UTF-8, no such object (`NoSuchKey`) | [`Invalid`](Outcome::Invalid) |
-/// | access denied, no such bucket, no answer in time, every other error | [`NoEffect`](Outcome::NoEffect) |
+/// | longer than the limit, not UTF-8, no such object (`NoSuchKey`) | [`Invalid`](Outcome::Invalid) |
+/// | pointer to another bucket, access denied, no such bucket, no answer in time, every other error | [`NoEffect`](Outcome::NoEffect) |
 ///
 /// The role needs `s3:GetObject` on the objects of the buckets. It needs `s3:ListBucket` on the buckets
 /// too: without it, S3 answers 403 in place of 404 for an object that does not exist. A bucket with a
@@ -86,7 +86,8 @@ impl S3Bodies {
     pub(super) async fn read(&self, pointer: &S3Pointer) -> Result<String, Outcome> {
         let bucket = self.buckets.iter().find(|name| **name == pointer.bucket);
         let bucket = bucket.ok_or_else(|| {
-            Outcome::Invalid(
+            // A missing name in the setting is no verdict on the message.
+            Outcome::NoEffect(
                 "the body is a pointer to a bucket that CONSUMER_S3_BUCKETS does not name; nothing \
                  was read"
                     .into(),

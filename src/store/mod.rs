@@ -8,6 +8,8 @@
 mod any;
 pub(crate) mod dynamodb;
 mod memory;
+#[cfg(feature = "postgres")]
+pub(crate) mod postgres;
 mod results;
 #[cfg(feature = "s3")]
 mod s3_results;
@@ -29,6 +31,8 @@ pub use dynamodb::{
     operator::{RecordPage, StoredRecord},
 };
 pub use memory::MemoryStore;
+#[cfg(feature = "postgres")]
+pub use postgres::PostgresStore;
 pub use results::Results;
 #[doc(hidden)]
 pub use transaction::{Commit, CommitAnswer, RecordWrite, TransactionalStore};

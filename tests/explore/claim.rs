@@ -81,8 +81,11 @@ fn skewed_workers_with_renewals_keep_promises() {
 }
 
 #[test]
-fn explorer_finds_renewal_without_fence() {
-    finds(&Scenario::heartbeat().with(Flaw::RenewalWithoutFence), "P1");
+fn explorer_finds_renewal_without_condition() {
+    finds(
+        &Scenario::heartbeat().with(Flaw::RenewalWithoutCondition),
+        "P1",
+    );
 }
 
 #[test]

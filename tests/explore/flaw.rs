@@ -24,8 +24,8 @@ pub enum Flaw {
     EndLeaseDeletes,
     /// The end of a lease has no condition.
     EndLeaseWithoutCondition,
-    /// The renewal of a lease is conditional on `status = IN_PROGRESS` alone.
-    RenewalWithoutFence,
+    /// The renewal of a lease has no condition.
+    RenewalWithoutCondition,
     /// A claim drops the failed messages of the record.
     ClaimForgetsFailures,
     /// A claim drops the time of the earliest open attempt.
@@ -52,7 +52,7 @@ impl Flaw {
         Self::RestoreWithoutOwner,
         Self::EndLeaseDeletes,
         Self::EndLeaseWithoutCondition,
-        Self::RenewalWithoutFence,
+        Self::RenewalWithoutCondition,
         Self::ClaimForgetsFailures,
         Self::ClaimForgetsOpenAttempts,
         Self::WritesGoFirst,

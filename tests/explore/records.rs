@@ -97,10 +97,10 @@ impl Records {
             .is_some_and(|record| matches!(record.state, State::InProgress { .. }));
         let overlooked = match (flaw, settlement) {
             (Flaw::CompletionWithoutOwner, Settlement::Complete { .. })
-            | (Flaw::RestoreWithoutOwner, Settlement::Restore(_))
-            | (Flaw::RenewalWithoutFence, Settlement::Renew { .. }) => in_progress,
+            | (Flaw::RestoreWithoutOwner, Settlement::Restore(_)) => in_progress,
             (Flaw::CompletionWithoutCondition, Settlement::Complete { .. })
-            | (Flaw::EndLeaseWithoutCondition, Settlement::EndLease { .. }) => record.is_some(),
+            | (Flaw::EndLeaseWithoutCondition, Settlement::EndLease { .. })
+            | (Flaw::RenewalWithoutCondition, Settlement::Renew { .. }) => record.is_some(),
             _ => false,
         };
         if !overlooked && !may_settle(record.as_ref(), fence) {

@@ -19,6 +19,10 @@ pub mod event;
 pub mod faults;
 pub mod gateway;
 pub mod log;
+#[cfg(feature = "postgres")]
+pub mod postgres;
+#[cfg(feature = "postgres")]
+pub mod postgres_wire;
 pub mod prerequisite;
 pub mod runtime_api;
 pub mod s3;

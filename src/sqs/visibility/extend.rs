@@ -1,9 +1,9 @@
 //! Extends the visibility timeouts of the messages of a batch while their handlers run.
 
-use std::{pin::pin, time::Duration};
+use std::{convert::Infallible, pin::pin, time::Duration};
 
-use futures_util::future::{Either, select};
-use tokio::time::{Instant, sleep};
+use futures_util::future::select;
+use tokio::time::{Instant, sleep_until};
 
 use super::{BUDGET, Bound, LONGEST, TimeoutChange, Visibility};
 use crate::sqs::{batch::Batch, message::Message};
@@ -12,7 +12,8 @@ use crate::sqs::{batch::Batch, message::Message};
 const EXTENDED_AFTER: u32 = 3;
 
 impl Visibility {
-    /// Awaits `run`, and meanwhile extends the visibility timeouts of the messages without a result.
+    /// Awaits `run`, and meanwhile extends the visibility timeouts of the batch. Messages with a result
+    /// too: SQS gets no response for them before the batch ends.
     pub(in crate::sqs) async fn while_extended(
         &self,
         batch: &Batch,
@@ -21,26 +22,25 @@ impl Visibility {
         let Some(timeout) = self.heartbeat else {
             return run.await;
         };
-        let mut run = pin!(run);
+        let _ended = select(pin!(run), pin!(self.keep_extending(batch, timeout))).await;
+    }
+
+    async fn keep_extending(&self, batch: &Batch, timeout: Duration) -> Infallible {
         let received = Instant::now();
+        let mut next = received;
         loop {
-            let extension = pin!(async {
-                sleep(timeout / EXTENDED_AFTER).await;
-                let seconds = seconds(timeout, received.elapsed());
-                self.extend(batch.unfinished(), seconds).await;
-            });
-            // The batch first: messages that just ended are not extended.
-            if let Either::Left(_) = select(run.as_mut(), extension).await {
-                return;
-            }
+            next = Instant::now().max(next + timeout / EXTENDED_AFTER);
+            sleep_until(next).await;
+            let seconds = seconds(timeout, received.elapsed());
+            self.extend(batch.messages(), seconds).await;
         }
     }
 
-    async fn extend<'a>(&self, messages: impl Iterator<Item = &'a Message>, seconds: u16) {
+    async fn extend(&self, messages: &[Message], seconds: u16) {
         if seconds == 0 {
             return;
         }
-        let changes = messages.filter_map(|message| {
+        let changes = messages.iter().filter_map(|message| {
             let receipt = message.receipt()?;
             Some(TimeoutChange {
                 message_id: message.id(),
@@ -49,7 +49,7 @@ impl Visibility {
                 seconds,
             })
         });
-        let bound = Bound::Until(Instant::now() + BUDGET);
+        let bound = Bound::WhileRunning(Instant::now() + BUDGET);
         let outcome = "messages that run may be received again";
         self.change_queues(changes.collect(), bound, outcome).await;
     }

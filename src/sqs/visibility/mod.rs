@@ -99,8 +99,10 @@ impl Visibility {
         }
     }
 
-    /// Sets the visibility timeout of the messages of a batch that are not finished, and extends it
-    /// after each third. `None`, the default, leaves them the queue's visibility timeout.
+    /// Sets the visibility timeout of the messages of a batch after each third of `timeout`, until the
+    /// batch ends. `None`, the default, leaves them the queue's visibility timeout, which must be longer
+    /// than a third of `timeout`. Messages with a result are extended too, since SQS gets the response
+    /// for all messages at the end.
     ///
     /// For handlers that run longer than the queue's visibility timeout; see
     /// [`Once::heartbeat`](crate::Once::heartbeat) for their leases. SQS hides a message for at most

@@ -55,6 +55,9 @@ pub(super) struct Queue {
 pub(super) enum Bound {
     /// This time, for calls before the response to Lambda.
     Until(Instant),
+    /// This time, for calls while handlers run. No response waits for them, so they are sent during a
+    /// pause too, and cause none.
+    WhileRunning(Instant),
     /// [`BACKGROUND`], for calls beside the response. Lambda may freeze the process meanwhile, so a
     /// missing answer proves nothing about the endpoint.
     Background,
@@ -71,6 +74,9 @@ pub(super) enum CallError {
         "the SQS endpoint of {region} gave no answer and is not asked again for 5 minutes: {cause}"
     )]
     Unreachable { region: String, cause: String },
+    /// The endpoint may be asked again.
+    #[error("the SQS endpoint of {region} gave no answer: {cause}")]
+    NoAnswer { region: String, cause: String },
     /// Not sent: the endpoint could not be reached within the last five minutes.
     #[error("the SQS endpoint could not be reached within the last 5 minutes")]
     Paused,
@@ -170,11 +176,12 @@ impl Queues {
         E: ProvideErrorMetadata + Error + 'static,
     {
         let sent = Instant::now();
-        if self.known().is_paused(region) {
+        let heeds_pause = !matches!(bound, Bound::WhileRunning(_));
+        if heeds_pause && self.known().is_paused(region) {
             return Err(CallError::Paused);
         }
         let until = match bound {
-            Bound::Until(until) => until,
+            Bound::Until(until) | Bound::WhileRunning(until) => until,
             Bound::Background => sent + BACKGROUND,
         };
         if sent >= until {
@@ -191,10 +198,11 @@ impl Queues {
             Err(_elapsed) => format!("no answer within {:?}", sent.elapsed()),
         };
         let region = region.to_owned();
-        if let Bound::Until(_) = bound {
-            let end = Instant::now() + PAUSE;
-            self.known().paused.insert(region.clone(), end);
-        }
+        let Bound::Until(_) = bound else {
+            return Err(CallError::NoAnswer { region, cause });
+        };
+        let end = Instant::now() + PAUSE;
+        self.known().paused.insert(region.clone(), end);
         Err(CallError::Unreachable { region, cause })
     }
 }

@@ -1,0 +1,117 @@
+//! Places an order in PostgreSQL: inserts the order and takes its products from the stock, in one
+//! transaction with the record. An order for more than the stock is declined.
+//!
+//! The tables, beside that of the records, which the consumer creates at its start:
+//!
+//! ```sql
+//! CREATE TABLE stock (product text PRIMARY KEY, quantity bigint NOT NULL CHECK (quantity >= 0));
+//! CREATE TABLE orders (order_id text PRIMARY KEY, customer_id text NOT NULL);
+//! CREATE TABLE order_lines (order_id text REFERENCES orders, product text, pieces bigint NOT NULL);
+//! ```
+//!
+//! `IDEMPOTENCY_POSTGRES_URL` names the database: docs/effects-in-postgresql.md shows a trial on this
+//! machine. To deploy it beside a database in RDS, where its user has the role `rds_iam`:
+//!
+//! ```sh
+//! cargo lambda build --release --arm64 --example place_order_postgres --features postgres
+//! cp global-bundle.pem target/lambda/place_order_postgres/ # the certificate authorities of RDS
+//! sam deploy --guided --template-file examples/place_order_postgres.template.yaml
+//! ```
+
+use std::{collections::BTreeMap, num::NonZeroU32};
+
+use serde::{Deserialize, Serialize};
+use sqlx::{Connection as _, PgConnection};
+use sqs_once::{
+    Attempt, Consumer, Failure, Handler, InPostgres, InTransaction, Settings, SettingsError,
+    handler_fn, telemetry,
+};
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Order {
+    order_id: String,
+    customer_id: String,
+    /// Pieces of each product.
+    products: BTreeMap<String, NonZeroU32>,
+}
+
+/// The output of the handler.
+#[derive(Serialize)]
+#[serde(tag = "status", rename_all = "camelCase")]
+pub enum Answer {
+    /// The order is placed.
+    Placed,
+    /// There are too few pieces of this product.
+    #[serde(rename_all = "camelCase")]
+    Declined {
+        /// The product.
+        out_of_stock: String,
+    },
+}
+
+async fn place(order: Order, attempt: Attempt) -> Result<InTransaction<Answer>, Failure> {
+    if order.products.is_empty() {
+        return Err(Failure::permanent("the order has no products"));
+    }
+    let mut tx = attempt.transaction()?;
+    // A savepoint: a declined order leaves no writes, and its answer is recorded.
+    let mut writes = tx.begin().await?;
+    // The order is kept longer than its record. A message that returns after the record expired must
+    // not take from the stock again.
+    let insert = "INSERT INTO orders VALUES ($1, $2) ON CONFLICT DO NOTHING";
+    let inserted = sqlx::query(insert)
+        .bind(&order.order_id)
+        .bind(&order.customer_id);
+    if inserted.execute(&mut *writes).await?.rows_affected() == 0 {
+        return Err(Failure::permanent("an order with this id is there already"));
+    }
+    // In the order of the map, so that two orders for the same products cannot deadlock.
+    for (product, pieces) in &order.products {
+        let pieces = i64::from(pieces.get());
+        if !take(&mut writes, &order.order_id, product, pieces).await? {
+            writes.rollback().await?;
+            return Ok(tx.done(Answer::Declined {
+                out_of_stock: product.clone(),
+            }));
+        }
+    }
+    writes.commit().await?;
+    Ok(tx.done(Answer::Placed))
+}
+
+/// Takes pieces from the stock. Returns false if there are too few.
+async fn take(
+    connection: &mut PgConnection,
+    order: &str,
+    product: &str,
+    pieces: i64,
+) -> Result<bool, sqlx::Error> {
+    let sql = "UPDATE stock SET quantity = quantity - $2 WHERE product = $1 AND quantity >= $2";
+    let taken = sqlx::query(sql).bind(product).bind(pieces);
+    if taken.execute(&mut *connection).await?.rows_affected() == 0 {
+        return Ok(false);
+    }
+    let line = sqlx::query("INSERT INTO order_lines VALUES ($1, $2, $3)")
+        .bind(order)
+        .bind(product)
+        .bind(pieces);
+    line.execute(connection).await?;
+    Ok(true)
+}
+
+/// The consumer, with these settings.
+pub async fn consumer(
+    mut settings: Settings,
+) -> Result<Consumer<InPostgres, impl Handler<Output = InTransaction<Answer>>>, SettingsError> {
+    settings.set_default("IDEMPOTENCY_NAMESPACE", "orders");
+    // An order that was sent twice has two message ids, and one order id.
+    settings.set_default("IDEMPOTENCY_KEY", "body:/orderId");
+    settings.in_postgres(Ok(handler_fn(place))).await
+}
+
+#[tokio::main]
+async fn main() -> Result<(), lambda_runtime::Error> {
+    telemetry::init();
+    sqs_once::run(consumer(Settings::from_env()).await?).await
+}

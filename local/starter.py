@@ -1,0 +1,264 @@
+"""`make starter`: makes a project of each variant of starter/, tests it, and drives its `make dev`.
+
+The projects use this checkout, and share target/starter. Prints the times that docs/your-own-consumer.md promises.
+"""
+
+import difflib
+import filecmp
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import deployment
+import yaml
+from cloud import ROOT, MiniStack, ministack, unwind_on_signals
+from driven_dev import COLD, Failed, check, environment, make_dev
+from stack import Template
+
+LINES_OF_MAIN = 25
+LINES_TO_EDIT = 25
+WARM = 60  # seconds
+
+
+@dataclass(frozen=True)
+class Variant:
+    name: str
+    effect: str
+    key: str
+    fifo: str
+
+
+# The first one has the defaults.
+VARIANTS = (
+    Variant("charge-cards", "outside", "body:/orderId", "no"),
+    Variant("place-orders", "inbox", "attribute:order", "yes"),
+    Variant("register_users", "item", "message-id", "no"),
+)
+
+# The first own handler: it reserves seats in place of charging cards. File, text before, text after.
+OWN_HANDLER = (
+    ("events/orders.json", r"\"cents\":1250", r"\"seats\":2"),
+    ("events/rejected.json", r"\"cents\":0", r"\"seats\":0"),
+    ("src/handler.rs", "cents: u64", "seats: u32"),
+    ("src/handler.rs", "order.cents == 0", "order.seats == 0"),
+    ("src/handler.rs", "the amount is 0", "an order of no seats"),
+    ("src/handler.rs", '"charged")', '"seats reserved")'),
+    ("src/handler.rs", "charged {}", "reserved {}"),
+    ("src/handler.rs", "cents: 0", "seats: 0"),
+)
+
+
+def say(text: str) -> None:
+    print(f"==> {text}", flush=True)
+
+
+def command(*arguments: str, cwd: Path, tools: bool = False) -> None:
+    """Runs a command as a user, or with the tools of this checkout."""
+    path = {"PATH": os.environ["PATH"]} if tools else {}
+    ended = subprocess.run(arguments, cwd=cwd, env=environment() | path, stdin=subprocess.DEVNULL, check=False)
+    check(ended.returncode == 0, f"`{' '.join(arguments)}` failed in {cwd.name}")
+
+
+def make_new(folder: Path, *answers: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["make", "--no-print-directory", "new", f"DIR={folder}", *answers],
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+# ---- the files ---------------------------------------------------------------------------------
+
+
+def generate(variant: Variant, folder: Path) -> Path:
+    answers = (f"EFFECT={variant.effect}", f"KEY={variant.key}", f"FIFO={variant.fifo}")
+    made = make_new(folder, f"NAME={variant.name}", *answers)
+    check(made.returncode == 0, f"make new failed: {made.stderr}")
+    return folder / variant.name
+
+
+def check_refusals(folder: Path) -> None:
+    """`make new` refuses answers that the template does not know, and a folder that exists."""
+    for answer in ("NAME=", "NAME=../x", "EFFECT=elsewhere", "FIFO=perhaps", "KEY=orderId", "KEY=body:/a/b"):
+        refused = make_new(folder, "NAME=refused", answer)
+        check(refused.returncode != 0 and "make new: " in refused.stderr, f"make new accepted {answer}")
+    refused = make_new(folder, f"NAME={VARIANTS[0].name}")
+    check("exists" in refused.stderr, "make new wrote into a folder that exists")
+    check({file.name for file in folder.iterdir()} == {VARIANTS[0].name}, "a refused `make new` left files")
+
+
+def check_defaults(project: Path, folder: Path) -> None:
+    """`cargo lambda new` without answers makes the project that `make new` makes without answers."""
+    new = ["cargo", "lambda", "new", "--no-interactive", "--template", str(ROOT / "starter")]
+    command(*new, "--render-var", f"source={ROOT}", project.name, cwd=folder, tools=True)
+    files = [str(f.relative_to(project)) for f in project.rglob("*") if f.is_file()]
+    same, different, missing = filecmp.cmpfiles(project, folder / project.name, files, shallow=False)
+    check(len(same) > 10 and not different and not missing, f"other defaults in {different + missing}")
+
+
+def check_lists() -> None:
+    """The tools of a project have the versions of this checkout's tools."""
+
+    def pins(*files: Path) -> set[str]:
+        blocks = "".join(file.read_text() for file in files).replace("\\\n", "").splitlines()
+        return {" ".join(block.split()) for block in blocks if not block.startswith("#")}
+
+    local, project = ROOT / "local", ROOT / "starter/template/local"
+    known = pins(local / "requirements.txt", local / "requirements-deploy.txt")
+    unknown = pins(*project.glob("requirements*.txt")) - known
+    check(not unknown, "local/requirements.in says how to compile; other pins: " + ", ".join(sorted(unknown)))
+
+
+def check_template(project: Path) -> None:
+    command("sam", "validate", "--lint", "--region", "us-east-1", cwd=project, tools=True)
+    command("cfn-lint", "template.yaml", cwd=project, tools=True)
+    checkov = str(ROOT / ".venv-checkov/bin/checkov")
+    options = ("--framework", "cloudformation", "--skip-download", "--compact", "--quiet")
+    command(checkov, *options, "--file", "template.yaml", cwd=project)
+
+
+def check_deployment(cloud: MiniStack, project: Path) -> None:
+    """The tool's doctor finds nothing in the deployed template. MiniStack ignores TTL in a template."""
+    template = yaml.load((project / "template.yaml").read_text(), Loader=Template)
+    function = template["Resources"]["Consumer"]
+    function.pop("Metadata")  # how to build it
+    with tempfile.TemporaryDirectory(prefix="starter-") as name:
+        folder = Path(name)
+        (folder / "bootstrap").write_text("")
+        function["Properties"]["CodeUri"] = "."
+        built = folder / "template.yaml"
+        built.write_text(json.dumps(template))
+        deployment.adapt(built)
+        options = ("--template-file", str(built), "--capabilities", "CAPABILITY_IAM", "--resolve-s3")
+        deployment.deploy(cloud, project.name, *options)
+    doctor = [str(ROOT / "target/debug/sqs-once"), "doctor", project.name, "--skip", "ttl"]
+    ended = subprocess.run(doctor, env=cloud.environment(), stdin=subprocess.DEVNULL, check=False)
+    check(ended.returncode == 0, f"the doctor has findings in {project.name}")
+
+
+def check_own_template() -> None:
+    """`make dev` of this checkout finds the table and the variables of the shipped template."""
+    found = ('"$IDEMPOTENCY_TABLE_NAME" != ""', '"$CONSUMER_CONCURRENCY" = 10', '"$PAYMENT_GATEWAY_URL" = sandbox')
+    test = " && ".join(f"test {condition}" for condition in found)
+    run = ("python", "local/dev.py", "run", "consumer", "--", "sh", "-c", test)
+    command("env", "PAYMENT_GATEWAY_URL=sandbox", *run, cwd=ROOT, tools=True)
+
+
+def check_source(project: Path) -> None:
+    lines = len((project / "src/main.rs").read_text().splitlines())
+    check(lines <= LINES_OF_MAIN, f"src/main.rs has {lines} lines")
+    command("cargo", "fmt", "--check", cwd=project)
+    command("cargo", "clippy", "--quiet", "--all-targets", "--no-deps", "--", "-D", "warnings", cwd=project)
+
+
+# ---- make dev ----------------------------------------------------------------------------------
+
+
+def edit(project: Path) -> int:
+    """Writes the own handler. Returns the number of changed lines."""
+    changed = 0
+    for name in dict.fromkeys(name for name, _, _ in OWN_HANDLER):
+        file = project / name
+        before = after = file.read_text()
+        for other, old, new in OWN_HANDLER:
+            if other == name:
+                check(old in after, f"{name} has no {old}")
+                after = after.replace(old, new)
+        file.write_text(after)
+        delta = difflib.ndiff(before.splitlines(), after.splitlines())
+        changed += sum(line.startswith("+ ") for line in delta)
+    return changed
+
+
+def files(project: Path) -> set[str]:
+    """Files of a project, without those of the tools."""
+    return {
+        str(file.relative_to(project))
+        for file in project.rglob("*")
+        if file.is_file() and not {".venv", "__pycache__"} & set(file.parts)
+    }
+
+
+def drive(project: Path, since: float) -> list[str]:
+    """`make dev`: cold, with an own handler, and once built. Returns the measured times."""
+    first = {"completed": 2, "duplicate": 1, "permanent_failure": 1}
+    again = {"duplicate": 3, "permanent_failure": 1}
+    before = files(project)
+    with make_dev(project) as dev:
+        dev.wait_for(first, "messages in the dead-letter queue: 1")
+        cold = time.monotonic() - since
+        cloud = dev.cloud()
+        queues = cloud.client("sqs").list_queues()["QueueUrls"]
+        depths = sorted(deployment.depth(cloud, queue) for queue in queues)
+        check(depths == [(0, 0), (1, 0)], f"queue and dead-letter queue have {depths} messages, visible and in flight")
+        line = len(dev.lines)
+        dev.enter()
+        dev.wait_for(again, "messages in the dead-letter queue: 2", line, WARM)
+        line = len(dev.lines)
+        lines = edit(project)
+        reload = dev.wait_for(first, "seats reserved", line, WARM)
+        check(any("reloaded" in shown for shown in dev.lines[line:]), "make dev did not say that it reloaded")
+        end = dev.interrupt()
+    left = files(project) - before - {".local/dev.log"}
+    check(not left, f"make dev left {left}")
+    with make_dev(project) as dev:
+        warm = dev.wait_for(first, "messages in the dead-letter queue: 1", within=WARM)
+        dev.interrupt()
+    check(lines <= LINES_TO_EDIT, f"the own handler takes {lines} edited lines")
+    check(cold <= COLD, f"the first outcomes took {cold:.0f} s")
+    return [
+        f"{cold:5.0f} s  from `make new` to the first outcomes (limit {COLD})",
+        f"{warm:5.0f} s  `make dev` once built, to the first outcomes (limit {WARM})",
+        f"{reload:5.0f} s  from the saved change to the outcomes of the own handler",
+        f"{end:5.0f} s  from Ctrl-C to the end of every process",
+        f"{lines:5.0f}    edited lines to the own handler (limit {LINES_TO_EDIT})",
+    ]
+
+
+def main() -> int:
+    unwind_on_signals()
+    check_lists()
+    check_own_template()
+    # The tool, from the build of `make test`.
+    tool = ["cargo", "test", "--quiet", "--locked", "--features", "cli,opentelemetry", "--test", "cli", "--no-run"]
+    subprocess.run(tool, cwd=ROOT, check=True)
+    report: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="starter-") as name, ministack("starter") as cloud:
+        folder = Path(name).resolve()
+        since = time.monotonic()
+        for variant in VARIANTS:
+            say(f"{variant.name}: {variant.effect}, {variant.key}, FIFO {variant.fifo}")
+            project = generate(variant, folder)
+            if variant == VARIANTS[0]:
+                report = drive(project, since)
+                command("make", "--no-print-directory", "test", cwd=project)
+            else:
+                run = ("python", "local/dev.py", "run", variant.name, "--", "cargo", "test", "--quiet")
+                command(*run, cwd=project, tools=True)
+            check_source(project)
+            check_template(project)
+            if variant.effect != "item":  # the doctor recognizes a consumer by its table of records
+                check_deployment(cloud, project)
+        with tempfile.TemporaryDirectory(prefix="starter-") as other:
+            project = generate(VARIANTS[0], Path(other).resolve())
+            check_refusals(project.parent)
+            with tempfile.TemporaryDirectory(prefix="starter-") as third:
+                check_defaults(project, Path(third).resolve())
+    print("\n".join(["", *report]), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except Failed as problem:
+        sys.exit(f"make starter: {problem}")

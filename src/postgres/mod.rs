@@ -1,0 +1,52 @@
+//! PostgreSQL: connections, the table of records, and the [`Transaction`] that a handler gets.
+//!
+//! [`Once::in_postgres`](crate::Once::in_postgres) commits record and business writes together.
+//! [`PostgresStore`](crate::store::PostgresStore) stores records of effects outside the database.
+//!
+//! ```no_run
+//! use serde::{Deserialize, Serialize};
+//! use sqs_once::{Attempt, Consumer, Failure, InTransaction, Once, handler_fn, postgres};
+//! use sqs_once::protocol::Namespace;
+//!
+//! #[derive(Deserialize)]
+//! struct Order { id: String, product: String }
+//!
+//! #[derive(Serialize)]
+//! struct Placed { order: String }
+//!
+//! async fn place(order: Order, attempt: Attempt) -> Result<InTransaction<Placed>, Failure> {
+//!     let mut tx = attempt.transaction()?;
+//!     let taken = sqlx::query("UPDATE stock SET pieces = pieces - 1 WHERE product = $1 AND pieces > 0")
+//!         .bind(&order.product)
+//!         .execute(&mut *tx)
+//!         .await?;
+//!     if taken.rows_affected() == 0 {
+//!         return Err(Failure::permanent("out of stock"));
+//!     }
+//!     Ok(tx.done(Placed { order: order.id }))
+//! }
+//!
+//! # async fn main_() -> Result<(), Box<dyn std::error::Error>> {
+//! let pool = postgres::pool("postgres://orders@db.example/orders".parse()?, 10);
+//! postgres::migrate(&pool).await?;
+//! let consumer = Consumer::new(Once::in_postgres(pool), Namespace::new("orders")?, handler_fn(place));
+//! # Ok(()) }
+//! ```
+//!
+//! # TLS
+//!
+//! The connection to another host than this machine uses TLS, and checks the certificate and the host
+//! name (`verify-full`), unless the URL names another `sslmode`. RDS signs with a certificate authority
+//! of its own: name its bundle with `sslrootcert`. RDS Proxy has a public certificate.
+
+pub(crate) mod explain;
+pub(crate) mod iam;
+pub(crate) mod lent;
+mod migrate;
+mod pool;
+mod transaction;
+
+pub use migrate::migrate;
+pub use pool::pool;
+pub use transaction::{InTransaction, Transaction};
+pub(crate) use transaction::{NoTransaction, OpenTransaction};

@@ -1,0 +1,26 @@
+-- One request, and so one transaction. The lock lets concurrent migrations wait for each other.
+SELECT pg_advisory_xact_lock(8390891638214061135);
+
+CREATE TABLE IF NOT EXISTS sqs_once_records (
+    id                 text COLLATE "C" PRIMARY KEY,
+    status             text NOT NULL CHECK (status IN ('IN_PROGRESS', 'COMPLETED', 'FAILED')),
+    owner              text,
+    lease_until        bigint,          -- epoch milliseconds
+    expires_at         bigint NOT NULL, -- epoch seconds
+    fingerprint        text,
+    message_id         text,
+    attempts           bigint NOT NULL,
+    first_claimed_at   bigint,          -- epoch milliseconds; 0: unknown
+    last_end           text,
+    error              text,
+    failed_message_ids text[] NOT NULL,
+    result             text,            -- JSON
+    result_omitted     text,
+    created_at         bigint,          -- epoch milliseconds
+    updated_at         bigint           -- epoch milliseconds
+);
+
+-- For the deletion of expired records.
+CREATE INDEX IF NOT EXISTS sqs_once_records_expires_at ON sqs_once_records (expires_at);
+
+COMMENT ON TABLE sqs_once_records IS 'sqs-once 1';

@@ -1,0 +1,128 @@
+//! Settings of a consumer with records in PostgreSQL.
+
+use std::num::NonZeroU32;
+
+use aws_config::SdkConfig;
+use sqlx::postgres::PgConnectOptions;
+use tokio::time::timeout;
+
+use super::{Batches, PRIME_TIMEOUT, Settings, SettingsError, on_or_off};
+use crate::{
+    handler::Handler,
+    once::{InPostgres, Mode, Once},
+    postgres,
+    protocol::AfterFailure,
+    sqs::Consumer,
+};
+
+/// Settings of the database.
+#[derive(Debug)]
+pub(super) struct Database {
+    options: PgConnectOptions,
+    /// `None`: the concurrency of a batch.
+    connections: Option<NonZeroU32>,
+    iam: bool,
+    prime: bool,
+    after_failure: AfterFailure,
+}
+
+impl Settings {
+    /// A consumer in the mode [`InPostgres`], otherwise as [`once`](Self::once).
+    ///
+    /// Three variables take the place of the table's:
+    ///
+    /// | variable | default | meaning |
+    /// | --- | --- | --- |
+    /// | `IDEMPOTENCY_POSTGRES_URL` | required | database, as `postgres://user@host:5432/database`; parameters such as `sslrootcert` follow after `?` |
+    /// | `IDEMPOTENCY_POSTGRES_AUTH` | `password` | `password`: from `PGPASSWORD` or the URL; `iam`: a token of RDS, signed by the function's role |
+    /// | `IDEMPOTENCY_POSTGRES_CONNECTIONS` | `CONSUMER_CONCURRENCY` | connections of one environment |
+    ///
+    /// With `CONSUMER_PRIME=on` the consumer connects at start, and creates the table of the records if
+    /// there is none ([`migrate`](crate::postgres::migrate)). A failure of that is logged.
+    ///
+    /// # Errors
+    ///
+    /// Every error of the handler's variables and the consumer's.
+    ///
+    /// ```no_run
+    /// use sqs_once::{Handler, InTransaction, Settings};
+    ///
+    /// # async fn main_<H: Handler<Output = InTransaction<String>>>(handler: H) -> Result<(), lambda_runtime::Error> {
+    /// let consumer = Settings::from_env().in_postgres(Ok(handler)).await?;
+    /// # sqs_once::run(consumer).await }
+    /// ```
+    pub async fn in_postgres<H: Handler>(
+        mut self,
+        handler: Result<H, SettingsError>,
+    ) -> Result<Consumer<InPostgres, H>, SettingsError>
+    where
+        InPostgres: Mode<H::Output>,
+    {
+        let (database, batches) = (self.database(), self.batches(Some("20d")));
+        let read = (|| Ok((handler?, database?, batches?)))();
+        let (handler, database, batches) = self.check(read)?;
+        let config = self.take_config().await;
+        let mode = database.mode(&config, &batches).await;
+        Ok(batches.consumer(mode, handler, &config))
+    }
+
+    pub(super) fn database(&mut self) -> Result<Database, SettingsError> {
+        let meaning = "PostgreSQL database of the records, as postgres://user@host/database";
+        let options = self.required("IDEMPOTENCY_POSTGRES_URL", meaning, |url| {
+            // The error of the parser may quote the URL, which may hold a password.
+            let parsed = url.parse::<PgConnectOptions>();
+            parsed.map_err(|_| "is not a URL such as postgres://user@host/database")
+        });
+        let iam = self.optional("IDEMPOTENCY_POSTGRES_AUTH", "password", |text| match text {
+            "password" => Ok(false),
+            "iam" => Ok(true),
+            _ => Err("must be `password` or `iam`"),
+        });
+        let connections = self.changed("IDEMPOTENCY_POSTGRES_CONNECTIONS", None, |_, text| {
+            let number = text.parse().map(Some);
+            number.map_err(|_| "must be a whole number from 1".to_owned())
+        });
+        let prime = self.optional("CONSUMER_PRIME", "on", on_or_off);
+        let records = self.records();
+        Ok(Database {
+            options: options?,
+            connections: connections?,
+            iam: iam?,
+            prime: prime?,
+            after_failure: records?.after_failure,
+        })
+    }
+}
+
+impl Database {
+    async fn mode(self, config: &SdkConfig, batches: &Batches) -> InPostgres {
+        let connections = self.connections.map_or_else(
+            || u32::try_from(batches.concurrency.get()).unwrap_or(u32::MAX),
+            NonZeroU32::get,
+        );
+        let pool = postgres::pool(self.options, connections);
+        let mut mode = Once::in_postgres(pool).after_failure(self.after_failure);
+        if let Some(retention) = batches.retention {
+            mode = mode.retention(retention);
+        }
+        if self.iam {
+            match (config.region(), config.credentials_provider()) {
+                (Some(region), Some(credentials)) => mode = mode.iam(region.clone(), credentials),
+                _ => tracing::warn!("no token for RDS: the SDK has no region or no credentials"),
+            }
+        }
+        if self.prime {
+            match timeout(PRIME_TIMEOUT, mode.migrate()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::warn!(
+                    %error,
+                    "could not prepare the table at start: messages fail until PostgreSQL answers"
+                ),
+                Err(_elapsed) => tracing::warn!(
+                    "could not prepare the table at start in time: messages fail until PostgreSQL answers"
+                ),
+            }
+        }
+        mode
+    }
+}

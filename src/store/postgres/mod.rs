@@ -1,0 +1,273 @@
+//! [`PostgresStore`]: records in a PostgreSQL table.
+
+pub(crate) mod row;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use aws_sdk_dynamodb::config::{Region, SharedCredentialsProvider};
+use sqlx::{Error, PgConnection, PgPool};
+use tokio::time::timeout;
+
+use self::row::{delete, insert, int, read, replace};
+use super::{ClaimAnswer, SettleAnswer, Store, StoreError};
+use crate::{
+    deadline::time_left_of_request,
+    postgres::{
+        explain::{explain, kind},
+        iam::Tokens,
+        lent::Lent,
+    },
+    protocol::{
+        ClaimRequest, Fence, Key, Settlement, Timestamp, Unavailability,
+        decision::{may_claim, may_settle},
+    },
+};
+
+/// Records in a PostgreSQL table, for effects outside the database. Clones share pool and state.
+///
+/// For business writes in the same database, use [`Once::in_postgres`](crate::Once::in_postgres).
+/// Both modes can share a table. [`migrate`](crate::postgres::migrate) creates it.
+///
+/// ```no_run
+/// use sqs_once::{Once, postgres, store::PostgresStore};
+///
+/// # async fn main_() -> Result<(), sqlx::Error> {
+/// let pool = postgres::pool("postgres://orders@db.example/orders".parse()?, 10);
+/// let once = Once::new(PostgresStore::new(pool));
+/// # Ok(()) }
+/// ```
+///
+/// # Protocol
+///
+/// 1. A claim is one `INSERT ... ON CONFLICT DO NOTHING`: one round trip for a new key.
+/// 2. If the key has a record, the store reads it, and
+///    [`may_claim`](crate::protocol::decision::may_claim) decides. The `UPDATE` that follows has the
+///    condition that the row is as it was read. PostgreSQL's `xmin` names the version of a row.
+/// 3. A settlement reads the record, and
+///    [`may_settle`](crate::protocol::decision::may_settle) decides. The write has the same condition.
+/// 4. If another write came between, the store reads again.
+///
+/// # Retention
+///
+/// The store deletes expired records after a completion, at most 1000 at a time and at most once an
+/// hour in each process. A record past its end counts as absent, deleted or not.
+#[derive(Clone, Debug)]
+pub struct PostgresStore {
+    pool: PgPool,
+    tokens: Option<Arc<Tokens>>,
+    /// Epoch seconds after which expired records are deleted again.
+    next_deletion: Arc<AtomicU64>,
+}
+
+/// Reads and writes of one claim or settlement. Each repetition means that another write succeeded.
+const MAX_TRIES: usize = 10;
+
+const DELETION_PERIOD: Duration = Duration::from_secs(60 * 60);
+const MAX_DELETION_TIME: Duration = Duration::from_secs(1);
+
+impl PostgresStore {
+    /// Records in the table `sqs_once_records`, found by the search path.
+    #[must_use]
+    pub fn new(pool: PgPool) -> Self {
+        Self {
+            pool,
+            tokens: None,
+            next_deletion: Arc::default(),
+        }
+    }
+
+    /// Authenticates by IAM: each new connection gets a token of RDS, signed with these credentials,
+    /// in place of a password. The role needs `rds-db:connect`.
+    ///
+    /// ```no_run
+    /// # fn main_(config: &aws_config::SdkConfig, pool: sqlx::PgPool) -> Option<()> {
+    /// use sqs_once::store::PostgresStore;
+    ///
+    /// let (region, credentials) = (config.region()?.clone(), config.credentials_provider()?);
+    /// let store = PostgresStore::new(pool).iam(region, credentials);
+    /// # Some(()) }
+    /// ```
+    #[must_use]
+    pub fn iam(self, region: Region, credentials: SharedCredentialsProvider) -> Self {
+        Self {
+            tokens: Some(Arc::new(Tokens::new(region, credentials))),
+            ..self
+        }
+    }
+
+    /// The pool, with a password for new connections.
+    pub(crate) async fn pool(&self) -> Result<&PgPool, Error> {
+        if let Some(tokens) = &self.tokens {
+            tokens.renew(&self.pool).await?;
+        }
+        Ok(&self.pool)
+    }
+
+    /// Runs requests that are no transaction.
+    async fn run<T>(
+        &self,
+        requests: impl AsyncFnOnce(&mut PgConnection) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        Lent::run(self.pool().await?, requests).await
+    }
+
+    /// Deletes expired records, if this process has not done so for an hour. Takes at most a second,
+    /// and a quarter of `time_left`. Failures are logged.
+    pub(crate) async fn delete_expired_rarely(&self, now: Timestamp, time_left: Duration) {
+        let next = self.next_deletion.load(Relaxed);
+        let after = (now + DELETION_PERIOD).as_secs();
+        let is_due = next <= now.as_secs();
+        if !is_due
+            || (self
+                .next_deletion
+                .compare_exchange(next, after, Relaxed, Relaxed))
+            .is_err()
+        {
+            return;
+        }
+        let deleted = timeout(
+            MAX_DELETION_TIME.min(time_left / 4),
+            self.delete_expired(now),
+        )
+        .await;
+        match deleted {
+            Ok(Ok(0)) => {}
+            Ok(Ok(records)) => tracing::debug!(records, "deleted expired records"),
+            Ok(Err(error)) => {
+                tracing::warn!(error = explain(&error), "could not delete expired records");
+            }
+            Err(_elapsed) => tracing::warn!("could not delete expired records in time"),
+        }
+    }
+
+    async fn delete_expired(&self, now: Timestamp) -> Result<u64, Error> {
+        const DELETE: &str = "DELETE FROM sqs_once_records WHERE id IN (\
+            SELECT id FROM sqs_once_records WHERE expires_at < $1 LIMIT 1000 FOR UPDATE SKIP LOCKED)";
+        let delete = sqlx::query(DELETE).bind(int(now.as_secs()));
+        self.run(async |connection| Ok(delete.execute(connection).await?.rows_affected()))
+            .await
+    }
+}
+
+impl Store for PostgresStore {
+    async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
+        let key = &request.key;
+        let answer = self.run(async |connection| {
+            for _ in 0..MAX_TRIES {
+                if insert(connection, key, &request.record(None)).await? {
+                    return Ok(Some(ClaimAnswer::Applied { replaced: None }));
+                }
+                let Some(kept) = read(connection, key).await? else {
+                    continue;
+                };
+                if !may_claim(Some(&kept.record), request) {
+                    return Ok(Some(ClaimAnswer::Refused(kept.record)));
+                }
+                let replaced = Some(kept.record).filter(|record| !record.is_expired(request.now));
+                let claimed = request.record(replaced.as_ref());
+                if replace(connection, key, &claimed, &kept.version).await? {
+                    return Ok(Some(ClaimAnswer::Applied { replaced }));
+                }
+            }
+            Ok(None)
+        });
+        answered("claim", key, answer.await)
+    }
+
+    async fn settle(
+        &self,
+        fence: &Fence,
+        settlement: &Settlement,
+        now: Timestamp,
+    ) -> Result<SettleAnswer, StoreError> {
+        let key = &fence.key;
+        let answer = self.run(async |connection| {
+            for _ in 0..MAX_TRIES {
+                let Some(kept) = read(connection, key).await? else {
+                    return Ok(Some(SettleAnswer::Refused(None)));
+                };
+                if !may_settle(Some(&kept.record), fence) {
+                    return Ok(Some(SettleAnswer::Refused(Some(kept.record))));
+                }
+                let written = match settlement.apply(&kept.record, now) {
+                    Some(settled) => replace(connection, key, &settled, &kept.version).await?,
+                    None => delete(connection, key, &kept.version).await?,
+                };
+                if written {
+                    return Ok(Some(SettleAnswer::Applied));
+                }
+            }
+            Ok(None)
+        });
+        let answer = answered(settlement.name(), key, answer.await)?;
+        if matches!(
+            (settlement, &answer),
+            (Settlement::Complete { .. }, SettleAnswer::Applied)
+        ) {
+            let time_left = time_left_of_request().unwrap_or(MAX_DELETION_TIME);
+            self.delete_expired_rarely(now, time_left).await;
+        }
+        Ok(answer)
+    }
+}
+
+/// The answer after all tries. `None` stands for contention in each of them.
+fn answered<T>(
+    action: &'static str,
+    key: &Key,
+    answer: Result<Option<T>, Error>,
+) -> Result<T, StoreError> {
+    match answer {
+        Ok(Some(answer)) => Ok(answer),
+        Ok(None) => Err(StoreError::contended(
+            action,
+            key,
+            STORE,
+            "other workers write this record",
+        )),
+        Err(error) => Err(store_error(action, key, &error)),
+    }
+}
+
+const STORE: &str = "PostgreSQL";
+
+/// The error of a request outside of a transaction.
+fn store_error(action: &'static str, key: &Key, error: &Error) -> StoreError {
+    failed(kind(error), action, key, error)
+}
+
+/// The error of a request in a transaction that was not committed.
+pub(crate) fn not_applied(action: &'static str, key: &Key, error: &Error) -> StoreError {
+    let kind = match kind(error) {
+        Unavailability::Contended => Unavailability::Contended,
+        Unavailability::Unanswered | Unavailability::Rejected => Unavailability::Rejected,
+    };
+    failed(kind, action, key, error)
+}
+
+/// The error of a `COMMIT` without an answer.
+pub(crate) fn unanswered_commit(key: &Key, error: &Error) -> StoreError {
+    failed(Unavailability::Unanswered, "commit", key, error)
+}
+
+fn failed(kind: Unavailability, action: &'static str, key: &Key, error: &Error) -> StoreError {
+    if let Error::Decode(why) = error {
+        return StoreError::Unreadable {
+            key: key.to_string(),
+            store: STORE.into(),
+            reason: why.to_string(),
+        };
+    }
+    let why = explain(error);
+    match kind {
+        Unavailability::Unanswered => StoreError::unanswered(action, key, STORE, why),
+        Unavailability::Contended => StoreError::contended(action, key, STORE, why),
+        Unavailability::Rejected => StoreError::denied(action, key, STORE, why),
+    }
+}

@@ -1,0 +1,150 @@
+{%- assign field = "orderId" -%}
+{%- if key contains "body:/" -%}{%- assign field = key | remove_first: "body:/" -%}{%- endif -%}
+//! The business: what one message does. Replace `Order`, its checks and its effect by your own.
+
+{% case effect -%}
+{%- when "inbox" -%}
+use serde::{Deserialize, Serialize};
+use sqs_once::{
+    Attempt, Consumer, Done, Failure, Handler, Inbox, Settings, SettingsError, Write,
+    store::DynamoStore,
+};
+{%- when "item" -%}
+use serde::{Deserialize, Serialize};
+use sqs_once::{
+    Attempt, Change, Consumer, Failure, Handler, OnItem, Settings, SettingsError, Write,
+};
+{%- else -%}
+use serde::{Deserialize, Serialize};
+use sqs_once::{
+    Attempt, Consumer, Failure, Handler, Once, Settings, SettingsError, store::AnyStore,
+};
+{%- endcase %}
+
+/// The body of a message.
+#[derive(Deserialize, Serialize)]
+pub struct Order {
+    #[serde(rename = "{{ field }}")]
+    id: String,
+    cents: u64,
+}
+{% case effect -%}
+{%- when "inbox" %}
+pub struct PlaceOrder {
+    orders: String,
+}
+
+impl Handler for PlaceOrder {
+    type Message = Order;
+    type Output = Done<String>;
+
+    /// Plans the writes. All of them commit once, together with the record, or none.
+    async fn handle(&self, order: Order, _: Attempt) -> Result<Done<String>, Failure> {
+        if order.cents == 0 {
+            return Err(Failure::permanent("the amount is 0")); // to the dead-letter queue
+        }
+        // The order is kept longer than its record. A message that returns later must not replace it.
+        let put = Write::put(&self.orders, &order)
+            .when("attribute_not_exists(#id)")
+            .name("#id", "{{ field }}")
+            .label("order");
+        let placed = format!("placed {}", order.id); // stored, as the answer to duplicates
+        Ok(Done::new(placed)
+            .with(put)
+            .on_refused(|_| Err(Failure::permanent("an order with this id exists"))))
+    }
+}
+
+/// The consumer with these settings.
+pub async fn consumer(
+    mut settings: Settings,
+) -> Result<Consumer<Inbox<DynamoStore>, PlaceOrder>, SettingsError> {
+    let orders = settings.required("ORDERS_TABLE_NAME", "table of the orders", str::parse);
+    settings
+        .inbox(orders.map(|orders| PlaceOrder { orders }))
+        .await
+}
+{%- when "item" %}
+pub struct PlaceOrder {
+    orders: String,
+}
+
+impl Handler for PlaceOrder {
+    type Message = Order;
+    type Output = Change<()>;
+
+    /// Plans the item. It stores the key of its message, so that a duplicate changes nothing.
+    async fn handle(&self, order: Order, _: Attempt) -> Result<Change<()>, Failure> {
+        if order.cents == 0 {
+            return Err(Failure::permanent("the amount is 0")); // to the dead-letter queue
+        }
+        let put = Write::put(&self.orders, &order).label("order");
+        // Refused only if another operation made the item; after this one, it is a duplicate.
+        Ok(Change::create((), "{{ field }}", put)
+            .on_refused(|_| Err(Failure::permanent("an order with this id exists"))))
+    }
+}
+
+/// The consumer with these settings.
+pub async fn consumer(
+    mut settings: Settings,
+) -> Result<Consumer<OnItem, PlaceOrder>, SettingsError> {
+    let orders = settings.required("ORDERS_TABLE_NAME", "table of the orders", str::parse);
+    settings
+        .on_item(orders.map(|orders| PlaceOrder { orders }))
+        .await
+}
+{%- else %}
+pub struct Charge;
+
+impl Handler for Charge {
+    type Message = Order;
+    type Output = String;
+
+    async fn handle(&self, order: Order, attempt: Attempt) -> Result<String, Failure> {
+        if order.cents == 0 {
+            return Err(Failure::permanent("the amount is 0")); // to the dead-letter queue
+        }
+        if attempt.may_have_run_before() {
+            // An earlier attempt may have had its effect: look for the effect before you repeat it.
+        }
+        // Your effect. Pass the key to the system that you call, so that it recognizes a repetition.
+        // `?` is a retryable failure, `.no_effect()?` one before anything was sent.
+        tracing::info!(key = %attempt.key(), "charged");
+        Ok(format!("charged {}", order.id)) // stored, as the answer to duplicates
+    }
+}
+
+/// The consumer with these settings.
+pub async fn consumer(
+    settings: Settings,
+) -> Result<Consumer<Once<AnyStore>, Charge>, SettingsError> {
+    settings.once(Ok(Charge)).await
+}
+{%- endcase %}
+
+#[cfg(test)]
+mod tests {
+    use sqs_once::testing::{DryRun, Message};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn order_without_amount_fails_permanently() {
+        let order = Order {
+            id: "o-1".into(),
+            cents: 0,
+        };
+{%- if effect == "outside" %}
+        let handler = Charge;
+{%- else %}
+        let handler = PlaceOrder {
+            orders: "orders".into(),
+        };
+{%- endif %}
+        let outcome = DryRun::new()
+            .run(&handler, Message::new("m-1", &order))
+            .await;
+        assert_eq!(outcome.name(), "permanent_failure");
+    }
+}

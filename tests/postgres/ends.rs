@@ -1,0 +1,349 @@
+//! Each end of an attempt: the state of the database, and the outcome of the next delivery.
+
+use std::{future::pending, sync::Mutex};
+
+use sqlx::{Connection, Executor};
+use sqs_once::{
+    Attempt, Deadline, Failure, InTransaction, Once, Operation, Outcome, ResultExt,
+    protocol::{Fingerprint, StoredResult, Timestamp},
+    store::{MemoryStore, PostgresStore},
+};
+
+use super::world::{
+    SECOND, World, ample, increment, increments, key, operation, operation_of, short,
+};
+
+#[track_caller]
+fn assert_completed(outcome: &Outcome) {
+    assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
+}
+
+#[tokio::test]
+async fn success_commits_writes_and_record() {
+    let world = World::start().await;
+    assert_completed(&world.deliver("o-1").await);
+    let second = world.deliver("o-1").await;
+    let kept = StoredResult::Json("\"o-1\"".into());
+    assert!(
+        matches!(&second, Outcome::Duplicate(result) if *result == kept),
+        "{second:?}"
+    );
+    assert_eq!(world.effect("o-1").await, 1);
+    assert_eq!(world.status("o-1").await.as_deref(), Some("COMPLETED"));
+}
+
+#[tokio::test]
+async fn permanent_failure_is_recorded_alone() {
+    let world = World::start().await;
+    let declined = async |attempt: Attempt| {
+        let mut tx = attempt.transaction()?;
+        increment(&mut tx, "o-1").await?;
+        Err::<InTransaction<()>, _>(Failure::permanent("declined"))
+    };
+    let outcome = world.mode().run(operation("o-1", ample()), declined).await;
+    assert!(
+        matches!(&outcome, Outcome::PermanentFailure(why) if why == "declined"),
+        "{outcome:?}"
+    );
+    assert_eq!(world.effect("o-1").await, 0);
+    assert_eq!(world.status("o-1").await.as_deref(), Some("FAILED"));
+    assert_eq!(
+        world.column("o-1", "error").await.as_deref(),
+        Some("declined")
+    );
+
+    let again = world.deliver("o-1").await;
+    assert!(matches!(again, Outcome::FailedBefore(_)), "{again:?}");
+    let resent = operation_of("o-1", "another message", ample());
+    assert_completed(&world.mode().run(resent, increments("o-1")).await);
+    assert_eq!(world.effect("o-1").await, 1);
+}
+
+#[tokio::test]
+async fn permanent_failure_after_failed_statement() {
+    let world = World::start().await;
+    let invalid = async |attempt: Attempt| {
+        let mut tx = attempt.transaction()?;
+        tx.execute("SELECT 1 / 0").await.permanent()?;
+        Ok(tx.done(()))
+    };
+    let outcome = world.mode().run(operation("o-1", ample()), invalid).await;
+    assert!(
+        matches!(outcome, Outcome::PermanentFailure(_)),
+        "{outcome:?}"
+    );
+    assert_eq!(world.status("o-1").await.as_deref(), Some("FAILED"));
+}
+
+#[tokio::test]
+async fn other_ends_roll_back_and_run_again() {
+    let world = World::start().await;
+    let (mode, pool) = world.worker();
+    for end in [
+        "retryable",
+        "no effect",
+        "panic",
+        "cut-off",
+        "cut-off in a statement",
+    ] {
+        let fails = async |attempt: Attempt| {
+            let mut tx = attempt.transaction()?;
+            increment(&mut tx, end).await?;
+            match end {
+                "retryable" => return Err(Failure::retryable(end)),
+                "no effect" => return Err(Failure::no_effect(end)),
+                "panic" => panic!("{end}"),
+                "cut-off" => pending().await,
+                _ => tx.execute("SELECT pg_sleep(60)").await?,
+            };
+            Ok(tx.done(()))
+        };
+        let outcome = mode.run(operation(end, short()), fails).await;
+        assert!(
+            matches!(
+                (end, &outcome),
+                ("retryable", Outcome::RetryableFailure(_))
+                    | ("no effect", Outcome::NoEffect(_))
+                    | ("panic", Outcome::Panicked)
+                    | ("cut-off" | "cut-off in a statement", Outcome::OutOfTime)
+            ),
+            "{end}: {outcome:?}"
+        );
+        assert_eq!(
+            (world.effect(end).await, world.status(end).await),
+            (0, None),
+            "{end}"
+        );
+        // The same connection, or a new one.
+        assert_completed(&mode.run(operation(end, ample()), increments(end)).await);
+        assert_eq!(world.effect(end).await, 1, "{end}");
+        assert_eq!(pool.size(), 1);
+    }
+}
+
+#[tokio::test]
+async fn other_payload_is_key_reused() {
+    let world = World::start().await;
+    assert_completed(&world.deliver("o-1").await);
+    let other = Some(Fingerprint::of(b"another payload"));
+    let operation = Operation::new(key("o-1"), other, "m-2", ample());
+    let outcome = world.mode().run(operation, increments("o-1")).await;
+    assert!(matches!(outcome, Outcome::KeyReused), "{outcome:?}");
+    assert_eq!(world.effect("o-1").await, 1);
+}
+
+#[tokio::test]
+async fn expired_record_counts_as_absent() {
+    let world = World::start().await;
+    let brief = world.mode().retention(SECOND);
+    assert_completed(
+        &brief
+            .run(operation("o-1", ample()), increments("o-1"))
+            .await,
+    );
+    // Two seconds, since the end of the retention is rounded up.
+    let later = world.mode().clock(|| Timestamp::now() + 3 * SECOND);
+    assert_completed(
+        &later
+            .run(operation("o-1", ample()), increments("o-1"))
+            .await,
+    );
+    assert_eq!(world.effect("o-1").await, 2);
+    assert_eq!(world.column("o-1", "attempts").await.as_deref(), Some("1"));
+}
+
+#[tokio::test]
+async fn ended_lease_of_claim_mode_is_taken_over() {
+    let world = World::start().await;
+    let once = Once::new(PostgresStore::new(world.pool.clone()));
+    let crash = async |_| Err::<(), _>(Failure::retryable("no answer"));
+    let _ = once.run(operation("o-1", ample()), crash).await;
+    assert_eq!(world.status("o-1").await.as_deref(), Some("IN_PROGRESS"));
+    // The lease has ended in the millisecond before.
+    let informed = Mutex::new(None);
+    let takes_over = async |attempt: Attempt| {
+        *informed.lock().unwrap() = Some(attempt.may_have_run_before());
+        increments("o-1")(attempt).await
+    };
+    let mode = world.mode().clock(|| Timestamp::now() + SECOND);
+    assert_completed(&mode.run(operation("o-1", ample()), takes_over).await);
+    assert_eq!(*informed.lock().unwrap(), Some(true));
+    assert_eq!(world.column("o-1", "attempts").await.as_deref(), Some("2"));
+    let again = once.run(operation("o-1", ample()), async |_| Ok(())).await;
+    assert!(matches!(again, Outcome::Duplicate(_)), "{again:?}");
+}
+
+#[tokio::test]
+async fn live_lease_of_claim_mode_is_conflict() {
+    let world = World::start().await;
+    let once = Once::new(PostgresStore::new(world.pool.clone()));
+    let rival = async |_| {
+        let outcome = world.deliver("o-1").await;
+        assert!(
+            matches!(outcome, Outcome::Conflict { owner: Some(_), .. }),
+            "{outcome:?}"
+        );
+        Ok(())
+    };
+    assert_completed(&once.run(operation("o-1", ample()), rival).await);
+    assert_eq!(world.effect("o-1").await, 0);
+}
+
+#[tokio::test]
+async fn handlers_own_commit_is_permanent_failure() {
+    let world = World::start().await;
+    for sql in ["COMMIT", "ROLLBACK", "COMMIT; BEGIN", "COMMIT AND CHAIN"] {
+        let ends = async |attempt: Attempt| {
+            let mut tx = attempt.transaction()?;
+            sqlx::raw_sql(sql).execute(&mut *tx).await?;
+            increment(&mut tx, sql).await?;
+            Ok(tx.done(()))
+        };
+        let outcome = world.mode().run(operation(sql, ample()), ends).await;
+        let Outcome::PermanentFailure(why) = &outcome else {
+            panic!("{sql}: {outcome:?}")
+        };
+        assert!(why.contains("tx.done"), "{why}");
+        assert_eq!(world.status(sql).await.as_deref(), Some("FAILED"), "{sql}");
+        let again = world.deliver(sql).await;
+        assert!(
+            matches!(again, Outcome::FailedBefore(_)),
+            "{sql}: {again:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn nested_begin_is_savepoint() {
+    let world = World::start().await;
+    let nested = async |attempt: Attempt| {
+        let mut tx = attempt.transaction()?;
+        let mut inner = tx.begin().await?;
+        increment(&mut inner, "rolled back").await?;
+        inner.rollback().await?;
+        let mut inner = tx.begin().await?;
+        increment(&mut inner, "dropped").await?;
+        drop(inner);
+        let mut inner = tx.begin().await?;
+        assert!(inner.execute("SELECT 1 / 0").await.is_err());
+        inner.rollback().await?;
+        let mut inner = tx.begin().await?;
+        increment(&mut inner, "o-1").await?;
+        inner.commit().await?;
+        Ok(tx.done(()))
+    };
+    assert_completed(&world.mode().run(operation("o-1", ample()), nested).await);
+    for (id, n) in [("rolled back", 0), ("dropped", 0), ("o-1", 1)] {
+        assert_eq!(world.effect(id).await, n, "{id}");
+    }
+}
+
+#[tokio::test]
+async fn ignored_error_of_statement_commits_nothing() {
+    let world = World::start().await;
+    let ignores = async |attempt: Attempt| {
+        let mut tx = attempt.transaction()?;
+        increment(&mut tx, "o-1").await?;
+        let _ignored = tx.execute("SELECT 1 / 0").await;
+        Ok(tx.done(()))
+    };
+    let outcome = world.mode().run(operation("o-1", ample()), ignores).await;
+    let Outcome::RetryableFailure(why) = &outcome else {
+        panic!("{outcome:?}")
+    };
+    assert!(why.contains("a statement of the handler failed"), "{why}");
+    assert_eq!(
+        (world.effect("o-1").await, world.status("o-1").await),
+        (0, None)
+    );
+}
+
+#[tokio::test]
+async fn deferred_constraint_fails_at_commit() {
+    let world = World::start().await;
+    world
+        .run_sql("ALTER TABLE things ADD UNIQUE (n) DEFERRABLE INITIALLY DEFERRED")
+        .await;
+    let twice = async |attempt: Attempt| {
+        let mut tx = attempt.transaction()?;
+        increment(&mut tx, "o-1").await?;
+        increment(&mut tx, "o-2").await?;
+        Ok(tx.done(()))
+    };
+    let (mode, pool) = world.worker();
+    let outcome = mode.run(operation("o-1", ample()), twice).await;
+    let Outcome::RetryableFailure(why) = &outcome else {
+        panic!("{outcome:?}")
+    };
+    assert!(why.contains("things_n_key"), "{why}");
+    assert_eq!(
+        (world.effect("o-1").await, world.status("o-1").await),
+        (0, None)
+    );
+    assert_completed(&mode.run(operation("o-1", ample()), increments("o-1")).await);
+    assert_eq!(pool.size(), 1);
+}
+
+#[tokio::test]
+async fn transaction_is_for_one_user_at_a_time() {
+    let world = World::start().await;
+    let twice = async |attempt: Attempt| {
+        drop(attempt.transaction()?);
+        let tx = attempt.transaction()?;
+        let error = attempt.transaction().unwrap_err();
+        assert!(error.to_string().contains("in use"), "{error}");
+        Ok(tx.done(()))
+    };
+    assert_completed(&world.mode().run(operation("o-1", ample()), twice).await);
+}
+
+#[tokio::test]
+async fn other_mode_has_no_transaction() {
+    let once = Once::new(MemoryStore::default());
+    let asks = async |attempt: Attempt| {
+        attempt.transaction()?;
+        Ok(())
+    };
+    let outcome = once.run(operation("o-1", ample()), asks).await;
+    let Outcome::PermanentFailure(why) = &outcome else {
+        panic!("{outcome:?}")
+    };
+    assert!(why.contains("Once::in_postgres"), "{why}");
+}
+
+#[tokio::test]
+async fn task_that_keeps_transaction_loses_it() {
+    let world = World::start().await;
+    let (mode, pool) = world.worker();
+    let leaked = Mutex::new(None);
+    let leaks = async |attempt: Attempt| {
+        let mut tx = attempt.transaction()?;
+        increment(&mut tx, "o-1").await?;
+        *leaked.lock().unwrap() = Some((tx, attempt));
+        Err::<InTransaction<()>, _>(Failure::retryable("a task goes on"))
+    };
+    let outcome = mode.run(operation("o-1", ample()), leaks).await;
+    assert!(
+        matches!(outcome, Outcome::RetryableFailure(_)),
+        "{outcome:?}"
+    );
+    let (tx, attempt) = leaked.lock().unwrap().take().unwrap();
+    drop(tx);
+    let error = attempt.transaction().unwrap_err();
+    assert!(error.to_string().contains("has ended"), "{error}");
+    assert_completed(&mode.run(operation("o-1", ample()), increments("o-1")).await);
+    assert_eq!((world.effect("o-1").await, pool.size()), (1, 1));
+}
+
+#[tokio::test]
+async fn past_deadline_starts_nothing() {
+    let world = World::start().await;
+    let past = Deadline::after(Timestamp::now(), SECOND / 1000, SECOND / 1000);
+    tokio::time::sleep_until((std::time::Instant::now() + past.time_left()).into()).await;
+    let outcome = world
+        .mode()
+        .run(operation("o-1", past), increments("o-1"))
+        .await;
+    assert!(matches!(outcome, Outcome::NotStarted), "{outcome:?}");
+    assert_eq!(world.status("o-1").await, None);
+}

@@ -1,0 +1,140 @@
+//! The example with its sample event, and the settings of its database.
+
+use std::sync::Arc;
+
+use sqlx::{
+    postgres::{PgConnectOptions, PgSslMode},
+    raw_sql,
+};
+use sqs_once::Settings;
+
+use super::{
+    place_order_postgres::consumer,
+    support::{
+        self, PATIENCE,
+        consumer::within,
+        postgres::{SERVER, Server},
+    },
+    world::World,
+};
+
+pub(crate) const TABLES: &str = "
+    CREATE TABLE stock (product text PRIMARY KEY, quantity bigint NOT NULL CHECK (quantity >= 0));
+    CREATE TABLE orders (order_id text PRIMARY KEY, customer_id text NOT NULL);
+    CREATE TABLE order_lines (order_id text REFERENCES orders, product text, pieces bigint NOT NULL);
+    INSERT INTO stock VALUES ('cup', 10), ('teapot', 2)";
+
+/// The URL of a world.
+pub(crate) fn url(server: &Server, world: &World) -> String {
+    let schema = world.options.get_application_name().unwrap();
+    let port = server.options().get_port();
+    format!(
+        "postgres://postgres@127.0.0.1:{port}/postgres?sslmode=disable&options=-c%20search_path%3D{schema}"
+    )
+}
+
+fn settings(world: &World) -> Settings {
+    let url = url(&SERVER, world);
+    Settings::from_vars([
+        ("IDEMPOTENCY_POSTGRES_URL", url.as_str()),
+        ("AWS_LAMBDA_RUNTIME_API", "unused"),
+        ("CONSUMER_VISIBILITY", "off"),
+    ])
+    .sdk_config(support::sdk_config("http://127.0.0.1:1"))
+}
+
+#[test]
+fn documented_tables_are_those_of_the_test() {
+    let example = include_str!("../../examples/place_order_postgres.rs");
+    for line in TABLES.lines().filter(|line| line.contains("CREATE")) {
+        assert!(example.contains(&format!("//! {}", line.trim())), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn sample_event_takes_from_stock_once() {
+    let world = World::start().await;
+    raw_sql(TABLES).execute(&world.pool).await.unwrap();
+    let consumer = Arc::new(consumer(settings(&world)).await.unwrap());
+    let event = include_str!("../../events/place-order.json");
+    let event: serde_json::Value = serde_json::from_str(event).unwrap();
+    for _ in 0..2 {
+        let event = event.clone();
+        let failed = support::consumer::process(&consumer, event, within(PATIENCE)).await;
+        assert_eq!(failed, Vec::<String>::new());
+    }
+    let stock = "SELECT product || ' ' || quantity FROM stock ORDER BY product";
+    let stock: Vec<String> = sqlx::query_scalar(stock)
+        .fetch_all(&world.pool)
+        .await
+        .unwrap();
+    assert_eq!(stock, ["cup 4", "teapot 1"]);
+    let results = "SELECT result FROM sqs_once_records ORDER BY id";
+    let results: Vec<String> = sqlx::query_scalar(results)
+        .fetch_all(&world.pool)
+        .await
+        .unwrap();
+    assert_eq!(results[0], r#"{"status":"placed"}"#);
+    assert_eq!(
+        results[1],
+        r#"{"status":"declined","outOfStock":"samovar"}"#
+    );
+}
+
+#[test]
+fn template_verifies_certificate_of_database() {
+    let template = include_str!("../../examples/place_order_postgres.template.yaml");
+    let url = template
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("- postgres://"));
+    let url = format!("postgres://{}", url.unwrap())
+        .replace("${DatabasePort}", "5433")
+        .replace("${RootOption}", "&sslrootcert=/var/task/global-bundle.pem");
+    let url = regex_lite::Regex::new(r"\$\{(\w+)\}")
+        .unwrap()
+        .replace_all(&url, "$1");
+    let options: PgConnectOptions = url.parse().unwrap();
+    assert_eq!(options.get_host(), "DatabaseHost");
+    assert_eq!(options.get_port(), 5433);
+    assert_eq!(options.get_username(), "DatabaseUser");
+    assert_eq!(options.get_database(), Some("DatabaseName"));
+    assert!(matches!(options.get_ssl_mode(), PgSslMode::VerifyFull));
+}
+
+#[tokio::test]
+async fn settings_report_every_error() {
+    let variables = [
+        ("IDEMPOTENCY_POSTGRES_URL", "postgres//user:secret@host"),
+        ("IDEMPOTENCY_POSTGRES_AUTH", "kerberos"),
+        ("IDEMPOTENCY_POSTGRES_CONNECTIONS", "0"),
+        ("AWS_LAMBDA_RUNTIME_API", "unused"),
+    ];
+    let error = consumer(Settings::from_vars(variables))
+        .await
+        .err()
+        .unwrap();
+    assert_eq!(
+        error.errors(),
+        [
+            "IDEMPOTENCY_POSTGRES_URL: is not a URL such as postgres://user@host/database",
+            "IDEMPOTENCY_POSTGRES_AUTH: must be `password` or `iam`",
+            "IDEMPOTENCY_POSTGRES_CONNECTIONS: must be a whole number from 1",
+        ]
+    );
+    let missing = consumer(Settings::from_vars([("AWS_LAMBDA_RUNTIME_API", "unused")])).await;
+    let missing = missing.err().unwrap().to_string();
+    assert!(
+        missing.contains("IDEMPOTENCY_POSTGRES_URL is not set"),
+        "{missing}"
+    );
+}
+
+#[tokio::test]
+async fn misspelt_variable_names_nearest_setting() {
+    let settings = Settings::from_vars([("IDEMPOTENCY_POSTGRES_ULR", "postgres://host")]);
+    let nearest = Some("IDEMPOTENCY_POSTGRES_URL".to_owned());
+    assert_eq!(
+        settings.unknown(),
+        [("IDEMPOTENCY_POSTGRES_ULR".to_owned(), nearest)]
+    );
+}

@@ -1,0 +1,218 @@
+//! The table of records, and the store of the claim mode.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use sqlx::{AssertSqlSafe, Executor, postgres::PgSslMode};
+use sqs_once::{
+    Once, Outcome, postgres,
+    protocol::{ClaimRequest, Owner, Settlement, StoredResult, Timestamp},
+    store::{ClaimAnswer, PostgresStore, SettleAnswer, Store},
+    testing::conformance,
+};
+
+use super::{
+    support::postgres::{SERVER, one},
+    world::{SECOND, World, ample, key, operation},
+};
+
+macro_rules! conformance {
+    ($($promise:ident)+) => {
+        $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $promise() {
+            let world = World::start().await;
+            conformance::$promise(&PostgresStore::new(world.pool)).await;
+        })+
+    };
+}
+
+sqs_once::for_each_promise_of_a_store!(conformance,);
+
+fn request(id: &str, now: Timestamp, expires_at: u64) -> ClaimRequest {
+    ClaimRequest::new(
+        key(id),
+        Owner::fresh(),
+        "m-1",
+        now,
+        now + SECOND,
+        expires_at,
+    )
+}
+
+#[tokio::test]
+async fn new_table_is_made_once_by_many() {
+    let options = SERVER.schema().await;
+    let migrations = (0..8).map(|_| {
+        let options = options.clone();
+        async move { postgres::migrate(&one(options)).await }
+    });
+    for migrated in join_all(migrations).await {
+        migrated.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn current_table_needs_no_privilege() {
+    let world = World::start().await;
+    let options = world.options.clone();
+    let schema = options.get_application_name().unwrap();
+    let user = format!("user_of_{schema}");
+    let grants = format!(
+        "CREATE ROLE {user} LOGIN; GRANT USAGE ON SCHEMA {schema} TO {user}; \
+         GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.sqs_once_records TO {user}"
+    );
+    sqlx::raw_sql(AssertSqlSafe(grants))
+        .execute(&world.pool)
+        .await
+        .unwrap();
+    let pool = one(options.username(&user));
+    postgres::migrate(&pool).await.unwrap();
+    let once = Once::new(PostgresStore::new(pool));
+    let outcome = once.run(operation("o-1", ample()), async |_| Ok(1)).await;
+    assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
+}
+
+#[tokio::test]
+async fn missing_table_is_explained() {
+    let pool = one(SERVER.schema().await);
+    let once = Once::new(PostgresStore::new(pool));
+    let outcome = once.run(operation("o-1", ample()), async |_| Ok(1)).await;
+    let Outcome::StoreUnavailable(error) = outcome else {
+        panic!("{outcome:?}")
+    };
+    assert!(error.to_string().contains("postgres::migrate"), "{error}");
+    assert!(!error.may_have_been_applied());
+}
+
+#[tokio::test]
+async fn server_without_tls_is_refused() {
+    let options = SERVER.schema().await.ssl_mode(PgSslMode::VerifyFull);
+    let once = Once::new(PostgresStore::new(one(options)));
+    let outcome = once.run(operation("o-1", ample()), async |_| Ok(1)).await;
+    let Outcome::StoreUnavailable(error) = outcome else {
+        panic!("{outcome:?}")
+    };
+    assert!(error.to_string().contains("TLS"), "{error}");
+}
+
+#[tokio::test]
+async fn claim_mode_runs_operation_once() {
+    let world = World::start().await;
+    let once = Once::new(PostgresStore::new(world.pool.clone()));
+    let first = once.run(operation("o-1", ample()), async |_| Ok(17)).await;
+    assert!(matches!(first, Outcome::Completed(_)), "{first:?}");
+    let second = once.run(operation("o-1", ample()), async |_| Ok(18)).await;
+    let kept = StoredResult::Json("17".into());
+    assert!(matches!(second, Outcome::Duplicate(result) if result == kept));
+}
+
+#[tokio::test]
+async fn late_write_after_deletion_is_refused() {
+    let world = World::start().await;
+    let store = PostgresStore::new(world.pool.clone());
+    let now = Timestamp::now();
+    let first = request("o-1", now, now.as_secs() + 60);
+    assert_eq!(
+        store.claim(&first).await.unwrap(),
+        ClaimAnswer::Applied { replaced: None }
+    );
+    world.run_sql("DELETE FROM sqs_once_records").await;
+    let second = request("o-1", now, now.as_secs() + 60);
+    let _ = store.claim(&second).await.unwrap();
+    let end = Settlement::EndLease { last_end: None };
+    let late = store.settle(&first.fence(), &end, now).await.unwrap();
+    assert_eq!(late, SettleAnswer::Refused(Some(second.record(None))));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn concurrent_takeovers_admit_one() {
+    let world = World::start().await;
+    let store = PostgresStore::new(world.pool.clone());
+    for round in 0..20 {
+        let id = format!("o-{round}");
+        let now = Timestamp::now();
+        let _ = store
+            .claim(&request(&id, now, now.as_secs() + 60))
+            .await
+            .unwrap();
+        let later = now + 2 * SECOND;
+        let claims = (0..16).map(|_| {
+            let (store, request) = (store.clone(), request(&id, later, now.as_secs() + 60));
+            tokio::spawn(async move { store.claim(&request).await.unwrap() })
+        });
+        let answers = join_all(claims.collect::<Vec<_>>()).await;
+        let applied = (answers.into_iter())
+            .filter(|answer| matches!(answer, Ok(ClaimAnswer::Applied { .. })));
+        assert_eq!(applied.count(), 1);
+    }
+}
+
+#[tokio::test]
+async fn expired_records_are_deleted_rarely() {
+    let world = World::start().await;
+    let store = PostgresStore::new(world.pool.clone());
+    let now = Timestamp::now();
+    let claimed = async |id: &str, at: Timestamp, expires_at: u64| {
+        let request = request(id, at, expires_at);
+        let _ = store.claim(&request).await.unwrap();
+        request.fence()
+    };
+    let complete = Settlement::Complete {
+        result: StoredResult::Json("1".into()),
+        expires_at: now.as_secs() + 60,
+    };
+    claimed("expired", now, now.as_secs() - 1).await;
+    claimed("kept", now, now.as_secs() + 1).await;
+    let fence = claimed("o-1", now, now.as_secs() + 60).await;
+    assert_eq!(
+        store.settle(&fence, &complete, now).await.unwrap(),
+        SettleAnswer::Applied
+    );
+    assert_eq!(world.status("expired").await, None);
+    assert!(world.status("kept").await.is_some());
+
+    claimed("expired", now, now.as_secs() - 1).await;
+    let fence = claimed("o-2", now, now.as_secs() + 60).await;
+    assert_eq!(
+        store.settle(&fence, &complete, now).await.unwrap(),
+        SettleAnswer::Applied
+    );
+    assert!(world.status("expired").await.is_some(), "within an hour");
+
+    let later = now + Duration::from_secs(3601);
+    let fence = claimed("o-3", now, now.as_secs() + 60).await;
+    assert_eq!(
+        store.settle(&fence, &complete, later).await.unwrap(),
+        SettleAnswer::Applied
+    );
+    assert_eq!(world.status("expired").await, None);
+}
+
+#[tokio::test]
+async fn popular_cte_returns_no_row() {
+    // The statement that many pages show: a new row, or else the existing one.
+    const POPULAR: &str = "WITH new AS (INSERT INTO things VALUES ('o-1', 2) \
+        ON CONFLICT (id) DO NOTHING RETURNING n) \
+        SELECT n FROM new UNION ALL SELECT n FROM things WHERE id = 'o-1'";
+    const OURS: &str = "INSERT INTO things AS t VALUES ('o-1', 2) \
+        ON CONFLICT (id) DO UPDATE SET id = t.id RETURNING n";
+    for (statement, rows) in [(POPULAR, vec![]), (OURS, vec![1_i64])] {
+        let world = World::start().await;
+        let mut rival = world.pool.begin().await.unwrap();
+        rival
+            .execute("INSERT INTO things VALUES ('o-1', 1)")
+            .await
+            .unwrap();
+        let pool = world.pool.clone();
+        let waiting = tokio::spawn(async move {
+            sqlx::query_scalar(statement)
+                .fetch_all(&pool)
+                .await
+                .unwrap()
+        });
+        world.waiting(1).await;
+        rival.commit().await.unwrap();
+        let found: Vec<i64> = waiting.await.unwrap();
+        assert_eq!(found, rows, "{statement}");
+    }
+}

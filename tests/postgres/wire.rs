@@ -1,0 +1,165 @@
+//! Every request of an operation, cut or held on its way.
+
+use std::{pin::pin, task::Poll};
+
+use futures_util::poll;
+use sqs_once::{Deadline, Outcome, protocol::Timestamp};
+use tokio::{select, time::timeout};
+
+use super::{
+    support::{PATIENCE, postgres_wire::Cut},
+    world::{SECOND, World, ample, increments, operation},
+};
+
+/// Requests of an operation on a connection that knows the statements.
+const REQUESTS: [&str; 5] = ["BEGIN", "execute", "execute", "execute", "COMMIT"];
+const COMMIT: usize = REQUESTS.len() - 1;
+
+#[tokio::test]
+async fn operation_makes_two_round_trips_each_side() {
+    let world = World::start().await;
+    let (mode, _pool, wire) = world.worker_behind_wire().await;
+    let first = mode.run(operation("o-1", ample()), increments("o-1")).await;
+    assert!(matches!(first, Outcome::Completed(_)), "{first:?}");
+    wire.take();
+    let second = mode.run(operation("o-2", ample()), increments("o-2")).await;
+    assert!(matches!(second, Outcome::Completed(_)), "{second:?}");
+    assert_eq!(wire.take(), REQUESTS);
+    let duplicate = mode.run(operation("o-2", ample()), increments("o-2")).await;
+    assert!(matches!(duplicate, Outcome::Duplicate(_)), "{duplicate:?}");
+    assert_eq!(wire.take(), ["BEGIN", "execute", "ROLLBACK"]);
+}
+
+/// Lets each request of an operation meet its fate, on a new and on a used connection. Then the
+/// message comes again, to another worker and to the same one.
+async fn assert_effect_is_once(cut: Cut) {
+    let world = World::start().await;
+    for used in [false, true] {
+        for number in 0.. {
+            let id = &format!("{used} {number}");
+            let (mode, pool, wire) = world.worker_behind_wire().await;
+            if used {
+                let warm = format!("warm {number}");
+                let warm = mode.run(operation(&warm, ample()), increments(&warm)).await;
+                assert!(matches!(warm, Outcome::Completed(_)), "{warm:?}");
+            }
+            wire.cut(number, cut);
+            let deadline = Deadline::after(Timestamp::now(), 3 * SECOND, 2 * SECOND);
+            let run = mode.run(operation(id, deadline), increments(id));
+            // A held request: the worker crashes. The connections of a process end with it.
+            let outcome = select! {
+                outcome = run => Some(outcome),
+                () = wire.met(), if cut == Cut::Silence => None,
+            };
+            let requests = wire.take();
+            if requests.len() <= number {
+                assert!(
+                    matches!(outcome, Some(Outcome::Completed(_))),
+                    "{outcome:?}"
+                );
+                assert!(requests.len() >= REQUESTS.len());
+                break;
+            }
+            let is_commit = requests[number] == "COMMIT";
+            match &outcome {
+                // A worker tries another connection for `BEGIN`.
+                Some(Outcome::Completed(_)) => assert_eq!(requests[number], "BEGIN"),
+                Some(Outcome::CommitUnknown(_)) => assert!(is_commit, "{requests:?}"),
+                Some(Outcome::StoreUnavailable(_)) => assert!(!is_commit, "{requests:?}"),
+                // The statement of the handler.
+                Some(Outcome::RetryableFailure(_)) => assert!(!is_commit, "{requests:?}"),
+                None => {}
+                other => panic!("{other:?} after {requests:?}"),
+            }
+            let again = timeout(PATIENCE, world.deliver(id)).await.unwrap();
+            let committed = match &outcome {
+                Some(outcome) if outcome.is_success() => true,
+                _ => is_commit && cut != Cut::Before,
+            };
+            match &again {
+                Outcome::Duplicate(_) => assert!(committed, "{requests:?}"),
+                Outcome::Completed(_) => assert!(!committed, "{requests:?}"),
+                other => panic!("{other:?} after {requests:?}"),
+            }
+            assert_eq!(world.effect(id).await, 1, "{requests:?}");
+            let here = mode.run(operation(id, ample()), increments(id));
+            let here = timeout(PATIENCE, here).await.unwrap();
+            assert!(matches!(here, Outcome::Duplicate(_)), "{here:?}");
+            world.open_transactions(0).await;
+            assert!(pool.size() <= 1);
+        }
+    }
+}
+
+#[tokio::test]
+async fn request_that_never_arrives_loses_nothing() {
+    assert_effect_is_once(Cut::Before).await;
+}
+
+#[tokio::test]
+async fn lost_answer_repeats_no_effect() {
+    assert_effect_is_once(Cut::After).await;
+}
+
+#[tokio::test]
+async fn crash_at_each_request_loses_nothing() {
+    assert_effect_is_once(Cut::Silence).await;
+}
+
+#[tokio::test]
+async fn silent_server_ends_attempt_at_deadline() {
+    let world = World::start().await;
+    for number in 0..REQUESTS.len() {
+        let id = &format!("o-{number}");
+        let (mode, _pool, wire) = world.worker_behind_wire().await;
+        let warm = format!("warm {number}");
+        let warm = mode.run(operation(&warm, ample()), increments(&warm)).await;
+        assert!(matches!(warm, Outcome::Completed(_)), "{warm:?}");
+        wire.cut(number, Cut::Silence);
+        let deadline = Deadline::after(Timestamp::now(), SECOND, SECOND / 2);
+        let outcome = mode.run(operation(id, deadline), increments(id)).await;
+        match (number, &outcome) {
+            // Another connection.
+            (0, Outcome::Completed(_)) => {}
+            (1 | 3, Outcome::StoreUnavailable(_)) => {}
+            (2, Outcome::OutOfTime) => {}
+            (COMMIT, Outcome::CommitUnknown(_)) => {}
+            other => panic!("{other:?}"),
+        }
+        let again = timeout(PATIENCE, world.deliver(id)).await.unwrap();
+        let committed = [0, COMMIT].contains(&number);
+        assert_eq!(
+            matches!(again, Outcome::Duplicate(_)),
+            committed,
+            "{again:?}"
+        );
+        assert_eq!(world.effect(id).await, 1);
+    }
+}
+
+/// The reason for closing connections: sqlx keeps a connection whose `begin()` was cancelled, and the
+/// next user gets its open transaction. If this test fails, sqlx has been corrected.
+#[tokio::test]
+async fn sqlx_keeps_transaction_of_cancelled_begin() {
+    let world = World::start().await;
+    let (mode, pool) = world.worker_of(|options| options.test_before_acquire(false));
+    let idle = async || {
+        sqlx::query("SELECT 1").execute(&pool).await.unwrap();
+        while pool.num_idle() == 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    idle().await;
+    let run = mode.run(operation("o-1", ample()), increments("o-1"));
+    assert!(poll!(pin!(run)).is_pending());
+    idle().await;
+    world.open_transactions(0).await;
+
+    // The first poll sends `BEGIN`. If the answer is there already, nothing is cancelled.
+    while let Poll::Ready(begun) = poll!(pin!(pool.begin())) {
+        begun.unwrap().rollback().await.unwrap();
+        idle().await;
+    }
+    let kept = timeout(PATIENCE, world.open_transactions(1)).await;
+    kept.expect("the session is in a transaction");
+}
