@@ -15,8 +15,8 @@ use lambda_http::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Deadline, Failure, Once, Operation, Outcome, aws,
-    protocol::{Fingerprint, Key, Namespace, StoredResult, Timestamp},
+    Attempt, Deadline, Failure, Once, Operation, Outcome, Stored, aws,
+    protocol::{Fingerprint, Key, Namespace, Timestamp},
     store::{DynamoStore, Store},
     telemetry,
 };
@@ -137,7 +137,9 @@ pub async fn answer<S: Store>(
         .run(operation, |attempt| gateway.pay(payment, attempt))
         .await;
     let detail = match &outcome {
-        Outcome::Completed(result) | Outcome::Duplicate(result) => return done(result.clone()),
+        Outcome::Completed(result) | Outcome::Duplicate(result) => {
+            return done(once.stored(result.clone())).await;
+        }
         Outcome::Conflict { .. } => "a request with this key is in progress",
         Outcome::KeyReused => "this key was used for another payload",
         Outcome::PermanentFailure(why) | Outcome::FailedBefore(why) => why,
@@ -193,11 +195,16 @@ fn read(body: &[u8]) -> Option<(Payment, Fingerprint)> {
     Some((payment, Fingerprint::of(&canonical)))
 }
 
-fn done(result: StoredResult) -> Result<Response<Body>, Error> {
-    let StoredResult::Json(json) = result else {
-        return problem(StatusCode::OK, "done, but the answer was too large to keep");
+async fn done(stored: Stored<Reply>) -> Result<Response<Body>, Error> {
+    let Reply { status, body } = match stored.output().await {
+        Ok(Some(reply)) => reply,
+        Ok(None) => return problem(StatusCode::OK, "done, but the answer was too large to keep"),
+        Err(failure) => {
+            tracing::warn!(detail = %failure, "the stored answer cannot be read");
+            let status = StatusCode::SERVICE_UNAVAILABLE;
+            return problem(status, "done, but the answer cannot be read now");
+        }
     };
-    let Reply { status, body } = serde_json::from_str(&json)?;
     respond(
         StatusCode::from_u16(status)?,
         "application/json",

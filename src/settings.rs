@@ -27,9 +27,10 @@ use crate::{
     aws,
     handler::Handler,
     once::{Inbox, Mode, OnItem, Once},
+    protocol::record::MAX_RESULT_BYTES,
     protocol::{AfterFailure, Namespace},
     sqs::{Consumer, Encoding, Envelope, FifoAfterPermanent, FingerprintSource, KeySource},
-    store::{AnyStore, DynamoStore, Field, Layout, MemoryStore, Store},
+    store::{AnyStore, DynamoStore, Field, Layout, MemoryStore, Results, Store},
     telemetry::{
         Metrics,
         metrics::{checked_namespace, checked_service},
@@ -106,6 +107,9 @@ const UNNAMED: &str = "_";
 /// | `IDEMPOTENCY_FINGERPRINT` | `body`; `off` for `on_item` | part of a message that must not change under one key ([`FingerprintSource`]); for `on_item` see [`OnItem::check_payload`] |
 /// | `IDEMPOTENCY_RETENTION` | `20d`; unlimited for `on_item` | time that a record is kept |
 /// | `IDEMPOTENCY_AFTER_FAILURE` | `retry` | other message with the key of a permanent failure: `retry` or `replay` ([`AfterFailure`]) |
+/// | `IDEMPOTENCY_RESULTS` | `inline` | place of outputs: `inline` is the record, `none` stores no output, `s3` stores large ones in S3 and needs the feature `s3`; not used by `on_item` ([`Results`]) |
+/// | `IDEMPOTENCY_RESULT_INLINE_LIMIT` | `65536` | with `s3`, longest output in the record, in bytes |
+/// | `IDEMPOTENCY_RESULT_BUCKET` | required for `s3` | S3 bucket of longer outputs |
 /// | `IDEMPOTENCY_GROUPING` | `off` | sends claims and settlements of concurrent messages as groups; not used by `on_item` ([`DynamoStore::grouping`]) |
 /// | `OUTBOX_TABLE_NAME` | none | DynamoDB table of published events, for handlers that publish; not used by `on_item` ([`Once::outbox`]) |
 /// | `IDEMPOTENCY_LEASE_MARGIN` | `1s` | time added to the deadline, for clocks that differ |
@@ -411,7 +415,8 @@ impl Settings {
         let (records, batches) = (self.records(), self.batches(Some("20d")));
         let read = (|| Ok((handler?, table?, records?, batches?)))();
         let (handler, table, records, batches) = self.check(read)?;
-        let config = if table.is_some() || batches.call_sqs() || batches.read_s3() {
+        let reads_s3 = batches.read_s3() || records.results.call_s3();
+        let config = if table.is_some() || batches.call_sqs() || reads_s3 {
             self.take_config().await
         } else {
             // The SDK would look for a Region, for seconds on a machine outside AWS.
@@ -431,7 +436,7 @@ impl Settings {
                 (AnyStore::Memory(MemoryStore::default()), None)
             }
         };
-        let once = records.once(store, &batches);
+        let once = records.once(store, &batches, &config);
         let build = || batches.consumer(once, handler, &config);
         Ok(while_reading(to_read, build).await.claims_ahead(ahead))
     }
@@ -501,7 +506,7 @@ impl Settings {
         let (handler, table, records, batches) = self.check(read)?;
         let config = self.take_config().await;
         let (store, to_read) = table.store(&config);
-        let inbox = records.once(store, &batches).inbox();
+        let inbox = records.once(store, &batches, &config).inbox();
         let build = || batches.consumer(inbox, handler, &config);
         Ok(while_reading(to_read, build).await)
     }
@@ -619,10 +624,41 @@ impl Settings {
             });
         let lease_margin = self.optional("IDEMPOTENCY_LEASE_MARGIN", "1s", duration);
         let outbox = self.value("OUTBOX_TABLE_NAME");
+        let results = self.results();
         Ok(Records {
             outbox,
             after_failure: after_failure?,
             lease_margin: lease_margin?,
+            results: results?,
+        })
+    }
+
+    fn results(&mut self) -> Result<ResultPlace, SettingsError> {
+        let in_s3 = |text: &str| match text {
+            "none" => Ok(ResultPlace::Nowhere),
+            "inline" => Ok(ResultPlace::InRecord),
+            "s3" if cfg!(feature = "s3") => Ok(ResultPlace::InS3 {
+                bucket: String::new(),
+                inline_limit: 0,
+            }),
+            "s3" => Err("`s3` needs the feature `s3` of the crate sqs-once"),
+            _ => Err("must be `none`, `inline` or `s3`"),
+        };
+        let place = self.optional("IDEMPOTENCY_RESULTS", "inline", in_s3);
+        let limit = self.optional("IDEMPOTENCY_RESULT_INLINE_LIMIT", "65536", inline_limit);
+        let name = "IDEMPOTENCY_RESULT_BUCKET";
+        let bucket = if let Ok(ResultPlace::InS3 { .. }) = place {
+            self.required(name, "S3 bucket of large outputs", bucket)
+        } else {
+            self.changed(name, String::new(), |_, text| bucket(text))
+        };
+        let (bucket, inline_limit) = (bucket?, limit?);
+        Ok(match place? {
+            ResultPlace::InS3 { .. } => ResultPlace::InS3 {
+                bucket,
+                inline_limit,
+            },
+            place => place,
         })
     }
 
@@ -929,14 +965,50 @@ struct Records {
     outbox: Option<String>,
     after_failure: AfterFailure,
     lease_margin: Duration,
+    results: ResultPlace,
+}
+
+/// The place of outputs.
+#[derive(Debug, PartialEq, Eq)]
+enum ResultPlace {
+    Nowhere,
+    InRecord,
+    /// Without the feature `s3`, no setting selects it.
+    InS3 {
+        bucket: String,
+        inline_limit: usize,
+    },
+}
+
+impl ResultPlace {
+    const fn call_s3(&self) -> bool {
+        matches!(self, Self::InS3 { .. })
+    }
+
+    #[cfg_attr(
+        not(feature = "s3"),
+        expect(unused_variables, reason = "read by the feature")
+    )]
+    fn results(self, config: &SdkConfig) -> Results {
+        match self {
+            Self::Nowhere => Results::none(),
+            #[cfg(feature = "s3")]
+            Self::InS3 {
+                bucket,
+                inline_limit,
+            } => Results::s3(config, bucket).inline_limit(inline_limit),
+            _ => Results::inline(),
+        }
+    }
 }
 
 impl Records {
-    fn once<S: Store>(self, store: S, batches: &Batches) -> Once<S> {
+    fn once<S: Store>(self, store: S, batches: &Batches, config: &SdkConfig) -> Once<S> {
         let once = Once::new(store)
             .after_failure(self.after_failure)
             .lease_margin(self.lease_margin)
             .outbox(self.outbox)
+            .results(self.results.results(config))
             .heartbeat(batches.heartbeat);
         match batches.retention {
             Some(retention) => once.retention(retention),
@@ -1124,19 +1196,27 @@ fn backoff(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Names of S3 buckets, separated by commas (*Amazon S3 User Guide*, "Bucket naming rules").
+/// Names of S3 buckets, separated by commas.
 fn buckets(text: &str) -> Result<Vec<String>, String> {
-    let is_name = |name: &&str| {
-        let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '.' || c == '-';
-        let ends = !name.starts_with(['.', '-']) && !name.ends_with(['.', '-']);
-        (3..=63).contains(&name.len()) && ends && name.chars().all(inner)
-    };
-    match text.split(',').find(|name| !is_name(name)) {
-        Some(name) => Err(format!(
-            "`{name}` is not the name of an S3 bucket; separate names by commas"
-        )),
-        None => Ok(text.split(',').map(str::to_owned).collect()),
+    let names = text.split(',').map(bucket).collect::<Result<_, _>>();
+    names.map_err(|error| format!("{error}; separate names by commas"))
+}
+
+/// The name of an S3 bucket (*Amazon S3 User Guide*, "Bucket naming rules").
+fn bucket(name: &str) -> Result<String, String> {
+    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '.' || c == '-';
+    let ends = !name.starts_with(['.', '-']) && !name.ends_with(['.', '-']);
+    if (3..=63).contains(&name.len()) && ends && name.chars().all(inner) {
+        Ok(name.to_owned())
+    } else {
+        Err(format!("`{name}` is not the name of an S3 bucket"))
     }
+}
+
+fn inline_limit(text: &str) -> Result<usize, String> {
+    let parsed = text.parse().ok();
+    let parsed = parsed.filter(|bytes| *bytes <= MAX_RESULT_BYTES);
+    parsed.ok_or_else(|| format!("must be a whole number of bytes from 0 to {MAX_RESULT_BYTES}"))
 }
 
 fn bytes(text: &str) -> Result<NonZeroU32, &'static str> {
@@ -1319,6 +1399,7 @@ mod tests {
         assert!(!table.write_units);
         assert_eq!(records.after_failure, AfterFailure::Retry);
         assert_eq!(records.lease_margin, Duration::from_secs(1));
+        assert_eq!(records.results, ResultPlace::InRecord);
         assert_eq!(batches.namespace.as_str(), "payments");
         let metrics = batches.metrics.unwrap();
         assert_eq!(metrics.names(), ("sqs-once", "payments"));
@@ -1371,6 +1452,9 @@ mod tests {
             ("CONSUMER_FIFO_AFTER_PERMANENT", "on"),
             ("CONSUMER_S3_BUCKETS", "Orders"),
             ("CONSUMER_S3_MAX_BYTES", "4MiB"),
+            ("IDEMPOTENCY_RESULTS", "both"),
+            ("IDEMPOTENCY_RESULT_INLINE_LIMIT", "64KB"),
+            ("IDEMPOTENCY_RESULT_BUCKET", "Outputs"),
             #[cfg(feature = "visibility")]
             ("CONSUMER_BACKOFF_BASE", "0s"),
             #[cfg(feature = "visibility")]
@@ -1631,6 +1715,43 @@ mod tests {
         let consumer = offline(&variables).once(Ok(Unused)).await.unwrap();
         let consumer = format!("{consumer:?}");
         assert!(consumer.contains("s3_bodies: Some("), "{consumer}");
+    }
+
+    #[cfg(feature = "s3")]
+    #[test]
+    fn outputs_in_s3_need_a_bucket_and_have_a_limit() {
+        let (s3, bucket) = (
+            ("IDEMPOTENCY_RESULTS", "s3"),
+            ("IDEMPOTENCY_RESULT_BUCKET", "outputs"),
+        );
+        let limit = |text| ("IDEMPOTENCY_RESULT_INLINE_LIMIT", text);
+        let place = |variables: &[_]| with(variables).map(|(_, records, _)| records.results);
+        for (text, inline_limit) in [("", 65_536), ("0", 0), ("401408", 401_408)] {
+            let in_s3 = ResultPlace::InS3 {
+                bucket: "outputs".into(),
+                inline_limit,
+            };
+            assert_eq!(place(&[s3, bucket, limit(text)]), Ok(in_s3));
+        }
+        assert_eq!(place(&[bucket]), Ok(ResultPlace::InRecord));
+        let none = ("IDEMPOTENCY_RESULTS", "none");
+        assert_eq!(place(&[none]), Ok(ResultPlace::Nowhere));
+        let error = "IDEMPOTENCY_RESULT_BUCKET is not set (S3 bucket of large outputs)";
+        assert_eq!(place(&[s3]).unwrap_err().errors(), [error]);
+        for text in ["-1", "401409", "64KB"] {
+            let error = place(&[s3, bucket, limit(text)]).unwrap_err();
+            let told =
+                "IDEMPOTENCY_RESULT_INLINE_LIMIT: must be a whole number of bytes from 0 to 401408";
+            assert_eq!(error.errors(), [told]);
+        }
+    }
+
+    #[cfg(not(feature = "s3"))]
+    #[test]
+    fn outputs_in_s3_need_the_feature() {
+        let error = with(&[("IDEMPOTENCY_RESULTS", "s3")]).unwrap_err();
+        let expected = "IDEMPOTENCY_RESULTS: `s3` needs the feature `s3` of the crate sqs-once";
+        assert_eq!(error.errors(), [expected]);
     }
 
     #[cfg(not(feature = "s3"))]

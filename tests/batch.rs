@@ -649,8 +649,8 @@ async fn duplicate_without_output_is_acknowledged() {
             Ok("x".repeat(500_000))
         }
         async fn on_duplicate(&self, stored: Stored<String>, _: Attempt) -> Result<(), Failure> {
-            assert_eq!(stored.json(), None);
-            assert_eq!(stored.output()?, None);
+            assert_eq!(stored.json().await?, None);
+            assert_eq!(stored.output().await?, None);
             self.0.fetch_add(1, Ordering::SeqCst);
             Ok(())
         }
@@ -677,7 +677,7 @@ async fn handler_can_fail_inspected_duplicate() {
             Ok(n + 1)
         }
         async fn on_duplicate(&self, stored: Stored<u32>, _: Attempt) -> Result<(), Failure> {
-            let output = stored.output()?.unwrap();
+            let output = stored.output().await?.unwrap();
             self.0.lock().unwrap().push(output);
             match output {
                 3 => Err(Failure::retryable("no reply")),

@@ -7,6 +7,9 @@
     reason = "tests fail by panicking"
 )]
 
+#[cfg(feature = "s3")]
+#[path = "faults/results.rs"]
+mod results;
 #[path = "faults/story.rs"]
 mod story;
 mod support;

@@ -5,10 +5,11 @@
 use std::{fs, path::Path};
 
 /// From the ground up. Modules on one floor do not import each other.
-const FLOORS: [&[&str]; 9] = [
+const FLOORS: [&[&str]; 10] = [
     &["protocol", "invalid"],
     &["system"],
     &["deadline", "dynamodb", "postgres", "aws", "meter"],
+    &["s3"],
     &["store", "event"],
     &["handler"],
     &["once"],

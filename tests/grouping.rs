@@ -16,8 +16,8 @@ use futures_util::future::{join, join_all};
 use sqs_once::{
     Deadline, Delivery, Failure, Once, Operation, Outcome,
     protocol::{
-        AttemptEnd, ClaimRequest, Claimed, Fingerprint, Key, Owner, Settlement, StoredResult,
-        Timestamp,
+        AttemptEnd, ClaimRequest, Claimed, Fingerprint, Key, Owner, ResultPointer, Settlement,
+        StoredResult, Timestamp,
     },
     store::{ClaimAnswer, DynamoStore, Layout, SettleAnswer, Store as _},
 };
@@ -224,10 +224,20 @@ async fn grouped_settlement_writes_the_ordinary_item() {
         result: StoredResult::Omitted("too long".into()),
         expires_at: request.expires_at,
     };
+    let in_s3 = |request: &ClaimRequest| Settlement::Complete {
+        result: StoredResult::InS3(Box::new(ResultPointer::new(
+            "outputs",
+            &request.key,
+            &request.owner,
+            b"1",
+        ))),
+        expires_at: request.expires_at,
+    };
     type Settle = fn(&ClaimRequest) -> Settlement;
-    let settlements: [Settle; 4] = [
+    let settlements: [Settle; 5] = [
         complete,
         omitted,
+        in_s3,
         |request| fail(request, true),
         |request| fail(request, false),
     ];

@@ -180,7 +180,8 @@ async fn falsy_output_is_replayed_unchanged() {
             Ok(order["output"].clone())
         }
         async fn on_duplicate(&self, stored: Stored<Value>, _: Attempt) -> Result<(), Failure> {
-            self.0.lock().unwrap().extend(stored.output()?);
+            let output = stored.output().await?;
+            self.0.lock().unwrap().extend(output);
             Ok(())
         }
     }

@@ -125,6 +125,7 @@ fn renamed() -> Layout {
         ("last_end", "end"),
         ("failed_message_ids", "failed"),
         ("result", "value"),
+        ("result_in_s3", "elsewhere"),
         ("result_omitted", "no.value"),
         ("error", "status"),
         ("created_at", "first time"),

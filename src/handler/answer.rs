@@ -159,7 +159,8 @@ impl<O: fmt::Debug> fmt::Debug for Done<O> {
 
 /// An answer without its type. Of the handler's code only `on_refused` is left to run.
 pub(crate) struct Plan {
-    pub(crate) result: StoredResult,
+    /// Of any length.
+    pub(crate) output: StoredResult,
     pub(crate) writes: Vec<Write<TransactWriteItem>>,
     pub(crate) events: Vec<Event>,
     pub(crate) on_refused: Option<OnRefused<Plan>>,
@@ -199,7 +200,7 @@ impl<O: Serialize + Send + 'static> TryFrom<Done<O>> for Plan {
             Box::new(|refused| decide(refused)?.try_into())
         };
         Ok(Self {
-            result: to_result(&done.output),
+            output: to_output(&done.output),
             writes: done.writes,
             events: done.events,
             on_refused: done.on_refused.map(plan),
@@ -207,10 +208,18 @@ impl<O: Serialize + Send + 'static> TryFrom<Done<O>> for Plan {
     }
 }
 
-/// The output as it is stored. The effect has occurred, so this must not fail.
+/// The output as JSON that fits into an item.
 pub(crate) fn to_result<O: Serialize>(output: &O) -> StoredResult {
+    match to_output(output) {
+        StoredResult::Json(json) => StoredResult::fit(json),
+        omitted => omitted,
+    }
+}
+
+/// The output as JSON, of any length. The effect has occurred, so this must not fail.
+pub(crate) fn to_output<O: Serialize>(output: &O) -> StoredResult {
     match serde_json::to_string(output) {
-        Ok(json) => StoredResult::fit(json),
+        Ok(json) => StoredResult::Json(json),
         // The error may quote the output.
         Err(_) => StoredResult::Omitted("the output can't be written as JSON".into()),
     }

@@ -8,12 +8,12 @@ mod delivery;
 mod failure;
 mod invalid_message;
 
-use std::{fmt, marker::PhantomData};
+use std::{borrow::Cow, fmt, marker::PhantomData};
 
 use serde::de::DeserializeOwned;
 
 pub use answer::Done;
-pub(crate) use answer::{Answer, OnRefused, Plan, to_result};
+pub(crate) use answer::{Answer, OnRefused, Plan, to_output, to_result};
 pub use attempt::{Attempt, History, OpenAttempts};
 pub(crate) use body::{Body, Content};
 pub use body::{Bytes, FromMessage, Json, Raw, Text};
@@ -22,7 +22,7 @@ pub use delivery::{Delivery, EnvelopeFacts};
 pub use failure::{Failure, ResultExt};
 pub(crate) use invalid_message::InvalidMessage;
 
-use crate::protocol::StoredResult;
+use crate::{protocol::StoredResult, store::Results};
 
 /// Your code for one message.
 ///
@@ -78,8 +78,8 @@ pub trait Handler: Send + Sync + 'static {
     /// | [`Done`] of that type | DynamoDB writes, committed together with the record |
     /// | [`Change`](crate::Change) of that type | a change of one item, which stores the key |
     ///
-    /// The output is stored as JSON of at most 392 KB. A longer output is not stored, and the operation
-    /// is completed without it.
+    /// The output is stored as JSON of at most 392 KB, or in S3 ([`Results`](crate::store::Results)). A
+    /// longer output is not stored, and the operation is completed without it.
     type Output: Answer;
 
     /// Handles one message.
@@ -114,7 +114,7 @@ pub trait Handler: Send + Sync + 'static {
     ///     }
     ///
     ///     async fn on_duplicate(&self, ticket: Stored<u64>, attempt: Attempt) -> Result<(), Failure> {
-    ///         match ticket.output()? {
+    ///         match ticket.output().await? {
     ///             Some(ticket) => println!("{} had ticket {ticket}", attempt.key()),
     ///             None => println!("{} had a ticket that was not kept", attempt.key()),
     ///         }
@@ -138,18 +138,23 @@ pub trait Handler: Send + Sync + 'static {
 
 /// The stored output of a completed operation.
 ///
+/// An output in S3 is read when the handler asks for it. A handler that does not ask costs no request.
+///
 /// ```
 /// use sqs_once::{Stored, protocol::StoredResult};
 ///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
 /// let stored = Stored::<u64>::new(StoredResult::Json("17".into()));
-/// assert_eq!(stored.json(), Some("17"));
-/// assert!(matches!(stored.output(), Ok(Some(17))));
+/// assert!(matches!(stored.json().await, Ok(Some(json)) if json == "17"));
+/// assert!(matches!(stored.output().await, Ok(Some(17))));
 /// let too_large = Stored::<u64>::new(StoredResult::Omitted("over 392 KB".into()));
-/// assert!(matches!(too_large.output(), Ok(None)));
+/// assert!(matches!(too_large.output().await, Ok(None)));
+/// # }
 /// ```
 #[derive(Clone, Debug)]
 pub struct Stored<O> {
     result: StoredResult,
+    results: Results,
     output: PhantomData<fn() -> O>,
 }
 
@@ -157,34 +162,52 @@ impl<O> Stored<O> {
     /// The output in a record. Use it to test [`Handler::on_duplicate`].
     #[must_use]
     pub fn new(result: StoredResult) -> Self {
+        Self::kept_by(result, Results::inline())
+    }
+
+    pub(crate) fn kept_by(result: StoredResult, results: Results) -> Self {
         Self {
             result,
+            results,
             output: PhantomData,
         }
     }
 
-    /// The JSON text; `None` if the output was not stored.
-    #[must_use]
-    pub fn json(&self) -> Option<&str> {
+    /// The JSON text; `None` if the output was not stored. Each call reads an output in S3 again, for
+    /// at most 5 seconds.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::NoEffect`] if the output is in S3 and cannot be read: S3 does not answer or denies
+    /// access, or the object is lost or altered. With `?`, [`on_duplicate`](Handler::on_duplicate)
+    /// sends the message back to the queue. The operation stays completed, so the failure is never
+    /// permanent. A handler that has another answer for a lost output handles the error.
+    pub async fn json(&self) -> Result<Option<Cow<'_, str>>, Failure> {
         match &self.result {
-            StoredResult::Json(json) => Some(json),
-            StoredResult::Omitted(_) => None,
+            StoredResult::Json(json) => Ok(Some(json.into())),
+            StoredResult::InS3(pointer) => {
+                let output = self.results.read(pointer).await;
+                Ok(Some(output.map_err(Failure::no_effect)?.into()))
+            }
+            StoredResult::Omitted(_) => Ok(None),
         }
     }
 
     /// The output; `None` if it was not stored. [`OnItem`](crate::OnItem) stores no outputs. The other
-    /// modes do not store outputs that are larger than 392 KB or cannot be written as JSON.
+    /// modes do not store outputs that are too large ([`Results`](crate::store::Results)) or cannot be
+    /// written as JSON.
     ///
     /// # Errors
     ///
-    /// A permanent failure if the stored JSON is not of this type, as after a change of the type.
-    /// [`on_duplicate`](Handler::on_duplicate) would send a message to the dead-letter queue with that
-    /// failure, although its operation is completed. [`json`](Self::json) never fails.
-    pub fn output(&self) -> Result<Option<O>, Failure>
+    /// As [`json`](Self::json). And a permanent failure if the stored JSON is not of this type, as after
+    /// a change of the type. [`on_duplicate`](Handler::on_duplicate) would send a message to the
+    /// dead-letter queue with that failure, although its operation is completed.
+    pub async fn output(&self) -> Result<Option<O>, Failure>
     where
         O: DeserializeOwned,
     {
-        let output = self.json().map(serde_json::from_str).transpose();
+        let json = self.json().await?;
+        let output = json.as_deref().map(serde_json::from_str).transpose();
         // serde's error may quote the output.
         output.map_err(|_| Failure::permanent("the stored output is not of the handler's type"))
     }

@@ -15,13 +15,13 @@ use super::{
 };
 use crate::{
     deadline::{Deadline, until},
-    handler::{Answer, Attempt, Done, Failure, History, to_result},
+    handler::{Answer, Attempt, Done, Failure, History, Stored, to_output},
     meter::timed,
     protocol::{
         AfterFailure, AttemptEnd, ClaimRefused, ClaimRequest, Claimed, Fence, Key, Settlement,
-        Timestamp, decision::claim_refused,
+        StoredResult, Timestamp, decision::claim_refused,
     },
-    store::{ClaimAnswer, Store, StoreError, TransactionalStore},
+    store::{ClaimAnswer, Results, Store, StoreError, TransactionalStore},
 };
 
 /// Claim mode: runs each operation once, with its record in a [`Store`].
@@ -64,6 +64,7 @@ impl<S: Store> Once<S> {
         Self {
             records: Records {
                 store,
+                results: Results::inline(),
                 retention: Duration::from_secs(20 * 24 * 60 * 60),
                 after_failure: AfterFailure::default(),
                 clock: Timestamp::now,
@@ -118,6 +119,38 @@ impl<S: Store> Once<S> {
     pub fn heartbeat(mut self, length: impl Into<Option<Duration>>) -> Self {
         self.lease.heartbeat = length.into();
         self
+    }
+
+    /// Sets the place of outputs, by default the record ([`Results::inline`]).
+    #[must_use]
+    pub fn results(mut self, results: Results) -> Self {
+        self.records.results = results;
+        self
+    }
+
+    /// Returns the output of an operation that [`run`](Self::run) completed, now or before.
+    ///
+    /// Reads nothing yet: an output in S3 is read by [`Stored::output`].
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use sqs_once::{Deadline, Once, Operation, Outcome};
+    /// # use sqs_once::protocol::{Key, Namespace, Timestamp};
+    /// # use sqs_once::store::MemoryStore;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let key = Key::new(&Namespace::new("payments")?, ["order-1"])?;
+    /// # let deadline = Deadline::after(Timestamp::now(), Duration::from_secs(30), Duration::ZERO);
+    /// # let operation = Operation::new(key, None, "request-1", deadline);
+    /// let once = Once::new(MemoryStore::default());
+    /// let outcome = once.run(operation, |_attempt| async { Ok(17) }).await;
+    /// if let Outcome::Completed(result) | Outcome::Duplicate(result) = outcome {
+    ///     assert!(matches!(once.stored::<u64>(result).output().await, Ok(Some(17))));
+    /// }
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn stored<O>(&self, result: StoredResult) -> Stored<O> {
+        Stored::kept_by(result, self.records.results.clone())
     }
 
     /// Sets the effect of a `FAILED` record on another message with the same key.
@@ -293,15 +326,19 @@ impl<S: Store, O: Serialize + Send> Mode<O> for Once<S> {
     {
         // The guard includes creation of the future and serialization of the output, because both
         // run the application's code.
-        let work = async |attempt| Ok(to_result(&work(attempt).await?));
+        let work = async |attempt| Ok(to_output(&work(attempt).await?));
         match self.claim_and_run(operation, work).await {
-            Ok((claim, result)) => claim.complete(result).await,
+            Ok((claim, output)) => claim.complete(output).await,
             Err(outcome) => outcome,
         }
     }
 
     fn now(&self) -> Timestamp {
         self.records.now()
+    }
+
+    fn results(&self) -> Results {
+        self.records.results.clone()
     }
 }
 
@@ -321,5 +358,9 @@ impl<S: TransactionalStore, O: Serialize + Send + 'static> Mode<Done<O>> for Onc
 
     fn now(&self) -> Timestamp {
         self.records.now()
+    }
+
+    fn results(&self) -> Results {
+        self.records.results.clone()
     }
 }

@@ -8,7 +8,7 @@ use super::{
     Outcome,
     commit::{Committed, commit},
     heartbeat::Lease,
-    records::{Records, warn_of_omitted},
+    records::Records,
     repeat::{Answered, repeat},
     work::{DeclinedAnswer, NoAnswer, write_until_accepted},
 };
@@ -43,12 +43,18 @@ pub(super) enum Settled {
 }
 
 impl<S: Store> HeldClaim<'_, S> {
-    pub(super) async fn complete(self, result: StoredResult) -> Outcome {
-        self.record(result).await
+    pub(super) async fn complete(self, output: StoredResult) -> Outcome {
+        self.record(output).await
     }
 
-    async fn record(&self, result: StoredResult) -> Outcome {
-        warn_of_omitted(&self.fence.key, &result);
+    /// Stores the output where the settings say, and returns the result for the record.
+    async fn keep(&self, output: StoredResult) -> StoredResult {
+        let Fence { key, owner, .. } = &self.fence;
+        (self.records).keep(key, owner, output, self.deadline).await
+    }
+
+    async fn record(&self, output: StoredResult) -> Outcome {
+        let result = self.keep(output).await;
         let settlement = self.records.completion(&result);
         match self.settle(&settlement).await {
             Settled::Applied => Outcome::Completed(result),
@@ -155,10 +161,10 @@ impl<S: TransactionalStore> HeldClaim<'_, S> {
 
     async fn commit_once(&self, round: usize, plan: Plan) -> Result<Outcome, DeclinedAnswer<Plan>> {
         if plan.writes.is_empty() && plan.events.is_empty() {
-            return Ok(self.record(plan.result).await);
+            return Ok(self.record(plan.output).await);
         }
-        warn_of_omitted(&self.fence.key, &plan.result);
-        let settlement = self.records.completion(&plan.result);
+        let result = self.keep(plan.output).await;
+        let settlement = self.records.completion(&result);
         let record = RecordWrite::Settle {
             fence: self.fence.clone(),
             settlement: settlement.clone(),
@@ -167,11 +173,11 @@ impl<S: TransactionalStore> HeldClaim<'_, S> {
         let (records, owner) = (self.records, &self.fence.owner);
         let writes = (plan.writes, plan.events);
         let declined = match commit(records, owner, round, record, writes, self.deadline).await {
-            Committed::Applied => return Ok(Outcome::Completed(plan.result)),
+            Committed::Applied => return Ok(Outcome::Completed(result)),
             Committed::Refused(record) => {
                 return Ok(
                     match settlement_refused(record.as_ref(), &self.fence, &settlement) {
-                        SettlementRefused::AlreadySettled => Outcome::Completed(plan.result),
+                        SettlementRefused::AlreadySettled => Outcome::Completed(result),
                         SettlementRefused::LeaseLost => Outcome::LeaseLost,
                     },
                 );

@@ -10,7 +10,7 @@ use tokio::time::timeout_at;
 use super::{
     Mode, Operation, Outcome,
     commit::{Committed, commit},
-    records::{Records, warn_of_omitted},
+    records::Records,
     work::{Declined, DeclinedAnswer, NoAnswer, guard, write_until_accepted},
 };
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
         ClaimRefused, ClaimRequest, Settlement, Timestamp, Unavailability,
         decision::{insert_refused, may_claim, refusal},
     },
-    store::{RecordWrite, StoreError, TransactionalStore},
+    store::{RecordWrite, Results, StoreError, TransactionalStore},
 };
 
 /// Inbox mode: runs operations whose whole effect is DynamoDB writes.
@@ -155,12 +155,13 @@ struct Insert<'a, S> {
 impl<S: TransactionalStore> Insert<'_, S> {
     async fn complete(&self, round: usize, plan: Plan) -> Result<Outcome, DeclinedAnswer<Plan>> {
         let Plan {
-            result,
+            output,
             writes,
             events,
             on_refused,
         } = plan;
-        warn_of_omitted(&self.request.key, &result);
+        let ClaimRequest { key, owner, .. } = &self.request;
+        let result = self.records.keep(key, owner, output, self.deadline).await;
         let settlement = self.records.completion(&result);
         let inserted = self.insert(
             round,
@@ -260,5 +261,9 @@ impl<S: TransactionalStore, O: Serialize + Send + 'static> Mode<Done<O>> for Inb
 
     fn now(&self) -> Timestamp {
         self.records.now()
+    }
+
+    fn results(&self) -> Results {
+        self.records.results.clone()
     }
 }

@@ -4,6 +4,7 @@ use super::{Operation, Outcome};
 use crate::{
     handler::{Answer, Attempt, Failure},
     protocol::Timestamp,
+    store::Results,
 };
 
 /// A mode: a way to process operations once, for handlers that return an `A`.
@@ -33,6 +34,12 @@ pub trait Mode<A: Answer>: sealed::Sealed + Send + Sync + 'static {
 
     /// Returns the time of the mode's wall clock.
     fn now(&self) -> Timestamp;
+
+    /// Returns the place of outputs.
+    #[doc(hidden)]
+    fn results(&self) -> Results {
+        Results::inline()
+    }
 
     /// Returns whether this mode records permanent failures. A message with a recorded failure
     /// never runs again.

@@ -1,15 +1,20 @@
-//! [`Records`]: store, retention and clock, shared by claim mode and inbox.
+//! [`Records`]: store, place of outputs, retention and clock, shared by claim mode and inbox.
 
 use std::time::Duration;
 
-use crate::protocol::{
-    AfterFailure, ClaimRequest, Fingerprint, Key, Owner, Settlement, StoredResult, Timestamp,
+use crate::{
+    deadline::Deadline,
+    protocol::{
+        AfterFailure, ClaimRequest, Fingerprint, Key, Owner, Settlement, StoredResult, Timestamp,
+    },
+    store::Results,
 };
 
-/// Store, retention and clock of records.
+/// Store, place of outputs, retention and clock of records.
 #[derive(Clone, Debug)]
 pub(super) struct Records<S> {
     pub(super) store: S,
+    pub(super) results: Results,
     pub(super) retention: Duration,
     pub(super) after_failure: AfterFailure,
     pub(super) clock: fn() -> Timestamp,
@@ -43,6 +48,22 @@ impl<S> Records<S> {
         }
     }
 
+    /// Stores an output, if its place is not the record. Returns the result for the record.
+    ///
+    /// The effect has occurred, so this never fails. Logs a warning if the output is not stored, with
+    /// the reason.
+    pub(super) async fn keep(
+        &self,
+        key: &Key,
+        owner: &Owner,
+        output: StoredResult,
+        deadline: Deadline,
+    ) -> StoredResult {
+        let result = self.results.keep(key, owner, output, deadline.end()).await;
+        warn_of_omitted(key, &result);
+        result
+    }
+
     /// Creates the settlement for a result, with the retention from now on.
     pub(super) fn completion(&self, result: &StoredResult) -> Settlement {
         Settlement::Complete {
@@ -65,9 +86,9 @@ impl<S> Records<S> {
     }
 }
 
-/// Logs a warning if the result is not stored, with the reason.
+/// Logs a warning if the output is not stored that was to be stored, with the reason.
 pub(super) fn warn_of_omitted(key: &Key, result: &StoredResult) {
-    if let StoredResult::Omitted(why) = result {
+    if let Some(why) = result.missing() {
         tracing::warn!(%key, result_omitted = why, "the result is not stored");
     }
 }

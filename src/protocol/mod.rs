@@ -20,7 +20,8 @@ pub use decision::{Before, ClaimRefused, Claimed, Refusal, SettlementRefused};
 pub(crate) use key::KeyPart;
 pub use key::{Fingerprint, Key, KeyError, Namespace};
 pub use record::{
-    AfterFailure, AttemptEnd, ClaimRequest, Fence, Owner, Record, State, StoredResult, Timestamp,
+    AfterFailure, AttemptEnd, ClaimRequest, Fence, Owner, Record, ResultPointer, State,
+    StoredResult, Timestamp,
 };
 #[doc(hidden)]
 pub use unavailability::Unavailability;

@@ -6,7 +6,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use super::key::{Fingerprint, Key};
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+
+use super::key::{Fingerprint, Key, hex};
 
 /// Maximum size of a DynamoDB item in bytes, attribute names and values together (*Amazon DynamoDB
 /// Developer Guide*, "Constraints in Amazon DynamoDB").
@@ -127,13 +130,87 @@ impl fmt::Display for Owner {
 pub enum StoredResult {
     /// The output, as JSON text.
     Json(String),
+    /// The output is an object in S3.
+    InS3(Box<ResultPointer>),
     /// The output could not be stored. The text states the reason and the output's size.
     ///
     /// The record is `COMPLETED` nevertheless, because the effect has occurred.
     Omitted(String),
 }
 
+/// The object in S3 that holds a handler's output, as JSON text.
+///
+/// ```
+/// use sqs_once::protocol::{Key, Namespace, Owner, ResultPointer};
+///
+/// let key = Key::new(&Namespace::new("reports")?, ["2026-11"])?;
+/// let pointer = ResultPointer::new("outputs", &key, &Owner::fresh(), b"[1,2]");
+/// assert!(pointer.key.starts_with("results/"));
+/// assert!(pointer.is_of(b"[1,2]"));
+/// assert!(!pointer.is_of(b"[1,3]"));
+/// # Ok::<(), sqs_once::protocol::KeyError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct ResultPointer {
+    /// Name of the bucket.
+    pub bucket: String,
+    /// Key of the object: `results/`, the SHA-256 of the idempotency key, the owner of the claim, and
+    /// the SHA-256 of the output.
+    ///
+    /// Each pair of key and output has one owner, so a late write of one attempt never replaces the
+    /// object of another.
+    pub key: String,
+    /// SHA-256 of the output, lower-case hex.
+    pub sha256: String,
+    /// Length of the output in bytes.
+    pub bytes: usize,
+}
+
+impl ResultPointer {
+    /// Creates the pointer to an output of the operation `key`, by the attempt of `owner`.
+    #[must_use]
+    pub fn new(bucket: impl Into<String>, key: &Key, owner: &Owner, output: &[u8]) -> Self {
+        let sha256 = hex(&Sha256::digest(output));
+        let operation = hex(&Sha256::digest(key.as_str().as_bytes()));
+        Self {
+            bucket: bucket.into(),
+            key: format!("results/{operation}/{owner}/{sha256}"),
+            sha256,
+            bytes: output.len(),
+        }
+    }
+
+    /// Returns whether `output` is the output that was stored, by its digest.
+    #[must_use]
+    pub fn is_of(&self, output: &[u8]) -> bool {
+        hex(&Sha256::digest(output)) == self.sha256
+    }
+}
+
+/// Displays the URI of the object: `s3://bucket/key`.
+impl fmt::Display for ResultPointer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "s3://{}/{}", self.bucket, self.key)
+    }
+}
+
+/// The reason in a record whose output was not to be stored.
+const NOT_WANTED: &str = "IDEMPOTENCY_RESULTS=none";
+
 impl StoredResult {
+    /// The result of an operation whose output is not to be stored.
+    pub(crate) fn not_wanted() -> Self {
+        Self::Omitted(NOT_WANTED.to_owned())
+    }
+
+    /// The reason why an output is not stored that was to be stored.
+    pub(crate) fn missing(&self) -> Option<&str> {
+        match self {
+            Self::Omitted(why) if why != NOT_WANTED => Some(why),
+            _ => None,
+        }
+    }
+
     /// Returns `json` up to [`MAX_RESULT_BYTES`], and [`StoredResult::Omitted`] beyond.
     ///
     /// ```

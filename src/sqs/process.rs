@@ -364,7 +364,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         else {
             return before;
         };
-        let stored = Stored::new(result.clone());
+        let stored = Stored::kept_by(result.clone(), self.mode.results());
         let attempt = Attempt::new(
             key.clone(),
             message.delivery().clone(),

@@ -1,29 +1,18 @@
 //! [`S3Bodies`]: reads the bodies that the Amazon SQS Extended Client stored in S3.
 
-use std::{num::NonZeroU32, sync::Arc, time::Duration};
+use std::{num::NonZeroU32, sync::Arc};
 
 use aws_config::SdkConfig;
-use aws_sdk_s3::{
-    Client,
-    config::{Builder, StalledStreamProtectionConfig},
-    error::{ProvideErrorMetadata as _, SdkError},
-    operation::{
-        RequestId as _,
-        get_object::{GetObjectError, GetObjectOutput},
-    },
-};
+use aws_sdk_s3::Client;
 
 use super::s3_pointer::S3Pointer;
 use crate::{
-    dynamodb::explain::{causes, explain},
     once::Outcome,
+    s3::{Bucket, ReadError, client},
 };
 
 /// Ten such bodies and the handlers' types fit into the memory of template.yaml.
 const DEFAULT_MAX_BYTES: NonZeroU32 = const { NonZeroU32::new(2 << 20).unwrap() };
-
-/// Longest time without a byte of a body.
-const LONGEST_STALL: Duration = Duration::from_secs(2);
 
 /// Reads the body of a message from S3 where the message is a pointer, as the Amazon SQS Extended
 /// Client sends it:
@@ -70,12 +59,8 @@ impl S3Bodies {
     /// the path of the request.
     #[must_use]
     pub fn new<B: Into<String>>(config: &SdkConfig, buckets: impl IntoIterator<Item = B>) -> Self {
-        let stalls = StalledStreamProtectionConfig::enabled().grace_period(LONGEST_STALL);
-        let config = Builder::from(config)
-            .force_path_style(config.endpoint_url().is_some())
-            .stalled_stream_protection(stalls.build());
         Self {
-            client: Client::from_conf(config.build()),
+            client: client(config),
             buckets: buckets.into_iter().map(Into::into).collect(),
             max_bytes: DEFAULT_MAX_BYTES,
         }
@@ -108,76 +93,30 @@ impl S3Bodies {
                     .into(),
             )
         })?;
-        let get = self.client.get_object().bucket(bucket).key(&pointer.key);
-        let object = get.send().await;
-        let object = object.map_err(|error| refused(bucket, &error))?;
-        let body = self.collect(bucket, object).await?;
+        let limit = usize::try_from(self.max_bytes.get()).unwrap_or(usize::MAX);
+        let objects = Bucket {
+            client: &self.client,
+            name: bucket,
+            setting: "CONSUMER_S3_BUCKETS",
+        };
+        let body = objects.read(&pointer.key, limit).await;
+        let body = body.map_err(|error| match error {
+            ReadError::Missing => Outcome::Invalid(format!(
+                "NoSuchKey: the bucket {bucket} has no object under the key of the pointer; keep \
+                 objects longer than messages of the queue and its dead-letter queue"
+            )),
+            ReadError::TooLong => Outcome::Invalid(format!(
+                "the body in the bucket {bucket} has more than {limit} bytes: \
+                 CONSUMER_S3_MAX_BYTES is {limit}"
+            )),
+            ReadError::Failed(why) => {
+                Outcome::NoEffect(format!("no body from the bucket {bucket}: {why}"))
+            }
+        })?;
         String::from_utf8(body).map_err(|_| {
             Outcome::Invalid(format!(
                 "the object in the bucket {bucket} is not UTF-8 text, so it is no message body"
             ))
         })
     }
-
-    /// Reads at most `max_bytes` bytes.
-    async fn collect(&self, bucket: &str, object: GetObjectOutput) -> Result<Vec<u8>, Outcome> {
-        let announced = object.content_length.and_then(|size| size.try_into().ok());
-        let announced = announced.unwrap_or(0);
-        self.check_size(bucket, announced)?;
-        let mut body = Vec::with_capacity(announced);
-        let mut stream = object.body;
-        while let Some(bytes) = stream.try_next().await.map_err(|error| {
-            Outcome::NoEffect(format!(
-                "the body from the bucket {bucket} is incomplete: {}",
-                causes(&error)
-            ))
-        })? {
-            self.check_size(bucket, body.len() + bytes.len())?;
-            body.extend_from_slice(&bytes);
-        }
-        Ok(body)
-    }
-
-    fn check_size(&self, bucket: &str, size: usize) -> Result<(), Outcome> {
-        let limit = self.max_bytes;
-        match u32::try_from(size) {
-            Ok(size) if size <= limit.get() => Ok(()),
-            _ => Err(Outcome::Invalid(format!(
-                "the body in the bucket {bucket} has more than {limit} bytes: \
-                 CONSUMER_S3_MAX_BYTES is {limit}"
-            ))),
-        }
-    }
-}
-
-/// The outcome of a message whose object S3 did not return. The texts of S3 may quote the object key,
-/// which is payload.
-fn refused(bucket: &str, error: &SdkError<GetObjectError>) -> Outcome {
-    let Some(service) = error.as_service_error() else {
-        let why = explain(error, "s3:GetObject");
-        return Outcome::NoEffect(format!("no body from the bucket {bucket}: {why}"));
-    };
-    let code = service.code().unwrap_or("unknown error");
-    let status = error
-        .raw_response()
-        .map(|response| response.status().as_u16());
-    let why = match (code, status) {
-        ("NoSuchKey", _) => {
-            return Outcome::Invalid(format!(
-                "NoSuchKey: the bucket {bucket} has no object under the key of the pointer; keep \
-                 objects longer than messages of the queue and its dead-letter queue"
-            ));
-        }
-        ("NoSuchBucket", _) => "there is no such bucket; check CONSUMER_S3_BUCKETS",
-        (_, Some(403)) => {
-            "the role may not read the object; grant s3:GetObject, kms:Decrypt if the bucket has a \
-             KMS key, and s3:ListBucket, without which a missing object is denied too"
-        }
-        (_, Some(301 | 400)) => "check the Region of the bucket and the credentials",
-        _ => "S3 failed",
-    };
-    let request_id = error.request_id().unwrap_or("none");
-    Outcome::NoEffect(format!(
-        "no body from the bucket {bucket}: {code}: {why} (request id {request_id})"
-    ))
 }

@@ -10,6 +10,12 @@ pub(crate) mod dynamodb;
 mod memory;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
+mod results;
+#[cfg(feature = "s3")]
+mod s3_results;
+#[cfg(not(feature = "s3"))]
+#[path = "no_s3_results.rs"]
+mod s3_results;
 mod transaction;
 
 use std::error::Error;
@@ -27,6 +33,7 @@ pub use dynamodb::{
 pub use memory::MemoryStore;
 #[cfg(feature = "postgres")]
 pub use postgres::PostgresStore;
+pub use results::Results;
 #[doc(hidden)]
 pub use transaction::{Commit, CommitAnswer, RecordWrite, TransactionalStore};
 

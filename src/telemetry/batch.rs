@@ -7,10 +7,7 @@ use super::{
     metrics::{BatchFields, Metric, Metrics, Unit, Value},
     millis,
 };
-use crate::{
-    once::Outcome,
-    protocol::{StoredResult, Timestamp},
-};
+use crate::{once::Outcome, protocol::Timestamp};
 
 /// Outcome counters that are in every line. The others are rare, and are in lines above 0 only.
 const FREQUENT: [&str; 2] = ["Completed", "Duplicates"];
@@ -48,10 +45,10 @@ impl BatchReport {
     }
 
     pub(crate) fn add(&mut self, message: &MessageOutcome<'_>) {
-        let omitted = matches!(
-            message.outcome,
-            Outcome::Completed(StoredResult::Omitted(_))
-        );
+        let omitted = match message.outcome {
+            Outcome::Completed(result) => result.missing().is_some(),
+            _ => false,
+        };
         self.messages += 1;
         *self.outcomes.entry(message.outcome.metric()).or_default() += 1;
         self.takeovers += u64::from(message.is_takeover());

@@ -21,7 +21,8 @@ use std::time::Duration;
 use crate::{
     protocol::{
         AfterFailure, AttemptEnd, Before, ClaimRequest, Claimed, Fingerprint, Key, Namespace,
-        Owner, Record, Settlement, SettlementRefused, State, StoredResult, Timestamp,
+        Owner, Record, ResultPointer, Settlement, SettlementRefused, State, StoredResult,
+        Timestamp,
         decision::{may_claim, may_settle, settlement_refused},
         record::{MAX_ERROR_BYTES, MAX_FAILED_MESSAGES, MAX_RESULT_BYTES},
     },
@@ -310,12 +311,19 @@ pub async fn takeover_returns_replaced_record(store: &impl Store) {
 /// A completed record keeps its result, for every JSON type.
 pub async fn completed_record_keeps_result(store: &impl Store) {
     let omitted = StoredResult::Omitted("too long".into());
+    let in_s3 = ResultPointer {
+        bucket: "outputs".into(),
+        key: "results/k/o/d".into(),
+        sha256: "d".into(),
+        bytes: 70_000,
+    };
     for (part, result) in [
         ("object", StoredResult::Json(r#"{"id": "é\u0000"}"#.into())),
         ("null", StoredResult::Json("null".into())),
         ("zero", StoredResult::Json("0".into())),
         ("empty", StoredResult::Json("\"\"".into())),
         ("omitted", omitted),
+        ("in S3", StoredResult::InS3(Box::new(in_s3))),
     ] {
         let mine = request(part, "m-1");
         let _ = claim(store, &mine).await;

@@ -123,7 +123,7 @@ pub fn attempt(key: &str) -> Result<Attempt, KeyError> {
 }
 
 /// The output of an operation that is done, now or before. `None` for every other outcome, for an
-/// output that was not kept, and for one that is not a `T`.
+/// output that was not kept or is in S3, and for one that is not a `T`.
 ///
 /// See [`DryRun`] for one in use.
 #[must_use]

@@ -394,6 +394,24 @@ async fn each_seeded_fault_is_the_one_finding() {
 }
 
 #[tokio::test]
+async fn outputs_in_s3_need_permissions_of_the_bucket() {
+    let mut answers = healthy();
+    let variables = &mut answers["function"]["Environment"]["Variables"];
+    variables["IDEMPOTENCY_RESULT_BUCKET"] = json!("outputs");
+    assert_eq!(doctor(answers.clone(), &[]).await.code, 0);
+    answers["function"]["Environment"]["Variables"]["IDEMPOTENCY_RESULTS"] = json!("s3");
+    let found = doctor(answers, &[]).await.stdout;
+    for needed in [
+        "s3:PutObject on arn:aws:s3:::outputs/results/*",
+        "s3:GetObject on arn:aws:s3:::outputs/results/*",
+        "s3:ListBucket on arn:aws:s3:::outputs",
+    ] {
+        assert!(found.contains(needed), "{found}");
+    }
+    assert!(found.contains("3 findings"), "{found}");
+}
+
+#[tokio::test]
 async fn text_logs_below_info_drop_metrics() {
     for (level, found) in [
         ("warn", true),

@@ -160,6 +160,24 @@ async fn result_is_shown_only_if_asked_for() {
 }
 
 #[tokio::test]
+async fn result_in_s3_is_shown_with_its_place() {
+    let world = World::new().await;
+    let pointer =
+        json!({"bucket": "outputs", "key": "results/k/o/d", "sha256": "d0", "bytes": 70_000});
+    let pointer = s(&pointer.to_string());
+    world
+        .put(KEY, "COMPLETED", &[("result_in_s3", pointer)])
+        .await;
+    let shown = world.json(&["show", KEY]).await;
+    assert_eq!(shown["result_bytes"], 70_000);
+    assert_eq!(shown["result_in_s3"], "s3://outputs/results/k/o/d");
+    assert_eq!(shown["result_sha256"], "d0");
+    let shown = world.record(&["show", KEY]).await.stdout;
+    let told = "70000 bytes in s3://outputs/results/k/o/d, with the SHA-256 d0";
+    assert!(shown.contains(told), "{shown}");
+}
+
+#[tokio::test]
 async fn absent_record_ends_with_1_and_no_table_with_3() {
     let world = World::new().await;
     for command in ["show", "release", "forget"] {

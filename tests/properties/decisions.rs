@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use sqs_once::{
     protocol::{
         AfterFailure, AttemptEnd, Before, ClaimRefused, ClaimRequest, Claimed, Fence, Fingerprint,
-        Key, Namespace, Owner, Record, Refusal, Settlement, SettlementRefused, State, StoredResult,
-        Timestamp,
+        Key, Namespace, Owner, Record, Refusal, ResultPointer, Settlement, SettlementRefused,
+        State, StoredResult, Timestamp,
         decision::{claim_refused, may_claim, may_settle, settlement_refused},
     },
     store::{ClaimAnswer, DynamoStore, SettleAnswer, Store},
@@ -43,7 +43,17 @@ fn result() -> impl Strategy<Value = StoredResult> {
     prop_oneof![
         (0..2_u8).prop_map(|n| StoredResult::Json(n.to_string())),
         (0..2_u8).prop_map(|n| StoredResult::Omitted(n.to_string())),
+        (0..2_usize).prop_map(|bytes| StoredResult::InS3(Box::new(pointer(bytes)))),
     ]
+}
+
+fn pointer(bytes: usize) -> ResultPointer {
+    ResultPointer {
+        bucket: "outputs".into(),
+        key: "results/k".into(),
+        sha256: "0".into(),
+        bytes,
+    }
 }
 
 fn state() -> impl Strategy<Value = State> {
@@ -326,6 +336,14 @@ fn item(id: &Key, record: &Record) -> Item {
             result: StoredResult::Omitted(why),
         } => {
             item.insert("result_omitted", text(why));
+        }
+        State::Completed {
+            result: StoredResult::InS3(pointer),
+        } => {
+            let bytes = pointer.bytes;
+            let json =
+                format!(r#"{{"bucket":"outputs","bytes":{bytes},"key":"results/k","sha256":"0"}}"#);
+            item.insert("result_in_s3", text(&json));
         }
         State::Failed => {}
     }

@@ -74,6 +74,19 @@ fn records_outlive_both_queues() {
 }
 
 #[test]
+fn outputs_in_s3_outlive_their_records() {
+    let template = read(CONSUMER);
+    let days = template["Parameters"]["ResultRetentionDays"]["Default"].as_u64();
+    let outputs = Duration::from_secs(days.unwrap() * 24 * 3600);
+    let records = template["Parameters"]["IdempotencyRetention"]["Default"].as_str();
+    let records = humantime::parse_duration(records.unwrap()).unwrap();
+    assert!(outputs > records, "{outputs:?}, {records:?}");
+    let bucket = &template["Resources"]["ResultBucket"]["Properties"];
+    let rule = &bucket["LifecycleConfiguration"]["Rules"][0];
+    assert_eq!(rule["Prefix"], "results/");
+}
+
+#[test]
 fn defaults_match_their_own_patterns() {
     let parameters = parameters();
     let of_pattern = parameters.as_object().unwrap().iter();
@@ -114,6 +127,13 @@ fn every_setting_has_a_parameter() {
             assert_eq!(met(variable, &[]), Some(&existing));
             continue;
         }
+        if name == "IDEMPOTENCY_RESULT_BUCKET" {
+            let own = json!({"!Ref": "ResultBucket"});
+            assert_eq!(met(variable, &["MakesResultBucket"]), Some(&own));
+            let existing = json!({"!Ref": "IdempotencyResultBucket"});
+            assert_eq!(met(variable, &[]), Some(&existing));
+            continue;
+        }
         let parameter = parameter_of(name);
         assert_eq!(*variable, json!({"!Ref": parameter}), "{name}");
         let own = &template["Parameters"][&parameter]["Default"];
@@ -126,7 +146,7 @@ fn every_setting_has_a_parameter() {
 }
 
 /// Parameters that set a property, and the property.
-const OF_PROPERTIES: [(&str, &str); 19] = [
+const OF_PROPERTIES: [(&str, &str); 20] = [
     ("AlarmTopicArn", "FunctionErrors/AlarmActions"),
     ("Architecture", "Consumer/Architectures/0"),
     ("BatchSize", "OrdersEventSource/BatchSize"),
@@ -163,6 +183,10 @@ const OF_PROPERTIES: [(&str, &str); 19] = [
         "OrdersEventSource/ProvisionedPollerConfig",
     ),
     ("OldestMessageAgeAlarm", "OldestMessageTooOld/Threshold"),
+    (
+        "ResultRetentionDays",
+        "ResultBucket/LifecycleConfiguration/Rules/0/ExpirationInDays",
+    ),
     ("TableWarmWriteUnits", "IdempotencyTable/WarmThroughput"),
 ];
 

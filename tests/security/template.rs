@@ -268,6 +268,48 @@ fn s3_buckets_add_only_reads_of_them() {
 }
 
 #[test]
+fn results_in_s3_add_only_their_objects() {
+    let template = read(CONSUMER);
+    let roles = of_type(&template, "AWS::IAM::Role");
+    let may = |conditions: &[&str]| -> Vec<_> {
+        let statements = statements(roles[0].1).into_iter();
+        let statements = statements.filter_map(|statement| met(statement, conditions));
+        let of_s3 = statements.filter(|statement| statement["Action"].to_string().contains("s3:"));
+        let resource = |of: &Value| met(&of["Resource"], conditions).cloned();
+        of_s3
+            .map(|of| (of["Action"].clone(), resource(of)))
+            .collect()
+    };
+    let read_and_write = || json!(["s3:PutObject", "s3:GetObject"]);
+    let existing = "arn:${AWS::Partition}:s3:::${IdempotencyResultBucket}";
+    assert_eq!(
+        may(&["StoresResultsInS3"]),
+        [
+            (
+                read_and_write(),
+                Some(json!({"!Sub": format!("{existing}/results/*")}))
+            ),
+            (json!("s3:ListBucket"), Some(json!({"!Sub": existing})))
+        ]
+    );
+    let own = json!({"!Sub": "${ResultBucket.Arn}/results/*"});
+    let bucket = json!({"!GetAtt": "ResultBucket.Arn"});
+    assert_eq!(
+        may(&["StoresResultsInS3", "MakesResultBucket"]),
+        [
+            (read_and_write(), Some(own)),
+            (json!("s3:ListBucket"), Some(bucket))
+        ]
+    );
+    assert_eq!(
+        template["Parameters"]["IdempotencyResults"]["Default"],
+        "inline"
+    );
+    let condition = json!({"!Equals": [{"!Ref": "IdempotencyResults"}, "s3"]});
+    assert_eq!(template["Conditions"]["StoresResultsInS3"], condition);
+}
+
+#[test]
 fn credential_adds_only_the_read_of_its_arn() {
     let needed = ["secretsmanager:GetSecretValue", "ssm:GetParameter"];
     let needed = needed.map(|action| (action.into(), "PaymentGatewayCredentialArn".into()));
@@ -280,7 +322,7 @@ fn credential_adds_only_the_read_of_its_arn() {
 }
 
 #[test]
-fn kms_key_adds_only_its_use_by_queues_and_table() {
+fn kms_key_adds_only_its_use_by_services() {
     let needed = ["kms:Decrypt", "kms:GenerateDataKey"];
     let needed = needed.map(|action| (action.into(), "KmsKeyArn".into()));
     assert_eq!(added_by(KMS_KEY), needed.into());
@@ -290,9 +332,17 @@ fn kms_key_adds_only_its_use_by_queues_and_table() {
     let mut of_key = statements.filter_map(|statement| met(statement, &[KMS_KEY]));
     let of_key = of_key.find(|statement| statement["Sid"] == "Encryption");
     let services = &of_key.unwrap()["Condition"]["StringEquals"]["kms:ViaService"];
-    let services = list(services).into_iter().map(|name| &name["!Sub"]);
     let of_region = |name: &str| format!("{name}.${{AWS::Region}}.${{AWS::URLSuffix}}");
-    assert!(services.eq(["dynamodb", "sqs"].map(of_region).iter()));
+    let used = |conditions: &[&str]| -> Vec<_> {
+        let met = list(services)
+            .into_iter()
+            .filter_map(|name| met(name, conditions));
+        met.map(|name| name["!Sub"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    assert_eq!(used(&[]), ["dynamodb", "sqs"].map(of_region));
+    let with_s3 = ["dynamodb", "sqs", "s3"].map(of_region);
+    assert_eq!(used(&["StoresResultsInS3"]), with_s3);
 }
 
 #[test]
@@ -427,6 +477,7 @@ fn kms_key_encrypts_queues_table_logs_and_variables() {
         "/OrdersQueue/Properties/KmsMasterKeyId",
         "/OrdersDeadLetterQueue/Properties/KmsMasterKeyId",
         "/IdempotencyTable/Properties/SSESpecification/KMSMasterKeyId",
+        "/ResultBucket/Properties/BucketEncryption/ServerSideEncryptionConfiguration/0/ServerSideEncryptionByDefault/KMSMasterKeyID",
         "/ConsumerLogGroup/Properties/KmsKeyId",
         "/Consumer/Properties/KmsKeyArn",
     ] {
@@ -454,15 +505,16 @@ fn records_dead_letters_and_logs_are_retained_unnamed() {
             if resource["DeletionPolicy"] == "Retain" {
                 let kind = resource["Type"].as_str().unwrap();
                 retained.insert(kind.rsplit("::").next().unwrap());
-                for fixed in ["QueueName", "TableName", "LogGroupName"] {
+                for fixed in ["QueueName", "TableName", "LogGroupName", "BucketName"] {
                     assert!(resource["Properties"][fixed].is_null(), "{name}");
                 }
             }
         }
-        assert_eq!(
-            retained,
-            ["LogGroup", "Queue", "QueuePolicy", "Table"].into()
-        );
+        let mut expected = BTreeSet::from(["LogGroup", "Queue", "QueuePolicy", "Table"]);
+        if path == CONSUMER {
+            expected.extend(["Bucket", "BucketPolicy"]);
+        }
+        assert_eq!(retained, expected);
     }
 }
 

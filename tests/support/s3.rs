@@ -9,10 +9,13 @@ use std::{
 use axum::{
     Router,
     body::{Body, Bytes},
-    extract::State,
-    http::{Response, StatusCode, Uri},
+    extract::{DefaultBodyLimit, State},
+    http::{HeaderMap, Method, Response, StatusCode, Uri},
 };
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use futures_util::{StreamExt as _, stream};
+use sha2::{Digest as _, Sha256};
+use tokio::sync::Notify;
 
 /// The bucket of every object.
 pub const BUCKET: &str = "order-bodies";
@@ -33,6 +36,23 @@ pub enum S3Answer {
     Endless,
 }
 
+/// Fate of every object that is put.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum S3Put {
+    #[default]
+    Stored,
+    /// The request is lost: nothing is stored, and no answer comes.
+    Lost,
+    /// The object is stored, and no answer comes.
+    Unanswered,
+    /// The object is stored after [`S3::release`], and no answer comes.
+    Late,
+    /// Status and error code. Nothing is stored.
+    Error(u16, &'static str),
+    /// A 200 of another server. Nothing is stored.
+    Foreign,
+}
+
 pub struct S3 {
     desk: Arc<S3State>,
     endpoint: String,
@@ -42,12 +62,25 @@ pub struct S3 {
 struct S3State {
     answers: Mutex<HashMap<String, S3Answer>>,
     requests: Mutex<Vec<String>>,
+    put: Mutex<S3Put>,
+    /// Paths of objects that were put.
+    puts: Mutex<Vec<String>>,
+    put_ended: Notify,
+    released: Notify,
+    late_stored: Notify,
+}
+
+impl S3State {
+    fn store(&self, path: String, object: S3Answer) {
+        self.answers.lock().unwrap().insert(path, object);
+    }
 }
 
 impl S3 {
     pub async fn start() -> Self {
         let desk = Arc::new(S3State::default());
         let app = Router::new().fallback(answer).with_state(desk.clone());
+        let app = app.layer(DefaultBodyLimit::disable());
         let endpoint = format!("http://{}", super::serve(app).await);
         Self { desk, endpoint }
     }
@@ -59,7 +92,7 @@ impl S3 {
     /// Sets the answer for an object of [`BUCKET`].
     pub fn put(&self, key: &str, answer: S3Answer) {
         let path = format!("/{BUCKET}/{key}");
-        self.desk.answers.lock().unwrap().insert(path, answer);
+        self.desk.store(path, answer);
     }
 
     /// Stores an object in [`BUCKET`].
@@ -67,7 +100,40 @@ impl S3 {
         self.put(key, S3Answer::Object(body.to_string().into()));
     }
 
-    /// Paths of the requests so far.
+    /// Decides the fate of objects that are put from now on.
+    pub fn on_put(&self, put: S3Put) {
+        *self.desk.put.lock().unwrap() = put;
+    }
+
+    /// Waits for the next request to put an object.
+    pub async fn next_put(&self) {
+        self.desk.put_ended.notified().await;
+    }
+
+    /// Stores the object that is late, and waits for it.
+    pub async fn release(&self) {
+        self.desk.released.notify_one();
+        self.desk.late_stored.notified().await;
+    }
+
+    /// Names of objects that were put, with each try.
+    pub fn puts(&self) -> Vec<String> {
+        let puts = self.desk.puts.lock().unwrap();
+        let prefix = format!("/{BUCKET}/");
+        puts.iter().map(|path| path.replace(&prefix, "")).collect()
+    }
+
+    /// Names of the objects of [`BUCKET`].
+    pub fn objects(&self) -> Vec<String> {
+        let answers = self.desk.answers.lock().unwrap();
+        let prefix = format!("/{BUCKET}/");
+        answers
+            .keys()
+            .map(|path| path.replace(&prefix, ""))
+            .collect()
+    }
+
+    /// Paths of the reads so far.
     pub fn requests(&self) -> Vec<String> {
         self.desk.requests.lock().unwrap().clone()
     }
@@ -84,8 +150,17 @@ pub fn pointer_to(bucket: &str, key: &str) -> String {
     format!(r#"["{class}",{{"s3BucketName":"{bucket}","s3Key":"{key}"}}]"#)
 }
 
-async fn answer(State(desk): State<Arc<S3State>>, uri: Uri) -> Response<Body> {
+async fn answer(
+    State(desk): State<Arc<S3State>>,
+    method: Method,
+    uri: Uri,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response<Body> {
     let path = uri.path().to_owned();
+    if method == Method::PUT {
+        return answer_put(desk, path, &headers, body).await;
+    }
     desk.requests.lock().unwrap().push(path.clone());
     let chosen = desk.answers.lock().unwrap().get(&path).cloned();
     let first = stream::iter([Ok::<_, std::io::Error>(Bytes::from_static(b"{"))]);
@@ -95,15 +170,7 @@ async fn answer(State(desk): State<Arc<S3State>>, uri: Uri) -> Response<Body> {
             tokio::time::sleep(pause).await;
             Response::new(body.into())
         }
-        S3Answer::Error(status, code) => {
-            let said = format!(
-                "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\
-                 <Error><Code>{code}</Code><Message>said {path}</Message><Key>{path}</Key></Error>"
-            );
-            let mut response = Response::new(said.into());
-            *response.status_mut() = StatusCode::from_u16(status).unwrap();
-            response
-        }
+        S3Answer::Error(status, code) => error(status, code, &path),
         S3Answer::Silence => std::future::pending().await,
         S3Answer::Stall(length) => Response::builder()
             .header("content-length", length)
@@ -114,4 +181,52 @@ async fn answer(State(desk): State<Arc<S3State>>, uri: Uri) -> Response<Body> {
             Response::new(Body::from_stream(first.chain(more)))
         }
     }
+}
+
+async fn answer_put(
+    desk: Arc<S3State>,
+    path: String,
+    headers: &HeaderMap,
+    body: Bytes,
+) -> Response<Body> {
+    desk.puts.lock().unwrap().push(path.clone());
+    let checksum = BASE64_STANDARD.encode(Sha256::digest(&body));
+    if headers.get("x-amz-checksum-sha256").unwrap() != checksum.as_str() {
+        return error(400, "BadDigest", &path);
+    }
+    let put = *desk.put.lock().unwrap();
+    let stored = S3Answer::Object(body);
+    match put {
+        S3Put::Stored | S3Put::Unanswered => desk.store(path.clone(), stored),
+        S3Put::Late => {
+            let (desk, path) = (desk.clone(), path.clone());
+            // The end of the connection does not stop S3.
+            tokio::spawn(async move {
+                desk.released.notified().await;
+                desk.store(path, stored);
+                desk.late_stored.notify_one();
+            });
+        }
+        S3Put::Lost | S3Put::Error(..) | S3Put::Foreign => {}
+    }
+    desk.put_ended.notify_one();
+    match put {
+        S3Put::Stored => {
+            let answer = Response::builder().header("etag", "\"0\"");
+            answer.body(Body::empty()).unwrap()
+        }
+        S3Put::Lost | S3Put::Unanswered | S3Put::Late => std::future::pending().await,
+        S3Put::Error(status, code) => error(status, code, &path),
+        S3Put::Foreign => Response::new("log in".into()),
+    }
+}
+
+fn error(status: u16, code: &str, path: &str) -> Response<Body> {
+    let said = format!(
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\
+         <Error><Code>{code}</Code><Message>said {path}</Message><Key>{path}</Key></Error>"
+    );
+    let mut response = Response::new(said.into());
+    *response.status_mut() = StatusCode::from_u16(status).unwrap();
+    response
 }

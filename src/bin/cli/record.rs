@@ -533,6 +533,10 @@ impl<'a> View<'a> {
         Some(match result {
             StoredResult::Json(json) if self.results == Results::Shown => json.clone(),
             StoredResult::Json(json) => format!("{} bytes; --result shows it", json.len()),
+            StoredResult::InS3(pointer) => format!(
+                "{} bytes in {pointer}, with the SHA-256 {}",
+                pointer.bytes, pointer.sha256
+            ),
             StoredResult::Omitted(why) => why.clone(),
         })
     }
@@ -576,6 +580,11 @@ impl<'a> View<'a> {
                         let value = serde_json::from_str(text).unwrap_or_else(|_| json!(text));
                         shown["result"] = value;
                     }
+                }
+                StoredResult::InS3(pointer) => {
+                    shown["result_bytes"] = json!(pointer.bytes);
+                    shown["result_in_s3"] = json!(pointer.to_string());
+                    shown["result_sha256"] = json!(pointer.sha256);
                 }
                 StoredResult::Omitted(why) => shown["result_omitted"] = json!(why),
             },

@@ -552,7 +552,8 @@ pub(super) fn list(layout: &Layout, filter: &RecordFilter, now: Timestamp) -> Li
         }
     }
     let fields = Field::ALL.into_iter();
-    let fields = fields.filter(|field| !matches!(field, Field::Result | Field::ResultOmitted));
+    let results = [Field::Result, Field::ResultInS3, Field::ResultOmitted];
+    let fields = fields.filter(|field| !results.contains(field));
     let mut projection: Vec<_> = fields.map(|field| with.name(field)).collect();
     if layout.sort().is_some() {
         projection.push(id);

@@ -1,20 +1,33 @@
 //! Conversion between a [`Record`] and its item in the table, by the [`Layout`].
 
-use std::collections::BTreeSet;
+use std::{borrow::Cow, collections::BTreeSet};
 
 use aws_sdk_dynamodb::types::AttributeValue;
+use serde_json::json;
 
 use super::layout::{Field, Layout, Words};
 use crate::{
     dynamodb::item::{Item, number, string},
-    protocol::{AttemptEnd, Fingerprint, Key, Owner, Record, State, StoredResult, Timestamp},
+    protocol::{
+        AttemptEnd, Fingerprint, Key, Owner, Record, ResultPointer, State, StoredResult, Timestamp,
+    },
 };
 
 /// The attribute of a result, and its text.
-pub(super) fn result_field(result: &StoredResult) -> (Field, &str) {
+pub(super) fn result_field(result: &StoredResult) -> (Field, Cow<'_, str>) {
     match result {
-        StoredResult::Json(json) => (Field::Result, json),
-        StoredResult::Omitted(why) => (Field::ResultOmitted, why),
+        StoredResult::Json(json) => (Field::Result, json.into()),
+        StoredResult::InS3(pointer) => {
+            let ResultPointer {
+                bucket,
+                key,
+                sha256,
+                bytes,
+            } = &**pointer;
+            let pointer = json!({"bucket": bucket, "key": key, "sha256": sha256, "bytes": bytes});
+            (Field::ResultInS3, pointer.to_string().into())
+        }
+        StoredResult::Omitted(why) => (Field::ResultOmitted, why.into()),
     }
 }
 
@@ -152,10 +165,21 @@ impl Layout {
         Ok(match item.get(name) {
             Some(AttributeValue::S(json)) => StoredResult::Json(json.clone()),
             Some(_) => StoredResult::Omitted(format!("attribute `{name}` is not JSON text")),
-            None => StoredResult::Omitted(
-                self.string(item, Field::ResultOmitted)?
-                    .unwrap_or_else(|| format!("the record has no attribute `{name}`")),
-            ),
+            None => match self.string(item, Field::ResultInS3)? {
+                Some(pointer) => self.pointer(&pointer),
+                None => StoredResult::Omitted(
+                    self.string(item, Field::ResultOmitted)?
+                        .unwrap_or_else(|| format!("the record has no attribute `{name}`")),
+                ),
+            },
+        })
+    }
+
+    fn pointer(&self, json: &str) -> StoredResult {
+        let pointer = serde_json::from_str(json).map(StoredResult::InS3);
+        pointer.unwrap_or_else(|_| {
+            let name = self.name(Field::ResultInS3);
+            StoredResult::Omitted(format!("attribute `{name}` is not a pointer to S3"))
         })
     }
 
@@ -206,6 +230,14 @@ mod tests {
                 result: StoredResult::Json("null".into()),
             },
             State::Completed { result: omitted },
+            State::Completed {
+                result: StoredResult::InS3(Box::new(ResultPointer {
+                    bucket: "outputs".into(),
+                    key: "results/a/b".into(),
+                    sha256: "c0".into(),
+                    bytes: 70_000,
+                })),
+            },
             State::Failed,
         ]
     }

@@ -76,6 +76,8 @@ fields! {
     FailedMessageIds "failed_message_ids"
     /// The handler's output as JSON.
     Result "result"
+    /// Object in S3 that holds the output, as JSON.
+    ResultInS3 "result_in_s3"
     /// Reason why the output was not stored.
     ResultOmitted "result_omitted"
     /// Text of the last permanent failure.

@@ -69,6 +69,7 @@ use crate::{
 /// | `last_end` | S | last attempt ended as `retryable`, `panic` or `deadline`; absent if unknown |
 /// | `failed_message_ids` | SS | messages that failed permanently, at most 20 |
 /// | `result` | S | the handler's output as JSON |
+/// | `result_in_s3` | S | object in S3 that holds the output ([`Results`](super::Results)): bucket, key, SHA-256 and length, as JSON |
 /// | `result_omitted` | S | reason why the output was not stored |
 /// | `error` | S | text of the last permanent failure |
 /// | `created_at`, `updated_at` | N | epoch milliseconds |
@@ -545,7 +546,14 @@ fn check_result(key: &Key, settlement: &Settlement) -> Result<(), StoreError> {
             ..
         }
         | Settlement::Fail { error: text, .. } => text.len(),
-        Settlement::EndLease { .. } | Settlement::Restore(_) | Settlement::Renew { .. } => 0,
+        // A pointer has a few hundred bytes.
+        Settlement::Complete {
+            result: StoredResult::InS3(_),
+            ..
+        }
+        | Settlement::EndLease { .. }
+        | Settlement::Restore(_)
+        | Settlement::Renew { .. } => 0,
     };
     check_size(key, bytes, MAX_RESULT_BYTES)
 }

@@ -140,6 +140,10 @@ fn bind(sql: &'static str, key: &Key, record: &Record) -> Query<'static, Postgre
         State::Completed {
             result: StoredResult::Omitted(why),
         } => (None, Some(text(why))),
+        // The table has no column for a pointer, and its rows take large outputs.
+        State::Completed {
+            result: StoredResult::InS3(_),
+        } => (None, Some(text("outputs in S3 need a DynamoDB table"))),
         State::InProgress { .. } | State::Failed => (None, None),
     };
     let some_text = |value: Option<&str>| value.map(text);

@@ -422,17 +422,28 @@ struct Bucket {
     objects: String,
 }
 
+impl Bucket {
+    fn new(consumer: &Consumer, name: &str, objects: &str) -> Self {
+        let partition = consumer.log_stream.split(':').nth(1).unwrap_or("aws");
+        let arn = format!("arn:{partition}:s3:::{name}");
+        let objects = format!("{arn}/{objects}");
+        Self { arn, objects }
+    }
+}
+
 /// The buckets from which the consumer reads bodies.
 fn buckets(consumer: &Consumer) -> Vec<Bucket> {
-    let partition = consumer.log_stream.split(':').nth(1).unwrap_or("aws");
     let names = variable(consumer, "CONSUMER_S3_BUCKETS").into_iter();
-    names
-        .flat_map(|names| names.split(','))
-        .map(|name| Bucket {
-            arn: format!("arn:{partition}:s3:::{name}"),
-            objects: format!("arn:{partition}:s3:::{name}/*"),
-        })
-        .collect()
+    let names = names.flat_map(|names| names.split(','));
+    names.map(|name| Bucket::new(consumer, name, "*")).collect()
+}
+
+/// The bucket of large outputs.
+fn result_bucket(consumer: &Consumer) -> Option<Bucket> {
+    let name = variable(consumer, "IDEMPOTENCY_RESULT_BUCKET");
+    let in_s3 = variable(consumer, "IDEMPOTENCY_RESULTS") == Some("s3");
+    let name = name.filter(|_| in_s3)?;
+    Some(Bucket::new(consumer, name, "results/*"))
 }
 
 fn permissions(consumer: &Consumer, findings: &mut Findings) {
@@ -440,7 +451,7 @@ fn permissions(consumer: &Consumer, findings: &mut Findings) {
         return;
     };
     let is = |name, value| variable(consumer, name) == Some(value);
-    let buckets = buckets(consumer);
+    let (buckets, results) = (buckets(consumer), result_bucket(consumer));
     let mut wanted: Vec<(&str, &str, &'static str)> = Vec::new();
     let fails = "every message fails";
     if let Some(table) = &consumer.table {
@@ -487,6 +498,14 @@ fn permissions(consumer: &Consumer, findings: &mut Findings) {
         wanted.push(("s3:GetObject", &bucket.objects, unread));
         let missing = "S3 denies access to a missing object, so its message is retried";
         wanted.push(("s3:ListBucket", &bucket.arn, missing));
+    }
+    if let Some(bucket) = &results {
+        let omitted = "large outputs are not stored, and duplicates get none";
+        wanted.push(("s3:PutObject", &bucket.objects, omitted));
+        let unread = "duplicates whose handler asks for a large output are retried";
+        wanted.push(("s3:GetObject", &bucket.objects, unread));
+        let lost = "S3 denies access to a lost output, so the error does not say that it is lost";
+        wanted.push(("s3:ListBucket", &bucket.arn, lost));
     }
     let silent = "the function writes no logs and no metrics: no alarm on them fires";
     for action in ["logs:CreateLogStream", "logs:PutLogEvents"] {

@@ -1,0 +1,135 @@
+//! Objects in S3: the client, bounded reads, and errors that name the remedy.
+
+use std::{error::Error, time::Duration};
+
+use aws_config::SdkConfig;
+use aws_sdk_s3::{
+    Client,
+    config::{Builder, StalledStreamProtectionConfig, http::HttpResponse},
+    error::{ProvideErrorMetadata, SdkError},
+    operation::{RequestId as _, get_object::GetObjectOutput},
+};
+
+use crate::dynamodb::explain::{causes, explain};
+
+/// Longest time without a byte of an object.
+const LONGEST_STALL: Duration = Duration::from_secs(2);
+
+/// A client for S3. A configuration with an endpoint of its own, such as an emulator's, has the
+/// bucket's name in the path of the request.
+pub(crate) fn client(config: &SdkConfig) -> Client {
+    let stalls = StalledStreamProtectionConfig::enabled().grace_period(LONGEST_STALL);
+    let config = Builder::from(config)
+        .force_path_style(config.endpoint_url().is_some())
+        .stalled_stream_protection(stalls.build());
+    Client::from_conf(config.build())
+}
+
+/// A bucket, and the setting that names it.
+#[derive(Clone, Copy)]
+pub(crate) struct Bucket<'a> {
+    pub(crate) client: &'a Client,
+    pub(crate) name: &'a str,
+    pub(crate) setting: &'static str,
+}
+
+/// The reason why an object could not be read.
+pub(crate) enum ReadError {
+    /// `NoSuchKey`.
+    Missing,
+    /// The object is longer than the limit. It was not read to its end.
+    TooLong,
+    /// Another reason, with the remedy. The text has no part of the object, and not its key.
+    Failed(String),
+}
+
+impl Bucket<'_> {
+    /// Reads an object of at most `max_bytes` bytes.
+    pub(crate) async fn read(&self, key: &str, max_bytes: usize) -> Result<Vec<u8>, ReadError> {
+        let get = self.client.get_object().bucket(self.name).key(key);
+        let object = get.send().await.map_err(|error| {
+            if code(&error) == Some("NoSuchKey") {
+                return ReadError::Missing;
+            }
+            ReadError::Failed(self.refused(
+                &error,
+                "s3:GetObject",
+                "the role may not read the object; grant s3:GetObject, kms:Decrypt if the bucket \
+                 has a KMS key, and s3:ListBucket, without which a missing object is denied too",
+            ))
+        })?;
+        collect(object, max_bytes).await
+    }
+
+    /// Writes an object of JSON text, whose SHA-256 in base64 S3 compares with the bytes that arrive.
+    ///
+    /// The error has the reason and the remedy.
+    pub(crate) async fn put(&self, key: &str, sha256: String, json: String) -> Result<(), String> {
+        let put = self.client.put_object().bucket(self.name).key(key);
+        let put = put
+            .content_type("application/json")
+            .checksum_sha256(sha256)
+            .body(json.into_bytes().into());
+        let stored = put.send().await.map_err(|error| {
+            self.refused(
+                &error,
+                "s3:PutObject",
+                "the role may not write the object; grant s3:PutObject, and kms:GenerateDataKey \
+                 if the bucket has a KMS key",
+            )
+        })?;
+        // Not every 200 is an answer of S3: a proxy's login page has no ETag.
+        match stored.e_tag {
+            Some(_) => Ok(()),
+            None => Err("the answer is not one of S3".to_owned()),
+        }
+    }
+
+    /// Explains a failed request. The texts of S3 may quote the object key, which can be payload.
+    fn refused<E>(
+        &self,
+        error: &SdkError<E, HttpResponse>,
+        action: &str,
+        denied: &'static str,
+    ) -> String
+    where
+        E: ProvideErrorMetadata + Error + 'static,
+    {
+        if error.as_service_error().is_none() {
+            return explain(error, action);
+        }
+        let code = code(error).unwrap_or("unknown error");
+        let status = error.raw_response().map(|answer| answer.status().as_u16());
+        let why = match (code, status) {
+            ("NoSuchBucket", _) => format!("there is no such bucket; check {}", self.setting),
+            (_, Some(403)) => denied.to_owned(),
+            (_, Some(301 | 400)) => "check the Region of the bucket and the credentials".to_owned(),
+            _ => "S3 failed".to_owned(),
+        };
+        let request_id = error.request_id().unwrap_or("none");
+        format!("{code}: {why} (request id {request_id})")
+    }
+}
+
+fn code<E: ProvideErrorMetadata>(error: &SdkError<E, HttpResponse>) -> Option<&str> {
+    error.as_service_error().and_then(E::code)
+}
+
+async fn collect(object: GetObjectOutput, max_bytes: usize) -> Result<Vec<u8>, ReadError> {
+    let announced = object.content_length.and_then(|size| size.try_into().ok());
+    let announced: usize = announced.unwrap_or(0);
+    if announced > max_bytes {
+        return Err(ReadError::TooLong);
+    }
+    let mut body = Vec::with_capacity(announced);
+    let mut stream = object.body;
+    while let Some(bytes) = stream.try_next().await.map_err(|error| {
+        ReadError::Failed(format!("the answer is incomplete: {}", causes(&error)))
+    })? {
+        if body.len() + bytes.len() > max_bytes {
+            return Err(ReadError::TooLong);
+        }
+        body.extend_from_slice(&bytes);
+    }
+    Ok(body)
+}

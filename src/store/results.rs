@@ -1,0 +1,125 @@
+//! [`Results`]: the place of handlers' outputs.
+
+use tokio::time::Instant;
+
+use super::s3_results::S3Results;
+use crate::protocol::{Key, Owner, ResultPointer, StoredResult};
+
+/// The place of the outputs of completed operations: in the record, in S3, or nowhere.
+/// [`Once::results`](crate::Once::results) takes it.
+///
+/// A claim that is refused costs write units for the whole record, so each duplicate pays for a large
+/// output again. A transaction costs twice the write units. An output in S3 costs one request when it
+/// is stored, and one for each duplicate whose handler reads it
+/// ([`Stored::output`](crate::Stored::output)).
+///
+/// ```
+/// use sqs_once::{Once, store::{MemoryStore, Results}};
+///
+/// // For handlers whose duplicates need no answer.
+/// let once = Once::new(MemoryStore::default()).results(Results::none());
+/// ```
+///
+/// # Outputs in S3
+///
+/// 1. After the handler, an output over the limit goes to S3, under a name of its own: the hash of the
+///    key, the owner of the claim, and the hash of the output.
+/// 2. Then the worker records the completion, with bucket, name, SHA-256 and length.
+/// 3. A duplicate's handler reads the object, and the SHA-256 is compared.
+///
+/// The effect has occurred before step 1, so a failure of S3 never fails the operation. If S3 does not
+/// take the output within 2 seconds, or half of the time left, the record says that the output is
+/// omitted. A crash between the steps leaves an object that no record names. The consumer deletes no
+/// object: give the bucket a lifecycle rule that deletes them some days after the
+/// [retention](crate::Once::retention).
+#[derive(Clone, Debug)]
+pub struct Results(Place);
+
+#[derive(Clone, Debug)]
+enum Place {
+    Nowhere,
+    InRecord,
+    #[cfg_attr(not(feature = "s3"), allow(dead_code, reason = "made by the feature"))]
+    InS3(S3Results),
+}
+
+impl Results {
+    /// Stores no outputs. Duplicates get none.
+    #[must_use]
+    pub const fn none() -> Self {
+        Self(Place::Nowhere)
+    }
+
+    /// Stores outputs of at most 392 KB of JSON in the record, the default. A longer output is not
+    /// stored.
+    #[must_use]
+    pub const fn inline() -> Self {
+        Self(Place::InRecord)
+    }
+
+    /// Stores outputs over [`inline_limit`](Self::inline_limit) in this bucket, and shorter ones in the
+    /// record. An output of more than 10 MiB is not stored.
+    ///
+    /// The role needs `s3:PutObject` and `s3:GetObject` on `results/*` in the bucket. It needs
+    /// `s3:ListBucket` on the bucket too: without it, S3 answers 403 in place of 404 for a lost object.
+    /// A bucket with a KMS key needs `kms:GenerateDataKey` and `kms:Decrypt`.
+    ///
+    /// ```no_run
+    /// use sqs_once::{Once, aws, store::{DynamoStore, Results}};
+    ///
+    /// # async fn run() {
+    /// let config = aws::config().await;
+    /// let store = DynamoStore::new(aws_sdk_dynamodb::Client::new(&config), "idempotency");
+    /// let once = Once::new(store).results(Results::s3(&config, "order-outputs"));
+    /// # }
+    /// ```
+    #[cfg(feature = "s3")]
+    #[must_use]
+    pub fn s3(config: &aws_config::SdkConfig, bucket: impl Into<String>) -> Self {
+        Self(Place::InS3(S3Results::new(config, bucket.into())))
+    }
+
+    /// Sets the longest output in a record, in bytes of JSON, where longer ones go to S3. 64 KB by
+    /// default, at most 392 KB.
+    #[cfg(feature = "s3")]
+    #[must_use]
+    pub fn inline_limit(self, bytes: usize) -> Self {
+        match self.0 {
+            Place::InS3(results) => Self(Place::InS3(results.inline_limit(bytes))),
+            Place::Nowhere | Place::InRecord => self,
+        }
+    }
+
+    /// Stores an output before `end`, and returns the result for the record.
+    pub(crate) async fn keep(
+        &self,
+        key: &Key,
+        owner: &Owner,
+        output: StoredResult,
+        end: Instant,
+    ) -> StoredResult {
+        let StoredResult::Json(json) = output else {
+            return output;
+        };
+        match &self.0 {
+            Place::Nowhere => StoredResult::not_wanted(),
+            Place::InRecord => StoredResult::fit(json),
+            Place::InS3(results) => results.keep(key, owner, json, end).await,
+        }
+    }
+
+    /// Reads an output from S3.
+    ///
+    /// # Errors
+    ///
+    /// The reason, with the remedy. The text has no part of the output.
+    pub(crate) async fn read(&self, pointer: &ResultPointer) -> Result<String, String> {
+        let read = match &self.0 {
+            Place::InS3(results) => results.read(pointer).await,
+            Place::Nowhere | Place::InRecord => {
+                Err("set IDEMPOTENCY_RESULTS=s3, which needs the feature `s3`".to_owned())
+            }
+        };
+        read.map_err(|why| format!("the stored output cannot be read from {pointer}: {why}"))
+    }
+}
