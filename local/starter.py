@@ -229,7 +229,7 @@ def main() -> int:
     check_lists()
     check_own_template()
     # The tool, from the build of `make test`.
-    tool = ["cargo", "test", "--quiet", "--locked", "--features", "cli,opentelemetry", "--test", "cli", "--no-run"]
+    tool = ["cargo", "test", "--quiet", "--locked", "--features", "cli,opentelemetry,outbox,postgres", "--test", "cli", "--no-run"]
     subprocess.run(tool, cwd=ROOT, check=True)
     report: list[str] = []
     with tempfile.TemporaryDirectory(prefix="starter-") as name, ministack("starter") as cloud:

@@ -16,6 +16,7 @@ CREATE TABLE IF NOT EXISTS sqs_once_records (
     failed_message_ids text[] NOT NULL,
     result             text,            -- JSON
     result_omitted     text,
+    result_in_s3       text,            -- JSON: bucket, key, digest and length
     created_at         bigint,          -- epoch milliseconds
     updated_at         bigint           -- epoch milliseconds
 );

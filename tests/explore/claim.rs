@@ -84,7 +84,7 @@ fn skewed_workers_with_renewals_keep_promises() {
 fn explorer_finds_renewal_without_condition() {
     finds(
         &Scenario::heartbeat().with(Flaw::RenewalWithoutCondition),
-        "P1",
+        "P5",
     );
 }
 

@@ -14,7 +14,8 @@ use crate::protocol::{
 macro_rules! columns {
     () => {
         "status, owner, lease_until, expires_at, fingerprint, message_id, attempts, first_claimed_at, \
-         last_end, error, failed_message_ids, result, result_omitted, created_at, updated_at"
+         last_end, error, failed_message_ids, result, result_omitted, result_in_s3, created_at, \
+         updated_at"
     };
 }
 
@@ -23,7 +24,7 @@ macro_rules! insert {
         concat!(
             "INSERT INTO sqs_once_records AS r (id, ",
             columns!(),
-            ") VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)"
+            ") VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)"
         )
     };
 }
@@ -33,7 +34,7 @@ macro_rules! update {
         concat!(
             "UPDATE sqs_once_records SET (",
             columns!(),
-            ") = ($2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16) WHERE id = $1"
+            ") = ($2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17) WHERE id = $1"
         )
     };
 }
@@ -52,8 +53,8 @@ const INSERT_OR_LOCK: &str = concat!(
     columns!(),
     ", pg_current_xact_id()::text AS version"
 );
-const REPLACE: &str = concat!(update!(), " AND xmin::text = $17");
-const SETTLE: &str = concat!(update!(), " AND pg_current_xact_id()::text = $17");
+const REPLACE: &str = concat!(update!(), " AND xmin::text = $18");
+const SETTLE: &str = concat!(update!(), " AND pg_current_xact_id()::text = $18");
 const DELETE: &str = "DELETE FROM sqs_once_records WHERE id = $1 AND xmin::text = $2";
 
 /// A record that was read.
@@ -133,19 +134,14 @@ fn bind(sql: &'static str, key: &Key, record: &Record) -> Query<'static, Postgre
         State::InProgress { lease_until } => Some(millis(*lease_until)),
         State::Completed { .. } | State::Failed => None,
     };
-    let (result, omitted) = match &record.state {
-        State::Completed {
-            result: StoredResult::Json(json),
-        } => (Some(text(json)), None),
-        State::Completed {
-            result: StoredResult::Omitted(why),
-        } => (None, Some(text(why))),
-        // The table has no column for a pointer, and its rows take large outputs.
-        State::Completed {
-            result: StoredResult::InS3(_),
-        } => (None, Some(text("outputs in S3 need a DynamoDB table"))),
-        State::InProgress { .. } | State::Failed => (None, None),
-    };
+    let (mut json, mut omitted, mut in_s3) = (None, None, None);
+    if let State::Completed { result } = &record.state {
+        match result {
+            StoredResult::Json(output) => json = Some(text(output)),
+            StoredResult::Omitted(why) => omitted = Some(text(why)),
+            StoredResult::InS3(pointer) => in_s3 = Some(text(&pointer.to_string())),
+        }
+    }
     let some_text = |value: Option<&str>| value.map(text);
     let failed = record.failed_message_ids.iter().map(|id| text(id));
     sqlx::query(sql)
@@ -163,8 +159,9 @@ fn bind(sql: &'static str, key: &Key, record: &Record) -> Query<'static, Postgre
         .bind(record.last_end.map(AttemptEnd::name))
         .bind(some_text(record.error.as_deref()))
         .bind(failed.collect::<Vec<_>>())
-        .bind(result)
+        .bind(json)
         .bind(omitted)
+        .bind(in_s3)
         .bind(record.created_at.map(millis))
         .bind(record.updated_at.map(millis))
 }
@@ -179,9 +176,14 @@ fn kept(row: &PgRow) -> Result<Kept, Error> {
             lease_until: time("lease_until")?.unwrap_or_default(),
         },
         "COMPLETED" => State::Completed {
-            result: match (string("result")?, string("result_omitted")?) {
+            result: match (string("result")?, string("result_in_s3")?) {
                 (Some(json), _) => StoredResult::Json(json),
-                (None, why) => StoredResult::Omitted(why.unwrap_or_default()),
+                (None, Some(pointer)) => serde_json::from_str(&pointer)
+                    .map(StoredResult::InS3)
+                    .map_err(|_| Error::Decode("column `result_in_s3` has no pointer".into()))?,
+                (None, None) => {
+                    StoredResult::Omitted(string("result_omitted")?.unwrap_or_default())
+                }
             },
         },
         "FAILED" => State::Failed,
