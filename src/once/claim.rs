@@ -7,8 +7,8 @@ use tokio::time::Instant;
 
 use super::{
     Inbox, Mode, Operation, Outcome,
-    heartbeat::{Lease, LeaseTerms},
     held::HeldClaim,
+    lease::{Lease, LeaseTerms},
     records::Records,
     repeat::RetryPauses,
     work::guard,

@@ -1,67 +1,20 @@
 //! Heartbeat: renews the lease of a claim while its handler runs.
 
-use std::{future::pending, pin::pin, time::Duration};
+use std::{future::pending, pin::pin};
 
 use futures_util::future::{Either, select};
 use tokio::time::{Instant, sleep_until};
 
 use super::{
     held::{HeldClaim, Settled},
+    lease::Lease,
     work::NoAnswer,
 };
-use crate::{deadline::Deadline, protocol::Timestamp, store::Store};
+use crate::store::Store;
 
-/// Part of a lease after which the worker renews it. Two more tries fit into the rest.
-const RENEWED_AFTER: u32 = 3;
 /// Renewals after a rejected one, at most. Other failed requests are repeated without a pause of this
 /// length.
 const RETRIES: u32 = 4;
-
-/// The length of leases.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LeaseTerms {
-    /// Time by which a lease outlasts the worker's own limit, for clocks that differ.
-    pub(super) margin: Duration,
-    /// Length of a lease that is renewed. `None`: the lease ends with the invocation.
-    pub(super) heartbeat: Option<Duration>,
-}
-
-/// A lease of a claim.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Lease {
-    terms: LeaseTerms,
-    /// End of the worker's own right to run, by the wall clock.
-    pub(super) ends: Timestamp,
-    /// The same by the monotonic clock. `None`: the deadline.
-    cut: Option<Instant>,
-}
-
-impl Lease {
-    /// The lease of a request that the worker sends now.
-    pub(super) fn from_now(terms: LeaseTerms, now: Timestamp, deadline: Deadline) -> Self {
-        let renewed = terms
-            .heartbeat
-            .map(|length| (now + length, Instant::now() + length))
-            .filter(|(ends, _)| *ends < deadline.at());
-        Self {
-            terms,
-            ends: renewed.map_or(deadline.at(), |(ends, _)| ends),
-            cut: renewed.map(|(_, cut)| cut),
-        }
-    }
-
-    /// End of the lease in the record.
-    pub(super) fn until(&self) -> Timestamp {
-        self.ends + self.terms.margin
-    }
-
-    /// Time of the next renewal, and the time at which the lease ends without it. `None` if the lease
-    /// lasts until the deadline.
-    fn renewal(&self) -> Option<(Instant, Instant)> {
-        let (length, cut) = (self.terms.heartbeat?, self.cut?);
-        Some((cut - length + length / RENEWED_AFTER, cut))
-    }
-}
 
 impl<S: Store> HeldClaim<'_, S> {
     /// Runs `work`, and meanwhile renews the lease. Drops `work` if the lease is lost, or cannot be

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::{
     Outcome,
     commit::{Committed, commit},
-    heartbeat::Lease,
+    lease::Lease,
     records::Records,
     repeat::{Answered, repeat},
     work::{DeclinedAnswer, NoAnswer, write_until_accepted},

@@ -44,6 +44,7 @@ mod held;
 #[cfg(feature = "postgres")]
 mod in_postgres;
 mod inbox;
+mod lease;
 pub(crate) mod mode;
 mod on_item;
 mod operation;

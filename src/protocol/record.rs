@@ -7,6 +7,7 @@ use std::{
 };
 
 use serde::Deserialize;
+use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
 use super::key::{Fingerprint, Key, hex};
@@ -184,6 +185,19 @@ impl ResultPointer {
     #[must_use]
     pub fn is_of(&self, output: &[u8]) -> bool {
         hex(&Sha256::digest(output)) == self.sha256
+    }
+}
+
+impl ResultPointer {
+    /// The pointer as a record holds it.
+    pub(crate) fn to_json(&self) -> String {
+        let Self {
+            bucket,
+            key,
+            sha256,
+            bytes,
+        } = self;
+        json!({"bucket": bucket, "key": key, "sha256": sha256, "bytes": bytes}).to_string()
     }
 }
 

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{
     document::Document,
-    key_fn::{KeyFn, Received},
+    key_fn::{KeyFn, NoIdentity, Received},
     pointer::{Pointers, canonical, is_distinct, key_part},
     powertools,
 };
@@ -25,21 +25,6 @@ pub(crate) const ORIGINAL_DEDUPLICATION_ID: &str = "SqsOnceDeduplicationId";
 pub(crate) struct Identity {
     pub(crate) key: Key,
     pub(crate) fingerprint: Option<Fingerprint>,
-}
-
-/// The reason why a message has no key.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum NoIdentity {
-    /// No attempt can find a key.
-    Invalid(InvalidMessage),
-    /// The key function panicked.
-    KeyPanicked,
-}
-
-impl From<InvalidMessage> for NoIdentity {
-    fn from(invalid: InvalidMessage) -> Self {
-        Self::Invalid(invalid)
-    }
 }
 
 impl Identity {

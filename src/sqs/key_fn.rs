@@ -6,8 +6,22 @@ use std::{
     sync::Arc,
 };
 
-use super::identity::NoIdentity;
 use crate::handler::{AttributeValue, Body, DeliveryFacts, EnvelopeFacts, InvalidMessage};
+
+/// The reason why a message has no key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NoIdentity {
+    /// No attempt can find a key.
+    Invalid(InvalidMessage),
+    /// The key function panicked.
+    KeyPanicked,
+}
+
+impl From<InvalidMessage> for NoIdentity {
+    fn from(invalid: InvalidMessage) -> Self {
+        Self::Invalid(invalid)
+    }
+}
 
 type Function = dyn Fn(&Received<'_>) -> Result<Vec<String>, String> + Send + Sync;
 

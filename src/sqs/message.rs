@@ -10,7 +10,8 @@ use tracing::Span;
 
 use super::{
     envelope::{Envelope, Sent},
-    identity::{Identity, NoIdentity},
+    identity::Identity,
+    key_fn::NoIdentity,
     reading::Reading,
     s3_pointer::S3Pointer,
 };

@@ -28,7 +28,7 @@ mod document;
 pub(crate) mod encoding;
 mod envelope;
 pub(crate) mod identity;
-mod key_fn;
+pub(crate) mod key_fn;
 mod lambda;
 mod lanes;
 mod long_polls;

@@ -22,7 +22,8 @@ use tracing::{Instrument as _, Span};
 use super::{
     batch::{Batch, Progress},
     consumer::{Consumer, FifoAfterPermanent},
-    identity::{Identity, NoIdentity},
+    identity::Identity,
+    key_fn::NoIdentity,
     lanes::{Lane, LaneKind},
     long_polls::warn_of_long_polls,
     message::Message,

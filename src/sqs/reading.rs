@@ -2,7 +2,8 @@
 
 use super::{
     encoding::Decoding,
-    identity::{FingerprintSource, Identity, KeySource, NoIdentity},
+    identity::{FingerprintSource, Identity, KeySource},
+    key_fn::NoIdentity,
     s3_pointer::S3Pointer,
 };
 use crate::{

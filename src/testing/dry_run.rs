@@ -15,11 +15,8 @@ use crate::{
     once::{Change, Mode, Once, Operation, Outcome, mode::sealed::Sealed},
     protocol::{Namespace, StoredResult, Timestamp},
     sqs::{
-        Envelope, FingerprintSource, KeySource,
-        encoding::Decoding,
-        identity::{Identity, NoIdentity},
-        message,
-        reading::Reading,
+        Envelope, FingerprintSource, KeySource, encoding::Decoding, identity::Identity,
+        key_fn::NoIdentity, message, reading::Reading,
     },
 };
 

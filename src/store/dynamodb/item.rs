@@ -3,30 +3,18 @@
 use std::{borrow::Cow, collections::BTreeSet};
 
 use aws_sdk_dynamodb::types::AttributeValue;
-use serde_json::json;
 
 use super::layout::{Field, Layout, Words};
 use crate::{
     dynamodb::item::{Item, number, string},
-    protocol::{
-        AttemptEnd, Fingerprint, Key, Owner, Record, ResultPointer, State, StoredResult, Timestamp,
-    },
+    protocol::{AttemptEnd, Fingerprint, Key, Owner, Record, State, StoredResult, Timestamp},
 };
 
 /// The attribute of a result, and its text.
 pub(super) fn result_field(result: &StoredResult) -> (Field, Cow<'_, str>) {
     match result {
         StoredResult::Json(json) => (Field::Result, json.into()),
-        StoredResult::InS3(pointer) => {
-            let ResultPointer {
-                bucket,
-                key,
-                sha256,
-                bytes,
-            } = &**pointer;
-            let pointer = json!({"bucket": bucket, "key": key, "sha256": sha256, "bytes": bytes});
-            (Field::ResultInS3, pointer.to_string().into())
-        }
+        StoredResult::InS3(pointer) => (Field::ResultInS3, pointer.to_json().into()),
         StoredResult::Omitted(why) => (Field::ResultOmitted, why.into()),
     }
 }
@@ -215,7 +203,7 @@ pub(super) fn millis(at: Timestamp) -> AttributeValue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::Namespace;
+    use crate::protocol::{Namespace, ResultPointer};
 
     fn key() -> Key {
         Key::new(&Namespace::new("orders").unwrap(), ["1"]).unwrap()

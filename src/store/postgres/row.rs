@@ -139,7 +139,7 @@ fn bind(sql: &'static str, key: &Key, record: &Record) -> Query<'static, Postgre
         match result {
             StoredResult::Json(output) => json = Some(text(output)),
             StoredResult::Omitted(why) => omitted = Some(text(why)),
-            StoredResult::InS3(pointer) => in_s3 = Some(text(&pointer.to_string())),
+            StoredResult::InS3(pointer) => in_s3 = Some(text(&pointer.to_json())),
         }
     }
     let some_text = |value: Option<&str>| value.map(text);

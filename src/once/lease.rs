@@ -1,0 +1,56 @@
+//! [`Lease`]: the time during which a claim is exclusive.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::{deadline::Deadline, protocol::Timestamp};
+
+/// Part of a lease after which the worker renews it. Two more tries fit into the rest.
+const RENEWED_AFTER: u32 = 3;
+
+/// The length of leases.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LeaseTerms {
+    /// Time by which a lease outlasts the worker's own limit, for clocks that differ.
+    pub(super) margin: Duration,
+    /// Length of a lease that is renewed. `None`: the lease ends with the invocation.
+    pub(super) heartbeat: Option<Duration>,
+}
+
+/// A lease of a claim.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lease {
+    pub(super) terms: LeaseTerms,
+    /// End of the worker's own right to run, by the wall clock.
+    pub(super) ends: Timestamp,
+    /// The same by the monotonic clock. `None`: the deadline.
+    cut: Option<Instant>,
+}
+
+impl Lease {
+    /// The lease of a request that the worker sends now.
+    pub(super) fn from_now(terms: LeaseTerms, now: Timestamp, deadline: Deadline) -> Self {
+        let renewed = terms
+            .heartbeat
+            .map(|length| (now + length, Instant::now() + length))
+            .filter(|(ends, _)| *ends < deadline.at());
+        Self {
+            terms,
+            ends: renewed.map_or(deadline.at(), |(ends, _)| ends),
+            cut: renewed.map(|(_, cut)| cut),
+        }
+    }
+
+    /// End of the lease in the record.
+    pub(super) fn until(&self) -> Timestamp {
+        self.ends + self.terms.margin
+    }
+
+    /// Time of the next renewal, and the time at which the lease ends without it. `None` if the lease
+    /// lasts until the deadline.
+    pub(super) fn renewal(&self) -> Option<(Instant, Instant)> {
+        let (length, cut) = (self.terms.heartbeat?, self.cut?);
+        Some((cut - length + length / RENEWED_AFTER, cut))
+    }
+}
