@@ -254,7 +254,7 @@ impl Visibility {
         self.change_queues(changes, bound, outcome).await;
     }
 
-    /// Changes visibility timeouts in each queue. `otherwise` says what follows if that fails.
+    /// Changes visibility timeouts in each queue. `otherwise` names the consequence of a failure.
     async fn change_queues(
         &self,
         changes: Vec<TimeoutChange<'_>>,
