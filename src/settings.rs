@@ -587,10 +587,7 @@ impl Settings {
         let (metrics, _threads) = (self.metrics(&function), self.has_threads());
         let read = (|| Ok((targets?, dead_letters?, source?, metrics?)))();
         let (targets, dead_letters, source, metrics) = self.check(read)?;
-        let config = match self.config.take() {
-            Some(config) => config,
-            None => aws::config().await,
-        };
+        let config = self.take_config().await;
         let relay = crate::outbox::Relay::new(&config, targets, &dead_letters);
         let relay = relay.map_err(|error| self.error(format!("{DEAD_LETTERS}: {error}")))?;
         Ok(relay.source(source).metrics(metrics))
@@ -634,32 +631,27 @@ impl Settings {
     }
 
     fn results(&mut self) -> Result<ResultPlace, SettingsError> {
-        let in_s3 = |text: &str| match text {
-            "none" => Ok(ResultPlace::Nowhere),
-            "inline" => Ok(ResultPlace::InRecord),
-            "s3" if cfg!(feature = "s3") => Ok(ResultPlace::InS3 {
-                bucket: String::new(),
-                inline_limit: 0,
-            }),
+        // `None`: in S3, at the place that the other two variables give.
+        let place = |text: &str| match text {
+            "none" => Ok(Some(ResultPlace::Nowhere)),
+            "inline" => Ok(Some(ResultPlace::InRecord)),
+            "s3" if cfg!(feature = "s3") => Ok(None),
             "s3" => Err("`s3` needs the feature `s3` of the crate sqs-once"),
             _ => Err("must be `none`, `inline` or `s3`"),
         };
-        let place = self.optional("IDEMPOTENCY_RESULTS", "inline", in_s3);
+        let place = self.optional("IDEMPOTENCY_RESULTS", "inline", place);
         let limit = self.optional("IDEMPOTENCY_RESULT_INLINE_LIMIT", "65536", inline_limit);
         let name = "IDEMPOTENCY_RESULT_BUCKET";
-        let bucket = if let Ok(ResultPlace::InS3 { .. }) = place {
+        let bucket = if place == Ok(None) {
             self.required(name, "S3 bucket of large outputs", bucket)
         } else {
             self.changed(name, String::new(), |_, text| bucket(text))
         };
         let (bucket, inline_limit) = (bucket?, limit?);
-        Ok(match place? {
-            ResultPlace::InS3 { .. } => ResultPlace::InS3 {
-                bucket,
-                inline_limit,
-            },
-            place => place,
-        })
+        Ok(place?.unwrap_or(ResultPlace::InS3 {
+            bucket,
+            inline_limit,
+        }))
     }
 
     /// The table of records, for the command-line tool.
@@ -929,8 +921,8 @@ impl Settings {
         }
     }
 
-    async fn take_config(self) -> SdkConfig {
-        match self.config {
+    async fn take_config(&mut self) -> SdkConfig {
+        match self.config.take() {
             Some(config) => config,
             None => aws::config().await,
         }
@@ -1255,6 +1247,10 @@ mod tests {
     use tokio::{runtime::RuntimeFlavor, sync::Notify};
 
     use super::*;
+    use crate::{
+        handler::{Answer, Attempt, Done, Failure, handler_fn},
+        once::Change,
+    };
 
     const REQUIRED: [(&str, &str); 3] = [
         ("AWS_LAMBDA_RUNTIME_API", "127.0.0.1:9001"),
@@ -1287,7 +1283,7 @@ mod tests {
 
     #[tokio::test]
     async fn watched_function_has_records_in_memory() {
-        let consumer = offline(&WATCHED).once(Ok(Unused)).await.unwrap();
+        let consumer = offline(&WATCHED).once(Ok(unused::<()>())).await.unwrap();
         let consumer = format!("{consumer:?}");
         assert!(consumer.contains("Memory(MemoryStore"), "{consumer}");
         assert!(consumer.contains("visibility: None"), "{consumer}");
@@ -1315,7 +1311,10 @@ mod tests {
             ],
             vec![watched, ("AWS_LAMBDA_FUNCTION_NAME", "consumer")],
         ] {
-            let error = offline(&variables).once(Ok(Unused)).await.unwrap_err();
+            let error = offline(&variables)
+                .once(Ok(unused::<()>()))
+                .await
+                .unwrap_err();
             assert!(
                 error.errors()[0].starts_with("IDEMPOTENCY_TABLE_NAME is not set"),
                 "{variables:?}: {error}"
@@ -1325,46 +1324,28 @@ mod tests {
 
     #[tokio::test]
     async fn watched_inbox_needs_a_table() {
-        struct Plan;
-        impl Handler for Plan {
-            type Message = ();
-            type Output = crate::handler::Done<()>;
-
-            async fn handle(
-                &self,
-                (): (),
-                _: crate::handler::Attempt,
-            ) -> Result<Self::Output, crate::handler::Failure> {
-                Err("unused".into())
-            }
-        }
-        let error = offline(&WATCHED).inbox(Ok(Plan)).await.err().unwrap();
+        let error = offline(&WATCHED)
+            .inbox(Ok(unused::<Done<()>>()))
+            .await
+            .err()
+            .unwrap();
         assert_eq!(error.errors().len(), 1, "{error}");
     }
 
     #[tokio::test]
     async fn heartbeat_without_lease_needs_visibility() {
-        struct Create;
-        impl Handler for Create {
-            type Message = ();
-            type Output = crate::once::Change<()>;
-
-            async fn handle(
-                &self,
-                (): (),
-                _: crate::handler::Attempt,
-            ) -> Result<Self::Output, crate::handler::Failure> {
-                Err("unused".into())
-            }
-        }
         let heartbeat = ("CONSUMER_HEARTBEAT", "30s");
         let off = ("CONSUMER_VISIBILITY", "off");
         let variables = [&REQUIRED[..], &[heartbeat, off]].concat();
-        let error = offline(&variables).on_item(Ok(Create)).await.err().unwrap();
+        let error = offline(&variables)
+            .on_item(Ok(unused::<Change<()>>()))
+            .await
+            .err()
+            .unwrap();
         let expected = "CONSUMER_HEARTBEAT: needs CONSUMER_VISIBILITY=on: this mode has no leases";
         assert_eq!(error.errors(), [expected]);
         let leases = [&variables[..], &[("CONSUMER_PRIME", "off")]].concat();
-        assert!(offline(&leases).once(Ok(Unused)).await.is_ok());
+        assert!(offline(&leases).once(Ok(unused::<()>())).await.is_ok());
     }
 
     #[tokio::test]
@@ -1372,7 +1353,7 @@ mod tests {
         let table = ("IDEMPOTENCY_TABLE_NAME", "records");
         let prime = ("CONSUMER_PRIME", "off");
         let variables = [&WATCHED[..], &[table, prime]].concat();
-        let consumer = offline(&variables).once(Ok(Unused)).await.unwrap();
+        let consumer = offline(&variables).once(Ok(unused::<()>())).await.unwrap();
         let consumer = format!("{consumer:?}");
         assert!(consumer.contains("DynamoDb("), "{consumer}");
     }
@@ -1467,7 +1448,7 @@ mod tests {
             "IDEMPOTENCY_NAMESPACE",
         ];
         let mut settings = Settings::from_vars(invalid);
-        let handler = settings.duration("OWN", "5s").map(|_| Unused);
+        let handler = settings.duration("OWN", "5s").map(|_| unused::<()>());
         let error = settings.once(handler).await.unwrap_err();
         for name in missing.iter().chain(invalid.iter().map(|(name, _)| name)) {
             let of_name = error
@@ -1483,50 +1464,23 @@ mod tests {
         assert!(text.starts_with(&start), "{text}");
     }
 
-    #[derive(Debug)]
-    struct Unused;
-
-    impl Handler for Unused {
-        type Message = ();
-        type Output = ();
-
-        async fn handle(
-            &self,
-            (): (),
-            _: crate::handler::Attempt,
-        ) -> Result<(), crate::handler::Failure> {
-            Ok(())
-        }
+    /// A handler that never runs.
+    fn unused<O: Answer + 'static>() -> impl Handler<Output = O> + fmt::Debug {
+        handler_fn(|(): (), _: Attempt| async { Err::<O, _>(Failure::from("unused")) })
     }
 
     #[tokio::test]
     async fn on_item_compares_payloads_by_the_fingerprint() {
-        #[derive(Debug)]
-        struct Nothing;
-        impl Handler for Nothing {
-            type Message = ();
-            type Output = crate::once::Change<()>;
-
-            async fn handle(
-                &self,
-                (): (),
-                _: crate::handler::Attempt,
-            ) -> Result<Self::Output, crate::handler::Failure> {
-                Err("unused".into())
-            }
-        }
         for (value, compares) in [
             (None, false),
             (Some("body:/cents"), true),
             (Some("off"), false),
         ] {
             let fingerprint = value.map(|value| ("IDEMPOTENCY_FINGERPRINT", value));
-            let variables = REQUIRED[..2].iter().copied().chain(fingerprint);
-            let version = aws_sdk_dynamodb::config::BehaviorVersion::latest();
-            let config = SdkConfig::builder().behavior_version(version).build();
-            let mut settings = Settings::from_vars(variables).sdk_config(config);
+            let variables: Vec<_> = REQUIRED[..2].iter().copied().chain(fingerprint).collect();
+            let mut settings = offline(&variables);
             settings.set_default("CONSUMER_VISIBILITY", "off");
-            let consumer = format!("{:?}", settings.on_item(Ok(Nothing)).await);
+            let consumer = format!("{:?}", settings.on_item(Ok(unused::<Change<()>>())).await);
             assert!(
                 consumer.contains(&format!("checks_payload: {compares}")),
                 "{consumer}"
@@ -1712,7 +1666,7 @@ mod tests {
     async fn watched_function_reads_bodies_from_s3() {
         let buckets = ("CONSUMER_S3_BUCKETS", "orders");
         let variables = [&WATCHED[..], &[buckets]].concat();
-        let consumer = offline(&variables).once(Ok(Unused)).await.unwrap();
+        let consumer = offline(&variables).once(Ok(unused::<()>())).await.unwrap();
         let consumer = format!("{consumer:?}");
         assert!(consumer.contains("s3_bodies: Some("), "{consumer}");
     }

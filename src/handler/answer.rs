@@ -161,9 +161,21 @@ impl<O: fmt::Debug> fmt::Debug for Done<O> {
 pub(crate) struct Plan {
     /// Of any length.
     pub(crate) output: StoredResult,
+    pub(crate) effects: Effects,
+    pub(crate) on_refused: Option<OnRefused<Plan>>,
+}
+
+/// Writes and events that commit together with a record.
+#[derive(Default)]
+pub(crate) struct Effects {
     pub(crate) writes: Vec<Write<TransactWriteItem>>,
     pub(crate) events: Vec<Event>,
-    pub(crate) on_refused: Option<OnRefused<Plan>>,
+}
+
+impl Effects {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.writes.is_empty() && self.events.is_empty()
+    }
 }
 
 impl<O: Serialize + Send + 'static> TryFrom<Done<O>> for Plan {
@@ -201,8 +213,10 @@ impl<O: Serialize + Send + 'static> TryFrom<Done<O>> for Plan {
         };
         Ok(Self {
             output: to_output(&done.output),
-            writes: done.writes,
-            events: done.events,
+            effects: Effects {
+                writes: done.writes,
+                events: done.events,
+            },
             on_refused: done.on_refused.map(plan),
         })
     }

@@ -13,7 +13,7 @@ use std::{borrow::Cow, fmt, marker::PhantomData};
 use serde::de::DeserializeOwned;
 
 pub use answer::Done;
-pub(crate) use answer::{Answer, OnRefused, Plan, to_output, to_result};
+pub(crate) use answer::{Answer, Effects, OnRefused, Plan, to_output, to_result};
 pub use attempt::{Attempt, History, OpenAttempts};
 pub(crate) use body::{Body, Content};
 pub use body::{Bytes, FromMessage, Json, Raw, Text};

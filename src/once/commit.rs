@@ -14,6 +14,7 @@ use crate::{
     deadline::Deadline,
     dynamodb::write::Write,
     event::{Event, Published, item},
+    handler::Effects,
     protocol::{Key, Owner, Record},
     store::{Commit, CommitAnswer, RecordWrite, StoreError, TransactionalStore},
 };
@@ -40,12 +41,13 @@ pub(super) async fn commit<S: TransactionalStore>(
     owner: &Owner,
     round: usize,
     record: RecordWrite,
-    (mut writes, events): (Vec<Write<TransactWriteItem>>, Vec<Event>),
+    effects: Effects,
     deadline: Deadline,
 ) -> Committed {
     let (store, key) = (&records.store, record.key().clone());
     // 32 characters and the round: at most 35.
     let token = format!("{owner}{round:x}");
+    let Effects { mut writes, events } = effects;
     match puts(records, &key, &token, events) {
         Ok(puts) => writes.extend(puts),
         Err(error) => return Committed::Unwritten(error),

@@ -42,7 +42,7 @@ impl<S: Store> HeldClaim<'_, S> {
             sleep_until(next).await;
             let now = self.records.now();
             // An ended lease is not renewed: another worker may be about to take over.
-            if Instant::now() >= cut || now > lease.ends {
+            if lease.has_ended(now) {
                 return NoAnswer::OutOfTime;
             }
             let renewed = Lease::from_now(lease.terms, now, self.deadline);
@@ -61,7 +61,7 @@ impl<S: Store> HeldClaim<'_, S> {
                 // DynamoDB may reject one request, as while credentials are replaced. The same renewal
                 // is sent again: an earlier copy may have been applied.
                 sleep_until(cut.min(Instant::now() + (cut - next) / RETRIES)).await;
-                if Instant::now() >= cut || self.records.now() > lease.ends {
+                if lease.has_ended(self.records.now()) {
                     return NoAnswer::OutOfTime;
                 }
             }

@@ -160,7 +160,7 @@ impl<S: TransactionalStore> HeldClaim<'_, S> {
     }
 
     async fn commit_once(&self, round: usize, plan: Plan) -> Result<Outcome, DeclinedAnswer<Plan>> {
-        if plan.writes.is_empty() && plan.events.is_empty() {
+        if plan.effects.is_empty() {
             return Ok(self.record(plan.output).await);
         }
         let result = self.keep(plan.output).await;
@@ -171,8 +171,8 @@ impl<S: TransactionalStore> HeldClaim<'_, S> {
             now: self.records.now(),
         };
         let (records, owner) = (self.records, &self.fence.owner);
-        let writes = (plan.writes, plan.events);
-        let declined = match commit(records, owner, round, record, writes, self.deadline).await {
+        let effects = plan.effects;
+        let declined = match commit(records, owner, round, record, effects, self.deadline).await {
             Committed::Applied => return Ok(Outcome::Completed(result)),
             Committed::Refused(record) => {
                 return Ok(

@@ -133,7 +133,7 @@ impl InPostgres {
         self
     }
 
-    /// Creates the table of the records if there is none.
+    /// Creates the table of the records if it does not exist.
     #[cfg(feature = "settings")]
     pub(crate) async fn migrate(&self) -> Result<(), Error> {
         postgres::migrate(self.records.store.pool().await?).await

@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use aws_sdk_dynamodb::types::TransactWriteItem;
 use serde::Serialize;
 use tokio::time::timeout_at;
 
@@ -15,9 +14,7 @@ use super::{
 };
 use crate::{
     deadline::Deadline,
-    dynamodb::write::Write,
-    event::Event,
-    handler::{Attempt, Done, Failure, History, Plan},
+    handler::{Attempt, Done, Effects, Failure, History, Plan},
     meter::timed,
     protocol::{
         ClaimRefused, ClaimRequest, Settlement, Timestamp, Unavailability,
@@ -156,19 +153,13 @@ impl<S: TransactionalStore> Insert<'_, S> {
     async fn complete(&self, round: usize, plan: Plan) -> Result<Outcome, DeclinedAnswer<Plan>> {
         let Plan {
             output,
-            writes,
-            events,
+            effects,
             on_refused,
         } = plan;
         let ClaimRequest { key, owner, .. } = &self.request;
         let result = self.records.keep(key, owner, output, self.deadline).await;
         let settlement = self.records.completion(&result);
-        let inserted = self.insert(
-            round,
-            settlement,
-            (writes, events),
-            Outcome::Completed(result),
-        );
+        let inserted = self.insert(round, settlement, effects, Outcome::Completed(result));
         inserted.await.map_err(|declined| DeclinedAnswer {
             declined,
             on_refused,
@@ -191,10 +182,8 @@ impl<S: TransactionalStore> Insert<'_, S> {
                 reason: why,
             }),
         };
-        match self
-            .insert(round, settlement, Default::default(), failed)
-            .await
-        {
+        let effects = Effects::default();
+        match self.insert(round, settlement, effects, failed).await {
             // The commit has no other writes, so the record is invalid: the table has another key
             // schema. The message is not the cause.
             Err(Declined::Invalid(why)) | Ok(Outcome::RetryableFailure(why)) => unrecorded(why),
@@ -210,7 +199,7 @@ impl<S: TransactionalStore> Insert<'_, S> {
         &self,
         round: usize,
         settlement: Settlement,
-        writes: (Vec<Write<TransactWriteItem>>, Vec<Event>),
+        effects: Effects,
         inserted: Outcome,
     ) -> Result<Outcome, Declined> {
         let request = &self.request;
@@ -219,7 +208,7 @@ impl<S: TransactionalStore> Insert<'_, S> {
             settlement: settlement.clone(),
         };
         let owner = &request.owner;
-        match commit(self.records, owner, round, write, writes, self.deadline).await {
+        match commit(self.records, owner, round, write, effects, self.deadline).await {
             Committed::Applied => Ok(inserted),
             // Another worker replaced the record meanwhile, and the new record admits the insert.
             Committed::Refused(Some(record)) if may_claim(Some(&record), request) => {

@@ -47,6 +47,11 @@ impl Lease {
         self.ends + self.terms.margin
     }
 
+    /// Returns whether the worker's right to run has ended, by either clock.
+    pub(super) fn has_ended(&self, now: Timestamp) -> bool {
+        now > self.ends || self.cut.is_some_and(|cut| Instant::now() >= cut)
+    }
+
     /// Time of the next renewal, and the time at which the lease ends without it. `None` if the lease
     /// lasts until the deadline.
     pub(super) fn renewal(&self) -> Option<(Instant, Instant)> {

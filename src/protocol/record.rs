@@ -171,13 +171,24 @@ impl ResultPointer {
     /// Creates the pointer to an output of the operation `key`, by the attempt of `owner`.
     #[must_use]
     pub fn new(bucket: impl Into<String>, key: &Key, owner: &Owner, output: &[u8]) -> Self {
-        let sha256 = hex(&Sha256::digest(output));
+        Self::of_digest(bucket, key, owner, &Sha256::digest(output), output.len())
+    }
+
+    /// Creates the pointer to an output with this SHA-256 and length.
+    pub(crate) fn of_digest(
+        bucket: impl Into<String>,
+        key: &Key,
+        owner: &Owner,
+        digest: &[u8],
+        bytes: usize,
+    ) -> Self {
+        let sha256 = hex(digest);
         let operation = hex(&Sha256::digest(key.as_str().as_bytes()));
         Self {
             bucket: bucket.into(),
             key: format!("results/{operation}/{owner}/{sha256}"),
             sha256,
-            bytes: output.len(),
+            bytes,
         }
     }
 
@@ -186,9 +197,7 @@ impl ResultPointer {
     pub fn is_of(&self, output: &[u8]) -> bool {
         hex(&Sha256::digest(output)) == self.sha256
     }
-}
 
-impl ResultPointer {
     /// The pointer as a record holds it.
     pub(crate) fn to_json(&self) -> String {
         let Self {

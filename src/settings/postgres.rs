@@ -38,7 +38,7 @@ impl Settings {
     /// | `IDEMPOTENCY_POSTGRES_CONNECTIONS` | `CONSUMER_CONCURRENCY` | connections of one environment |
     ///
     /// With `CONSUMER_PRIME=on` the consumer connects at start, and creates the table of the records if
-    /// there is none ([`migrate`](crate::postgres::migrate)). A failure of that is logged.
+    /// it does not exist ([`migrate`](crate::postgres::migrate)). A failure is logged.
     ///
     /// # Errors
     ///

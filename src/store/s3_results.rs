@@ -66,23 +66,19 @@ impl S3Results {
         if bytes > MAX_BYTES {
             return omitted(&format!("an output in S3 has at most {MAX_BYTES}"));
         }
-        let pointer = ResultPointer::new(&*self.bucket, key, owner, json.as_bytes());
+        let digest = Sha256::digest(json.as_bytes());
+        let pointer = ResultPointer::of_digest(&*self.bucket, key, owner, &digest, bytes);
+        let sha256 = BASE64_STANDARD.encode(digest);
         // Half of the time left is for the record.
         let left = end.saturating_duration_since(Instant::now());
         let limit = Instant::now() + MAX_PUT_TIME.min(left / 2);
+        let bucket = self.bucket(&self.bucket);
         // Boxed: the SDK's future is large, and few outputs need it.
-        match timeout_at(limit, Box::pin(self.put(&pointer, json))).await {
+        match timeout_at(limit, Box::pin(bucket.put(&pointer.key, sha256, json))).await {
             Ok(Ok(())) => StoredResult::InS3(Box::new(pointer)),
             Ok(Err(why)) => omitted(&why),
             Err(_elapsed) => omitted("S3 did not take it in time"),
         }
-    }
-
-    async fn put(&self, pointer: &ResultPointer, json: String) -> Result<(), String> {
-        let sha256 = BASE64_STANDARD.encode(Sha256::digest(json.as_bytes()));
-        self.bucket(&self.bucket)
-            .put(&pointer.key, sha256, json)
-            .await
     }
 
     /// Reads an output, and compares its digest with the record's.
