@@ -13,7 +13,7 @@
 mod support;
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::BTreeSet,
     panic::{AssertUnwindSafe, resume_unwind},
     time::Duration,
 };
@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 use support::{
     PATIENCE,
     dynamo::{create_table, record, text},
-    event::{batch, failed, order},
+    event::{batch, failed, order, polled},
     gateway::{Gateway, Reply},
     prerequisite::skip_suite,
     runtime_api::{Answer, FUNCTION_NAME, Lambda},
@@ -221,24 +221,11 @@ impl World {
     }
 
     fn event(&self, messages: &[Message]) -> Value {
-        batch(messages.iter().map(|message| self.record(message)))
-    }
-
-    /// Event in the form that the event source mapping sends.
-    fn record(&self, message: &Message) -> Value {
-        let attributes = message.attributes.iter().flatten();
-        let attributes = attributes.map(|(name, value)| (name.as_str(), value.as_str()));
-        json!({
-            "messageId": message.message_id,
-            "receiptHandle": message.receipt_handle,
-            "body": message.body,
-            "attributes": attributes.collect::<HashMap<_, _>>(),
-            "messageAttributes": {},
-            "md5OfBody": message.md5_of_body,
-            "eventSource": "aws:sqs",
-            "eventSourceARN": self.queue.arn,
-            "awsRegion": support::REGION,
-        })
+        batch(
+            messages
+                .iter()
+                .map(|message| polled(message, &self.queue.arn)),
+        )
     }
 
     /// Deletes the processed messages. The rest return at their visibility timeout, which the

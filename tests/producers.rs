@@ -17,7 +17,6 @@ mod send_order;
 mod support;
 
 use std::{
-    collections::HashMap,
     env, fs,
     path::{Path, PathBuf},
     sync::{
@@ -32,7 +31,7 @@ use sqs_once::{Attempt, Consumer, Failure, Once, handler_fn, store::MemoryStore}
 use support::{
     PATIENCE,
     consumer::{namespace, process, within},
-    event::{QUEUE_ARN, batch, order},
+    event::{QUEUE_ARN, batch, order, polled},
     prerequisite::skip_suite,
 };
 use tokio::{process::Command, time::timeout};
@@ -89,24 +88,14 @@ fn key(message: &Message) -> &str {
     attributes["idempotencyKey"].string_value().unwrap()
 }
 
-/// Event in the form that the event source mapping sends.
+/// Record in the form that the event source mapping sends.
 fn record(message: &Message) -> Value {
-    let attributes = message.attributes.iter().flatten();
-    let attributes = attributes.map(|(name, value)| (name.as_str(), value.as_str()));
-    json!({
-        "messageId": message.message_id,
-        "receiptHandle": message.receipt_handle,
-        "body": message.body,
-        "attributes": attributes.collect::<HashMap<_, _>>(),
-        "messageAttributes": {"idempotencyKey": {
-            "stringValue": key(message), "dataType": "String",
-            "stringListValues": [], "binaryListValues": [],
-        }},
-        "md5OfBody": message.md5_of_body,
-        "eventSource": "aws:sqs",
-        "eventSourceARN": QUEUE_ARN,
-        "awsRegion": support::REGION,
-    })
+    let mut record = polled(message, QUEUE_ARN);
+    record["messageAttributes"]["idempotencyKey"] = json!({
+        "stringValue": key(message), "dataType": "String",
+        "stringListValues": [], "binaryListValues": [],
+    });
+    record
 }
 
 /// Asserts that two messages have one key, a UUIDv7, and that a consumer runs its handler once for both.

@@ -16,7 +16,6 @@ use std::{
     time::Duration,
 };
 
-use aws_config::{SdkConfig, retry::RetryConfig, timeout::TimeoutConfig};
 use serde_json::{Value, json};
 use sqs_once::{
     Attempt, Consumer, Failure, Handler, Once, Settings, handler_fn,
@@ -30,7 +29,7 @@ use support::{
     event::{batch, in_group, order, record},
     log,
     prerequisite::report_skipped,
-    s3::{BUCKET, S3, S3Answer, pointer, pointer_to},
+    s3::{self, BUCKET, S3, S3Answer, impatient, pointer, pointer_to},
     sqs::{Sqs, SqsBehaviour},
 };
 
@@ -119,17 +118,6 @@ impl World {
         );
         (outcome, detail)
     }
-}
-
-/// Short timeouts and retries without pause.
-fn impatient(endpoint: &str) -> SdkConfig {
-    let retries = RetryConfig::standard().with_max_attempts(2);
-    let timeouts = TimeoutConfig::builder().operation_attempt_timeout(Duration::from_millis(300));
-    let config = support::sdk_config(endpoint).to_builder();
-    config
-        .retry_config(retries.with_initial_backoff(Duration::from_millis(1)))
-        .timeout_config(timeouts.build())
-        .build()
 }
 
 /// Logged outcomes, in the order of their ends.
@@ -583,8 +571,6 @@ impl Emulated {
         }
         log::start();
         let config = support::sdk_config(&endpoint);
-        let s3 = aws_sdk_s3::config::Builder::from(&config).force_path_style(true);
-        let s3 = aws_sdk_s3::Client::from_conf(s3.build());
         let dynamo = Dynamo::start().await;
         dynamo.create_table("records").await;
         let store = DynamoStore::new(dynamo.client(), "records");
@@ -593,7 +579,7 @@ impl Emulated {
             .key("body:/orderId".parse().unwrap())
             .s3_bodies(S3Bodies::new(&config, [bucket, "never-created"]));
         Some(Self {
-            s3,
+            s3: s3::client(&config),
             bucket: bucket.to_owned(),
             dynamo,
             seen,
@@ -602,13 +588,7 @@ impl Emulated {
     }
 
     async fn create_bucket(&self) {
-        use aws_sdk_s3::types::{BucketLocationConstraint, CreateBucketConfiguration};
-        let place = CreateBucketConfiguration::builder()
-            .location_constraint(BucketLocationConstraint::EuCentral1)
-            .build();
-        let create = self.s3.create_bucket().bucket(&self.bucket);
-        // The bucket is left from an earlier run.
-        let _exists = create.create_bucket_configuration(place).send().await;
+        s3::create_bucket(&self.s3, &self.bucket).await;
     }
 
     async fn put(&self, key: &str, body: String) {

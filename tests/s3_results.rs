@@ -13,7 +13,6 @@ use std::{
     time::Duration,
 };
 
-use aws_config::{SdkConfig, retry::RetryConfig, timeout::TimeoutConfig};
 use serde_json::{Value, json};
 use sqs_once::{
     Attempt, Consumer, Done, Failure, Handler, Once, Settings, Stored, handler_fn,
@@ -26,7 +25,7 @@ use support::{
     event::{batch, record},
     log,
     prerequisite::report_skipped,
-    s3::{BUCKET, S3, S3Answer},
+    s3::{self, BUCKET, S3, S3Answer, impatient},
     sqs::{Sqs, SqsBehaviour},
 };
 
@@ -108,17 +107,6 @@ where
 {
     let event = batch([record("m-1", &letters.to_string())]);
     process(consumer, event, within(ONE_MINUTE)).await
-}
-
-/// Short timeouts and retries without pause.
-fn impatient(endpoint: &str) -> SdkConfig {
-    let retries = RetryConfig::standard().with_max_attempts(2);
-    let timeouts = TimeoutConfig::builder().operation_attempt_timeout(Duration::from_millis(300));
-    let config = support::sdk_config(endpoint).to_builder();
-    config
-        .retry_config(retries.with_initial_backoff(Duration::from_millis(1)))
-        .timeout_config(timeouts.build())
-        .build()
 }
 
 /// Outcome and text of the last message.
@@ -327,7 +315,6 @@ async fn output_in_s3_saves_write_units() {
 
 #[tokio::test]
 async fn real_bucket_keeps_and_loses_outputs() {
-    use aws_sdk_s3::types::{BucketLocationConstraint, CreateBucketConfiguration};
     const OUTPUTS: &str = "order-outputs";
     let endpoint = std::env::var("AWS_ENDPOINT_URL").unwrap_or_default();
     if endpoint.is_empty() {
@@ -336,8 +323,7 @@ async fn real_bucket_keeps_and_loses_outputs() {
     }
     let world = World::start().await;
     let config = support::sdk_config(&endpoint);
-    let s3 = aws_sdk_s3::config::Builder::from(&config).force_path_style(true);
-    let s3 = aws_sdk_s3::Client::from_conf(s3.build());
+    let s3 = s3::client(&config);
     let results = || Results::s3(&config, OUTPUTS);
 
     let missing = || Results::s3(&config, "never-created");
@@ -346,12 +332,7 @@ async fn real_bucket_keeps_and_loses_outputs() {
     assert!(why.contains("NoSuchBucket"), "{why}");
     world.dynamo.delete(TABLE, "test#m-1").await;
 
-    let place = CreateBucketConfiguration::builder()
-        .location_constraint(BucketLocationConstraint::EuCentral1)
-        .build();
-    let create = s3.create_bucket().bucket(OUTPUTS);
-    // The bucket is left from an earlier run.
-    let _exists = create.create_bucket_configuration(place).send().await;
+    s3::create_bucket(&s3, OUTPUTS).await;
     let longest = (10 << 20) - 2;
     for _ in 0..2 {
         assert_eq!(world.process(longest, results()).await, [""; 0]);

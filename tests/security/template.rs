@@ -241,16 +241,24 @@ fn of_buckets(value: &Value) -> Value {
     }
 }
 
+/// The statements about S3 of the consumer's role, under exactly these `conditions`.
+fn of_s3<'a>(template: &'a Value, conditions: &[&str]) -> Vec<&'a Value> {
+    let (_, role) = of_type(template, "AWS::IAM::Role")[0];
+    let statements = statements(role).into_iter();
+    let statements = statements.filter_map(|statement| met(statement, conditions));
+    let about_s3 = |of: &&Value| of["Action"].to_string().contains("s3:");
+    statements.filter(about_s3).collect()
+}
+
 #[test]
 fn s3_buckets_add_only_reads_of_them() {
     let template = read(CONSUMER);
-    let roles = of_type(&template, "AWS::IAM::Role");
     let may = |conditions: &[&str]| -> Vec<_> {
-        let statements = statements(roles[0].1).into_iter();
-        let statements = statements.filter_map(|statement| met(statement, conditions));
-        let of_s3 = statements.filter(|statement| statement["Action"].to_string().contains("s3:"));
         let allowed = |of: &Value| (of["Action"].clone(), of_buckets(&of["Resource"]));
-        of_s3.map(allowed).collect()
+        of_s3(&template, conditions)
+            .into_iter()
+            .map(allowed)
+            .collect()
     };
     assert_eq!(may(&[]), []);
     let objects = json!(["arn:*:s3:::orders/*", "arn:*:s3:::invoices/*"]);
@@ -270,14 +278,12 @@ fn s3_buckets_add_only_reads_of_them() {
 #[test]
 fn results_in_s3_add_only_their_objects() {
     let template = read(CONSUMER);
-    let roles = of_type(&template, "AWS::IAM::Role");
     let may = |conditions: &[&str]| -> Vec<_> {
-        let statements = statements(roles[0].1).into_iter();
-        let statements = statements.filter_map(|statement| met(statement, conditions));
-        let of_s3 = statements.filter(|statement| statement["Action"].to_string().contains("s3:"));
         let resource = |of: &Value| met(&of["Resource"], conditions).cloned();
-        of_s3
-            .map(|of| (of["Action"].clone(), resource(of)))
+        let allowed = |of: &Value| (of["Action"].clone(), resource(of));
+        of_s3(&template, conditions)
+            .into_iter()
+            .map(allowed)
             .collect()
     };
     let read_and_write = || json!(["s3:PutObject", "s3:GetObject"]);

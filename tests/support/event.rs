@@ -1,5 +1,8 @@
 //! SQS events as an event source mapping sends them, and the reading of responses.
 
+use std::collections::HashMap;
+
+use aws_sdk_sqs::types::Message;
 use serde_json::{Value, json};
 
 pub const QUEUE_ARN: &str = "arn:aws:sqs:eu-central-1:123456789012:orders";
@@ -25,6 +28,23 @@ pub fn received(message_id: &str, body: &(impl ToString + ?Sized), n: u32) -> Va
         "md5OfBody": "7b270e59b47ff90a553787216d55d91d",
         "eventSource": "aws:sqs",
         "eventSourceARN": QUEUE_ARN,
+        "awsRegion": super::REGION,
+    })
+}
+
+/// The record of a message that was received from the queue `arn`, without message attributes.
+pub fn polled(message: &Message, arn: &str) -> Value {
+    let attributes = message.attributes.iter().flatten();
+    let attributes = attributes.map(|(name, value)| (name.as_str(), value.as_str()));
+    json!({
+        "messageId": message.message_id,
+        "receiptHandle": message.receipt_handle,
+        "body": message.body,
+        "attributes": attributes.collect::<HashMap<_, _>>(),
+        "messageAttributes": {},
+        "md5OfBody": message.md5_of_body,
+        "eventSource": "aws:sqs",
+        "eventSourceARN": arn,
         "awsRegion": super::REGION,
     })
 }

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use aws_config::{SdkConfig, retry::RetryConfig, timeout::TimeoutConfig};
 use axum::{
     Router,
     body::{Body, Bytes},
@@ -19,6 +20,35 @@ use tokio::sync::Notify;
 
 /// The bucket of every object.
 pub const BUCKET: &str = "order-bodies";
+
+/// Short timeouts and retries without pause.
+pub fn impatient(endpoint: &str) -> SdkConfig {
+    let retries = RetryConfig::standard().with_max_attempts(2);
+    let timeouts = TimeoutConfig::builder().operation_attempt_timeout(Duration::from_millis(300));
+    let config = super::sdk_config(endpoint).to_builder();
+    config
+        .retry_config(retries.with_initial_backoff(Duration::from_millis(1)))
+        .timeout_config(timeouts.build())
+        .build()
+}
+
+/// A client of the emulator.
+#[cfg(feature = "s3")]
+pub fn client(config: &SdkConfig) -> aws_sdk_s3::Client {
+    let config = aws_sdk_s3::config::Builder::from(config).force_path_style(true);
+    aws_sdk_s3::Client::from_conf(config.build())
+}
+
+/// Creates a bucket of the emulator, unless an earlier run left it there.
+#[cfg(feature = "s3")]
+pub async fn create_bucket(s3: &aws_sdk_s3::Client, bucket: &str) {
+    use aws_sdk_s3::types::{BucketLocationConstraint, CreateBucketConfiguration};
+    let place = CreateBucketConfiguration::builder()
+        .location_constraint(BucketLocationConstraint::EuCentral1)
+        .build();
+    let create = s3.create_bucket().bucket(bucket);
+    let _exists = create.create_bucket_configuration(place).send().await;
+}
 
 /// Answer to every request for one object.
 #[derive(Clone, Debug)]
