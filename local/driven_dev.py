@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import psutil
 from cloud import ROOT, Cloud
+from output import Output
 
 COLD = 600  # seconds
 ENDS_WITHIN = 20
@@ -35,24 +35,12 @@ def environment() -> dict[str, str]:
     return kept | {"PATH": path, "CARGO_TARGET_DIR": str(ROOT / "target/starter")}
 
 
-class Dev:
+class Dev(Output):
     """A running `make dev`."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        super().__init__(process)
         self.process = process
-        self.lines: list[str] = []
-        self.ended = False
-        self.arrived = threading.Condition()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        for line in self.process.stdout or ():
-            with self.arrived:
-                self.lines.append(line.decode(errors="replace").rstrip())
-                self.arrived.notify_all()
-        with self.arrived:
-            self.ended = True
-            self.arrived.notify_all()
 
     def outcomes(self, first: int) -> Counter[str]:
         """Outcomes shown from this line on."""

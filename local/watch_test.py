@@ -12,13 +12,13 @@ import re
 import socket
 import subprocess
 import sys
-import threading
 import time
 import unittest
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cloud import ROOT, STATE, Cloud, free_port, group, ministack, unwind_on_signals
+from output import Output
 
 PATIENCE = 60.0  # reached only when a test fails
 # Other `make watch` of this checkout do not matter.
@@ -36,50 +36,33 @@ def without_settings() -> dict[str, str]:
     return kept | none | {"AWS_EC2_METADATA_DISABLED": "true", "SQS_ONCE_STATE": str(OWN_STATE)}
 
 
-class Terminal:
+class Terminal(Output):
     """The output of a command that runs beside the test."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._lines: list[str] = []
-        self._ended = False
-        self._changed = threading.Condition()
-        threading.Thread(target=self._read, args=(process,), daemon=True).start()
-
-    def _read(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout
-        with process.stdout as output:
-            for line in output:
-                with self._changed:
-                    self._lines.append(line.decode(errors="replace").rstrip())
-                    self._changed.notify_all()
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
 
     def line(self, words: str) -> str:
         """Waits for a line with these words."""
-        return self._wait_for(lambda: [line for line in self._lines if words in line], 1, words)[0]
+        return self._wait_for(lambda: [line for line in self.lines if words in line], 1, words)[0]
 
     def no_line(self, words: str) -> None:
-        with self._changed:
-            assert not any(words in line for line in self._lines), "\n".join(self._lines)
+        with self.arrived:
+            assert not any(words in line for line in self.lines), "\n".join(self.lines)
 
     def outcomes(self, count: int) -> list[str]:
         """Waits for the outcomes of so many messages. Removes all output until now."""
         outcomes = self._wait_for(self._outcomes, count, f"{count} outcomes")
-        with self._changed:
-            self._lines.clear()
+        with self.arrived:
+            self.lines.clear()
         return outcomes
 
     def _outcomes(self) -> list[str]:
-        logged = [json.loads(line) for line in self._lines if line.startswith("{")]
+        logged = [json.loads(line) for line in self.lines if line.startswith("{")]
         return [line["outcome"] for line in logged if line["message"] == "message processed"]
 
     def _wait_for(self, find: Any, count: int, wanted: str) -> list[str]:
-        with self._changed:
-            found = self._changed.wait_for(lambda: len(find()) >= count or self._ended, PATIENCE)
+        with self.arrived:
+            found = self.arrived.wait_for(lambda: len(find()) >= count or self.ended, PATIENCE)
             if not found or len(find()) < count:
-                raise AssertionError(f"no {wanted!r} in\n" + "\n".join(self._lines))
+                raise AssertionError(f"no {wanted!r} in\n" + "\n".join(self.lines))
             lines: list[str] = find()
             return lines
 
