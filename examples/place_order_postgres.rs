@@ -9,8 +9,8 @@
 //! CREATE TABLE order_lines (order_id text REFERENCES orders, product text, pieces bigint NOT NULL);
 //! ```
 //!
-//! `IDEMPOTENCY_POSTGRES_URL` names the database: docs/effects-in-postgresql.md shows a trial on this
-//! machine. To deploy it beside a database in RDS, where its user has the role `rds_iam`:
+//! `IDEMPOTENCY_POSTGRES_URL` names the database. `make watch EXAMPLE=place_order_postgres` runs it on
+//! this machine. To deploy it beside a database in RDS, where its user has the role `rds_iam`:
 //!
 //! ```sh
 //! cargo lambda build --release --arm64 --example place_order_postgres --features postgres

@@ -2,8 +2,9 @@
 
     python local/postgres.py
 
-Prints `ready PORT` once the server accepts connections as user `postgres`, without a password. Reads commands
-from its standard input, one a line, and ends the server at the end of its input, however the caller ended:
+Prints `ready PORT` once the server accepts connections as user `postgres`, without a password. Members of the role
+`with_password`, if a client creates it, need their password. Reads commands from its standard input, one a line, and
+ends the server at the end of its input, however the caller ended:
 
     kill     ends the server and its sessions at once, as a crash does
     start    starts the server again, on the same port and data, and prints `ready PORT`
@@ -45,6 +46,9 @@ SETTINGS = {
     "lc_messages": "C",
 }
 
+# The first line that matches a connection counts.
+PASSWORDS = "host all +with_password 127.0.0.1/32 scram-sha-256\n"
+
 
 def unprivileged() -> tuple[int, int] | None:
     """User and group of the server. `None` if this process may run it: PostgreSQL refuses root."""
@@ -72,7 +76,10 @@ class Server:
         self.process: subprocess.Popen[str] | None = None
         if self.user:
             os.chown(folder, *self.user)
-        self._run("initdb", "--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync")
+        options = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"]
+        self._run(self._command("initdb", *options))
+        authentication = folder / "data/pg_hba.conf"
+        authentication.write_text(PASSWORDS + authentication.read_text())
 
     def _programs(self) -> Path:
         """The folder of the programs. Another user may be unable to reach an installed package, and gets a copy."""
@@ -110,11 +117,19 @@ class Server:
             preexec_fn=end_with_parent,
         )
 
-    def _run(self, program: str, *options: str) -> None:
-        process = self._popen(self._command(program, *options))
+    def _run(self, command: list[str]) -> None:
+        process = self._popen(command)
         output, _ = process.communicate()
         if process.returncode != 0:
-            sys.exit(f"local/postgres.py: {program} failed:\n{output}")
+            sys.exit(f"local/postgres.py: {Path(command[0]).name} failed:\n{output}")
+
+    @property
+    def url(self) -> str:
+        return f"postgres://postgres@127.0.0.1:{self.port}/postgres"
+
+    def run_sql(self, sql: str) -> None:
+        """Runs statements in one transaction, as user `postgres`."""
+        self._run([str(self.programs / "psql"), "--no-psqlrc", "--quiet", "--command", sql, self.url])
 
     def start(self) -> None:
         """Starts the server, and returns when it accepts connections."""
@@ -132,7 +147,6 @@ class Server:
             sys.exit("local/postgres.py: the server ended:\n" + "".join(before))
         # The server stops when it cannot write its log.
         threading.Thread(target=process.stdout.read, daemon=True).start()
-        print(f"ready {self.port}", flush=True)
 
     def kill(self) -> None:
         """Ends all processes of the server at once. Each session is a child process in a group of its own."""
@@ -172,21 +186,28 @@ def server() -> Iterator[Server]:
         running = Server(folder)
         yield running
     finally:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C does not end this
         if running:
             running.stop()
         shutil.rmtree(folder, ignore_errors=True)
+        signal.signal(signal.SIGINT, before)
+
+
+def start(postgres: Server) -> None:
+    postgres.start()
+    print(f"ready {postgres.port}", flush=True)
 
 
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     with server() as postgres:
-        postgres.start()
+        start(postgres)
         for line in sys.stdin:
             match line.strip():
                 case "kill":
                     postgres.kill()
                 case "start":
-                    postgres.start()
+                    start(postgres)
                 case other:
                     sys.exit(f"local/postgres.py: unknown command {other!r}")
 

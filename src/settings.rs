@@ -93,8 +93,8 @@ const UNNAMED: &str = "_";
 ///
 /// | variable | default | meaning |
 /// | --- | --- | --- |
-/// | `IDEMPOTENCY_TABLE_NAME` | required, not used by `on_item` | DynamoDB table of the records; under `cargo lambda watch` see [`in_memory`](Settings::in_memory) |
-/// | `IDEMPOTENCY_LAYOUT` | `native` | attribute names of the records: `native` or `powertools` ([`Layout`]) |
+/// | `IDEMPOTENCY_TABLE_NAME` | required, not used by `on_item` and `in_postgres` | DynamoDB table of the records; under `cargo lambda watch` see [`in_memory`](Settings::in_memory) |
+/// | `IDEMPOTENCY_LAYOUT` | `native` | attribute names of the records: `native` or `powertools`; not used by `on_item` and `in_postgres`, nor are the next two ([`Layout`]) |
 /// | `IDEMPOTENCY_ATTRIBUTES` | none | other attribute names, as `id=PK,expires_at=ttl` ([`Layout::rename`]) |
 /// | `IDEMPOTENCY_SORT_KEY` | none | `SK` or `SK=PARTITION`: sort key that holds the idempotency key; the partition defaults to `idempotency#<function name>` ([`Layout::sort_key`]) |
 /// | `IDEMPOTENCY_NAMESPACE` | function name | first part of every key ([`Namespace`]) |
@@ -106,13 +106,13 @@ const UNNAMED: &str = "_";
 /// | `CONSUMER_S3_MAX_BYTES` | `2097152` | longest body that is read from S3 |
 /// | `IDEMPOTENCY_FINGERPRINT` | `body`; `off` for `on_item` | part of a message that must not change under one key ([`FingerprintSource`]); for `on_item` see [`OnItem::check_payload`] |
 /// | `IDEMPOTENCY_RETENTION` | `20d`; unlimited for `on_item` | time that a record is kept |
-/// | `IDEMPOTENCY_AFTER_FAILURE` | `retry` | other message with the key of a permanent failure: `retry` or `replay` ([`AfterFailure`]) |
+/// | `IDEMPOTENCY_AFTER_FAILURE` | `retry` | other message with the key of a permanent failure: `retry` or `replay`; not used by `on_item` ([`AfterFailure`]) |
 /// | `IDEMPOTENCY_RESULTS` | `inline` | place of outputs: `inline` is the record, `none` stores no output, `s3` stores large ones in S3 and needs the feature `s3`; not used by `on_item` ([`Results`]) |
 /// | `IDEMPOTENCY_RESULT_INLINE_LIMIT` | `65536` | with `s3`, longest output in the record, in bytes |
 /// | `IDEMPOTENCY_RESULT_BUCKET` | required for `s3` | S3 bucket of longer outputs |
-/// | `IDEMPOTENCY_GROUPING` | `off` | sends claims and settlements of concurrent messages as groups; not used by `on_item` ([`DynamoStore::grouping`]) |
-/// | `OUTBOX_TABLE_NAME` | none | DynamoDB table of published events, for handlers that publish; not used by `on_item` ([`Once::outbox`]) |
-/// | `IDEMPOTENCY_LEASE_MARGIN` | `1s` | time added to the deadline, for clocks that differ |
+/// | `IDEMPOTENCY_GROUPING` | `off` | sends claims and settlements of concurrent messages as groups; not used by `on_item` and `in_postgres` ([`DynamoStore::grouping`]) |
+/// | `OUTBOX_TABLE_NAME` | none | DynamoDB table of published events, for handlers that publish; not used by `on_item` and `in_postgres` ([`Once::outbox`]) |
+/// | `IDEMPOTENCY_LEASE_MARGIN` | `1s` | time added to the deadline, for clocks that differ; not used by `on_item` and `in_postgres` |
 /// | `IDEMPOTENCY_LEASE_FALLBACK` | `5m` | time budget of an invocation without a known deadline |
 /// | `CONSUMER_HEARTBEAT` | `off` | length of leases and visibility timeouts that are renewed while handlers run, from `10s`; `off`: the deadline of the invocation ends the lease ([`Once::heartbeat`]) |
 /// | `CONSUMER_CONCURRENCY` | `10` | handlers of one batch that run at a time |
@@ -124,14 +124,14 @@ const UNNAMED: &str = "_";
 /// | `CONSUMER_BACKOFF_CAP` | `15m` | longest back-off, at most `11h 30m` |
 /// | `CONSUMER_DEAD_LETTER` | `off` | copies permanent failures to the dead-letter queue after one receive |
 /// | `CONSUMER_FIFO_AFTER_PERMANENT` | `continue` | messages of a FIFO group behind a permanent failure: `continue` or `stop` ([`FifoAfterPermanent`]) |
-/// | `CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE` | `on` | fails the invocation if DynamoDB was unavailable for every message |
+/// | `CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE` | `on` | fails the invocation if DynamoDB or PostgreSQL was unavailable for every message |
 /// | `CONSUMER_METRICS` | `on` | adds metrics to the log line of each batch ([`Metrics`]) |
 /// | `CONSUMER_METRICS_NAMESPACE` | `POWERTOOLS_METRICS_NAMESPACE`, else `sqs-once` | namespace of the metrics |
 /// | `CONSUMER_METRICS_SERVICE` | `POWERTOOLS_SERVICE_NAME`, else function name | dimension `service` of the metrics |
-/// | `CONSUMER_METRICS_WRITE_UNITS` | `off` | asks DynamoDB for the write units, for the metric `WriteUnits`; not used by `on_item` |
+/// | `CONSUMER_METRICS_WRITE_UNITS` | `off` | asks DynamoDB for the write units, for the metric `WriteUnits`; not used by `on_item` and `in_postgres` |
 /// | `CONSUMER_LOG_SAMPLE_COMPLETED` | `1` | share of the completed messages that are logged, from `0` to `1`; all other outcomes are logged |
 /// | `CONSUMER_RUNTIME` | `auto` | threads of the runtime: `single`, `multi`, or `auto`, which is `multi` with two vCPUs or more ([`Settings::runtime`]) |
-/// | `CONSUMER_PRIME` | `on` | reads the table once at start; not used by `on_item` |
+/// | `CONSUMER_PRIME` | `on` | reads the table once at start, or creates it (`in_postgres`); not used by `on_item` |
 ///
 /// Under `cargo lambda watch` a function that is invoked without a name takes the name of its program.
 ///
@@ -613,12 +613,7 @@ impl Settings {
     }
 
     fn records(&mut self) -> Result<Records, SettingsError> {
-        let after_failure =
-            self.optional("IDEMPOTENCY_AFTER_FAILURE", "retry", |text| match text {
-                "retry" => Ok(AfterFailure::Retry),
-                "replay" => Ok(AfterFailure::Replay),
-                _ => Err("must be `retry` or `replay`"),
-            });
+        let after_failure = self.after_failure();
         let lease_margin = self.optional("IDEMPOTENCY_LEASE_MARGIN", "1s", duration);
         let outbox = self.value("OUTBOX_TABLE_NAME");
         let results = self.results();
@@ -627,6 +622,14 @@ impl Settings {
             after_failure: after_failure?,
             lease_margin: lease_margin?,
             results: results?,
+        })
+    }
+
+    fn after_failure(&mut self) -> Result<AfterFailure, SettingsError> {
+        self.optional("IDEMPOTENCY_AFTER_FAILURE", "retry", |text| match text {
+            "retry" => Ok(AfterFailure::Retry),
+            "replay" => Ok(AfterFailure::Replay),
+            _ => Err("must be `retry` or `replay`"),
         })
     }
 

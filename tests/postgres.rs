@@ -26,6 +26,10 @@ mod locks;
 mod place_order_postgres;
 #[path = "postgres/records.rs"]
 mod records;
+#[path = "postgres/results.rs"]
+mod results;
+#[path = "postgres/secret.rs"]
+mod secret;
 #[path = "postgres/stock.rs"]
 mod stock;
 mod support;

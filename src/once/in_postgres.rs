@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use aws_sdk_dynamodb::config::{Region, SharedCredentialsProvider};
+use aws_sdk_secretsmanager::Client;
 use serde::Serialize;
 use sqlx::{Error, PgPool};
 use tokio::{
@@ -13,12 +14,12 @@ use tokio::{
 use super::{
     Mode, Once, Operation, Outcome,
     claim::log_history,
-    records::{Records, warn_of_omitted},
+    records::Records,
     work::{NoAnswer, guard},
 };
 use crate::{
     deadline::Deadline,
-    handler::{Attempt, Failure, History, to_result},
+    handler::{Attempt, Failure, History, to_output},
     meter::timed,
     postgres::{
         self, InTransaction, OpenTransaction, Transaction,
@@ -33,7 +34,7 @@ use crate::{
         decision::{may_claim, refusal},
     },
     store::{
-        PostgresStore, StoreError,
+        PostgresStore, Results, StoreError,
         postgres::{
             not_applied,
             row::{insert_or_lock, settle},
@@ -133,10 +134,26 @@ impl InPostgres {
         self
     }
 
+    /// Authenticates with a password in AWS Secrets Manager: see [`PostgresStore::secret`].
+    #[must_use]
+    pub fn secret(mut self, client: Client, arn: impl Into<String>) -> Self {
+        self.records.store = self.records.store.secret(client, arn);
+        self
+    }
+
+    /// Sets the place of outputs, by default the record: see [`Once::results`].
+    ///
+    /// With [`Results::s3`], the transaction stays open while S3 takes an output: at most 2 seconds.
+    #[must_use]
+    pub fn results(mut self, results: Results) -> Self {
+        self.records.results = results;
+        self
+    }
+
     /// Creates the table of the records if it does not exist.
     #[cfg(feature = "settings")]
     pub(crate) async fn migrate(&self) -> Result<(), Error> {
-        postgres::migrate(self.records.store.pool().await?).await
+        postgres::create_table(self.records.store.connections()).await
     }
 
     /// Replaces the system's wall clock, for tests.
@@ -188,10 +205,10 @@ impl InPostgres {
                 output,
                 transaction,
             } = work(attempt).await?;
-            Ok((to_result(&output), transaction))
+            Ok((to_output(&output), transaction))
         });
         match answer.await {
-            Ok((result, transaction)) => run.complete(&claim, result, transaction).await,
+            Ok((output, transaction)) => run.complete(&claim, output, transaction).await,
             Err(end) => run.end_without_answer(lent, end).await,
         }
     }
@@ -219,8 +236,8 @@ impl Run<'_> {
         let stop = self.deadline.stop();
         let begun = async {
             let limits = self.limits(self.deadline.latest_start());
-            let pool = self.records.store.pool().await?;
-            let mut lent = Lent::begin(pool, limits, stop).await?;
+            let connections = self.records.store.connections();
+            let mut lent = Lent::begin(connections, limits, stop).await?;
             let claim = self.claim(&mut lent).await;
             Ok((lent, claim))
         };
@@ -265,10 +282,12 @@ impl Run<'_> {
     async fn complete(
         &self,
         claim: &Claim,
-        result: StoredResult,
+        output: StoredResult,
         mut transaction: Transaction,
     ) -> Outcome {
-        warn_of_omitted(&self.request.key, &result);
+        let (key, owner) = (self.key(), &self.request.owner);
+        let kept = self.records.keep(key, owner, output, self.deadline);
+        let result = kept.await;
         let lent = transaction.lent();
         let completion = self.records.completion(&result);
         let settled = self.settle(lent, claim, &completion);
@@ -478,5 +497,9 @@ impl<O: Serialize + Send + 'static> Mode<InTransaction<O>> for InPostgres {
 
     fn now(&self) -> Timestamp {
         self.records.now()
+    }
+
+    fn results(&self) -> Results {
+        self.records.results.clone()
     }
 }

@@ -60,7 +60,9 @@ impl<S> Records<S> {
         deadline: Deadline,
     ) -> StoredResult {
         let result = self.results.keep(key, owner, output, deadline.end()).await;
-        warn_of_omitted(key, &result);
+        if let Some(why) = result.missing() {
+            tracing::warn!(%key, result_omitted = why, "the result is not stored");
+        }
         result
     }
 
@@ -83,12 +85,5 @@ impl<S> Records<S> {
     /// Returns the end of the retention for a record written now, in seconds since the epoch.
     pub(super) fn expires_at(&self) -> u64 {
         (self.now() + self.retention).as_secs_ceil()
-    }
-}
-
-/// Logs a warning if the output is not stored that was to be stored, with the reason.
-pub(super) fn warn_of_omitted(key: &Key, result: &StoredResult) {
-    if let Some(why) = result.missing() {
-        tracing::warn!(%key, result_omitted = why, "the result is not stored");
     }
 }

@@ -7,6 +7,7 @@ use sqlx::{
     postgres::{PgDatabaseError, PgSeverity},
 };
 
+use super::secret::NoPassword;
 use crate::protocol::Unavailability;
 
 /// The wait for a lock reached `lock_timeout`.
@@ -39,6 +40,11 @@ pub(crate) fn is_caused_by_contention(error: &(dyn StdError + 'static)) -> bool 
     std::iter::successors(Some(error), |&error| error.source())
         .filter_map(|error| error.downcast_ref::<Error>())
         .any(is_contended)
+}
+
+/// Returns whether the server refused user or password of a new connection.
+pub(crate) fn is_login_refused(error: &Error) -> bool {
+    matches!(code(error), Some("28P01" | "28000"))
 }
 
 /// Returns whether the transaction was rolled back, because one of its statements had failed.
@@ -85,6 +91,7 @@ pub(crate) fn explain(error: &Error) -> String {
             Error::Tls(error) => format!(
                 "TLS failed ({error}); for RDS, name its certificate authority with sslrootcert"
             ),
+            Error::Configuration(error) if error.is::<NoPassword>() => error.to_string(),
             Error::Configuration(error) => format!("the connection options are invalid ({error})"),
             _ => "the answer could not be read".into(),
         };

@@ -7,13 +7,13 @@ use std::{
 };
 
 use sqlx::{
-    AssertSqlSafe, Error, PgConnection, PgPool, Postgres, SqlSafeStr as _, SqlStr,
-    pool::PoolConnection, postgres::PgTransactionManager,
+    AssertSqlSafe, Error, PgConnection, Postgres, SqlSafeStr as _, SqlStr, pool::PoolConnection,
+    postgres::PgTransactionManager,
 };
 use sqlx_core::transaction::TransactionManager as _;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::explain::is_connection_lost;
+use super::{connections::Connections, explain::is_connection_lost};
 
 /// A connection of a pool, closed when dropped unless the server answered the last request.
 ///
@@ -63,9 +63,9 @@ impl Limits {
 
 impl Lent {
     /// Takes a connection from the pool, for requests without a transaction.
-    pub(crate) async fn acquire(pool: &PgPool) -> Result<Self, Error> {
+    pub(crate) async fn acquire(connections: &Connections) -> Result<Self, Error> {
         Ok(Self {
-            connection: pool.acquire().await?,
+            connection: connections.acquire().await?,
             is_idle: true,
         })
     }
@@ -73,12 +73,12 @@ impl Lent {
     /// Takes a connection from the pool, and opens a transaction. Tries the next connection if the
     /// server has closed this one: nothing was sent before `BEGIN`.
     pub(crate) async fn begin(
-        pool: &PgPool,
+        connections: &Connections,
         limits: Limits,
         until: Instant,
     ) -> Result<Self, Error> {
         loop {
-            let lent = timeout_at(until, Self::acquire(pool)).await;
+            let lent = timeout_at(until, Self::acquire(connections)).await;
             let mut lent = lent.map_err(|_elapsed| Error::PoolTimedOut)??;
             let left = until.saturating_duration_since(Instant::now());
             let error = match timeout(MAX_BEGIN_TIME.min(left / 2), lent.open(limits)).await {
@@ -124,10 +124,10 @@ impl Lent {
 
     /// Runs requests that are no transaction. The connection is kept if the server answered.
     pub(crate) async fn run<T>(
-        pool: &PgPool,
+        connections: &Connections,
         requests: impl AsyncFnOnce(&mut PgConnection) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let mut lent = Self::acquire(pool).await?;
+        let mut lent = Self::acquire(connections).await?;
         lent.is_idle = false;
         let answer = requests(&mut lent.connection).await;
         lent.is_idle = !answer.as_ref().is_err_and(is_connection_lost);

@@ -2,7 +2,7 @@
 
 use sqlx::{Error, PgPool};
 
-use super::lent::Lent;
+use super::{connections::Connections, lent::Lent};
 
 /// Comment of the current table. A later version of the table has another number.
 const CURRENT: &str = "sqs-once 1";
@@ -24,7 +24,11 @@ const CURRENT: &str = "sqs-once 1";
 /// # Ok(()) }
 /// ```
 pub async fn migrate(pool: &PgPool) -> Result<(), Error> {
-    Lent::run(pool, async |connection| {
+    create_table(&Connections::new(pool.clone())).await
+}
+
+pub(crate) async fn create_table(connections: &Connections) -> Result<(), Error> {
+    Lent::run(connections, async |connection| {
         let version = "SELECT obj_description(to_regclass('sqs_once_records'), 'pg_class')";
         let version: Option<String> = sqlx::query_scalar(version)
             .fetch_one(&mut *connection)

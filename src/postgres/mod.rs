@@ -39,13 +39,17 @@
 //! name (`verify-full`), unless the URL names another `sslmode`. RDS signs with a certificate authority
 //! of its own: name its bundle with `sslrootcert`. RDS Proxy has a public certificate.
 
+pub(crate) mod connections;
 pub(crate) mod explain;
 pub(crate) mod iam;
 pub(crate) mod lent;
 mod migrate;
 mod pool;
+pub(crate) mod secret;
 mod transaction;
 
+#[cfg(feature = "settings")]
+pub(crate) use migrate::create_table;
 pub use migrate::migrate;
 pub use pool::pool;
 pub use transaction::{InTransaction, Transaction};

@@ -2,11 +2,12 @@
 
 use std::num::NonZeroU32;
 
-use aws_config::SdkConfig;
+use aws_config::{Region, SdkConfig};
+use aws_sdk_secretsmanager::Client;
 use sqlx::postgres::PgConnectOptions;
 use tokio::time::timeout;
 
-use super::{Batches, PRIME_TIMEOUT, Settings, SettingsError, on_or_off};
+use super::{Batches, PRIME_TIMEOUT, ResultPlace, Settings, SettingsError, on_or_off};
 use crate::{
     handler::Handler,
     once::{InPostgres, Mode, Once},
@@ -15,15 +16,26 @@ use crate::{
     sqs::Consumer,
 };
 
-/// Settings of the database.
-#[derive(Debug)]
+/// Settings of the database. No `Debug`: the options may hold a password.
 pub(super) struct Database {
     options: PgConnectOptions,
     /// `None`: the concurrency of a batch.
     connections: Option<NonZeroU32>,
-    iam: bool,
+    auth: Auth,
     prime: bool,
     after_failure: AfterFailure,
+    results: ResultPlace,
+}
+
+/// Source of the password.
+enum Auth {
+    /// `PGPASSWORD` or the URL.
+    Password,
+    Iam,
+    Secret {
+        arn: String,
+        region: String,
+    },
 }
 
 impl Settings {
@@ -34,7 +46,7 @@ impl Settings {
     /// | variable | default | meaning |
     /// | --- | --- | --- |
     /// | `IDEMPOTENCY_POSTGRES_URL` | required | database, as `postgres://user@host:5432/database`; parameters such as `sslrootcert` follow after `?` |
-    /// | `IDEMPOTENCY_POSTGRES_AUTH` | `password` | `password`: from `PGPASSWORD` or the URL; `iam`: a token of RDS, signed by the function's role |
+    /// | `IDEMPOTENCY_POSTGRES_AUTH` | `password` | `password`: from `PGPASSWORD` or the URL; `iam`: a token of RDS, signed by the function's role; the ARN of a secret: its password ([`PostgresStore::secret`](crate::store::PostgresStore::secret)) |
     /// | `IDEMPOTENCY_POSTGRES_CONNECTIONS` | `CONSUMER_CONCURRENCY` | connections of one environment |
     ///
     /// With `CONSUMER_PRIME=on` the consumer connects at start, and creates the table of the records if
@@ -59,6 +71,7 @@ impl Settings {
         InPostgres: Mode<H::Output>,
     {
         let (database, batches) = (self.database(), self.batches(Some("20d")));
+        let batches = batches.and_then(|batches| self.without_leases(batches));
         let read = (|| Ok((handler?, database?, batches?)))();
         let (handler, database, batches) = self.check(read)?;
         let config = self.take_config().await;
@@ -73,23 +86,20 @@ impl Settings {
             let parsed = url.parse::<PgConnectOptions>();
             parsed.map_err(|_| "is not a URL such as postgres://user@host/database")
         });
-        let iam = self.optional("IDEMPOTENCY_POSTGRES_AUTH", "password", |text| match text {
-            "password" => Ok(false),
-            "iam" => Ok(true),
-            _ => Err("must be `password` or `iam`"),
-        });
+        let auth = self.optional("IDEMPOTENCY_POSTGRES_AUTH", "password", auth);
         let connections = self.changed("IDEMPOTENCY_POSTGRES_CONNECTIONS", None, |_, text| {
             let number = text.parse().map(Some);
             number.map_err(|_| "must be a whole number from 1".to_owned())
         });
         let prime = self.optional("CONSUMER_PRIME", "on", on_or_off);
-        let records = self.records();
+        let (after_failure, results) = (self.after_failure(), self.results());
         Ok(Database {
             options: options?,
             connections: connections?,
-            iam: iam?,
+            auth: auth?,
             prime: prime?,
-            after_failure: records?.after_failure,
+            after_failure: after_failure?,
+            results: results?,
         })
     }
 }
@@ -101,14 +111,21 @@ impl Database {
             NonZeroU32::get,
         );
         let pool = postgres::pool(self.options, connections);
-        let mut mode = Once::in_postgres(pool).after_failure(self.after_failure);
+        let mut mode = Once::in_postgres(pool)
+            .after_failure(self.after_failure)
+            .results(self.results.results(config));
         if let Some(retention) = batches.retention {
             mode = mode.retention(retention);
         }
-        if self.iam {
-            match (config.region(), config.credentials_provider()) {
+        match self.auth {
+            Auth::Password => {}
+            Auth::Iam => match (config.region(), config.credentials_provider()) {
                 (Some(region), Some(credentials)) => mode = mode.iam(region.clone(), credentials),
                 _ => tracing::warn!("no token for RDS: the SDK has no region or no credentials"),
+            },
+            Auth::Secret { arn, region } => {
+                let config = config.to_builder().region(Region::new(region)).build();
+                mode = mode.secret(Client::new(&config), arn);
             }
         }
         if self.prime {
@@ -124,5 +141,21 @@ impl Database {
             }
         }
         mode
+    }
+}
+
+/// The error does not quote `text`, which may be a password.
+fn auth(text: &str) -> Result<Auth, &'static str> {
+    match text.split(':').collect::<Vec<_>>()[..] {
+        ["password"] => Ok(Auth::Password),
+        ["iam"] => Ok(Auth::Iam),
+        ["arn", _, "secretsmanager", region, _, "secret", name] if !name.is_empty() => {
+            Ok(Auth::Secret {
+                arn: text.to_owned(),
+                region: region.to_owned(),
+            })
+        }
+        _ => Err("must be `password`, `iam`, or the ARN of a secret \
+             (arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME)"),
     }
 }

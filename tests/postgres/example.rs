@@ -6,7 +6,7 @@ use sqlx::{
     postgres::{PgConnectOptions, PgSslMode},
     raw_sql,
 };
-use sqs_once::Settings;
+use sqs_once::{Settings, SettingsError};
 
 use super::{
     place_order_postgres::consumer,
@@ -117,7 +117,8 @@ async fn settings_report_every_error() {
         error.errors(),
         [
             "IDEMPOTENCY_POSTGRES_URL: is not a URL such as postgres://user@host/database",
-            "IDEMPOTENCY_POSTGRES_AUTH: must be `password` or `iam`",
+            "IDEMPOTENCY_POSTGRES_AUTH: must be `password`, `iam`, or the ARN of a secret \
+             (arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME)",
             "IDEMPOTENCY_POSTGRES_CONNECTIONS: must be a whole number from 1",
         ]
     );
@@ -127,6 +128,45 @@ async fn settings_report_every_error() {
         missing.contains("IDEMPOTENCY_POSTGRES_URL is not set"),
         "{missing}"
     );
+}
+
+/// A consumer that connects at its first message, with these settings too.
+async fn start_with(more: &[(&str, &str)]) -> Result<(), SettingsError> {
+    let required = [
+        ("IDEMPOTENCY_POSTGRES_URL", "postgres://127.0.0.1/orders"),
+        ("AWS_LAMBDA_RUNTIME_API", "unused"),
+        ("CONSUMER_PRIME", "off"),
+    ];
+    let settings = Settings::from_vars(required.into_iter().chain(more.iter().copied()));
+    let settings = settings.sdk_config(support::sdk_config("http://127.0.0.1:1"));
+    consumer(settings).await.map(|_| ())
+}
+
+#[tokio::test]
+async fn settings_of_other_modes_are_not_read() {
+    let unused = [
+        "IDEMPOTENCY_LAYOUT",
+        "IDEMPOTENCY_ATTRIBUTES",
+        "IDEMPOTENCY_GROUPING",
+        "IDEMPOTENCY_LEASE_MARGIN",
+        "CONSUMER_METRICS_WRITE_UNITS",
+    ];
+    assert_eq!(
+        start_with(&unused.map(|name| (name, "invalid"))).await,
+        Ok(())
+    );
+    let used = ["IDEMPOTENCY_AFTER_FAILURE", "IDEMPOTENCY_RESULTS"];
+    let error = start_with(&used.map(|name| (name, "invalid"))).await;
+    assert_eq!(error.unwrap_err().errors().len(), 2);
+}
+
+#[tokio::test]
+async fn heartbeat_without_lease_needs_visibility() {
+    let heartbeat = ("CONSUMER_HEARTBEAT", "30s");
+    assert_eq!(start_with(&[heartbeat]).await, Ok(()));
+    let error = start_with(&[heartbeat, ("CONSUMER_VISIBILITY", "off")]).await;
+    let expected = "CONSUMER_HEARTBEAT: needs CONSUMER_VISIBILITY=on: this mode has no leases";
+    assert_eq!(error.unwrap_err().errors(), [expected]);
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 pub(super) const CONSUMER: &str = "template.yaml";
 const PLACE_ORDER: &str = "examples/place_order.template.yaml";
+const PLACE_ORDER_POSTGRES: &str = "examples/place_order_postgres.template.yaml";
 const OUTBOX: &str = "examples/outbox.template.yaml";
 const TEMPLATES: [&str; 3] = [CONSUMER, PLACE_ORDER, OUTBOX];
 
@@ -397,6 +398,32 @@ fn place_order_role_allows_only_its_writes() {
             ("logs:PutLogEvents", "PlaceOrderLogGroup.Arn"),
         ],
     );
+}
+
+#[test]
+fn postgres_role_may_connect_or_read_the_secret() {
+    let may = |conditions| function_may(PLACE_ORDER_POSTGRES, conditions);
+    let only = |one: BTreeSet<(String, String)>, other: &BTreeSet<_>| {
+        let only = one.difference(other).cloned();
+        only.map(|(action, resource)| format!("{action} {resource}"))
+            .collect::<Vec<_>>()
+    };
+    let (token, secret) = (may(&[]), may(&["HasSecret"]));
+    assert_eq!(
+        only(secret.clone(), &token),
+        ["secretsmanager:GetSecretValue DatabaseSecretArn"]
+    );
+    let connect = only(token, &secret);
+    assert_eq!(connect.len(), 1, "{connect:?}");
+    assert!(connect[0].starts_with("rds-db:connect arn:"));
+    assert!(connect[0].ends_with(":dbuser:${DatabaseResourceId}/${DatabaseUser}"));
+
+    let template = read(PLACE_ORDER_POSTGRES);
+    let (_, function) = of_type(&template, "AWS::Serverless::Function")[0];
+    let auth = &function["Environment"]["Variables"]["IDEMPOTENCY_POSTGRES_AUTH"];
+    assert_eq!(met(auth, &[]), Some(&json!("iam")));
+    let arn = json!({"!Ref": "DatabaseSecretArn"});
+    assert_eq!(met(auth, &["HasSecret"]), Some(&arn));
 }
 
 #[test]

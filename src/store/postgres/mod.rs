@@ -11,6 +11,7 @@ use std::{
 };
 
 use aws_sdk_dynamodb::config::{Region, SharedCredentialsProvider};
+use aws_sdk_secretsmanager::Client;
 use sqlx::{Error, PgConnection, PgPool};
 use tokio::time::timeout;
 
@@ -19,9 +20,11 @@ use super::{ClaimAnswer, SettleAnswer, Store, StoreError};
 use crate::{
     deadline::time_left_of_request,
     postgres::{
+        connections::{Connections, Passwords},
         explain::{explain, kind},
         iam::Tokens,
         lent::Lent,
+        secret::Secret,
     },
     protocol::{
         ClaimRequest, Fence, Key, Settlement, Timestamp, Unavailability,
@@ -59,8 +62,7 @@ use crate::{
 /// hour in each process. A record past its end counts as absent, deleted or not.
 #[derive(Clone, Debug)]
 pub struct PostgresStore {
-    pool: PgPool,
-    tokens: Option<Arc<Tokens>>,
+    connections: Connections,
     /// Epoch seconds after which expired records are deleted again.
     next_deletion: Arc<AtomicU64>,
 }
@@ -76,8 +78,7 @@ impl PostgresStore {
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
         Self {
-            pool,
-            tokens: None,
+            connections: Connections::new(pool),
             next_deletion: Arc::default(),
         }
     }
@@ -95,18 +96,42 @@ impl PostgresStore {
     /// ```
     #[must_use]
     pub fn iam(self, region: Region, credentials: SharedCredentialsProvider) -> Self {
+        let tokens = Tokens::new(region, credentials);
+        self.with_passwords(Passwords::Iam(Arc::new(tokens)))
+    }
+
+    /// Authenticates with a password in AWS Secrets Manager, in place of the pool's: the JSON that RDS
+    /// stores, or the plain password. A `username` in the JSON takes the place of the pool's user.
+    ///
+    /// The first connection reads the secret. If the server refuses the password of a new connection
+    /// (28P01 or 28000), the store reads the secret again and tries once more. So a rotation needs no
+    /// deployment. A process reads at most once in 2 seconds, for at most 3 seconds. The role needs
+    /// `secretsmanager:GetSecretValue`. No log and no error has the password.
+    ///
+    /// ```no_run
+    /// # fn main_(config: &aws_config::SdkConfig, pool: sqlx::PgPool) {
+    /// use aws_sdk_secretsmanager::Client;
+    /// use sqs_once::store::PostgresStore;
+    ///
+    /// let arn = "arn:aws:secretsmanager:eu-central-1:123456789012:secret:orders-AbCdEf";
+    /// let store = PostgresStore::new(pool).secret(Client::new(config), arn);
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn secret(self, client: Client, arn: impl Into<String>) -> Self {
+        let secret = Secret::new(client, arn.into());
+        self.with_passwords(Passwords::Secret(Arc::new(secret)))
+    }
+
+    fn with_passwords(self, passwords: Passwords) -> Self {
         Self {
-            tokens: Some(Arc::new(Tokens::new(region, credentials))),
+            connections: self.connections.passwords(passwords),
             ..self
         }
     }
 
-    /// The pool, with a password for new connections.
-    pub(crate) async fn pool(&self) -> Result<&PgPool, Error> {
-        if let Some(tokens) = &self.tokens {
-            tokens.renew(&self.pool).await?;
-        }
-        Ok(&self.pool)
+    pub(crate) const fn connections(&self) -> &Connections {
+        &self.connections
     }
 
     /// Runs requests that are no transaction.
@@ -114,7 +139,7 @@ impl PostgresStore {
         &self,
         requests: impl AsyncFnOnce(&mut PgConnection) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        Lent::run(self.pool().await?, requests).await
+        Lent::run(&self.connections, requests).await
     }
 
     /// Deletes expired records, if this process has not done so for an hour. Takes at most a second,

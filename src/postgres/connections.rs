@@ -1,0 +1,59 @@
+//! [`Connections`]: a pool, and the source of the passwords of its new connections.
+
+use std::sync::Arc;
+
+use sqlx::{Error, PgPool, Postgres, pool::PoolConnection};
+
+use super::{explain::is_login_refused, iam::Tokens, secret::Secret};
+
+/// A pool, and the source of the passwords of its new connections.
+#[derive(Clone, Debug)]
+pub(crate) struct Connections {
+    pool: PgPool,
+    passwords: Passwords,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Passwords {
+    /// In the options of the pool.
+    Fixed,
+    Iam(Arc<Tokens>),
+    Secret(Arc<Secret>),
+}
+
+impl Connections {
+    /// Connections with the password that the options of the pool have.
+    pub(crate) const fn new(pool: PgPool) -> Self {
+        Self {
+            pool,
+            passwords: Passwords::Fixed,
+        }
+    }
+
+    pub(crate) fn passwords(self, passwords: Passwords) -> Self {
+        Self { passwords, ..self }
+    }
+
+    /// Takes a connection from the pool. If the server refuses the password of a new connection, and
+    /// the secret has another one by now, tries once more.
+    pub(crate) async fn acquire(&self) -> Result<PoolConnection<Postgres>, Error> {
+        let secret = match &self.passwords {
+            Passwords::Fixed => return self.pool.acquire().await,
+            Passwords::Iam(tokens) => {
+                tokens.renew(&self.pool).await?;
+                return self.pool.acquire().await;
+            }
+            Passwords::Secret(secret) => secret,
+        };
+        let used = secret.number(&self.pool).await?;
+        match self.pool.acquire().await {
+            Err(refused) if is_login_refused(&refused) => {
+                match secret.newer_than(used, &self.pool).await? {
+                    Some(_) => self.pool.acquire().await,
+                    None => Err(refused),
+                }
+            }
+            answer => answer,
+        }
+    }
+}
