@@ -45,7 +45,7 @@ dev: $(VENV) ## Run the consumer on a local queue, send EVENT, show the outcomes
 	@python local/dev.py watch consumer $(or $(EVENT),events/mixed.json)
 
 .PHONY: watch
-watch: $(VENV) ## Run the consumer, or EXAMPLE=place_order, on a local table; each change of the source rebuilds it
+watch: $(VENV) ## Run the consumer, or EXAMPLE=place_order, on local tables; each change of the source rebuilds it
 	python local/watch.py $(EXAMPLE)
 
 .PHONY: invoke

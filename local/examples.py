@@ -1,6 +1,6 @@
 """The tables of examples/*.rs, with the items that their sample events need, for `make watch EXAMPLE=NAME`."""
 
-from cloud import Cloud
+from cloud import ROOT, Cloud
 
 Item = dict[str, dict[str, str]]
 
@@ -35,6 +35,17 @@ TABLES: dict[str, dict[str, tuple[str, list[Item]]]] = {
         "ACCOUNTS_TABLE_NAME": ("accountId", [{"accountId": {"S": "acc-0001"}, "balance": {"N": "10000"}}]),
     },
 }
+
+# The example on PostgreSQL, and the rows that its sample event needs.
+ON_POSTGRES = "place_order_postgres"
+STOCK = "INSERT INTO stock VALUES ('cup', 10), ('teapot', 2);"
+
+
+def sql_of_tables() -> str:
+    """The statements that create the tables of the example on PostgreSQL, from its documentation, and their rows."""
+    lines = (ROOT / f"examples/{ON_POSTGRES}.rs").read_text().splitlines()
+    tables = [line.removeprefix("//! ") for line in lines if line.startswith("//! CREATE TABLE")]
+    return "\n".join([*tables, STOCK])
 
 
 def create_tables(cloud: Cloud, example: str) -> dict[str, str]:

@@ -2,8 +2,9 @@
 
     python local/watch.py [EXAMPLE]     or an example, on tables with the items that its sample event needs
 
-The tables are in the cloud at AWS_ENDPOINT_URL, or in a new MiniStack. The consumer inherits the
-environment (PAYMENT_GATEWAY_URL, IDEMPOTENCY_KEY, RUST_LOG, ...).
+The tables are in the cloud at AWS_ENDPOINT_URL, or in a new MiniStack. Those of place_order_postgres are in a
+new PostgreSQL server, whose data is deleted at the end. The consumer inherits the environment
+(PAYMENT_GATEWAY_URL, IDEMPOTENCY_KEY, RUST_LOG, ...).
 """
 
 import contextlib
@@ -12,14 +13,15 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 import psutil
-from cloud import STATE, Cloud, Unavailable, cloud, create_table, free_port, run, unwind_on_signals
+from cloud import CREDENTIALS, STATE, Cloud, Unavailable, cloud, create_table, free_port, run, unwind_on_signals
 from rich.console import Console
 
-from examples import TABLES, create_tables
+from examples import ON_POSTGRES, TABLES, create_tables, sql_of_tables
+from postgres import server
 
 PORT = 9000  # the default of cargo-lambda
 WATCHES = STATE / "watches.json"
@@ -96,22 +98,43 @@ def example(up: Cloud, name: str) -> dict[str, str]:
     return up.environment() | tables
 
 
+@contextlib.contextmanager
+def on_cloud(prepare: Callable[[Cloud], dict[str, str]]) -> Iterator[dict[str, str]]:
+    with cloud("watch") as up:
+        yield prepare(up)
+
+
+@contextlib.contextmanager
+def on_postgres() -> Iterator[dict[str, str]]:
+    """Starts a PostgreSQL server with the tables of the example. Yields the environment of the example."""
+    with server() as postgres:
+        postgres.start()
+        postgres.run_sql(sql_of_tables())
+        console.print(f"[bold]==>[/] tables at {postgres.url}")
+        settings = {"IDEMPOTENCY_POSTGRES_URL": postgres.url, "CONSUMER_VISIBILITY": "off"}
+        yield dict(os.environ) | CREDENTIALS | settings
+
+
 def main() -> int:
     unwind_on_signals()
+    # Examples are programs of tests/programs: cargo-lambda runs no examples.
+    programs = ["--package", "programs", "--bin"]
+    surroundings: contextlib.AbstractContextManager[dict[str, str]]
     match sys.argv[1:]:
         case []:
-            target, event, prepare = ["--bin", "consumer"], "new-orders", consumer
+            target, event, surroundings = ["--bin", "consumer"], "new-orders", on_cloud(consumer)
+        case [name] if name == ON_POSTGRES:
+            target = [*programs, name, "--features", "postgres"]
+            event, surroundings = "place-order", on_postgres()
         case [name] if name in TABLES:
-            # As a program of tests/programs: cargo-lambda runs no examples.
-            target = ["--package", "programs", "--bin", name]
-            event, prepare = name.replace("_", "-"), functools.partial(example, name=name)
+            target = [*programs, name]
+            event, surroundings = name.replace("_", "-"), on_cloud(functools.partial(example, name=name))
         case _:
-            sys.exit(f"make watch: EXAMPLE is one of {', '.join(TABLES)}")
+            sys.exit(f"make watch: EXAMPLE is one of {', '.join([*TABLES, ON_POSTGRES])}")
     # Builds now, so that the first invocation does not wait for the build.
     if status := run(["cargo", "build", *target], os.environ):
         return status
-    with cloud("watch") as up:
-        environment = prepare(up)
+    with surroundings as environment:
         port = choose_port()
         with remembered(Watch(os.getpid(), port)):
             console.print(f"[bold]==>[/] from another terminal: [bold]make invoke EVENT=events/{event}.json[/]")

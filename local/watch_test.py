@@ -6,9 +6,11 @@ They build the consumer for `cargo lambda watch`, in the profile `dev` without t
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -185,6 +187,24 @@ class MakeWatch(unittest.TestCase):
             assert self.failures("events/create-user.json") == 0
             assert "completed" in watch.outcomes(1)
 
+    def test_example_runs_on_a_server_of_its_own(self) -> None:
+        output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        command = [sys.executable, "local/watch.py", "place_order_postgres"]
+        with group(command, env=self.environment(), cwd=ROOT, **output) as process:
+            watch = Terminal(process)
+            url = watch.line("tables at postgres://")
+            watch.line("starting Runtime server")
+            assert self.failures("events/place-order.json") == 0
+            # Two of its messages are the same order.
+            assert sorted(watch.outcomes(3)) == ["completed", "completed", "duplicate"]
+            assert self.failures("events/place-order.json") == 0
+            assert watch.outcomes(3) == THREE_DUPLICATES
+            process.send_signal(signal.SIGINT)
+            process.wait(PATIENCE)
+        port = int(url.split(":")[-1].split("/")[0])
+        with socket.socket() as client:
+            assert client.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
+
     def test_invoke_uses_the_newest_of_two_watches(self) -> None:
         with self.watch() as first:
             with self.watch() as second:
@@ -244,7 +264,12 @@ def main() -> int:
     OWN_STATE.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     # One command, so that the packages have the same features.
-    for program in (["--bin", "consumer"], ["--package", "programs", "--bin", "create_user"]):
+    programs = ["--package", "programs", "--bin"]
+    for program in (
+        ["--bin", "consumer"],
+        [*programs, "create_user"],
+        [*programs, "place_order_postgres", "--features", "postgres"],
+    ):
         subprocess.run(["cargo", "build", "--locked", *program], cwd=ROOT, check=True)
     print(f"built in {time.monotonic() - start:.0f} s", flush=True)
     return 0 if unittest.main(exit=False).result.wasSuccessful() else 1
