@@ -8,8 +8,8 @@ use std::{fs, path::Path};
 const FLOORS: [&[&str]; 10] = [
     &["protocol", "invalid"],
     &["system"],
-    &["deadline", "dynamodb", "postgres", "aws", "meter"],
-    &["s3"],
+    &["deadline", "dynamodb", "aws", "meter"],
+    &["postgres", "s3"],
     &["store", "event"],
     &["handler"],
     &["once"],

@@ -143,7 +143,7 @@ impl InPostgres {
 
     /// Sets the place of outputs, by default the record: see [`Once::results`].
     ///
-    /// With [`Results::s3`], the transaction stays open while S3 takes an output: at most 2 seconds.
+    /// With outputs in S3 the transaction stays open while S3 takes an output: at most 2 seconds.
     #[must_use]
     pub fn results(mut self, results: Results) -> Self {
         self.records.results = results;
