@@ -10,7 +10,7 @@ use axum::{
     http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
 };
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use serde_json::{Value, json};
 use sqlx::{
     AssertSqlSafe, PgPool,
@@ -18,7 +18,7 @@ use sqlx::{
     raw_sql,
 };
 use sqs_once::{Attempt, InPostgres, InTransaction, Once, Outcome, Settings, store::PostgresStore};
-use tokio::{join, sync::Notify};
+use tokio::{join, sync::Notify, time::timeout};
 
 use super::{
     example::{TABLES, url},
@@ -38,6 +38,8 @@ const ARN: &str = "arn:aws:secretsmanager:eu-west-3:123456789012:secret:orders-A
 #[derive(Clone, Debug)]
 enum Answer {
     Secret(String),
+    /// The secret as it was at the start of the read, whose answer waits.
+    Held(String),
     Binary,
     Error(&'static str),
     Silence,
@@ -48,6 +50,8 @@ struct Vault {
     answer: Mutex<Answer>,
     /// The header `Authorization` of each read.
     reads: Mutex<Vec<String>>,
+    is_held: Notify,
+    released: Notify,
 }
 
 impl Vault {
@@ -55,6 +59,8 @@ impl Vault {
         let vault = Arc::new(Self {
             answer: Mutex::new(answer),
             reads: Mutex::default(),
+            is_held: Notify::new(),
+            released: Notify::new(),
         });
         let app = Router::new().fallback(read).with_state(vault.clone());
         let endpoint = format!("http://{}", support::serve(app).await);
@@ -77,8 +83,14 @@ async fn read(State(vault): State<Arc<Vault>>, headers: HeaderMap, body: String)
     let signature = headers["authorization"].to_str().unwrap().to_owned();
     vault.reads.lock().unwrap().push(signature);
     let answer = vault.answer.lock().unwrap().clone();
+    let secret = |text| json!({"ARN": ARN, "SecretString": text}).to_string();
     match answer {
-        Answer::Secret(text) => json!({"ARN": ARN, "SecretString": text}).to_string(),
+        Answer::Secret(text) => secret(text),
+        Answer::Held(text) => {
+            vault.is_held.notify_one();
+            vault.released.notified().await;
+            secret(text)
+        }
         Answer::Binary => json!({"ARN": ARN, "SecretBinary": "czNjcjN0"}).to_string(),
         Answer::Error(code) => {
             let error = json!({"__type": code, "Message": "refused"});
@@ -136,8 +148,11 @@ impl Role {
 
     /// The secret as RDS stores it.
     fn secret(&self, password: &str) -> Answer {
-        let secret = json!({"username": self.name, "password": password, "engine": "postgres"});
-        Answer::Secret(secret.to_string())
+        Answer::Secret(self.json(password))
+    }
+
+    fn json(&self, password: &str) -> String {
+        json!({"username": self.name, "password": password, "engine": "postgres"}).to_string()
     }
 
     /// A new pool, of this user.
@@ -221,6 +236,31 @@ async fn rotation_fails_no_message() {
     assert_eq!(logged.iter().filter(again).count(), 1, "{logged:?}");
     let logged = format!("{logged:?} {mode:?}");
     assert!(!logged.contains("s3cr3t"), "{logged}");
+}
+
+#[tokio::test]
+async fn early_read_fails_no_other_message() {
+    let world = World::start().await;
+    let role = Role::new(&world, "s3cr3t-1").await;
+    let (vault, config) = Vault::start(role.secret("s3cr3t-1")).await;
+    let mode = role.mode(&config);
+    assert_completed(&deliver(&mode, "o-0").await);
+    role.change_password("s3cr3t-2").await;
+    world.close_idle_connections().await;
+    vault.store(Answer::Held(role.json("s3cr3t-1")));
+    let second = async {
+        vault.is_held.notified().await;
+        let rotation = async {
+            vault.store(role.secret("s3cr3t-2"));
+            vault.released.notify_one();
+        };
+        join!(deliver(&mode, "o-2"), rotation).0
+    };
+    let both = join(deliver(&mode, "o-1"), second);
+    let (first, second) = timeout(PATIENCE, both).await.unwrap();
+    assert!(matches!(first, Outcome::StoreUnavailable(_)), "{first:?}");
+    assert_completed(&second);
+    assert_eq!(vault.reads(), 3);
 }
 
 #[tokio::test]
