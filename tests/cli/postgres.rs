@@ -6,8 +6,10 @@ use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Executor as _, PgPool};
 use sqs_once::{
     Attempt, Deadline, Delivery, Failure, InTransaction, Once, Operation, Outcome, postgres,
-    protocol::{ClaimRequest, Key, Namespace, Owner, ResultPointer, Timestamp},
-    store::{ClaimAnswer, PostgresStore, Store as _},
+    protocol::{
+        ClaimRequest, Key, Namespace, Owner, ResultPointer, State, StoredResult, Timestamp,
+    },
+    store::{ClaimAnswer, PostgresStore, RecordFilter, RecordStatus, Store as _},
 };
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
@@ -367,6 +369,15 @@ async fn list_filters_rows() {
         assert_eq!(listed["next"], Value::Null);
         assert!(!listed.to_string().contains(SECRET), "{listed}");
     }
+    let filter = RecordFilter {
+        status: Some(RecordStatus::Completed),
+        ..RecordFilter::default()
+    };
+    let store = world.store();
+    let page = store.list(&filter, None, 10, Timestamp::now());
+    let done = page.await.unwrap().records[0].record.clone().unwrap().state;
+    let result = StoredResult::Omitted(String::new());
+    assert_eq!(done, State::Completed { result }, "a list reads no results");
     let text = world.record(&["list", "--prefix", "a#"]).await.stdout;
     assert!(text.contains("4 records found in 5 rows."), "{text}");
     let first = world.json(&["list", "--limit", "4"]).await;
@@ -492,20 +503,21 @@ async fn reader_without_insert_sees_records() {
 }
 
 #[tokio::test]
-async fn table_that_is_missing_or_unreachable_ends_with_3() {
+async fn missing_table_or_database_ends_with_3() {
     let Some(world) = World::without_table().await else {
         return;
     };
     let missing = world.record(&["show", KEY]).await;
     assert_eq!(missing.code, 3, "{missing:?}");
     assert!(missing.stderr.contains("postgres::migrate"), "{missing:?}");
-    let nowhere = [
-        "--postgres",
-        "postgres://orders:secret-1@127.0.0.1:1/orders",
-    ];
-    let nowhere = run(NOWHERE, &[&["record", "show", KEY][..], &nowhere].concat()).await;
-    assert_eq!(nowhere.code, 3, "{nowhere:?}");
-    assert!(!nowhere.stderr.contains("secret-1"), "{nowhere:?}");
+    let absent = world.url.replace("postgres@", "postgres:secret-1@");
+    let absent = absent.replace("/postgres?", "/absent?");
+    let absent = run(NOWHERE, &["record", "show", KEY, "--postgres", &absent]).await;
+    assert_eq!(absent.code, 3, "{absent:?}");
+    for wanted in ["PostgreSQL", "database \"absent\" does not exist"] {
+        assert!(absent.stderr.contains(wanted), "{absent:?}");
+    }
+    assert!(!absent.stderr.contains("secret-1"), "{absent:?}");
 }
 
 #[tokio::test]

@@ -29,7 +29,7 @@ const MAX_TIME: Duration = Duration::from_secs(30);
 /// Maximum wait for the lock of a record. A claim with a lease holds the lock for one statement.
 const MAX_LOCK_WAIT: Duration = Duration::from_millis(200);
 
-/// The columns of a record, and the session whose open transaction locks or replaces the row: each
+/// The columns of a record, and the session whose open transaction locks or replaces the row. Each
 /// open transaction that writes holds the lock of its own id.
 macro_rules! select {
     ($result:literal) => {
@@ -117,12 +117,15 @@ impl PostgresStore {
             RecordStatus::Completed => "COMPLETED",
             RecordStatus::Failed => "FAILED",
         });
-        let page = sqlx::query(PAGE).bind(&after).bind(&prefix).bind(limit);
+        // Planned for each page: a plan for any prefix would read the whole table.
+        let page = sqlx::query(PAGE).persistent(false);
+        let page = page.bind(&after).bind(&prefix).bind(limit);
         let listed = self.run(async |connection: &mut PgConnection| {
             let page = page.fetch_one(&mut *connection).await?;
             let (read, last): (i64, Option<String>) =
                 (page.try_get("read")?, page.try_get("last")?);
             let list = sqlx::query(LIST)
+                .persistent(false)
                 .bind(&after)
                 .bind(&prefix)
                 .bind(&last)
