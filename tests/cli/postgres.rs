@@ -12,8 +12,9 @@ use sqs_once::{
     store::{ClaimAnswer, PostgresStore, RecordFilter, RecordStatus, Store as _},
 };
 use tokio::{
-    io::{AsyncBufReadExt as _, BufReader},
+    io::{AsyncBufReadExt as _, BufReader, Lines},
     join,
+    process::{Child, ChildStdout},
     sync::{Notify, oneshot},
     time::timeout,
 };
@@ -418,29 +419,83 @@ async fn list_reads_bounded_number_of_rows() {
     );
 }
 
+/// `record watch` of [`KEY`], while it runs.
+struct Watch {
+    process: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Watch {
+    fn start(world: &World) -> Self {
+        let watch = ["record", "watch", KEY, "--interval", "20ms"];
+        let format = ["--output", "json", "--postgres", &world.url];
+        let mut watch = tool(NOWHERE, &[&watch[..], &format].concat());
+        let mut process = watch.stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        Self { process, lines }
+    }
+
+    async fn next(&mut self) -> Value {
+        let line = timeout(PATIENCE, self.lines.next_line()).await.unwrap();
+        serde_json::from_str(&line.unwrap().unwrap()).unwrap()
+    }
+
+    async fn ends_with_0(mut self) {
+        let ended = timeout(PATIENCE, self.process.wait()).await.unwrap();
+        assert_eq!(ended.unwrap().code(), Some(0));
+    }
+}
+
 #[tokio::test]
 async fn watch_shows_row_until_completion() {
     let Some(world) = World::start().await else {
         return;
     };
     world.put_record(KEY, "IN_PROGRESS", Some(600)).await;
-    let watch = ["record", "watch", KEY, "--interval", "20ms"];
-    let format = ["--output", "json", "--postgres", &world.url];
-    let mut watch = tool(NOWHERE, &[&watch[..], &format].concat());
-    let mut watch = watch.stdout(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
-    let mut status = async || {
-        let line = timeout(PATIENCE, lines.next_line()).await.unwrap();
-        let line = line.unwrap().unwrap();
-        serde_json::from_str::<Value>(&line).unwrap()["status"].clone()
-    };
-    assert_eq!(status().await, "IN_PROGRESS");
+    let mut watch = Watch::start(&world);
+    assert_eq!(watch.next().await["status"], "IN_PROGRESS");
     world
         .put("UPDATE sqs_once_records SET status = 'COMPLETED', lease_until = NULL")
         .await;
-    assert_eq!(status().await, "COMPLETED");
-    let ended = timeout(PATIENCE, watch.wait()).await.unwrap().unwrap();
-    assert_eq!(ended.code(), Some(0));
+    assert_eq!(watch.next().await["status"], "COMPLETED");
+    watch.ends_with_0().await;
+}
+
+#[tokio::test]
+async fn watch_goes_on_while_row_is_locked() {
+    let Some(world) = World::start().await else {
+        return;
+    };
+    world.fail("message-1").await;
+    let mut watch = None;
+    let held = world.hold_open("message-2", async |session| {
+        let started = watch.insert(Watch::start(&world));
+        let shown = started.next().await;
+        assert_eq!(
+            (&shown["status"], &shown["locked_by_session"]),
+            (&json!("FAILED"), &json!(session))
+        );
+    });
+    assert_completed(&held.await);
+    let mut watch = watch.unwrap();
+    assert_eq!(watch.next().await["status"], "COMPLETED");
+    watch.ends_with_0().await;
+}
+
+#[tokio::test]
+async fn invalid_row_is_shown_and_not_released() {
+    let Some(world) = World::start().await else {
+        return;
+    };
+    world.put_record(KEY, "COMPLETED", None).await;
+    world
+        .put("UPDATE sqs_once_records SET result = NULL, result_in_s3 = 'x'")
+        .await;
+    let shown = world.json(&["show", KEY]).await;
+    assert_eq!(shown["unreadable"], "column `result_in_s3` has no pointer");
+    let released = world.record(&["release", KEY, "--yes"]).await;
+    assert_eq!(released.code, 1, "{released:?}");
+    assert!(released.stderr.contains("no valid record"), "{released:?}");
 }
 
 #[tokio::test]

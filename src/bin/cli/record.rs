@@ -179,7 +179,7 @@ async fn read(records: &Records, key: &str) -> Result<StoredRecord, Error> {
 
 /// The words for the transaction of [`StoredRecord::locked_by`].
 const OPEN_TRANSACTION: &str = "A handler runs, or its worker was cut off. There is no lease to \
-    release: PostgreSQL ends the transaction one second after its deadline at the latest";
+    release: PostgreSQL ends the transaction after the worker's deadline";
 
 impl Show {
     async fn run(self, format: Format) -> Result<End, Error> {
