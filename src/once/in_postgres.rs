@@ -23,6 +23,7 @@ use crate::{
     meter::timed,
     postgres::{
         self, InTransaction, OpenTransaction, Transaction,
+        connections::Passwords,
         explain::{
             explain, is_aborted, is_caused_by_contention, is_contended, is_lock_timeout,
             is_not_committed,
@@ -129,15 +130,18 @@ impl InPostgres {
 
     /// Authenticates by IAM: see [`PostgresStore::iam`].
     #[must_use]
-    pub fn iam(mut self, region: Region, credentials: SharedCredentialsProvider) -> Self {
-        self.records.store = self.records.store.iam(region, credentials);
-        self
+    pub fn iam(self, region: Region, credentials: SharedCredentialsProvider) -> Self {
+        self.passwords(Passwords::iam(region, credentials))
     }
 
     /// Authenticates with a password in AWS Secrets Manager: see [`PostgresStore::secret`].
     #[must_use]
-    pub fn secret(mut self, client: Client, arn: impl Into<String>) -> Self {
-        self.records.store = self.records.store.secret(client, arn);
+    pub fn secret(self, client: Client, arn: impl Into<String>) -> Self {
+        self.passwords(Passwords::secret(client, arn.into()))
+    }
+
+    pub(crate) fn passwords(mut self, passwords: Passwords) -> Self {
+        self.records.store = self.records.store.passwords(passwords);
         self
     }
 

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use aws_sdk_dynamodb::config::{Region, SharedCredentialsProvider};
+use aws_sdk_secretsmanager::Client;
 use sqlx::{Error, PgPool, Postgres, pool::PoolConnection};
 
 use super::{explain::is_login_refused, iam::Tokens, secret::Secret};
@@ -13,12 +15,23 @@ pub(crate) struct Connections {
     passwords: Passwords,
 }
 
+/// The source of the passwords of new connections.
 #[derive(Clone, Debug)]
 pub(crate) enum Passwords {
     /// In the options of the pool.
     Fixed,
     Iam(Arc<Tokens>),
     Secret(Arc<Secret>),
+}
+
+impl Passwords {
+    pub(crate) fn iam(region: Region, credentials: SharedCredentialsProvider) -> Self {
+        Self::Iam(Arc::new(Tokens::new(region, credentials)))
+    }
+
+    pub(crate) fn secret(client: Client, arn: String) -> Self {
+        Self::Secret(Arc::new(Secret::new(client, arn)))
+    }
 }
 
 impl Connections {

@@ -11,7 +11,7 @@ use super::{Batches, PRIME_TIMEOUT, ResultPlace, Settings, SettingsError, on_or_
 use crate::{
     handler::Handler,
     once::{InPostgres, Mode, Once},
-    postgres,
+    postgres::{self, connections::Passwords},
     protocol::AfterFailure,
     sqs::Consumer,
 };
@@ -118,16 +118,10 @@ impl Settings {
     ) -> Result<crate::store::PostgresStore, SettingsError> {
         let database = self.database();
         let database = self.check(database)?;
+        let passwords = database.auth.passwords(config);
+        let passwords = passwords.map_err(|why| self.error(why.into()))?;
         let store = crate::store::PostgresStore::new(postgres::pool(database.options, 1));
-        if !database.iam {
-            return Ok(store);
-        }
-        match (config.region(), config.credentials_provider()) {
-            (Some(region), Some(credentials)) => Ok(store.iam(region.clone(), credentials)),
-            _ => {
-                Err(self.error("no token for RDS: the SDK has no region or no credentials".into()))
-            }
-        }
+        Ok(store.passwords(passwords))
     }
 }
 
@@ -144,16 +138,9 @@ impl Database {
         if let Some(retention) = batches.retention {
             mode = mode.retention(retention);
         }
-        match self.auth {
-            Auth::Password => {}
-            Auth::Iam => match (config.region(), config.credentials_provider()) {
-                (Some(region), Some(credentials)) => mode = mode.iam(region.clone(), credentials),
-                _ => tracing::warn!("no token for RDS: the SDK has no region or no credentials"),
-            },
-            Auth::Secret { arn, region } => {
-                let config = config.to_builder().region(Region::new(region)).build();
-                mode = mode.secret(Client::new(&config), arn);
-            }
+        match self.auth.passwords(config) {
+            Ok(passwords) => mode = mode.passwords(passwords),
+            Err(why) => tracing::warn!("{why}"),
         }
         if self.prime {
             match timeout(PRIME_TIMEOUT, mode.migrate()).await {
@@ -168,6 +155,24 @@ impl Database {
             }
         }
         mode
+    }
+}
+
+impl Auth {
+    fn passwords(self, config: &SdkConfig) -> Result<Passwords, &'static str> {
+        match self {
+            Self::Password => Ok(Passwords::Fixed),
+            Self::Iam => match (config.region(), config.credentials_provider()) {
+                (Some(region), Some(credentials)) => {
+                    Ok(Passwords::iam(region.clone(), credentials))
+                }
+                _ => Err("no token for RDS: the SDK has no region or no credentials"),
+            },
+            Self::Secret { arn, region } => {
+                let config = config.to_builder().region(Region::new(region)).build();
+                Ok(Passwords::secret(Client::new(&config), arn))
+            }
+        }
     }
 }
 

@@ -38,7 +38,7 @@ pub(crate) struct Table {
         value_name = "URL"
     )]
     postgres: Option<String>,
-    /// Authentication in PostgreSQL: password, or iam for a token of RDS.
+    /// Authentication in PostgreSQL: password, iam for a token of RDS, or the ARN of a secret.
     #[arg(long, env = "IDEMPOTENCY_POSTGRES_AUTH", value_name = "KIND")]
     postgres_auth: Option<String>,
     /// Effect of a failed record on another message: retry or replay.

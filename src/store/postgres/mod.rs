@@ -24,9 +24,7 @@ use crate::{
     postgres::{
         connections::{Connections, Passwords},
         explain::{explain, kind},
-        iam::Tokens,
         lent::Lent,
-        secret::Secret,
     },
     protocol::{
         ClaimRequest, Fence, Key, Settlement, Timestamp, Unavailability,
@@ -98,8 +96,7 @@ impl PostgresStore {
     /// ```
     #[must_use]
     pub fn iam(self, region: Region, credentials: SharedCredentialsProvider) -> Self {
-        let tokens = Tokens::new(region, credentials);
-        self.with_passwords(Passwords::Iam(Arc::new(tokens)))
+        self.passwords(Passwords::iam(region, credentials))
     }
 
     /// Authenticates with a password in AWS Secrets Manager, in place of the pool's: the JSON that RDS
@@ -121,11 +118,10 @@ impl PostgresStore {
     /// ```
     #[must_use]
     pub fn secret(self, client: Client, arn: impl Into<String>) -> Self {
-        let secret = Secret::new(client, arn.into());
-        self.with_passwords(Passwords::Secret(Arc::new(secret)))
+        self.passwords(Passwords::secret(client, arn.into()))
     }
 
-    fn with_passwords(self, passwords: Passwords) -> Self {
+    pub(crate) fn passwords(self, passwords: Passwords) -> Self {
         Self {
             connections: self.connections.passwords(passwords),
             ..self

@@ -201,7 +201,7 @@ impl PostgresStore {
             lock: MAX_LOCK_WAIT,
             transaction: MAX_TIME,
         };
-        Lent::begin(self.pool().await?, limits, Instant::now() + MAX_TIME).await
+        Lent::begin(self.connections(), limits, Instant::now() + MAX_TIME).await
     }
 }
 
