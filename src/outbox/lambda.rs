@@ -84,7 +84,7 @@ impl Service<LambdaEvent<Box<RawValue>>> for Relay {
     }
 }
 
-/// Every event, such as that of a schedule, makes the relay send what is due.
+/// Every event, such as that of a schedule, makes the relay send all due events.
 #[cfg(feature = "postgres")]
 impl Service<LambdaEvent<Box<RawValue>>> for PostgresRelay {
     type Response = Relayed;

@@ -56,15 +56,13 @@ pub(crate) struct Row {
 /// group, and bytes of all bodies. A row is left out if the bodies before it have that many bytes.
 #[cfg(feature = "outbox")]
 macro_rules! lock_due {
-    ($which:literal) => {
+    ($first_of_its_group:literal) => {
         concat!(
             "WITH heads AS MATERIALIZED (\
                 SELECT group_id FROM sqs_once_outbox AS head \
-                WHERE next_attempt_at <= extract(epoch FROM clock_timestamp()) * 1000 ",
-            $which,
-            " AND NOT EXISTS (SELECT FROM sqs_once_outbox AS earlier \
-                    WHERE earlier.group_id = head.group_id AND earlier.sequence < head.sequence) \
-                ORDER BY sequence LIMIT 100 FOR UPDATE OF head SKIP LOCKED), \
+                WHERE next_attempt_at <= extract(epoch FROM clock_timestamp()) * 1000 AND ",
+            $first_of_its_group,
+            " ORDER BY sequence LIMIT 100 FOR UPDATE OF head SKIP LOCKED), \
              waiting AS (\
                 SELECT event.*, sum(octet_length(body)) OVER (ORDER BY place, sequence) AS bytes \
                 FROM heads CROSS JOIN LATERAL (\
@@ -91,8 +89,15 @@ pub(crate) async fn lock_due(
 ) -> Result<Vec<Row>, Error> {
     use sqlx::Row as _;
 
-    const OF_ALL: &str = lock_due!("");
-    const OF_GROUPS: &str = lock_due!("AND group_id = ANY($1)");
+    const OF_ALL: &str = lock_due!(
+        "NOT EXISTS (SELECT FROM sqs_once_outbox AS earlier \
+            WHERE earlier.group_id = head.group_id AND earlier.sequence < head.sequence)"
+    );
+    // Two index lookups for each group, however many rows the group has.
+    const OF_GROUPS: &str = lock_due!(
+        "sequence IN (SELECT (SELECT min(sequence) FROM sqs_once_outbox WHERE group_id = wanted) \
+            FROM unnest($1::text[]) AS wanted)"
+    );
     let select = match groups {
         None => sqlx::query(OF_ALL),
         Some(groups) => sqlx::query(OF_GROUPS).bind(groups),

@@ -198,7 +198,9 @@ async fn refused_event_is_dead_lettered_alone() {
     let [dead] = &sqs.sent_since(0, DEAD)[..] else {
         panic!("{:?}", sqs.sent_since(0, DEAD));
     };
-    let reason = &dead["MessageAttributes"]["SqsOnceReason"]["StringValue"];
+    let attribute = |name: &str| &dead["MessageAttributes"][name]["StringValue"];
+    let reason = attribute("SqsOnceReason");
+    assert_eq!(attribute("eventGroup"), "a");
     assert_eq!(
         (reason, &dead["MessageBody"]),
         (&json!("NoTarget"), &json!("\"2\""))
