@@ -21,10 +21,8 @@ mod send;
 mod stream;
 mod targets;
 
-#[cfg(feature = "postgres")]
-pub use crate::telemetry::relay::Relayed;
 pub use lambda::{RelayError, run};
 #[cfg(feature = "postgres")]
-pub use postgres::PostgresRelay;
+pub use postgres::{PostgresRelay, Relayed};
 pub use relay::Relay;
 pub use targets::Targets;

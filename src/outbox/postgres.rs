@@ -8,11 +8,12 @@ use std::{
 };
 
 use futures_util::{FutureExt as _, future::BoxFuture};
+use serde::Serialize;
 use sqlx::Error;
 use tokio::time::{Instant, timeout_at};
 
 use super::{
-    Relay, RelayError, Relayed,
+    Relay, RelayError,
     relay::{ASSUMED_TIMEOUT, Unsent},
     stream::{Group, Pending},
 };
@@ -72,6 +73,29 @@ pub struct PostgresRelay {
     store: PostgresStore,
 }
 
+/// Numbers of events of one run of a [`PostgresRelay`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[non_exhaustive]
+pub struct Relayed {
+    /// Events that a target confirmed.
+    pub sent: u64,
+    /// Events that the dead-letter queue confirmed.
+    pub dead_lettered: u64,
+    /// Events that are sent again: failed ones, and those that were read behind them in their groups.
+    pub failed: u64,
+}
+
+impl Relayed {
+    const fn of(report: &RelayReport) -> Self {
+        Self {
+            sent: report.sent,
+            dead_lettered: report.dead_lettered,
+            failed: report.failed,
+        }
+    }
+}
+
 impl PostgresRelay {
     /// A relay that sends as `relay` does, from the database of `store`. It needs one connection.
     #[must_use]
@@ -108,7 +132,7 @@ impl PostgresRelay {
             send(&self.relay, &mut lent, None, deadline, &mut report).await
         });
         let sent = sent.await;
-        let relayed = report.relayed();
+        let relayed = Relayed::of(&report);
         self.relay.log(report, request_id);
         let reason = match sent {
             Ok(Ok(())) => return Ok(relayed),
@@ -171,7 +195,7 @@ impl RightAfterCommit {
             send(&self.relay, lent, Some(groups), deadline, &mut report).await
         });
         let sent = sent.await;
-        if report.relayed() != Relayed::default() {
+        if Relayed::of(&report) != Relayed::default() {
             self.relay.log(report, None);
         }
         let later = "events were not sent right after their commit: the scheduled relay sends them";

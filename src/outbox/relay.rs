@@ -77,6 +77,10 @@ enum End {
 #[derive(Debug)]
 pub(super) struct Unsent {
     pub(super) events: Group,
+    #[cfg_attr(
+        not(feature = "postgres"),
+        expect(dead_code, reason = "read by the feature")
+    )]
     pub(super) has_failed: bool,
 }
 

@@ -4,7 +4,7 @@ pub(crate) mod batch;
 mod message;
 pub(crate) mod metrics;
 #[cfg(feature = "outbox")]
-pub(crate) mod relay;
+mod relay;
 #[cfg(feature = "opentelemetry")]
 pub(crate) mod traces;
 #[cfg(not(feature = "opentelemetry"))]

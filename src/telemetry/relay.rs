@@ -1,30 +1,17 @@
 //! [`RelayReport`]: the log line of a relay's batch, with metrics.
 
-use serde::Serialize;
-
 use super::metrics::{Metric, Metrics, Unit, Value};
 use crate::protocol::Timestamp;
 
 const LINE: &str = "events relayed";
 
-/// Numbers of events, from a relay that has ended.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-#[non_exhaustive]
-pub struct Relayed {
-    /// Events that a target confirmed.
-    pub sent: u64,
-    /// Events that the dead-letter queue confirmed.
-    pub dead_lettered: u64,
-    /// Events that are sent again: failed ones, and those that were read behind them in their groups.
-    pub failed: u64,
-}
-
 /// Sums of one batch, for its log line.
 #[derive(Debug)]
 pub(crate) struct RelayReport {
     started: Timestamp,
-    relayed: Relayed,
+    pub(crate) sent: u64,
+    pub(crate) dead_lettered: u64,
+    pub(crate) failed: u64,
     oldest: Option<Timestamp>,
 }
 
@@ -33,31 +20,27 @@ impl RelayReport {
     pub(crate) fn new(started: Timestamp) -> Self {
         Self {
             started,
-            relayed: Relayed::default(),
+            sent: 0,
+            dead_lettered: 0,
+            failed: 0,
             oldest: None,
         }
     }
 
-    /// The numbers so far.
-    #[cfg(feature = "postgres")]
-    pub(crate) fn relayed(&self) -> Relayed {
-        self.relayed
-    }
-
     /// The target confirmed an event.
     pub(crate) fn sent(&mut self, published_at: Option<Timestamp>) {
-        self.relayed.sent += 1;
+        self.sent += 1;
         self.oldest = self.oldest.into_iter().chain(published_at).min();
     }
 
     /// The dead-letter queue confirmed an event.
     pub(crate) fn dead_lettered(&mut self) {
-        self.relayed.dead_lettered += 1;
+        self.dead_lettered += 1;
     }
 
     /// Events of a group are sent again.
     pub(crate) fn failed(&mut self, events: usize) {
-        self.relayed.failed += events as u64;
+        self.failed += events as u64;
     }
 
     /// Writes the line.
@@ -65,9 +48,9 @@ impl RelayReport {
         match metrics.filter(|metrics| metrics.writes()) {
             Some(metrics) => metrics.write_line(LINE, &self.metrics(), request_id),
             None => tracing::info!(
-                sent = self.relayed.sent,
-                dead_lettered = self.relayed.dead_lettered,
-                failed = self.relayed.failed,
+                sent = self.sent,
+                dead_lettered = self.dead_lettered,
+                failed = self.failed,
                 LINE
             ),
         }
@@ -80,9 +63,9 @@ impl RelayReport {
             value: Value::Count(count),
         };
         let mut metrics = vec![
-            count("EventsSent", self.relayed.sent),
-            count("EventsDeadLettered", self.relayed.dead_lettered),
-            count("EventsFailed", self.relayed.failed),
+            count("EventsSent", self.sent),
+            count("EventsDeadLettered", self.dead_lettered),
+            count("EventsFailed", self.failed),
         ];
         if let Some(oldest) = self.oldest {
             metrics.push(Metric {
