@@ -34,7 +34,7 @@ demo-inbox: $(VENV) ## Sell 100 pieces to 300 orders on a local cloud, kill work
 	python local/demo_inbox.py $(SEED)
 
 .PHONY: demo-outbox
-demo-outbox: ## Send 300 orders (OUTBOX_ORDERS) through two consumers and an outbox, with kills, duplicates and lost answers
+demo-outbox: $(VENV) ## Send 300 orders (OUTBOX_ORDERS) through two consumers and an outbox, with kills, duplicates and lost answers
 	cargo test --locked --features cli,opentelemetry,outbox,postgres --test outbox -- --nocapture --test-threads 1 end_to_end
 
 .PHONY: dev

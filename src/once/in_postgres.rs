@@ -487,6 +487,7 @@ impl Run<'_> {
         Limits {
             lock: until(lock_until),
             transaction: until(self.deadline.end()) + MARGIN,
+            is_read_committed: false,
         }
     }
 

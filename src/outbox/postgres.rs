@@ -288,11 +288,13 @@ fn groups(rows: Vec<Row>) -> Vec<Group> {
     groups
 }
 
-/// The server ends the transaction of a relay that is frozen.
+/// The server ends the transaction of a relay that is frozen. In a stricter isolation, a row that another
+/// relay has sent would be an error, and not a row to be left out.
 fn limits(deadline: Deadline) -> Limits {
     let time = deadline.end().saturating_duration_since(Instant::now());
     Limits {
         lock: time,
         transaction: time + MARGIN,
+        is_read_committed: true,
     }
 }

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::support::{
     dynamo::Dynamo,
-    postgres::SERVER,
+    postgres::{OPTIONAL_SERVER, Server},
     postgres_wire::{Cut, Wire},
     sqs::{Sqs, SqsBehaviour},
 };
@@ -46,13 +46,13 @@ struct Database {
 }
 
 impl Database {
-    async fn start() -> Self {
-        let options = SERVER.schema().await;
+    async fn start(server: &Server) -> Self {
+        let options = server.schema().await;
         let pool = PgPoolOptions::new().connect_lazy_with(options.clone());
         postgres::migrate(&pool).await.unwrap();
         let effects = "CREATE TABLE effects (id text PRIMARY KEY, n bigint NOT NULL)";
         sqlx::query(effects).execute(&pool).await.unwrap();
-        let server = ([127, 0, 0, 1], SERVER.options().get_port()).into();
+        let server = ([127, 0, 0, 1], server.options().get_port()).into();
         let wires = [Wire::to(server).await, Wire::to(server).await];
         let behind = |wire: &Wire| postgres::pool(options.clone().port(wire.address.port()), 10);
         let pools = [behind(&wires[0]), behind(&wires[1])];
@@ -107,8 +107,11 @@ impl Schedule {
 }
 
 async fn run(name: &str, mode: impl FnOnce(InPostgres, &Sqs) -> InPostgres, seed: u64) {
+    let Some(server) = &*OPTIONAL_SERVER else {
+        return;
+    };
     let mut rng = Rng::with_seed(seed);
-    let (database, dynamo) = (Database::start().await, Dynamo::start().await);
+    let (database, dynamo) = (Database::start(server).await, Dynamo::start().await);
     for table in [RECORDS_OF_B, EFFECTS_OF_B, GROUPS] {
         dynamo.create_table(table).await;
     }

