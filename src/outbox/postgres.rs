@@ -36,8 +36,10 @@ const RESERVE: Duration = Duration::from_secs(2);
 const MIN_TIME_TO_START: Duration = Duration::from_secs(5);
 /// Time from the deadline until the server ends the transaction of a frozen relay.
 const MARGIN: Duration = Duration::from_secs(1);
-/// Time without events right after commits, once a target took all the time for them.
+/// Time without events right after commits, once they took all their time or the database failed.
 const PAUSE: Duration = Duration::from_secs(60);
+/// Time that a database and a target need, so that the end of it shows a slow one.
+const MIN_TIME: Duration = Duration::from_millis(100);
 
 /// Sends the events that [`InPostgres`](crate::InPostgres) has recorded in `sqs_once_outbox`. Clones
 /// share pool and clients.
@@ -148,8 +150,8 @@ impl InPostgres {
     /// time left. Without this call, events wait for a [`PostgresRelay`].
     ///
     /// A failure changes no outcome: it is logged, and the events stay in the table. So a
-    /// [`PostgresRelay`] must run by schedule too. After a target took all the time, this process sends
-    /// nothing right after commits for a minute.
+    /// [`PostgresRelay`] must run by schedule too. After a target took all the time, or the database
+    /// failed, this process sends nothing right after commits for a minute.
     ///
     /// ```no_run
     /// # fn main_(pool: sqlx::PgPool, relay: sqs_once::outbox::Relay) {
@@ -185,7 +187,7 @@ impl AfterCommit for RightAfterCommit {
 
 impl RightAfterCommit {
     async fn send_groups(&self, lent: &mut Lent, groups: &[String], time: Duration) {
-        if self.is_paused() {
+        if time < MIN_TIME || self.is_paused() {
             return;
         }
         let deadline = Deadline::after(Timestamp::now(), time, time / 4);
@@ -198,14 +200,20 @@ impl RightAfterCommit {
         if Relayed::of(&report) != Relayed::default() {
             self.relay.log(report, None);
         }
-        let later = "events were not sent right after their commit: the scheduled relay sends them";
-        if let Ok(Err(error)) = &sent {
-            tracing::warn!(error = explain(error), later);
-        }
-        if sent.is_err() || Instant::now() >= deadline.stop() {
-            tracing::warn!(pause = ?PAUSE, "out of time: {later}");
-            *self.lock() = Some(Instant::now() + PAUSE);
-        }
+        let reason = match sent {
+            Ok(Ok(())) if Instant::now() < deadline.stop() => return,
+            Ok(Ok(())) | Err(_) => "out of time".to_owned(),
+            Ok(Err(error)) => {
+                // If the server answers, the connection stays in its pool.
+                let _closed = timeout_at(deadline.end(), lent.roll_back()).await;
+                explain(&error)
+            }
+        };
+        tracing::warn!(
+            reason,
+            "no events are sent right after commits for a minute: the scheduled relay sends them"
+        );
+        *self.lock() = Some(Instant::now() + PAUSE);
     }
 
     fn is_paused(&self) -> bool {

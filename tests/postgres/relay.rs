@@ -177,7 +177,10 @@ async fn pause_of_failing_group_doubles_to_five_minutes() {
     }
     let expected = [5., 10., 20., 40., 80., 160., 300., 300., 300.];
     for (pause, expected) in pauses.iter().zip(expected) {
-        assert!((expected - 5.0..expected + 0.01).contains(pause), "{pauses:?}");
+        assert!(
+            (expected - 5.0..expected + 0.01).contains(pause),
+            "{pauses:?}"
+        );
     }
 }
 
@@ -484,6 +487,34 @@ async fn silent_target_delays_one_message() {
     sqs.turn(SqsBehaviour::Willing);
     wait_for_next_attempt(&world).await;
     assert_eq!(numbers(send(&relay(&world, &sqs)).await), [4, 0, 0]);
+}
+
+/// The row of the sent event cannot be deleted. The connection stays in the pool.
+#[tokio::test]
+async fn database_error_after_commit_pauses() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let refuse = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS \
+            'BEGIN RAISE EXCEPTION USING MESSAGE = OLD.body; END'; \
+        CREATE TRIGGER refuses BEFORE DELETE ON sqs_once_outbox FOR EACH ROW EXECUTE FUNCTION refuse()";
+    raw_sql(refuse).execute(&world.pool).await.unwrap();
+    let (mode, pool) = world.worker();
+    let mode = mode.relay(sender(&sqs));
+    let session = async || -> i32 {
+        let session = sqlx::query_scalar("SELECT pg_backend_pid()");
+        session.fetch_one(&pool).await.unwrap()
+    };
+    let before = session().await;
+    for id in ["1", "2"] {
+        publish_in(&mode, id, &["a"]).await;
+    }
+    assert_eq!(session().await, before);
+    assert_eq!(bodies(&sqs, "a"), ["1"]);
+    world
+        .run_sql("DROP TRIGGER refuses ON sqs_once_outbox")
+        .await;
+    assert_eq!(numbers(send(&relay(&world, &sqs)).await), [2, 0, 0]);
+    assert_eq!(bodies(&sqs, "a"), ["1", "1", "2"]);
 }
 
 #[tokio::test]
