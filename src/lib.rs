@@ -92,7 +92,7 @@
 //! | `settings` | `Settings` and `Consumer::from_env`: settings from environment variables. Implies `lambda` |
 //! | `consumer` | the binary `consumer`, which charges orders over HTTP. Implies `visibility` and `settings` |
 //! | `s3` | `sqs::S3Bodies`: bodies that the Amazon SQS Extended Client stored in S3; `store::Results::s3`: large outputs in S3. Implies `lambda`; off by default |
-//! | `cli` | the binary `sqs-once`, the command-line tool. Implies `visibility`, `settings` and `s3`; off by default |
+//! | `cli` | the binary `sqs-once`, the command-line tool. Implies `visibility`, `settings` and `s3`; with `postgres`, it reads records in PostgreSQL too; off by default |
 //! | `outbox` | `outbox::Relay` and the binary `relay`, which sends published events to SQS, SNS and EventBridge. Implies `visibility` and `settings`; off by default |
 //! | `opentelemetry` | `telemetry::traces`: spans of messages and requests, to X-Ray or to a collector. Implies `lambda`; off by default |
 //! | `postgres` | `postgres`, `store::PostgresStore` and `Once::in_postgres`: records in PostgreSQL, and business writes in the same transaction; off by default |

@@ -1,4 +1,5 @@
-//! The built `sqs-once`, the command-line tool, against a DynamoDB and an SQS of the tests' own.
+//! The built `sqs-once`, the command-line tool, against a DynamoDB, an SQS and a
+//! PostgreSQL of the tests' own.
 
 #![allow(
     clippy::unwrap_used,
@@ -9,6 +10,11 @@
 mod dead_letters;
 #[path = "cli/doctor.rs"]
 mod doctor;
+#[path = "cli/outputs.rs"]
+mod outputs;
+#[cfg(feature = "postgres")]
+#[path = "cli/postgres.rs"]
+mod postgres;
 #[path = "cli/records.rs"]
 mod records;
 #[path = "cli/redrive.rs"]

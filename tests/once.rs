@@ -98,6 +98,22 @@ async fn run<S: Store + Clone, T: serde::Serialize + Send>(
     once(store).run(operation, work).await
 }
 
+/// Memory of a message while it is processed: a batch holds one such future for each message.
+#[tokio::test]
+async fn future_of_operation_holds_handler_once() {
+    const HANDLER: usize = 64 * 1024;
+    let store = Lossy::default();
+    let once = once(&store);
+    let run = once.run(operation("m-1", "p"), |_| async {
+        let state = [0_u8; HANDLER];
+        tokio::task::yield_now().await;
+        std::hint::black_box(&state);
+        Ok(())
+    });
+    let size = size_of_val(&run);
+    assert!(size < HANDLER + HANDLER / 2, "{size} bytes");
+}
+
 fn declined() -> Result<(), Failure> {
     Err(Failure::permanent("declined"))
 }

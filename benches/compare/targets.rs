@@ -17,7 +17,7 @@ pub(crate) struct Target {
     pub(crate) seen: Option<f64>,
 }
 
-const PEAK: Measure = |run| run.peak_memory_mib;
+pub(crate) const PEAK: Measure = |run| run.peak_memory_mib;
 const CONNECTIONS: Measure = |run| run.connections;
 
 const TO_RAW: &str = "x raw loop";

@@ -1,6 +1,6 @@
 //! [`Once`], the claim mode: claim -> handler -> complete | fail | end the lease | restore.
 
-use std::time::Duration;
+use std::{pin::pin, time::Duration};
 
 use serde::Serialize;
 use tokio::time::Instant;
@@ -235,7 +235,8 @@ impl<S: Store> Once<S> {
         let history = History::from(&claim.claimed);
         log_history(&key, &history);
         let attempt = Attempt::new(key, delivery, history, deadline);
-        match claim.while_renewed(guard(deadline, work(attempt))).await {
+        let work = pin!(guard(deadline, work(attempt)));
+        match claim.while_renewed(work).await {
             Ok(answer) => Ok((claim, answer)),
             Err(end) => Err(claim.end_without_answer(end).await),
         }

@@ -1,6 +1,6 @@
 //! Heartbeat: renews the lease of a claim while its handler runs.
 
-use std::{future::pending, pin::pin};
+use std::{future::pending, pin::Pin};
 
 use futures_util::future::{Either, select};
 use tokio::time::{Instant, sleep_until};
@@ -21,9 +21,8 @@ impl<S: Store> HeldClaim<'_, S> {
     /// renewed in time.
     pub(super) async fn while_renewed<T>(
         &self,
-        work: impl Future<Output = Result<T, NoAnswer>>,
+        work: Pin<&mut impl Future<Output = Result<T, NoAnswer>>>,
     ) -> Result<T, NoAnswer> {
-        let work = pin!(work);
         if self.lease.renewal().is_none() {
             return work.await;
         }

@@ -34,15 +34,17 @@ impl From<NoAnswer> for Outcome {
 }
 
 /// Runs a handler until it returns, panics or reaches the deadline.
-pub(super) async fn guard<T>(
+///
+/// Not an `async fn`, which would have room for `work` twice: as its argument, and while it waits.
+pub(super) fn guard<T>(
     deadline: Deadline,
     work: impl Future<Output = Result<T, Failure>>,
-) -> Result<T, NoAnswer> {
-    match timeout_at(deadline.stop(), AssertUnwindSafe(work).catch_unwind()).await {
+) -> impl Future<Output = Result<T, NoAnswer>> {
+    timeout_at(deadline.stop(), AssertUnwindSafe(work).catch_unwind()).map(|end| match end {
         Ok(Ok(answer)) => answer.map_err(NoAnswer::Failed),
         Ok(Err(_panic)) => Err(NoAnswer::Panicked),
         Err(_elapsed) => Err(NoAnswer::OutOfTime),
-    }
+    })
 }
 
 /// The reason why nothing was written.

@@ -114,6 +114,33 @@ impl Settings {
     }
 }
 
+#[cfg(feature = "cli")]
+impl Settings {
+    /// The records in PostgreSQL, for the command-line tool. `config` signs tokens of RDS.
+    ///
+    /// # Errors
+    ///
+    /// Every error of the database's variables.
+    #[doc(hidden)]
+    pub fn postgres_store(
+        &mut self,
+        config: &SdkConfig,
+    ) -> Result<crate::store::PostgresStore, SettingsError> {
+        let database = self.database();
+        let database = self.check(database)?;
+        let store = crate::store::PostgresStore::new(postgres::pool(database.options, 1));
+        if !database.iam {
+            return Ok(store);
+        }
+        match (config.region(), config.credentials_provider()) {
+            (Some(region), Some(credentials)) => Ok(store.iam(region.clone(), credentials)),
+            _ => {
+                Err(self.error("no token for RDS: the SDK has no region or no credentials".into()))
+            }
+        }
+    }
+}
+
 impl Database {
     /// The mode. `connections` is their number unless a variable sets it.
     pub(super) async fn mode(

@@ -8,6 +8,8 @@
 mod any;
 pub(crate) mod dynamodb;
 mod memory;
+#[cfg(feature = "cli")]
+mod operator;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
 mod results;
@@ -24,13 +26,10 @@ pub use any::AnyStore;
 #[doc(hidden)]
 pub use dynamodb::Field;
 pub use dynamodb::{DynamoStore, Layout};
+pub use memory::MemoryStore;
 #[cfg(feature = "cli")]
 #[doc(hidden)]
-pub use dynamodb::{
-    filter::{RecordFilter, RecordStatus},
-    operator::{RecordPage, StoredRecord},
-};
-pub use memory::MemoryStore;
+pub use operator::{RecordFilter, RecordPage, RecordStatus, StoredRecord};
 #[cfg(feature = "postgres")]
 pub use postgres::PostgresStore;
 pub use results::Results;

@@ -1,6 +1,8 @@
 //! Stands in for `s3_results` without the feature `s3`: no value of [`S3Results`] exists, so no output
 //! is stored in S3.
 
+use std::time::Duration;
+
 use tokio::time::Instant;
 
 use crate::protocol::{Key, Owner, ResultPointer, StoredResult};
@@ -13,7 +15,11 @@ impl S3Results {
         match *self {}
     }
 
-    pub(super) async fn read(&self, _: &ResultPointer) -> Result<String, String> {
+    pub(super) async fn read_within(
+        &self,
+        _: Duration,
+        _: &ResultPointer,
+    ) -> Result<String, String> {
         match *self {}
     }
 }

@@ -1,5 +1,7 @@
 //! [`Results`]: the place of handlers' outputs.
 
+use std::time::Duration;
+
 use tokio::time::Instant;
 
 use super::s3_results::S3Results;
@@ -42,6 +44,9 @@ enum Place {
     #[cfg_attr(not(feature = "s3"), allow(dead_code, reason = "made by the feature"))]
     InS3(S3Results),
 }
+
+/// Maximum time of a read by a handler.
+const MAX_READ_TIME: Duration = Duration::from_secs(5);
 
 impl Results {
     /// Stores no outputs. Duplicates get none.
@@ -114,8 +119,22 @@ impl Results {
     ///
     /// The reason, with the remedy. The text has no part of the output.
     pub(crate) async fn read(&self, pointer: &ResultPointer) -> Result<String, String> {
+        self.read_within(MAX_READ_TIME, pointer).await
+    }
+
+    /// Reads an output from S3 in at most this time. Public for the command-line tool.
+    ///
+    /// # Errors
+    ///
+    /// The reason, with the remedy. The text has no part of the output.
+    #[doc(hidden)]
+    pub async fn read_within(
+        &self,
+        time: Duration,
+        pointer: &ResultPointer,
+    ) -> Result<String, String> {
         let read = match &self.0 {
-            Place::InS3(results) => results.read(pointer).await,
+            Place::InS3(results) => results.read_within(time, pointer).await,
             Place::Nowhere | Place::InRecord => {
                 Err("set IDEMPOTENCY_RESULTS=s3, which needs the feature `s3`".to_owned())
             }

@@ -22,9 +22,6 @@ const MAX_BYTES: usize = 10 << 20;
 /// Maximum time for an output's way to S3. A lease that a heartbeat renewed lasts longer.
 const MAX_PUT_TIME: Duration = Duration::from_secs(2);
 
-/// Maximum time of a read.
-const MAX_READ_TIME: Duration = Duration::from_secs(5);
-
 /// Outputs over a limit as objects in a bucket.
 #[derive(Clone, Debug)]
 pub(super) struct S3Results {
@@ -82,14 +79,18 @@ impl S3Results {
     }
 
     /// Reads an output, and compares its digest with the record's.
-    pub(super) async fn read(&self, pointer: &ResultPointer) -> Result<String, String> {
+    pub(super) async fn read_within(
+        &self,
+        time: Duration,
+        pointer: &ResultPointer,
+    ) -> Result<String, String> {
         const ALTERED: &str = "the object was altered: its SHA-256 is not the record's";
         if pointer.bytes > MAX_BYTES {
             return Err(format!("an output in S3 has at most {MAX_BYTES} bytes"));
         }
         let bucket = self.bucket(&pointer.bucket);
         let read = Box::pin(bucket.read(&pointer.key, pointer.bytes));
-        let output = match timeout(MAX_READ_TIME, read).await {
+        let output = match timeout(time, read).await {
             Ok(Ok(output)) if pointer.is_of(&output) => output,
             Ok(Ok(_) | Err(ReadError::TooLong)) => return Err(ALTERED.to_owned()),
             Ok(Err(ReadError::Missing)) => {

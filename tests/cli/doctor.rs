@@ -210,6 +210,17 @@ async fn healthy_stack_has_no_finding() {
 }
 
 #[tokio::test]
+async fn consumer_in_postgres_is_not_checked() {
+    let variables = json!({"IDEMPOTENCY_POSTGRES_URL": "postgres://orders@db.example/orders"});
+    let answers = with("/function/Environment/Variables", variables);
+    let ended = doctor(answers, &[]).await;
+    assert_eq!((ended.code, &*ended.stdout), (1, ""), "{ended:?}");
+    let told =
+        "Not checked, because doctor reads only consumers with a DynamoDB table: shop-consumer";
+    assert!(ended.stderr.contains(told), "{ended:?}");
+}
+
+#[tokio::test]
 async fn each_seeded_fault_is_the_one_finding() {
     let redrive = |count: Value| {
         let arn = "arn:aws:sqs:eu-central-1:123456789012:orders-dead";

@@ -24,7 +24,7 @@ use crate::{
 
 pub(crate) const TABLE: &str = "records";
 pub(crate) const KEY: &str = "payments#order-1";
-const SECRET: &str = "4111-1111-1111-1111";
+pub(crate) const SECRET: &str = "4111-1111-1111-1111";
 
 pub(crate) struct World {
     pub(crate) dynamo: Dynamo,
@@ -37,7 +37,7 @@ impl World {
         Self { dynamo }
     }
 
-    async fn put(&self, key: &str, status: &str, more: &[(&str, AttributeValue)]) {
+    pub(crate) async fn put(&self, key: &str, status: &str, more: &[(&str, AttributeValue)]) {
         self.dynamo.put(TABLE, item(key, status, more)).await;
     }
 
@@ -173,7 +173,7 @@ async fn result_in_s3_is_shown_with_its_place() {
     assert_eq!(shown["result_in_s3"], "s3://outputs/results/k/o/d");
     assert_eq!(shown["result_sha256"], "d0");
     let shown = world.record(&["show", KEY]).await.stdout;
-    let told = "70000 bytes in s3://outputs/results/k/o/d, with the SHA-256 d0";
+    let told = "70000 bytes in s3://outputs/results/k/o/d, with the SHA-256 d0; --result reads it";
     assert!(shown.contains(told), "{shown}");
 }
 

@@ -23,8 +23,8 @@ pub static SERVER: LazyLock<Server> = LazyLock::new(Server::start);
 
 /// The server of a suite that has tests without a server too. `None` if it cannot start.
 pub static OPTIONAL_SERVER: LazyLock<Option<Server>> = LazyLock::new(|| {
-    let started = Server::try_start();
-    started.map_err(|reason| report_skipped(&reason)).ok()
+    let found = Server::find();
+    found.map_err(|missing| report_skipped(&missing)).ok()
 });
 
 /// A server that runs until this process ends: `local/postgres.py` stops it at the end of its input.
@@ -42,13 +42,11 @@ struct Launcher {
 
 impl Server {
     pub fn start() -> Self {
-        Self::try_start().unwrap_or_else(|reason| skip_suite(&reason))
+        Self::find().unwrap_or_else(|missing| skip_suite(&missing))
     }
 
-    /// # Errors
-    ///
-    /// The reason, if a prerequisite is missing.
-    fn try_start() -> Result<Self, String> {
+    /// A server, or the prerequisite that is missing.
+    fn find() -> Result<Self, String> {
         let python = root().join(".venv/bin/python");
         let python = env::var_os("POSTGRES_PYTHON").map_or(python, PathBuf::from);
         let started = Command::new(&python)
@@ -68,9 +66,7 @@ impl Server {
             _process: process,
         };
         let Some(port) = launcher.ready() else {
-            return Err(
-                "PostgreSQL did not start, see the message of local/postgres.py".to_owned(),
-            );
+            return Err("PostgreSQL did not start, see the message of local/postgres.py".into());
         };
         Ok(Self {
             port,

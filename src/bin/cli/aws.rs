@@ -61,5 +61,5 @@ where
         }
         _ => "the request or the answer was invalid".to_owned(),
     };
-    Error::aws(format!("could not {action}: {reason}"))
+    Error::remote(format!("could not {action}: {reason}"))
 }

@@ -12,7 +12,7 @@ use crate::{
     output::{End, Error, Format, answer, count},
 };
 use checks::{Check, Finding, check};
-use facts::Account;
+use facts::{Account, Function};
 
 #[derive(Args, Debug)]
 pub(crate) struct Doctor {
@@ -27,19 +27,28 @@ impl Doctor {
     pub(crate) async fn run(self, format: Format) -> Result<End, Error> {
         let account = Account::new(aws::config().await?);
         let skips = |check: Check| self.skip.iter().any(|name| name == check.name());
-        let (mut functions, mut findings) = (Vec::new(), Vec::new());
-        for function in account.functions(&self.stack).await? {
-            let consumer = account
-                .consumer(&function, !skips(Check::Permissions))
-                .await?;
-            if let Some(consumer) = consumer {
-                findings.extend(check(&consumer));
-                functions.push(function);
+        let (mut functions, mut in_postgres) = (Vec::new(), Vec::new());
+        let mut findings = Vec::new();
+        for name in account.functions(&self.stack).await? {
+            match account.function(&name, !skips(Check::Permissions)).await? {
+                Function::Consumer(consumer) => {
+                    findings.extend(check(&consumer));
+                    functions.push(name);
+                }
+                Function::InPostgres => in_postgres.push(name),
+                Function::Other => {}
             }
         }
+        let not_checked = match in_postgres.is_empty() {
+            true => String::new(),
+            false => format!(
+                "\nNot checked, because doctor reads only consumers with a DynamoDB table: {}",
+                in_postgres.join(", ")
+            ),
+        };
         if functions.is_empty() {
             return Err(Error::negative(format!(
-                "stack `{}` has no function with the variable IDEMPOTENCY_TABLE_NAME: nothing was checked",
+                "stack `{}` has no function with the variable IDEMPOTENCY_TABLE_NAME: nothing was checked{not_checked}",
                 self.stack
             )));
         }
@@ -47,12 +56,21 @@ impl Doctor {
         let text = || {
             let mut text: String = findings.iter().map(show).collect();
             let findings = count(findings.len(), "finding");
-            text.push_str(&format!("{}: {findings}", functions.join(", ")));
+            text.push_str(&format!(
+                "{}: {findings}{not_checked}",
+                functions.join(", ")
+            ));
             text
         };
         let json = || {
             let all: Vec<_> = findings.iter().map(Finding::json).collect();
-            json!({"stack": self.stack, "functions": functions, "skipped": self.skip, "findings": all})
+            json!({
+                "stack": self.stack,
+                "functions": functions,
+                "not_checked": in_postgres,
+                "skipped": self.skip,
+                "findings": all,
+            })
         };
         answer(format, text, json)?;
         Ok(match findings.is_empty() {

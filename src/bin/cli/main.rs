@@ -25,7 +25,7 @@ Exit codes:
   0  done
   1  not done, or only in part: see the help of the command
   2  the command line or a setting is invalid, or a question cannot be asked; nothing was changed
-  3  AWS did not answer, or refused the request
+  3  AWS or PostgreSQL did not answer, or refused the request
 
 Credentials, Region and endpoint are those of the AWS SDK: AWS_PROFILE, AWS_REGION, AWS_ENDPOINT_URL.";
 
@@ -42,7 +42,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Reads and changes records in the idempotency table.
+    /// Reads and changes records in the idempotency table, in DynamoDB or PostgreSQL.
     #[command(subcommand)]
     Record(record::Command),
     /// Lists and moves the messages of a dead-letter queue.
@@ -83,7 +83,7 @@ async fn main() -> ExitCode {
             ExitCode::from(match error {
                 Error::Negative(_) => 1,
                 Error::Usage(_) => 2,
-                Error::Aws(_) => 3,
+                Error::Remote(_) => 3,
             })
         }
     }

@@ -38,9 +38,9 @@ pub(crate) enum Error {
     /// The command line or a setting is invalid.
     #[error("{0}")]
     Usage(String),
-    /// AWS did not answer, or refused the request.
+    /// AWS or PostgreSQL did not answer, or refused the request.
     #[error("{0}")]
-    Aws(String),
+    Remote(String),
 }
 
 impl Error {
@@ -52,8 +52,8 @@ impl Error {
         Self::Usage(text.to_string())
     }
 
-    pub(crate) fn aws(text: impl Display) -> Self {
-        Self::Aws(text.to_string())
+    pub(crate) fn remote(text: impl Display) -> Self {
+        Self::Remote(text.to_string())
     }
 }
 

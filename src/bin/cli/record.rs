@@ -6,7 +6,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 use sqs_once::{
     protocol::{AttemptEnd, Owner, Record, State, StoredResult, Timestamp},
-    store::{DynamoStore, RecordFilter, RecordStatus, StoredRecord},
+    store::{RecordFilter, RecordPage, RecordStatus, Results, StoredRecord},
 };
 
 use crate::{
@@ -16,12 +16,21 @@ use crate::{
         in_words,
     },
     progress::Progress,
-    table::Table,
+    table::{Records, Table},
     verdict::Verdict,
 };
 
-/// Items of one page. DynamoDB ends a page after 1 MB too.
+/// Items or rows of one page. DynamoDB ends a page after 1 MB too.
 const PAGE: i32 = 1000;
+
+/// Read units of DynamoDB after which a list ends by default.
+const MAX_UNITS: u32 = 1000;
+
+/// Rows of PostgreSQL after which a list ends.
+const MAX_ROWS: usize = 100_000;
+
+/// Maximum time for an output's way from S3: 10 MiB at 3 Mbit/s.
+const MAX_OUTPUT_TIME: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -29,7 +38,7 @@ pub(crate) enum Command {
     #[command(after_help = "\
 Example: sqs-once record show 'payments#order-1' --table idempotency
 
-Exit code 1: there is no record under the key.")]
+Exit code 1: there is no record under the key, or --result could not read the output from S3.")]
     Show(Show),
     /// Lists records. Reads the whole table, up to a limit, and names the cost.
     #[command(after_help = "\
@@ -39,17 +48,18 @@ The exit code is 0 also if no record was found.")]
     List(List),
     /// Ends the lease of a record whose worker is known to be dead.
     #[command(after_help = "\
-Shows the record, and asks. The lease ends only if the record is then as it was shown.
+Shows the record, and asks. The lease ends only if the record is then as it was shown. The open
+transaction of a PostgreSQL consumer is no lease: PostgreSQL ends the transaction.
 
 Exit code 1: nothing was changed. There is no record or no live lease, the record changed after it was
-shown, or the answer was not yes.")]
+shown, an open transaction locks it, or the answer was not yes.")]
     Release(Change),
     /// Deletes a record, so that the next message under the key runs as the first.
     #[command(after_help = "\
 Shows the record, and asks. The record is deleted only if it is then as it was shown.
 
-Exit code 1: nothing was changed. There is no record, the record changed after it was shown, or the
-answer was not yes.")]
+Exit code 1: nothing was changed. There is no record, the record changed after it was shown, an open
+transaction locks it, or the answer was not yes.")]
     Forget(Change),
     /// Shows a record, and again after each change, until it is completed, failed or deleted.
     #[command(after_help = "\
@@ -61,7 +71,7 @@ Exit code 1: --timeout ended first.")]
 pub(crate) struct Show {
     /// The key, as logs show it: payments#order-1.
     key: String,
-    /// Shows the stored result. It is payload.
+    /// Shows the stored result, also one in S3. It is payload.
     #[arg(long)]
     result: bool,
     #[command(flatten)]
@@ -82,9 +92,10 @@ pub(crate) struct List {
     /// Number of records to list.
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
-    /// Read units after which the command stops. A unit is 8 KB of the table.
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
-    max_units: u32,
+    /// Read units of DynamoDB after which the command stops, 1000 by default. A unit is 8 KB of the
+    /// table. In PostgreSQL the command stops after 100,000 rows.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_units: Option<u32>,
     /// Continues after this key, which an earlier list named.
     #[arg(long, value_name = "KEY")]
     after: Option<String>,
@@ -114,7 +125,7 @@ pub(crate) struct Change {
 pub(crate) struct Watch {
     /// The key, as logs show it: payments#order-1.
     key: String,
-    /// Time between reads. Each read takes one read unit for every 4 KB of the record.
+    /// Time between reads. In DynamoDB, each read takes one read unit for every 4 KB of the record.
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
     interval: Duration,
     /// Time after which the command ends with exit code 1.
@@ -143,43 +154,54 @@ impl Command {
     }
 }
 
-impl Table {
-    async fn open(&self) -> Result<DynamoStore, Error> {
-        self.store(&aws::config().await?)
+async fn read(records: &Records, key: &str) -> Result<StoredRecord, Error> {
+    let found = records.look_up(key).await.map_err(Error::remote)?;
+    if let Some(found) = found {
+        return Ok(found);
     }
+    match records.has_open_claim(key).await {
+        Ok(false) => {}
+        Ok(true) => {
+            return Err(Error::negative(format!(
+                "no record under the key `{key}` yet: an open transaction claims it. {OPEN_TRANSACTION}"
+            )));
+        }
+        Err(error) => eprintln!("sqs-once: {error}; an open transaction may claim the key"),
+    }
+    let form = match key.contains('#') {
+        true => "",
+        false => ", which begins with the namespace, as in payments#order-1",
+    };
+    Err(Error::negative(format!(
+        "no record under the key `{key}`: check the table and the key{form} (`record list --prefix TEXT` finds keys)"
+    )))
 }
 
-async fn read(store: &DynamoStore, key: &str) -> Result<StoredRecord, Error> {
-    let found = store.look_up(key).await.map_err(Error::aws)?;
-    found.ok_or_else(|| {
-        let form = match key.contains('#') {
-            true => "",
-            false => ", which begins with the namespace, as in payments#order-1",
-        };
-        Error::negative(format!(
-            "no record under the key `{key}`: check the table and the key{form} (`record list --prefix TEXT` finds keys)"
-        ))
-    })
-}
+/// The words for the transaction of [`StoredRecord::locked_by`].
+const OPEN_TRANSACTION: &str = "A handler runs, or its worker was cut off. There is no lease to \
+    release: PostgreSQL ends the transaction after the worker's deadline";
 
 impl Show {
     async fn run(self, format: Format) -> Result<End, Error> {
         let stored = read(&self.table.open().await?, &self.key).await?;
-        let results = if self.result {
-            Results::Shown
-        } else {
-            Results::Size
+        let part = match &stored.record {
+            Ok(record) if self.result => Part::output_of(record).await?,
+            _ => Part::Size,
         };
-        View::of(&stored, &self.table, results).print(format)?;
-        Ok(End::Done)
+        let view = View::of(&stored, &self.table, &part);
+        view.print(format)?;
+        match part {
+            Part::Output(Err(why)) => Err(Error::negative(why)),
+            _ => Ok(End::Done),
+        }
     }
 }
 
 impl Change {
     async fn release(self, format: Format) -> Result<End, Error> {
-        let store = self.table.open().await?;
-        let shown = read(&store, &self.key).await?;
-        let view = View::of(&shown, &self.table, Results::Size);
+        let records = self.table.open().await?;
+        let shown = self.read(&records).await?;
+        let view = View::of(&shown, &self.table, &Part::Size);
         let lease_until = match &shown.record {
             Ok(Record {
                 state: State::InProgress { lease_until },
@@ -207,58 +229,73 @@ impl Change {
             );
         }
         confirm("Is that worker dead, and shall its lease end?", self.yes)?;
-        let applied = store.release(&shown, Timestamp::now()).await;
-        done(format, &self.key, "released", applied.map_err(Error::aws)?)
+        let applied = records.release(&shown, Timestamp::now()).await;
+        self.done(format, "released", applied.map_err(Error::remote)?)
     }
 
     async fn forget(self, format: Format) -> Result<End, Error> {
-        let store = self.table.open().await?;
-        let shown = read(&store, &self.key).await?;
+        let records = self.table.open().await?;
+        let shown = self.read(&records).await?;
         if !self.yes {
-            let view = View::of(&shown, &self.table, Results::Size);
+            let view = View::of(&shown, &self.table, &Part::Size);
             eprintln!("{}\n", clean(&view.text()));
             eprintln!(
                 "Without the record, the next message under this key runs as the first one, with its effect."
             );
         }
         confirm("Shall the record be deleted?", self.yes)?;
-        let applied = store.forget(&shown).await;
-        done(format, &self.key, "forgotten", applied.map_err(Error::aws)?)
+        let applied = records.forget(&shown).await;
+        self.done(format, "forgotten", applied.map_err(Error::remote)?)
     }
-}
 
-fn done(format: Format, key: &str, word: &str, applied: bool) -> Result<End, Error> {
-    if !applied {
-        return Err(Error::negative(format!(
-            "nothing was changed: another program changed the record of `{key}` after it was shown; show it again"
-        )));
+    /// Reads the record to change. An open transaction decides about the record that it locks.
+    async fn read(&self, records: &Records) -> Result<StoredRecord, Error> {
+        let found = read(records, &self.key).await?;
+        match found.locked_by {
+            None => Ok(found),
+            Some(session) => Err(Error::negative(format!(
+                "nothing was changed: an open transaction of the PostgreSQL session {session} locks the record. \
+                 {OPEN_TRANSACTION}"
+            ))),
+        }
     }
-    answer(
-        format,
-        || format!("{word}: {key}"),
-        || json!({"key": key, "done": word}),
-    )?;
-    Ok(End::Done)
+
+    fn done(&self, format: Format, word: &str, applied: bool) -> Result<End, Error> {
+        let key = &self.key;
+        if !applied {
+            return Err(Error::negative(format!(
+                "nothing was changed: another program changed the record of `{key}` after it was shown, or claims it; show it again"
+            )));
+        }
+        answer(
+            format,
+            || format!("{word}: {key}"),
+            || json!({"key": key, "done": word}),
+        )?;
+        Ok(End::Done)
+    }
 }
 
 fn unreadable(key: &str, reason: &str) -> Error {
     Error::negative(format!(
-        "nothing was changed: the item under `{key}` is no record ({reason}); check --layout and --attributes"
+        "nothing was changed: the table has no valid record under `{key}` ({reason}); in DynamoDB, check --layout and --attributes"
     ))
 }
 
 impl Watch {
     async fn run(self, format: Format) -> Result<End, Error> {
-        let store = self.table.open().await?;
+        let records = self.table.open().await?;
         let end = Timestamp::now() + self.timeout;
         let mut seen = None;
         loop {
-            let stored = store.look_up(&self.key).await.map_err(Error::aws)?;
-            let record = stored.as_ref().map(|stored| stored.record.clone());
-            if seen.as_ref() != Some(&record) {
+            let stored = records.look_up(&self.key).await.map_err(Error::remote)?;
+            let found = stored
+                .as_ref()
+                .map(|stored| (stored.record.clone(), stored.locked_by));
+            if seen.as_ref() != Some(&found) {
                 match &stored {
                     Some(stored) => {
-                        View::of(stored, &self.table, Results::Size).print_line(format)?
+                        View::of(stored, &self.table, &Part::Size).print_line(format)?
                     }
                     None => answer(
                         format,
@@ -267,11 +304,13 @@ impl Watch {
                     )?,
                 }
             }
-            let ended = match &record {
-                Some(Ok(record)) => !matches!(record.state, State::InProgress { .. }),
+            let ended = match &found {
+                // The transaction decides about the next state.
+                Some((_, Some(_))) => false,
+                Some((Ok(record), None)) => !matches!(record.state, State::InProgress { .. }),
                 // A record that was never there may still come.
                 None => seen.as_ref().is_some_and(Option::is_some),
-                Some(Err(_)) => true,
+                Some((Err(_), None)) => true,
             };
             if ended {
                 return Ok(End::Done);
@@ -282,7 +321,7 @@ impl Watch {
                     in_words(self.timeout)
                 )));
             }
-            seen = Some(record);
+            seen = Some(found);
             tokio::time::sleep(self.interval).await;
         }
     }
@@ -295,7 +334,12 @@ impl List {
                 "--expired-lease is for records in progress: omit --status, or pass --status in-progress",
             ));
         }
-        let store = self.table.open().await?;
+        let records = self.table.open().await?;
+        if self.max_units.is_some() && !matches!(records, Records::DynamoDb(_)) {
+            return Err(Error::usage(
+                "--max-units is for DynamoDB: PostgreSQL has no read units",
+            ));
+        }
         let filter = RecordFilter {
             status: match self.status {
                 None if self.expired_lease => Some(RecordStatus::InProgress),
@@ -309,33 +353,28 @@ impl List {
         };
         let now = Timestamp::now();
         let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
-        let (mut records, mut next) = (Vec::new(), self.after.clone());
-        let (mut items, mut units) = (0, 0.0);
-        let (max_units, progress) = (f64::from(self.max_units), Progress::new());
+        let (mut found, mut next) = (Vec::new(), self.after.clone());
+        let mut cost = Cost::default();
+        let (max_units, progress) = (self.max_units.unwrap_or(MAX_UNITS), Progress::new());
         loop {
-            let page = store.list(&filter, next.as_deref(), PAGE, now).await;
-            let page = page.map_err(Error::aws)?;
-            items += page.read;
-            units += page.units;
-            records.extend(page.records);
+            let page = records.list(&filter, next.as_deref(), PAGE, now).await;
+            let page = page.map_err(Error::remote)?;
+            cost.add(&page);
+            found.extend(page.records);
             next = page.next;
-            let found = records.len();
-            let share = (found as f64 / f64::from(self.limit)).max(units / max_units);
-            progress.show(
-                share,
-                &format!("{items} items, {units} read units, {found} found"),
-            );
-            if next.is_none() || found >= limit || units >= max_units {
+            let share = (found.len() as f64 / f64::from(self.limit)).max(cost.share(max_units));
+            progress.show(share, &format!("{}, {} found", cost.text(), found.len()));
+            if next.is_none() || share >= 1.0 {
                 break;
             }
         }
         drop(progress);
         // The rest of the last page is listed again after the last record of this one.
-        if records.len() > limit {
-            records.truncate(limit);
-            next = records.last().map(|last| last.key.clone());
+        if found.len() > limit {
+            found.truncate(limit);
+            next = found.last().map(|last| last.key.clone());
         }
-        self.print(format, &records, next.as_deref(), (items, units))?;
+        self.print(format, &found, next.as_deref(), &cost)?;
         Ok(End::Done)
     }
 
@@ -344,12 +383,12 @@ impl List {
         format: Format,
         records: &[StoredRecord],
         next: Option<&str>,
-        (items, units): (usize, f64),
+        cost: &Cost,
     ) -> Result<(), Error> {
         let views = || {
             records
                 .iter()
-                .map(|stored| View::of(stored, &self.table, Results::Unread))
+                .map(|stored| View::of(stored, &self.table, &Part::Unread))
         };
         let text = || {
             let header = ["KEY", "STATUS", "ATTEMPTS", "UPDATED", "MESSAGE", "ERROR"];
@@ -357,11 +396,14 @@ impl List {
             if !records.is_empty() {
                 text = columns(header, views().map(|view| view.row())) + "\n\n";
             }
-            text.push_str(&format!(
-                "{} found. Cost: {units} read units, for {}.",
-                count(records.len(), "record"),
-                count(items, "item"),
-            ));
+            let found = count(records.len(), "record");
+            text.push_str(&match cost.units {
+                Some(units) => format!(
+                    "{found} found. Cost: {units} read units, for {}.",
+                    count(cost.items, "item")
+                ),
+                None => format!("{found} found in {}.", count(cost.items, "row")),
+            });
             if let Some(next) = next {
                 text.push_str(&format!(
                     "\nThe table was not read to its end. Continue with --after '{next}'"
@@ -371,9 +413,74 @@ impl List {
         };
         let json = || {
             let records: Vec<_> = views().map(|view| view.json()).collect();
-            json!({"records": records, "items_read": items, "read_units": units, "next": next})
+            json!({"records": records, "items_read": cost.items, "read_units": cost.units, "next": next})
         };
         answer(format, text, json)
+    }
+}
+
+/// The reads of a list.
+#[derive(Default)]
+struct Cost {
+    /// Items of DynamoDB, or rows of PostgreSQL.
+    items: usize,
+    /// Read units of DynamoDB.
+    units: Option<f64>,
+}
+
+impl Cost {
+    fn add(&mut self, page: &RecordPage) {
+        self.items += page.read;
+        let units = page.units.map(|units| units + self.units.unwrap_or(0.0));
+        self.units = units;
+    }
+
+    /// The part of the permitted reads.
+    fn share(&self, max_units: u32) -> f64 {
+        match self.units {
+            Some(units) => units / f64::from(max_units),
+            None => self.items as f64 / MAX_ROWS as f64,
+        }
+    }
+
+    fn text(&self) -> String {
+        match self.units {
+            Some(units) => format!("{} items, {units} read units", self.items),
+            None => format!("{} rows", self.items),
+        }
+    }
+}
+
+/// The part of an output that is shown.
+#[derive(Debug)]
+enum Part {
+    /// A list does not read outputs.
+    Unread,
+    Size,
+    /// The output, or the reason why S3 does not have it.
+    Output(Result<String, String>),
+}
+
+impl Part {
+    async fn output_of(record: &Record) -> Result<Self, Error> {
+        let State::Completed { result } = &record.state else {
+            return Ok(Self::Size);
+        };
+        Ok(match result {
+            StoredResult::Json(json) => Self::Output(Ok(json.clone())),
+            StoredResult::InS3(pointer) => {
+                let results = Results::s3(&aws::config().await?, &*pointer.bucket);
+                Self::Output(results.read_within(MAX_OUTPUT_TIME, pointer).await)
+            }
+            StoredResult::Omitted(_) => Self::Size,
+        })
+    }
+
+    fn output(&self) -> Option<&str> {
+        match self {
+            Self::Output(Ok(json)) => Some(json),
+            _ => None,
+        }
     }
 }
 
@@ -382,30 +489,17 @@ struct View<'a> {
     stored: &'a StoredRecord,
     verdict: Verdict,
     now: Timestamp,
-    results: Results,
-}
-
-/// The part of a result that is shown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Results {
-    /// A list does not read results.
-    Unread,
-    Size,
-    Shown,
+    part: &'a Part,
 }
 
 impl<'a> View<'a> {
-    fn of(stored: &'a StoredRecord, table: &Table, results: Results) -> Self {
+    fn of(stored: &'a StoredRecord, table: &Table, part: &'a Part) -> Self {
         let now = Timestamp::now();
-        let verdict = match &stored.record {
-            Ok(record) => Verdict::of(Some(record), table.after_failure(), now),
-            Err(_) => Verdict::Unknown,
-        };
         Self {
             stored,
-            verdict,
+            verdict: Verdict::by(stored, table.after_failure(), now),
             now,
-            results,
+            part,
         }
     }
 
@@ -427,8 +521,15 @@ impl<'a> View<'a> {
         answer(format, text, || self.json())
     }
 
-    /// Status and lease.
+    /// Status, and lease or lock.
     fn status(&self) -> String {
+        match self.stored.locked_by {
+            Some(_) => format!("{}; locked by an open transaction", self.state()),
+            None => self.state(),
+        }
+    }
+
+    fn state(&self) -> String {
         match &self.stored.record {
             Err(reason) => format!("unreadable: {reason}"),
             Ok(record) if record.is_expired(self.now) => {
@@ -488,6 +589,12 @@ impl<'a> View<'a> {
             if let State::InProgress { lease_until } = record.state {
                 line("lease until", time(Some(lease_until)));
             }
+            line(
+                "locked by",
+                self.stored
+                    .locked_by
+                    .map(|session| format!("PostgreSQL session {session}. {OPEN_TRANSACTION}")),
+            );
             line("owner", record.owner.as_ref().map(Owner::to_string));
             line("message", record.message_id.clone());
             line("attempts", Some(record.attempts.to_string()));
@@ -530,11 +637,13 @@ impl<'a> View<'a> {
         let State::Completed { result } = &record.state else {
             return None;
         };
+        if let Some(output) = self.part.output() {
+            return Some(output.to_owned());
+        }
         Some(match result {
-            StoredResult::Json(json) if self.results == Results::Shown => json.clone(),
             StoredResult::Json(json) => format!("{} bytes; --result shows it", json.len()),
             StoredResult::InS3(pointer) => format!(
-                "{} bytes in {pointer}, with the SHA-256 {}",
+                "{} bytes in {pointer}, with the SHA-256 {}; --result reads it",
                 pointer.bytes, pointer.sha256
             ),
             StoredResult::Omitted(why) => why.clone(),
@@ -553,6 +662,7 @@ impl<'a> View<'a> {
             "key": key,
             "status": record.state.name(),
             "expired": record.is_expired(self.now),
+            "locked_by_session": self.stored.locked_by,
             "owner": record.owner.as_ref().map(Owner::as_str),
             "message_id": record.message_id,
             "attempts": record.attempts,
@@ -571,23 +681,27 @@ impl<'a> View<'a> {
                 shown["lease_until"] = json!(time(*lease_until));
                 shown["lease_left_s"] = json!(self.now.until(*lease_until).as_secs());
             }
-            State::Completed { .. } if self.results == Results::Unread => {}
-            State::Completed { result } => match result {
-                StoredResult::Json(text) => {
-                    shown["result_bytes"] = json!(text.len());
-                    if self.results == Results::Shown {
-                        // A result that is no JSON is shown as text.
+            State::Completed { .. } if matches!(self.part, Part::Unread) => {}
+            State::Completed { result } => {
+                match result {
+                    StoredResult::Json(text) => shown["result_bytes"] = json!(text.len()),
+                    StoredResult::InS3(pointer) => {
+                        shown["result_bytes"] = json!(pointer.bytes);
+                        shown["result_in_s3"] = json!(pointer.to_string());
+                        shown["result_sha256"] = json!(pointer.sha256);
+                    }
+                    StoredResult::Omitted(why) => shown["result_omitted"] = json!(why),
+                }
+                match self.part {
+                    // A result that is no JSON is shown as text.
+                    Part::Output(Ok(text)) => {
                         let value = serde_json::from_str(text).unwrap_or_else(|_| json!(text));
                         shown["result"] = value;
                     }
+                    Part::Output(Err(why)) => shown["result_error"] = json!(why),
+                    Part::Unread | Part::Size => {}
                 }
-                StoredResult::InS3(pointer) => {
-                    shown["result_bytes"] = json!(pointer.bytes);
-                    shown["result_in_s3"] = json!(pointer.to_string());
-                    shown["result_sha256"] = json!(pointer.sha256);
-                }
-                StoredResult::Omitted(why) => shown["result_omitted"] = json!(why),
-            },
+            }
             State::Failed => {}
         }
         shown

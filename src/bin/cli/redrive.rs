@@ -26,7 +26,7 @@ use aws_sdk_sqs::{
 };
 use clap::{ArgGroup, Args};
 use serde_json::{Value, json};
-use sqs_once::{protocol::Timestamp, store::DynamoStore};
+use sqs_once::protocol::Timestamp;
 use tokio::time::Instant;
 
 use crate::{
@@ -35,7 +35,7 @@ use crate::{
     journal::{Journal, Step},
     output::{End, Error, Format, answer, columns, confirm, count},
     progress::Progress,
-    table::Table,
+    table::{Records, Table},
     verdict::Verdict,
 };
 
@@ -169,7 +169,7 @@ struct Run<'a> {
     with: &'a Redrive,
     from: Queue,
     to: Queue,
-    store: Option<DynamoStore>,
+    records: Option<Records>,
     /// FIFO groups that are moved.
     groups: BTreeSet<String>,
     /// FIFO groups of which a message stays.
@@ -224,11 +224,11 @@ impl Redrive {
                 "--to names the dead-letter queue itself: name another queue",
             ));
         }
-        let store = match self.table.is_named() {
-            true => Some(self.table.store(&config)?),
+        let records = match self.table.is_named() {
+            true => Some(self.table.open().await?),
             false => {
                 eprintln!(
-                    "sqs-once: pass --table NAME to see which messages run again when moved\n"
+                    "sqs-once: pass --table NAME or --postgres URL to see which messages run again when moved\n"
                 );
                 None
             }
@@ -240,7 +240,7 @@ impl Redrive {
             with: &self,
             from,
             to,
-            store,
+            records,
             groups: BTreeSet::new(),
             stopped: BTreeSet::new(),
             ended: false,
@@ -429,20 +429,15 @@ impl Run<'_> {
 
     /// The effect of the record under the message's key on the copy, which has a new message id.
     async fn verdict(&self, letter: &DeadLetter) -> Verdict {
-        let (Some(store), Some(key)) = (&self.store, letter.key()) else {
+        let (Some(records), Some(key)) = (&self.records, letter.key()) else {
             return Verdict::Unknown;
         };
-        match store.look_up(key).await {
+        match records.look_up(key).await {
             Ok(None) => Verdict::Runs,
             Ok(Some(stored)) => match &stored.record {
                 // The key is the message id, and the copy gets another one.
                 Ok(record) if is_of_message(key, record.message_id.as_deref()) => Verdict::Runs,
-                Ok(record) => Verdict::of(
-                    Some(record),
-                    self.with.table.after_failure(),
-                    Timestamp::now(),
-                ),
-                Err(_) => Verdict::Unknown,
+                _ => Verdict::by(&stored, self.with.table.after_failure(), Timestamp::now()),
             },
             Err(error) => {
                 eprintln!("sqs-once: {error}");
@@ -501,7 +496,7 @@ impl Run<'_> {
                 // A proxy can answer 200 for SQS.
                 None => {
                     let error = "could not send a message: the answer names no new message";
-                    return Err(Left::all(Fate::Unknown, Error::aws(error)));
+                    return Err(Left::all(Fate::Unknown, Error::remote(error)));
                 }
             },
             Err(error) => error,

@@ -1,6 +1,9 @@
 //! The effect of a record on the next delivery of its key.
 
-use sqs_once::protocol::{AfterFailure, Record, State, Timestamp, record::MAX_FAILED_MESSAGES};
+use sqs_once::{
+    protocol::{AfterFailure, Record, State, Timestamp, record::MAX_FAILED_MESSAGES},
+    store::StoredRecord,
+};
 
 /// The end of a message that arrives now, by the record under its key. The fingerprint is not
 /// compared.
@@ -12,6 +15,9 @@ pub(crate) enum Verdict {
     RunsInformed,
     /// Another worker holds the lease. The message returns to the queue until the lease ends.
     Waits,
+    /// An open transaction locks the record. The message waits for its end, and then finds the record
+    /// that the transaction leaves.
+    WaitsForTransaction,
     /// The operation is completed. The message is acknowledged, and the handler does not run.
     Duplicate,
     /// The message finds the stored failure, and the handler does not run.
@@ -21,6 +27,15 @@ pub(crate) enum Verdict {
 }
 
 impl Verdict {
+    /// The verdict by a record as it was read.
+    pub(crate) fn by(stored: &StoredRecord, after: AfterFailure, now: Timestamp) -> Self {
+        match &stored.record {
+            _ if stored.locked_by.is_some() => Self::WaitsForTransaction,
+            Ok(record) => Self::of(Some(record), after, now),
+            Err(_) => Self::Unknown,
+        }
+    }
+
     /// The verdict for another message than those that failed under the key.
     pub(crate) fn of(record: Option<&Record>, after: AfterFailure, now: Timestamp) -> Self {
         let Some(record) = record.filter(|record| !record.is_expired(now)) else {
@@ -46,6 +61,7 @@ impl Verdict {
             Self::Runs => "runs",
             Self::RunsInformed => "runs_informed",
             Self::Waits => "waits",
+            Self::WaitsForTransaction => "waits_for_transaction",
             Self::Duplicate => "duplicate",
             Self::StoredFailure => "stored_failure",
             Self::Unknown => "unknown",
@@ -60,9 +76,14 @@ impl Verdict {
                 "the handler runs, and is informed of an attempt that may have had its effect"
             }
             Self::Waits => "returns to the queue until the lease ends",
+            Self::WaitsForTransaction => {
+                "waits for the end of the open transaction, and then finds the record that it leaves"
+            }
             Self::Duplicate => "acknowledged as a duplicate; the handler does not run",
             Self::StoredFailure => "finds the stored failure; the handler does not run",
-            Self::Unknown => "unknown: no --table, no key on the message, or an unreadable record",
+            Self::Unknown => {
+                "unknown: no table is named, no key on the message, or an unreadable record"
+            }
         }
     }
 }

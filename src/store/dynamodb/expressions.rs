@@ -12,7 +12,7 @@ use aws_sdk_dynamodb::types::{
 };
 
 #[cfg(feature = "cli")]
-use crate::store::dynamodb::filter::{RecordFilter, RecordStatus};
+use crate::store::operator::{RecordFilter, RecordStatus};
 use crate::{
     dynamodb::item::{Item, number, string},
     protocol::{

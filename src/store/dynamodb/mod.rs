@@ -1,13 +1,11 @@
 //! [`DynamoStore`]: records in a DynamoDB table.
 
 mod expressions;
-#[cfg(feature = "cli")]
-pub(super) mod filter;
 mod group;
 mod item;
 mod layout;
 #[cfg(feature = "cli")]
-pub(super) mod operator;
+mod operator;
 mod transaction;
 
 use std::{pin::pin, time::Duration};

@@ -1,44 +1,22 @@
-//! Records as an operator reads and changes them, with the command-line tool `sqs-once`.
-//!
-//! An operator has no claim. So each change has the condition that the record is as it was shown.
+//! Records in DynamoDB as an operator reads and changes them, with the command-line tool `sqs-once`.
 
 use aws_sdk_dynamodb::{
     operation::{delete_item::DeleteItemError, update_item::UpdateItemError},
     types::ReturnConsumedCapacity,
 };
 
-use super::{DynamoStore, expressions, filter::RecordFilter};
+use super::{DynamoStore, expressions};
 use crate::{
     dynamodb::{
         item::Item,
         write::{delete_item, update_item},
     },
-    protocol::{Key, Record, Timestamp},
-    store::StoreError,
+    protocol::{Key, Timestamp},
+    store::{
+        StoreError,
+        operator::{RecordFilter, RecordPage, StoredRecord, Version},
+    },
 };
-
-/// A record with its key, as read from the table.
-#[derive(Clone, Debug)]
-pub struct StoredRecord {
-    /// The key as the table has it. A key longer than the table's sort key takes is hashed.
-    pub key: String,
-    /// The record, or the reason why the item is no valid record.
-    pub record: Result<Record, String>,
-    item: Item,
-}
-
-/// A page of records.
-#[derive(Clone, Debug)]
-pub struct RecordPage {
-    /// Records of the page that pass the filter.
-    pub records: Vec<StoredRecord>,
-    /// Number of items that DynamoDB read for the page.
-    pub read: usize,
-    /// Read units that the page took.
-    pub units: f64,
-    /// Key after which the next page begins. `None` after the last page.
-    pub next: Option<String>,
-}
 
 impl DynamoStore {
     /// Reads a record, consistently.
@@ -122,7 +100,7 @@ impl DynamoStore {
         Ok(RecordPage {
             records: items.map(|item| self.stored(item)).collect(),
             read: usize::try_from(read).unwrap_or(0),
-            units: capacity.and_then(|used| used.capacity_units).unwrap_or(0.0),
+            units: Some(capacity.and_then(|used| used.capacity_units).unwrap_or(0.0)),
             next: last.and_then(|last| self.key_of(&last)),
         })
     }
@@ -135,7 +113,10 @@ impl DynamoStore {
     /// [`StoreError`]. The lease may have been ended nevertheless.
     #[doc(hidden)]
     pub async fn release(&self, shown: &StoredRecord, now: Timestamp) -> Result<bool, StoreError> {
-        let update = expressions::release(&self.layout, &self.table, &shown.item, now);
+        let Some(item) = shown.item() else {
+            return Ok(false);
+        };
+        let update = expressions::release(&self.layout, &self.table, item, now);
         match update_item(&self.writing, update).send().await {
             Ok(_) => Ok(true),
             Err(error) => match error.as_service_error() {
@@ -156,7 +137,10 @@ impl DynamoStore {
     /// [`StoreError`]. The record may have been deleted nevertheless.
     #[doc(hidden)]
     pub async fn forget(&self, shown: &StoredRecord) -> Result<bool, StoreError> {
-        let delete = expressions::forget(&self.layout, &self.table, &shown.item);
+        let Some(item) = shown.item() else {
+            return Ok(false);
+        };
+        let delete = expressions::forget(&self.layout, &self.table, item);
         match delete_item(&self.writing, delete).send().await {
             Ok(_) => Ok(true),
             Err(error) => match error.as_service_error() {
@@ -173,7 +157,8 @@ impl DynamoStore {
         StoredRecord {
             key: self.key_of(&item).unwrap_or_default(),
             record: self.layout.record(&item),
-            item,
+            locked_by: None,
+            version: Version::Item(item),
         }
     }
 

@@ -1,5 +1,7 @@
 //! [`PostgresStore`]: records in a PostgreSQL table.
 
+#[cfg(feature = "cli")]
+mod operator;
 pub(crate) mod row;
 
 use std::{

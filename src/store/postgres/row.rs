@@ -13,11 +13,19 @@ use crate::protocol::{
 /// Every column but the key, in the order of the parameters from `$2` on.
 macro_rules! columns {
     () => {
-        "status, owner, lease_until, expires_at, fingerprint, message_id, attempts, first_claimed_at, \
-         last_end, error, failed_message_ids, result, result_omitted, result_in_s3, created_at, \
-         updated_at"
+        columns!("result")
+    };
+    ($result:literal) => {
+        concat!(
+            "status, owner, lease_until, expires_at, fingerprint, message_id, attempts, \
+             first_claimed_at, last_end, error, failed_message_ids, ",
+            $result,
+            ", result_omitted, result_in_s3, created_at, updated_at"
+        )
     };
 }
+#[cfg(feature = "cli")]
+pub(super) use columns;
 
 macro_rules! insert {
     () => {
@@ -167,6 +175,14 @@ fn bind(sql: &'static str, key: &Key, record: &Record) -> Query<'static, Postgre
 }
 
 fn kept(row: &PgRow) -> Result<Kept, Error> {
+    Ok(Kept {
+        record: record(row)?,
+        version: row.try_get("version")?,
+    })
+}
+
+/// The record in a row. [`Error::Decode`] if the row is no valid record.
+pub(super) fn record(row: &PgRow) -> Result<Record, Error> {
     let number = |column| Ok::<_, Error>(row.try_get::<Option<i64>, _>(column)?.map(from_int));
     let time = |column| Ok::<_, Error>(number(column)?.map(Timestamp::from_millis));
     let string = |column| Ok::<_, Error>(row.try_get::<Option<String>, _>(column)?.map(from_text));
@@ -201,10 +217,7 @@ fn kept(row: &PgRow) -> Result<Kept, Error> {
     record.failed_message_ids = failed.into_iter().map(from_text).collect();
     record.created_at = time("created_at")?;
     record.updated_at = time("updated_at")?;
-    Ok(Kept {
-        record,
-        version: row.try_get("version")?,
-    })
+    Ok(record)
 }
 
 pub(super) fn int(number: u64) -> i64 {
@@ -215,7 +228,7 @@ fn from_int(number: i64) -> u64 {
     u64::try_from(number).unwrap_or_default()
 }
 
-fn millis(at: Timestamp) -> i64 {
+pub(super) fn millis(at: Timestamp) -> i64 {
     int(at.as_millis())
 }
 
@@ -223,7 +236,7 @@ fn millis(at: Timestamp) -> i64 {
 const ESCAPE: char = '\u{1}';
 
 /// The text as it is stored: the same, unless it contains U+0000 or [`ESCAPE`].
-fn text(plain: &str) -> String {
+pub(super) fn text(plain: &str) -> String {
     if !plain.contains(['\0', ESCAPE]) {
         return plain.to_owned();
     }
@@ -238,7 +251,7 @@ fn text(plain: &str) -> String {
     stored
 }
 
-fn from_text(stored: String) -> String {
+pub(super) fn from_text(stored: String) -> String {
     if !stored.contains(ESCAPE) {
         return stored;
     }

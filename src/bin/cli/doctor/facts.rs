@@ -16,6 +16,17 @@ use crate::{aws::failed, dead_letters::Queue, output::Error};
 /// The variable by which a function is known as a consumer of this crate.
 const TABLE: &str = "IDEMPOTENCY_TABLE_NAME";
 
+/// The variable by which a function is known as a consumer with records in PostgreSQL.
+const POSTGRES: &str = "IDEMPOTENCY_POSTGRES_URL";
+
+/// A function of the stack.
+pub(crate) enum Function {
+    Consumer(Box<Consumer>),
+    /// A consumer with records in PostgreSQL.
+    InPostgres,
+    Other,
+}
+
 /// A function of the stack that consumes queues.
 pub(crate) struct Consumer {
     pub(crate) name: String,
@@ -110,12 +121,12 @@ impl Account {
         }
     }
 
-    /// Reads a function and all that belongs to it. `None` if it is no consumer with a table.
-    pub(crate) async fn consumer(
+    /// Reads a function, and all that belongs to it if it is a consumer with a DynamoDB table.
+    pub(crate) async fn function(
         &self,
         function: &str,
         with_policies: bool,
-    ) -> Result<Option<Consumer>, Error> {
+    ) -> Result<Function, Error> {
         let read = self.lambda.get_function_configuration();
         let read = read.function_name(function).send().await.map_err(|error| {
             let permission = "lambda:GetFunctionConfiguration";
@@ -126,7 +137,10 @@ impl Account {
             .and_then(|environment| environment.variables);
         let variables = variables.unwrap_or_default();
         let Some(table) = variables.get(TABLE).cloned() else {
-            return Ok(None);
+            return Ok(match variables.contains_key(POSTGRES) {
+                true => Function::InPostgres,
+                false => Function::Other,
+            });
         };
         let policies = match (with_policies, read.role) {
             (true, Some(role)) => Some(policies::read(&self.iam, &role).await?),
@@ -139,7 +153,7 @@ impl Account {
             .as_ref()
             .and_then(|logging| logging.log_group.clone());
         let group = group.unwrap_or_else(|| format!("/aws/lambda/{function}"));
-        Ok(Some(Consumer {
+        Ok(Function::Consumer(Box::new(Consumer {
             name: function.to_owned(),
             region: region.unwrap_or_default(),
             timeout: Duration::from_secs(read.timeout.and_then(|s| s.try_into().ok()).unwrap_or(3)),
@@ -149,7 +163,7 @@ impl Account {
             mappings: self.mappings(function).await?,
             table: self.table(&table).await?,
             variables,
-        }))
+        })))
     }
 
     async fn mappings(&self, function: &str) -> Result<Vec<Mapping>, Error> {
