@@ -34,7 +34,7 @@ demo-inbox: $(VENV) ## Sell 100 pieces to 300 orders on a local cloud, kill work
 	python local/demo_inbox.py $(SEED)
 
 .PHONY: demo-outbox
-demo-outbox: ## Send 300 orders (OUTBOX_ORDERS) through two consumers and an outbox, with kills, duplicates and lost answers
+demo-outbox: $(VENV) ## Send 300 orders (OUTBOX_ORDERS) through two consumers and an outbox, with kills, duplicates and lost answers
 	cargo test --locked --features cli,opentelemetry,outbox,postgres --test outbox -- --nocapture --test-threads 1 end_to_end
 
 .PHONY: dev
@@ -127,7 +127,7 @@ soak: $(VENV) ## Kill, freeze and disconnect workers over tens of thousands of m
 	$(CONSUMER)
 	cargo test --locked --test chaos -- --nocapture
 	cargo test --locked --features postgres --test postgres -- chaos --nocapture
-	cargo test --locked --features outbox --test outbox -- end_to_end --nocapture
+	cargo test --locked --features outbox,postgres --test outbox -- end_to_end --nocapture
 
 .PHONY: test-localstack
 test-localstack: $(VENV) ## Run the integration suite against LocalStack in Docker, or the emulator at AWS_ENDPOINT_URL
@@ -202,6 +202,7 @@ lint: $(VENV) $(CHECKOV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licence
 	sam validate --lint --region us-east-1
 	sam validate --lint --region us-east-1 --template-file examples/place_order.template.yaml
 	sam validate --lint --region us-east-1 --template-file examples/outbox.template.yaml
+	sam validate --lint --region us-east-1 --template-file examples/outbox_postgres.template.yaml
 	sam validate --lint --region us-east-1 --template-file examples/place_order_postgres.template.yaml
 	cfn-lint template.yaml examples/*.template.yaml
 	$(CHECKOV) --framework cloudformation --skip-download --compact --quiet --file template.yaml examples/*.template.yaml

@@ -1,7 +1,7 @@
-//! Places an order in PostgreSQL: inserts the order and takes its products from the stock, in one
-//! transaction with the record. An order for more than the stock is declined.
+//! Places an order in PostgreSQL: inserts the order, takes its products from the stock, and publishes the
+//! event `order-placed`, in one transaction with the record. An order for more than the stock is declined.
 //!
-//! The tables, beside that of the records, which the consumer creates at its start:
+//! The tables, beside those of records and events, which the consumer creates at its start:
 //!
 //! ```sql
 //! CREATE TABLE stock (product text PRIMARY KEY, quantity bigint NOT NULL CHECK (quantity >= 0));
@@ -17,13 +17,17 @@
 //! cp global-bundle.pem target/lambda/place_order_postgres/ # the certificate authorities of RDS
 //! sam deploy --guided --template-file examples/place_order_postgres.template.yaml
 //! ```
+//!
+//! The events stay in the table `sqs_once_outbox` until a relay sends them: docs/outbox.md has its
+//! deployment.
 
 use std::{collections::BTreeMap, num::NonZeroU32};
 
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use sqlx::{Connection as _, PgConnection};
 use sqs_once::{
-    Attempt, Consumer, Failure, Handler, InPostgres, InTransaction, Settings, SettingsError,
+    Attempt, Consumer, Event, Failure, Handler, InPostgres, InTransaction, Settings, SettingsError,
     handler_fn, telemetry,
 };
 
@@ -77,7 +81,10 @@ async fn place(order: Order, attempt: Attempt) -> Result<InTransaction<Answer>, 
         }
     }
     writes.commit().await?;
-    Ok(tx.done(Answer::Placed))
+    let placed = Event::new("order-placed", &json!({ "orderId": order.order_id }));
+    Ok(tx
+        .done(Answer::Placed)
+        .publish(placed.group(order.customer_id)))
 }
 
 /// Takes pieces from the stock. Returns false if there are too few.

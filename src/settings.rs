@@ -2,6 +2,8 @@
 
 #[cfg(feature = "postgres")]
 mod postgres;
+#[cfg(feature = "outbox")]
+mod relay;
 mod unknown;
 
 use std::{
@@ -548,49 +550,6 @@ impl Settings {
             None => on_item,
         };
         Ok(batches.consumer(on_item, handler, &config))
-    }
-
-    /// The relay of an outbox, from these variables and those of metrics:
-    ///
-    /// | variable | default | meaning |
-    /// | --- | --- | --- |
-    /// | `OUTBOX_TARGETS` | required | queue, topic or event bus for each name of an event ([`Targets`](crate::outbox::Targets)) |
-    /// | `OUTBOX_DEAD_LETTER_QUEUE_URL` | required | queue for events that their target refuses |
-    /// | `OUTBOX_EVENT_SOURCE` | function name | `source` of events on EventBridge |
-    ///
-    /// # Errors
-    ///
-    /// Every variable that is missing or invalid.
-    ///
-    /// ```no_run
-    /// use sqs_once::{Settings, outbox};
-    ///
-    /// # async fn main_() -> Result<(), lambda_runtime::Error> {
-    /// outbox::run(Settings::from_env().relay().await?).await
-    /// # }
-    /// ```
-    #[cfg(feature = "outbox")]
-    pub async fn relay(mut self) -> Result<crate::outbox::Relay, SettingsError> {
-        const DEAD_LETTERS: &str = "OUTBOX_DEAD_LETTER_QUEUE_URL";
-        let function = self.function();
-        let targets = self.required(
-            "OUTBOX_TARGETS",
-            "queue, topic or event bus for each name of an event, as `*=URL or ARN`",
-            str::parse,
-        );
-        let dead_letters = self.required(
-            DEAD_LETTERS,
-            "queue for events that their target refuses",
-            str::parse::<String>,
-        );
-        let source = self.optional("OUTBOX_EVENT_SOURCE", &function, str::parse::<String>);
-        let (metrics, _threads) = (self.metrics(&function), self.has_threads());
-        let read = (|| Ok((targets?, dead_letters?, source?, metrics?)))();
-        let (targets, dead_letters, source, metrics) = self.check(read)?;
-        let config = self.take_config().await;
-        let relay = crate::outbox::Relay::new(&config, targets, &dead_letters);
-        let relay = relay.map_err(|error| self.error(format!("{DEAD_LETTERS}: {error}")))?;
-        Ok(relay.source(source).metrics(metrics))
     }
 
     fn table(&mut self) -> Result<Table, SettingsError> {

@@ -24,8 +24,13 @@ mod locks;
     reason = "an example has a main of its own"
 )]
 mod place_order_postgres;
+#[path = "postgres/publish.rs"]
+mod publish;
 #[path = "postgres/records.rs"]
 mod records;
+#[cfg(feature = "outbox")]
+#[path = "postgres/relay.rs"]
+mod relay;
 #[path = "postgres/results.rs"]
 mod results;
 #[path = "postgres/secret.rs"]

@@ -1,4 +1,4 @@
-//! The Lambda function that sends the events of an outbox table: see `docs/outbox.md`.
+//! The Lambda function that sends the events of an outbox: see `docs/outbox.md`.
 
 use std::process::ExitCode;
 
@@ -16,7 +16,11 @@ fn main() -> ExitCode {
 }
 
 fn run(mut settings: Settings) -> Result<(), lambda_runtime::Error> {
-    settings
-        .runtime()?
-        .block_on(async { outbox::run(settings.relay().await?).await })
+    settings.runtime()?.block_on(async {
+        #[cfg(feature = "postgres")]
+        if std::env::var_os("IDEMPOTENCY_POSTGRES_URL").is_some_and(|url| !url.is_empty()) {
+            return outbox::run(settings.postgres_relay().await?).await;
+        }
+        outbox::run(settings.relay().await?).await
+    })
 }

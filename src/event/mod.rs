@@ -19,9 +19,10 @@ const MAX_NAME: usize = 128;
 /// them is for the attributes.
 pub(crate) const MAX_BODY_BYTES: usize = 255 * 1024;
 
-/// An event that a handler publishes with its answer ([`Done::publish`](crate::Done::publish)).
+/// An event that a handler publishes with its answer ([`Done::publish`](crate::Done::publish), and
+/// `InTransaction::publish` with the feature `postgres`).
 ///
-/// The event is one more item of the transaction that records the operation. So it is published if
+/// The event is one more item or row of the transaction that records the operation. So it is published if
 /// and only if the operation is recorded. The relay then sends it at least once, to the target that
 /// the relay's settings give for its name (`docs/outbox.md`).
 ///
@@ -127,6 +128,13 @@ impl Published {
             body: event.body.unwrap_or_default(),
         }
     }
+}
+
+/// The first event of an answer that exceeds a limit, and that limit.
+pub(crate) fn first_fault(events: &[Event]) -> Option<String> {
+    let mut faults = events.iter().map(Event::fault).enumerate();
+    faults
+        .find_map(|(index, fault)| Some(format!("event {index}: {}; nothing was written", fault?)))
 }
 
 /// Returns whether `name` can be the name of an event.

@@ -11,7 +11,7 @@ use crate::{
         refused::Refused,
         write::{IntoWrite, MAX_WRITES, Write},
     },
-    event::Event,
+    event::{Event, first_fault},
     protocol::StoredResult,
 };
 
@@ -201,12 +201,8 @@ impl<O: Serialize + Send + 'static> TryFrom<Done<O>> for Plan {
                 )));
             }
         }
-        for (index, event) in done.events.iter().enumerate() {
-            if let Some(fault) = event.fault() {
-                return Err(Failure::permanent(format!(
-                    "event {index}: {fault}; nothing was written"
-                )));
-            }
+        if let Some(fault) = first_fault(&done.events) {
+            return Err(Failure::permanent(fault));
         }
         let plan = |decide: OnRefused<Done<O>>| -> OnRefused<Self> {
             Box::new(|refused| decide(refused)?.try_into())

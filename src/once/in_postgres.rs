@@ -1,9 +1,10 @@
 //! [`InPostgres`], the mode whose records and business writes commit in one PostgreSQL transaction.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, fmt, sync::Arc, time::Duration};
 
 use aws_sdk_dynamodb::config::{Region, SharedCredentialsProvider};
 use aws_sdk_secretsmanager::Client;
+use futures_util::future::BoxFuture;
 use serde::Serialize;
 use sqlx::{Error, PgPool};
 use tokio::{
@@ -19,6 +20,7 @@ use super::{
 };
 use crate::{
     deadline::Deadline,
+    event::{Published, first_fault},
     handler::{Attempt, Failure, History, to_output},
     meter::timed,
     postgres::{
@@ -29,6 +31,7 @@ use crate::{
             is_not_committed,
         },
         lent::{Lent, Limits},
+        outbox,
     },
     protocol::{
         AfterFailure, ClaimRequest, Claimed, Key, Record, Settlement, StoredResult, Timestamp,
@@ -77,7 +80,7 @@ use crate::{
 ///
 /// | end | database | next attempt |
 /// | --- | --- | --- |
-/// | the handler returned [`InTransaction`] | commits writes and record | duplicate |
+/// | the handler returned [`InTransaction`] | commits writes, record and events | duplicate |
 /// | permanent failure | rolls back, then records `FAILED` | this message: failed before |
 /// | retryable failure, panic, cut-off, crash | rolls back | runs |
 /// | serialization failure or deadlock | rolls back | runs at once, while there is time |
@@ -93,7 +96,23 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct InPostgres {
     records: Records<PostgresStore>,
+    after_commit: Option<Arc<dyn AfterCommit>>,
 }
+
+/// Sends published events right after their commit. A relay sends those that stay in the table.
+pub(crate) trait AfterCommit: fmt::Debug + Send + Sync {
+    /// Sends the waiting events of these groups, on the connection that committed. Ends within
+    /// `time`.
+    fn send<'a>(
+        &'a self,
+        lent: &'a mut Lent,
+        groups: &'a [String],
+        time: Duration,
+    ) -> BoxFuture<'a, ()>;
+}
+
+/// Longest time to send events right after their commit, as long as half of the time left.
+const MAX_TIME_AFTER_COMMIT: Duration = Duration::from_secs(2);
 
 /// Time from the deadline until the server ends the transaction of a frozen worker.
 const MARGIN: Duration = Duration::from_secs(1);
@@ -109,6 +128,7 @@ impl Once<PostgresStore> {
     pub fn in_postgres(pool: PgPool) -> InPostgres {
         InPostgres {
             records: Self::new(PostgresStore::new(pool)).records,
+            after_commit: None,
         }
     }
 }
@@ -154,7 +174,20 @@ impl InPostgres {
         self
     }
 
-    /// Creates the table of the records if it does not exist.
+    /// Sends the events of each answer right after its commit.
+    #[cfg(feature = "outbox")]
+    pub(crate) fn after_commit(mut self, after_commit: impl AfterCommit + 'static) -> Self {
+        self.after_commit = Some(Arc::new(after_commit));
+        self
+    }
+
+    /// The database, for a relay.
+    #[cfg(feature = "outbox")]
+    pub(crate) fn into_store(self) -> PostgresStore {
+        self.records.store
+    }
+
+    /// Creates the tables of records and events if they do not exist.
     #[cfg(feature = "settings")]
     pub(crate) async fn migrate(&self) -> Result<(), Error> {
         postgres::create_table(self.records.store.connections()).await
@@ -187,6 +220,7 @@ impl InPostgres {
         let (now, message_id) = (self.records.now(), delivery.message_id());
         let run = Run {
             records: &self.records,
+            after_commit: self.after_commit.as_deref(),
             request: (self.records).request(&key, fingerprint, message_id, now),
             deadline,
         };
@@ -207,12 +241,20 @@ impl InPostgres {
         let answer = guard(deadline, async {
             let InTransaction {
                 output,
+                events,
                 transaction,
             } = work(attempt).await?;
-            Ok((to_output(&output), transaction))
+            if let Some(fault) = first_fault(&events) {
+                return Err(Failure::permanent(fault));
+            }
+            let published = |(index, event)| Published::new(&run.request.key, index, event);
+            let events = events.into_iter().enumerate().map(published);
+            Ok((to_output(&output), events.collect(), transaction))
         });
         match answer.await {
-            Ok((output, transaction)) => run.complete(&claim, output, transaction).await,
+            Ok((output, events, transaction)) => {
+                run.complete(&claim, output, events, transaction).await
+            }
             Err(end) => run.end_without_answer(lent, end).await,
         }
     }
@@ -221,6 +263,7 @@ impl InPostgres {
 /// One attempt at an operation.
 struct Run<'a> {
     records: &'a Records<PostgresStore>,
+    after_commit: Option<&'a dyn AfterCommit>,
     request: ClaimRequest,
     deadline: Deadline,
 }
@@ -282,11 +325,12 @@ impl Run<'_> {
         }))
     }
 
-    /// Records the completion, and commits.
+    /// Records the completion and the events, and commits.
     async fn complete(
         &self,
         claim: &Claim,
         output: StoredResult,
+        events: Vec<Published>,
         mut transaction: Transaction,
     ) -> Outcome {
         let (key, owner) = (self.key(), &self.request.owner);
@@ -294,8 +338,16 @@ impl Run<'_> {
         let result = kept.await;
         let lent = transaction.lent();
         let completion = self.records.completion(&result);
-        let settled = self.settle(lent, claim, &completion);
-        match timed(timeout_at(self.deadline.end(), settled)).await {
+        let recorded = async {
+            let settled = self.settle(lent, claim, &completion).await?;
+            // The settlement proves that the handler did not end the transaction: outside of it, the
+            // events would be published at once.
+            if settled && !events.is_empty() {
+                outbox::insert(lent, &events, self.records.now()).await?;
+            }
+            Ok::<_, Error>(settled)
+        };
+        match timed(timeout_at(self.deadline.end(), recorded)).await {
             Ok(Ok(true)) => {}
             Ok(Ok(false)) => return self.fail(lent, ENDED_BY_HANDLER.into()).await,
             Ok(Err(error)) => {
@@ -315,12 +367,26 @@ impl Run<'_> {
         if let Err(outcome) = self.commit(lent).await {
             return outcome;
         }
+        self.send_after_commit(lent, events).await;
         drop(transaction);
         let (store, now) = (&self.records.store, self.records.now());
         store
             .delete_expired_rarely(now, self.deadline.time_left())
             .await;
         Outcome::Completed(result)
+    }
+
+    /// Sends committed events, if there is a relay and time for it.
+    async fn send_after_commit(&self, lent: &mut Lent, events: Vec<Published>) {
+        let Some(after_commit) = self.after_commit else {
+            return;
+        };
+        let groups: BTreeSet<_> = events.into_iter().map(|event| event.group).collect();
+        let time = MAX_TIME_AFTER_COMMIT.min(self.deadline.time_left() / 2);
+        if !groups.is_empty() && !time.is_zero() {
+            let groups = Vec::from_iter(groups);
+            after_commit.send(lent, &groups, time).await;
+        }
     }
 
     /// Ends the attempt of a handler that returned no answer.
@@ -444,6 +510,7 @@ impl Run<'_> {
         Limits {
             lock: until(lock_until),
             transaction: until(self.deadline.end()) + MARGIN,
+            is_read_committed: false,
         }
     }
 

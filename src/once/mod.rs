@@ -54,6 +54,8 @@ mod repeat;
 mod work;
 
 pub use claim::Once;
+#[cfg(all(feature = "postgres", feature = "outbox"))]
+pub(crate) use in_postgres::AfterCommit;
 #[cfg(feature = "postgres")]
 pub use in_postgres::InPostgres;
 pub use inbox::Inbox;

@@ -1,15 +1,18 @@
-//! [`Relay`] as a `tower` service, and the loop that asks Lambda for batches.
+//! The relays as `tower` services, and the loop that asks Lambda for invocations.
 
 use std::task::{Context, Poll};
 
 use aws_lambda_events::{dynamodb::Event, streams::DynamoDbEventResponse};
 use lambda_runtime::{BoxFuture, Diagnostic, Error, LambdaEvent, Service};
+use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::Relay;
+#[cfg(feature = "postgres")]
+use super::{PostgresRelay, Relayed};
 use crate::protocol::Timestamp;
 
-/// The reason why a relay could not read a batch.
+/// The reason why an invocation of a relay failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RelayError {
@@ -23,9 +26,16 @@ pub enum RelayError {
         /// Column of the error, from 1.
         column: usize,
     },
+    /// PostgreSQL failed. Events that were not sent stay in the table, and some may be sent again.
+    #[cfg(feature = "postgres")]
+    #[error("the outbox could not be read or written to its end: {reason}")]
+    Database {
+        /// Explanation, without payload.
+        reason: String,
+    },
 }
 
-/// Runs `relay` as a Lambda function, until Lambda ends the process.
+/// Runs `relay`, a [`Relay`] or a `PostgresRelay`, as a Lambda function, until Lambda ends the process.
 ///
 /// # Errors
 ///
@@ -38,7 +48,12 @@ pub enum RelayError {
 /// outbox::run(Settings::from_env().relay().await?).await
 /// # }
 /// ```
-pub async fn run(relay: Relay) -> Result<(), Error> {
+pub async fn run<R>(relay: R) -> Result<(), Error>
+where
+    R: Service<LambdaEvent<Box<RawValue>>, Error = RelayError> + Clone + Send + 'static,
+    R::Response: Serialize + Send,
+    R::Future: Send,
+{
     lambda_runtime::run_concurrent(relay).await
 }
 
@@ -65,6 +80,27 @@ impl Service<LambdaEvent<Box<RawValue>>> for Relay {
             let deadline = relay.deadline(Timestamp::from_millis(context.deadline));
             let request_id = Some(context.request_id.as_str());
             Ok(relay.process_batch(event, deadline, request_id).await)
+        })
+    }
+}
+
+/// Every event, such as that of a schedule, makes the relay send all due events.
+#[cfg(feature = "postgres")]
+impl Service<LambdaEvent<Box<RawValue>>> for PostgresRelay {
+    type Response = Relayed;
+    type Error = RelayError;
+    type Future = BoxFuture<'static, Result<Relayed, RelayError>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), RelayError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, event: LambdaEvent<Box<RawValue>>) -> Self::Future {
+        let relay = self.clone();
+        Box::pin(async move {
+            let deadline = relay.deadline(Timestamp::from_millis(event.context.deadline));
+            let request_id = Some(event.context.request_id.as_str());
+            relay.send_all_due(deadline, request_id).await
         })
     }
 }

@@ -1,4 +1,4 @@
-//! [`Relay`]: sends a batch in rounds, and reports the first event that was not sent.
+//! [`Relay`]: sends groups of events in rounds; of a batch, reports the first event that was not sent.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Time budget of an invocation without a known deadline.
-const ASSUMED_TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) const ASSUMED_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time reserved for the response.
 const RESERVE: Duration = Duration::from_millis(500);
 
@@ -71,6 +71,17 @@ enum End {
     Sent,
     DeadLettered(String),
     Failed(String),
+}
+
+/// The events of a group that were not sent. The first is the one that failed, if one did.
+#[derive(Debug)]
+pub(super) struct Unsent {
+    pub(super) events: Group,
+    #[cfg_attr(
+        not(feature = "postgres"),
+        expect(dead_code, reason = "read by the feature")
+    )]
+    pub(super) has_failed: bool,
 }
 
 impl Relay {
@@ -132,29 +143,71 @@ impl Relay {
             numbers.push(record.change.sequence_number.clone());
         }
         let mut report = RelayReport::new(Timestamp::now());
-        let mut groups = groups(event.records);
-        let mut unsent = Vec::new();
-        while groups.iter().any(|group| !group.is_empty()) {
-            let ends = self.send_first_of_each(&groups, deadline.stop()).await;
-            let started = groups.iter_mut().filter(|group| !group.is_empty());
-            for (group, end) in started.zip(ends) {
-                unsent.extend(settle(group, end, &mut report));
-            }
+        let groups = groups(event.records);
+        let unsent = self.send_groups(groups, deadline.stop(), &mut report).await;
+        for group in &unsent {
+            report.failed(group.events.len());
         }
-        report.log(self.metrics.as_ref(), request_id);
+        self.log(report, request_id);
         let mut response = DynamoDbEventResponse::default();
         // Lambda sends the batch again from the lowest number, so no other needs a name. An empty number
         // makes it send the whole batch again.
-        if let Some(first) = unsent.into_iter().min() {
+        let unsent = unsent.iter().flat_map(|group| &group.events);
+        if let Some(first) = unsent.map(|pending| pending.position).min() {
             let mut failure = DynamoDbBatchItemFailure::default();
-            failure.item_identifier = Some(numbers.swap_remove(first).unwrap_or_default());
+            let number = (0..).zip(numbers).find(|(position, _)| *position == first);
+            failure.item_identifier =
+                Some(number.and_then(|(_, number)| number).unwrap_or_default());
             response.batch_item_failures.push(failure);
         }
         response
     }
 
-    /// Sends the first event of each group that has one. Returns their ends, in the order of the
-    /// groups.
+    /// Sends groups side by side, and the events of each one after the other, until `until`. Returns
+    /// the groups that still have events.
+    pub(super) async fn send_groups(
+        &self,
+        mut groups: Vec<Group>,
+        until: Instant,
+        report: &mut RelayReport,
+    ) -> Vec<Unsent> {
+        let mut unsent = Vec::new();
+        while !groups.is_empty() {
+            if Instant::now() >= until {
+                tracing::warn!(
+                    groups = groups.len(),
+                    "no time is left to send these groups"
+                );
+                let rest = |events| Unsent {
+                    events,
+                    has_failed: false,
+                };
+                unsent.extend(groups.into_iter().map(rest));
+                break;
+            }
+            let ends = self.send_first_of_each(&groups, until).await;
+            let mut next = Vec::with_capacity(groups.len());
+            for (mut events, end) in groups.into_iter().zip(ends) {
+                if !settle(&events, end, report) {
+                    let has_failed = true;
+                    unsent.push(Unsent { events, has_failed });
+                    continue;
+                }
+                events.pop_front();
+                if !events.is_empty() {
+                    next.push(events);
+                }
+            }
+            groups = next;
+        }
+        unsent
+    }
+
+    pub(super) fn log(&self, report: RelayReport, request_id: Option<&str>) {
+        report.log(self.metrics.as_ref(), request_id);
+    }
+
+    /// Sends the first event of each group. Returns their ends, in the order of the groups.
     async fn send_first_of_each(&self, groups: &[Group], until: Instant) -> Vec<End> {
         let heads: Vec<&Pending> = groups.iter().filter_map(Group::front).collect();
         let sent = self.send(&heads, until).await;
@@ -235,11 +288,10 @@ impl Relay {
     }
 }
 
-/// Takes the end of a group's first event. Returns the positions of events that are not sent in this
-/// batch.
-fn settle(group: &mut Group, end: End, report: &mut RelayReport) -> Vec<usize> {
+/// Reports the end of a group's first event. Returns whether the next event may be sent.
+fn settle(group: &Group, end: End, report: &mut RelayReport) -> bool {
     let Some(first) = group.front() else {
-        return Vec::new();
+        return true;
     };
     let (event_id, event_name) = (&first.event.id, &first.event.name);
     match end {
@@ -261,12 +313,10 @@ fn settle(group: &mut Group, end: End, report: &mut RelayReport) -> Vec<usize> {
                 waiting = group.len() - 1,
                 "the event was not sent: it and the later events of its group are sent again"
             );
-            report.failed(group.len());
-            return group.drain(..).map(|pending| pending.position).collect();
+            return false;
         }
     }
-    group.pop_front();
-    Vec::new()
+    true
 }
 
 /// Divides entries into calls within the limits of the services.

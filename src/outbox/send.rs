@@ -29,6 +29,8 @@ const ID: &str = "idempotencyKey";
 const NAME: &str = "eventName";
 /// Message attribute of a dead letter: the reason.
 const REASON: &str = "SqsOnceReason";
+/// Message attribute of a dead letter: the group of the event.
+const GROUP: &str = "eventGroup";
 
 /// Codes by which a target refuses an event whenever it is sent. Every other error may be that of a
 /// missing permission or of an outage, so the event is sent again.
@@ -235,9 +237,10 @@ fn detail(event: &Published) -> String {
 fn attributes<'a>(parcel: Parcel<'a>) -> impl Iterator<Item = (&'static str, &'a str)> {
     let Parcel { event, reason } = parcel;
     let always = [(ID, event.id.as_str()), (NAME, event.name.as_str())];
+    let of_dead_letter = reason.map(|reason| [(REASON, reason), (GROUP, event.group.as_str())]);
     always
         .into_iter()
-        .chain(reason.map(|reason| (REASON, reason)))
+        .chain(of_dead_letter.into_iter().flatten())
 }
 
 /// The result of each entry. An entry that the answer does not name is not confirmed.

@@ -10,13 +10,11 @@ use crate::{
     protocol::Timestamp,
 };
 
-/// One record of the stream, to be sent.
+/// One event to be sent.
 #[derive(Debug)]
 pub(super) struct Pending {
-    /// Position in the batch.
-    pub(super) position: usize,
-    /// Sort key of the item.
-    sequence: String,
+    /// Position in the batch of a stream; number of the row in PostgreSQL.
+    pub(super) position: i64,
     pub(super) event: Published,
     pub(super) published_at: Option<Timestamp>,
     /// Why the item is no event.
@@ -44,54 +42,58 @@ struct Image {
 ///
 /// Leaves out deleted items, such as those whose time to live has ended.
 pub(super) fn groups(records: Vec<EventRecord>) -> Vec<Group> {
-    let mut groups: BTreeMap<String, Group> = BTreeMap::new();
-    for (position, record) in records.into_iter().enumerate() {
+    let mut groups: BTreeMap<String, Vec<(String, Pending)>> = BTreeMap::new();
+    for (position, record) in (0..).zip(records) {
         if record.event_name == "REMOVE" {
             continue;
         }
-        let pending = Pending::of(position, record);
+        let (sequence, pending) = pending(position, record);
         let group = groups.entry(pending.event.group.clone()).or_default();
-        group.push_back(pending);
+        group.push((sequence, pending));
     }
-    for group in groups.values_mut() {
-        let same_commit =
-            |a: &Pending, b: &Pending| commit_of(&a.sequence) == commit_of(&b.sequence);
-        for commit in group.make_contiguous().chunk_by_mut(same_commit) {
-            commit.sort_by(|a, b| a.sequence.cmp(&b.sequence));
+    let in_order = |mut group: Vec<(String, Pending)>| -> Group {
+        for commit in group.chunk_by_mut(|(a, _), (b, _)| commit_of(a) == commit_of(b)) {
+            commit.sort_by(|(a, _), (b, _)| a.cmp(b));
         }
-    }
-    groups.into_values().collect()
+        group.into_iter().map(|(_, pending)| pending).collect()
+    };
+    groups.into_values().map(in_order).collect()
 }
 
-impl Pending {
-    fn of(position: usize, record: EventRecord) -> Self {
-        let change = record.change;
-        match serde_dynamo::from_item::<_, Image>(change.new_image) {
-            Ok(image) => Self {
+/// The event of a record, and the sort key of its item.
+fn pending(position: i64, record: EventRecord) -> (String, Pending) {
+    let change = record.change;
+    match serde_dynamo::from_item::<_, Image>(change.new_image) {
+        Ok(image) => {
+            let event = Published {
+                id: image.id,
+                group: image.group,
+                name: image.name,
+                body: image.body,
+            };
+            let pending = Pending {
                 position,
-                sequence: image.sequence,
-                event: Published {
-                    id: image.id,
-                    group: image.group,
-                    name: image.name,
-                    body: image.body,
-                },
+                event,
                 published_at: Some(Timestamp::from_millis(image.published_at)),
                 fault: None,
-            },
-            // Its key is enough to find the item, whose other attributes are unknown.
-            Err(_) => Self {
+            };
+            (image.sequence, pending)
+        }
+        // Its key is enough to find the item, whose other attributes are unknown.
+        Err(_) => {
+            let event = Published {
+                id: record.event_id.clone(),
+                group: record.event_id,
+                name: "not-an-event".to_owned(),
+                body: serde_json::to_string(&change.keys).unwrap_or_default(),
+            };
+            let pending = Pending {
                 position,
-                sequence: String::new(),
-                event: Published {
-                    id: record.event_id.clone(),
-                    group: record.event_id,
-                    name: "not-an-event".to_owned(),
-                    body: serde_json::to_string(&change.keys).unwrap_or_default(),
-                },
+                event,
                 published_at: None,
                 fault: Some("NotAnEvent"),
-            },
+            };
+            (String::new(), pending)
         }
     }
 }

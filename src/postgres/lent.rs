@@ -30,13 +30,16 @@ pub(crate) struct Lent {
 /// may have frozen the process for longer than the network keeps a silent connection.
 const MAX_BEGIN_TIME: Duration = Duration::from_secs(2);
 
-/// Time limits of a transaction, which the server keeps even if this process is frozen.
+/// Time limits of a transaction, which the server keeps even if this process is frozen, and its
+/// isolation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// Maximum wait for a lock.
     pub(crate) lock: Duration,
     /// Time until the server ends an open transaction.
     pub(crate) transaction: Duration,
+    /// `READ COMMITTED`, in place of the default of the database.
+    pub(crate) is_read_committed: bool,
 }
 
 impl Limits {
@@ -44,8 +47,13 @@ impl Limits {
     fn begin(self, version: Option<u32>) -> SqlStr {
         let millis = |time: Duration| time.as_millis().clamp(1, i32::MAX as u128);
         let (lock, transaction) = (millis(self.lock), millis(self.transaction));
+        let isolation = if self.is_read_committed {
+            " ISOLATION LEVEL READ COMMITTED"
+        } else {
+            ""
+        };
         let mut sql = format!(
-            "BEGIN; SET LOCAL lock_timeout = {lock}; SET LOCAL statement_timeout = {transaction}; \
+            "BEGIN{isolation}; SET LOCAL lock_timeout = {lock}; SET LOCAL statement_timeout = {transaction}; \
              SET LOCAL idle_in_transaction_session_timeout = {transaction}; \
              SET LOCAL tcp_user_timeout = {transaction}"
         );

@@ -1,17 +1,19 @@
-//! The table of records.
+//! The tables of records and of events.
 
 use sqlx::{Error, PgPool};
 
 use super::{connections::Connections, lent::Lent};
 
-/// Comment of the current table. A later version of the table has another number.
-const CURRENT: &str = "sqs-once 1";
+/// Comment of the current tables, on that of the records. Later tables have another number.
+const CURRENT: &str = "sqs-once 2";
 
-/// Creates the table of records, `sqs_once_records`, in the first schema of the search path. Does
-/// nothing if the table is current, and may run in several processes at a time.
+/// Creates the table of records, `sqs_once_records`, and that of published events,
+/// `sqs_once_outbox`, in the first schema of the search path. Adds the second to the first. Does
+/// nothing if the tables are current, and may run in several processes at a time.
 ///
-/// The current table needs no privilege to be recognized. To create it, the role needs `CREATE` on
-/// the schema. A consumer needs `SELECT`, `INSERT`, `UPDATE` and `DELETE` on the table.
+/// Current tables need no privilege to be recognized. To create them, the role needs `CREATE` on the
+/// schema. A consumer needs `SELECT`, `INSERT`, `UPDATE` and `DELETE` on the table of records. To
+/// publish, it needs `INSERT` on that of events. A relay needs `SELECT`, `UPDATE` and `DELETE` there.
 ///
 /// # Errors
 ///
@@ -34,7 +36,7 @@ pub(crate) async fn create_table(connections: &Connections) -> Result<(), Error>
             .fetch_one(&mut *connection)
             .await?;
         if version.as_deref() != Some(CURRENT) {
-            sqlx::raw_sql(include_str!("records.sql"))
+            sqlx::raw_sql(include_str!("tables.sql"))
                 .execute(connection)
                 .await?;
         }
@@ -48,8 +50,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn table_has_comment_that_marks_it_current() {
+    fn comment_marks_the_tables_as_current() {
         let comment = format!("COMMENT ON TABLE sqs_once_records IS '{CURRENT}';");
-        assert!(include_str!("records.sql").contains(&comment));
+        assert!(include_str!("tables.sql").contains(&comment));
     }
 }

@@ -1,4 +1,4 @@
-//! PostgreSQL: connections, the table of records, and the [`Transaction`] that a handler gets.
+//! PostgreSQL: connections, the tables of records and events, and the [`Transaction`] that a handler gets.
 //!
 //! [`Once::in_postgres`](crate::Once::in_postgres) commits record and business writes together.
 //! [`PostgresStore`](crate::store::PostgresStore) stores records of effects outside the database.
@@ -44,6 +44,7 @@ pub(crate) mod explain;
 pub(crate) mod iam;
 pub(crate) mod lent;
 mod migrate;
+pub(crate) mod outbox;
 mod pool;
 pub(crate) mod secret;
 mod transaction;

@@ -9,6 +9,7 @@ use sqlx::PgConnection;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use super::lent::Lent;
+use crate::event::Event;
 
 /// The transaction of an attempt, from [`Attempt::transaction`](crate::Attempt::transaction). Only
 /// the library commits it, together with the record.
@@ -31,6 +32,7 @@ impl Transaction {
     pub fn done<O>(self, output: O) -> InTransaction<O> {
         InTransaction {
             output,
+            events: Vec::new(),
             transaction: self,
         }
     }
@@ -60,7 +62,29 @@ impl DerefMut for Transaction {
 #[must_use = "the transaction is committed only if the handler returns this"]
 pub struct InTransaction<O> {
     pub(crate) output: O,
+    pub(crate) events: Vec<Event>,
     pub(crate) transaction: Transaction,
+}
+
+impl<O> InTransaction<O> {
+    /// Publishes an event once the operation is recorded. The event is one more row of the same
+    /// transaction, in the table `sqs_once_outbox`. A relay sends it at least once: `docs/outbox.md`.
+    ///
+    /// Events of one group are sent in the order of the commits, and those of one answer in this order.
+    /// So commits with events of one group wait for each other, each for two round trips.
+    ///
+    /// ```
+    /// use sqs_once::{Attempt, Event, Failure, InTransaction};
+    ///
+    /// async fn place(order: String, attempt: Attempt) -> Result<InTransaction<()>, Failure> {
+    ///     let tx = attempt.transaction()?;
+    ///     Ok(tx.done(()).publish(Event::new("order-placed", &order).group("customer-7")))
+    /// }
+    /// ```
+    pub fn publish(mut self, event: Event) -> Self {
+        self.events.push(event);
+        self
+    }
 }
 
 /// The reason why a handler gets no transaction.

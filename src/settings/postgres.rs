@@ -1,13 +1,13 @@
 //! Settings of a consumer with records in PostgreSQL.
 
-use std::num::NonZeroU32;
+use std::{num::NonZeroU32, time::Duration};
 
 use aws_config::{Region, SdkConfig};
 use aws_sdk_secretsmanager::Client;
 use sqlx::postgres::PgConnectOptions;
 use tokio::time::timeout;
 
-use super::{Batches, PRIME_TIMEOUT, ResultPlace, Settings, SettingsError, on_or_off};
+use super::{PRIME_TIMEOUT, ResultPlace, Settings, SettingsError, on_or_off};
 use crate::{
     handler::Handler,
     once::{InPostgres, Mode, Once},
@@ -49,8 +49,11 @@ impl Settings {
     /// | `IDEMPOTENCY_POSTGRES_AUTH` | `password` | `password`: from `PGPASSWORD` or the URL; `iam`: a token of RDS, signed by the function's role; the ARN of a secret: its password ([`PostgresStore::secret`](crate::store::PostgresStore::secret)) |
     /// | `IDEMPOTENCY_POSTGRES_CONNECTIONS` | `CONSUMER_CONCURRENCY` | connections of one environment |
     ///
-    /// With `CONSUMER_PRIME=on` the consumer connects at start, and creates the table of the records if
-    /// it does not exist ([`migrate`](crate::postgres::migrate)). A failure is logged.
+    /// With `CONSUMER_PRIME=on` the consumer connects at start, and creates the tables of records and
+    /// events if they do not exist ([`migrate`](crate::postgres::migrate)). A failure is logged.
+    ///
+    /// If `OUTBOX_TARGETS` and `OUTBOX_DEAD_LETTER_QUEUE_URL` are set, as for a relay, the consumer sends
+    /// events right after their commit. Both need the feature `outbox`.
     ///
     /// # Errors
     ///
@@ -72,11 +75,28 @@ impl Settings {
     {
         let (database, batches) = (self.database(), self.batches(Some("20d")));
         let batches = batches.and_then(|batches| self.without_leases(batches));
-        let read = (|| Ok((handler?, database?, batches?)))();
-        let (handler, database, batches) = self.check(read)?;
+        let relay = self.relay_after_commit();
+        let read = (|| Ok((handler?, database?, batches?, relay?)))();
+        let (handler, database, batches, relay) = self.check(read)?;
         let config = self.take_config().await;
-        let mode = database.mode(&config, &batches).await;
+        let connections = batches.concurrency.get();
+        let mode = database.mode(&config, connections, batches.retention).await;
+        #[cfg(feature = "outbox")]
+        let mode = match relay {
+            Some(relay) => mode.relay(relay.relay(&mut self, &config)?),
+            None => mode,
+        };
+        #[cfg(not(feature = "outbox"))]
+        let () = relay;
         Ok(batches.consumer(mode, handler, &config))
+    }
+
+    /// Without the feature `outbox` the consumer has no relay.
+    #[cfg(not(feature = "outbox"))]
+    fn relay_after_commit(&mut self) -> Result<(), SettingsError> {
+        self.changed("OUTBOX_TARGETS", (), |(), _| {
+            Err("needs the feature `outbox` of the crate sqs-once".to_owned())
+        })
     }
 
     pub(super) fn database(&mut self) -> Result<Database, SettingsError> {
@@ -126,16 +146,22 @@ impl Settings {
 }
 
 impl Database {
-    async fn mode(self, config: &SdkConfig, batches: &Batches) -> InPostgres {
+    /// The mode. `connections` is their number unless a variable sets it.
+    pub(super) async fn mode(
+        self,
+        config: &SdkConfig,
+        connections: usize,
+        retention: Option<Duration>,
+    ) -> InPostgres {
         let connections = self.connections.map_or_else(
-            || u32::try_from(batches.concurrency.get()).unwrap_or(u32::MAX),
+            || u32::try_from(connections).unwrap_or(u32::MAX),
             NonZeroU32::get,
         );
         let pool = postgres::pool(self.options, connections);
         let mut mode = Once::in_postgres(pool)
             .after_failure(self.after_failure)
             .results(self.results.results(config));
-        if let Some(retention) = batches.retention {
+        if let Some(retention) = retention {
             mode = mode.retention(retention);
         }
         match self.auth.passwords(config) {

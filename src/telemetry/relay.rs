@@ -9,9 +9,9 @@ const LINE: &str = "events relayed";
 #[derive(Debug)]
 pub(crate) struct RelayReport {
     started: Timestamp,
-    sent: u64,
-    dead_lettered: u64,
-    failed: u64,
+    pub(crate) sent: u64,
+    pub(crate) dead_lettered: u64,
+    pub(crate) failed: u64,
     oldest: Option<Timestamp>,
 }
 

@@ -1,6 +1,6 @@
 //! `sqs-once record` on PostgreSQL.
 
-use std::{process::Stdio, sync::LazyLock, time::Duration};
+use std::{process::Stdio, time::Duration};
 
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Executor as _, PgPool};
@@ -27,8 +27,7 @@ use crate::{
     run,
     support::{
         PATIENCE,
-        postgres::{Server, one},
-        prerequisite::report_skipped,
+        postgres::{OPTIONAL_SERVER, one},
         s3::{BUCKET, S3},
     },
     tool,
@@ -37,12 +36,6 @@ use crate::{
 /// No AWS answers here.
 const NOWHERE: &str = "http://127.0.0.1:1";
 const MINUTE: Duration = Duration::from_secs(60);
-
-/// Other tests of this suite run also without a server.
-static SERVER: LazyLock<Option<Server>> = LazyLock::new(|| {
-    let server = Server::find();
-    server.map_err(|missing| report_skipped(&missing)).ok()
-});
 
 /// A schema with a table of records.
 struct World {
@@ -58,7 +51,7 @@ impl World {
     }
 
     async fn without_table() -> Option<Self> {
-        let options = SERVER.as_ref()?.schema().await;
+        let options = OPTIONAL_SERVER.as_ref()?.schema().await;
         let (port, schema) = (options.get_port(), options.get_application_name());
         let url = url("postgres", port, schema.unwrap());
         let pool = sqlx::postgres::PgPoolOptions::new().max_connections(5);

@@ -1,6 +1,10 @@
 //! Producer -> consumer A -> outbox -> relay -> consumer B, with kills, duplicates and lost answers on
 //! every hop.
 
+#[cfg(feature = "postgres")]
+#[path = "in_postgres.rs"]
+mod in_postgres;
+
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::atomic::{AtomicU64, Ordering},
@@ -271,6 +275,18 @@ fn consumer<M: Mode<H::Output>, H: Handler>(
         .metrics(None)
 }
 
+/// A relay to consumer B, with the retries of `sqs_once::aws::config`.
+fn relay(sqs: &Sqs) -> Relay {
+    let retries = RetryConfig::standard()
+        .with_max_attempts(Dynamo::ATTEMPTS)
+        .with_initial_backoff(Duration::from_millis(50))
+        .with_max_backoff(Duration::from_millis(500));
+    let config = support::sdk_config(sqs.endpoint()).to_builder();
+    let config = config.retry_config(retries).build();
+    let targets = "*=https://sqs.example/1/b.fifo".parse().unwrap();
+    Relay::new(&config, targets, "https://sqs.example/1/dead").unwrap()
+}
+
 /// Runs the orders from the producer to consumer B. `mode` is that of consumer A.
 async fn run<M>(mode_name: &str, mode: impl FnOnce(Once<DynamoStore>) -> M, seed: u64)
 where
@@ -295,15 +311,7 @@ where
     let a = consumer(a, "a", handler_fn(place), "body:/orderId");
     let b = once(RECORDS_OF_B).inbox();
     let b = consumer(b, "b", handler_fn(note), "attribute:idempotencyKey");
-    let targets = "*=https://sqs.example/1/b.fifo".parse().unwrap();
-    // With the retries of `sqs_once::aws::config`.
-    let retries = RetryConfig::standard()
-        .with_max_attempts(Dynamo::ATTEMPTS)
-        .with_initial_backoff(Duration::from_millis(50))
-        .with_max_backoff(Duration::from_millis(500));
-    let config = support::sdk_config(sqs.endpoint()).to_builder();
-    let config = config.retry_config(retries).build();
-    let relay = Relay::new(&config, targets, "https://sqs.example/1/dead").unwrap();
+    let relay = relay(&sqs);
     let stream = Stream::open(&dynamo.client(), dynamo.endpoint(), OUTBOX).await;
     let mut poller = Poller {
         stream,
@@ -312,16 +320,7 @@ where
         partial: 0,
     };
 
-    // Some answers to the producer are lost, so that it sends the order again.
-    let (mut to_a, mut to_b, mut arrived) = (Fifo::default(), Fifo::default(), 0);
-    for order in 0..orders() {
-        let customer = format!("c-{}", order % CUSTOMERS);
-        let body = json!({ "orderId": format!("o-{order}"), "customerId": customer }).to_string();
-        for _ in 0..1 + usize::from(rng.u8(..10) == 0) {
-            to_a.push(&customer, &body, &json!({}));
-        }
-    }
-
+    let (mut to_a, mut to_b, mut arrived) = (produce(&mut rng), Fifo::default(), 0);
     let mut idle = false;
     while !(idle && to_a.is_empty() && to_b.is_empty()) {
         disturb(&dynamo, &mut rng);
@@ -332,14 +331,7 @@ where
                 idle = !poller.poll(&relay, &mut rng).await;
             }
             _ => {
-                // The FIFO queue's own deduplication ends after five minutes: every message arrives.
-                for entry in sqs.sent_since(arrived, "b.fifo") {
-                    let id = &entry["MessageAttributes"]["idempotencyKey"]["StringValue"];
-                    let id = json!({"idempotencyKey": {"stringValue": id, "dataType": "String"}});
-                    let group = entry["MessageGroupId"].as_str().unwrap();
-                    to_b.push(group, entry["MessageBody"].as_str().unwrap(), &id);
-                    arrived += 1;
-                }
+                arrived += arrive(&sqs, arrived, &mut to_b);
                 deliver(&mut to_b, &b, &mut rng).await;
             }
         }
@@ -349,9 +341,9 @@ where
         }
     }
 
-    verify(&dynamo).await;
-    assert!(sqs.sent_to("dead").is_empty());
     let events = orders() * EVENTS.len();
+    verify(&dynamo, &[(EFFECTS_OF_A, orders()), (EFFECTS_OF_B, events)]).await;
+    assert!(sqs.sent_to("dead").is_empty());
     println!(
         "\n{mode_name}
   producer -> A       {} orders in {} messages, {} batches without an answer, each effect once
@@ -373,6 +365,34 @@ where
     }
 }
 
+/// The messages of the producer. Some answers to it are lost, so that it sends the order again.
+fn produce(rng: &mut Rng) -> Fifo {
+    let mut to_a = Fifo::default();
+    for order in 0..orders() {
+        let customer = format!("c-{}", order % CUSTOMERS);
+        let body = json!({ "orderId": format!("o-{order}"), "customerId": customer }).to_string();
+        for _ in 0..1 + usize::from(rng.u8(..10) == 0) {
+            to_a.push(&customer, &body, &json!({}));
+        }
+    }
+    to_a
+}
+
+/// Puts the messages that were sent from position `from` on into the queue of consumer B. Returns their
+/// number.
+///
+/// The FIFO queue's own deduplication ends after five minutes: every message arrives.
+fn arrive(sqs: &Sqs, from: usize, to_b: &mut Fifo) -> usize {
+    let sent = sqs.sent_since(from, "b.fifo");
+    for entry in &sent {
+        let id = &entry["MessageAttributes"]["idempotencyKey"]["StringValue"];
+        let id = json!({"idempotencyKey": {"stringValue": id, "dataType": "String"}});
+        let group = entry["MessageGroupId"].as_str().unwrap();
+        to_b.push(group, entry["MessageBody"].as_str().unwrap(), &id);
+    }
+    sent.len()
+}
+
 /// Every item of a table, of all pages.
 async fn items(dynamo: &Dynamo, table: &str) -> Vec<Item> {
     let scan = dynamo.client().scan().table_name(table).into_paginator();
@@ -380,11 +400,12 @@ async fn items(dynamo: &Dynamo, table: &str) -> Vec<Item> {
     items.unwrap()
 }
 
-async fn verify(dynamo: &Dynamo) {
-    let events = orders() * EVENTS.len();
-    for (table, count) in [(EFFECTS_OF_A, orders()), (EFFECTS_OF_B, events)] {
+/// Asserts the numbers of effects in these tables, each of which occurred once, and the order of the
+/// groups at consumer B.
+async fn verify(dynamo: &Dynamo, tables: &[(&str, usize)]) {
+    for (table, count) in tables {
         let effects = items(dynamo, table).await;
-        assert_eq!(effects.len(), count, "lost in {table}");
+        assert_eq!(effects.len(), *count, "lost in {table}");
         for effect in &effects {
             assert_eq!(number(effect, "n"), 1, "{} in {table}", text(effect, "id"));
         }

@@ -79,11 +79,26 @@ async fn sample_event_takes_from_stock_once() {
         results[1],
         r#"{"status":"declined","outOfStock":"samovar"}"#
     );
+    let events = world.events().await;
+    let groups: Vec<_> = events.iter().map(|(_, group, _)| group).collect();
+    assert_eq!(
+        groups.len(),
+        1,
+        "the declined order publishes nothing: {groups:?}"
+    );
 }
 
 #[test]
 fn template_verifies_certificate_of_database() {
-    let template = include_str!("../../examples/place_order_postgres.template.yaml");
+    for template in [
+        include_str!("../../examples/place_order_postgres.template.yaml"),
+        include_str!("../../examples/outbox_postgres.template.yaml"),
+    ] {
+        assert_certificate_is_verified(template);
+    }
+}
+
+fn assert_certificate_is_verified(template: &str) {
     let url = template
         .lines()
         .find_map(|line| line.trim().strip_prefix("- postgres://"));

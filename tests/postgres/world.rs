@@ -8,8 +8,8 @@ use sqlx::{
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 use sqs_once::{
-    Attempt, Deadline, Delivery, Failure, InPostgres, InTransaction, Once, Operation, Outcome,
-    postgres,
+    Attempt, Deadline, Delivery, Event, Failure, InPostgres, InTransaction, Once, Operation,
+    Outcome, postgres,
     protocol::{Fingerprint, Key, Namespace, Timestamp},
 };
 
@@ -95,6 +95,12 @@ impl World {
         self.column(id, "status").await
     }
 
+    /// The events in the outbox, as id, group and body, in their order.
+    pub(crate) async fn events(&self) -> Vec<(String, String, String)> {
+        let sql = "SELECT id, group_id, body FROM sqs_once_outbox ORDER BY sequence";
+        sqlx::query_as(sql).fetch_all(&self.pool).await.unwrap()
+    }
+
     pub(crate) async fn run_sql(&self, sql: &'static str) {
         self.pool.execute(sql).await.unwrap();
     }
@@ -140,6 +146,27 @@ impl World {
         let ended = sqlx::query_scalar(sql).bind(state.to_owned());
         let ended: i64 = ended.fetch_one(&self.pool).await.unwrap();
         assert!(ended > 0);
+    }
+}
+
+/// A handler that increments the thing `id`, and publishes an event in each of these groups.
+pub(crate) fn publishes(
+    id: &str,
+    groups: &[&str],
+) -> impl FnOnce(Attempt) -> BoxFuture<'static, Result<InTransaction<()>, Failure>> + use<> {
+    let id = id.to_owned();
+    let groups: Vec<_> = groups.iter().map(|group| (*group).to_owned()).collect();
+    move |attempt| {
+        Box::pin(async move {
+            let mut tx = attempt.transaction()?;
+            increment(&mut tx, &id).await?;
+            let event = |group| Event::new("placed", &id).group(group);
+            let done = tx.done(());
+            Ok(groups
+                .into_iter()
+                .map(event)
+                .fold(done, InTransaction::publish))
+        })
     }
 }
 

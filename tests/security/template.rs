@@ -9,6 +9,7 @@ pub(super) const CONSUMER: &str = "template.yaml";
 const PLACE_ORDER: &str = "examples/place_order.template.yaml";
 const PLACE_ORDER_POSTGRES: &str = "examples/place_order_postgres.template.yaml";
 const OUTBOX: &str = "examples/outbox.template.yaml";
+const OUTBOX_POSTGRES: &str = "examples/outbox_postgres.template.yaml";
 const TEMPLATES: [&str; 3] = [CONSUMER, PLACE_ORDER, OUTBOX];
 
 /// A template as JSON. CloudFormation's short forms become members: `{"!Ref": "Table"}`.
@@ -445,9 +446,15 @@ fn relay_role_allows_only_stream_and_targets() {
         ("logs:PutLogEvents", "RelayLogGroup.Arn"),
     ];
     let others = others.map(|(action, resource)| (action.to_owned(), resource));
-    let needed = stream.into_iter().chain(others);
+    let needed = stream.into_iter().chain(others.clone());
     let needed = needed.map(|(action, resource)| (action, resource.to_owned()));
     assert_eq!(function_may(OUTBOX, &[]), needed.collect());
+    let of_database = "arn:${AWS::Partition}:rds-db:${AWS::Region}:${AWS::AccountId}:dbuser:\
+        ${DatabaseResourceId}/${DatabaseUser}";
+    let connects = ("rds-db:connect".to_owned(), of_database.to_owned());
+    let needed = others.map(|(action, resource)| (action, resource.to_owned()));
+    let needed = needed.into_iter().chain([connects]);
+    assert_eq!(function_may(OUTBOX_POSTGRES, &[]), needed.collect());
 }
 
 /// A statement, or both that a condition chooses from.

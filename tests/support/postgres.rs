@@ -16,10 +16,16 @@ use sqlx::{
     postgres::{PgConnectOptions, PgPoolOptions, PgSslMode},
 };
 
-use super::prerequisite::skip_suite;
+use super::prerequisite::{report_skipped, skip_suite};
 
 /// The server of a suite.
 pub static SERVER: LazyLock<Server> = LazyLock::new(Server::start);
+
+/// The server of a suite that has tests without a server too. `None` if it cannot start.
+pub static OPTIONAL_SERVER: LazyLock<Option<Server>> = LazyLock::new(|| {
+    let found = Server::find();
+    found.map_err(|missing| report_skipped(&missing)).ok()
+});
 
 /// A server that runs until this process ends: `local/postgres.py` stops it at the end of its input.
 pub struct Server {
@@ -40,7 +46,7 @@ impl Server {
     }
 
     /// A server, or the prerequisite that is missing.
-    pub fn find() -> Result<Self, String> {
+    fn find() -> Result<Self, String> {
         let python = root().join(".venv/bin/python");
         let python = env::var_os("POSTGRES_PYTHON").map_or(python, PathBuf::from);
         let started = Command::new(&python)

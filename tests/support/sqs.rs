@@ -15,7 +15,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
-use tokio::{sync::watch, time::timeout};
+use tokio::{
+    sync::{Notify, watch},
+    time::timeout,
+};
 
 pub const DEAD_LETTER_QUEUE_ARN: &str = "arn:aws:sqs:eu-central-1:123456789012:orders-dead";
 
@@ -42,6 +45,8 @@ pub enum SqsBehaviour {
     Hanging,
     /// Executes the call, and sends no response for a minute.
     Silent,
+    /// Executes the call, and sends the response when the behaviour has changed.
+    Held,
     /// Executes the call, and closes the connection without a response.
     Cut,
     /// Executes the call, and returns a 200 that names no entry.
@@ -61,6 +66,7 @@ struct SqsState {
     moods: Mutex<HashMap<&'static str, SqsBehaviour>>,
     /// Response to `GetQueueAttributes`.
     attributes: Mutex<Value>,
+    changed: Notify,
     calls: watch::Sender<Vec<Call>>,
     /// Executed entries of `SendMessageBatch`, by queue URL.
     sent: Mutex<Vec<(String, Value)>>,
@@ -72,6 +78,7 @@ impl Sqs {
             behaviour: Mutex::new(behaviour),
             moods: Mutex::default(),
             attributes: Mutex::new(attributes(Some(DEAD_LETTER_QUEUE_ARN), 4 * 24 * 3600)),
+            changed: Notify::new(),
             calls: watch::Sender::default(),
             sent: Mutex::default(),
         });
@@ -83,6 +90,7 @@ impl Sqs {
     /// From the next call on.
     pub fn turn(&self, behaviour: SqsBehaviour) {
         *self.desk.behaviour.lock().unwrap() = behaviour;
+        self.desk.changed.notify_waiters();
     }
 
     /// From the next call of `operation` on.
@@ -191,6 +199,7 @@ async fn answer(State(desk): State<Arc<SqsState>>, headers: HeaderMap, body: Byt
         body: body.clone(),
     };
     desk.calls.send_modify(|calls| calls.push(call));
+    let changed = desk.changed.notified();
     let of_operation = desk.moods.lock().unwrap().get(&*operation).copied();
     let behaviour = of_operation.unwrap_or(*desk.behaviour.lock().unwrap());
     let entries = body["Entries"].as_array().cloned().unwrap_or_default();
@@ -225,6 +234,7 @@ async fn answer(State(desk): State<Arc<SqsState>>, headers: HeaderMap, body: Byt
     }
     match behaviour {
         SqsBehaviour::Silent => tokio::time::sleep(Duration::from_secs(60)).await,
+        SqsBehaviour::Held => changed.await,
         SqsBehaviour::Cut => return super::faults::cut(),
         SqsBehaviour::Empty => successful.clear(),
         SqsBehaviour::Forgetful => drop(successful.pop()),

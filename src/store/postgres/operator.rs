@@ -200,6 +200,7 @@ impl PostgresStore {
         let limits = Limits {
             lock: MAX_LOCK_WAIT,
             transaction: MAX_TIME,
+            is_read_committed: false,
         };
         Lent::begin(self.connections(), limits, Instant::now() + MAX_TIME).await
     }

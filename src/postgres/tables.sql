@@ -24,4 +24,19 @@ CREATE TABLE IF NOT EXISTS sqs_once_records (
 -- For the deletion of expired records.
 CREATE INDEX IF NOT EXISTS sqs_once_records_expires_at ON sqs_once_records (expires_at);
 
-COMMENT ON TABLE sqs_once_records IS 'sqs-once 1';
+-- Published events, until a relay has sent them.
+CREATE TABLE IF NOT EXISTS sqs_once_outbox (
+    sequence        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    id              text NOT NULL,
+    group_id        text COLLATE "C" NOT NULL,
+    name            text NOT NULL,
+    body            text NOT NULL,             -- JSON
+    published_at    bigint NOT NULL,           -- epoch milliseconds
+    attempts        integer NOT NULL DEFAULT 0, -- failed ones
+    next_attempt_at bigint NOT NULL DEFAULT 0  -- epoch milliseconds, by the server's clock
+);
+
+-- For the first events of a group.
+CREATE INDEX IF NOT EXISTS sqs_once_outbox_group ON sqs_once_outbox (group_id, sequence);
+
+COMMENT ON TABLE sqs_once_records IS 'sqs-once 2';

@@ -1,0 +1,138 @@
+//! The table of published events, `sqs_once_outbox`.
+//!
+//! The rows of a group have the order of their commits: an answer with events locks its groups before
+//! its rows get their numbers, and PostgreSQL releases the locks after the commit. So no row of a
+//! group appears before a row that was read.
+
+use sqlx::{Error, PgConnection};
+
+use crate::{event::Published, protocol::Timestamp};
+
+/// Locks the groups, and inserts the events in their order.
+///
+/// All answers lock groups in one order, so that two of them do not wait for each other. The join needs
+/// the number of locks, which is known after the last lock, so no row gets its number before. The seed
+/// keeps the locks apart from those of an application.
+const INSERT: &str = "\
+    INSERT INTO sqs_once_outbox (id, group_id, name, body, published_at) \
+    SELECT id, group_id, name, body, $5 \
+    FROM (SELECT count(pg_advisory_xact_lock(lock)) AS locked FROM \
+            (SELECT DISTINCT hashtextextended(name, 8390891638214061135) AS lock \
+             FROM unnest($2::text[]) AS name ORDER BY lock) AS locks) AS groups \
+    JOIN unnest($1::text[], $2::text[], $3::text[], $4::text[]) WITH ORDINALITY \
+        AS event (id, group_id, name, body, place) ON locked > 0 \
+    ORDER BY place";
+
+/// Inserts the events of an answer in the open transaction. They are published when it is committed.
+pub(crate) async fn insert(
+    connection: &mut PgConnection,
+    events: &[Published],
+    published_at: Timestamp,
+) -> Result<(), Error> {
+    // No text of an event has a U+0000, which PostgreSQL refuses.
+    let column = |of: fn(&Published) -> &String| -> Vec<String> {
+        events.iter().map(|event| of(event).clone()).collect()
+    };
+    let insert = sqlx::query(INSERT)
+        .bind(column(|event| &event.id))
+        .bind(column(|event| &event.group))
+        .bind(column(|event| &event.name))
+        .bind(column(|event| &event.body))
+        .bind(i64::try_from(published_at.as_millis()).unwrap_or(i64::MAX));
+    insert.execute(connection).await?;
+    Ok(())
+}
+
+/// A row of the table.
+#[cfg(feature = "outbox")]
+#[derive(Debug)]
+pub(crate) struct Row {
+    pub(crate) sequence: i64,
+    pub(crate) event: Published,
+    pub(crate) published_at: Timestamp,
+}
+
+/// The columns of a row in the order of [`Row`], and the limits of one request: groups, events of a
+/// group, and bytes of all bodies. A row is left out if the bodies before it have that many bytes.
+#[cfg(feature = "outbox")]
+macro_rules! lock_due {
+    ($first_of_its_group:literal) => {
+        concat!(
+            "WITH heads AS MATERIALIZED (\
+                SELECT group_id FROM sqs_once_outbox AS head \
+                WHERE next_attempt_at <= extract(epoch FROM clock_timestamp()) * 1000 AND ",
+            $first_of_its_group,
+            " ORDER BY sequence LIMIT 100 FOR UPDATE OF head SKIP LOCKED), \
+             waiting AS (\
+                SELECT event.*, sum(octet_length(body)) OVER (ORDER BY place, sequence) AS bytes \
+                FROM heads CROSS JOIN LATERAL (\
+                    SELECT *, row_number() OVER (ORDER BY sequence) AS place FROM sqs_once_outbox \
+                    WHERE sqs_once_outbox.group_id = heads.group_id ORDER BY sequence LIMIT 10) AS event) \
+             SELECT sequence, id, group_id, name, body, published_at FROM waiting \
+             WHERE bytes - octet_length(body) < 8388608 ORDER BY sequence"
+        )
+    };
+}
+
+/// Locks the first row of each group whose next attempt is due. Returns the first rows of these
+/// groups, in their order.
+///
+/// The lock of a group's first row is the lock of the group. A group that another relay has locked is
+/// left out, and so is a group whose first row was sent since the statement began: the next row is not
+/// the first one in the statement's snapshot.
+///
+/// `None` stands for all groups.
+#[cfg(feature = "outbox")]
+pub(crate) async fn lock_due(
+    connection: &mut PgConnection,
+    groups: Option<&[String]>,
+) -> Result<Vec<Row>, Error> {
+    use sqlx::Row as _;
+
+    const OF_ALL: &str = lock_due!(
+        "NOT EXISTS (SELECT FROM sqs_once_outbox AS earlier \
+            WHERE earlier.group_id = head.group_id AND earlier.sequence < head.sequence)"
+    );
+    // Two index lookups for each group, however many rows the group has.
+    const OF_GROUPS: &str = lock_due!(
+        "sequence IN (SELECT (SELECT min(sequence) FROM sqs_once_outbox WHERE group_id = wanted) \
+            FROM unnest($1::text[]) AS wanted)"
+    );
+    let select = match groups {
+        None => sqlx::query(OF_ALL),
+        Some(groups) => sqlx::query(OF_GROUPS).bind(groups),
+    };
+    let rows = select.fetch_all(connection).await?;
+    let row = |row: sqlx::postgres::PgRow| {
+        let published_at: i64 = row.try_get(5)?;
+        Ok(Row {
+            sequence: row.try_get(0)?,
+            event: Published {
+                id: row.try_get(1)?,
+                group: row.try_get(2)?,
+                name: row.try_get(3)?,
+                body: row.try_get(4)?,
+            },
+            published_at: Timestamp::from_millis(u64::try_from(published_at).unwrap_or_default()),
+        })
+    };
+    rows.into_iter().map(row).collect()
+}
+
+/// Deletes the rows that are `done`. Sets the next attempt of the rows that `failed`: after 5 seconds,
+/// then twice as long each time, up to 5 minutes.
+#[cfg(feature = "outbox")]
+pub(crate) async fn settle(
+    connection: &mut PgConnection,
+    done: &[i64],
+    failed: &[i64],
+) -> Result<(), Error> {
+    const SETTLE: &str = "\
+        WITH done AS (DELETE FROM sqs_once_outbox WHERE sequence = ANY($1)) \
+        UPDATE sqs_once_outbox SET attempts = attempts + 1, next_attempt_at = \
+            extract(epoch FROM clock_timestamp()) * 1000 + least(300000, 5000 * 2 ^ least(attempts, 6)) \
+        WHERE sequence = ANY($2)";
+    let settle = sqlx::query(SETTLE).bind(done).bind(failed);
+    settle.execute(connection).await?;
+    Ok(())
+}

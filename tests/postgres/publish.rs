@@ -1,0 +1,270 @@
+//! Events commit with the record, or not at all, and in the order of the commits.
+
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use sqlx::{Executor, raw_sql};
+use sqs_once::{Attempt, Deadline, Event, Failure, InTransaction, Outcome, protocol::Timestamp};
+use tokio::{join, select, time::timeout};
+
+use super::{
+    support::{
+        PATIENCE,
+        postgres::{SERVER, one},
+        postgres_wire::Cut,
+    },
+    world::{SECOND, World, ample, increment, key, operation, publishes},
+};
+
+#[track_caller]
+fn assert_completed(outcome: &Outcome) {
+    assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
+}
+
+async fn publish(world: &World, id: &str, groups: &[&str]) -> Outcome {
+    let mode = world.mode();
+    mode.run(operation(id, ample()), publishes(id, groups))
+        .await
+}
+
+#[tokio::test]
+async fn events_commit_with_the_record() {
+    let world = World::start().await;
+    assert_completed(&publish(&world, "o-1", &["b", "a", "b"]).await);
+    let event = |n, group: &str| {
+        let id = format!("{}#{n:02}", key("o-1"));
+        (id, group.to_owned(), "\"o-1\"".to_owned())
+    };
+    let events = [event(0, "b"), event(1, "a"), event(2, "b")];
+    assert_eq!(world.events().await, events);
+    let again = publish(&world, "o-1", &["b"]).await;
+    assert!(matches!(again, Outcome::Duplicate(_)), "{again:?}");
+    assert_eq!(world.events().await, events, "a duplicate published");
+}
+
+#[tokio::test]
+async fn event_without_group_is_group_of_its_own() {
+    let world = World::start().await;
+    let publishes = async |attempt: Attempt| {
+        let done = attempt.transaction()?.done(());
+        Ok(done.publish(Event::new("placed", &1)))
+    };
+    assert_completed(&world.mode().run(operation("o-1", ample()), publishes).await);
+    let [(id, group, _)] = &world.events().await[..] else {
+        panic!("{:?}", world.events().await);
+    };
+    assert_eq!(id, group);
+}
+
+#[tokio::test]
+async fn answer_that_is_not_committed_publishes_nothing() {
+    let world = World::start().await;
+    world
+        .run_sql("ALTER TABLE things ADD UNIQUE (n) DEFERRABLE INITIALLY DEFERRED")
+        .await;
+    for (sql, recorded) in [
+        ("COMMIT", true),
+        ("ROLLBACK", true),
+        ("COMMIT; BEGIN", true),
+        ("SAVEPOINT leaked; SELECT 1 / 0", false),
+        ("INSERT INTO things VALUES ('a', 7), ('b', 7)", false),
+    ] {
+        let spoils = async |attempt: Attempt| {
+            let mut tx = attempt.transaction()?;
+            let _ignored = raw_sql(sql).execute(&mut *tx).await;
+            Ok(tx.done(()).publish(Event::new("placed", &1)))
+        };
+        let outcome = world.mode().run(operation(sql, ample()), spoils).await;
+        assert!(!outcome.is_success(), "{sql}: {outcome:?}");
+        let failed = recorded.then_some("FAILED");
+        assert_eq!(world.status(sql).await.as_deref(), failed, "{sql}");
+        assert_eq!(world.events().await, [], "{sql}");
+    }
+}
+
+#[tokio::test]
+async fn event_beyond_a_limit_is_permanent_failure() {
+    let world = World::start().await;
+    let publishes = async |attempt: Attempt| {
+        let mut tx = attempt.transaction()?;
+        increment(&mut tx, "o-1").await?;
+        let done = tx.done(()).publish(Event::new("placed", &1));
+        Ok(done.publish(Event::new("order placed", &1)))
+    };
+    let outcome = world.mode().run(operation("o-1", ample()), publishes).await;
+    let Outcome::PermanentFailure(why) = &outcome else {
+        panic!("{outcome:?}");
+    };
+    assert!(why.starts_with("event 1: the name must have"), "{why}");
+    assert_eq!(world.status("o-1").await.as_deref(), Some("FAILED"));
+    assert_eq!(
+        (world.effect("o-1").await, world.events().await),
+        (0, vec![])
+    );
+}
+
+/// Cuts each request of an operation, or crashes the worker there. The event is there if and only if
+/// the effect is.
+#[tokio::test]
+async fn cut_request_commits_effect_and_event_or_none() {
+    let world = World::start().await;
+    for cut in [Cut::Before, Cut::After, Cut::Silence] {
+        let mut lost_answers = 0;
+        for number in 0.. {
+            let id = &format!("{cut:?}-{number}");
+            let (mode, _pool, wire) = world.worker_behind_wire().await;
+            wire.cut(number, cut);
+            let deadline = Deadline::after(Timestamp::now(), 3 * SECOND, 2 * SECOND);
+            select! {
+                _outcome = mode.run(operation(id, deadline), publishes(id, &["g"])) => {}
+                () = wire.met(), if cut == Cut::Silence => {}
+            }
+            let requests = wire.take();
+            drop(mode);
+            let count = async || {
+                let events = world.events().await;
+                let of =
+                    |(event, ..): &&(String, String, String)| event.starts_with(key(id).as_str());
+                events.iter().filter(of).count()
+            };
+            // The message comes again, and waits for the transaction of the crashed worker.
+            let again = timeout(PATIENCE, publish(&world, id, &["g"]))
+                .await
+                .unwrap();
+            lost_answers += usize::from(matches!(again, Outcome::Duplicate(_)));
+            assert!(again.is_success(), "{again:?} after {requests:?}");
+            assert_eq!(
+                (world.effect(id).await, count().await),
+                (1, 1),
+                "{requests:?}"
+            );
+            if requests.len() <= number {
+                break;
+            }
+        }
+        assert!(lost_answers > 0, "{cut:?}: no attempt committed");
+    }
+}
+
+/// Commits of one group wait for each other, so that the first number commits first.
+#[tokio::test]
+async fn group_has_the_order_of_its_commits() {
+    let world = World::start().await;
+    // The commit of `first` waits for a lock that the test holds.
+    raw_sql(
+        "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS \
+         'BEGIN LOCK TABLE gate; RETURN NULL; END'; \
+         CREATE TABLE gate (); \
+         CREATE CONSTRAINT TRIGGER waits AFTER INSERT ON things DEFERRABLE INITIALLY DEFERRED \
+         FOR EACH ROW WHEN (NEW.id = 'first') EXECUTE FUNCTION wait()",
+    )
+    .execute(&world.pool)
+    .await
+    .unwrap();
+    let mut gate = world.pool.begin().await.unwrap();
+    gate.execute("LOCK TABLE gate").await.unwrap();
+    let (first, second, ()) = join!(
+        publish(&world, "first", &["g"]),
+        async {
+            world.waiting(1).await;
+            publish(&world, "second", &["f", "g"]).await
+        },
+        async {
+            let both_wait = timeout(PATIENCE, world.waiting(2)).await;
+            both_wait.expect("the second commit waits for the first");
+            // Another group does not wait.
+            assert_completed(&publish(&world, "other", &["h"]).await);
+            assert_eq!(world.events().await.len(), 1);
+            gate.commit().await.unwrap();
+        }
+    );
+    assert_completed(&first);
+    assert_completed(&second);
+    let events = world.events().await.into_iter();
+    let of_group = events.filter(|(_, group, _)| group == "g");
+    let bodies: Vec<_> = of_group.map(|(.., body)| body).collect();
+    assert_eq!(bodies, ["\"first\"", "\"second\""]);
+}
+
+#[tokio::test]
+async fn answers_with_same_groups_do_not_deadlock() {
+    let world = Arc::new(World::start().await);
+    let groups = ["a", "b", "c", "d", "e", "f"];
+    let answers = (0..60).map(|n: usize| {
+        let world = Arc::clone(&world);
+        tokio::spawn(async move {
+            let mut groups = groups;
+            groups.rotate_left(n % 6);
+            publish(&world, &format!("o-{n}"), &groups).await
+        })
+    });
+    for outcome in join_all(answers).await {
+        assert_completed(&outcome.unwrap());
+    }
+    // Each answer was committed as a whole: no other came between in a group.
+    let events = world.events().await;
+    let of = |group: &str| -> Vec<String> {
+        let of_group = events.iter().filter(|(_, of, _)| of == group);
+        of_group.map(|(.., body)| body.clone()).collect()
+    };
+    assert_eq!(events.len(), 60 * groups.len());
+    for group in groups {
+        assert_eq!(of(group), of("a"), "{group}");
+    }
+}
+
+/// The table of version 1, before there were events.
+const VERSION_1: &str = "
+    CREATE TABLE sqs_once_records (
+        id text COLLATE \"C\" PRIMARY KEY,
+        status text NOT NULL CHECK (status IN ('IN_PROGRESS', 'COMPLETED', 'FAILED')),
+        owner text, lease_until bigint, expires_at bigint NOT NULL, fingerprint text,
+        message_id text, attempts bigint NOT NULL, first_claimed_at bigint, last_end text,
+        error text, failed_message_ids text[] NOT NULL, result text, result_omitted text,
+        result_in_s3 text, created_at bigint, updated_at bigint);
+    CREATE INDEX sqs_once_records_expires_at ON sqs_once_records (expires_at);
+    COMMENT ON TABLE sqs_once_records IS 'sqs-once 1'";
+
+#[tokio::test]
+async fn migration_adds_the_outbox_to_version_1() {
+    let world = World::start().await;
+    let pool = one(SERVER.schema().await);
+    raw_sql(VERSION_1).execute(&pool).await.unwrap();
+    let record = "INSERT INTO sqs_once_records (id, status, expires_at, attempts, failed_message_ids) \
+        VALUES ('kept', 'FAILED', 1, 1, '{}')";
+    pool.execute(record).await.unwrap();
+    let old = World {
+        options: world.options.clone(),
+        pool: pool.clone(),
+    };
+    old.run_sql("CREATE TABLE things (id text PRIMARY KEY, n bigint NOT NULL)")
+        .await;
+    let before = publish(&old, "o-1", &["g"]).await;
+    let Outcome::StoreUnavailable(why) = &before else {
+        panic!("{before:?}");
+    };
+    assert!(why.to_string().contains("migrate"), "{why}");
+    for _ in 0..2 {
+        sqs_once::postgres::migrate(&pool).await.unwrap();
+    }
+    assert_completed(&publish(&old, "o-1", &["g"]).await);
+    assert_eq!(old.events().await.len(), 1);
+    let records: i64 = sqlx::query_scalar("SELECT count(*) FROM sqs_once_records")
+        .fetch_one(&pool)
+        .await
+        .unwrap();
+    assert_eq!(records, 2);
+}
+
+#[tokio::test]
+async fn handler_without_events_needs_no_outbox() {
+    let world = World::start().await;
+    world.run_sql("DROP TABLE sqs_once_outbox").await;
+    assert_completed(&world.deliver("o-1").await);
+    let fails = async |_| Err::<InTransaction<()>, _>(Failure::permanent("declined"));
+    let outcome = world.mode().run(operation("o-2", ample()), fails).await;
+    assert!(
+        matches!(outcome, Outcome::PermanentFailure(_)),
+        "{outcome:?}"
+    );
+}
