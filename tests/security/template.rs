@@ -402,8 +402,14 @@ fn place_order_role_allows_only_its_writes() {
 }
 
 #[test]
-fn postgres_role_may_connect_or_read_the_secret() {
-    let may = |conditions| function_may(PLACE_ORDER_POSTGRES, conditions);
+fn roles_may_connect_or_read_the_secret() {
+    for path in [PLACE_ORDER_POSTGRES, OUTBOX_POSTGRES] {
+        assert_connects_or_reads_the_secret(path);
+    }
+}
+
+fn assert_connects_or_reads_the_secret(path: &str) {
+    let may = |conditions| function_may(path, conditions);
     let only = |one: BTreeSet<(String, String)>, other: &BTreeSet<_>| {
         let only = one.difference(other).cloned();
         only.map(|(action, resource)| format!("{action} {resource}"))
@@ -419,7 +425,7 @@ fn postgres_role_may_connect_or_read_the_secret() {
     assert!(connect[0].starts_with("rds-db:connect arn:"));
     assert!(connect[0].ends_with(":dbuser:${DatabaseResourceId}/${DatabaseUser}"));
 
-    let template = read(PLACE_ORDER_POSTGRES);
+    let template = read(path);
     let (_, function) = of_type(&template, "AWS::Serverless::Function")[0];
     let auth = &function["Environment"]["Variables"]["IDEMPOTENCY_POSTGRES_AUTH"];
     assert_eq!(met(auth, &[]), Some(&json!("iam")));
