@@ -63,6 +63,17 @@ fn orders() -> usize {
     orders.map_or(300, |orders| orders.parse().unwrap())
 }
 
+/// Most orders of one emulator. For each write, dynoxide reads all records of a stream.
+const ORDERS_OF_ONE_EMULATOR: usize = 1000;
+
+/// The numbers of orders of each emulator.
+fn rounds() -> impl Iterator<Item = usize> {
+    let orders = orders();
+    (0..orders)
+        .step_by(ORDERS_OF_ONE_EMULATOR)
+        .map(move |start| ORDERS_OF_ONE_EMULATOR.min(orders - start))
+}
+
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Order {
@@ -288,8 +299,12 @@ fn relay(sqs: &Sqs) -> Relay {
 }
 
 /// Runs the orders from the producer to consumer B. `mode` is that of consumer A.
-async fn run<M>(mode_name: &str, mode: impl FnOnce(Once<DynamoStore>) -> M, seed: u64)
-where
+async fn run<M>(
+    mode_name: &str,
+    mode: impl FnOnce(Once<DynamoStore>) -> M,
+    orders: usize,
+    seed: u64,
+) where
     M: Mode<Done<()>>,
 {
     let mut rng = Rng::with_seed(seed);
@@ -320,7 +335,7 @@ where
         partial: 0,
     };
 
-    let (mut to_a, mut to_b, mut arrived) = (produce(&mut rng), Fifo::default(), 0);
+    let (mut to_a, mut to_b, mut arrived) = (produce(orders, &mut rng), Fifo::default(), 0);
     let mut idle = false;
     while !(idle && to_a.is_empty() && to_b.is_empty()) {
         disturb(&dynamo, &mut rng);
@@ -341,17 +356,17 @@ where
         }
     }
 
-    let events = orders() * EVENTS.len();
-    verify(&dynamo, &[(EFFECTS_OF_A, orders()), (EFFECTS_OF_B, events)]).await;
+    let events = orders * EVENTS.len();
+    let effects = [(EFFECTS_OF_A, orders), (EFFECTS_OF_B, events)];
+    verify(&dynamo, orders, &effects).await;
     assert!(sqs.sent_to("dead").is_empty());
     println!(
         "\n{mode_name}
-  producer -> A       {} orders in {} messages, {} batches without an answer, each effect once
+  producer -> A       {orders} orders in {} messages, {} batches without an answer, each effect once
   A -> outbox         {events} events
   outbox -> relay     {} batches without an answer, {} sent again in part
   relay -> B          {arrived} messages, {} of them repetitions
   B                   {} batches without an answer, each of {events} effects once, {CUSTOMERS} groups in order",
-        orders(),
         to_a.next,
         to_a.lost,
         poller.lost,
@@ -366,9 +381,9 @@ where
 }
 
 /// The messages of the producer. Some answers to it are lost, so that it sends the order again.
-fn produce(rng: &mut Rng) -> Fifo {
+fn produce(orders: usize, rng: &mut Rng) -> Fifo {
     let mut to_a = Fifo::default();
-    for order in 0..orders() {
+    for order in 0..orders {
         let customer = format!("c-{}", order % CUSTOMERS);
         let body = json!({ "orderId": format!("o-{order}"), "customerId": customer }).to_string();
         for _ in 0..1 + usize::from(rng.u8(..10) == 0) {
@@ -402,7 +417,7 @@ async fn items(dynamo: &Dynamo, table: &str) -> Vec<Item> {
 
 /// Asserts the numbers of effects in these tables, each of which occurred once, and the order of the
 /// groups at consumer B.
-async fn verify(dynamo: &Dynamo, tables: &[(&str, usize)]) {
+async fn verify(dynamo: &Dynamo, orders: usize, tables: &[(&str, usize)]) {
     for (table, count) in tables {
         let effects = items(dynamo, table).await;
         assert_eq!(effects.len(), *count, "lost in {table}");
@@ -419,7 +434,7 @@ async fn verify(dynamo: &Dynamo, tables: &[(&str, usize)]) {
             .iter()
             .map(|event| event.as_s().unwrap().as_str())
             .collect();
-        let of_customer = (customer..orders()).step_by(CUSTOMERS);
+        let of_customer = (customer..orders).step_by(CUSTOMERS);
         let expected = of_customer.flat_map(|order| EVENTS.map(|name| format!("o-{order} {name}")));
         assert_eq!(
             seen,
@@ -431,10 +446,15 @@ async fn verify(dynamo: &Dynamo, tables: &[(&str, usize)]) {
 
 #[tokio::test]
 async fn claimed_orders_reach_b_once_and_in_order() {
-    Box::pin(run("consumer A claims, then commits", |once| once, 1)).await;
+    for (seed, orders) in (100..).zip(rounds()) {
+        let name = "consumer A claims, then commits";
+        Box::pin(run(name, |once| once, orders, seed)).await;
+    }
 }
 
 #[tokio::test]
 async fn planned_orders_reach_b_once_and_in_order() {
-    Box::pin(run("consumer A is an inbox", Once::inbox, 2)).await;
+    for (seed, orders) in (200..).zip(rounds()) {
+        Box::pin(run("consumer A is an inbox", Once::inbox, orders, seed)).await;
+    }
 }

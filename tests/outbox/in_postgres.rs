@@ -123,7 +123,7 @@ async fn run(name: &str, mode: impl FnOnce(InPostgres, &Sqs) -> InPostgres, seed
     let b = Once::new(DynamoStore::new(client, RECORDS_OF_B)).clock(now);
     let b = consumer(b.inbox(), "b", handler_fn(note), "attribute:idempotencyKey");
     let scheduled = PostgresRelay::new(relay(&sqs), PostgresStore::new(pool_of_relay));
-    let (mut to_a, mut to_b, mut arrived) = (produce(&mut rng), Fifo::default(), 0);
+    let (mut to_a, mut to_b, mut arrived) = (produce(orders(), &mut rng), Fifo::default(), 0);
     let mut schedule = Schedule::default();
 
     let mut waiting = true;
@@ -150,7 +150,7 @@ async fn run(name: &str, mode: impl FnOnce(InPostgres, &Sqs) -> InPostgres, seed
     }
 
     let events = orders() * EVENTS.len();
-    verify(&dynamo, &[(EFFECTS_OF_B, events)]).await;
+    verify(&dynamo, orders(), &[(EFFECTS_OF_B, events)]).await;
     let of_a = "SELECT count(*) FROM effects WHERE n = 1";
     assert_eq!(database.number(of_a).await, orders(), "effects of A");
     assert_eq!(
