@@ -235,8 +235,12 @@ impl<S: Store> Once<S> {
         let history = History::from(&claim.claimed);
         log_history(&key, &history);
         let attempt = Attempt::new(key, delivery, history, deadline);
-        let work = pin!(guard(deadline, work(attempt)));
-        match claim.while_renewed(work).await {
+        let answer = {
+            // Dropped before the settlement. The handler must not go on after it.
+            let work = pin!(guard(deadline, work(attempt)));
+            claim.while_renewed(work).await
+        };
+        match answer {
             Ok(answer) => Ok((claim, answer)),
             Err(end) => Err(claim.end_without_answer(end).await),
         }
