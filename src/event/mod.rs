@@ -19,6 +19,9 @@ const MAX_NAME: usize = 128;
 /// them is for the attributes.
 pub(crate) const MAX_BODY_BYTES: usize = 255 * 1024;
 
+/// Most events of one answer. In DynamoDB fewer fit into a transaction.
+const MAX_EVENTS: usize = 1000;
+
 /// An event that a handler publishes with its answer ([`Done::publish`](crate::Done::publish), and
 /// `InTransaction::publish` with the feature `postgres`).
 ///
@@ -130,8 +133,14 @@ impl Published {
     }
 }
 
-/// The first event of an answer that exceeds a limit, and that limit.
+/// The first limit that the events of an answer exceed.
 pub(crate) fn first_fault(events: &[Event]) -> Option<String> {
+    let count = events.len();
+    if count > MAX_EVENTS {
+        return Some(format!(
+            "the answer has {count} events, at most {MAX_EVENTS} fit; nothing was written"
+        ));
+    }
     let mut faults = events.iter().map(Event::fault).enumerate();
     faults
         .find_map(|(index, fault)| Some(format!("event {index}: {}; nothing was written", fault?)))

@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{
     Relay, RelayError,
-    relay::{ASSUMED_TIMEOUT, Unsent},
+    relay::{ASSUMED_TIMEOUT, Time, Unsent},
     stream::{Group, Pending},
 };
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
     postgres::{
         explain::explain,
         lent::{Lent, Limits},
-        outbox::{Row, lock_due, settle},
+        outbox::{MAX_BYTES, MAX_GROUPS, MIN_ROWS_OF_GROUP, Row, lock_due, settle},
     },
     protocol::Timestamp,
     store::PostgresStore,
@@ -33,13 +33,24 @@ use crate::{
 /// Time reserved to delete the rows of sent events, and for the response.
 const RESERVE: Duration = Duration::from_secs(2);
 /// Time that a round of sending takes at most: the limit of one call in [`aws::config`](crate::aws).
+/// A later round could be cut off, and its events would have failed.
 const MIN_TIME_TO_START: Duration = Duration::from_secs(5);
+/// Rows of one transaction that few groups share.
+const MAX_ROWS: usize = 500;
+/// Time after a look at all groups in which only those are sent that have more events. Such a look can
+/// read every row of the table.
+const TIME_TO_NEXT_LOOK: Duration = Duration::from_secs(5);
 /// Time from the deadline until the server ends the transaction of a frozen relay.
 const MARGIN: Duration = Duration::from_secs(1);
-/// Time without events right after commits, once they took all their time or the database failed.
+/// Time without events right after commits, once a target took all their time or the database failed.
 const PAUSE: Duration = Duration::from_secs(60);
 /// Time that a database and a target need, so that the end of it shows a slow one.
-const MIN_TIME: Duration = Duration::from_millis(100);
+const MIN_TIME: Duration = Duration::from_millis(500);
+/// Time that a round of sending right after a commit takes, with a healthy target.
+const MIN_TIME_AFTER_COMMIT: Duration = Duration::from_millis(200);
+/// Most transactions right after a commit: the first sends the events of the answer, and the next ones
+/// those of workers that found their groups locked.
+const MAX_TRANSACTIONS: usize = 3;
 
 /// Sends the events that [`InPostgres`](crate::InPostgres) has recorded in `sqs_once_outbox`. Clones
 /// share pool and clients.
@@ -59,12 +70,14 @@ const MIN_TIME: Duration = Duration::from_millis(100);
 /// # Transactions
 ///
 /// 1. Lock the first row of each group whose next attempt is due, unless another relay has locked it:
-///    at most 100 groups. Read their first ten rows, with 8 MB of bodies in total.
+///    at most 100 groups. Read their first rows: ten of each, and more of few groups, up to 500 in
+///    total, with 8 MB of bodies.
 /// 2. Send these events as [`Relay`] does: the events of a group one after the other, groups side by
 ///    side, refused events to the dead-letter queue.
 /// 3. Delete the rows of sent and dead-lettered events. If an event failed, set the next attempt of
 ///    its group, after 5 seconds to 5 minutes.
-/// 4. `COMMIT`, and start again, until no group is due or the time is up.
+/// 4. `COMMIT`, and start again, until no group is due or the time is up. For five seconds, start with
+///    the groups that have more events, and then with all.
 ///
 /// If the relay crashes, PostgreSQL ends the transaction, and the events are sent again: a target gets
 /// an event at least once. If the process is frozen, the server ends the transaction one second after
@@ -131,7 +144,7 @@ impl PostgresRelay {
         let sent = timeout_at(deadline.end(), async {
             let connections = self.store.connections();
             let mut lent = Lent::begin(connections, limits(deadline), deadline.stop()).await?;
-            send(&self.relay, &mut lent, None, deadline, &mut report).await
+            send_all(&self.relay, &mut lent, deadline, &mut report).await
         });
         let sent = sent.await;
         let relayed = Relayed::of(&report);
@@ -150,8 +163,9 @@ impl InPostgres {
     /// time left. Without this call, events wait for a [`PostgresRelay`].
     ///
     /// A failure changes no outcome: it is logged, and the events stay in the table. So a
-    /// [`PostgresRelay`] must run by schedule too. After a target took all the time, or the database
-    /// failed, this process sends nothing right after commits for a minute.
+    /// [`PostgresRelay`] must run by schedule too. It also sends the rest of a group with more than 30
+    /// waiting events. After a target took all the time, or the database failed, this process sends
+    /// nothing right after commits for a minute.
     ///
     /// ```no_run
     /// # fn main_(pool: sqlx::PgPool, relay: sqs_once::outbox::Relay) {
@@ -190,18 +204,21 @@ impl RightAfterCommit {
         if time < MIN_TIME || self.is_paused() {
             return;
         }
-        let deadline = Deadline::after(Timestamp::now(), time, time / 4);
+        let deadline = Deadline::after(Timestamp::now(), time, time / 4)
+            .min_time_to_start(MIN_TIME_AFTER_COMMIT);
         let mut report = RelayReport::new(Timestamp::now());
         let sent = timeout_at(deadline.end(), async {
-            lent.open(limits(deadline)).await?;
-            send(&self.relay, lent, Some(groups), deadline, &mut report).await
+            send_of_groups(&self.relay, lent, groups, deadline, &mut report).await
         });
         let sent = sent.await;
-        if Relayed::of(&report) != Relayed::default() {
+        let relayed = Relayed::of(&report);
+        if relayed != Relayed::default() {
             self.relay.log(report, None);
         }
+        // A call that was cut off has failed.
+        let is_healthy = relayed.failed == 0 && relayed.sent + relayed.dead_lettered > 0;
         let reason = match sent {
-            Ok(Ok(())) if Instant::now() < deadline.stop() => return,
+            Ok(Ok(())) if is_healthy || Instant::now() < deadline.stop() => return,
             Ok(Ok(())) | Err(_) => "out of time".to_owned(),
             Ok(Err(error)) => {
                 // If the server answers, the connection stays in its pool.
@@ -226,53 +243,107 @@ impl RightAfterCommit {
     }
 }
 
-/// Sends the due events of these groups, or of all, on a connection with an open transaction. Ends
-/// when no event is due, or when it is too late for another transaction.
-async fn send(
+/// Sends the due events of all groups, on a connection with an open transaction. Ends when no event is
+/// due, or when it is too late for another transaction.
+async fn send_all(
     relay: &Relay,
     lent: &mut Lent,
-    groups: Option<&[String]>,
     deadline: Deadline,
     report: &mut RelayReport,
 ) -> Result<(), Error> {
     loop {
-        let rows = lock_due(lent, groups).await?;
-        if rows.is_empty() {
+        let mut groups = groups(lock_due(lent, None, MAX_ROWS).await?);
+        if groups.is_empty() {
             return lent.roll_back().await;
         }
-        send_rows(relay, lent, rows, deadline.stop(), report).await?;
-        lent.commit().await?;
-        // An event of these groups may have been recorded meanwhile, by a worker that found the
-        // group locked.
-        if !deadline.may_start() {
-            return Ok(());
+        let next_look = Instant::now() + TIME_TO_NEXT_LOOK;
+        // If more groups are due than one transaction takes, a few long ones do not delay them.
+        let enough = if groups.len() < MAX_GROUPS {
+            1
+        } else {
+            MAX_GROUPS / 2
+        };
+        while !groups.is_empty() {
+            let mut time = Time::of(deadline);
+            time.latest_start = time.latest_start.min(next_look);
+            let long = send_groups(relay, lent, groups, MAX_ROWS, time, report).await?;
+            lent.commit().await?;
+            if !deadline.may_start() {
+                tracing::info!("the time is up; the next run sends the events that are still due");
+                return Ok(());
+            }
+            lent.open(limits(deadline)).await?;
+            if long.len() < enough || Instant::now() >= next_look {
+                break;
+            }
+            groups = self::groups(lock_due(lent, Some(&long), MAX_ROWS).await?);
         }
-        lent.open(limits(deadline)).await?;
     }
 }
 
-/// Sends the events of locked rows. Deletes the rows of those that were sent, and sets the next
-/// attempt of those that failed.
-async fn send_rows(
+/// Sends the due events of these groups, in a few transactions.
+async fn send_of_groups(
     relay: &Relay,
     lent: &mut Lent,
-    rows: Vec<Row>,
-    until: Instant,
+    of: &[String],
+    deadline: Deadline,
     report: &mut RelayReport,
 ) -> Result<(), Error> {
-    let mut done: BTreeSet<i64> = rows.iter().map(|row| row.sequence).collect();
-    let unsent = relay.send_groups(groups(rows), until, report).await;
+    let time = Time::of(deadline);
+    for _ in 0..MAX_TRANSACTIONS {
+        lent.open(limits(deadline)).await?;
+        let groups = groups(lock_due(lent, Some(of), MIN_ROWS_OF_GROUP).await?);
+        if groups.is_empty() {
+            return lent.roll_back().await;
+        }
+        send_groups(relay, lent, groups, MIN_ROWS_OF_GROUP, time, report).await?;
+        lent.commit().await?;
+        if !deadline.may_start() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Sends the events of groups that are locked. Deletes the rows of those that were sent, and sets the
+/// next attempt of those that failed. Returns the groups that were sent and may have more rows.
+async fn send_groups(
+    relay: &Relay,
+    lent: &mut Lent,
+    groups: Vec<Group>,
+    max_rows: usize,
+    time: Time,
+    report: &mut RelayReport,
+) -> Result<Vec<String>, Error> {
+    let mut long = long_groups(&groups, max_rows);
+    let rows = groups.iter().flatten().map(|event| event.position);
+    let mut done: BTreeSet<i64> = rows.collect();
     let mut failed = Vec::new();
-    for Unsent { events, has_failed } in unsent {
+    for Unsent { events, has_failed } in relay.send_groups(groups, time, report).await {
         for event in &events {
             done.remove(&event.position);
         }
+        let Some(first) = events.front() else {
+            continue;
+        };
         if has_failed {
+            long.remove(&first.event.group);
             report.failed(events.len());
-            failed.extend(events.front().map(|event| event.position));
+            failed.push(first.position);
         }
     }
-    settle(lent, &Vec::from_iter(done), &failed).await
+    settle(lent, &Vec::from_iter(done), &failed).await?;
+    Ok(Vec::from_iter(long))
+}
+
+/// The groups of which a request with this limit may have left out rows.
+fn long_groups(groups: &[Group], max_rows: usize) -> BTreeSet<String> {
+    let bytes = |group: &Group| -> usize { group.iter().map(|row| row.event.body.len()).sum() };
+    let is_cut = groups.iter().map(bytes).sum::<usize>() >= MAX_BYTES;
+    let rows = MIN_ROWS_OF_GROUP.max(max_rows / groups.len().max(1));
+    let long = groups.iter().filter(|group| is_cut || group.len() >= rows);
+    let long = long.filter_map(|group| group.front());
+    long.map(|first| first.event.group.clone()).collect()
 }
 
 /// Divides rows into groups, in the order of the first row of each.

@@ -73,14 +73,29 @@ enum End {
     Failed(String),
 }
 
+/// Time limits of a run of rounds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Time {
+    /// No round starts from here on.
+    pub(super) latest_start: Instant,
+    /// Calls are cut off, and their events have failed.
+    pub(super) stop: Instant,
+}
+
+impl Time {
+    pub(super) const fn of(deadline: Deadline) -> Self {
+        Self {
+            latest_start: deadline.latest_start(),
+            stop: deadline.stop(),
+        }
+    }
+}
+
 /// The events of a group that were not sent. The first is the one that failed, if one did.
 #[derive(Debug)]
 pub(super) struct Unsent {
     pub(super) events: Group,
-    #[cfg_attr(
-        not(feature = "postgres"),
-        expect(dead_code, reason = "read by the feature")
-    )]
+    /// Otherwise there was no time for another round.
     pub(super) has_failed: bool,
 }
 
@@ -144,9 +159,13 @@ impl Relay {
         }
         let mut report = RelayReport::new(Timestamp::now());
         let groups = groups(event.records);
-        let unsent = self.send_groups(groups, deadline.stop(), &mut report).await;
+        let unsent = self.send_groups(groups, Time::of(deadline), &mut report);
+        let unsent = unsent.await;
         for group in &unsent {
             report.failed(group.events.len());
+        }
+        if unsent.iter().any(|group| !group.has_failed) {
+            tracing::warn!("no time is left to send the rest of the batch");
         }
         self.log(report, request_id);
         let mut response = DynamoDbEventResponse::default();
@@ -163,21 +182,17 @@ impl Relay {
         response
     }
 
-    /// Sends groups side by side, and the events of each one after the other, until `until`. Returns
-    /// the groups that still have events.
+    /// Sends groups side by side, and the events of each one after the other. Returns the groups that
+    /// still have events.
     pub(super) async fn send_groups(
         &self,
         mut groups: Vec<Group>,
-        until: Instant,
+        time: Time,
         report: &mut RelayReport,
     ) -> Vec<Unsent> {
         let mut unsent = Vec::new();
         while !groups.is_empty() {
-            if Instant::now() >= until {
-                tracing::warn!(
-                    groups = groups.len(),
-                    "no time is left to send these groups"
-                );
+            if Instant::now() >= time.latest_start {
                 let rest = |events| Unsent {
                     events,
                     has_failed: false,
@@ -185,7 +200,7 @@ impl Relay {
                 unsent.extend(groups.into_iter().map(rest));
                 break;
             }
-            let ends = self.send_first_of_each(&groups, until).await;
+            let ends = self.send_first_of_each(&groups, time.stop).await;
             let mut next = Vec::with_capacity(groups.len());
             for (mut events, end) in groups.into_iter().zip(ends) {
                 if !settle(&events, end, report) {

@@ -2,8 +2,10 @@
 //!
 //! The rows of a group have the order of their commits: an answer with events locks its groups before
 //! its rows get their numbers, and PostgreSQL releases the locks after the commit. So no row of a
-//! group appears before a row that was read.
+//! group appears before a row that was read. An event without a group has no order, and takes no lock.
 
+#[cfg(feature = "outbox")]
+use sqlx::AssertSqlSafe;
 use sqlx::{Error, PgConnection};
 
 use crate::{event::Published, protocol::Timestamp};
@@ -18,9 +20,10 @@ const INSERT: &str = "\
     SELECT id, group_id, name, body, $5 \
     FROM (SELECT count(pg_advisory_xact_lock(lock)) AS locked FROM \
             (SELECT DISTINCT hashtextextended(name, 8390891638214061135) AS lock \
-             FROM unnest($2::text[]) AS name ORDER BY lock) AS locks) AS groups \
+             FROM unnest($1::text[], $2::text[]) AS event (id, name) WHERE id <> name \
+             ORDER BY lock) AS locks) AS groups \
     JOIN unnest($1::text[], $2::text[], $3::text[], $4::text[]) WITH ORDINALITY \
-        AS event (id, group_id, name, body, place) ON locked > 0 \
+        AS event (id, group_id, name, body, place) ON locked >= 0 \
     ORDER BY place";
 
 /// Inserts the events of an answer in the open transaction. They are published when it is committed.
@@ -52,56 +55,68 @@ pub(crate) struct Row {
     pub(crate) published_at: Timestamp,
 }
 
-/// The columns of a row in the order of [`Row`], and the limits of one request: groups, events of a
-/// group, and bytes of all bodies. A row is left out if the bodies before it have that many bytes.
+/// Most groups of one request.
 #[cfg(feature = "outbox")]
-macro_rules! lock_due {
-    ($first_of_its_group:literal) => {
-        concat!(
-            "WITH heads AS MATERIALIZED (\
-                SELECT group_id FROM sqs_once_outbox AS head \
-                WHERE next_attempt_at <= extract(epoch FROM clock_timestamp()) * 1000 AND ",
-            $first_of_its_group,
-            " ORDER BY sequence LIMIT 100 FOR UPDATE OF head SKIP LOCKED), \
-             waiting AS (\
-                SELECT event.*, sum(octet_length(body)) OVER (ORDER BY place, sequence) AS bytes \
-                FROM heads CROSS JOIN LATERAL (\
-                    SELECT *, row_number() OVER (ORDER BY sequence) AS place FROM sqs_once_outbox \
-                    WHERE sqs_once_outbox.group_id = heads.group_id ORDER BY sequence LIMIT 10) AS event) \
-             SELECT sequence, id, group_id, name, body, published_at FROM waiting \
-             WHERE bytes - octet_length(body) < 8388608 ORDER BY sequence"
-        )
-    };
-}
+pub(crate) const MAX_GROUPS: usize = 100;
+
+/// Rows of each group that one request reads at least.
+#[cfg(feature = "outbox")]
+pub(crate) const MIN_ROWS_OF_GROUP: usize = 10;
+
+/// Bytes of all bodies of one request. A row is left out if the bodies before it have that many bytes.
+#[cfg(feature = "outbox")]
+pub(crate) const MAX_BYTES: usize = 8 * 1024 * 1024;
 
 /// Locks the first row of each group whose next attempt is due. Returns the first rows of these
-/// groups, in their order.
+/// groups, in their order. The groups share `max_rows`, but each has at least [`MIN_ROWS_OF_GROUP`].
 ///
 /// The lock of a group's first row is the lock of the group. A group that another relay has locked is
 /// left out, and so is a group whose first row was sent since the statement began: the next row is not
 /// the first one in the statement's snapshot.
 ///
-/// `None` stands for all groups.
+/// `None` stands for all groups. The server then reads every row of the table if fewer than
+/// [`MAX_GROUPS`] are due.
 #[cfg(feature = "outbox")]
 pub(crate) async fn lock_due(
     connection: &mut PgConnection,
     groups: Option<&[String]>,
+    max_rows: usize,
 ) -> Result<Vec<Row>, Error> {
     use sqlx::Row as _;
 
-    const OF_ALL: &str = lock_due!(
-        "NOT EXISTS (SELECT FROM sqs_once_outbox AS earlier \
-            WHERE earlier.group_id = head.group_id AND earlier.sequence < head.sequence)"
-    );
+    // One index lookup for each row of the table: the order prevents another plan, even with old
+    // statistics. `NOT EXISTS` would compare the rows of a group with each other.
+    const OF_ALL: &str = "sequence = (\
+        SELECT sequence FROM sqs_once_outbox AS first WHERE first.group_id >= head.group_id \
+        ORDER BY first.group_id, first.sequence LIMIT 1)";
     // Two index lookups for each group, however many rows the group has.
-    const OF_GROUPS: &str = lock_due!(
-        "sequence IN (SELECT (SELECT min(sequence) FROM sqs_once_outbox WHERE group_id = wanted) \
-            FROM unnest($1::text[]) AS wanted)"
+    const OF_GROUPS: &str = "sequence IN (\
+        SELECT first.sequence FROM unnest($1::text[]) AS wanted CROSS JOIN LATERAL (\
+            SELECT group_id, sequence FROM sqs_once_outbox WHERE group_id >= wanted \
+            ORDER BY group_id, sequence LIMIT 1) AS first \
+        WHERE first.group_id = wanted)";
+    let is_first_of_its_group = groups.map_or(OF_ALL, |_| OF_GROUPS);
+    // The columns have the order of `Row`.
+    let select = format!(
+        "WITH heads AS MATERIALIZED (\
+            SELECT group_id FROM sqs_once_outbox AS head \
+            WHERE next_attempt_at <= extract(epoch FROM clock_timestamp()) * 1000 \
+            AND {is_first_of_its_group} \
+            ORDER BY sequence LIMIT {MAX_GROUPS} FOR UPDATE OF head SKIP LOCKED), \
+         waiting AS (\
+            SELECT event.*, sum(octet_length(body)) OVER (ORDER BY place, sequence) AS bytes \
+            FROM heads CROSS JOIN LATERAL (\
+                SELECT *, row_number() OVER (ORDER BY sequence) AS place FROM sqs_once_outbox \
+                WHERE sqs_once_outbox.group_id = heads.group_id ORDER BY sequence \
+                LIMIT (SELECT greatest({MIN_ROWS_OF_GROUP}, {max_rows} / count(*)) FROM heads)\
+            ) AS event) \
+         SELECT sequence, id, group_id, name, body, published_at FROM waiting \
+         WHERE bytes - octet_length(body) < {MAX_BYTES} ORDER BY sequence"
     );
-    let select = match groups {
-        None => sqlx::query(OF_ALL),
-        Some(groups) => sqlx::query(OF_GROUPS).bind(groups),
-    };
+    let mut select = sqlx::query(AssertSqlSafe(select));
+    if let Some(groups) = groups {
+        select = select.bind(groups);
+    }
     let rows = select.fetch_all(connection).await?;
     let row = |row: sqlx::postgres::PgRow| {
         let published_at: i64 = row.try_get(5)?;

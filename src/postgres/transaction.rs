@@ -73,6 +73,10 @@ impl<O> InTransaction<O> {
     /// Events of one group are sent in the order of the commits, and those of one answer in this order.
     /// So commits with events of one group wait for each other, each for two round trips.
     ///
+    /// An answer has at most 1,000 events: each group takes one of the server's locks until the commit.
+    /// More events are a permanent failure of the operation, as an event beyond the limits of [`Event`]
+    /// is.
+    ///
     /// ```
     /// use sqs_once::{Attempt, Event, Failure, InTransaction};
     ///

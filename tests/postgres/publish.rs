@@ -56,6 +56,44 @@ async fn event_without_group_is_group_of_its_own() {
     assert_eq!(id, group);
 }
 
+/// The server has room for a limited number of locks.
+#[tokio::test]
+async fn event_without_group_takes_no_lock() {
+    let world = World::start().await;
+    let count = "CREATE TABLE locks (n bigint); \
+        CREATE FUNCTION count_locks() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN \
+            INSERT INTO locks SELECT count(*) FROM pg_locks \
+            WHERE locktype = ''advisory'' AND pid = pg_backend_pid(); RETURN NULL; END'; \
+        CREATE TRIGGER counts AFTER INSERT ON sqs_once_outbox EXECUTE FUNCTION count_locks()";
+    raw_sql(count).execute(&world.pool).await.unwrap();
+    for groups in [&[][..], &["a", "b", "a"]] {
+        let publishes = async |attempt: Attempt| {
+            let event = || Event::new("placed", &1);
+            let done = attempt.transaction()?.done(());
+            let done = (0..3).map(|_| event()).fold(done, InTransaction::publish);
+            let grouped = groups.iter().map(|group| event().group(*group));
+            Ok(grouped.fold(done, InTransaction::publish))
+        };
+        let operation = operation(&format!("o-{}", groups.len()), ample());
+        assert_completed(&world.mode().run(operation, publishes).await);
+    }
+    let locks = sqlx::query_scalar("SELECT n FROM locks ORDER BY n");
+    let locks: Vec<i64> = locks.fetch_all(&world.pool).await.unwrap();
+    assert_eq!((locks, world.events().await.len()), (vec![0, 2], 9));
+}
+
+#[tokio::test]
+async fn too_many_events_are_a_permanent_failure() {
+    let world = World::start().await;
+    assert_completed(&publish(&world, "most", &["a"; 1000]).await);
+    let outcome = publish(&world, "more", &["a"; 1001]).await;
+    let Outcome::PermanentFailure(why) = &outcome else {
+        panic!("{outcome:?}");
+    };
+    assert!(why.starts_with("the answer has 1001 events"), "{why}");
+    assert_eq!(world.events().await.len(), 1000);
+}
+
 #[tokio::test]
 async fn answer_that_is_not_committed_publishes_nothing() {
     let world = World::start().await;

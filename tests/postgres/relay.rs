@@ -19,7 +19,10 @@ use sqs_once::{
     protocol::Timestamp,
     store::PostgresStore,
 };
-use tokio::{join, select, time::timeout};
+use tokio::{
+    join, select,
+    time::{sleep, timeout},
+};
 
 use super::{
     example::url,
@@ -88,6 +91,21 @@ async fn wait_for_next_attempt(world: &World) {
     world
         .run_sql("UPDATE sqs_once_outbox SET next_attempt_at = 0")
         .await;
+}
+
+/// Does `work` while each call to the target takes 0.1 seconds.
+async fn with_slow_target<T>(sqs: &Sqs, work: impl Future<Output = T>) -> T {
+    sqs.turn(SqsBehaviour::Held);
+    let answers = async {
+        loop {
+            sleep(SECOND / 10).await;
+            sqs.turn(SqsBehaviour::Held);
+        }
+    };
+    select! {
+        done = work => done,
+        () = answers => unreachable!(),
+    }
 }
 
 /// Bodies that were sent in a group, with repetitions.
@@ -243,6 +261,22 @@ async fn relay_ends_before_its_deadline() {
     world.open_transactions(0).await;
 }
 
+/// A call that the deadline cuts off would count as a failed attempt of its group.
+#[tokio::test]
+async fn relay_cuts_off_no_call_of_a_slow_target() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    publish(&world, "1", &["a"; 100]).await;
+    let relay = relay(&world, &sqs);
+    let deadline = Deadline::after(Timestamp::now(), 2 * SECOND, SECOND / 2);
+    let deadline = deadline.min_time_to_start(SECOND * 2 / 5);
+    let relayed = with_slow_target(&sqs, relay.send_due(deadline));
+    let relayed = relayed.await.unwrap();
+    assert!((1..100).contains(&relayed.sent), "{relayed:?}");
+    assert_eq!(relayed.failed, 0, "{relayed:?}");
+    assert_eq!(bodies(&sqs, "a").len() as u64, relayed.sent);
+}
+
 /// Copies each event into the table `history`, where it stays.
 async fn keep_history(world: &World) {
     let history = "CREATE TABLE history AS SELECT sequence, group_id, body FROM sqs_once_outbox; \
@@ -385,7 +419,9 @@ async fn failing_group_delays_no_other() {
 async fn long_group_delays_no_other() {
     let world = World::start().await;
     let sqs = Sqs::start(SqsBehaviour::Willing).await;
-    publish(&world, "long", &["long"; 2000]).await;
+    for id in ["long-1", "long-2"] {
+        publish(&world, id, &["long"; 1000]).await;
+    }
     publish(&world, "1", &["a"]).await;
     let relay = relay(&world, &sqs);
     select! {
@@ -393,6 +429,34 @@ async fn long_group_delays_no_other() {
         () = sqs.called("SendMessageBatch", 20) => {}
     }
     assert_eq!(bodies(&sqs, "a"), ["1"]);
+}
+
+/// One look at all groups reads every row of the table.
+#[tokio::test]
+async fn long_group_is_sent_in_few_transactions() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    publish(&world, "long", &["long"; 1000]).await;
+    // Statistics of one group make the planner expect that each row is the first of its group.
+    world.run_sql("ANALYZE sqs_once_outbox").await;
+    let pool = one(world.options.clone());
+    let relay = PostgresRelay::new(sender(&sqs), PostgresStore::new(pool.clone()));
+    assert_eq!(numbers(send(&relay).await), [1000, 0, 0]);
+    // The session reports its numbers when it ends.
+    pool.close().await;
+    let numbers = "SELECT n_tup_del, seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables \
+        WHERE relid = 'sqs_once_outbox'::regclass";
+    let rows_read = async {
+        loop {
+            let numbers = sqlx::query_as::<_, (i64, i64)>(numbers);
+            match numbers.fetch_one(&world.pool).await.unwrap() {
+                (1000, rows_read) => return rows_read,
+                _ => sleep(SECOND / 100).await,
+            }
+        }
+    };
+    let rows_read = timeout(PATIENCE, rows_read).await.unwrap();
+    assert!(rows_read < 15 * 1000, "{rows_read}");
 }
 
 /// Bodies of 8 MB fill a transaction.
@@ -464,6 +528,39 @@ async fn failure_after_commit_changes_no_outcome() {
     assert_eq!(bodies(&sqs, "a"), ["1", "2"]);
 }
 
+/// A worker sends a few events for others, not all.
+#[tokio::test]
+async fn worker_sends_part_of_a_long_group() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    publish(&world, "earlier", &["a"; 200]).await;
+    let mode = sends_after_commit(&world, &sqs);
+    publish_in(&mode, "1", &["a"]).await;
+    let sent = bodies(&sqs, "a").len();
+    assert!((10..=30).contains(&sent), "{sent}");
+    publish_in(&mode, "2", &["b"]).await;
+    assert_eq!(bodies(&sqs, "b"), ["2"]);
+}
+
+/// The time is up before the group is sent, but the target works.
+#[tokio::test]
+async fn slow_target_after_commit_does_not_pause() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    publish(&world, "earlier", &["a"; 50]).await;
+    let mode = sends_after_commit(&world, &sqs);
+    with_slow_target(&sqs, publish_in(&mode, "1", &["a"])).await;
+    let attempts = "SELECT max(attempts) FROM sqs_once_outbox";
+    let attempts: i32 = sqlx::query_scalar(attempts)
+        .fetch_one(&world.pool)
+        .await
+        .unwrap();
+    assert_eq!(attempts, 0);
+    sqs.turn(SqsBehaviour::Willing);
+    publish_in(&mode, "2", &["b"]).await;
+    assert_eq!(bodies(&sqs, "b"), ["2"]);
+}
+
 /// A target that gives no answer delays one message of the process, in a minute.
 #[tokio::test]
 async fn silent_target_delays_one_message() {
@@ -522,12 +619,16 @@ async fn message_near_its_deadline_is_in_time() {
     let world = World::start().await;
     let sqs = Sqs::start(SqsBehaviour::Hanging).await;
     let mode = sends_after_commit(&world, &sqs);
-    let started = Instant::now();
-    let outcome = mode
-        .run(operation("1", short()), publishes("1", &["a"]))
-        .await;
-    assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
-    assert!(started.elapsed() < SECOND / 2, "{:?}", started.elapsed());
+    let enough = Deadline::after(Timestamp::now(), 2 * SECOND, SECOND / 2);
+    // Half a second is too short to tell a slow target from a healthy one.
+    for (id, deadline, calls) in [("1", short(), 0), ("2", enough, 1)] {
+        let started = Instant::now();
+        let outcome = mode.run(operation(id, deadline), publishes(id, &["a"]));
+        let outcome = outcome.await;
+        assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
+        assert!(started.elapsed() < SECOND, "{:?}", started.elapsed());
+        assert_eq!(sqs.calls("SendMessageBatch").len(), calls);
+    }
 }
 
 #[tokio::test]

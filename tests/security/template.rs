@@ -433,6 +433,42 @@ fn assert_connects_or_reads_the_secret(path: &str) {
     assert_eq!(met(auth, &["HasSecret"]), Some(&arn));
 }
 
+/// No other alarm sees a relay that is too slow, or that does not run.
+#[test]
+fn relay_of_postgres_has_alarms_for_each_fault() {
+    let template = read(OUTBOX_POSTGRES);
+    let alarms = of_type(&template, "AWS::CloudWatch::Alarm").into_iter();
+    let alarm = |(name, alarm): (_, &Value)| {
+        let dimension = alarm["Dimensions"][0]["Name"].as_str().unwrap().to_owned();
+        let text = |member: &str| alarm[member].as_str().unwrap().to_owned();
+        let topic = json!([{"!Ref": "AlarmTopicArn"}]);
+        for actions in ["AlarmActions", "OKActions"] {
+            assert_eq!(
+                met(&alarm[actions], &["HasAlarmTopic"]),
+                Some(&topic),
+                "{name}"
+            );
+        }
+        let begins = [text("ComparisonOperator"), alarm["Threshold"].to_string()].join(" ");
+        [
+            text("MetricName"),
+            dimension,
+            begins,
+            text("TreatMissingData"),
+        ]
+        .join(", ")
+    };
+    let alarms: BTreeSet<String> = alarms.map(alarm).collect();
+    let expected = [
+        "ApproximateNumberOfMessagesVisible, QueueName, GreaterThanThreshold 0, notBreaching",
+        "Errors, FunctionName, GreaterThanThreshold 0, notBreaching",
+        "EventsFailed, service, GreaterThanThreshold 0, notBreaching",
+        "Invocations, FunctionName, LessThanThreshold 1, breaching",
+        "OldestEventAge, service, GreaterThanThreshold 300, notBreaching",
+    ];
+    assert_eq!(alarms, expected.map(str::to_owned).into());
+}
+
 #[test]
 fn relay_role_allows_only_stream_and_targets() {
     let targets = "TargetArns";
