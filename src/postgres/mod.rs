@@ -50,7 +50,7 @@ pub(crate) mod secret;
 mod transaction;
 
 #[cfg(feature = "settings")]
-pub(crate) use migrate::create_table;
+pub(crate) use migrate::create_tables;
 pub use migrate::migrate;
 pub use pool::pool;
 pub use transaction::{InTransaction, Transaction};

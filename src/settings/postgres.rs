@@ -11,7 +11,7 @@ use super::{PRIME_TIMEOUT, ResultPlace, Settings, SettingsError, on_or_off};
 use crate::{
     handler::Handler,
     once::{InPostgres, Mode, Once},
-    postgres::{self, connections::Passwords},
+    postgres::{self, connections::Passwords, explain::explain},
     protocol::AfterFailure,
     sqs::Consumer,
 };
@@ -172,11 +172,11 @@ impl Database {
             match timeout(PRIME_TIMEOUT, mode.migrate()).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::warn!(
-                    %error,
-                    "could not prepare the table at start: messages fail until PostgreSQL answers"
+                    error = explain(&error),
+                    "could not prepare the tables at start: messages fail until PostgreSQL answers"
                 ),
                 Err(_elapsed) => tracing::warn!(
-                    "could not prepare the table at start in time: messages fail until PostgreSQL answers"
+                    "could not prepare the tables at start in time: messages fail until PostgreSQL answers"
                 ),
             }
         }
