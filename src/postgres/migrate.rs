@@ -11,9 +11,10 @@ const CURRENT: &str = "sqs-once 2";
 /// `sqs_once_outbox`, in the first schema of the search path. Adds the second to the first. Does
 /// nothing if the tables are current, and may run in several processes at a time.
 ///
-/// Current tables need no privilege to be recognized. To create them, the role needs `CREATE` on the
-/// schema. A consumer needs `SELECT`, `INSERT`, `UPDATE` and `DELETE` on the table of records. To
-/// publish, it needs `INSERT` on that of events. A relay needs `SELECT`, `UPDATE` and `DELETE` there.
+/// Current tables need no privilege to be recognized. To create them, the database user needs `CREATE`
+/// on the schema. It then owns them. The user of a consumer needs `SELECT`, `INSERT`, `UPDATE` and
+/// `DELETE` on the table of records. To publish, it needs `INSERT` on that of events. The user of a
+/// relay needs `SELECT`, `UPDATE` and `DELETE` there.
 ///
 /// # Errors
 ///
