@@ -90,9 +90,12 @@ use crate::{
 ///
 /// # Locks
 ///
-/// There is no lease: an open transaction locks its record. A second delivery waits until its own
-/// time is up, and is then a [conflict](Outcome::Conflict). The server ends a transaction one second
-/// after the deadline at the latest, so a frozen worker does not keep the lock.
+/// There is no lease: an open transaction locks its record. A second delivery waits for the end of
+/// that transaction. If its own time ends first, the outcome is a [conflict](Outcome::Conflict).
+///
+/// The server ends the transaction of a frozen worker. From PostgreSQL 17 on it does so one second
+/// after the deadline. Before, it can end a transaction between two statements later: the limit of the
+/// idle time starts at the end of the last statement.
 #[derive(Clone, Debug)]
 pub struct InPostgres {
     records: Records<PostgresStore>,
@@ -112,7 +115,8 @@ pub(crate) trait AfterCommit: fmt::Debug + Send + Sync {
     ) -> BoxFuture<'a, ()>;
 }
 
-/// Longest time to send events right after their commit, as long as half of the time left.
+/// Longest time to send events right after their commit: this time or half of the time left, whichever
+/// is shorter.
 const MAX_TIME_AFTER_COMMIT: Duration = Duration::from_secs(2);
 
 /// Time from the deadline until the server ends the transaction of a frozen worker.

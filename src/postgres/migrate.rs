@@ -12,9 +12,10 @@ const CURRENT: &str = "sqs-once 2";
 /// nothing if the tables are current, and may run in several processes at a time. Waits at most a
 /// second for a table.
 ///
-/// Current tables need no privilege to be recognized. To create them, the role needs `CREATE` on the
-/// schema. A consumer needs `SELECT`, `INSERT`, `UPDATE` and `DELETE` on the table of records. To
-/// publish, it needs `INSERT` on that of events. A relay needs `SELECT`, `UPDATE` and `DELETE` there.
+/// Current tables need no privilege to be recognized. To create them, the database user needs `CREATE`
+/// on the schema. It then owns them. The user of a consumer needs `SELECT`, `INSERT`, `UPDATE` and
+/// `DELETE` on the table of records. To publish, it needs `INSERT` on that of events. The user of a
+/// relay needs `SELECT`, `UPDATE` and `DELETE` there.
 ///
 /// # Errors
 ///
