@@ -54,7 +54,7 @@ struct Login {
 #[error("no password from Secrets Manager: {why}")]
 pub(crate) struct NoPassword {
     why: String,
-    /// Whether every read fails until a person changes the secret or the role.
+    /// True if every read fails until a person changes the secret or the role.
     pub(crate) is_permanent: bool,
 }
 
