@@ -10,13 +10,19 @@
 //! ```
 //!
 //! `IDEMPOTENCY_POSTGRES_URL` names the database. `make watch EXAMPLE=place_order_postgres` runs it on
-//! this machine. To deploy it beside a database in RDS, where its user has the role `rds_iam`:
+//! this machine. To deploy it beside a database in RDS, in the root of the clone:
 //!
 //! ```sh
 //! cargo lambda build --release --arm64 --example place_order_postgres --features postgres
-//! cp global-bundle.pem target/lambda/place_order_postgres/ # the certificate authorities of RDS
-//! sam deploy --guided --template-file examples/place_order_postgres.template.yaml
+//! # the certificate authorities of RDS
+//! curl -fo target/lambda/place_order_postgres/global-bundle.pem \
+//!     https://truststore.pki.rds.amazonaws.com/global/global-bundle.pem
+//! sam deploy --guided --stack-name orders --config-env orders \
+//!     --template-file examples/place_order_postgres.template.yaml
 //! ```
+//!
+//! docs/effects-in-postgresql.md has the privileges of the database user. The handler needs `INSERT` on
+//! `orders` and `order_lines`, and `SELECT` and `UPDATE` on `stock`.
 //!
 //! The events stay in the table `sqs_once_outbox` until a relay sends them: docs/outbox.md has its
 //! deployment.

@@ -100,11 +100,11 @@ fn target_table(results: &Results) -> String {
         let (name, limit, seen) = (target.name, limit.trim(), figure(target.seen));
         writeln!(text, "| {name} | {limit} | {seen} | {verdict} |").unwrap();
     }
-    text + &what_remains(results)
+    text + &reasons(results)
 }
 
 /// The reasons of figures that are missed in most runs.
-fn what_remains(results: &Results) -> String {
+fn reasons(results: &Results) -> String {
     let of = |name, messages, measure| figure(results.of(name, LATENCY_MS, messages, measure));
     let two_round_trips = of(RAW, 1, Run::p50_ms);
     let instructions = results.instructions(GROUPED_WIDE, 100);
@@ -112,9 +112,9 @@ fn what_remains(results: &Results) -> String {
     let (base, of_raw) = (of(CONSUMER, 1, PEAK), of(RAW, 2000, PEAK));
     format!(
         "
-Figures that most runs miss, and what remains of them:
+Most runs miss these figures, for these reasons:
 
-| figure | what remains |
+| figure | reason |
 | --- | --- |
 | warm-up read in init | It is the first call of the process. Beside the round trip, it takes 0.57 of the 21.7 million instructions of init, all of them in the SDK. |
 | grouping, 200: p50, batch of 100 | Two round trips take {two_round_trips} ms without any work. The rest is the CPU time of {of_batch} million instructions. |

@@ -28,7 +28,7 @@ use crate::{
         connections::Passwords,
         explain::{
             explain, is_aborted, is_caused_by_contention, is_contended, is_lock_timeout,
-            is_not_committed,
+            is_not_committed, is_table_missing,
         },
         lent::{Lent, Limits},
         outbox,
@@ -90,13 +90,17 @@ use crate::{
 ///
 /// # Locks
 ///
-/// There is no lease: an open transaction locks its record. A second delivery waits until its own
-/// time is up, and is then a [conflict](Outcome::Conflict). The server ends a transaction one second
-/// after the deadline at the latest, so a frozen worker does not keep the lock.
+/// There is no lease: an open transaction locks its record. A second delivery waits for the end of
+/// that transaction. If its own time ends first, the outcome is a [conflict](Outcome::Conflict).
+///
+/// The server ends the transaction of a frozen worker. From PostgreSQL 17 on it does so one second
+/// after the deadline. Before, it can end a transaction between two statements later: the limit of the
+/// idle time starts at the end of the last statement.
 #[derive(Clone, Debug)]
 pub struct InPostgres {
     records: Records<PostgresStore>,
     after_commit: Option<Arc<dyn AfterCommit>>,
+    creates_tables: bool,
 }
 
 /// Sends published events right after their commit. A relay sends those that stay in the table.
@@ -111,7 +115,8 @@ pub(crate) trait AfterCommit: fmt::Debug + Send + Sync {
     ) -> BoxFuture<'a, ()>;
 }
 
-/// Longest time to send events right after their commit, as long as half of the time left.
+/// Longest time to send events right after their commit: this time or half of the time left, whichever
+/// is shorter.
 const MAX_TIME_AFTER_COMMIT: Duration = Duration::from_secs(2);
 
 /// Time from the deadline until the server ends the transaction of a frozen worker.
@@ -129,6 +134,7 @@ impl Once<PostgresStore> {
         InPostgres {
             records: Self::new(PostgresStore::new(pool)).records,
             after_commit: None,
+            creates_tables: false,
         }
     }
 }
@@ -187,10 +193,12 @@ impl InPostgres {
         self.records.store
     }
 
-    /// Creates the tables of records and events if they do not exist.
+    /// Creates the tables of records and events if they do not exist: now, and whenever a claim finds
+    /// no table.
     #[cfg(feature = "settings")]
-    pub(crate) async fn migrate(&self) -> Result<(), Error> {
-        postgres::create_table(self.records.store.connections()).await
+    pub(crate) async fn migrate(&mut self) -> Result<(), Error> {
+        self.creates_tables = true;
+        Lent::run(self.records.store.connections(), postgres::create_tables).await
     }
 
     /// Replaces the system's wall clock, for tests.
@@ -221,6 +229,7 @@ impl InPostgres {
         let run = Run {
             records: &self.records,
             after_commit: self.after_commit.as_deref(),
+            creates_tables: self.creates_tables,
             request: (self.records).request(&key, fingerprint, message_id, now),
             deadline,
         };
@@ -253,6 +262,8 @@ impl InPostgres {
         });
         match answer.await {
             Ok((output, events, transaction)) => {
+                // The connection returns to the pool with the transaction.
+                drop(lent);
                 run.complete(&claim, output, events, transaction).await
             }
             Err(end) => run.end_without_answer(lent, end).await,
@@ -264,6 +275,7 @@ impl InPostgres {
 struct Run<'a> {
     records: &'a Records<PostgresStore>,
     after_commit: Option<&'a dyn AfterCommit>,
+    creates_tables: bool,
     request: ClaimRequest,
     deadline: Deadline,
 }
@@ -302,10 +314,26 @@ impl Run<'_> {
                 owner: None,
                 lease_until: self.records.now(),
             },
+            Err(error) if self.creates_tables && is_table_missing(&error) => {
+                self.roll_back(&mut lent).await;
+                return Err(self.create_tables(&mut lent, &error).await);
+            }
             Err(error) => self.not_applied("claim", &error),
         };
         self.roll_back(&mut lent).await;
         Err(outcome)
+    }
+
+    /// Creates the tables, which could not be created at start. The message then runs again.
+    async fn create_tables(&self, lent: &mut Lent, missing: &Error) -> Outcome {
+        let created = lent.request(postgres::create_tables);
+        match timeout_at(self.deadline.stop(), created).await {
+            Ok(Ok(())) => {
+                Outcome::Contended("the tables did not exist, and were created".to_owned())
+            }
+            Ok(Err(error)) => self.not_applied("claim", &error),
+            Err(_elapsed) => self.not_applied("claim", missing),
+        }
     }
 
     /// Claims the operation in the open transaction. Returns the record that refuses the claim.

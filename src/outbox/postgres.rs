@@ -42,7 +42,7 @@ const MAX_ROWS: usize = 500;
 const TIME_TO_NEXT_LOOK: Duration = Duration::from_secs(5);
 /// Time from the deadline until the server ends the transaction of a frozen relay.
 const MARGIN: Duration = Duration::from_secs(1);
-/// Time without events right after commits, once a target took all their time or the database failed.
+/// Time without events right after commits, once a target took too long or the database failed.
 const PAUSE: Duration = Duration::from_secs(60);
 /// Time that a database and a target need, so that the end of it shows a slow one.
 const MIN_TIME: Duration = Duration::from_millis(500);
@@ -80,8 +80,9 @@ const MAX_TRANSACTIONS: usize = 3;
 ///    the groups that have more events, and then with all.
 ///
 /// If the relay crashes, PostgreSQL ends the transaction, and the events are sent again: a target gets
-/// an event at least once. If the process is frozen, the server ends the transaction one second after
-/// the deadline.
+/// an event at least once. If the process is frozen, the server ends the transaction. From PostgreSQL
+/// 17 on it does so one second after the deadline. Before, it can do so later: the limit of the idle
+/// time starts at the end of the last statement.
 #[derive(Clone, Debug)]
 pub struct PostgresRelay {
     relay: Relay,
@@ -159,13 +160,13 @@ impl PostgresRelay {
 }
 
 impl InPostgres {
-    /// Sends the events of each answer right after its commit, in at most 2 seconds and half of the
-    /// time left. Without this call, events wait for a [`PostgresRelay`].
+    /// Sends the events of each answer right after its commit, in at most 2 seconds or half of the
+    /// time left, whichever is shorter. Without this call, events wait for a [`PostgresRelay`].
     ///
     /// A failure changes no outcome: it is logged, and the events stay in the table. So a
     /// [`PostgresRelay`] must run by schedule too. It also sends the rest of a group with more than 30
-    /// waiting events. After a target took all the time, or the database failed, this process sends
-    /// nothing right after commits for a minute.
+    /// waiting events. If a call is still open after three quarters of that time, or the database fails,
+    /// this process sends nothing right after commits for a minute.
     ///
     /// ```no_run
     /// # fn main_(pool: sqlx::PgPool, relay: sqs_once::outbox::Relay) {

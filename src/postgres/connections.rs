@@ -6,7 +6,11 @@ use aws_sdk_dynamodb::config::{Region, SharedCredentialsProvider};
 use aws_sdk_secretsmanager::Client;
 use sqlx::{Error, PgPool, Postgres, pool::PoolConnection};
 
-use super::{explain::is_login_refused, iam::Tokens, secret::Secret};
+use super::{
+    explain::is_login_refused,
+    iam::Tokens,
+    secret::{NoPassword, Secret},
+};
 
 /// A pool, and the source of the passwords of its new connections.
 #[derive(Clone, Debug)]
@@ -45,6 +49,16 @@ impl Connections {
 
     pub(crate) fn passwords(self, passwords: Passwords) -> Self {
         Self { passwords, ..self }
+    }
+
+    /// The error of an operation that waited too long for a connection.
+    pub(crate) fn out_of_time(&self) -> Error {
+        match &self.passwords {
+            Passwords::Secret(secret) if secret.is_being_read() => {
+                Error::Configuration(NoPassword::out_of_time().into())
+            }
+            _ => Error::PoolTimedOut,
+        }
     }
 
     /// Takes a connection from the pool. If the server refuses the password of a new connection, and

@@ -47,6 +47,11 @@ pub(crate) fn is_login_refused(error: &Error) -> bool {
     matches!(code(error), Some("28P01" | "28000"))
 }
 
+/// Returns whether a table does not exist.
+pub(crate) fn is_table_missing(error: &Error) -> bool {
+    code(error) == Some("42P01")
+}
+
 /// Returns whether the transaction was rolled back, because one of its statements had failed.
 pub(crate) fn is_aborted(error: &Error) -> bool {
     code(error) == Some("25P02")
@@ -63,8 +68,17 @@ pub(crate) fn is_not_committed(error: &Error) -> bool {
 
 /// Classifies a failed request outside of a transaction by its effect and the use of a retry.
 pub(crate) fn kind(error: &Error) -> Unavailability {
-    if matches!(error, Error::Configuration(_)) {
-        return Unavailability::Rejected;
+    if let Error::Configuration(error) = error {
+        let no_password = error.downcast_ref::<NoPassword>();
+        return match no_password {
+            // As tokens of IAM: a settlement is repeated until there is a password.
+            Some(why) if !why.is_permanent => Unavailability::Unanswered,
+            _ => Unavailability::Rejected,
+        };
+    }
+    // A rotation changes the password in the database before the secret, or after.
+    if is_login_refused(error) {
+        return Unavailability::Unanswered;
     }
     match code(error) {
         Some("40001" | "40P01" | "57014" | "53300" | LOCK_NOT_AVAILABLE) => {

@@ -87,7 +87,7 @@ impl Lent {
     ) -> Result<Self, Error> {
         loop {
             let lent = timeout_at(until, Self::acquire(connections)).await;
-            let mut lent = lent.map_err(|_elapsed| Error::PoolTimedOut)??;
+            let mut lent = lent.map_err(|_elapsed| connections.out_of_time())??;
             let left = until.saturating_duration_since(Instant::now());
             let error = match timeout(MAX_BEGIN_TIME.min(left / 2), lent.open(limits)).await {
                 Ok(Ok(())) => return Ok(lent),
@@ -135,10 +135,17 @@ impl Lent {
         connections: &Connections,
         requests: impl AsyncFnOnce(&mut PgConnection) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let mut lent = Self::acquire(connections).await?;
-        lent.is_idle = false;
-        let answer = requests(&mut lent.connection).await;
-        lent.is_idle = !answer.as_ref().is_err_and(is_connection_lost);
+        Self::acquire(connections).await?.request(requests).await
+    }
+
+    /// Runs requests that are no transaction on this connection.
+    pub(crate) async fn request<T>(
+        &mut self,
+        requests: impl AsyncFnOnce(&mut PgConnection) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        self.is_idle = false;
+        let answer = requests(&mut self.connection).await;
+        self.is_idle = !answer.as_ref().is_err_and(is_connection_lost);
         answer
     }
 }

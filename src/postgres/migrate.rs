@@ -1,6 +1,6 @@
 //! The tables of records and of events.
 
-use sqlx::{Error, PgPool};
+use sqlx::{Error, PgConnection, PgPool};
 
 use super::{connections::Connections, lent::Lent};
 
@@ -9,11 +9,13 @@ const CURRENT: &str = "sqs-once 2";
 
 /// Creates the table of records, `sqs_once_records`, and that of published events,
 /// `sqs_once_outbox`, in the first schema of the search path. Adds the second to the first. Does
-/// nothing if the tables are current, and may run in several processes at a time.
+/// nothing if the tables are current, and may run in several processes at a time. Waits at most a
+/// second for a table.
 ///
-/// Current tables need no privilege to be recognized. To create them, the role needs `CREATE` on the
-/// schema. A consumer needs `SELECT`, `INSERT`, `UPDATE` and `DELETE` on the table of records. To
-/// publish, it needs `INSERT` on that of events. A relay needs `SELECT`, `UPDATE` and `DELETE` there.
+/// Current tables need no privilege to be recognized. To create them, the database user needs `CREATE`
+/// on the schema. It then owns them. The user of a consumer needs `SELECT`, `INSERT`, `UPDATE` and
+/// `DELETE` on the table of records. To publish, it needs `INSERT` on that of events. The user of a
+/// relay needs `SELECT`, `UPDATE` and `DELETE` there.
 ///
 /// # Errors
 ///
@@ -26,23 +28,21 @@ const CURRENT: &str = "sqs-once 2";
 /// # Ok(()) }
 /// ```
 pub async fn migrate(pool: &PgPool) -> Result<(), Error> {
-    create_table(&Connections::new(pool.clone())).await
+    Lent::run(&Connections::new(pool.clone()), create_tables).await
 }
 
-pub(crate) async fn create_table(connections: &Connections) -> Result<(), Error> {
-    Lent::run(connections, async |connection| {
-        let version = "SELECT obj_description(to_regclass('sqs_once_records'), 'pg_class')";
-        let version: Option<String> = sqlx::query_scalar(version)
-            .fetch_one(&mut *connection)
+/// Creates the tables on this connection: see [`migrate`].
+pub(crate) async fn create_tables(connection: &mut PgConnection) -> Result<(), Error> {
+    let version = "SELECT obj_description(to_regclass('sqs_once_records'), 'pg_class')";
+    let version: Option<String> = sqlx::query_scalar(version)
+        .fetch_one(&mut *connection)
+        .await?;
+    if version.as_deref() != Some(CURRENT) {
+        sqlx::raw_sql(include_str!("tables.sql"))
+            .execute(connection)
             .await?;
-        if version.as_deref() != Some(CURRENT) {
-            sqlx::raw_sql(include_str!("tables.sql"))
-                .execute(connection)
-                .await?;
-        }
-        Ok(())
-    })
-    .await
+    }
+    Ok(())
 }
 
 #[cfg(test)]

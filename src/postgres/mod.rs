@@ -16,7 +16,7 @@
 //!
 //! async fn place(order: Order, attempt: Attempt) -> Result<InTransaction<Placed>, Failure> {
 //!     let mut tx = attempt.transaction()?;
-//!     let taken = sqlx::query("UPDATE stock SET pieces = pieces - 1 WHERE product = $1 AND pieces > 0")
+//!     let taken = sqlx::query("UPDATE stock SET quantity = quantity - 1 WHERE product = $1 AND quantity > 0")
 //!         .bind(&order.product)
 //!         .execute(&mut *tx)
 //!         .await?;
@@ -50,7 +50,7 @@ pub(crate) mod secret;
 mod transaction;
 
 #[cfg(feature = "settings")]
-pub(crate) use migrate::create_table;
+pub(crate) use migrate::create_tables;
 pub use migrate::migrate;
 pub use pool::pool;
 pub use transaction::{InTransaction, Transaction};

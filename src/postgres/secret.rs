@@ -17,8 +17,8 @@ use tokio::{
 
 use crate::dynamodb::explain::unanswered;
 
-/// Longest read.
-const READ_TIMEOUT: Duration = Duration::from_secs(3);
+/// Longest read. Shorter than the time for the connection at start, whose log line then says why.
+const READ_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// Time between two reads. It limits the requests of a process whose password the server refuses.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -51,8 +51,28 @@ struct Login {
 
 /// The reason why the secret gave no password, without its value.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("no password from Secrets Manager: {0}")]
-pub(crate) struct NoPassword(String);
+#[error("no password from Secrets Manager: {why}")]
+pub(crate) struct NoPassword {
+    why: String,
+    /// True if every read fails until a person changes the secret or the role.
+    pub(crate) is_permanent: bool,
+}
+
+impl NoPassword {
+    fn permanent(why: &str) -> Self {
+        Self {
+            why: why.to_owned(),
+            is_permanent: true,
+        }
+    }
+
+    pub(crate) fn out_of_time() -> Self {
+        Self {
+            why: "no answer in time".to_owned(),
+            is_permanent: false,
+        }
+    }
+}
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -112,7 +132,7 @@ impl Secret {
         let started = Instant::now();
         last.next = Some(started + PAUSE);
         let read = timeout(READ_TIMEOUT, self.login()).await;
-        let read = read.unwrap_or_else(|_elapsed| Err("no answer in time".to_owned()));
+        let read = read.unwrap_or_else(|_elapsed| Err(NoPassword::out_of_time()));
         last.started = Some(started);
         last.error = None;
         match read {
@@ -126,17 +146,21 @@ impl Secret {
                 last.login = Some(login);
                 self.number.fetch_add(1, Relaxed);
             }
-            Err(why) => last.error = Some(NoPassword(why)),
+            Err(error) => last.error = Some(error),
         }
     }
 
-    async fn login(&self) -> Result<Login, String> {
+    /// Returns whether a message is reading the secret.
+    pub(crate) fn is_being_read(&self) -> bool {
+        self.last.try_lock().is_err()
+    }
+
+    async fn login(&self) -> Result<Login, NoPassword> {
         let answer = self.client.get_secret_value().secret_id(&self.arn).send();
         let answer = answer.await.map_err(|error| explain(&error))?;
         let text = answer.secret_string;
-        Ok(parse(
-            text.ok_or("the secret is binary; store it as text")?,
-        )?)
+        let text = text.ok_or("the secret is binary; store it as text");
+        text.and_then(parse).map_err(NoPassword::permanent)
     }
 }
 
@@ -162,11 +186,15 @@ fn parse(text: String) -> Result<Login, &'static str> {
 }
 
 /// Explains a failed read and its remedy. The text omits the answer.
-fn explain(error: &SdkError<GetSecretValueError>) -> String {
+fn explain(error: &SdkError<GetSecretValueError>) -> NoPassword {
     let Some(service) = error.as_service_error() else {
-        return unanswered(error);
+        return NoPassword {
+            why: unanswered(error),
+            is_permanent: false,
+        };
     };
     let code = service.code().unwrap_or("unknown error");
+    let is_permanent = ["AccessDeniedException", "ResourceNotFoundException"].contains(&code);
     let advice = match code {
         "AccessDeniedException" => {
             "grant the role secretsmanager:GetSecretValue, and kms:Decrypt if a KMS key of your own \
@@ -175,7 +203,10 @@ fn explain(error: &SdkError<GetSecretValueError>) -> String {
         "ResourceNotFoundException" => "there is no such secret; check the ARN",
         _ => service.message().unwrap_or("no message"),
     };
-    format!("{code}: {advice}")
+    NoPassword {
+        why: format!("{code}: {advice}"),
+        is_permanent,
+    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,8 @@
--- One request, and so one transaction. The lock lets concurrent migrations wait for each other.
+-- One request, and so one transaction. Concurrent migrations wait for each other.
 SELECT pg_advisory_xact_lock(8390891638214061135);
+
+-- Claims wait behind a request that waits for a table, so it waits for a second at most.
+SELECT set_config('lock_timeout', '1s', true);
 
 CREATE TABLE IF NOT EXISTS sqs_once_records (
     id                 text COLLATE "C" PRIMARY KEY,
@@ -21,8 +24,12 @@ CREATE TABLE IF NOT EXISTS sqs_once_records (
     updated_at         bigint           -- epoch milliseconds
 );
 
--- For the deletion of expired records.
-CREATE INDEX IF NOT EXISTS sqs_once_records_expires_at ON sqs_once_records (expires_at);
+-- For the deletion of expired records. CREATE INDEX waits for all open claims, also IF it EXISTS.
+DO $$ BEGIN
+    IF to_regclass('sqs_once_records_expires_at') IS NULL THEN
+        CREATE INDEX sqs_once_records_expires_at ON sqs_once_records (expires_at);
+    END IF;
+END $$;
 
 -- Published events, until a relay has sent them.
 CREATE TABLE IF NOT EXISTS sqs_once_outbox (

@@ -11,7 +11,7 @@ use super::{PRIME_TIMEOUT, ResultPlace, Settings, SettingsError, on_or_off};
 use crate::{
     handler::Handler,
     once::{InPostgres, Mode, Once},
-    postgres::{self, connections::Passwords},
+    postgres::{self, connections::Passwords, explain::explain},
     protocol::AfterFailure,
     sqs::Consumer,
 };
@@ -19,7 +19,7 @@ use crate::{
 /// Settings of the database. No `Debug`: the options may hold a password.
 pub(super) struct Database {
     options: PgConnectOptions,
-    /// `None`: the concurrency of a batch.
+    /// `None`: the concurrency of a batch, and 1 for a relay.
     connections: Option<NonZeroU32>,
     auth: Auth,
     prime: bool,
@@ -47,13 +47,13 @@ impl Settings {
     /// | --- | --- | --- |
     /// | `IDEMPOTENCY_POSTGRES_URL` | required | database, as `postgres://user@host:5432/database`; parameters such as `sslrootcert` follow after `?` |
     /// | `IDEMPOTENCY_POSTGRES_AUTH` | `password` | `password`: from `PGPASSWORD` or the URL; `iam`: a token of RDS, signed by the function's role; the ARN of a secret: its password ([`PostgresStore::secret`](crate::store::PostgresStore::secret)) |
-    /// | `IDEMPOTENCY_POSTGRES_CONNECTIONS` | `CONSUMER_CONCURRENCY` | connections of one environment |
+    /// | `IDEMPOTENCY_POSTGRES_CONNECTIONS` | `CONSUMER_CONCURRENCY`; of a relay 1 | connections of one environment |
     ///
     /// With `CONSUMER_PRIME=on` the consumer connects at start, and creates the tables of records and
     /// events if they do not exist ([`migrate`](crate::postgres::migrate)). A failure is logged.
     ///
     /// If `OUTBOX_TARGETS` and `OUTBOX_DEAD_LETTER_QUEUE_URL` are set, as for a relay, the consumer sends
-    /// events right after their commit. Both need the feature `outbox`.
+    /// events right after their commit. One of the two alone is an error. Both need the feature `outbox`.
     ///
     /// # Errors
     ///
@@ -172,11 +172,11 @@ impl Database {
             match timeout(PRIME_TIMEOUT, mode.migrate()).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::warn!(
-                    %error,
-                    "could not prepare the table at start: messages fail until PostgreSQL answers"
+                    error = explain(&error),
+                    "could not prepare the tables at start: messages fail until PostgreSQL answers"
                 ),
                 Err(_elapsed) => tracing::warn!(
-                    "could not prepare the table at start in time: messages fail until PostgreSQL answers"
+                    "could not prepare the tables at start in time: messages fail until PostgreSQL answers"
                 ),
             }
         }

@@ -31,8 +31,8 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// Every variable that is missing or invalid, and `IDEMPOTENCY_POSTGRES_URL`, which is for
-    /// `postgres_relay`.
+    /// Every variable that is missing or invalid. `IDEMPOTENCY_POSTGRES_URL` is an error: call
+    /// `postgres_relay`, which needs the feature `postgres`.
     ///
     /// ```no_run
     /// use sqs_once::{Settings, outbox};
@@ -56,7 +56,8 @@ impl Settings {
     }
 
     /// The relay of an outbox in PostgreSQL: reads the variables of [`relay`](Self::relay), and those
-    /// of the database ([`in_postgres`](Self::in_postgres)). It needs one connection.
+    /// of the database ([`in_postgres`](Self::in_postgres)). It needs one connection, the default of
+    /// `IDEMPOTENCY_POSTGRES_CONNECTIONS`. With `CONSUMER_PRIME=on` it creates the tables too.
     ///
     /// # Errors
     ///

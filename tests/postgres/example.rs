@@ -51,6 +51,21 @@ fn documented_tables_are_those_of_the_test() {
     }
 }
 
+/// As on a database that did not answer at start.
+#[tokio::test]
+async fn missing_tables_are_created_later() {
+    let world = World::start().await;
+    raw_sql(TABLES).execute(&world.pool).await.unwrap();
+    let consumer = Arc::new(consumer(settings(&world)).await.unwrap());
+    world
+        .run_sql("DROP TABLE sqs_once_records, sqs_once_outbox")
+        .await;
+    let event = include_str!("../../events/place-order.json");
+    let event = serde_json::from_str(event).unwrap();
+    let failed = support::consumer::process(&consumer, event, within(PATIENCE)).await;
+    assert_eq!(failed, Vec::<String>::new());
+}
+
 #[tokio::test]
 async fn sample_event_takes_from_stock_once() {
     let world = World::start().await;

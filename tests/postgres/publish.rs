@@ -264,12 +264,24 @@ const VERSION_1: &str = "
     COMMENT ON TABLE sqs_once_records IS 'sqs-once 1'";
 
 #[tokio::test]
+async fn migration_waits_for_no_open_claim() {
+    let world = World::start().await;
+    world
+        .run_sql("COMMENT ON TABLE sqs_once_records IS 'sqs-once 1'")
+        .await;
+    let mut open = world.pool.begin().await.unwrap();
+    let claim = "LOCK TABLE sqs_once_records IN ROW EXCLUSIVE MODE";
+    sqlx::query(claim).execute(&mut *open).await.unwrap();
+    sqs_once::postgres::migrate(&world.pool).await.unwrap();
+}
+
+#[tokio::test]
 async fn migration_adds_the_outbox_to_version_1() {
     let world = World::start().await;
     let pool = one(SERVER.schema().await);
     raw_sql(VERSION_1).execute(&pool).await.unwrap();
     let record = "INSERT INTO sqs_once_records (id, status, expires_at, attempts, failed_message_ids) \
-        VALUES ('kept', 'FAILED', 1, 1, '{}')";
+        VALUES ('kept', 'FAILED', 4102444800, 1, '{}')";
     pool.execute(record).await.unwrap();
     let old = World {
         options: world.options.clone(),

@@ -13,7 +13,7 @@ use sqs_once::{
 
 use super::{
     support::postgres::{SERVER, one},
-    world::{SECOND, World, ample, key, operation},
+    world::{SECOND, World, ample, increments, key, operation},
 };
 
 macro_rules! conformance {
@@ -186,6 +186,26 @@ async fn expired_records_are_deleted_rarely() {
         SettleAnswer::Applied
     );
     assert_eq!(world.status("expired").await, None);
+}
+
+/// The transaction has returned its connection by then.
+#[tokio::test]
+async fn one_connection_deletes_all_expired_records() {
+    let world = World::start().await;
+    world
+        .run_sql(
+            "INSERT INTO sqs_once_records (id, status, expires_at, attempts, failed_message_ids) \
+             SELECT 'old-' || n, 'COMPLETED', 1, 1, '{}' FROM generate_series(1, 2500) AS n",
+        )
+        .await;
+    let (mode, _pool) = world.worker();
+    let outcome = mode.run(operation("o-1", ample()), increments("o-1")).await;
+    assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
+    let left: i64 = sqlx::query_scalar("SELECT count(*) FROM sqs_once_records")
+        .fetch_one(&world.pool)
+        .await
+        .unwrap();
+    assert_eq!(left, 1);
 }
 
 #[tokio::test]

@@ -17,7 +17,9 @@ use sqlx::{
     postgres::{PgConnectOptions, PgPoolOptions},
     raw_sql,
 };
-use sqs_once::{Attempt, InPostgres, InTransaction, Once, Outcome, Settings, store::PostgresStore};
+use sqs_once::{
+    Attempt, Failure, InPostgres, InTransaction, Once, Outcome, Settings, store::PostgresStore,
+};
 use tokio::{join, sync::Notify, time::timeout};
 
 use super::{
@@ -238,6 +240,31 @@ async fn rotation_fails_no_message() {
     assert!(!logged.contains("s3cr3t"), "{logged}");
 }
 
+/// The effect is a call elsewhere. Its completion must not be lost because the database has the next
+/// password already, and the secret has not.
+#[tokio::test]
+async fn completion_waits_for_the_next_password() {
+    let world = World::start().await;
+    let role = Role::new(&world, "s3cr3t-1").await;
+    let (vault, config) = Vault::start(role.secret("s3cr3t-1")).await;
+    let store = PostgresStore::new(role.pool(&role.name)).secret(Client::new(&config), ARN);
+    let once = Once::new(store);
+    let charge = async |_: Attempt| -> Result<(), Failure> {
+        role.change_password("s3cr3t-2").await;
+        world.close_idle_connections().await;
+        Ok(())
+    };
+    let next_secret = async {
+        while vault.reads() < 2 {
+            tokio::task::yield_now().await;
+        }
+        vault.store(role.secret("s3cr3t-2"));
+    };
+    let (outcome, ()) = join!(once.run(operation("o-1", ample()), charge), next_secret);
+    assert_completed(&outcome);
+    assert_eq!(world.status("o-1").await.as_deref(), Some("COMPLETED"));
+}
+
 #[tokio::test]
 async fn early_read_fails_no_other_message() {
     let world = World::start().await;
@@ -373,7 +400,7 @@ async fn denied_secret_is_logged_at_start() {
     let denied = Answer::Error("AccessDeniedException");
     let (_, config) = Vault::start(denied).await;
     assert!(consumer(settings(&world, config)).await.is_ok());
-    let lines = log::lines_containing("could not prepare the table");
+    let lines = log::lines_containing("could not prepare the tables");
     let error = lines[0]["fields"]["error"].as_str().unwrap();
     assert!(error.contains("secretsmanager:GetSecretValue"), "{error}");
 }
