@@ -49,7 +49,6 @@ mod pool;
 pub(crate) mod secret;
 mod transaction;
 
-#[cfg(feature = "settings")]
 pub(crate) use migrate::create_tables;
 pub use migrate::migrate;
 pub use pool::pool;
