@@ -7,10 +7,7 @@ use aws_sdk_secretsmanager::Client;
 use futures_util::future::BoxFuture;
 use serde::Serialize;
 use sqlx::{Error, PgPool};
-use tokio::{
-    sync::Mutex,
-    time::{Instant, timeout_at},
-};
+use tokio::{sync::Mutex, time::timeout_at};
 
 use super::{
     Mode, Once, Operation, Outcome,
@@ -25,7 +22,6 @@ use crate::{
     meter::timed,
     postgres::{
         self, InTransaction, OpenTransaction, Transaction,
-        connections::Passwords,
         explain::{
             explain, is_aborted, is_caused_by_contention, is_contended, is_lock_timeout,
             is_not_committed, is_table_missing,
@@ -119,9 +115,6 @@ pub(crate) trait AfterCommit: fmt::Debug + Send + Sync {
 /// is shorter.
 const MAX_TIME_AFTER_COMMIT: Duration = Duration::from_secs(2);
 
-/// Time from the deadline until the server ends the transaction of a frozen worker.
-const MARGIN: Duration = Duration::from_secs(1);
-
 const ENDED_BY_HANDLER: &str = "the handler ended the transaction itself (COMMIT or ROLLBACK), so \
     its writes are not part of the record's transaction: return `tx.done(output)` instead";
 
@@ -131,15 +124,19 @@ impl Once<PostgresStore> {
     /// [`postgres::migrate`](crate::postgres::migrate) creates the table of the records.
     #[must_use]
     pub fn in_postgres(pool: PgPool) -> InPostgres {
-        InPostgres {
-            records: Self::new(PostgresStore::new(pool)).records,
-            after_commit: None,
-            creates_tables: false,
-        }
+        InPostgres::new(PostgresStore::new(pool))
     }
 }
 
 impl InPostgres {
+    pub(crate) fn new(store: PostgresStore) -> Self {
+        Self {
+            records: Once::new(store).records,
+            after_commit: None,
+            creates_tables: false,
+        }
+    }
+
     /// Sets the retention of records: see [`Once::retention`].
     #[must_use]
     pub fn retention(mut self, retention: Duration) -> Self {
@@ -156,18 +153,15 @@ impl InPostgres {
 
     /// Authenticates by IAM: see [`PostgresStore::iam`].
     #[must_use]
-    pub fn iam(self, region: Region, credentials: SharedCredentialsProvider) -> Self {
-        self.passwords(Passwords::iam(region, credentials))
+    pub fn iam(mut self, region: Region, credentials: SharedCredentialsProvider) -> Self {
+        self.records.store = self.records.store.iam(region, credentials);
+        self
     }
 
     /// Authenticates with a password in AWS Secrets Manager: see [`PostgresStore::secret`].
     #[must_use]
-    pub fn secret(self, client: Client, arn: impl Into<String>) -> Self {
-        self.passwords(Passwords::secret(client, arn.into()))
-    }
-
-    pub(crate) fn passwords(mut self, passwords: Passwords) -> Self {
-        self.records.store = self.records.store.passwords(passwords);
+    pub fn secret(mut self, client: Client, arn: impl Into<String>) -> Self {
+        self.records.store = self.records.store.secret(client, arn);
         self
     }
 
@@ -187,18 +181,11 @@ impl InPostgres {
         self
     }
 
-    /// The database, for a relay.
-    #[cfg(feature = "outbox")]
-    pub(crate) fn into_store(self) -> PostgresStore {
-        self.records.store
-    }
-
-    /// Creates the tables of records and events if they do not exist: now, and whenever a claim finds
-    /// no table.
+    /// Creates the tables of records and events whenever a claim finds no table.
     #[cfg(feature = "settings")]
-    pub(crate) async fn migrate(&mut self) -> Result<(), Error> {
-        self.creates_tables = true;
-        Lent::run(self.records.store.connections(), postgres::create_tables).await
+    pub(crate) fn creates_tables(mut self, creates_tables: bool) -> Self {
+        self.creates_tables = creates_tables;
+        self
     }
 
     /// Replaces the system's wall clock, for tests.
@@ -294,7 +281,7 @@ impl Run<'_> {
     async fn begin(&self) -> Result<(Lent, Claim), Outcome> {
         let stop = self.deadline.stop();
         let begun = async {
-            let limits = self.limits(self.deadline.latest_start());
+            let limits = Limits::until(self.deadline, self.deadline.latest_start());
             let connections = self.records.store.connections();
             let mut lent = Lent::begin(connections, limits, stop).await?;
             let claim = self.claim(&mut lent).await;
@@ -453,7 +440,7 @@ impl Run<'_> {
             // A new transaction, and not a savepoint before the claim: every operation would pay for
             // the savepoint, and the handler may have ended the transaction.
             lent.roll_back().await?;
-            lent.open(self.limits(end)).await?;
+            lent.open(Limits::until(self.deadline, end)).await?;
             let claim = match self.claim(lent).await? {
                 Ok(claim) => claim,
                 Err(refused_by) => return Ok(Err(refused_by)),
@@ -530,15 +517,6 @@ impl Run<'_> {
         let answer = timeout_at(self.deadline.end(), lent.roll_back()).await;
         if !matches!(answer, Ok(Ok(()))) {
             tracing::debug!(key = %self.key(), "no answer to ROLLBACK; the connection is closed");
-        }
-    }
-
-    fn limits(&self, lock_until: Instant) -> Limits {
-        let until = |end: Instant| end.saturating_duration_since(Instant::now());
-        Limits {
-            lock: until(lock_until),
-            transaction: until(self.deadline.end()) + MARGIN,
-            is_read_committed: false,
         }
     }
 

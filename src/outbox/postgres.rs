@@ -40,8 +40,6 @@ const MAX_ROWS: usize = 500;
 /// Time after a look at all groups in which only those are sent that have more events. Such a look can
 /// read every row of the table.
 const TIME_TO_NEXT_LOOK: Duration = Duration::from_secs(5);
-/// Time from the deadline until the server ends the transaction of a frozen relay.
-const MARGIN: Duration = Duration::from_secs(1);
 /// Time without events right after commits, once a target took too long or the database failed.
 const PAUSE: Duration = Duration::from_secs(60);
 /// Time that a database and a target need, so that the end of it shows a slow one.
@@ -208,10 +206,8 @@ impl RightAfterCommit {
         let deadline = Deadline::after(Timestamp::now(), time, time / 4)
             .min_time_to_start(MIN_TIME_AFTER_COMMIT);
         let mut report = RelayReport::new(Timestamp::now());
-        let sent = timeout_at(deadline.end(), async {
-            send_of_groups(&self.relay, lent, groups, deadline, &mut report).await
-        });
-        let sent = sent.await;
+        let sent = send_of_groups(&self.relay, lent, groups, deadline, &mut report);
+        let sent = timeout_at(deadline.end(), sent).await;
         let relayed = Relayed::of(&report);
         if relayed != Relayed::default() {
             self.relay.log(report, None);
@@ -368,13 +364,11 @@ fn groups(rows: Vec<Row>) -> Vec<Group> {
     groups
 }
 
-/// The server ends the transaction of a relay that is frozen. In a stricter isolation, a row that another
+/// In a stricter isolation, a row that another
 /// relay has sent would be an error, and not a row to be left out.
 fn limits(deadline: Deadline) -> Limits {
-    let time = deadline.end().saturating_duration_since(Instant::now());
     Limits {
-        lock: time,
-        transaction: time + MARGIN,
         is_read_committed: true,
+        ..Limits::until(deadline, deadline.end())
     }
 }

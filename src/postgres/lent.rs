@@ -14,6 +14,7 @@ use sqlx_core::transaction::TransactionManager as _;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{connections::Connections, explain::is_connection_lost};
+use crate::deadline::Deadline;
 
 /// A connection of a pool, closed when dropped unless the server answered the last request.
 ///
@@ -30,6 +31,9 @@ pub(crate) struct Lent {
 /// may have frozen the process for longer than the network keeps a silent connection.
 const MAX_BEGIN_TIME: Duration = Duration::from_secs(2);
 
+/// Time from the deadline until the server ends the transaction of a frozen worker.
+const MARGIN: Duration = Duration::from_secs(1);
+
 /// Time limits of a transaction, which the server keeps even if this process is frozen, and its
 /// isolation.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +47,17 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
+    /// Limits of a worker: a wait for a lock ends at `lock_until`, and the transaction of a frozen
+    /// worker [`MARGIN`] after the deadline.
+    pub(crate) fn until(deadline: Deadline, lock_until: Instant) -> Self {
+        let left = |end: Instant| end.saturating_duration_since(Instant::now());
+        Self {
+            lock: left(lock_until),
+            transaction: left(deadline.end()) + MARGIN,
+            is_read_committed: false,
+        }
+    }
+
     /// The statements that open a transaction with these limits, as one request.
     fn begin(self, version: Option<u32>) -> SqlStr {
         let millis = |time: Duration| time.as_millis().clamp(1, i32::MAX as u128);

@@ -1,6 +1,6 @@
 //! Settings of a consumer with records in PostgreSQL.
 
-use std::{num::NonZeroU32, time::Duration};
+use std::num::NonZeroU32;
 
 use aws_config::{Region, SdkConfig};
 use aws_sdk_secretsmanager::Client;
@@ -10,10 +10,11 @@ use tokio::time::timeout;
 use super::{PRIME_TIMEOUT, ResultPlace, Settings, SettingsError, on_or_off};
 use crate::{
     handler::Handler,
-    once::{InPostgres, Mode, Once},
-    postgres::{self, connections::Passwords, explain::explain},
+    once::{InPostgres, Mode},
+    postgres::{self, connections::Passwords, explain::explain, lent::Lent},
     protocol::AfterFailure,
     sqs::Consumer,
+    store::PostgresStore,
 };
 
 /// Settings of the database. No `Debug`: the options may hold a password.
@@ -80,7 +81,15 @@ impl Settings {
         let (handler, database, batches, relay) = self.check(read)?;
         let config = self.take_config().await;
         let connections = batches.concurrency.get();
-        let mode = database.mode(&config, connections, batches.retention).await;
+        let store = database.prepared_store(&config, connections).await;
+        let mode = InPostgres::new(store)
+            .after_failure(database.after_failure)
+            .results(database.results.results(&config))
+            .creates_tables(database.prime);
+        let mode = match batches.retention {
+            Some(retention) => mode.retention(retention),
+            None => mode,
+        };
         #[cfg(feature = "outbox")]
         let mode = match relay {
             Some(relay) => mode.relay(relay.relay(&mut self, &config)?),
@@ -132,44 +141,31 @@ impl Settings {
     ///
     /// Every error of the database's variables.
     #[doc(hidden)]
-    pub fn postgres_store(
-        &mut self,
-        config: &SdkConfig,
-    ) -> Result<crate::store::PostgresStore, SettingsError> {
+    pub fn postgres_store(&mut self, config: &SdkConfig) -> Result<PostgresStore, SettingsError> {
         let database = self.database();
         let database = self.check(database)?;
         let passwords = database.auth.passwords(config);
         let passwords = passwords.map_err(|why| self.error(why.into()))?;
-        let store = crate::store::PostgresStore::new(postgres::pool(database.options, 1));
-        Ok(store.passwords(passwords))
+        Ok(database.store(passwords, 1))
     }
 }
 
 impl Database {
-    /// The mode. `connections` is their number unless a variable sets it.
-    pub(super) async fn mode(
-        self,
+    /// The store, whose tables are created now unless `CONSUMER_PRIME` is off. A failure is logged.
+    /// `connections` is their number unless a variable sets it.
+    pub(super) async fn prepared_store(
+        &self,
         config: &SdkConfig,
         connections: usize,
-        retention: Option<Duration>,
-    ) -> InPostgres {
-        let connections = self.connections.map_or_else(
-            || u32::try_from(connections).unwrap_or(u32::MAX),
-            NonZeroU32::get,
-        );
-        let pool = postgres::pool(self.options, connections);
-        let mut mode = Once::in_postgres(pool)
-            .after_failure(self.after_failure)
-            .results(self.results.results(config));
-        if let Some(retention) = retention {
-            mode = mode.retention(retention);
-        }
-        match self.auth.passwords(config) {
-            Ok(passwords) => mode = mode.passwords(passwords),
-            Err(why) => tracing::warn!("{why}"),
-        }
+    ) -> PostgresStore {
+        let passwords = self.auth.passwords(config).unwrap_or_else(|why| {
+            tracing::warn!("{why}");
+            Passwords::Fixed
+        });
+        let store = self.store(passwords, connections);
         if self.prime {
-            match timeout(PRIME_TIMEOUT, mode.migrate()).await {
+            let created = Lent::run(store.connections(), postgres::create_tables);
+            match timeout(PRIME_TIMEOUT, created).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::warn!(
                     error = explain(&error),
@@ -180,12 +176,21 @@ impl Database {
                 ),
             }
         }
-        mode
+        store
+    }
+
+    fn store(&self, passwords: Passwords, connections: usize) -> PostgresStore {
+        let connections = self.connections.map_or_else(
+            || u32::try_from(connections).unwrap_or(u32::MAX),
+            NonZeroU32::get,
+        );
+        let pool = postgres::pool(self.options.clone(), connections);
+        PostgresStore::new(pool).passwords(passwords)
     }
 }
 
 impl Auth {
-    fn passwords(self, config: &SdkConfig) -> Result<Passwords, &'static str> {
+    fn passwords(&self, config: &SdkConfig) -> Result<Passwords, &'static str> {
         match self {
             Self::Password => Ok(Passwords::Fixed),
             Self::Iam => match (config.region(), config.credentials_provider()) {
@@ -195,8 +200,9 @@ impl Auth {
                 _ => Err("no token for RDS: the SDK has no region or no credentials"),
             },
             Self::Secret { arn, region } => {
-                let config = config.to_builder().region(Region::new(region)).build();
-                Ok(Passwords::secret(Client::new(&config), arn))
+                let region = Region::new(region.clone());
+                let config = config.to_builder().region(region).build();
+                Ok(Passwords::secret(Client::new(&config), arn.clone()))
             }
         }
     }

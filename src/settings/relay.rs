@@ -78,8 +78,8 @@ impl Settings {
         let (database, relay) = self.check(read)?;
         let config = self.take_config().await;
         let relay = relay.relay(&mut self, &config)?;
-        let mode = database.mode(&config, 1, None).await;
-        Ok(crate::outbox::PostgresRelay::new(relay, mode.into_store()))
+        let store = database.prepared_store(&config, 1).await;
+        Ok(crate::outbox::PostgresRelay::new(relay, store))
     }
 
     /// The relay of a consumer that sends events right after their commit. `None` if neither targets
