@@ -46,6 +46,13 @@ impl Ended {
         }
     }
 
+    /// The output of a command that must succeed.
+    #[track_caller]
+    fn json_of_success(&self) -> Value {
+        assert_eq!(self.code, 0, "{self:?}");
+        self.json()
+    }
+
     #[track_caller]
     fn json(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))

@@ -65,11 +65,8 @@ impl World {
     }
 
     async fn json(&self, arguments: &[&str]) -> Value {
-        let ended = self
-            .record(&[arguments, &["--output", "json"]].concat())
-            .await;
-        assert_eq!(ended.code, 0, "{ended:?}");
-        ended.json()
+        let arguments = [arguments, &["--output", "json"]].concat();
+        self.record(&arguments).await.json_of_success()
     }
 
     fn store(&self) -> PostgresStore {

@@ -360,24 +360,30 @@ async fn run<M>(
     let effects = [(EFFECTS_OF_A, orders), (EFFECTS_OF_B, events)];
     verify(&dynamo, orders, &effects).await;
     assert!(sqs.sent_to("dead").is_empty());
+    let (lost, partial) = (poller.lost, poller.partial);
+    let relayed = format!("{lost} batches without an answer, {partial} sent again in part");
+    report(mode_name, orders, (&to_a, &to_b), &relayed, arrived);
+    for disturbances in [to_a.lost, lost, to_b.lost, partial] {
+        assert!(disturbances > 0, "nothing was disturbed");
+    }
+}
+
+/// Prints what a run did, of which `relayed` is the relay's part. `arrived` messages came to consumer B.
+fn report(name: &str, orders: usize, (to_a, to_b): (&Fifo, &Fifo), relayed: &str, arrived: usize) {
+    let events = orders * EVENTS.len();
     println!(
-        "\n{mode_name}
+        "\n{name}
   producer -> A       {orders} orders in {} messages, {} batches without an answer, each effect once
   A -> outbox         {events} events
-  outbox -> relay     {} batches without an answer, {} sent again in part
+  outbox -> relay     {relayed}
   relay -> B          {arrived} messages, {} of them repetitions
   B                   {} batches without an answer, each of {events} effects once, {CUSTOMERS} groups in order",
         to_a.next,
         to_a.lost,
-        poller.lost,
-        poller.partial,
         arrived - events,
         to_b.lost,
     );
     assert!(arrived > events, "no event was sent twice");
-    for disturbances in [to_a.lost, poller.lost, to_b.lost, poller.partial] {
-        assert!(disturbances > 0, "nothing was disturbed");
-    }
 }
 
 /// The messages of the producer. Some answers to it are lost, so that it sends the order again.
