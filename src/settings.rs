@@ -127,6 +127,7 @@ const UNNAMED: &str = "_";
 /// | `CONSUMER_DEAD_LETTER` | `off` | copies permanent failures to the dead-letter queue after one receive |
 /// | `CONSUMER_FIFO_AFTER_PERMANENT` | `continue` | messages of a FIFO group behind a permanent failure: `continue` or `stop` ([`FifoAfterPermanent`]) |
 /// | `CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE` | `on` | fails the invocation if DynamoDB or PostgreSQL was unavailable for every message |
+/// | `CONSUMER_CIRCUIT_BREAKER` | `on` | after 20 handlers failed in a row, messages wait until a probe succeeds ([`Consumer::circuit_breaker`]) |
 /// | `CONSUMER_METRICS` | `on` | adds metrics to the log line of each batch ([`Metrics`]) |
 /// | `CONSUMER_METRICS_NAMESPACE` | `POWERTOOLS_METRICS_NAMESPACE`, else `sqs-once` | namespace of the metrics |
 /// | `CONSUMER_METRICS_SERVICE` | `POWERTOOLS_SERVICE_NAME`, else function name | dimension `service` of the metrics |
@@ -706,6 +707,7 @@ impl Settings {
         );
         let fail_when_store_unavailable =
             self.optional("CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE", "on", on_or_off);
+        let circuit_breaker = self.optional("CONSUMER_CIRCUIT_BREAKER", "on", on_or_off);
         let timeouts = self.timeouts();
         let metrics = self.metrics(&function);
         let log_sample_completed = self.optional("CONSUMER_LOG_SAMPLE_COMPLETED", "1", share);
@@ -727,6 +729,7 @@ impl Settings {
             min_time_to_start: min_time_to_start?,
             fifo_after_permanent: fifo_after_permanent?,
             fail_when_store_unavailable: fail_when_store_unavailable?,
+            circuit_breaker: circuit_breaker?,
             timeouts: timeouts?,
             metrics: metrics?,
             log_sample_completed: log_sample_completed?,
@@ -1004,6 +1007,7 @@ struct Batches {
     min_time_to_start: Duration,
     fifo_after_permanent: FifoAfterPermanent,
     fail_when_store_unavailable: bool,
+    circuit_breaker: bool,
     metrics: Option<Metrics>,
     log_sample_completed: f64,
     #[cfg(feature = "visibility")]
@@ -1047,6 +1051,7 @@ impl Batches {
             .assumed_timeout(self.assumed_timeout)
             .min_time_to_start(self.min_time_to_start)
             .fail_when_store_unavailable(self.fail_when_store_unavailable)
+            .circuit_breaker(self.circuit_breaker)
             .fifo_after_permanent(self.fifo_after_permanent)
             .metrics(self.metrics)
             .log_sample_completed(self.log_sample_completed);
@@ -1358,6 +1363,7 @@ mod tests {
         assert_eq!(batches.deadline_reserve, Duration::from_millis(500));
         assert_eq!(batches.min_time_to_start, Duration::ZERO);
         assert!(batches.fail_when_store_unavailable);
+        assert!(batches.circuit_breaker);
         assert_eq!(batches.log_sample_completed.to_string(), "1");
         assert_eq!(batches.fifo_after_permanent, FifoAfterPermanent::Continue);
         #[cfg(feature = "visibility")]

@@ -1,10 +1,13 @@
-//! Outages of DynamoDB: the failed invocations that show in Lambda's Errors metric.
+//! Outages of DynamoDB, whose failed invocations show in Lambda's Errors metric, and of the system that handlers
+//! call.
 
 #![allow(
     clippy::unwrap_used,
     reason = "in a test, what cannot be set up is a failure"
 )]
 
+#[path = "outage/breaker.rs"]
+mod breaker;
 mod support;
 
 use std::{sync::Arc, time::Duration};

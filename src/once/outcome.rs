@@ -83,6 +83,12 @@ pub enum Outcome {
     NotStarted,
     /// An earlier message of the same FIFO group failed. The handler did not run.
     BehindFailure,
+    /// The circuit breaker is open: the last handlers of this process failed one after the other. The
+    /// message was not claimed, and the handler did not run.
+    CircuitOpen {
+        /// Earliest time at which a message can show whether handlers succeed again.
+        next_probe: Timestamp,
+    },
     /// The handler panicked. After a claim, the next attempt is informed.
     Panicked,
     /// The handler was cut off at the deadline. After a claim, the next attempt is informed.
@@ -133,6 +139,8 @@ pub enum Retry {
     Now,
     /// Retry after a back-off.
     Backoff,
+    /// Retry after a back-off, and not before this time.
+    BackoffUntil(Timestamp),
     /// Retry after this time, the end of another worker's lease.
     At(Timestamp),
 }
@@ -167,6 +175,7 @@ impl Outcome {
             Self::Ignored => ("ignored", "Ignored", Info, Never, 200),
             Self::NotStarted => ("not_started", "NotStarted", Info, Now, 503),
             Self::BehindFailure => ("not_started", "NotStarted", Info, Now, 503),
+            Self::CircuitOpen { next_probe } => ("circuit_open", "CircuitOpen", Info, BackoffUntil(*next_probe), 503),
             Self::Panicked => ("panicked", "RetryableFailures", Error, Backoff, 503),
             Self::OutOfTime => ("out_of_time", "RetryableFailures", Error, Backoff, 503),
             Self::LeaseLost => ("lease_lost", "LeasesLost", Error, Backoff, 503),
@@ -341,6 +350,11 @@ impl fmt::Display for Outcome {
             Self::BehindFailure => f.write_str(
                 "a message before this one in its FIFO group failed; the handler did not run",
             ),
+            Self::CircuitOpen { next_probe } => write!(
+                f,
+                "the last handlers of this process failed one after the other, so this message waits; \
+                 next try after {next_probe}"
+            ),
             Self::Panicked => f.write_str("the handler panicked"),
             Self::OutOfTime => f.write_str("the handler was cut off at the deadline"),
             Self::LeaseLost => f.write_str(
@@ -398,6 +412,9 @@ mod tests {
             Outcome::Ignored,
             Outcome::NotStarted,
             Outcome::BehindFailure,
+            Outcome::CircuitOpen {
+                next_probe: Timestamp::from_millis(7),
+            },
             Outcome::Panicked,
             Outcome::OutOfTime,
             Outcome::LeaseLost,
@@ -426,7 +443,7 @@ mod tests {
         for outcome in every().iter().filter(|outcome| !outcome.is_success()) {
             let statuses: &[u16] = match outcome.retry() {
                 Retry::Never => &[400, 422],
-                Retry::Now | Retry::Backoff | Retry::At(_) => &[409, 503],
+                Retry::Now | Retry::Backoff | Retry::BackoffUntil(_) | Retry::At(_) => &[409, 503],
             };
             assert!(statuses.contains(&outcome.http_status()), "{outcome:?}");
             assert_eq!(outcome.is_permanent(), outcome.retry() == Retry::Never);
@@ -472,7 +489,7 @@ mod tests {
                 Retry::Never if outcome.is_success() => "acknowledged",
                 Retry::Never => "to the dead-letter queue",
                 Retry::Now => "returns at once",
-                Retry::Backoff => "back-off",
+                Retry::Backoff | Retry::BackoffUntil(_) => "back-off",
                 Retry::At(_) => "at the end of the lease",
             };
             let severity = format!("{:?}", outcome.severity()).to_uppercase();

@@ -9,6 +9,8 @@
 //! Each decision is a pure function of its arguments. Readers can check each one against the tables
 //! in `docs/protocol.md`, and tests try every row.
 
+#[doc(hidden)]
+pub mod circuit;
 pub mod decision;
 pub mod key;
 pub mod record;

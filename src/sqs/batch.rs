@@ -16,7 +16,7 @@ use tokio::{
 use tracing::Instrument as _;
 
 use super::{
-    lanes::{self, Lane, LaneFacts},
+    lanes::{self, First, Lane, LaneFacts},
     message::{Message, MessageId},
     processed::Processed,
 };
@@ -138,11 +138,12 @@ impl Batch {
     pub(super) async fn run<F>(
         self: &Arc<Self>,
         workers: NonZeroUsize,
+        first: First,
         run_lane: impl Fn(Arc<Self>, Lane) -> F + Clone + Send + 'static,
     ) where
         F: Future<Output = ()> + Send + 'static,
     {
-        let lanes = Arc::new(Mutex::new(VecDeque::from(self.lanes())));
+        let lanes = Arc::new(Mutex::new(VecDeque::from(self.lanes(first))));
         // Dropped by the last worker: one wake-up for the whole batch.
         let (working, done) = oneshot::channel::<Infallible>();
         let working = Arc::new(working);
@@ -174,13 +175,13 @@ impl Batch {
         &self.messages
     }
 
-    fn lanes(&self) -> Vec<Lane> {
+    fn lanes(&self, first: First) -> Vec<Lane> {
         let facts = self.messages.iter().map(|message| LaneFacts {
             key: message.key(),
             fifo_group: message.fifo_group(),
             receive_count: message.receive_count(),
         });
-        lanes::plan(&facts.collect::<Vec<_>>())
+        lanes::plan(&facts.collect::<Vec<_>>(), first)
     }
 
     /// Records the start of a message. A message is in one lane, so it starts once.

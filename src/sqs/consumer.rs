@@ -9,6 +9,7 @@ use std::{
 
 use super::{
     Envelope,
+    breaker::CircuitBreaker,
     encoding::{Decoding, Encoding},
     identity::{FingerprintSource, KeySource},
     observer::Observer,
@@ -70,6 +71,8 @@ pub struct Consumer<M, H> {
     pub(super) min_time_to_start: Duration,
     pub(super) fifo_after_permanent: FifoAfterPermanent,
     pub(super) fail_when_store_unavailable: bool,
+    /// `None`: every message runs.
+    pub(super) breaker: Option<CircuitBreaker>,
     pub(super) visibility: Option<Visibility>,
     pub(super) metrics: Option<Metrics>,
     pub(super) observer: Option<Observer>,
@@ -96,6 +99,7 @@ impl<M, H> Clone for Consumer<M, H> {
             min_time_to_start: self.min_time_to_start,
             fifo_after_permanent: self.fifo_after_permanent,
             fail_when_store_unavailable: self.fail_when_store_unavailable,
+            breaker: self.breaker.clone(),
             visibility: self.visibility.clone(),
             metrics: self.metrics.clone(),
             observer: self.observer.clone(),
@@ -166,6 +170,7 @@ impl<M, H> Consumer<M, H> {
             min_time_to_start: Duration::ZERO,
             fifo_after_permanent: FifoAfterPermanent::default(),
             fail_when_store_unavailable: true,
+            breaker: Some(CircuitBreaker::default()),
             visibility: None,
             metrics: None,
             observer: None,
@@ -363,6 +368,32 @@ impl<M, H> Consumer<M, H> {
     pub fn fail_when_store_unavailable(self, fail_when_store_unavailable: bool) -> Self {
         Self {
             fail_when_store_unavailable,
+            ..self
+        }
+    }
+
+    /// Switches the circuit breaker on or off. On by default.
+    ///
+    /// After 20 handlers of this process failed in a row, for at least 10 keys, the circuit opens. Messages
+    /// then return to the queue without a claim ([`Outcome::CircuitOpen`](crate::Outcome::CircuitOpen)), except at their
+    /// first receive and at each tenth: they may call another system. After 5 seconds one message runs as a
+    /// probe. If its handler fails too, the next probe follows after 10 seconds, then 20, and so on up to 60. A
+    /// handler that succeeds or fails permanently closes the circuit.
+    ///
+    /// A handler fails in this sense if it returns a retryable failure, returns a failure without an effect, or is
+    /// cut off. Failures of the store don't open the circuit. Clones of a consumer share one circuit.
+    ///
+    /// ```
+    /// use sqs_once::{Consumer, Handler, Mode};
+    ///
+    /// # fn without<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Consumer<M, H> {
+    /// consumer.circuit_breaker(false)
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn circuit_breaker(self, circuit_breaker: bool) -> Self {
+        Self {
+            breaker: circuit_breaker.then(CircuitBreaker::default),
             ..self
         }
     }

@@ -1,8 +1,8 @@
 //! Lanes: messages of a batch that run one after the other, while lanes run in parallel.
 
-use std::collections::HashMap;
+use std::{cmp::Reverse, collections::HashMap};
 
-use crate::protocol::Key;
+use crate::protocol::{Key, circuit::runs_while_open};
 
 /// Messages, by their place in the batch, that run one after the other. Lanes run side by side.
 #[derive(Debug, PartialEq, Eq)]
@@ -19,6 +19,17 @@ pub(crate) enum LaneKind {
     FifoGroup,
 }
 
+/// The lanes that start first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum First {
+    /// On a standard queue, those with the highest receive count. Otherwise, in a batch that is too large for
+    /// its deadline, the same messages could be left over each time, and reach the dead-letter queue.
+    HighestReceiveCount,
+    /// While the circuit is open, those that run nevertheless. Then the lowest receive count: its message
+    /// probes.
+    Probe,
+}
+
 /// The facts that decide a message's lane.
 #[derive(Debug)]
 pub(crate) struct LaneFacts<'a> {
@@ -27,10 +38,8 @@ pub(crate) struct LaneFacts<'a> {
     pub(crate) receive_count: u32,
 }
 
-/// Puts each message into one lane. Lanes start in the returned order: on a standard queue, messages
-/// with the highest receive count first. Otherwise, in a batch that is too large for its deadline, the
-/// same messages could be left over each time, and reach the dead-letter queue.
-pub(crate) fn plan(messages: &[LaneFacts<'_>]) -> Vec<Lane> {
+/// Puts each message into one lane. Lanes start in the returned order.
+pub(crate) fn plan(messages: &[LaneFacts<'_>], first: First) -> Vec<Lane> {
     #[derive(PartialEq, Eq, Hash)]
     enum LaneKey<'a> {
         Group(&'a str),
@@ -55,18 +64,24 @@ pub(crate) fn plan(messages: &[LaneFacts<'_>]) -> Vec<Lane> {
         lanes[lane].messages.push(index);
     }
     // Stable, so otherwise in batch order; and FIFO groups keep theirs.
-    lanes.sort_by_key(|lane| {
-        let counts = lane
-            .messages
-            .iter()
-            .map(|&index| messages[index].receive_count);
-        let most = if lane.kind == LaneKind::FifoGroup {
-            None
-        } else {
-            counts.max()
-        };
-        std::cmp::Reverse(most)
-    });
+    let counts = |lane: &Lane| {
+        let messages = lane.messages.iter().map(|&index| &messages[index]);
+        messages
+            .map(|message| message.receive_count)
+            .collect::<Vec<_>>()
+    };
+    match first {
+        First::HighestReceiveCount => lanes.sort_by_cached_key(|lane| {
+            let is_group = lane.kind == LaneKind::FifoGroup;
+            let most = counts(lane).into_iter().max().filter(|_| !is_group);
+            Reverse(most)
+        }),
+        // The first message of a lane decides for those behind it.
+        First::Probe => lanes.sort_by_cached_key(|lane| {
+            let count = counts(lane).first().copied().unwrap_or_default();
+            (!runs_while_open(count), count)
+        }),
+    }
     lanes
 }
 
@@ -101,7 +116,10 @@ mod tests {
             standard(Some(&a), 1),
             standard(None, 1),
         ];
-        assert_eq!(messages(&plan(&batch)), [&[0, 3][..], &[1], &[2], &[4]]);
+        assert_eq!(
+            messages(&plan(&batch, First::HighestReceiveCount)),
+            [&[0, 3][..], &[1], &[2], &[4]]
+        );
     }
 
     #[test]
@@ -112,7 +130,22 @@ mod tests {
             standard(Some(&keys[1]), 4),
             standard(Some(&keys[2]), 2),
         ];
-        assert_eq!(messages(&plan(&batch)), [[1], [2], [0]]);
+        assert_eq!(
+            messages(&plan(&batch, First::HighestReceiveCount)),
+            [[1], [2], [0]]
+        );
+    }
+
+    #[test]
+    fn probe_starts_behind_messages_that_run_anyway() {
+        let keys = ["a", "b", "c", "d"].map(key);
+        let batch = [
+            standard(Some(&keys[0]), 4),
+            standard(Some(&keys[1]), 20),
+            standard(Some(&keys[2]), 2),
+            standard(Some(&keys[3]), 1),
+        ];
+        assert_eq!(messages(&plan(&batch, First::Probe)), [[3], [1], [2], [0]]);
     }
 
     #[test]
@@ -128,7 +161,7 @@ mod tests {
             fifo(Some(&keys[1]), "h"),
             fifo(None, "g"),
         ];
-        let lanes = plan(&batch);
+        let lanes = plan(&batch, First::HighestReceiveCount);
         assert_eq!(messages(&lanes), [&[0, 2][..], &[1]]);
         assert!(lanes.iter().all(|lane| lane.kind == LaneKind::FifoGroup));
     }

@@ -23,6 +23,7 @@
 //! | `lambda` | the consumer as a `tower` service, and the loop that asks Lambda for batches |
 
 mod batch;
+mod breaker;
 mod consumer;
 mod document;
 pub(crate) mod encoding;

@@ -21,10 +21,11 @@ use tracing::{Instrument as _, Span};
 
 use super::{
     batch::{Batch, Progress},
+    breaker::CircuitBreaker,
     consumer::{Consumer, FifoAfterPermanent},
     identity::Identity,
     key_fn::NoIdentity,
-    lanes::{Lane, LaneKind},
+    lanes::{First, Lane, LaneKind},
     long_polls::warn_of_long_polls,
     message::Message,
     processed::Processed,
@@ -132,7 +133,11 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             async move { consumer.run_lane(&lane, &batch).await }
         };
         let in_progress = self.concurrency.saturating_add(self.claims_ahead);
-        let run = batch.run(in_progress, run_lane);
+        let first = match self.circuit() {
+            Some(_not_closed) => First::Probe,
+            None => First::HighestReceiveCount,
+        };
+        let run = batch.run(in_progress, first, run_lane);
         match &self.visibility {
             Some(visibility) => visibility.while_extended(&batch, run).await,
             None => run.await,
@@ -165,7 +170,14 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
         let failed = response.batch_item_failures.len();
         let metrics = self.metrics.as_ref();
-        report.log(failed, started.elapsed(), metrics, request_id.as_deref());
+        let request_id = request_id.as_deref();
+        report.log(
+            failed,
+            started.elapsed(),
+            self.circuit(),
+            metrics,
+            request_id,
+        );
         traces::flush(deadline).await;
         match store_unavailable(&processed) {
             Some(error) if self.fail_when_store_unavailable => Err(BatchError::StoreUnavailable {
@@ -174,6 +186,11 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             }),
             _ => Ok(response),
         }
+    }
+
+    /// The state of the circuit breaker, unless it is closed.
+    fn circuit(&self) -> Option<&'static str> {
+        self.breaker.as_ref().and_then(CircuitBreaker::not_closed)
     }
 
     fn reading(&self) -> Reading<'_> {
@@ -256,6 +273,17 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         if !deadline.may_start() {
             return Outcome::NotStarted;
         }
+        let now = || self.mode.now();
+        let admitted = match &self.breaker {
+            Some(breaker) => {
+                let latest = deadline.latest_start();
+                match breaker.admit(&now, message.receive_count(), latest).await {
+                    Ok(admitted) => Some(admitted),
+                    Err(next_probe) => return Outcome::CircuitOpen { next_probe },
+                }
+            }
+            None => None,
+        };
         let body = match self.body(message, batch).await {
             Ok(body) => body,
             Err(outcome) => return outcome,
@@ -292,7 +320,13 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                 let _running = progress.handler_starts(attempt.history());
                 let input = input.take().map_or_else(|| self.read(message, body), Ok);
                 let input = input.map_err(|InvalidMessage(why)| Failure::permanent(why))?;
-                warn_of_long_polls(pin!(handler.handle(input, attempt))).await
+                let key = attempt.key().clone();
+                let watched = admitted.as_ref().map(|one| one.handler_starts(key));
+                let answer = warn_of_long_polls(pin!(handler.handle(input, attempt))).await;
+                match watched {
+                    Some(watched) => watched.answered(answer),
+                    None => answer,
+                }
             };
             let outcome = match self.mode.run(operation, work).await {
                 Outcome::NoEffect(_) if never_started.load(Relaxed) => Outcome::NotStarted,

@@ -62,15 +62,17 @@ impl BatchReport {
         self.write_units += message.write_units();
     }
 
-    /// Writes the line. `failed` is the number of batch item failures.
+    /// Writes the line. `failed` is the number of batch item failures, and `circuit` the state of the
+    /// circuit breaker unless it is closed.
     pub(crate) fn log(
         self,
         failed: usize,
         duration: Duration,
+        circuit: Option<&'static str>,
         metrics: Option<&Metrics>,
         request_id: Option<&str>,
     ) {
-        let fields = self.fields(failed, duration);
+        let fields = self.fields(failed, duration, circuit);
         match metrics.filter(|metrics| metrics.writes()) {
             Some(metrics) => {
                 let values = self.metrics(metrics.is_cold_start());
@@ -83,13 +85,19 @@ impl BatchReport {
                 lease_lost = fields.lease_lost,
                 completion_unrecorded = fields.completion_unrecorded,
                 result_omitted = fields.result_omitted,
+                circuit = fields.circuit,
                 duration_ms = fields.duration_ms,
                 "batch processed"
             ),
         }
     }
 
-    fn fields(&self, failed: usize, duration: Duration) -> BatchFields {
+    fn fields(
+        &self,
+        failed: usize,
+        duration: Duration,
+        circuit: Option<&'static str>,
+    ) -> BatchFields {
         let count = |name| self.outcomes.get(name).copied().unwrap_or_default();
         BatchFields {
             messages: self.messages,
@@ -98,6 +106,7 @@ impl BatchReport {
             lease_lost: count("LeasesLost"),
             completion_unrecorded: count("CompletionsUnrecorded"),
             result_omitted: self.results_omitted,
+            circuit,
             duration_ms: millis(duration),
         }
     }

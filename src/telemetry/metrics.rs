@@ -180,6 +180,9 @@ pub(super) struct BatchFields {
     pub(super) lease_lost: u64,
     pub(super) completion_unrecorded: u64,
     pub(super) result_omitted: u64,
+    /// State of the circuit breaker, unless it is closed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) circuit: Option<&'static str>,
     pub(super) duration_ms: f64,
 }
 

@@ -57,8 +57,9 @@ const OF_SERVICES: [(&str, &str, &[&str]); 5] = [
 ];
 
 /// Metrics of the consumer.
-const OF_CONSUMER: [&str; 21] = [
+const OF_CONSUMER: [&str; 22] = [
     "BatchSize",
+    "CircuitOpen",
     "ColdStart",
     "Completed",
     "CompletionsUnrecorded",

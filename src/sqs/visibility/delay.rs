@@ -103,6 +103,7 @@ impl Rule {
                 let lease = ceil(self.now.until(end));
                 lease.saturating_add(CLOCKS + (self.jitter)(SPREAD))
             }
+            Retry::BackoffUntil(time) => backoff().max(ceil(self.now.until(time))),
             // A conflict with an ended lease too: the record stays as it is until another attempt or
             // a person changes it.
             Retry::At(_) | Retry::Backoff => backoff(),
@@ -215,6 +216,16 @@ mod tests {
 
     fn retryable() -> Processed {
         ran(Outcome::RetryableFailure("busy".into()))
+    }
+
+    #[test]
+    fn open_circuit_waits_for_backoff_and_next_probe() {
+        let circuit_open = |in_ms| {
+            let next_probe = NOW + Duration::from_millis(in_ms);
+            ran(Outcome::CircuitOpen { next_probe })
+        };
+        assert_eq!(range(&circuit_open(0), 3), range(&retryable(), 3));
+        assert_eq!(range(&circuit_open(59_001), 1), Some((60, 60)));
     }
 
     #[test]

@@ -1,0 +1,166 @@
+//! [`CircuitBreaker`]: the [`Circuit`] of this process, which its batches share.
+
+use std::{
+    pin::pin,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread,
+};
+
+use tokio::{
+    sync::Notify,
+    time::{Instant, timeout_at},
+};
+
+use crate::{
+    handler::Failure,
+    protocol::{
+        Key, Timestamp,
+        circuit::{Admission, Change, Circuit, HandlerEnd},
+    },
+};
+
+/// The circuit breaker of a process. Clones share the circuit.
+#[derive(Clone, Debug, Default)]
+pub(super) struct CircuitBreaker(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    circuit: Mutex<Circuit>,
+    /// Wakes the messages that wait for the end of a probe.
+    changed: Notify,
+}
+
+/// The wall clock.
+type Clock<'a> = &'a (dyn Fn() -> Timestamp + Send + Sync);
+
+impl CircuitBreaker {
+    /// Decides whether a message may run. While another message probes, waits for the end of that
+    /// probe, and at most until `latest`.
+    ///
+    /// # Errors
+    ///
+    /// The time of the next probe, if the message is not to run.
+    pub(super) async fn admit<'a>(
+        &'a self,
+        now: Clock<'a>,
+        receive_count: u32,
+        latest: Instant,
+    ) -> Result<Admitted<'a>, Timestamp> {
+        let admitted = |is_probe| Admitted {
+            breaker: self,
+            now,
+            is_probe,
+            handler_ended: AtomicBool::new(false),
+        };
+        loop {
+            // Registered before the decision, so that no change is missed.
+            let mut changed = pin!(self.0.changed.notified());
+            changed.as_mut().enable();
+            match self.circuit().admit(now(), receive_count) {
+                Admission::Run => return Ok(admitted(false)),
+                Admission::Probe => return Ok(admitted(true)),
+                Admission::Refuse(until) => return Err(until),
+                Admission::Wait => {}
+            }
+            if timeout_at(latest, changed).await.is_err() {
+                return Err(now());
+            }
+        }
+    }
+
+    /// Returns the name of the state in logs, or `None` if the circuit is closed.
+    pub(super) fn not_closed(&self) -> Option<&'static str> {
+        let circuit = self.circuit();
+        (!circuit.is_closed()).then(|| circuit.state())
+    }
+
+    /// No panic can interrupt a change of the circuit, so a poisoned lock is harmless.
+    fn circuit(&self) -> MutexGuard<'_, Circuit> {
+        let circuit = self.0.circuit.lock();
+        circuit.unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A message that the circuit breaker lets run.
+pub(super) struct Admitted<'a> {
+    breaker: &'a CircuitBreaker,
+    now: Clock<'a>,
+    is_probe: bool,
+    /// True once a handler of this message has ended.
+    handler_ended: AtomicBool,
+}
+
+impl Admitted<'_> {
+    /// Watches a handler from its start to its end.
+    pub(super) fn handler_starts(&self, key: Key) -> WatchedHandler<'_> {
+        WatchedHandler {
+            admitted: self,
+            key,
+            end: None,
+        }
+    }
+}
+
+impl Drop for Admitted<'_> {
+    /// The next message probes, if this one was to probe and its handler did not run.
+    fn drop(&mut self) {
+        if self.is_probe && !self.handler_ended.load(Relaxed) {
+            self.breaker.circuit().probe_did_not_run((self.now)());
+            self.breaker.0.changed.notify_waiters();
+        }
+    }
+}
+
+/// A handler that runs. Dropped without an [answer](Self::answered), it was cut off or panicked.
+pub(super) struct WatchedHandler<'a> {
+    admitted: &'a Admitted<'a>,
+    key: Key,
+    end: Option<HandlerEnd>,
+}
+
+impl WatchedHandler<'_> {
+    /// Takes in the handler's answer, and returns it.
+    pub(super) fn answered<T>(mut self, answer: Result<T, Failure>) -> Result<T, Failure> {
+        self.end = Some(match &answer {
+            Ok(_) | Err(Failure::Permanent(_)) => HandlerEnd::Answered,
+            Err(Failure::Retryable(_) | Failure::NoEffect(_)) => HandlerEnd::Failed,
+        });
+        answer
+    }
+}
+
+impl Drop for WatchedHandler<'_> {
+    fn drop(&mut self) {
+        let end = match self.end {
+            Some(end) => end,
+            None if thread::panicking() => HandlerEnd::Panicked,
+            None => HandlerEnd::Failed,
+        };
+        let Admitted {
+            breaker,
+            now,
+            is_probe,
+            handler_ended,
+        } = self.admitted;
+        let change = (breaker.circuit()).handler_ended(now(), &self.key, end, *is_probe);
+        handler_ended.store(true, Relaxed);
+        match change {
+            Some(Change::Opened { wait }) => tracing::warn!(
+                circuit = "open",
+                next_probe_s = wait.as_secs(),
+                "handlers fail one after the other: messages wait until one of them succeeds"
+            ),
+            Some(Change::Closed) => {
+                tracing::info!(
+                    circuit = "closed",
+                    "a handler succeeded: messages run again"
+                );
+            }
+            None => return,
+        }
+        breaker.0.changed.notify_waiters();
+    }
+}

@@ -1,0 +1,330 @@
+//! The circuit breaker: calls and writes while the called system is down, and how it ends.
+
+use std::{
+    cell::Cell,
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use sqs_once::{
+    Attempt, Consumer, Deadline, Failure, Handler, Once,
+    protocol::{ClaimRequest, Fence, Settlement, Timestamp},
+    store::{ClaimAnswer, MemoryStore, SettleAnswer, Store, StoreError},
+};
+
+use crate::support::{
+    consumer::{namespace, process},
+    event::{batch, in_group, received},
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+thread_local! {
+    /// The wall clock of the test's thread.
+    static NOW: Cell<Timestamp> = const { Cell::new(Timestamp::from_millis(1_796_000_000_000)) };
+}
+
+fn now() -> Timestamp {
+    NOW.get()
+}
+
+fn pass(time: Duration) {
+    NOW.set(now() + time);
+}
+
+/// A store in memory that counts its writes.
+#[derive(Clone, Default)]
+struct Counted {
+    records: MemoryStore,
+    writes: Arc<AtomicUsize>,
+    down: Arc<AtomicBool>,
+}
+
+impl Store for Counted {
+    async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
+        self.writes.fetch_add(1, Relaxed);
+        if self.down.load(Relaxed) {
+            return Err(StoreError::denied("claim", &request.key, "table", "down"));
+        }
+        self.records.claim(request).await
+    }
+
+    async fn settle(
+        &self,
+        fence: &Fence,
+        settlement: &Settlement,
+        now: Timestamp,
+    ) -> Result<SettleAnswer, StoreError> {
+        self.writes.fetch_add(1, Relaxed);
+        self.records.settle(fence, settlement, now).await
+    }
+}
+
+/// The called system, as the messages' handlers meet it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gateway {
+    Works,
+    Busy,
+    Declines,
+    Unreachable,
+    Silent,
+    /// The handler panics.
+    Strange,
+}
+
+#[derive(Clone)]
+struct Charge {
+    gateway: Arc<Mutex<Gateway>>,
+    calls: Arc<Mutex<Vec<String>>>,
+}
+
+impl Handler for Charge {
+    type Message = Value;
+    type Output = ();
+
+    async fn handle(&self, order: Value, attempt: Attempt) -> Result<(), Failure> {
+        let id = attempt.message_id().to_owned();
+        self.calls.lock().unwrap().push(id);
+        // Calls of one batch are under way at the same time.
+        tokio::task::yield_now().await;
+        let gateway = *self.gateway.lock().unwrap();
+        match gateway {
+            // Another system, which has no outage.
+            _ if order["system"] == "other" => Ok(()),
+            Gateway::Works => Ok(()),
+            Gateway::Busy => Err(Failure::retryable("503")),
+            Gateway::Declines => Err(Failure::permanent("declined")),
+            Gateway::Unreachable => Err(Failure::no_effect("connection refused")),
+            Gateway::Silent => std::future::pending().await,
+            Gateway::Strange => panic!("scripted"),
+        }
+    }
+}
+
+struct World {
+    store: Counted,
+    charge: Charge,
+    consumer: Arc<Consumer<Once<Counted>, Charge>>,
+    outcomes: Arc<Mutex<Vec<&'static str>>>,
+}
+
+impl World {
+    fn new(gateway: Gateway) -> Self {
+        Self::with(gateway, |consumer| consumer)
+    }
+
+    fn with(
+        gateway: Gateway,
+        set: impl FnOnce(Consumer<Once<Counted>, Charge>) -> Consumer<Once<Counted>, Charge>,
+    ) -> Self {
+        let store = Counted::default();
+        let charge = Charge {
+            gateway: Arc::new(Mutex::new(gateway)),
+            calls: Arc::default(),
+        };
+        let outcomes: Arc<Mutex<Vec<&'static str>>> = Arc::default();
+        let seen = Arc::clone(&outcomes);
+        let once = Once::new(store.clone()).clock(now);
+        let consumer = Consumer::new(once, namespace(), charge.clone())
+            .on_outcome(move |message| seen.lock().unwrap().push(message.outcome.name()));
+        Self {
+            store,
+            charge,
+            consumer: Arc::new(set(consumer)),
+            outcomes,
+        }
+    }
+
+    fn set(&self, gateway: Gateway) {
+        *self.charge.gateway.lock().unwrap() = gateway;
+    }
+
+    /// Processes a batch, and returns the number of messages by outcome.
+    async fn process(
+        &self,
+        messages: impl IntoIterator<Item = Value>,
+    ) -> BTreeMap<&'static str, usize> {
+        let deadline = Deadline::after(now(), 10 * SECOND, SECOND);
+        process(&self.consumer, batch(messages), deadline).await;
+        let mut counts = BTreeMap::new();
+        for outcome in self.outcomes.lock().unwrap().drain(..) {
+            *counts.entry(outcome).or_default() += 1;
+        }
+        counts
+    }
+
+    fn calls(&self) -> Vec<String> {
+        std::mem::take(&mut self.charge.calls.lock().unwrap())
+    }
+
+    /// Opens the circuit by two batches of ten.
+    async fn open(&self) {
+        for first in [0, 10] {
+            self.process(ten(first, 2)).await;
+        }
+        assert_eq!(self.calls().len(), 20);
+    }
+}
+
+/// Ten messages with ids from `first` on, received for the `n`th time.
+fn ten(first: usize, n: u32) -> impl Iterator<Item = Value> {
+    (first..first + 10).map(move |id| received(&format!("m-{id}"), "{}", n))
+}
+
+#[tokio::test(start_paused = true)]
+async fn outage_of_called_system_costs_few_calls_and_writes() {
+    for (gap, gateway) in [
+        (Duration::ZERO, Gateway::Busy),
+        (30 * SECOND, Gateway::Busy),
+        (30 * SECOND, Gateway::Unreachable),
+        (30 * SECOND, Gateway::Silent),
+    ] {
+        let world = World::new(gateway);
+        for number in 0..20 {
+            world.process(ten(10 * number, 2)).await;
+            pass(gap);
+        }
+        let (calls, writes) = (world.calls().len(), world.store.writes.load(Relaxed));
+        assert!(
+            calls <= 60 && writes <= 150,
+            "{gateway:?}, {gap:?}: {calls} calls, {writes} writes"
+        );
+        assert!(calls >= 20, "{gateway:?}: {calls}");
+    }
+}
+
+#[tokio::test]
+async fn open_circuit_returns_messages_without_claim() {
+    let world = World::new(Gateway::Busy);
+    world.open().await;
+    let writes = world.store.writes.load(Relaxed);
+    assert_eq!(
+        world.process(ten(20, 2)).await,
+        [("circuit_open", 10)].into()
+    );
+    assert_eq!(world.store.writes.load(Relaxed), writes);
+    assert!(world.calls().is_empty());
+}
+
+#[tokio::test]
+async fn first_and_tenth_receives_run_while_open() {
+    let world = World::new(Gateway::Busy);
+    world.open().await;
+    let other = json!({"system": "other"}).to_string();
+    let messages = [("a", 1), ("b", 9), ("c", 10), ("d", 11), ("e", 20)];
+    let outcomes = (world.process(messages.map(|(id, n)| received(id, "{}", n)))).await;
+    assert_eq!(
+        outcomes,
+        [("circuit_open", 2), ("retryable_failure", 3)].into()
+    );
+    // A handler that calls another system succeeds, and closes the circuit.
+    let outcomes = world.process([received("f", &other, 1)]).await;
+    assert_eq!(outcomes, [("completed", 1)].into());
+    assert_eq!(
+        world.process(ten(20, 2)).await,
+        [("retryable_failure", 10)].into()
+    );
+}
+
+#[tokio::test]
+async fn messages_run_after_probe_succeeds() {
+    for gateway in [Gateway::Works, Gateway::Declines] {
+        let world = World::new(Gateway::Busy);
+        world.open().await;
+        pass(5 * SECOND);
+        world.set(gateway);
+        let outcomes = world.process(ten(20, 2)).await;
+        assert!(!outcomes.contains_key("circuit_open"), "{outcomes:?}");
+        assert_eq!(world.calls().len(), 10);
+    }
+}
+
+#[tokio::test]
+async fn message_with_lowest_receive_count_probes() {
+    let world = World::new(Gateway::Busy);
+    world.open().await;
+    pass(5 * SECOND);
+    let messages = [("a", 9), ("b", 5), ("c", 2), ("d", 30), ("e", 3)];
+    let outcomes = (world.process(messages.map(|(id, n)| received(id, "{}", n)))).await;
+    // The thirtieth receive runs beside the probe.
+    assert_eq!(
+        outcomes,
+        [("circuit_open", 3), ("retryable_failure", 2)].into()
+    );
+    assert_eq!(world.calls(), ["d", "c"]);
+}
+
+#[tokio::test]
+async fn head_of_fifo_group_probes() {
+    let world = World::new(Gateway::Busy);
+    world.open().await;
+    pass(5 * SECOND);
+    let messages = [("a", 5, "g"), ("b", 2, "g"), ("c", 3, "h"), ("d", 2, "h")];
+    let messages = messages.map(|(id, n, group)| in_group(received(id, "{}", n), group));
+    let outcomes = world.process(messages).await;
+    assert_eq!(world.calls(), ["c"]);
+    assert_eq!(
+        outcomes,
+        [
+            ("circuit_open", 1),
+            ("not_started", 2),
+            ("retryable_failure", 1)
+        ]
+        .into()
+    );
+}
+
+#[tokio::test]
+async fn duplicate_leaves_the_probe_to_the_next() {
+    let world = World::new(Gateway::Works);
+    world.process([received("done", "{}", 1)]).await;
+    world.calls();
+    world.set(Gateway::Busy);
+    world.open().await;
+    pass(5 * SECOND);
+    let messages = [("done", 2), ("next", 3), ("last", 4)];
+    let outcomes = (world.process(messages.map(|(id, n)| received(id, "{}", n)))).await;
+    assert_eq!(
+        outcomes,
+        [
+            ("circuit_open", 1),
+            ("duplicate", 1),
+            ("retryable_failure", 1)
+        ]
+        .into()
+    );
+    assert_eq!(world.calls(), ["next"]);
+}
+
+#[tokio::test]
+async fn failures_of_the_store_leave_the_circuit_closed() {
+    let world = World::new(Gateway::Works);
+    world.store.down.store(true, Relaxed);
+    for number in 0..10 {
+        let outcomes = world.process(ten(10 * number, 2)).await;
+        assert_eq!(outcomes, [("store_unavailable", 10)].into());
+    }
+}
+
+#[tokio::test]
+async fn panics_leave_the_circuit_closed() {
+    let world = World::new(Gateway::Strange);
+    for number in 0..5 {
+        let outcomes = world.process(ten(10 * number, 2)).await;
+        assert_eq!(outcomes, [("panicked", 10)].into());
+    }
+}
+
+#[tokio::test]
+async fn circuit_that_is_off_lets_every_message_run() {
+    let world = World::with(Gateway::Busy, |consumer| consumer.circuit_breaker(false));
+    for number in 0..5 {
+        let outcomes = world.process(ten(10 * number, 2)).await;
+        assert_eq!(outcomes, [("retryable_failure", 10)].into());
+    }
+}
