@@ -1,6 +1,6 @@
 //! The end of each message.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use crate::{
     ledger::{End, Event},
@@ -21,14 +21,15 @@ pub(crate) const PERMANENT: [&str; 4] = [
 /// Facts about one message.
 pub(crate) struct Account {
     pub(crate) message: Message,
-    pub(crate) ends: Vec<End>,
+    /// The end of each receive, by its number.
+    pub(crate) ends: BTreeMap<u32, End>,
     pub(crate) outcomes: Vec<String>,
     pub(crate) dead_lettered: bool,
 }
 
 impl Account {
     pub(crate) fn acknowledged(&self) -> bool {
-        self.ends.contains(&End::Acknowledged)
+        self.ends.values().any(|end| *end == End::Acknowledged)
     }
 
     /// Reason for the dead-letter queue; `None` if unknown.
@@ -40,7 +41,7 @@ impl Account {
         }
         let ended = !self.ends.is_empty() && !self.acknowledged();
         ended.then(|| {
-            let died = self.ends.iter().filter(|end| **end == End::WorkerDied);
+            let died = self.ends.values().filter(|end| **end == End::WorkerDied);
             let (kind, receives, died) = (self.message.kind, self.ends.len(), died.count());
             format!("{kind:?}: {receives} {USED_UP}, {died} by workers that died")
         })
@@ -56,12 +57,15 @@ pub(crate) fn accounts(events: &[Event]) -> Vec<Account> {
                 places.insert(message.id.clone(), accounts.len());
                 accounts.push(Account {
                     message: message.clone(),
-                    ends: Vec::new(),
+                    ends: BTreeMap::new(),
                     outcomes: Vec::new(),
                     dead_lettered: false,
                 });
             }
-            Event::Returned { delivery, end, .. } => accounts[places[&delivery.0]].ends.push(*end),
+            Event::Returned { delivery, end, .. } => {
+                let (message, receive) = delivery;
+                accounts[places[message]].ends.insert(*receive, *end);
+            }
             Event::DeliveryLog {
                 delivery, outcome, ..
             } => {

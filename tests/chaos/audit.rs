@@ -11,7 +11,7 @@ use crate::{
     ledger::{ChargeEnd, Death, Delivery, End, Event, Settled, Worker},
     measured::Measurements,
     plan::Kind,
-    receives::{causes, operation_of},
+    receives::{Cause, causes, operation_of},
 };
 
 /// The cause that must never stand between two charges of one operation.
@@ -63,30 +63,23 @@ impl Operation {
 pub(crate) struct Findings {
     /// Every violation found in the events.
     pub(crate) violations: Vec<String>,
-    /// Attempts cut off or failed retryably by their own logs, and charged again, without an
-    /// injected cause. A busy machine causes some.
-    pub(crate) uninjected: Vec<String>,
-    /// Failed deliveries of good messages without an injected cause.
-    pub(crate) unexplained: Vec<String>,
     /// Number of repeated charges, by the cause that cut off the attempt before.
     pub(crate) charged_again: BTreeMap<String, usize>,
 }
 
 /// Reads the events; `statuses` is the final table, by key.
 pub(crate) fn audit(events: &[Event], statuses: &HashMap<String, String>) -> Findings {
-    let mut audit = Audit::default();
+    let mut audit = Audit {
+        causes: causes(events),
+        ..Audit::default()
+    };
     audit.charged_again.insert(NOTHING.to_owned(), 0);
     for event in events {
         match event {
             Event::DeliveryLog {
-                delivery,
-                outcome,
-                detail,
-                ..
+                delivery, outcome, ..
             } => {
-                let (outcome, detail) = (outcome.clone(), detail.clone());
-                let said = DeliveryLog { outcome, detail };
-                audit.said.insert(delivery.clone(), said);
+                audit.said.insert(delivery.clone(), outcome.clone());
             }
             Event::Late { message, worker } => {
                 audit.late.insert((*worker, message.clone()));
@@ -100,12 +93,10 @@ pub(crate) fn audit(events: &[Event], statuses: &HashMap<String, String>) -> Fin
     audit.found.extend(misinformed(events));
     audit.found.extend(Measurements::of(events).violations());
     let accounts = accounts(events);
-    audit.receives(&causes(events), &accounts);
+    audit.receives(&accounts);
     audit.ends(&accounts, statuses);
     Findings {
         violations: audit.found,
-        uninjected: audit.uninjected,
-        unexplained: audit.unexplained,
         charged_again: audit.charged_again,
     }
 }
@@ -115,24 +106,13 @@ struct Open {
     returned: bool,
 }
 
-/// A worker's log line on a delivery.
-struct DeliveryLog {
-    outcome: String,
-    detail: String,
-}
-
-impl DeliveryLog {
-    /// True if the delivery left work to repeat.
-    fn is_unfinished(&self) -> bool {
-        [
-            "retryable_failure",
-            "out_of_time",
-            "completion_unrecorded",
-            "failure_unrecorded",
-        ]
-        .contains(&&*self.outcome)
-    }
-}
+/// Outcomes of a delivery that left work to repeat.
+const UNFINISHED: [&str; 4] = [
+    "retryable_failure",
+    "out_of_time",
+    "completion_unrecorded",
+    "failure_unrecorded",
+];
 
 #[derive(Default)]
 struct Audit {
@@ -147,7 +127,7 @@ struct Audit {
     /// key, one claims it and the other shares the outcome.
     claimed_for: HashMap<(Worker, String), String>,
     /// Logged outcomes of deliveries.
-    said: HashMap<Delivery, DeliveryLog>,
+    said: HashMap<Delivery, String>,
     /// Times of each worker's last claim of a key, last freeze and last thaw.
     claimed: HashMap<(Worker, String), usize>,
     frozen: HashMap<Worker, usize>,
@@ -160,9 +140,9 @@ struct Audit {
     /// message has nothing to settle.
     groups: BTreeMap<String, Vec<String>>,
     group_of_operation: HashMap<String, String>,
+    /// Causes of the deliveries that failed.
+    causes: BTreeMap<Delivery, Cause>,
     found: Vec<String>,
-    uninjected: Vec<String>,
-    unexplained: Vec<String>,
     charged_again: BTreeMap<String, usize>,
 }
 
@@ -197,6 +177,7 @@ impl Audit {
                 delivery,
                 worker,
                 end,
+                ..
             } => self.returned(delivery, *worker, *end),
             Event::DeadLettered { message } => {
                 let operation = self.operation_of_message[message].clone();
@@ -357,13 +338,19 @@ impl Audit {
             *self.charged_again.entry(after).or_default() += 1;
         } else if let Some(last) = operation.last_charge.take() {
             // Promise 3: a handler runs again after a retryable failure or a cut-off.
-            let mut said = last.deliveries.iter().filter_map(|one| self.said.get(one));
-            let after = match (excuse, said.find(|said| said.is_unfinished())) {
+            let unfinished = |one: &&Delivery| {
+                (self.said.get(*one)).is_some_and(|outcome| UNFINISHED.contains(&&**outcome))
+            };
+            let mut unfinished = last.deliveries.iter().filter(unfinished);
+            let delayed = unfinished.find_map(|one| self.causes.get(one));
+            let after = match (excuse, delayed) {
                 (Some(excuse), _) => excuse,
-                (None, Some(said)) => {
-                    let DeliveryLog { outcome, detail } = said;
-                    (self.uninjected).push(format!("{name}: {outcome} ({detail})"));
-                    "a failure that was not injected".to_owned()
+                // A failure without a cause is a finding elsewhere.
+                (
+                    None,
+                    Some(Cause::Injected(cause) | Cause::Delayed(cause) | Cause::False(cause)),
+                ) => {
+                    format!("{cause}, by its log")
                 }
                 (None, None) => {
                     self.found.push(format!(
@@ -427,7 +414,7 @@ impl Audit {
             ));
         }
         // Promise 6: a success is not reported as failed because of another message of its batch.
-        let said = self.said.get(delivery).map(|said| &*said.outcome);
+        let said = self.said.get(delivery).map(|outcome| &**outcome);
         let late = || self.late.contains(&(worker, message.clone()));
         if let (End::ReportedFailed, Some(well @ ("completed" | "duplicate"))) = (end, said)
             && !late()

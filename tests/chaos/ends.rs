@@ -1,50 +1,37 @@
 //! Rules for the end of each message.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use super::Audit;
 use crate::{
     account::{Account, USED_UP},
-    ledger::Delivery,
     plan::{Kind, Message},
     receives::Cause,
 };
 
-/// Good messages allowed to use up their receives in a run of any size, plus one of a hundred.
-const FEW: usize = 2;
-
 impl Audit {
-    /// Promise 5: a valid message is processed, unless an injected fault hits its every receive.
-    pub(super) fn receives(&mut self, causes: &[(Delivery, Cause)], accounts: &[Account]) {
-        let mut injected: HashSet<&str> = HashSet::new();
-        for ((message, receive), cause) in causes {
-            match cause {
-                Cause::Injected(_) => {
-                    injected.insert(message);
-                }
-                // A conflict is not an injected fault, so it does not justify giving up.
-                Cause::NoTime => {}
-                Cause::Uninjected(said) => {
-                    let told = format!("{message}, receive {receive}: {said}");
-                    self.unexplained.push(told);
-                }
-                Cause::False(said) => {
-                    self.found
-                        .push(format!("{message}, receive {receive}: {said}"));
-                }
+    /// Promise 5: each receive that a message uses up has its cause, and a valid message is given up
+    /// only if each of its receives has one.
+    pub(super) fn receives(&mut self, accounts: &[Account]) {
+        for ((message, receive), cause) in &self.causes {
+            if let Cause::False(said) = cause {
+                self.found
+                    .push(format!("{message}, receive {receive}: {said}"));
             }
         }
         let good = |account: &&Account| !account.message.kind.is_permanent();
-        let given_up = |account: &&Account| account.dead_lettered && !account.acknowledged();
-        let given_up = accounts.iter().filter(good).filter(given_up);
-        let ids: Vec<_> = given_up.map(|account| &*account.message.id).collect();
-        for id in ids.iter().filter(|id| !injected.contains(**id)) {
-            self.found
-                .push(format!("{id} was given up, and nothing ever came between"));
-        }
-        if ids.len() > accounts.len() / 100 + FEW {
-            self.found
-                .push(format!("good messages were given up, too many: {ids:?}"));
+        for account in accounts.iter().filter(good) {
+            if !account.dead_lettered || account.acknowledged() {
+                continue;
+            }
+            let id = &account.message.id;
+            for receive in account.ends.keys() {
+                if !self.causes.contains_key(&(id.clone(), *receive)) {
+                    self.found.push(format!(
+                        "{id} was given up, and nothing came between at receive {receive}"
+                    ));
+                }
+            }
         }
     }
 

@@ -25,10 +25,13 @@ pub(crate) struct Environment {
 }
 
 impl Environment {
-    pub(crate) async fn start(worker: Worker, env: Env) -> Self {
+    /// Starts a process, and waits until it polls for as many invocations as it runs at once.
+    pub(crate) async fn start(worker: Worker, env: Env, at_once: usize) -> Self {
+        let lambda = Lambda::start(env).await;
+        lambda.polls(at_once).await;
         Self {
             worker,
-            lambda: Lambda::start(env).await,
+            lambda,
             invocations: AtomicU32::new(0),
             frozen: AtomicBool::new(false),
             given_up: AtomicBool::new(false),

@@ -8,7 +8,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicU32, AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use futures_util::future::join_all;
@@ -82,12 +82,13 @@ impl Mapping {
 
     async fn cold_start(&self) -> Environment {
         let worker = self.hired.fetch_add(1, Ordering::Relaxed);
-        Environment::start(worker, (self.settings)(worker)).await
+        Environment::start(worker, (self.settings)(worker), self.at_once).await
     }
 
     async fn invoke(self: &Arc<Self>, slot: &Slot, messages: Vec<Received>) {
         let (environment, invocation) = slot.begin(self.cold_start()).await;
         let worker = environment.worker;
+        let delivered = Instant::now();
         for received in &messages {
             self.ledger.note(Event::Delivered {
                 delivery: received.delivery(),
@@ -124,7 +125,7 @@ impl Mapping {
                 environment.gone().await;
             }
         }
-        self.settle(worker, &messages, &failed);
+        self.settle(worker, &messages, &failed, delivered.elapsed());
     }
 
     /// Ends the process, or has it thawed later.
@@ -140,7 +141,13 @@ impl Mapping {
     }
 
     /// Deletes the messages not reported as failed, if the response is readable.
-    fn settle(&self, worker: Worker, batch: &[Received], failed: &Result<HashSet<&str>, End>) {
+    fn settle(
+        &self,
+        worker: Worker,
+        batch: &[Received],
+        failed: &Result<HashSet<&str>, End>,
+        took: Duration,
+    ) {
         for received in batch {
             let id = &*received.message.id;
             let end = match failed {
@@ -152,6 +159,7 @@ impl Mapping {
                 delivery: received.delivery(),
                 worker,
                 end,
+                took,
             });
             if end == End::Acknowledged {
                 self.queue.delete(id);

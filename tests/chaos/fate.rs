@@ -25,9 +25,17 @@ const BUSIEST: Duration = Duration::from_millis(40);
 #[derive(Clone, Copy)]
 pub(crate) enum Fate {
     Spared,
-    Killed(Duration),
+    Killed(When),
     /// Frozen until Lambda gives it up.
-    Frozen(Duration),
+    Frozen(When),
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum When {
+    /// So long after the start of the invocation.
+    After(Duration),
+    /// Between a charge and its record, on a machine of any speed.
+    Charging,
 }
 
 impl Fate {
@@ -39,9 +47,11 @@ impl Fate {
         // worker that responds before meets its fate in another invocation.
         let anytime = dice.u32(..3) == 0;
         let latest = if anytime { FUNCTION_TIMEOUT } else { BUSIEST };
-        let when = latest.mul_f64(dice.f64());
+        let when = When::After(latest.mul_f64(dice.f64()));
         match worker % 6 {
-            2 | 5 => Self::Frozen(when),
+            0 => Self::Killed(When::Charging),
+            2 => Self::Frozen(When::Charging),
+            5 => Self::Frozen(when),
             _ => Self::Killed(when),
         }
     }
@@ -50,6 +60,15 @@ impl Fate {
     /// that was suspended.
     pub(crate) fn is_thawed(worker: Worker) -> bool {
         worker % 6 == 2
+    }
+}
+
+impl When {
+    async fn comes(self, worker: Worker, ledger: &Ledger) {
+        match self {
+            When::After(time) => sleep(time).await,
+            When::Charging => ledger.charge_by(worker).await,
+        }
     }
 }
 
@@ -74,7 +93,7 @@ pub(crate) async fn survive(
     if let Fate::Killed(when) | Fate::Frozen(when) = fate {
         tokio::select! {
             answer = &mut invocation => return ended(answer),
-            () = sleep(when) => {}
+            () = when.comes(environment.worker, ledger) => {}
         }
         if let Fate::Killed(_) = fate {
             return (None, Some(Death::Killed));

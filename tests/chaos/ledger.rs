@@ -4,7 +4,12 @@
 //! it: a completion before its response leaves for the worker, a charge before it is made.
 //! `audit.rs` has the rules over the events.
 
-use std::sync::{Mutex, MutexGuard};
+use std::{
+    sync::{Mutex, MutexGuard},
+    time::Duration,
+};
+
+use tokio::sync::Notify;
 
 use crate::{faults::Fault, plan::Message, support::emf::BatchMetrics};
 
@@ -25,11 +30,12 @@ pub(crate) enum Event {
         worker: Worker,
         invocation: Invocation,
     },
-    /// The verdict of the event source mapping on a delivery.
+    /// The verdict of the event source mapping on a delivery, and the time since the delivery.
     Returned {
         delivery: Delivery,
         worker: Worker,
         end: End,
+        took: Duration,
     },
     /// The function answered a batch, by a response or an error.
     Answered {
@@ -147,7 +153,7 @@ pub(crate) enum Death {
     Killed,
     /// No response by the function's timeout, after a deliberate freeze.
     FrozenUntilTimeout,
-    /// No response by the function's timeout, for an unknown reason.
+    /// No response by the function's timeout, without a freeze: the machine was too slow.
     TimedOut,
     /// The process ended by itself.
     Crashed,
@@ -156,17 +162,41 @@ pub(crate) enum Death {
 }
 
 #[derive(Default)]
-pub(crate) struct Ledger(Mutex<Vec<Event>>);
+pub(crate) struct Ledger {
+    events: Mutex<Vec<Event>>,
+    noted: Notify,
+}
 
 impl Ledger {
     /// Records `event` and returns its place.
     pub(crate) fn note(&self, event: Event) -> usize {
-        let mut events = self.0.lock().unwrap();
+        let mut events = self.events();
         events.push(event);
+        self.noted.notify_waiters();
         events.len() - 1
     }
 
     pub(crate) fn events(&self) -> MutexGuard<'_, Vec<Event>> {
-        self.0.lock().unwrap()
+        self.events.lock().unwrap()
+    }
+
+    /// Returns once a charge request of the worker has reached the gateway.
+    pub(crate) async fn charge_by(&self, worker: Worker) {
+        let mut read = self.events().len();
+        loop {
+            let noted = self.noted.notified();
+            tokio::pin!(noted);
+            noted.as_mut().enable();
+            let charges =
+                |event: &Event| matches!(event, Event::Charge { worker: by, .. } if *by == worker);
+            {
+                let events = self.events();
+                if events[read..].iter().any(charges) {
+                    return;
+                }
+                read = events.len();
+            }
+            noted.await;
+        }
     }
 }

@@ -11,15 +11,28 @@ use std::{
 
 use serde_json::json;
 
-/// `CHAOS_SEED`, or a random seed; every report prints it.
+/// Every report prints it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seed(pub(crate) u64);
 
+/// Seeds of `make test`: two under which sixty-four invocations once gave up good messages, and the
+/// first of all.
+const SEEDS: [Seed; 3] = [
+    Seed(7_272_696_633_620_299_000),
+    Seed(8_987_448_026_543_111_387),
+    Seed(1),
+];
+
 impl Seed {
-    pub(crate) fn from_env() -> Self {
-        let given = env::var("CHAOS_SEED").ok();
-        let given = given.map(|seed| seed.parse().expect("CHAOS_SEED is a whole number"));
-        Self(given.unwrap_or_else(|| fastrand::u64(..)))
+    /// [`SEEDS`], the one that `CHAOS_SEED` names, or a new one for `CHAOS_SEED=new`.
+    pub(crate) fn all() -> Vec<Self> {
+        match env::var("CHAOS_SEED").as_deref() {
+            Err(_) => SEEDS.to_vec(),
+            Ok("new") => vec![Self(fastrand::u64(..))],
+            Ok(seed) => vec![Self(
+                seed.parse().expect("CHAOS_SEED is a whole number, or new"),
+            )],
+        }
     }
 
     /// Dice for `what`, the same for one seed and one release of Rust.

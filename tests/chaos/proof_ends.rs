@@ -1,11 +1,13 @@
 //! Test of the rules for the end of a message, as in `proof.rs`.
 
 use crate::{
+    DEADLINE_RESERVE, GATEWAY_TIMEOUT, STORE_TIMEOUT,
+    fate::FUNCTION_TIMEOUT,
     faults::Fault,
     ledger::{Death, End, Event, Settled},
     plan::Kind,
     proof::{
-        audited, caught, claimed, clean, dead_lettered, delivered, died, returned, said, sent,
+        caught, claimed, clean, dead_lettered, delivered, died, lasted, returned, said, sent,
         settled,
     },
 };
@@ -81,23 +83,57 @@ fn good_message_given_up_needs_a_cause() {
         events
     };
     clean(&given_up(vec![killed(), failed(vec![fault(8)])]));
-    clean(&given_up(vec![killed(), failed(vec![])]));
-    let unexplained = audited(&given_up(vec![killed(), failed(vec![])])).unexplained;
-    assert_eq!(unexplained, ["m-1, receive 8: store_unavailable ()"]);
-    let mut no_time = received(8, vec![], End::ReportedFailed);
-    no_time.push(said(1, 8, "not_started"));
-    assert_eq!(
-        audited(&given_up(vec![killed(), no_time.clone()])).unexplained,
-        [""; 0]
+    caught(
+        &given_up(vec![killed(), failed(vec![fault(7)])]),
+        "m-1, receive 8: store_unavailable () after 0ns, without a cause",
     );
-    for receives in [
-        vec![no_time],
-        vec![failed(vec![])],
-        vec![failed(vec![fault(7)])],
-        vec![received(7, vec![died(7, Death::TimedOut)], End::WorkerDied)],
+    // Its worker says that the message is done.
+    let mut done = received(8, vec![], End::ReportedFailed);
+    done.push(said(1, 8, "completed"));
+    caught(
+        &given_up(vec![killed(), done]),
+        "m-1 was given up, and nothing came between at receive 8",
+    );
+    let unread = received(8, vec![], End::ReportedFailed);
+    caught(&given_up(vec![unread]), "its worker says nothing");
+}
+
+/// On a slow machine a worker gives up without an injected fault, and no earlier than its time limit.
+#[test]
+fn failure_without_fault_before_its_time_limit_is_found() {
+    let gives_up = |outcome| {
+        let mut events = received(8, vec![], End::ReportedFailed);
+        events.push(said(1, 8, outcome));
+        given_up(vec![events])
+    };
+    for (outcome, limit) in [
+        ("retryable_failure", GATEWAY_TIMEOUT),
+        ("store_unavailable", STORE_TIMEOUT),
+        (
+            "not_started",
+            FUNCTION_TIMEOUT - DEADLINE_RESERVE - GATEWAY_TIMEOUT,
+        ),
+        ("out_of_time", FUNCTION_TIMEOUT - DEADLINE_RESERVE),
     ] {
-        caught(&given_up(receives), "nothing ever came between");
+        let limit = limit.as_millis() as u64;
+        clean(&lasted(gives_up(outcome), limit));
+        caught(&lasted(gives_up(outcome), limit / 2), "without a cause");
     }
+    caught(&lasted(gives_up("unheard of"), 10_000), "without a cause");
+    let timed_out = || {
+        let died = vec![died(7, Death::TimedOut)];
+        given_up(vec![received(7, died, End::WorkerDied)])
+    };
+    clean(&lasted(timed_out(), 2000));
+    // Of two concurrent invocations, one lasts until the timeout and ends both.
+    let mut both = timed_out();
+    let beside = both.len() - 1;
+    both.splice(beside..beside, [sent(2, Kind::Good, None), delivered(2, 7)]);
+    both.push(dead_lettered(2));
+    let mut both = lasted(both, 1000);
+    both.extend(lasted(vec![returned(2, 7, End::WorkerDied)], 2000));
+    clean(&both);
+    caught(&lasted(timed_out(), 1000), "its worker: Some(TimedOut)");
 }
 
 #[test]
@@ -108,8 +144,16 @@ fn conflict_without_other_claim_is_found() {
         events
     };
     let claim = |owner| vec![claimed(1, owner, 1000)];
-    clean(&with(claim("a"), vec![], "a"));
-    clean(&with(vec![], claim("a"), "a"));
+    let killed = |mut events: Vec<Event>| {
+        events.push(died(7, Death::Killed));
+        events
+    };
+    clean(&with(killed(claim("a")), vec![], "a"));
+    clean(&with(vec![], killed(claim("a")), "a"));
+    caught(
+        &with(claim("a"), vec![], "a"),
+        "conflict with a claim that nothing should have left: its worker: None",
+    );
     let over = vec![claimed(1, "a", 1000), settled(1, Settled::LeaseEnded)];
     for wrong in [
         with(vec![], vec![], "a"),
@@ -184,23 +228,4 @@ fn blocked_group_without_failure_is_found() {
     clean(&group(Some("g"), "failure_unrecorded"));
     caught(&group(Some("g"), "completed"), "nothing ahead failed");
     caught(&group(None, "store_unavailable"), "nothing ahead failed");
-}
-
-#[test]
-fn excess_of_good_messages_given_up_is_found() {
-    let killed = |n| {
-        let gone = returned(n, 7, End::WorkerDied);
-        let death = died(7, Death::Killed);
-        [
-            sent(n, Kind::Good, None),
-            delivered(n, 7),
-            death,
-            gone,
-            dead_lettered(n),
-        ]
-    };
-    let events: Vec<_> = (1..=2).flat_map(killed).collect();
-    clean(&events);
-    let events: Vec<_> = (1..=3).flat_map(killed).collect();
-    caught(&events, "given up, too many");
 }

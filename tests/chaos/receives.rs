@@ -1,10 +1,15 @@
-//! Cause of each failed receive of a good message, from the logs. Causes are an injected fault,
-//! another worker at the same operation, or a failure ahead in its FIFO group.
+//! Cause of each failed receive, from the logs: an injected fault, another delivery of the same
+//! operation, a failure ahead in its FIFO group, or a time limit on a machine that was too slow.
 
-use std::collections::HashMap;
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
 
 use crate::{
+    DEADLINE_RESERVE, GATEWAY_TIMEOUT, STORE_TIMEOUT,
     account::PERMANENT,
+    fate::FUNCTION_TIMEOUT,
     faults::Fault,
     ledger::{ChargeEnd, Death, Delivery, End, Event, Invocation, Worker},
     plan::{Kind, Message},
@@ -12,12 +17,12 @@ use crate::{
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
+    /// What the test did to the receive.
     Injected(String),
-    /// A failure without an injected cause, in the worker's words: a busy machine causes some.
-    Uninjected(String),
-    /// Not started because messages ahead took too long: a busy machine may delay a batch.
-    NoTime,
-    /// The worker's log line is false.
+    /// Nothing was injected, and the receive lasted at least as long as the time limit that ended
+    /// it. So the machine was slow, and the worker right to give up.
+    Delayed(String),
+    /// Nothing explains the failure, or the worker's log line is false.
     False(String),
 }
 
@@ -27,7 +32,7 @@ struct Receive<'a> {
     worker: Worker,
     invocation: Invocation,
     from: usize,
-    to: Option<(usize, End)>,
+    to: Option<(usize, End, Duration)>,
     /// The delivery before it in its batch and FIFO group.
     ahead: Option<usize>,
     injected: Option<String>,
@@ -38,8 +43,8 @@ struct Receive<'a> {
 struct Held<'a> {
     owner: &'a str,
     worker: Worker,
-    /// Invocations of the worker with the message of the claim.
-    invocations: Vec<Invocation>,
+    /// Deliveries to the worker of the message of the claim, at the time of the claim.
+    receives: Vec<usize>,
     from: usize,
     to: Option<usize>,
 }
@@ -59,8 +64,8 @@ struct Receives<'a> {
     deaths: HashMap<Worker, Death>,
 }
 
-/// Cause of each delivery of a good message that was not acknowledged.
-pub(crate) fn causes(events: &[Event]) -> Vec<(Delivery, Cause)> {
+/// Cause of each delivery that was reported as failed, or lost its worker.
+pub(crate) fn causes(events: &[Event]) -> BTreeMap<Delivery, Cause> {
     let mut all = Receives::default();
     for (at, event) in events.iter().enumerate() {
         all.event(at, event);
@@ -70,16 +75,29 @@ pub(crate) fn causes(events: &[Event]) -> Vec<(Delivery, Cause)> {
         let ahead = receive.ahead.and_then(|ahead| causes[ahead].clone());
         causes.push(all.cause(receive, ahead));
     }
-    let mut of_delivery = Vec::new();
-    for (delivery, at) in &all.places {
-        let good = !all.receives[*at].message.kind.is_permanent();
-        if let Some(cause) = causes[*at].take().filter(|_| good) {
-            of_delivery.push(((*delivery).clone(), cause));
-        }
-    }
-    of_delivery.sort_by(|(one, _), (other, _)| one.cmp(other));
-    of_delivery
+    let cause = |(delivery, at): (&&Delivery, &usize)| {
+        let cause = causes[*at].take()?;
+        Some(((*delivery).clone(), cause))
+    };
+    all.places.iter().filter_map(cause).collect()
 }
+
+/// Shortest time after which a worker gives up by itself, with this outcome.
+fn time_limit(outcome: &str) -> Option<Duration> {
+    match outcome {
+        "retryable_failure" => Some(GATEWAY_TIMEOUT),
+        "store_unavailable" => Some(STORE_TIMEOUT),
+        // A handler starts while the gateway has time to respond.
+        "not_started" => Some(FUNCTION_TIMEOUT - DEADLINE_RESERVE - GATEWAY_TIMEOUT),
+        "out_of_time" | "lease_lost" | "completion_unrecorded" | "failure_unrecorded" => {
+            Some(FUNCTION_TIMEOUT - DEADLINE_RESERVE)
+        }
+        _ => None,
+    }
+}
+
+/// The deadline reaches the worker in milliseconds of the wall clock.
+const ROUNDING: Duration = Duration::from_millis(5);
 
 impl<'a> Receives<'a> {
     fn event(&mut self, at: usize, event: &'a Event) {
@@ -114,10 +132,11 @@ impl<'a> Receives<'a> {
                 delivery,
                 worker,
                 end,
+                took,
             } => {
                 let lane = lane(self.messages[&*delivery.0]);
                 if let Some(&place) = self.places.get(delivery) {
-                    self.receives[place].to = Some((at, *end));
+                    self.receives[place].to = Some((at, *end, *took));
                     let open = self.open.entry((*worker, lane)).or_default();
                     open.retain(|open| *open != place);
                 }
@@ -157,7 +176,8 @@ impl<'a> Receives<'a> {
                 message,
                 ..
             } => {
-                let invocations = self.invocations(*worker, operation_of(key), message);
+                let mut receives = self.at_work(*worker, operation_of(key));
+                receives.retain(|place| self.receives[*place].message.id == *message);
                 let held = self.held.entry(key).or_default();
                 // A claim repeated by its owner's second request is the same claim.
                 if held
@@ -168,7 +188,7 @@ impl<'a> Receives<'a> {
                     held.push(Held {
                         owner,
                         worker: *worker,
-                        invocations,
+                        receives,
                         from: at,
                         to: None,
                     });
@@ -206,44 +226,57 @@ impl<'a> Receives<'a> {
         open.cloned().unwrap_or_default()
     }
 
-    /// Invocations of a worker that have this message of the operation at present.
-    fn invocations(&self, worker: Worker, operation: &str, message: &str) -> Vec<Invocation> {
-        let at_work = self.at_work(worker, operation).into_iter();
-        let receives = at_work.map(|place| &self.receives[place]);
-        let with_message = receives.filter(|receive| receive.message.id == message);
-        with_message.map(|receive| receive.invocation).collect()
-    }
-
     /// `None` for a delivery that needs no cause.
     fn cause(&self, receive: &Receive<'_>, ahead: Option<Cause>) -> Option<Cause> {
-        let (to, end) = receive.to?;
+        let (to, end, took) = receive.to?;
         if end == End::WorkerDied {
-            return Some(match self.deaths.get(&receive.worker) {
-                Some(death @ (Death::Killed | Death::FrozenUntilTimeout)) => {
-                    Cause::Injected(format!("{death:?}"))
-                }
-                other => Cause::Uninjected(format!("its worker: {other:?}")),
-            });
+            return Some(self.death(receive.worker));
         }
         if end != End::ReportedFailed {
             return None;
         }
         let Some((outcome, detail)) = receive.said else {
-            return Some(Cause::Uninjected("its worker says nothing".into()));
+            let injected = receive.injected.clone().map(Cause::Injected);
+            return Some(injected.unwrap_or(Cause::False("its worker says nothing".into())));
         };
-        Some(match outcome {
+        match outcome {
             // Promise 6 has a rule of its own.
-            "completed" | "duplicate" => return None,
-            "conflict" => self.conflict(receive, to, detail),
+            "completed" | "duplicate" => None,
+            outcome if PERMANENT.contains(&outcome) => None,
+            "conflict" => Some(self.conflict(receive, to, detail)),
             "not_started" if detail.starts_with("a message before this one") => {
-                self.behind(receive, ahead)
+                Some(self.behind(receive, ahead))
             }
-            _ => match &receive.injected {
-                Some(injected) => Cause::Injected(injected.clone()),
-                None if outcome == "not_started" => Cause::NoTime,
-                None => Cause::Uninjected(format!("{outcome} ({detail})")),
-            },
-        })
+            _ => Some(self.failure(receive).unwrap_or_else(|| {
+                Cause::False(format!(
+                    "{outcome} ({detail}) after {took:?}, without a cause"
+                ))
+            })),
+        }
+    }
+
+    /// Cause of the death that ended all receives of a worker.
+    fn death(&self, worker: Worker) -> Cause {
+        let mut receives = self.receives.iter().filter(|one| one.worker == worker);
+        let timed_out =
+            |one: &Receive<'_>| one.to.is_some_and(|(_, _, took)| took >= FUNCTION_TIMEOUT);
+        match self.deaths.get(&worker) {
+            Some(death @ (Death::Killed | Death::FrozenUntilTimeout)) => {
+                Cause::Injected(format!("{death:?}"))
+            }
+            Some(Death::TimedOut) if receives.any(timed_out) => Cause::Delayed("TimedOut".into()),
+            other => Cause::False(format!("its worker: {other:?}")),
+        }
+    }
+
+    /// Cause of an outcome that needs no other delivery: an injected fault, or a time limit.
+    fn failure(&self, receive: &Receive<'_>) -> Option<Cause> {
+        if let Some(injected) = &receive.injected {
+            return Some(Cause::Injected(injected.clone()));
+        }
+        let ((_, _, took), (outcome, _)) = (receive.to?, receive.said?);
+        let limit = time_limit(outcome).filter(|limit| took + ROUNDING >= *limit);
+        limit.map(|_| Cause::Delayed(outcome.into()))
     }
 
     /// A failure ahead in the group, unless it is permanent: that message never runs again, so the
@@ -268,29 +301,61 @@ impl<'a> Receives<'a> {
         let held = of_operation
             .into_iter()
             .flat_map(|(key, held)| held.iter().map(move |held| (key, held)));
-        let by_another = held
+        let causes = held
             .filter(|(_, held)| held.owner == named)
-            .any(|(key, held)| {
-                let during = held.from < to && held.to.is_none_or(|to| to > receive.from);
-                // A late claim of its own, from an earlier delivery.
-                let late = || {
-                    let mut slow = self.slow.iter();
-                    slow.any(|(worker, slow, at)| {
-                        (worker, slow) == (&receive.worker, key) && *at < receive.from
-                    })
-                };
-                let mut invocations = held.invocations.iter();
-                let other = held.worker != receive.worker
-                    || invocations.any(|other| *other != receive.invocation);
-                during && (other || held.from < receive.from || late())
-            });
-        if by_another {
-            Cause::Injected("conflict".into())
-        } else {
+            .filter(|(_, held)| held.from < to && held.to.is_none_or(|to| to > receive.from))
+            .filter_map(|(key, held)| self.held_by_another(receive, to, key, held));
+        // Of two reasons, an explanation counts.
+        let cause = causes.min_by_key(|cause| matches!(cause, Cause::False(_)));
+        cause.unwrap_or_else(|| {
             Cause::False(format!(
                 "conflict ({detail}), and no other attempt held a claim"
             ))
+        })
+    }
+
+    /// Why another attempt held its claim during a delivery. `None` if it was the delivery itself.
+    fn held_by_another(
+        &self,
+        receive: &Receive<'_>,
+        to: usize,
+        key: &str,
+        held: &Held<'_>,
+    ) -> Option<Cause> {
+        let mut slow = self.slow.iter();
+        let late = slow
+            .any(|(worker, slow, at)| (*worker, *slow) == (held.worker, key) && *at < receive.from);
+        let others = held.receives.iter().map(|place| &self.receives[*place]);
+        let invocation = |of: &Receive<'_>| (of.worker, of.invocation);
+        let others: Vec<_> = others
+            .filter(|other| invocation(other) != invocation(receive))
+            .collect();
+        let own = held.worker == receive.worker && held.from >= receive.from;
+        if own && others.is_empty() && !late {
+            return None;
         }
+        let at_work = |other: &Receive<'_>| {
+            other.from < to && other.to.is_none_or(|(to, _, _)| to > receive.from)
+        };
+        if others.iter().any(|other| at_work(other)) {
+            return Some(Cause::Injected("conflict with a second delivery".into()));
+        }
+        if late {
+            return Some(Cause::Injected("conflict after Slow".into()));
+        }
+        let ended = others.iter().find_map(|other| match other.to?.1 {
+            End::WorkerDied => Some(self.death(other.worker)),
+            _ => self.failure(other),
+        });
+        // A request of a worker that had died reached the table late.
+        let cause = ended.unwrap_or_else(|| self.death(held.worker));
+        Some(match cause {
+            Cause::Injected(what) => Cause::Injected(format!("conflict after {what}")),
+            Cause::Delayed(what) => Cause::Delayed(format!("conflict after {what}")),
+            Cause::False(what) => Cause::False(format!(
+                "conflict with a claim that nothing should have left: {what}"
+            )),
+        })
     }
 }
 

@@ -31,7 +31,7 @@ pub(crate) fn list(title: &str, lines: impl ExactSizeIterator<Item = String>) ->
 
 pub(crate) struct Report {
     title: &'static str,
-    seed: Seed,
+    seeds: Vec<u64>,
     took: Duration,
     numbers: BTreeMap<String, usize>,
 }
@@ -40,7 +40,7 @@ impl Report {
     pub(crate) fn of(title: &'static str, seed: Seed, took: Duration, events: &[Event]) -> Self {
         let mut report = Self {
             title,
-            seed,
+            seeds: vec![seed.0],
             took,
             numbers: BTreeMap::new(),
         };
@@ -92,13 +92,11 @@ impl Report {
         for keys in keys.into_values().filter(|keys| keys.len() > 1) {
             report.count(format!("orders charged under {} keys", keys.len()));
         }
-        for (_, cause) in causes(events) {
+        for cause in causes(events).into_values() {
             report.count(match cause {
                 Cause::Injected(what) => format!("receives used up, {what}"),
-                Cause::NoTime => "receives used up, no time left".into(),
-                Cause::Uninjected(_) | Cause::False(_) => {
-                    "receives used up, without an injected cause".into()
-                }
+                Cause::Delayed(what) => format!("receives used up, slow machine: {what}"),
+                Cause::False(_) => "receives used up, without a cause".into(),
             });
         }
         for account in accounts(events) {
@@ -112,7 +110,8 @@ impl Report {
                 }
                 (false, false) => report.count("messages lost or left"),
             }
-            let acknowledged = account.ends.iter().filter(|end| **end == End::Acknowledged);
+            let ends = account.ends.values();
+            let acknowledged = ends.filter(|end| **end == End::Acknowledged);
             for _ in acknowledged.skip(1) {
                 report.count("messages acknowledged once more");
             }
@@ -126,6 +125,16 @@ impl Report {
 
     pub(crate) fn add(&mut self, what: impl Into<String>, n: usize) {
         *self.numbers.entry(what.into()).or_default() += n;
+    }
+
+    /// Adds the numbers of a run with another seed.
+    pub(crate) fn with(mut self, other: Self) -> Self {
+        self.seeds.extend(other.seeds);
+        self.took += other.took;
+        for (what, n) in other.numbers {
+            self.add(what, n);
+        }
+        self
     }
 
     /// Asserts that each of these was counted.
@@ -144,8 +153,9 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Seed(seed), took) = (self.seed, self.took.as_secs_f64());
-        writeln!(f, "{}: CHAOS_SEED={seed}, {took:.1} s", self.title)?;
+        let seeds: Vec<_> = self.seeds.iter().map(u64::to_string).collect();
+        let (seeds, took) = (seeds.join(" and "), self.took.as_secs_f64());
+        writeln!(f, "{}: CHAOS_SEED={seeds}, {took:.1} s", self.title)?;
         for (what, n) in &self.numbers {
             writeln!(f, "{n:>9}  {what}")?;
         }
