@@ -537,6 +537,54 @@ async fn fingerprint_can_be_switched_off() {
     }
 }
 
+/// With `IDEMPOTENCY_FINGERPRINT` changed, records of the old setting are compared with nothing. With
+/// the same setting, another payload is still a reused key.
+#[tokio::test]
+async fn records_live_on_when_fingerprint_setting_changes() {
+    let dynamo = Dynamo::start().await;
+    dynamo.create_table("idempotency").await;
+    let changes = [
+        ("body", "body:/amount"),
+        ("body:/amount", "body:/amount,/currency"),
+        ("body:/amount", "body"),
+    ];
+    for (n, (before, after)) in changes.into_iter().enumerate() {
+        let store = DynamoStore::new(dynamo.client(), "idempotency");
+        let failing = |order: Value, attempt: Attempt| async move {
+            let is_first = !attempt.may_have_run_before();
+            let fails = order["id"].as_str().unwrap().starts_with("open") && is_first;
+            if fails {
+                Err(Failure::retryable("scripted"))
+            } else {
+                Ok(())
+            }
+        };
+        let deployed = |fingerprint: &str| {
+            let once = Once::new(store.clone());
+            let consumer = Consumer::new(once, namespace(), handler_fn(failing))
+                .key("body:/id".parse().unwrap())
+                .fingerprint(fingerprint.parse().unwrap());
+            Arc::new(consumer)
+        };
+        let order = |id: &str, amount: u32| {
+            let id = format!("{id}-{n}");
+            record(&format!("m-{id}"), &json!({"id": id, "amount": amount}))
+        };
+        let (old, new) = (deployed(before), deployed(after));
+        let both = batch([order("done", 1), order("open", 1)]);
+        let reported = process(&old, both, within(10 * SECOND)).await;
+        assert_eq!(reported, [format!("m-open-{n}")]);
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        let both = batch([order("done", 1), order("open", 1)]);
+        let reported = process(&new, both, within(10 * SECOND)).await;
+        assert_eq!(reported, [""; 0], "from {before} to {after}");
+        // The new setting compares what it recorded itself.
+        let changed = batch([order("open", 2)]);
+        let reported = process(&new, changed, within(10 * SECOND)).await;
+        assert_eq!(reported, [format!("m-open-{n}")], "{after}");
+    }
+}
+
 #[tokio::test]
 async fn handler_receives_delivery_facts() {
     async fn look(_: Value, attempt: Attempt) -> Result<(), Failure> {

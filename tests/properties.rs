@@ -12,4 +12,6 @@ mod batches;
 mod decisions;
 #[path = "properties/identities.rs"]
 mod identities;
+#[path = "properties/isolation.rs"]
+mod isolation;
 mod support;

@@ -340,7 +340,12 @@ impl History {
     /// a failure that the handler returned.
     pub(crate) fn is_takeover(&self) -> bool {
         let open = self.open.as_ref();
-        open.is_some_and(|open| open.last_end != Some(AttemptEnd::Retryable))
+        let returned = [
+            Some(AttemptEnd::Retryable),
+            // The handler was never started.
+            Some(AttemptEnd::NotStarted),
+        ];
+        open.is_some_and(|open| !returned.contains(&open.last_end))
     }
 }
 

@@ -18,10 +18,11 @@ use crate::{
     handler::{Answer, Attempt, Done, Failure, History, Stored, to_output},
     meter::timed,
     protocol::{
-        AfterFailure, AttemptEnd, ClaimRefused, ClaimRequest, Claimed, Fence, Key, Settlement,
-        StoredResult, Timestamp, decision::claim_refused,
+        AfterFailure, AttemptEnd, ClaimRefused, ClaimRequest, Claimed, Key, Settlement,
+        StoredResult, Timestamp,
+        decision::{claim_refused, may_settle},
     },
-    store::{ClaimAnswer, Results, Store, StoreError, TransactionalStore},
+    store::{ClaimAnswer, Results, SettleAnswer, Store, StoreError, TransactionalStore},
 };
 
 /// Claim mode: runs each operation once, with its record in a [`Store`].
@@ -283,21 +284,34 @@ impl<S: Store> Once<S> {
                 },
             };
             if error.may_have_been_applied() {
-                self.abandon(&request.fence(), deadline).await;
+                self.abandon(request, deadline).await;
             }
             return Err(Outcome::store_unavailable(error));
         }
     }
 
-    /// Ends the lease of a claim that got no answer and may have been applied. Sends one request.
+    /// Ends the lease of a claim that got no answer and may have been applied.
     ///
     /// The record is not deleted. The claim may have been a takeover, and the next attempt must be
-    /// informed of the earlier attempt.
-    async fn abandon(&self, fence: &Fence, deadline: Deadline) {
-        let settlement = Settlement::EndLease { last_end: None };
-        let settled = (self.records.store).settle(fence, &settlement, self.records.now());
-        // If this settlement fails, the claim stays until its lease expires.
-        let _best_effort = timed(until(deadline.end(), settled)).await;
+    /// informed of the earlier attempt. Where the claim opened the attempt itself, the record says
+    /// that nothing was started, so that the next claim is no suspect. One request, or two after a
+    /// takeover.
+    async fn abandon(&self, request: &ClaimRequest, deadline: Deadline) {
+        let fence = request.fence();
+        let not_started = Some(AttemptEnd::NotStarted);
+        for (fence, last_end) in [
+            (fence.clone().with_first_claim(request.now), not_started),
+            (fence.clone(), None),
+        ] {
+            let settlement = Settlement::EndLease { last_end };
+            let settled = (self.records.store).settle(&fence, &settlement, self.records.now());
+            // If this settlement fails, the claim stays until its lease expires.
+            match timed(until(deadline.end(), settled)).await {
+                Ok(Ok(SettleAnswer::Refused(Some(record))))
+                    if may_settle(Some(&record), &request.fence()) => {}
+                _ => return,
+            }
+        }
     }
 }
 

@@ -79,6 +79,7 @@ impl<S> Records<S> {
         Settlement::Renew {
             lease_until,
             expires_at: self.expires_at().max(lease_until.as_secs_ceil()),
+            exclusive_attempts: None,
         }
     }
 

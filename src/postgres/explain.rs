@@ -13,6 +13,10 @@ use crate::protocol::Unavailability;
 /// The wait for a lock reached `lock_timeout`.
 const LOCK_NOT_AVAILABLE: &str = "55P03";
 
+/// Adds the columns that the records of older versions do not have.
+const ADD_COLUMNS: &str = "ALTER TABLE sqs_once_records ADD COLUMN IF NOT EXISTS fingerprint_scheme \
+    text, ADD COLUMN IF NOT EXISTS exclusive_attempts bigint";
+
 /// Returns whether the connection has no known state after this error.
 pub(crate) fn is_connection_lost(error: &Error) -> bool {
     match database_error(error) {
@@ -112,8 +116,14 @@ pub(crate) fn explain(error: &Error) -> String {
     };
     let (code, message) = (database.code(), database.message());
     let advice = match code {
-        "42P01" | "42703" => {
-            format!("{message}; create the table with `sqs_once::postgres::migrate`")
+        "42P01" => format!("{message}; create the table with `sqs_once::postgres::migrate`"),
+        "42703" => format!(
+            "{message}; if this version of sqs-once is newer than its table, run \
+             `sqs_once::postgres::migrate`, or as the owner of the table: {ADD_COLUMNS}"
+        ),
+        // A user who is not the table's owner.
+        "42501" if message.contains("sqs_once_records") => {
+            format!("{message}; as the owner of the table, run: {ADD_COLUMNS}")
         }
         "25P02" => "an earlier statement of the transaction failed".into(),
         "25P03" | "25P04" => "the transaction was open for too long, and was rolled back".into(),

@@ -5,12 +5,15 @@ use sqlx::{Error, PgConnection, PgPool};
 use super::{connections::Connections, lent::Lent};
 
 /// Comment of the current tables, on that of the records. Later tables have another number.
-const CURRENT: &str = "sqs-once 2";
+const CURRENT: &str = "sqs-once 3";
 
 /// Creates the table of records, `sqs_once_records`, and that of published events,
-/// `sqs_once_outbox`, in the first schema of the search path. Adds the second to the first. Does
-/// nothing if the tables are current, and may run in several processes at a time. Waits at most a
-/// second for a table.
+/// `sqs_once_outbox`, in the first schema of the search path. Adds the second to the first, and the
+/// columns that an older version did not have. Does nothing if the tables are current, and may run in
+/// several processes at a time. Waits at most a second for a table.
+///
+/// Consumers of the older version go on beside the new columns. The new version needs the columns:
+/// where its database user does not own the table, the owner adds them before the deployment.
 ///
 /// Current tables need no privilege to be recognized. To create them, the database user needs `CREATE`
 /// on the schema. It then owns them. The user of a consumer needs `SELECT`, `INSERT`, `UPDATE` and

@@ -21,8 +21,21 @@ CREATE TABLE IF NOT EXISTS sqs_once_records (
     result_omitted     text,
     result_in_s3       text,            -- JSON: bucket, key, digest and length
     created_at         bigint,          -- epoch milliseconds
-    updated_at         bigint           -- epoch milliseconds
+    updated_at         bigint,          -- epoch milliseconds
+    fingerprint_scheme text,
+    exclusive_attempts bigint
 );
+
+-- ALTER TABLE waits for all open claims, also IF the columns EXIST.
+DO $$ BEGIN
+    IF NOT EXISTS (
+        SELECT FROM pg_attribute
+        WHERE attrelid = to_regclass('sqs_once_records') AND attname = 'exclusive_attempts'
+    ) THEN
+        ALTER TABLE sqs_once_records
+            ADD COLUMN fingerprint_scheme text, ADD COLUMN exclusive_attempts bigint;
+    END IF;
+END $$;
 
 -- For the deletion of expired records. CREATE INDEX waits for all open claims, also IF it EXISTS.
 DO $$ BEGIN
@@ -46,4 +59,4 @@ CREATE TABLE IF NOT EXISTS sqs_once_outbox (
 -- For the first events of a group.
 CREATE INDEX IF NOT EXISTS sqs_once_outbox_group ON sqs_once_outbox (group_id, sequence);
 
-COMMENT ON TABLE sqs_once_records IS 'sqs-once 2';
+COMMENT ON TABLE sqs_once_records IS 'sqs-once 3';

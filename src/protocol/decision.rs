@@ -48,10 +48,11 @@ pub fn may_claim(record: Option<&Record>, request: &ClaimRequest) -> bool {
 /// Compares the fingerprints of record and claim.
 ///
 /// If the record or the claim has no fingerprint, the payloads count as the same. Fingerprints
-/// may be switched off, and a record may be older than the setting.
+/// may be switched off, and a record may be older than the setting. So are fingerprints of two known
+/// schemes: the setting changed while the record lives.
 fn same_payload(record: &Record, request: &ClaimRequest) -> bool {
     match (&record.fingerprint, &request.fingerprint) {
-        (Some(recorded), Some(claimed)) => recorded == claimed,
+        (Some(recorded), Some(claimed)) => !recorded.differs_from(claimed),
         _ => true,
     }
 }
@@ -72,6 +73,8 @@ pub struct Claimed {
     pub last_end: Option<AttemptEnd>,
     /// Number of earlier claims since the record was created.
     pub attempts: u64,
+    /// Attempts alone without a recorded end, as the record before the claim has them.
+    pub exclusive_attempts: u64,
 }
 
 /// The record before a claim.
@@ -97,6 +100,7 @@ impl Claimed {
                 open_since: None,
                 last_end: None,
                 attempts: 0,
+                exclusive_attempts: 0,
             };
         };
         Self {
@@ -107,6 +111,7 @@ impl Claimed {
             },
             last_end: record.last_end,
             attempts: record.attempts,
+            exclusive_attempts: record.exclusive_attempts,
             before: Before::Record(Box::new(record)),
         }
     }
@@ -128,6 +133,18 @@ impl Claimed {
             open_since: record.first_claimed_at.filter(|at| *at != request.now),
             last_end: None,
             attempts: record.attempts.saturating_sub(1),
+            // The claim kept it.
+            exclusive_attempts: record.exclusive_attempts,
+        }
+    }
+
+    /// Returns this history for a handler that began: its end removes the count of attempts alone,
+    /// also if it had no effect.
+    #[must_use]
+    pub fn with_recorded_end(self) -> Self {
+        Self {
+            exclusive_attempts: 0,
+            ..self
         }
     }
 
@@ -272,6 +289,8 @@ pub enum Settlement {
     ///
     /// The lease ends at the settling worker's time, not at 0. A claim that was sent earlier and
     /// arrives late must not pass the condition.
+    ///
+    /// The end of a handler that began removes the count of attempts alone.
     EndLease {
         /// End of the attempt. `None` if unknown.
         last_end: Option<AttemptEnd>,
@@ -283,8 +302,11 @@ pub enum Settlement {
     /// | no record | deleted |
     /// | `FAILED` | `FAILED` |
     /// | `IN_PROGRESS`, or unknown | the lease ends now |
+    ///
+    /// The count of attempts alone is as before the claim, or removed if the handler began
+    /// ([`Claimed::with_recorded_end`]).
     Restore(Claimed),
-    /// The handler still runs, and the lease ends later. The claim goes on.
+    /// The handler still runs, or is about to run alone, and the lease ends later. The claim goes on.
     ///
     /// The fence of a renewal has the end of the lease so far ([`Fence::with_lease`]).
     Renew {
@@ -292,6 +314,8 @@ pub enum Settlement {
         lease_until: Timestamp,
         /// End of the record's retention, in seconds since the epoch. Not before the lease.
         expires_at: u64,
+        /// The number of the attempt that is about to run alone. `None` leaves the count as it is.
+        exclusive_attempts: Option<u64>,
     },
 }
 
@@ -340,6 +364,7 @@ impl Settlement {
                 record.expires_at = *expires_at;
                 record.first_claimed_at = None;
                 record.last_end = None;
+                record.exclusive_attempts = 0;
                 record.error = None;
                 record.failed_message_ids.clear();
             }
@@ -353,6 +378,7 @@ impl Settlement {
                 record.expires_at = *expires_at;
                 record.error = Some(error.clone());
                 record.failed_message_ids.insert(message_id.clone());
+                record.exclusive_attempts = 0;
                 if *first_open {
                     record.first_claimed_at = None;
                 }
@@ -360,12 +386,16 @@ impl Settlement {
             Self::EndLease { last_end } => {
                 record.state = State::InProgress { lease_until: now };
                 record.last_end = *last_end;
+                if last_end.is_some() {
+                    record.exclusive_attempts = 0;
+                }
             }
             Self::Restore(claimed) => {
                 if claimed.is_first_open() {
                     record.first_claimed_at = None;
                 }
                 record.last_end = claimed.last_end;
+                record.exclusive_attempts = claimed.exclusive_attempts;
                 record.state = State::InProgress { lease_until: now };
                 match &claimed.before {
                     Before::Nothing => return None,
@@ -383,11 +413,13 @@ impl Settlement {
             Self::Renew {
                 lease_until,
                 expires_at,
+                exclusive_attempts,
             } => {
                 record.state = State::InProgress {
                     lease_until: *lease_until,
                 };
                 record.expires_at = *expires_at;
+                record.exclusive_attempts = exclusive_attempts.unwrap_or(record.exclusive_attempts);
             }
         }
         Some(record)
@@ -397,7 +429,8 @@ impl Settlement {
 /// Returns whether the claim of `fence` may settle `record`.
 ///
 /// This function is the condition of every write after the claim. The record must have the
-/// fence's owner and be `IN_PROGRESS`, with the fence's end of the lease if it has one.
+/// fence's owner and be `IN_PROGRESS`, with the fence's end of the lease and the fence's time of the
+/// earliest open attempt if it has them.
 #[must_use]
 pub fn may_settle(record: Option<&Record>, fence: &Fence) -> bool {
     let Some(record) = record else { return false };
@@ -405,7 +438,9 @@ pub fn may_settle(record: Option<&Record>, fence: &Fence) -> bool {
         return false;
     };
     let same_lease = fence.lease_until.is_none_or(|fenced| fenced == lease_until);
-    record.owner.as_ref() == Some(&fence.owner) && same_lease
+    let first = fence.first_claimed_at;
+    let same_first = first.is_none() || first == record.first_claimed_at;
+    record.owner.as_ref() == Some(&fence.owner) && same_lease && same_first
 }
 
 /// The meaning of a refused settlement.
@@ -443,9 +478,16 @@ pub fn settlement_refused(
                     }
                     (Settlement::Restore(_), State::Failed) => true,
                     (
-                        Settlement::Renew { lease_until, .. },
+                        Settlement::Renew {
+                            lease_until,
+                            exclusive_attempts,
+                            ..
+                        },
                         State::InProgress { lease_until: kept },
-                    ) => lease_until == kept,
+                    ) => {
+                        let count = exclusive_attempts.unwrap_or(record.exclusive_attempts);
+                        lease_until == kept && count == record.exclusive_attempts
+                    }
                     _ => false,
                 }
         }

@@ -216,6 +216,9 @@ pub enum KeyError {
 /// Displayed and stored as 64 lower-case hex digits. A fingerprint made for the Powertools layout
 /// (`sqs::powertools::hash`) has 32.
 ///
+/// A fingerprint can name its scheme: what was hashed, and how. Fingerprints of two known schemes are
+/// not compared ([`differs_from`](Self::differs_from)), so the scheme can change while records live.
+///
 /// ```
 /// use sqs_once::protocol::Fingerprint;
 ///
@@ -224,31 +227,74 @@ pub enum KeyError {
 /// assert_ne!(print, Fingerprint::of(b"{\"amount\":2}"));
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Fingerprint(String);
+pub struct Fingerprint {
+    hex: String,
+    scheme: Option<String>,
+}
 
 impl Fingerprint {
     /// Returns the fingerprint of `bytes`.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
-        Self(hex(&Sha256::digest(bytes)))
+        Self::from_stored(hex(&Sha256::digest(bytes)))
     }
 
-    /// Creates a fingerprint from the text in a record.
+    /// Creates a fingerprint without a scheme from the text in a record.
     #[must_use]
     pub fn from_stored(text: String) -> Self {
-        Self(text)
+        Self {
+            hex: text,
+            scheme: None,
+        }
+    }
+
+    /// Names what was hashed, and how. `None` removes the name.
+    #[must_use]
+    pub fn with_scheme(self, scheme: impl Into<Option<String>>) -> Self {
+        Self {
+            scheme: scheme.into(),
+            ..self
+        }
     }
 
     /// Returns the hex digits.
     #[must_use]
     pub fn as_str(&self) -> &str {
-        &self.0
+        &self.hex
+    }
+
+    /// Returns what was hashed, and how. `None` if unknown, as in records of older versions.
+    #[must_use]
+    pub fn scheme(&self) -> Option<&str> {
+        self.scheme.as_deref()
+    }
+
+    /// Returns whether the two payloads are known to differ: the hashes differ, and were not made by
+    /// two known schemes that differ.
+    ///
+    /// ```
+    /// use sqs_once::protocol::Fingerprint;
+    ///
+    /// let [one, other] = [b"1", b"2"].map(|payload| Fingerprint::of(payload));
+    /// assert!(one.differs_from(&other));
+    /// let by = |print: &Fingerprint, scheme: &str| print.clone().with_scheme(scheme.to_owned());
+    /// assert!(by(&one, "body").differs_from(&by(&other, "body")));
+    /// assert!(by(&one, "body").differs_from(&other));
+    /// assert!(!by(&one, "body").differs_from(&by(&other, "amount")));
+    /// ```
+    #[must_use]
+    pub fn differs_from(&self, other: &Self) -> bool {
+        let schemes_differ = matches!(
+            (&self.scheme, &other.scheme),
+            (Some(one), Some(other)) if one != other
+        );
+        self.hex != other.hex && !schemes_differ
     }
 }
 
 impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.hex)
     }
 }
 

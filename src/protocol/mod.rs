@@ -5,6 +5,7 @@
 //! | [`key`] | idempotency keys and payload fingerprints |
 //! | [`record`] | the record of an operation, and its limits |
 //! | [`decision`] | conditions for claims and settlements, and the meaning of a refused write |
+//! | [`isolation`] | which messages run alone after a crash, and when |
 //!
 //! Each decision is a pure function of its arguments. Readers can check each one against the tables
 //! in `docs/protocol.md`, and tests try every row.
@@ -12,6 +13,7 @@
 #[doc(hidden)]
 pub mod circuit;
 pub mod decision;
+pub mod isolation;
 pub mod key;
 pub mod record;
 mod unavailability;

@@ -309,6 +309,9 @@ pub enum AttemptEnd {
     Panic,
     /// The handler was cut off at the deadline.
     Deadline,
+    /// The handler was never started: the claim got no answer and was abandoned. Only the abandon of
+    /// a claim that set `first_claimed_at` writes this.
+    NotStarted,
 }
 
 impl AttemptEnd {
@@ -319,13 +322,19 @@ impl AttemptEnd {
             Self::Retryable => "retryable",
             Self::Panic => "panic",
             Self::Deadline => "deadline",
+            Self::NotStarted => "not_started",
         }
     }
 
     /// Parses a value of the record's `last_end` attribute. Returns `None` for unknown values.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        let all = [Self::Retryable, Self::Panic, Self::Deadline];
+        let all = [
+            Self::Retryable,
+            Self::Panic,
+            Self::Deadline,
+            Self::NotStarted,
+        ];
         all.into_iter().find(|end| end.name() == name)
     }
 }
@@ -357,6 +366,9 @@ pub struct Record {
     pub first_claimed_at: Option<Timestamp>,
     /// End of the last attempt. `None` if unknown, as after a crash.
     pub last_end: Option<AttemptEnd>,
+    /// Attempts in a row that ran alone and have no recorded end
+    /// ([`isolation`](super::isolation)).
+    pub exclusive_attempts: u64,
     /// Text of the last permanent failure. A record in progress keeps the text of an earlier
     /// message.
     pub error: Option<String>,
@@ -390,6 +402,7 @@ impl Record {
             attempts: 0,
             first_claimed_at: None,
             last_end: None,
+            exclusive_attempts: 0,
             error: None,
             failed_message_ids: BTreeSet::new(),
             created_at: None,
@@ -482,8 +495,8 @@ impl ClaimRequest {
     /// Returns the record after this claim. `replaces` is the record before the claim, and is
     /// `None` if that record was expired.
     ///
-    /// The new record keeps the messages that failed, the last permanent failure, the creation time
-    /// and the claim time of the earliest open attempt.
+    /// The new record keeps the messages that failed, the last permanent failure, the creation time,
+    /// the claim time of the earliest open attempt and the count of attempts alone.
     #[must_use]
     pub fn record(&self, replaces: Option<&Record>) -> Record {
         let first_claimed_at = match replaces {
@@ -504,6 +517,7 @@ impl ClaimRequest {
             attempts: replaces.map_or(0, |r| r.attempts) + 1,
             first_claimed_at: Some(first_claimed_at),
             last_end: None,
+            exclusive_attempts: replaces.map_or(0, |r| r.exclusive_attempts),
             error: replaces.and_then(|r| r.error.clone()),
             failed_message_ids: replaces
                 .map_or_else(BTreeSet::new, |r| r.failed_message_ids.clone()),
@@ -519,6 +533,7 @@ impl ClaimRequest {
             key: self.key.clone(),
             owner: self.owner.clone(),
             lease_until: None,
+            first_claimed_at: None,
         }
     }
 }
@@ -536,6 +551,11 @@ pub struct Fence {
     ///
     /// Renewals set it. A renewal that arrives after the worker ended the lease changes nothing.
     pub lease_until: Option<Timestamp>,
+    /// Claim time of the earliest open attempt that the record must have. `None` accepts every time.
+    ///
+    /// The abandon of a claim without an answer sets it to the time of that claim, and so records
+    /// [`AttemptEnd::NotStarted`] only where no earlier attempt is open.
+    pub first_claimed_at: Option<Timestamp>,
 }
 
 impl Fence {
@@ -544,6 +564,15 @@ impl Fence {
     pub fn with_lease(self, lease_until: Timestamp) -> Self {
         Self {
             lease_until: Some(lease_until),
+            ..self
+        }
+    }
+
+    /// Returns this fence for records whose earliest open attempt was claimed at `first_claimed_at`.
+    #[must_use]
+    pub fn with_first_claim(self, first_claimed_at: Timestamp) -> Self {
+        Self {
+            first_claimed_at: Some(first_claimed_at),
             ..self
         }
     }

@@ -283,7 +283,42 @@ pub enum FingerprintSource {
 }
 
 impl FingerprintSource {
+    /// Number of the canonical form. Change it with everything that changes the hash of a payload:
+    /// the form of JSON, and the length from which bytes are hashed.
+    const FORM: u8 = 1;
+    /// Maximum length of a scheme that names its pointers. Longer schemes have their hash.
+    const MAX_SCHEME_BYTES: usize = 64;
+
     fn of(&self, body: &Body<'_>, json: Option<Document<'_>>) -> Option<Fingerprint> {
+        let hash = self.hash(body, json)?;
+        Some(hash.with_scheme(self.scheme()))
+    }
+
+    /// What is hashed, and how, as records store it. `None` for hashes by Powertools, whose records
+    /// have no such attribute.
+    ///
+    /// The scheme depends on the setting alone, and not on the body. So under one setting a body that
+    /// is JSON differs from one that is not.
+    fn scheme(&self) -> Option<String> {
+        let form = Self::FORM;
+        match self {
+            Self::Off | Self::Powertools(_) => None,
+            Self::Body => Some(format!("body;{form}")),
+            Self::Parts(pointers) => {
+                let scheme = format!("body:{pointers};{form}");
+                Some(if scheme.len() <= Self::MAX_SCHEME_BYTES {
+                    scheme
+                } else {
+                    format!(
+                        "sha256:{}",
+                        &Fingerprint::of(scheme.as_bytes()).as_str()[..32]
+                    )
+                })
+            }
+        }
+    }
+
+    fn hash(&self, body: &Body<'_>, json: Option<Document<'_>>) -> Option<Fingerprint> {
         let compared = match (self, json) {
             (Self::Off, _) => return None,
             (_, None) | (Self::Body, Some(Document::Long(_))) => {
@@ -382,9 +417,25 @@ mod tests {
     }
 
     fn fingerprint(body: &str, source: &str) -> Option<Fingerprint> {
-        identity_by(&facts(), &body.into(), &KeySource::MessageId, source)
-            .unwrap()
-            .fingerprint
+        let identity = identity_by(&facts(), &body.into(), &KeySource::MessageId, source);
+        Some(identity.unwrap().fingerprint?.with_scheme(None))
+    }
+
+    #[test]
+    fn scheme_names_what_was_hashed() {
+        let scheme = |source: &str| source.parse::<FingerprintSource>().unwrap().scheme();
+        assert_eq!(scheme("body").as_deref(), Some("body;1"));
+        let parts = scheme("body:/amount,/currency");
+        assert_eq!(parts.as_deref(), Some("body:/amount,/currency;1"));
+        let long = scheme(&format!("body:/{}", "x".repeat(60))).unwrap();
+        assert!(long.starts_with("sha256:") && long.len() == 39, "{long}");
+        for without in ["off", "powertools:body", "powertools:body:/amount"] {
+            assert_eq!(scheme(without), None, "{without}");
+        }
+        // Also a body that is not JSON, so that it differs from one that is.
+        let print = identity_by(&facts(), &"text".into(), &KeySource::MessageId, "body");
+        let print = print.unwrap().fingerprint.unwrap();
+        assert_eq!(print.scheme(), Some("body;1"));
     }
 
     #[test]
@@ -555,7 +606,7 @@ mod tests {
         let of = |bytes: &[u8]| {
             let body = Body::from(bytes.to_vec());
             let identity = identity_by(&facts(), &body, &KeySource::MessageId, "body");
-            identity.unwrap().fingerprint
+            Some(identity.unwrap().fingerprint?.with_scheme(None))
         };
         assert_eq!(of(&[0xff, 1]), Some(Fingerprint::of(&[0xff, 1])));
         assert_ne!(of(&[0xff, 1]), of(&[0xff, 2]));

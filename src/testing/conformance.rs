@@ -46,6 +46,8 @@ macro_rules! for_each_promise_of_a_store {
             ended_lease_is_taken_over_at_once
             renewed_lease_stays_exclusive
             late_renewal_changes_nothing
+            attempt_alone_is_counted_until_its_end
+            abandon_of_first_claim_is_recorded
             failed_messages_are_never_admitted_again
             settlement_admission_follows_rules
             late_settlement_changes_nothing
@@ -161,6 +163,7 @@ fn renew(lease_until: Timestamp) -> Settlement {
     Settlement::Renew {
         lease_until,
         expires_at: (NOW + 7200 * SECOND).as_secs(),
+        exclusive_attempts: None,
     }
 }
 
@@ -225,14 +228,30 @@ fn states() -> Vec<(Option<Settlement>, Timestamp)> {
     pairs.collect()
 }
 
+/// No fingerprint, and fingerprints with and without a scheme.
+fn fingerprints() -> [Option<Fingerprint>; 7] {
+    let print = |payload: &str, scheme: Option<&str>| {
+        Some(Fingerprint::of(payload.as_bytes()).with_scheme(scheme.map(str::to_owned)))
+    };
+    [
+        None,
+        print("payload", None),
+        print("payload", Some("body")),
+        print("payload", Some("parts")),
+        print("other", None),
+        print("other", Some("body")),
+        print("other", Some("parts")),
+    ]
+}
+
 /// Every kind of claim for a key that `m-1` has claimed.
 fn claimants() -> Vec<ClaimRequest> {
     let mut claimants = Vec::new();
-    for print in [None, Some("payload"), Some("other")] {
+    for fingerprint in fingerprints() {
         for message_id in ["m-1", "m-2"] {
             for after_failure in [AfterFailure::Retry, AfterFailure::Replay] {
                 claimants.push(ClaimRequest {
-                    fingerprint: print.map(|text| Fingerprint::of(text.as_bytes())),
+                    fingerprint: fingerprint.clone(),
                     after_failure,
                     ..request("key", message_id)
                 });
@@ -248,7 +267,7 @@ pub async fn claim_admission_follows_rules(store: &impl Store) {
     let mut tried = 0;
     for (settlement, lease_until) in states() {
         for expires_at in [NOW.as_secs() - 1, NOW.as_secs(), NOW.as_secs() + 1] {
-            for fingerprint in [None, Some(Fingerprint::of(b"payload"))] {
+            for fingerprint in fingerprints().into_iter().take(3) {
                 for asker in claimants() {
                     tried += 1;
                     let theirs = ClaimRequest {
@@ -281,7 +300,7 @@ pub async fn claim_admission_follows_rules(store: &impl Store) {
             }
         }
     }
-    assert_eq!(tried, 15 * 3 * 2 * 12);
+    assert_eq!(tried, 15 * 3 * 3 * 28);
 }
 
 fn expiring(settlement: Settlement, at: u64) -> Settlement {
@@ -415,6 +434,89 @@ pub async fn ended_lease_is_taken_over_at_once(store: &impl Store) {
     let record = kept(store, "key", "m-1").await;
     assert_eq!((record.attempts, record.last_end), (2, None));
     assert_eq!(record.first_claimed_at, Some(NOW));
+}
+
+/// The renewal before an attempt alone counts it. A takeover keeps the count, each recorded end of a
+/// handler removes it, and a restore without one puts it back.
+pub async fn attempt_alone_is_counted_until_its_end(store: &impl Store) {
+    let dead = |part: &str| ClaimRequest {
+        lease_until: before(NOW, 2),
+        ..request(part, "m-1")
+    };
+    let alone = |n: u64| Settlement::Renew {
+        lease_until: before(NOW, 1),
+        expires_at: NOW.as_secs() + 9,
+        exclusive_attempts: Some(n),
+    };
+    let over = |claimed: Claimed| Settlement::Restore(claimed);
+    let ends: [(&str, fn() -> Settlement); 3] = [
+        ("completed", || complete("1")),
+        ("failed", || fail("declined")),
+        ("ended", end_lease),
+    ];
+    for (part, end) in ends {
+        let mine = dead(part);
+        let _ = claim(store, &mine).await;
+        let fence = mine.fence().with_lease(mine.lease_until);
+        let answer = store.settle(&fence, &alone(2), NOW).await.unwrap();
+        assert_eq!(answer, SettleAnswer::Applied);
+        let late = store.settle(&fence, &alone(3), NOW).await.unwrap();
+        let record = alone(2).apply(&mine.record(None), NOW).unwrap();
+        assert_eq!(late, SettleAnswer::Refused(Some(record.clone())));
+
+        let next = request(part, "m-1");
+        assert_eq!(applied(claim(store, &next).await), Some(record.clone()));
+        let taken_over = next.record(Some(&record));
+        assert_eq!(taken_over.exclusive_attempts, 2);
+        assert_eq!(kept(store, part, "m-1").await, taken_over);
+        assert_eq!(settle(store, &next, &end()).await, SettleAnswer::Applied);
+        let left = kept(store, part, "m-1").await;
+        assert_eq!(left.exclusive_attempts, 0, "{part}");
+        assert_eq!(Some(left), end().apply(&taken_over, NOW + SECOND));
+    }
+    let undone: [(&str, fn(Claimed) -> Claimed, u64); 2] = [
+        ("began", Claimed::with_recorded_end, 0),
+        ("did not begin", |claimed| claimed, 2),
+    ];
+    for (part, claimed, count) in undone {
+        let mine = dead(part);
+        let _ = claim(store, &mine).await;
+        let fence = mine.fence().with_lease(mine.lease_until);
+        let _ = store.settle(&fence, &alone(2), NOW).await.unwrap();
+        let next = request(part, "m-1");
+        let replaced = applied(claim(store, &next).await);
+        let fence = next.fence().with_lease(next.lease_until);
+        let _ = store.settle(&fence, &alone(3), NOW).await.unwrap();
+        assert_eq!(kept(store, part, "m-1").await.exclusive_attempts, 3);
+        let restore = over(claimed(Claimed::over(replaced)));
+        assert_eq!(settle(store, &next, &restore).await, SettleAnswer::Applied);
+        let left = kept(store, part, "m-1").await;
+        assert_eq!(left.exclusive_attempts, count, "{part}");
+    }
+}
+
+/// The end of a claim that was abandoned is `not_started` only if the claim opened the attempt.
+pub async fn abandon_of_first_claim_is_recorded(store: &impl Store) {
+    let abandon = Settlement::EndLease {
+        last_end: Some(AttemptEnd::NotStarted),
+    };
+    let first = request("key", "m-1");
+    let _ = claim(store, &first).await;
+    let fence = first.fence().with_first_claim(first.now);
+    let answer = store.settle(&fence, &abandon, NOW).await.unwrap();
+    assert_eq!(answer, SettleAnswer::Applied);
+    let left = kept(store, "key", "m-1").await;
+    assert_eq!(left.last_end, Some(AttemptEnd::NotStarted));
+
+    let second = ClaimRequest {
+        now: NOW + SECOND,
+        ..request("key", "m-1")
+    };
+    let _ = claim(store, &second).await;
+    let fence = second.fence().with_first_claim(second.now);
+    let answer = store.settle(&fence, &abandon, NOW + SECOND).await.unwrap();
+    let record = second.record(Some(&left));
+    assert_eq!(answer, SettleAnswer::Refused(Some(record)));
 }
 
 /// A record remembers each message that failed under its key, up to the limit, and admits none of

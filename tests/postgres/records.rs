@@ -84,6 +84,31 @@ async fn missing_table_is_explained() {
     assert!(!error.may_have_been_applied());
 }
 
+/// Claims by a user who does not own the table of an older version.
+#[tokio::test]
+async fn missing_column_is_explained_with_its_statement() {
+    let world = World::start().await;
+    world
+        .run_sql(
+            "ALTER TABLE sqs_once_records DROP COLUMN fingerprint_scheme, \
+             DROP COLUMN exclusive_attempts; COMMENT ON TABLE sqs_once_records IS 'sqs-once 2'",
+        )
+        .await;
+    let once = Once::new(PostgresStore::new(world.pool.clone()));
+    let outcome = once.run(operation("o-1", ample()), async |_| Ok(1)).await;
+    let Outcome::StoreUnavailable(error) = outcome else {
+        panic!("{outcome:?}")
+    };
+    let error = error.to_string();
+    let statement = error.split_once("as the owner of the table: ").unwrap().1;
+    sqlx::raw_sql(AssertSqlSafe(statement.to_owned()))
+        .execute(&world.pool)
+        .await
+        .unwrap();
+    let outcome = once.run(operation("o-1", ample()), async |_| Ok(1)).await;
+    assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
+}
+
 #[tokio::test]
 async fn server_without_tls_is_refused() {
     let options = SERVER.schema().await.ssl_mode(PgSslMode::VerifyFull);

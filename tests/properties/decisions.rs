@@ -22,7 +22,9 @@ fn owner() -> impl Strategy<Value = Owner> {
 }
 
 fn fingerprint() -> impl Strategy<Value = Option<Fingerprint>> {
-    prop::option::of((0..2_u8).prop_map(|n| Fingerprint::of(&[n])))
+    let scheme = prop::option::of((0..2_u8).prop_map(|n| format!("scheme-{n}")));
+    let print = (0..2_u8, scheme).prop_map(|(n, scheme)| Fingerprint::of(&[n]).with_scheme(scheme));
+    prop::option::of(print)
 }
 
 fn message_id() -> impl Strategy<Value = String> {
@@ -69,6 +71,7 @@ fn last_end() -> impl Strategy<Value = Option<AttemptEnd>> {
         AttemptEnd::Retryable,
         AttemptEnd::Panic,
         AttemptEnd::Deadline,
+        AttemptEnd::NotStarted,
     ];
     prop::option::of(prop::sample::select(ends.to_vec()))
 }
@@ -96,7 +99,7 @@ prop_compose! {
         fingerprint in fingerprint(),
         message_id in prop::option::weighted(0.9, message_id()),
         (attempts, first_claimed_at) in (0..3_u64, prop::option::of(time())),
-        (last_end, error) in (last_end(), error()),
+        (last_end, exclusive_attempts, error) in (last_end(), 0..3_u64, error()),
         failed_message_ids in failed_message_ids(),
         (created_at, updated_at) in (prop::option::of(time()), prop::option::of(time())),
     ) -> Record {
@@ -108,6 +111,7 @@ prop_compose! {
         record.attempts = attempts;
         record.first_claimed_at = first_claimed_at;
         record.last_end = last_end;
+        record.exclusive_attempts = exclusive_attempts;
         record.error = error;
         record.failed_message_ids = failed_message_ids;
         record.created_at = created_at;
@@ -147,16 +151,20 @@ fn settlement() -> impl Strategy<Value = Settlement> {
             Settlement::fail(n.to_string(), message, first, at)
         }),
         last_end().prop_map(|last_end| Settlement::EndLease { last_end }),
-        (time(), expiry()).prop_map(|(lease_until, expires_at)| Settlement::Renew {
-            lease_until,
-            expires_at,
-        }),
-        (before, prop::option::of(time()), last_end()).prop_map(
-            |(before, open_since, last_end)| Settlement::Restore(Claimed {
+        (time(), expiry(), prop::option::of(1..3_u64)).prop_map(
+            |(lease_until, expires_at, exclusive_attempts)| Settlement::Renew {
+                lease_until,
+                expires_at,
+                exclusive_attempts,
+            }
+        ),
+        (before, prop::option::of(time()), last_end(), 0..3_u64).prop_map(
+            |(before, open_since, last_end, exclusive_attempts)| Settlement::Restore(Claimed {
                 before,
                 open_since,
                 last_end,
                 attempts: 0,
+                exclusive_attempts,
             })
         ),
     ]
@@ -166,6 +174,9 @@ fn settlement() -> impl Strategy<Value = Settlement> {
 fn fence(by: &ClaimRequest, wanted: &Settlement) -> Fence {
     match wanted {
         Settlement::Renew { .. } => by.fence().with_lease(by.lease_until),
+        Settlement::EndLease {
+            last_end: Some(AttemptEnd::NotStarted),
+        } => by.fence().with_first_claim(by.now),
         _ => by.fence(),
     }
 }
@@ -186,7 +197,7 @@ proptest! {
         let error = record.error.clone().unwrap_or("no error was stored".into());
         let failed = record.failed_message_ids.contains(&mine.message_id);
         let payloads = (record.fingerprint.as_ref(), mine.fingerprint.as_ref());
-        let other_payload = matches!(payloads, (Some(theirs), Some(mine)) if theirs != mine);
+        let other_payload = matches!(payloads, (Some(theirs), Some(mine)) if theirs.differs_from(mine));
         match claim_refused(record.clone(), &mine) {
             ClaimRefused::Held(claimed) => {
                 prop_assert_eq!(record.owner.as_ref(), Some(&mine.owner));
@@ -350,6 +361,9 @@ fn item(id: &Key, record: &Record) -> Item {
     if record.attempts > 0 {
         item.insert("attempts", number(record.attempts));
     }
+    if record.exclusive_attempts > 0 {
+        item.insert("exclusive_attempts", number(record.exclusive_attempts));
+    }
     if !record.failed_message_ids.is_empty() {
         let ids = record.failed_message_ids.iter().cloned().collect();
         item.insert("failed_message_ids", AttributeValue::Ss(ids));
@@ -371,6 +385,14 @@ fn item(id: &Key, record: &Record) -> Item {
                 .fingerprint
                 .as_ref()
                 .map(|print| text(print.as_str())),
+        ),
+        (
+            "fingerprint_scheme",
+            record
+                .fingerprint
+                .as_ref()
+                .and_then(Fingerprint::scheme)
+                .map(text),
         ),
         ("message_id", record.message_id.as_deref().map(text)),
         (

@@ -613,6 +613,15 @@ impl<'a> View<'a> {
                     format!("{since}; end of the last attempt: {end}; it may have had its effect")
                 }),
             );
+            line(
+                "died alone",
+                Some(record.exclusive_attempts)
+                    .filter(|count| *count > 0 && record.last_end.is_none())
+                    .map(|count| {
+                        let times = if count == 1 { "time" } else { "times" };
+                        format!("{count} {times}: attempts that ran alone and have no recorded end")
+                    }),
+            );
             if !record.failed_message_ids.is_empty() {
                 let ids: Vec<_> = record.failed_message_ids.iter().cloned().collect();
                 line("failed for", Some(ids.join(", ")));
@@ -672,6 +681,7 @@ impl<'a> View<'a> {
             "open_attempt": record.first_claimed_at.is_some(),
             "first_claimed_at": record.first_claimed_at.filter(known).map(time),
             "last_end": record.last_end.map(AttemptEnd::name),
+            "exclusive_attempts": record.exclusive_attempts,
             "failed_message_ids": record.failed_message_ids,
             "error": record.error,
             "next_message": self.verdict.name(),

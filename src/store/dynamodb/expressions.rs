@@ -26,10 +26,11 @@ use crate::{
 };
 
 /// Attributes that a completion removes: those of the claim and of earlier attempts.
-pub(super) const REMOVED_BY_COMPLETION: [Field; 5] = [
+pub(super) const REMOVED_BY_COMPLETION: [Field; 6] = [
     Field::LeaseUntil,
     Field::FirstClaimedAt,
     Field::LastEnd,
+    Field::ExclusiveAttempts,
     Field::Error,
     Field::FailedMessageIds,
 ];
@@ -191,6 +192,11 @@ impl<'a> Expression<'a> {
             self.value(":held_until", millis(lease_until));
             condition.push_str(" AND #lease_until = :held_until");
         }
+        if let Some(first_claimed_at) = fence.first_claimed_at {
+            self.name(Field::FirstClaimedAt);
+            self.value(":claimed_at", millis(first_claimed_at));
+            condition.push_str(" AND #first_claimed_at = :claimed_at");
+        }
         condition
     }
 
@@ -210,8 +216,17 @@ impl<'a> Expression<'a> {
             self.name(Field::Fingerprint);
             self.new_value(Field::Fingerprint, string(fingerprint.as_str()));
             taken_over.push_str(
-                " AND (attribute_not_exists(#fingerprint) OR #fingerprint = :fingerprint)",
+                " AND (attribute_not_exists(#fingerprint) OR #fingerprint = :fingerprint",
             );
+            if let Some(scheme) = fingerprint.scheme() {
+                self.name(Field::FingerprintScheme);
+                self.new_value(Field::FingerprintScheme, string(scheme));
+                taken_over.push_str(
+                    " OR (attribute_exists(#fingerprint_scheme) \
+                     AND #fingerprint_scheme <> :fingerprint_scheme)",
+                );
+            }
+            taken_over.push(')');
         }
         let state = match request.after_failure {
             AfterFailure::Replay => taken_over,
@@ -265,13 +280,19 @@ impl<'a> Expression<'a> {
         unchanged.collect::<Vec<_>>().join(" AND ")
     }
 
+    fn set_fingerprint(&mut self, fingerprint: Option<&Fingerprint>) {
+        let hex = fingerprint.map(Fingerprint::as_str);
+        self.set_or_remove(Field::Fingerprint, hex.map(string));
+        let scheme = fingerprint.and_then(Fingerprint::scheme);
+        self.set_or_remove(Field::FingerprintScheme, scheme.map(string));
+    }
+
     /// Sets the attributes common to claims and inserts of a failure.
     fn set_claim(&mut self, request: &ClaimRequest, expires_at: u64) {
         self.set(Field::Owner, string(request.owner.as_str()));
         self.set(Field::ExpiresAt, number(expires_at));
         self.set(Field::MessageId, string(&request.message_id));
-        let fingerprint = request.fingerprint.as_ref().map(Fingerprint::as_str);
-        self.set_or_remove(Field::Fingerprint, fingerprint.map(string));
+        self.set_fingerprint(request.fingerprint.as_ref());
         self.value(NOW, millis(request.now));
         self.set_to_if_absent(Field::CreatedAt, NOW);
         self.set_to(Field::UpdatedAt, NOW);
@@ -404,6 +425,7 @@ pub(super) fn settle(
             with.set(Field::ExpiresAt, number(*expires_at));
             let failed = AttributeValue::Ss(vec![message_id.clone()]);
             with.add(Field::FailedMessageIds, failed);
+            with.remove(Field::ExclusiveAttempts);
             if *first_open {
                 with.remove(Field::FirstClaimedAt);
             }
@@ -411,14 +433,21 @@ pub(super) fn settle(
         Settlement::EndLease { last_end } => {
             with.set(Field::LeaseUntil, millis(now));
             with.set_or_remove(Field::LastEnd, last_end.map(|end| string(end.name())));
+            if last_end.is_some() {
+                with.remove(Field::ExclusiveAttempts);
+            }
         }
         Settlement::Restore(claimed) => restore(&mut with, claimed, now)?,
         Settlement::Renew {
             lease_until,
             expires_at,
+            exclusive_attempts,
         } => {
             with.set(Field::LeaseUntil, millis(*lease_until));
             with.set(Field::ExpiresAt, number(*expires_at));
+            if let Some(count) = exclusive_attempts {
+                with.set(Field::ExclusiveAttempts, number(*count));
+            }
         }
     }
     let condition = with.fenced(fence);
@@ -436,8 +465,7 @@ fn restore(with: &mut Expression<'_>, claimed: &Claimed, now: Timestamp) -> Opti
             } else {
                 with.set(Field::LeaseUntil, millis(now));
             }
-            let fingerprint = before.fingerprint.as_ref().map(Fingerprint::as_str);
-            with.set_or_remove(Field::Fingerprint, fingerprint.map(string));
+            with.set_fingerprint(before.fingerprint.as_ref());
             let message_id = before.message_id.as_deref();
             with.set_or_remove(Field::MessageId, message_id.map(string));
         }
@@ -445,6 +473,8 @@ fn restore(with: &mut Expression<'_>, claimed: &Claimed, now: Timestamp) -> Opti
     }
     let last_end = claimed.last_end.map(|end| string(end.name()));
     with.set_or_remove(Field::LastEnd, last_end);
+    let count = Some(claimed.exclusive_attempts).filter(|count| *count > 0);
+    with.set_or_remove(Field::ExclusiveAttempts, count.map(number));
     if claimed.is_first_open() {
         with.remove(Field::FirstClaimedAt);
     }
@@ -483,6 +513,7 @@ pub(super) fn release(layout: &Layout, table: &str, found: &Item, now: Timestamp
     let mut with = Expression::new(layout);
     with.set(Field::LeaseUntil, millis(now));
     with.set(Field::UpdatedAt, millis(now));
+    with.remove(Field::ExclusiveAttempts);
     let condition = with.unchanged(found, &CHANGING);
     with.into_update(table, layout.primary_key_of(found), condition)
 }

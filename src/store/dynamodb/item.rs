@@ -49,6 +49,10 @@ impl Layout {
                 Field::Fingerprint,
                 record.fingerprint.as_ref().map(Fingerprint::as_str),
             ),
+            (
+                Field::FingerprintScheme,
+                record.fingerprint.as_ref().and_then(Fingerprint::scheme),
+            ),
             (Field::MessageId, record.message_id.as_deref()),
             (Field::LastEnd, record.last_end.map(AttemptEnd::name)),
             (Field::Error, record.error.as_deref()),
@@ -68,8 +72,12 @@ impl Layout {
                 set(field, millis(at));
             }
         }
-        if record.attempts > 0 {
-            set(Field::Attempts, number(record.attempts));
+        let counts = [
+            (Field::Attempts, record.attempts),
+            (Field::ExclusiveAttempts, record.exclusive_attempts),
+        ];
+        for (field, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
+            set(field, number(count));
         }
         // DynamoDB has no empty sets.
         if !record.failed_message_ids.is_empty() {
@@ -127,14 +135,17 @@ impl Layout {
         };
         let last_end = self.string(item, Field::LastEnd)?;
         let fingerprint = self.string(item, Field::Fingerprint)?;
+        let scheme = self.string(item, Field::FingerprintScheme)?;
+        let fingerprint = fingerprint.map(|hex| Fingerprint::from_stored(hex).with_scheme(scheme));
         Ok(Record {
             owner: self.string(item, Field::Owner)?.map(Owner::from_stored),
             expires_at,
-            fingerprint: fingerprint.map(Fingerprint::from_stored),
+            fingerprint,
             message_id: self.string(item, Field::MessageId)?,
             attempts: self.number(item, Field::Attempts)?.unwrap_or(0),
             first_claimed_at: self.millis(item, Field::FirstClaimedAt)?,
             last_end: last_end.as_deref().and_then(AttemptEnd::from_name),
+            exclusive_attempts: self.number(item, Field::ExclusiveAttempts)?.unwrap_or(0),
             // A completed record of another program may still have an error of an earlier attempt.
             error: match state {
                 State::Completed { .. } => None,
@@ -235,11 +246,12 @@ mod tests {
             state,
             owner: Some(Owner::from_stored("o".into())),
             expires_at: 1_800_086_400,
-            fingerprint: Some(Fingerprint::from_stored("f".into())),
+            fingerprint: Some(Fingerprint::from_stored("f".into()).with_scheme("s".to_owned())),
             message_id: Some("m".into()),
             attempts: 3,
             first_claimed_at: Some(Timestamp::default()),
             last_end: Some(AttemptEnd::Deadline),
+            exclusive_attempts: 2,
             error: None,
             failed_message_ids: BTreeSet::from(["m-1".to_owned(), "m-2".to_owned()]),
             created_at: Some(Timestamp::from_millis(1)),

@@ -64,14 +64,18 @@ fields! {
     ExpiresAt "expires_at"
     /// Fingerprint of the payload.
     Fingerprint "fingerprint"
+    /// What the fingerprint is of, and how it was made.
+    FingerprintScheme "fingerprint_scheme"
     /// Message of the current or last claim.
     MessageId "message_id"
     /// Number of claims since the record was created.
     Attempts "attempts"
     /// Claim time of the earliest open attempt, in epoch milliseconds. 0 if unknown.
     FirstClaimedAt "first_claimed_at"
-    /// End of the last attempt: `retryable`, `panic` or `deadline`.
+    /// End of the last attempt: `retryable`, `panic`, `deadline` or `not_started`.
     LastEnd "last_end"
+    /// Attempts in a row that ran alone and have no recorded end.
+    ExclusiveAttempts "exclusive_attempts"
     /// Messages that failed permanently under this key.
     FailedMessageIds "failed_message_ids"
     /// The handler's output as JSON.
@@ -323,7 +327,7 @@ impl Layout {
 
     /// Returns an upper limit of the size of a claim's record, in bytes, without building the item.
     pub(super) fn largest_claim(&self, request: &ClaimRequest) -> usize {
-        /// Status word, owner, fingerprint and seven numbers have fewer than 300 bytes.
+        /// Status word, owner, fingerprint with its scheme and eight numbers have fewer than 400 bytes.
         const VALUES: usize = 512;
         let names = self.names.iter().map(|name| name.len()).sum::<usize>();
         let sort = self.sort.as_ref();

@@ -61,10 +61,12 @@ use crate::{
 /// | `lease_until` | N | end of the lease in epoch milliseconds; a takeover can follow |
 /// | `expires_at` | N | end of the retention in epoch seconds; TTL |
 /// | `fingerprint` | S | SHA-256 of the payload, lower-case hex |
+/// | `fingerprint_scheme` | S | what was hashed, and how; absent if unknown |
 /// | `message_id` | S | message of the current or last claim |
 /// | `attempts` | N | number of claims since the record was created |
 /// | `first_claimed_at` | N | claim time of the earliest open attempt in epoch ms; 0 if unknown |
-/// | `last_end` | S | last attempt ended as `retryable`, `panic` or `deadline`; absent if unknown |
+/// | `last_end` | S | last attempt ended as `retryable`, `panic`, `deadline` or `not_started`; absent if unknown |
+/// | `exclusive_attempts` | N | attempts in a row that ran alone and have no recorded end |
 /// | `failed_message_ids` | SS | messages that failed permanently, at most 20 |
 /// | `result` | S | the handler's output as JSON |
 /// | `result_in_s3` | S | object in S3 that holds the output ([`Results`](super::Results)): bucket, key, SHA-256 and length, as JSON |

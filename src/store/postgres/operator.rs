@@ -55,7 +55,7 @@ const LIST: &str = concat!(
      AND ($5::text IS NULL OR status = $5) AND (NOT $6 OR lease_until < $7) ORDER BY id"
 );
 
-const RELEASE: &str = "UPDATE sqs_once_records SET lease_until = $3, updated_at = $3 \
+const RELEASE: &str = "UPDATE sqs_once_records SET lease_until = $3, updated_at = $3, exclusive_attempts = NULL \
     WHERE id = $1 AND xmin::text = $2";
 
 impl PostgresStore {

@@ -20,7 +20,8 @@ macro_rules! columns {
             "status, owner, lease_until, expires_at, fingerprint, message_id, attempts, \
              first_claimed_at, last_end, error, failed_message_ids, ",
             $result,
-            ", result_omitted, result_in_s3, created_at, updated_at"
+            ", result_omitted, result_in_s3, created_at, updated_at, fingerprint_scheme, \
+             exclusive_attempts"
         )
     };
 }
@@ -32,7 +33,7 @@ macro_rules! insert {
         concat!(
             "INSERT INTO sqs_once_records AS r (id, ",
             columns!(),
-            ") VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)"
+            ") VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)"
         )
     };
 }
@@ -42,7 +43,8 @@ macro_rules! update {
         concat!(
             "UPDATE sqs_once_records SET (",
             columns!(),
-            ") = ($2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17) WHERE id = $1"
+            ") = ($2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19) \
+             WHERE id = $1"
         )
     };
 }
@@ -61,8 +63,8 @@ const INSERT_OR_LOCK: &str = concat!(
     columns!(),
     ", pg_current_xact_id()::text AS version"
 );
-const REPLACE: &str = concat!(update!(), " AND xmin::text = $18");
-const SETTLE: &str = concat!(update!(), " AND pg_current_xact_id()::text = $18");
+const REPLACE: &str = concat!(update!(), " AND xmin::text = $20");
+const SETTLE: &str = concat!(update!(), " AND pg_current_xact_id()::text = $20");
 const DELETE: &str = "DELETE FROM sqs_once_records WHERE id = $1 AND xmin::text = $2";
 
 /// A record that was read.
@@ -172,6 +174,10 @@ fn bind(sql: &'static str, key: &Key, record: &Record) -> Query<'static, Postgre
         .bind(in_s3)
         .bind(record.created_at.map(millis))
         .bind(record.updated_at.map(millis))
+        .bind(some_text(
+            record.fingerprint.as_ref().and_then(Fingerprint::scheme),
+        ))
+        .bind(int(record.exclusive_attempts))
 }
 
 fn kept(row: &PgRow) -> Result<Kept, Error> {
@@ -207,11 +213,14 @@ pub(super) fn record(row: &PgRow) -> Result<Record, Error> {
     };
     let mut record = Record::new(state, number("expires_at")?.unwrap_or_default());
     record.owner = string("owner")?.map(Owner::from_stored);
-    record.fingerprint = string("fingerprint")?.map(Fingerprint::from_stored);
+    let scheme = string("fingerprint_scheme")?;
+    record.fingerprint =
+        string("fingerprint")?.map(|hex| Fingerprint::from_stored(hex).with_scheme(scheme));
     record.message_id = string("message_id")?;
     record.attempts = number("attempts")?.unwrap_or_default();
     record.first_claimed_at = time("first_claimed_at")?;
     record.last_end = (string("last_end")?.as_deref()).and_then(AttemptEnd::from_name);
+    record.exclusive_attempts = number("exclusive_attempts")?.unwrap_or_default();
     record.error = string("error")?;
     let failed: Vec<String> = row.try_get("failed_message_ids")?;
     record.failed_message_ids = failed.into_iter().map(from_text).collect();

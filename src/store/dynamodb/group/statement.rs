@@ -95,6 +95,10 @@ impl Statement {
             let lease = layout.name(Field::LeaseUntil);
             self.push(before, lease, " = ?", millis(lease_until));
         }
+        if let Some(first_claimed_at) = fence.first_claimed_at {
+            let first = layout.name(Field::FirstClaimedAt);
+            self.push(before, first, " = ?", millis(first_claimed_at));
+        }
     }
 
     fn build(self) -> BatchStatementRequest {
@@ -167,6 +171,7 @@ pub(in crate::store::dynamodb) fn settle(
             update.set(layout, Field::Error, string(error));
             update.set(layout, Field::ExpiresAt, number(*expires_at));
             update.add_to_set(layout, Field::FailedMessageIds, message_id);
+            update.remove(layout, Field::ExclusiveAttempts);
             if *first_open {
                 update.remove(layout, Field::FirstClaimedAt);
             }
