@@ -40,7 +40,6 @@ demo-outbox: $(VENV) ## Send 300 orders (OUTBOX_ORDERS) through two consumers an
 .PHONY: dev
 dev: export PAYMENT_GATEWAY_URL ?= sandbox
 dev: export IDEMPOTENCY_KEY ?= body:/orderId
-dev: export CONSUMER_DEAD_LETTER ?= on
 dev: $(VENV) ## Run the consumer on a local queue, send EVENT, show the outcomes; a saved change restarts it
 	@python local/dev.py watch consumer $(or $(EVENT),events/mixed.json)
 
@@ -153,8 +152,8 @@ bench: $(VENV) ## Compare the release build with a plain loop of SDK calls and w
 	python local/sizing.py
 
 .PHONY: outage
-outage: ## Simulate how long an outage messages survive with the template's receives and back-off
-	cargo test --locked --lib -- --nocapture survival
+outage: ## Simulate an outage of twelve hours with the template's values; no message may be a dead letter
+	cargo test --locked --profile deep --lib -- --nocapture --include-ignored survival
 
 .PHONY: simulate
 simulate: $(VENV) ## Simulate queue, function and table under load; writes the table of docs/sizing.md

@@ -161,7 +161,7 @@ class Simulation:
         self.result = Result(scenario)
         defaults = sizing.defaults()
         self.most_receives = int(defaults["MaxReceiveCount"])
-        self.base, self.cap = (sizing.seconds_of(defaults[f"ConsumerBackoff{name}"]) for name in ("Base", "Cap"))
+        self.base, self.cap = (sizing.seconds_of(defaults[name]) for name in ("ConsumerBackoffBase", "BackoffCap"))
 
     def run(self) -> Result:
         first = next(iter(self.visible))
@@ -413,17 +413,17 @@ def limits() -> list[Row]:
 
 
 def outages() -> list[Row]:
-    def outage(rate: float) -> Result:
+    def outage(rate: float, hours: float) -> Result:
         load = {"all": rate}
-        return simulated(Scenario(load, seconds=1.5 * HOUR, invocations=100, fails=True, grain=10, tick=1.0))
+        return simulated(Scenario(load, seconds=hours * HOUR, invocations=100, fails=True, grain=10, tick=10.0))
 
-    waits, below, above = sizing.back_off_seconds(), outage(100.0), outage(150.0)
+    waits, below, above = sizing.back_off_seconds(), outage(1.0, 36.0), outage(4.0, 12.0)
     seconds, count = below.in_back_off
-    full = f"{above.full_at / 60:.0f}" if above.full_at else "never"
+    full = f"{above.full_at / HOUR:.1f}" if above.full_at else "never"
     return [
-        row("outage: minutes until a message is a dead letter", waits / 60, seconds / count / 60),
-        row("outage, 100 messages a second: in flight", 100 * waits, below.in_flight),
-        ("outage, 150 messages a second: minutes to the in-flight limit", NO_FORMULA, full),
+        row("outage: hours until a message is a dead letter", waits / HOUR, seconds / count / HOUR),
+        row("outage, 1 message a second: in flight", waits, below.in_flight),
+        ("outage, 4 messages a second: hours to the in-flight limit", f"{sizing.IN_FLIGHT / 4 / HOUR:.1f}", full),
     ]
 
 

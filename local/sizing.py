@@ -46,7 +46,9 @@ TABLE_SECONDS = 0.005  # latency of one write, as assumed in the tables
 
 def defaults() -> dict[str, str]:
     template = yaml.load((ROOT / "template.yaml").read_text(), Loader=Template)
-    return {name: str(p["Default"]) for name, p in template["Parameters"].items() if "Default" in p}
+    values = {name: str(p["Default"]) for name, p in template["Parameters"].items() if "Default" in p}
+    row = template["Mappings"]["OfTimeout"][values["FunctionTimeout"]]
+    return values | {"MaxReceiveCount": str(row["MaxReceiveCount"]), "BackoffCap": row["BackoffCap"]}
 
 
 def costs(pattern: str, page: str = "costs.md") -> float:
@@ -230,7 +232,7 @@ def seconds_of(text: str) -> float:
 def back_off_seconds() -> float:
     """Sum of the back-offs of a message that always fails, on average."""
     value = defaults()
-    base, cap = seconds_of(value["ConsumerBackoffBase"]), seconds_of(value["ConsumerBackoffCap"])
+    base, cap = seconds_of(value["ConsumerBackoffBase"]), seconds_of(value["BackoffCap"])
     longest = [min(base * 2.0**n, cap) for n in range(int(value["MaxReceiveCount"]) - 1)]
     # Half of a back-off is fixed, half is jitter.
     return 0.75 * sum(longest)
@@ -240,8 +242,8 @@ def outage() -> str:
     value, waits = defaults(), back_off_seconds()
     return (
         f"With the template's {value['MaxReceiveCount']} receives and its back-off, a message that always fails waits\n"
-        f"{waits / 60:.0f} minutes on average, until it is a dead letter. In an outage of the called system,\n"
-        f"{number(IN_FLIGHT / waits)} messages a second reach the limit."
+        f"{waits / 3600:.0f} hours on average, until it is a dead letter. In an outage of 12 hours of the called system,\n"
+        f"{IN_FLIGHT / (12 * 3600):.1f} messages a second reach the limit."
     )
 
 

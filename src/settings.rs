@@ -124,7 +124,7 @@ const UNNAMED: &str = "_";
 /// | `CONSUMER_VISIBILITY` | `on` | sets the visibility timeout of each failed message; without the feature `visibility` the default is `off`, and `on` is an error |
 /// | `CONSUMER_BACKOFF_BASE` | `10s` | longest back-off after the first receive, doubled with each receive |
 /// | `CONSUMER_BACKOFF_CAP` | `15m` | longest back-off, at most `11h 30m` |
-/// | `CONSUMER_DEAD_LETTER` | `off` | copies permanent failures to the dead-letter queue after one receive |
+/// | `CONSUMER_DEAD_LETTER` | `on`; `off` with `CONSUMER_VISIBILITY=off` | copies permanent failures to the dead-letter queue after one receive ([`Visibility::dead_letter`](crate::sqs::Visibility::dead_letter)) |
 /// | `CONSUMER_FIFO_AFTER_PERMANENT` | `continue` | messages of a FIFO group behind a permanent failure: `continue` or `stop` ([`FifoAfterPermanent`]) |
 /// | `CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE` | `on` | fails the invocation if DynamoDB or PostgreSQL was unavailable for every message |
 /// | `CONSUMER_CIRCUIT_BREAKER` | `on` | after 20 handlers failed in a row, messages wait until a probe succeeds ([`Consumer::circuit_breaker`]) |
@@ -763,11 +763,13 @@ impl Settings {
         let on = self.optional("CONSUMER_VISIBILITY", "on", on_or_off);
         let base = self.optional("CONSUMER_BACKOFF_BASE", "10s", backoff);
         let cap = self.optional("CONSUMER_BACKOFF_CAP", "15m", backoff);
-        let dead_letter = self.optional("CONSUMER_DEAD_LETTER", "off", |text| {
-            if on_or_off(text)? && on == Ok(false) {
-                return Err("`on` needs CONSUMER_VISIBILITY=on, which calls SQS too");
+        let calls_sqs = on != Ok(false);
+        let default = if calls_sqs { "on" } else { "off" };
+        let dead_letter = self.optional("CONSUMER_DEAD_LETTER", default, |text| {
+            match on_or_off(text)? {
+                true if !calls_sqs => Err("`on` needs CONSUMER_VISIBILITY=on, which calls SQS too"),
+                on => Ok(on),
             }
-            Ok(text == "on")
         });
         let timeouts = Timeouts {
             base: base?,
@@ -1369,7 +1371,7 @@ mod tests {
         #[cfg(feature = "visibility")]
         {
             let timeouts = batches.timeouts.unwrap();
-            assert!(!timeouts.dead_letter);
+            assert!(timeouts.dead_letter);
             assert_eq!(timeouts.base, Duration::from_secs(10));
             assert_eq!(timeouts.cap, Duration::from_secs(15 * 60));
         }
@@ -1529,13 +1531,20 @@ mod tests {
 
     #[cfg(feature = "visibility")]
     #[test]
-    fn dead_letter_needs_visibility() {
-        let dead_letter = ("CONSUMER_DEAD_LETTER", "on");
-        let (_, _, batches) = with(&[dead_letter]).unwrap();
-        assert!(batches.timeouts.unwrap().dead_letter);
-        let off = ("CONSUMER_VISIBILITY", "off");
-        assert!(with(&[off]).unwrap().2.timeouts.is_none());
-        let error = with(&[dead_letter, off]).unwrap_err();
+    fn dead_letter_is_on_unless_visibility_is_off() {
+        let dead_letter = |vars: &[_]| {
+            let (_, _, batches) = with(vars).unwrap();
+            batches.timeouts.map(|timeouts| timeouts.dead_letter)
+        };
+        assert_eq!(dead_letter(&[]), Some(true));
+        assert_eq!(dead_letter(&[("CONSUMER_DEAD_LETTER", "off")]), Some(false));
+        let (on, off) = (
+            ("CONSUMER_DEAD_LETTER", "on"),
+            ("CONSUMER_VISIBILITY", "off"),
+        );
+        assert_eq!(dead_letter(&[on]), Some(true));
+        assert_eq!(dead_letter(&[off]), None);
+        let error = with(&[on, off]).unwrap_err();
         assert_eq!(
             error.errors(),
             ["CONSUMER_DEAD_LETTER: `on` needs CONSUMER_VISIBILITY=on, which calls SQS too"]

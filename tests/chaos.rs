@@ -435,6 +435,7 @@ fn settings(key: &str, dynamo: &str, gateway: &str, sqs: &str) -> Env {
         ("CONSUMER_DEADLINE_RESERVE", &reserve),
         ("CONSUMER_BACKOFF_BASE", "1s"),
         ("CONSUMER_BACKOFF_CAP", "3s"),
+        ("CONSUMER_DEAD_LETTER", "off"),
     ];
     let owned = settings.map(|(name, value)| (name.to_owned(), value.to_owned()));
     owned.to_vec()

@@ -76,7 +76,7 @@ impl World {
         log::start();
         let sqs = Sqs::start(SqsBehaviour::Willing).await;
         let (store, handler) = (MemoryStore::default(), ScriptedHandler::default());
-        let visibility = Visibility::new(sqs.client()).dead_letter(true);
+        let visibility = Visibility::new(sqs.client());
         let consumer = Consumer::new(Once::new(store.clone()), namespace(), handler.clone());
         let consumer = Arc::new(set(consumer.visibility(visibility)));
         Self {
@@ -326,7 +326,8 @@ async fn copy_is_not_sent_when_switched_off() {
         namespace(),
         ScriptedHandler::default(),
     );
-    let consumer = Arc::new(consumer.visibility(Visibility::new(sqs.client())));
+    let visibility = Visibility::new(sqs.client()).dead_letter(false);
+    let consumer = Arc::new(consumer.visibility(visibility));
     let failed = process(&consumer, batch([declined("m-1")]), within(10 * SECOND)).await;
     assert_eq!(failed, ["m-1"]);
     assert!(sqs.calls(SEND).is_empty());
@@ -436,26 +437,43 @@ async fn message_that_cannot_be_copied_is_failed() {
 }
 
 #[tokio::test]
-async fn message_without_reachable_dlq_is_failed() {
-    for (denied, why) in [
-        (SEND, "sqs:SendMessage"),
-        ("GetQueueAttributes", "redrive policy"),
-    ] {
+async fn missing_permission_is_warned_of_once() {
+    for denied in [SEND, "GetQueueUrl", "GetQueueAttributes"] {
         let world = World::start().await;
         world.sqs.turn_for(denied, SqsBehaviour::Denying);
-        assert_eq!(world.process([declined("m-1")]).await, ["m-1"], "{denied}");
+        for _ in 0..3 {
+            assert_eq!(world.process([declined("m-1")]).await, ["m-1"], "{denied}");
+            // The policy is read again after five minutes.
+            later(301 * SECOND).await;
+        }
         assert_eq!(world.copied(), [""; 0]);
-        let line = log::lines_containing("could not be sent to the dead-letter queue").remove(0);
+        assert_eq!(world.runs(), 1);
+        let about_copies = |line: &Value| {
+            let message = line["fields"]["message"].as_str().unwrap();
+            let about = ["dead-letter queue directly", "attributes could not be read"];
+            about.iter().any(|words| message.contains(words))
+        };
+        let lines: Vec<_> = log::lines().into_iter().filter(about_copies).collect();
+        let [line] = lines.as_slice() else {
+            panic!("{denied}: {lines:#?}");
+        };
+        assert_eq!(line["level"], "WARN");
+        let error = line["fields"]["error"].as_str().unwrap();
         assert!(
-            line["fields"]["error"].as_str().unwrap().contains(why),
+            error.contains(&format!("sqs:{denied}").replace("Batch", "")),
             "{line}"
         );
-        assert_eq!(world.sqs.changes(), [("receipt-m-1-1".to_owned(), 0)]);
     }
+}
+
+#[tokio::test]
+async fn message_without_dlq_is_failed() {
     let world = World::start().await;
     world.sqs.has(None, 345_600);
     assert_eq!(world.process([declined("m-1")]).await, ["m-1"]);
     assert!(world.sqs.calls(SEND).is_empty());
+    let warned = log::lines_containing("the queue has no dead-letter queue");
+    assert_eq!(warned.len(), 1);
 }
 
 #[tokio::test]

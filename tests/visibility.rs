@@ -46,7 +46,9 @@ async fn obey(order: String, _: Attempt) -> Result<(), Failure> {
 /// The longest possible waits: full jitter.
 fn visibility(sqs: &Sqs) -> Visibility {
     let visibility = Visibility::new(sqs.client()).jitter(|most| most);
-    visibility.backoff(4 * SECOND, 60 * SECOND)
+    let visibility = visibility.backoff(4 * SECOND, 60 * SECOND);
+    // Declined messages stay: tests/dead_letter.rs has direct dead-lettering.
+    visibility.dead_letter(false)
 }
 
 fn consumer(
@@ -388,22 +390,23 @@ const RETENTION: &str = "keeps messages longer than the table keeps records";
 const NOT_READ: &str = "the queue's attributes could not be read";
 
 #[tokio::test]
-async fn poison_with_dlq_is_visible_at_once() {
+async fn poison_with_dlq_is_visible_at_once_three_times() {
     let sqs = Sqs::start(SqsBehaviour::Willing).await;
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
     for _ in 0..3 {
-        assert_eq!(decline(&sqs, &consumer, 40).await, 0);
+        assert_eq!(decline(&sqs, &consumer, 3).await, 0);
     }
     sqs.called("GetQueueAttributes", 1).await;
-    assert_eq!(decline(&sqs, &consumer, 40).await, 0);
+    assert_eq!(decline(&sqs, &consumer, 3).await, 0);
+    assert_eq!(decline(&sqs, &consumer, 4).await, 32);
     assert_eq!(sqs.calls("GetQueueAttributes").len(), 1);
 
     sqs.has(None, 345_600);
     later(3599 * SECOND).await;
-    assert_eq!(decline(&sqs, &consumer, 40).await, 0);
+    assert_eq!(decline(&sqs, &consumer, 3).await, 0);
     assert_eq!(sqs.calls("GetQueueAttributes").len(), 1);
     later(SECOND).await;
-    let settled = async { while decline(&sqs, &consumer, 40).await == 0 {} };
+    let settled = async { while decline(&sqs, &consumer, 3).await == 0 {} };
     tokio::time::timeout(support::PATIENCE, settled)
         .await
         .unwrap();
@@ -416,7 +419,7 @@ async fn poison_without_dlq_backs_off_and_warns_once() {
     sqs.has(None, 345_600);
     log::start();
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
-    assert_eq!(decline(&sqs, &consumer, 3).await, 0);
+    assert_eq!(decline(&sqs, &consumer, 3).await, 0, "is assumed");
     let warning = logged(NO_DEAD_LETTER_QUEUE).await;
     assert_eq!(warning["level"], "WARN");
     assert_eq!(warning["fields"]["queue"], QUEUE_ARN);
@@ -435,7 +438,7 @@ async fn poison_with_unreadable_dlq_backs_off() {
     sqs.turn_for("GetQueueAttributes", SqsBehaviour::Denying);
     log::start();
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
-    assert_eq!(decline(&sqs, &consumer, 3).await, 0);
+    assert_eq!(decline(&sqs, &consumer, 3).await, 0, "is assumed");
     let warning = logged(NOT_READ).await;
     let error = warning["fields"]["error"].as_str().unwrap();
     assert!(error.contains("sqs:GetQueueAttributes"), "{warning}");
@@ -455,7 +458,7 @@ async fn queue_attributes_never_delay_response() {
     let started = Instant::now();
     for _ in 0..2 {
         assert_eq!(
-            decline(&sqs, &consumer, 4).await,
+            decline(&sqs, &consumer, 3).await,
             0,
             "a dead-letter queue is assumed"
         );
@@ -465,13 +468,13 @@ async fn queue_attributes_never_delay_response() {
 
     // Simulates a process frozen by Lambda: the call times out as soon as the process continues.
     later(600 * SECOND).await;
-    let backed_off = async { while decline(&sqs, &consumer, 4).await == 0 {} };
+    let backed_off = async { while decline(&sqs, &consumer, 3).await == 0 {} };
     tokio::time::timeout(support::PATIENCE, backed_off)
         .await
         .unwrap();
     later(600 * SECOND).await;
     sqs.turn_for("GetQueueAttributes", SqsBehaviour::Willing);
-    let settled = async { while decline(&sqs, &consumer, 40).await != 0 {} };
+    let settled = async { while decline(&sqs, &consumer, 3).await != 0 {} };
     tokio::time::timeout(support::PATIENCE, settled)
         .await
         .unwrap();

@@ -55,12 +55,12 @@ resource "aws_sqs_queue" "dead_letters" {
 
 resource "aws_sqs_queue" "orders" {
   name                       = "${var.name}-orders"
-  visibility_timeout_seconds = 6 * local.function_timeout # recommended by AWS
-  message_retention_seconds  = 345600                     # 4 days
+  visibility_timeout_seconds = 360    # at least six times the function timeout; for one above 60 s, see template.yaml
+  message_retention_seconds  = 345600 # 4 days
   sqs_managed_sse_enabled    = true
   redrive_policy = jsonencode({
     deadLetterTargetArn = aws_sqs_queue.dead_letters.arn
-    maxReceiveCount     = 8
+    maxReceiveCount     = 130 # with the visibility timeout and the back-off, an outage of 12 hours uses up less
   })
 }
 
@@ -164,6 +164,11 @@ data "aws_iam_policy_document" "consumer" {
     sid       = "Visibility"
     actions   = ["sqs:GetQueueUrl", "sqs:ChangeMessageVisibility"]
     resources = [aws_sqs_queue.orders.arn]
+  }
+  statement {
+    sid       = "DeadLetters"
+    actions   = ["sqs:GetQueueUrl", "sqs:SendMessage"]
+    resources = [aws_sqs_queue.dead_letters.arn]
   }
   statement {
     sid       = "Logs"

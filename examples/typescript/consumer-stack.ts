@@ -28,11 +28,11 @@ class ConsumerStack extends Stack {
       removalPolicy: RemovalPolicy.RETAIN, // its messages are nowhere else
     });
     const queue = new sqs.Queue(this, "OrdersQueue", {
-      visibilityTimeout: Duration.seconds(6 * timeout.toSeconds()), // recommended by AWS
+      visibilityTimeout: Duration.seconds(360), // at least six times the timeout; for one above 60 s, see template.yaml
       retentionPeriod: Duration.days(4),
       encryption: sqs.QueueEncryption.SQS_MANAGED,
       enforceSSL: true,
-      deadLetterQueue: { queue: deadLetters, maxReceiveCount: 8 },
+      deadLetterQueue: { queue: deadLetters, maxReceiveCount: 130 }, // an outage of 12 hours uses up less
     });
 
     // Without these records, every message still in flight would run a second time.
@@ -57,6 +57,7 @@ class ConsumerStack extends Stack {
             allow(["dynamodb:PutItem", "dynamodb:UpdateItem", "dynamodb:DeleteItem", "dynamodb:GetItem"], table.tableArn),
             allow(["sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes"], queue.queueArn), // event source
             allow(["sqs:GetQueueUrl", "sqs:ChangeMessageVisibility"], queue.queueArn), // back-off of failed messages
+            allow(["sqs:GetQueueUrl", "sqs:SendMessage"], deadLetters.queueArn), // permanent failures
             allow(["logs:CreateLogStream", "logs:PutLogEvents"], logGroup.logGroupArn),
           ],
         }),

@@ -24,7 +24,7 @@ impl Visibility {
         &self,
         _: &[(&'a Message, &'a Processed)],
         _: Instant,
-    ) -> HashSet<&'a MessageId> {
+    ) -> (HashSet<&'a MessageId>, usize) {
         match *self {}
     }
 

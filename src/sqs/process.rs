@@ -145,10 +145,11 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         batch.close();
         let processed = batch.results();
         let answer = deadline.answer();
-        let dead_lettered = match &self.visibility {
+        let (dead_lettered, not_sent) = match &self.visibility {
             Some(visibility) => visibility.dead_letter_all(&processed, answer).await,
-            None => HashSet::new(),
+            None => (HashSet::new(), 0),
         };
+        report.dead_letters_not_sent(not_sent);
         let (mut response, mut named) = (SqsBatchResponse::default(), HashSet::new());
         for (message, processed) in &processed {
             let settled = processed.is_success() || dead_lettered.contains(message.id());

@@ -20,6 +20,7 @@ pub(crate) struct BatchReport {
     outcomes: BTreeMap<&'static str, u64>,
     takeovers: u64,
     dead_lettered: u64,
+    dead_letters_not_sent: u64,
     results_omitted: u64,
     oldest_sent_at: Option<Timestamp>,
     handler_ms: Vec<f64>,
@@ -36,6 +37,7 @@ impl BatchReport {
             outcomes: FREQUENT.map(|name| (name, 0)).into(),
             takeovers: 0,
             dead_lettered: 0,
+            dead_letters_not_sent: 0,
             results_omitted: 0,
             oldest_sent_at: None,
             handler_ms: Vec::new(),
@@ -60,6 +62,11 @@ impl BatchReport {
         let latencies = message.store_latencies().iter();
         self.store_ms.extend(latencies.copied().map(millis));
         self.write_units += message.write_units();
+    }
+
+    /// Messages that should be in a dead-letter queue, and could not be sent there.
+    pub(crate) fn dead_letters_not_sent(&mut self, messages: usize) {
+        self.dead_letters_not_sent = messages as u64;
     }
 
     /// Writes the line. `failed` is the number of batch item failures, and `circuit` the state of the
@@ -117,6 +124,7 @@ impl BatchReport {
         let rare = [
             ("Takeovers", self.takeovers),
             ("DeadLettered", self.dead_lettered),
+            ("DeadLettersNotSent", self.dead_letters_not_sent),
             ("ResultsNotStored", self.results_omitted),
             ("ColdStart", u64::from(cold_start)),
         ];
@@ -153,6 +161,7 @@ mod tests {
             messages: 1,
             takeovers: 1,
             dead_lettered: 1,
+            dead_letters_not_sent: 1,
             results_omitted: 1,
             oldest_sent_at: Some(Timestamp::from_millis(8_500)),
             handler_ms: vec![1.5],

@@ -57,7 +57,7 @@ const OF_SERVICES: [(&str, &str, &[&str]); 5] = [
 ];
 
 /// Metrics of the consumer.
-const OF_CONSUMER: [&str; 22] = [
+const OF_CONSUMER: [&str; 23] = [
     "BatchSize",
     "CircuitOpen",
     "ColdStart",
@@ -65,6 +65,7 @@ const OF_CONSUMER: [&str; 22] = [
     "CompletionsUnrecorded",
     "Conflicts",
     "DeadLettered",
+    "DeadLettersNotSent",
     "Duplicates",
     "HandlerDuration",
     "Ignored",

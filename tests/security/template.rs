@@ -1,9 +1,13 @@
 //! Permissions in the templates.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::collections::BTreeSet;
 
-use saphyr::{LoadableYamlNode, Scalar, Yaml};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
+
+#[path = "../support/template.rs"]
+mod parsed;
+
+pub(super) use parsed::{Template, read};
 
 pub(super) const CONSUMER: &str = "template.yaml";
 const PLACE_ORDER: &str = "examples/place_order.template.yaml";
@@ -11,35 +15,6 @@ const PLACE_ORDER_POSTGRES: &str = "examples/place_order_postgres.template.yaml"
 const OUTBOX: &str = "examples/outbox.template.yaml";
 const OUTBOX_POSTGRES: &str = "examples/outbox_postgres.template.yaml";
 const TEMPLATES: [&str; 3] = [CONSUMER, PLACE_ORDER, OUTBOX];
-
-/// A template as JSON. CloudFormation's short forms become members: `{"!Ref": "Table"}`.
-pub(super) fn read(template: &str) -> Value {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(template);
-    let text = fs::read_to_string(path).unwrap();
-    let documents = Yaml::load_from_str(&text).unwrap();
-    let [document] = documents.as_slice() else {
-        panic!("not one document");
-    };
-    to_json(document)
-}
-
-fn to_json(yaml: &Yaml<'_>) -> Value {
-    match yaml {
-        Yaml::Value(Scalar::Null) => Value::Null,
-        Yaml::Value(Scalar::Boolean(truth)) => json!(truth),
-        Yaml::Value(Scalar::Integer(n)) => json!(n),
-        Yaml::Value(Scalar::FloatingPoint(n)) => json!(n.into_inner()),
-        Yaml::Value(Scalar::String(text)) => json!(text),
-        Yaml::Sequence(items) => items.iter().map(to_json).collect(),
-        Yaml::Mapping(members) => members
-            .iter()
-            .map(|(name, value)| (name.as_str().unwrap().to_owned(), to_json(value)))
-            .collect::<Map<_, _>>()
-            .into(),
-        Yaml::Tagged(tag, value) => json!({format!("!{}", tag.suffix): to_json(value)}),
-        other => panic!("not in a template: {other:?}"),
-    }
-}
 
 /// One value, or a list of values.
 fn list(value: &Value) -> Vec<&Value> {
@@ -204,10 +179,13 @@ fn dead_lettering_adds_only_its_permissions() {
     let needed = needed.map(|action| (action.into(), "OrdersDeadLetterQueue.Arn".into()));
     assert_eq!(added_by(DEAD_LETTERS), needed.into());
     let template = read(CONSUMER);
-    let condition = json!({"!Equals": [{"!Ref": "ConsumerDeadLetter"}, "on"]});
+    let are_on = ["ConsumerDeadLetter", "ConsumerVisibility"]
+        .map(|parameter| json!({"!Equals": [{"!Ref": parameter}, "on"]}));
+    let condition = json!({"!And": are_on});
     assert_eq!(template["Conditions"][DEAD_LETTERS], condition);
-    let default = &template["Parameters"]["ConsumerDeadLetter"]["Default"];
-    assert_eq!(default, "off");
+    for parameter in ["ConsumerDeadLetter", "ConsumerVisibility"] {
+        assert_eq!(template["Parameters"][parameter]["Default"], "on");
+    }
 }
 
 #[test]
@@ -395,6 +373,10 @@ fn place_order_role_allows_only_its_writes() {
             ("dynamodb:PutItem", "IdempotencyTable.Arn"),
             ("dynamodb:PutItem", "OrdersTable.Arn"),
             ("dynamodb:UpdateItem", "StockTable.Arn"),
+            ("sqs:GetQueueUrl", "OrdersQueue.Arn"),
+            ("sqs:ChangeMessageVisibility", "OrdersQueue.Arn"),
+            ("sqs:GetQueueUrl", "OrdersDeadLetterQueue.Arn"),
+            ("sqs:SendMessage", "OrdersDeadLetterQueue.Arn"),
             ("logs:CreateLogStream", "PlaceOrderLogGroup.Arn"),
             ("logs:PutLogEvents", "PlaceOrderLogGroup.Arn"),
         ],

@@ -101,6 +101,8 @@ pub fn env(dynamo: &str, gateway: &str, settings: &[(&str, &str)]) -> Env {
     let always = [
         ("AWS_ENDPOINT_URL", dynamo),
         ("IDEMPOTENCY_TABLE_NAME", TABLE),
+        // Permanent failures are reported. Tests of direct dead-lettering switch it on.
+        ("CONSUMER_DEAD_LETTER", "off"),
         ("PAYMENT_GATEWAY_URL", gateway),
     ];
     let all = always.iter().chain(settings);

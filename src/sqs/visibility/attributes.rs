@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    mem,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -42,6 +43,9 @@ struct Known {
     /// Earliest time of the next read.
     next: Option<Instant>,
     warned_of_no_dead_letter_queue: bool,
+    /// SQS refused the last read. Only the first refusal is warned of.
+    refused: bool,
+    warned_of_refused_copies: bool,
 }
 
 /// Attributes of a queue, as far as the consumer acts on them.
@@ -127,6 +131,20 @@ impl Attributes {
         self.known(arn)
     }
 
+    /// Returns whether SQS refused to return the attributes of a queue.
+    pub(super) fn is_refused(&self, arn: &str) -> bool {
+        let of_queue = lock(&self.of_queue);
+        of_queue.get(arn).is_some_and(|look| look.borrow().refused)
+    }
+
+    /// Returns whether this is the first time that a copy for the dead-letter queue of `arn` was refused.
+    pub(super) fn is_first_refused_copy(&self, arn: &str) -> bool {
+        let of_queue = lock(&self.of_queue);
+        of_queue.get(arn).is_none_or(|look| {
+            look.send_if_modified(|look| !mem::replace(&mut look.warned_of_refused_copies, true))
+        })
+    }
+
     async fn read(&self, arn: &str) -> Result<Facts, CallError> {
         let queue = self.queues.queue(arn, Bound::Background).await?;
         let call = queue
@@ -154,14 +172,7 @@ impl Attributes {
                 self.compare_retention(arn, facts);
                 Some(now + VALID)
             }
-            Err(error @ CallError::Refused(_)) => {
-                tracing::warn!(
-                    queue = arn,
-                    %error,
-                    "the queue's attributes could not be read: permanent failures are treated as if it had no dead-letter queue"
-                );
-                Some(now + REFUSED)
-            }
+            Err(CallError::Refused(_)) => Some(now + REFUSED),
             // Other calls log that SQS is out of reach.
             Err(_) => None,
         };
@@ -172,7 +183,19 @@ impl Attributes {
         look.send_modify(|look| {
             (look.reading, look.was_read) = (false, true);
             look.next = next;
-            let Ok(facts) = read else { return };
+            let facts = match read {
+                Ok(facts) => facts,
+                Err(error @ CallError::Refused(_)) if !look.refused => {
+                    look.refused = true;
+                    return tracing::warn!(
+                        queue = arn,
+                        %error,
+                        "the queue's attributes could not be read: permanent failures are treated as if it had no dead-letter queue"
+                    );
+                }
+                Err(_) => return,
+            };
+            look.refused = false;
             if facts.dead_letter_queue.is_none() && !look.warned_of_no_dead_letter_queue {
                 look.warned_of_no_dead_letter_queue = true;
                 tracing::warn!(

@@ -91,10 +91,15 @@ impl DeadLetters<'_> {
         let mut confirmed = HashSet::new();
         for (arn, failed) in of_queue {
             let sent = self.send_of(arn, &failed, &mut confirmed).await;
-            // The first call that an endpoint left unanswered was logged.
-            if let Err(error) = sent
-                && error != CallError::Paused
-            {
+            let Err(error) = sent else { continue };
+            let is_news = match error {
+                // A missing permission or queue stays missing: one warning, and the metric.
+                CallError::Refused(_) => self.attributes.is_first_refused_copy(arn),
+                // The first call that an endpoint left unanswered was logged.
+                CallError::Paused => false,
+                _ => true,
+            };
+            if is_news {
                 tracing::warn!(
                     queue = arn,
                     messages = failed.len(),
@@ -112,11 +117,12 @@ impl DeadLetters<'_> {
         failed: &[(&'a Message, &'a Processed)],
         confirmed: &mut HashSet<&'a MessageId>,
     ) -> Result<(), CallError> {
-        let facts = self.attributes.wait(arn, self.until).await;
-        let facts = facts.ok_or_else(|| {
-            CallError::Refused("the redrive policy of the queue is not known".into())
-        })?;
-        // Warned of when the attributes were read.
+        // A refused read and a queue without a dead-letter queue were warned of when they were read.
+        let facts = match self.attributes.wait(arn, self.until).await {
+            Some(facts) => facts,
+            None if self.attributes.is_refused(arn) => return Ok(()),
+            None => return Err(CallError::OutOfTime),
+        };
         let Some(dead_letter_queue) = &facts.dead_letter_queue else {
             return Ok(());
         };

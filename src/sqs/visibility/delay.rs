@@ -50,8 +50,8 @@ impl Backoff {
     }
 }
 
-/// A permanent failure is visible again at once for so many receives, where no dead-letter queue
-/// is known to take the message.
+/// A permanent failure is visible again at once for so many receives, where a dead-letter queue may
+/// take the message. Each receive costs a write unit, and a queue may allow more than a hundred.
 const QUICK_RECEIVES: u32 = 3;
 /// After them, the longest wait on a FIFO queue, in seconds: the message's group waits too.
 const FIFO_LONGEST: u64 = 30;
@@ -94,11 +94,16 @@ impl Rule {
         let outcome = processed.outcome();
         let seconds = match outcome.retry() {
             Retry::Never if outcome.is_success() => return None,
-            Retry::Never if receive.has_dead_letter_queue || receive.count <= QUICK_RECEIVES => 0,
+            Retry::Never if receive.has_dead_letter_queue && receive.count <= QUICK_RECEIVES => 0,
             Retry::Never if receive.fifo => backoff().min(FIFO_LONGEST),
             Retry::Never => backoff(),
             Retry::Now if matches!(outcome, Outcome::BehindFailure) => return receive.ahead,
-            Retry::Now => receive.ahead.unwrap_or(0).into(),
+            Retry::Now => match receive.ahead {
+                Some(ahead) => ahead.into(),
+                None if receive.count <= 1 => 0,
+                // A batch larger than its time must not circle until its receives are used up.
+                None => backoff(),
+            },
             Retry::At(end) if end > self.now => {
                 let lease = ceil(self.now.until(end));
                 lease.saturating_add(CLOCKS + (self.jitter)(SPREAD))
@@ -251,39 +256,47 @@ mod tests {
     }
 
     #[test]
-    fn unstarted_message_is_visible_at_once() {
-        assert_eq!(range(&ran(Outcome::NotStarted), 40), Some((0, 0)));
+    fn unstarted_message_is_visible_at_once_and_later_backs_off() {
+        for (count, least, most) in [(0, 0, 0), (1, 0, 0), (2, 4, 8), (40, 30, 60)] {
+            let range = range(&ran(Outcome::NotStarted), count);
+            assert_eq!(range, Some((least, most)), "{count}");
+        }
+    }
+
+    fn permanent_range(count: u32, fifo: bool, has_dead_letter_queue: bool) -> [(u16, u16); 4] {
+        let receive = Receive {
+            count,
+            fifo,
+            has_dead_letter_queue,
+            ..STANDARD
+        };
+        permanent().map(|processed| range_of(&processed, receive).unwrap())
     }
 
     #[test]
-    fn permanent_failure_with_dlq_is_visible_at_once() {
-        for processed in permanent() {
-            for (count, fifo) in [(1, false), (40, false), (40, true)] {
-                let receive = Receive {
-                    count,
-                    fifo,
-                    has_dead_letter_queue: true,
-                    ..STANDARD
-                };
-                assert_eq!(range_of(&processed, receive), Some((0, 0)), "{processed:?}");
-            }
+    fn permanent_failure_is_visible_at_once_three_times() {
+        for (count, fifo, waits) in [
+            (1, false, (0, 0)),
+            (3, false, (0, 0)),
+            (4, false, (16, 32)),
+            (40, false, (30, 60)),
+            (3, true, (0, 0)),
+            (4, true, (16, 30)),
+            (40, true, (30, 30)),
+        ] {
+            assert_eq!(permanent_range(count, fifo, true), [waits; 4], "{count}");
         }
     }
 
     #[test]
     fn permanent_failure_without_dlq_backs_off() {
-        for processed in permanent() {
-            for (count, least, most) in [(1, 0, 0), (3, 0, 0), (4, 16, 32), (40, 30, 60)] {
-                assert_eq!(range(&processed, count), Some((least, most)), "{count}");
-            }
-            for (count, least, most) in [(3, 0, 0), (4, 16, 30), (40, 30, 30)] {
-                let fifo = Receive {
-                    count,
-                    fifo: true,
-                    ..STANDARD
-                };
-                assert_eq!(range_of(&processed, fifo), Some((least, most)), "{count}");
-            }
+        for (count, fifo, waits) in [
+            (1, false, (2, 4)),
+            (40, false, (30, 60)),
+            (1, true, (2, 4)),
+            (40, true, (30, 30)),
+        ] {
+            assert_eq!(permanent_range(count, fifo, false), [waits; 4], "{count}");
         }
     }
 

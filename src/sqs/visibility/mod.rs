@@ -44,8 +44,8 @@ const BUDGET: Duration = Duration::from_secs(2);
 /// | --- | --- |
 /// | conflict | until the other lease ends, and one to three seconds more; a back-off if it has ended |
 /// | retryable failure, panic, out of time, lease lost, completion unrecorded, commit unknown, store unavailable | a back-off, see [`backoff`](Self::backoff) |
-/// | permanent failure, now or before; no key, key reused | 0 where the queue has a dead-letter queue; otherwise, or where that is not known, 0 for three receives and then a back-off, on FIFO queues of 30 seconds at most |
-/// | not started | 0 |
+/// | permanent failure, now or before; no key, key reused | where the queue has a dead-letter queue, 0 for three receives; then a back-off, on FIFO queues of 30 seconds at most |
+/// | not started | 0 after the first receive, then a back-off |
 /// | behind a failure in its FIFO group | that of the failed message |
 ///
 /// This is best effort: after the outcomes are recorded, within two seconds and before the
@@ -85,14 +85,14 @@ impl Visibility {
     /// hour of them is left for the batch.
     pub const LONGEST_BACKOFF: Duration = Duration::from_secs(LONGEST as u64);
 
-    /// With a back-off from 10 seconds to 15 minutes.
+    /// With a back-off from 10 seconds to 15 minutes, and [direct dead-lettering](Self::dead_letter).
     #[must_use]
     pub fn new(client: Client) -> Self {
         let queues = Arc::new(Queues::new(client));
         Self {
             attributes: Arc::new(Attributes::new(Arc::clone(&queues))),
             queues,
-            dead_letter: false,
+            dead_letter: true,
             backoff: Backoff::default(),
             jitter: system::random_up_to,
             heartbeat: None,
@@ -160,9 +160,10 @@ impl Visibility {
         }
     }
 
-    /// Sends a copy of each message that failed permanently to its queue's dead-letter queue, and
-    /// acknowledges the message once SQS confirmed the copy. Off by default: the message is then
-    /// received up to the queue's `maxReceiveCount`, at the cost of a write unit each time.
+    /// Switches direct dead-lettering on, the default, or off. A copy of each message that failed
+    /// permanently goes to its queue's dead-letter queue, and the message is acknowledged once SQS
+    /// confirmed the copy. Off, the message is received up to the queue's `maxReceiveCount`, at the cost
+    /// of a write unit each time.
     ///
     /// The copy has the body and the message attributes unchanged, and these attributes more:
     ///
@@ -173,11 +174,12 @@ impl Visibility {
     /// | `SqsOnceKey` | the idempotency key, where there is one; its SHA-256 where it has characters that SQS rejects |
     /// | `SqsOnceDeduplicationId` | on FIFO queues, the message's own deduplication id; the copy's is the id of the message, as where SQS moves it |
     ///
-    /// A message is reported as failed as before where no copy can be made: the queue has no
+    /// A message is reported as failed as with `false` where no copy can be made: the queue has no
     /// dead-letter queue, or that is not known; the role may not send to it; the copy would have
-    /// more than ten attributes or 1 MiB; there was no time. So is a message that took its outcome
-    /// from another of its batch. A crash between copy and acknowledgement leaves two copies in the
-    /// dead-letter queue, never none.
+    /// more than ten attributes or 1 MiB; there was no time. The metric `DeadLettersNotSent` counts
+    /// these messages, and a process warns once of a missing queue or permission. A message that took
+    /// its outcome from another of its batch is reported as failed too. A crash between copy and
+    /// acknowledgement leaves two copies in the dead-letter queue, never none.
     ///
     /// The role needs `sqs:GetQueueUrl` and `sqs:SendMessage` on the dead-letter queue. To move
     /// copies back, `StartMessageMoveTask` and the console need the source queue named as
@@ -186,7 +188,7 @@ impl Visibility {
     /// ```no_run
     /// # use sqs_once::sqs::Visibility;
     /// # fn visibility(client: aws_sdk_sqs::Client) -> Visibility {
-    /// Visibility::new(client).dead_letter(true)
+    /// Visibility::new(client).dead_letter(false)
     /// # }
     /// ```
     #[must_use]
@@ -211,14 +213,15 @@ impl Visibility {
     }
 
     /// Sends messages that failed permanently to their dead-letter queue, if that is switched on.
-    /// Answers those whose copies are confirmed. Leaves half the time until `answer`.
+    /// Returns those whose copies are confirmed, and the number of the others. Leaves half the time
+    /// until `answer`.
     pub(super) async fn dead_letter_all<'a>(
         &self,
         batch: &[(&'a Message, &'a Processed)],
         answer: Instant,
-    ) -> HashSet<&'a MessageId> {
+    ) -> (HashSet<&'a MessageId>, usize) {
         if !self.dead_letter {
-            return HashSet::new();
+            return (HashSet::new(), 0);
         }
         let now = Instant::now();
         let dead_letters = DeadLetters {
@@ -228,9 +231,11 @@ impl Visibility {
         };
         // Where the mode records no failures, there is nothing to record first.
         let failed = |(_, processed): &&(_, &Processed)| processed.is_recorded_failure(true);
-        dead_letters
-            .send(batch.iter().filter(failed).copied().collect())
-            .await
+        let failed: Vec<_> = batch.iter().filter(failed).copied().collect();
+        let ids: HashSet<_> = failed.iter().map(|(message, _)| message.id()).collect();
+        let confirmed = dead_letters.send(failed).await;
+        let not_sent = ids.len() - confirmed.len();
+        (confirmed, not_sent)
     }
 
     /// Changes the visibility timeouts of a batch, but for those that are `gone`, as far as there
