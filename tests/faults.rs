@@ -139,10 +139,12 @@ fn answered(story: &Story, (fault, _, retried): Row) -> bool {
     if story.grouping == Grouping::On {
         return story.lasting != FaultDuration::Throughout;
     }
+    let records_an_effect = matches!(step.acts.last(), Some(Act::Succeed | Act::Decline));
     let repeated = match step.request {
         "Claim" => retried,
-        // A worker retries a settlement after every error but a rejection.
-        _ => fault != Fault::Denied && step.before != Before::UnansweredClaim,
+        _ if step.before == Before::UnansweredClaim => false,
+        // Denied is repeated if an effect would be repeated otherwise.
+        _ => fault != Fault::Denied || records_an_effect,
     };
     story.lasting == FaultDuration::Once && repeated
 }
@@ -295,7 +297,7 @@ fn empty_response_is_rejected() {
 #[tokio::test]
 async fn fault_of_one_message_spares_others() {
     use Fault::{
-        Denied, HoldAnswer, HoldRequest, Refuse, Throttle, ThroughputExceeded, TransactionConflict,
+        HoldAnswer, HoldRequest, Refuse, Throttle, ThroughputExceeded, TransactionConflict,
     };
     let counted = FAULTS.iter().filter(|(fault, ..)| {
         // These injected faults end by a timeout or persist.
@@ -305,10 +307,10 @@ async fn fault_of_one_message_spares_others() {
     let stories = stories.map(|(request, &(fault, _, retried))| async move {
         let dynamo = Dynamo::start().await;
         dynamo.create_table(TABLE).await;
-        let tries = if retried { Dynamo::ATTEMPTS } else { 1 };
+        let tries = if retried { Dynamo::CLAIM_COPIES } else { 1 };
         // The worker outlasts contention, and every fault of a settlement.
         let outlasted = [Throttle, ThroughputExceeded, TransactionConflict].contains(&fault)
-            || request == "UpdateItem" && fault != Denied;
+            || request == "UpdateItem";
         (0..tries).for_each(|_| dynamo.fail(request, fault));
         let once = Once::new(DynamoStore::new(dynamo.worker(None), TABLE));
         let handler = |(): (), _: Attempt| async { Ok(()) };
@@ -341,6 +343,73 @@ async fn rejected_claim_sends_no_second_write() {
         assert!(outcome.to_string().contains(code), "{outcome}");
         let sent: Vec<_> = dynamo.reset_counts().into_iter().collect();
         assert_eq!(sent, [("Claim".to_owned(), 1)]);
+    }
+}
+
+/// Ten messages while every write is throttled: ten claims, and the three repetitions that each earns.
+#[tokio::test]
+async fn throttled_batch_sends_at_most_forty_requests() {
+    for grouping in [false, true] {
+        let dynamo = Dynamo::start().await;
+        dynamo.create_table(TABLE).await;
+        for write in ["Claim", "ClaimGroup", "UpdateItem", "PutItem"] {
+            dynamo.fail_all(write, Fault::Throttle);
+        }
+        let store = DynamoStore::new(dynamo.worker(None), TABLE).grouping(grouping);
+        let consumer = Consumer::new(
+            Once::new(store),
+            namespace(),
+            handler_fn(async |(): (), _: Attempt| Ok(())),
+        );
+        let event = batch((1..=10).map(|n| record(&format!("m-{n}"), "null")));
+        let failed = process(&Arc::new(consumer), event, within(PATIENCE)).await;
+        assert_eq!(failed.len(), 10);
+        let counts = dynamo.reset_counts();
+        let sent: usize = counts.values().sum();
+        assert!(sent <= 40, "{counts:?}");
+        assert!(sent >= 20, "{counts:?}");
+    }
+}
+
+/// What passes within seconds, at the claim and at the completion.
+#[tokio::test]
+async fn passing_errors_are_outlasted() {
+    for (request, code, times) in [
+        ("Claim", "ReplicatedWriteConflictException", 3),
+        ("UpdateItem", "ReplicatedWriteConflictException", 3),
+        ("UpdateItem", "ExpiredTokenException", 3),
+        ("UpdateItem", "UnrecognizedClientException", 3),
+    ] {
+        let dynamo = Dynamo::start().await;
+        dynamo.create_table(TABLE).await;
+        (0..times).for_each(|_| dynamo.fail(request, Fault::Code(code)));
+        let once = Once::new(DynamoStore::new(dynamo.worker(None), TABLE));
+        let outcome = once.run(operation("m-1", PATIENCE), async |_| Ok(())).await;
+        assert_eq!(outcome.name(), "completed", "{request} {code}: {outcome}");
+        assert_eq!(
+            dynamo.reset_counts()[request],
+            times + 1,
+            "{request} {code}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn table_with_another_key_is_explained() {
+    let dynamo = Dynamo::start().await;
+    dynamo.create_table_keyed(TABLE, &["pk"]).await;
+    for grouping in [false, true] {
+        let store = DynamoStore::new(dynamo.worker(None), TABLE).grouping(grouping);
+        let primed = store.prime(PATIENCE).await.unwrap_err().to_string();
+        let once = Once::new(store);
+        let runs = ["m-1", "m-2"].map(|id| once.run(operation(id, PATIENCE), async |_| Ok(())));
+        for outcome in join_all(runs).await {
+            assert_eq!(outcome.name(), "store_unavailable");
+            for text in [&outcome.to_string(), &primed] {
+                assert!(text.contains("the primary key `id`"), "{text}");
+                assert!(text.contains("IDEMPOTENCY_ATTRIBUTES"), "{text}");
+            }
+        }
     }
 }
 

@@ -211,7 +211,7 @@ async fn unanswered_renewals_drop_handler_in_time() {
         Fate::Silence,
         Fate::RequestLost,
         Fate::Contended,
-        Fate::Rejected,
+        Fate::Denied,
     ] {
         let store = Lossy::fates([Fate::Answered]);
         store.meets_always("renew", fate);
@@ -231,9 +231,9 @@ async fn unanswered_renewals_drop_handler_in_time() {
 #[tokio::test(start_paused = true)]
 async fn rejected_renewal_is_followed_by_another() {
     for fates in [
-        vec![Fate::Rejected],
+        vec![Fate::Denied],
         // The first copy is applied, and its answer is lost.
-        vec![Fate::AnswerLost, Fate::Rejected],
+        vec![Fate::AnswerLost, Fate::Denied],
     ] {
         let store = Lossy::fates([vec![Fate::Answered], fates].concat());
         let once = once(&store);

@@ -38,6 +38,9 @@ where
         "TransactionConflictException" => {
             "a transaction on the same item is in progress; retry the request".into()
         }
+        "ReplicatedWriteConflictException" => {
+            "another Region writes the same item; retry the request".into()
+        }
         _ => without_quotes(service.message().unwrap_or("no message")).to_owned(),
     };
     let request_id = error.request_id().unwrap_or("none");
@@ -62,20 +65,44 @@ pub(crate) fn unanswered<E: Error + 'static>(error: &SdkError<E>) -> String {
     format!("{advice} ({cause})")
 }
 
-/// Classifies a failed request by its effect and the use of a retry.
+/// Codes of requests that were throttled, or met another write to the same item. All but the last two are
+/// the throttling codes of the AWS SDK (`THROTTLING_ERRORS` of `aws-runtime`).
+const CONTENDED: [&str; 16] = [
+    "BandwidthLimitExceeded",
+    "EC2ThrottledException",
+    "LimitExceededException",
+    "PriorRequestNotComplete",
+    "ProvisionedThroughputExceededException",
+    "RequestLimitExceeded",
+    "RequestThrottled",
+    "RequestThrottledException",
+    "SlowDown",
+    "ThrottledException",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequestsException",
+    "TransactionInProgressException",
+    "TransactionConflictException",
+    "ReplicatedWriteConflictException",
+];
+
+/// Codes of requests that fail again, because of what they say.
+const INVALID: [&str; 4] = [
+    "IdempotentParameterMismatchException",
+    "ItemCollectionSizeLimitExceededException",
+    "SerializationException",
+    "ValidationException",
+];
+
+/// Classifies a failed request. This is the only table of DynamoDB's error codes by class.
 pub(crate) fn kind<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Unavailability {
     match error {
-        SdkError::ConstructionFailure(_) => Unavailability::Rejected,
+        SdkError::ConstructionFailure(_) => Unavailability::Invalid,
         SdkError::ServiceError(context) => match context.err().code() {
-            Some(
-                "ProvisionedThroughputExceededException"
-                | "RequestLimitExceeded"
-                | "ThrottlingException"
-                | "TransactionConflictException"
-                | "TransactionInProgressException",
-            ) => Unavailability::Contended,
+            Some(code) if CONTENDED.contains(&code) => Unavailability::Contended,
+            Some(code) if INVALID.contains(&code) => Unavailability::Invalid,
             // DynamoDB's errors have a code. Another server sent an answer without one.
-            Some(_) if context.raw().status().is_client_error() => Unavailability::Rejected,
+            Some(_) if context.raw().status().is_client_error() => Unavailability::Denied,
             _ => Unavailability::Unanswered,
         },
         _ => Unavailability::Unanswered,
@@ -193,6 +220,47 @@ mod tests {
                 assert_eq!(of(code), advice, "{code}");
             }
         }
+    }
+
+    #[test]
+    fn failed_request_is_classified_by_code() {
+        use Unavailability::{Contended, Denied, Invalid, Unanswered};
+        let class = |status: u16, code: Option<&str>| {
+            let mut said = ErrorMetadata::builder();
+            if let Some(code) = code {
+                said = said.code(code);
+            }
+            let response = Response::new(status.try_into().unwrap(), "".into());
+            kind(&Failed::service_error(
+                PutItemError::generic(said.build()),
+                response,
+            ))
+        };
+        for (status, code, wanted) in [
+            (400, Some("ThrottlingException"), Contended),
+            (503, Some("SlowDown"), Contended),
+            (400, Some("TransactionInProgressException"), Contended),
+            (400, Some("ReplicatedWriteConflictException"), Contended),
+            (400, Some("AccessDeniedException"), Denied),
+            (400, Some("ExpiredTokenException"), Denied),
+            (400, Some("ResourceNotFoundException"), Denied),
+            (400, Some("SomethingNew"), Denied),
+            (400, Some("ValidationException"), Invalid),
+            (400, Some("SerializationException"), Invalid),
+            (400, Some("IdempotentParameterMismatchException"), Invalid),
+            (
+                400,
+                Some("ItemCollectionSizeLimitExceededException"),
+                Invalid,
+            ),
+            (400, None, Unanswered),
+            (500, Some("InternalServerError"), Unanswered),
+            (503, None, Unanswered),
+        ] {
+            assert_eq!(class(status, code), wanted, "{status} {code:?}");
+        }
+        assert_eq!(kind(&Failed::timeout_error("late")), Unanswered);
+        assert_eq!(kind(&Failed::construction_failure("no region")), Invalid);
     }
 
     #[test]

@@ -1,16 +1,17 @@
 //! [`Once`], the claim mode: claim -> handler -> complete | fail | end the lease | restore.
 
-use std::{pin::pin, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use serde::Serialize;
 use tokio::time::Instant;
 
 use super::{
     Inbox, Mode, Operation, Outcome,
+    health::Health,
     held::HeldClaim,
     lease::{Lease, LeaseTerms},
     records::Records,
-    repeat::RetryPauses,
+    repeat::{Answered, Effort, GivenUp, MAX_BRIEF, repeat},
     work::guard,
 };
 use crate::{
@@ -50,10 +51,8 @@ use crate::{
 pub struct Once<S> {
     pub(super) records: Records<S>,
     lease: LeaseTerms,
+    health: Arc<Health>,
 }
-
-/// Maximum time for retries of a throttled claim.
-const MAX_CLAIM_TIME: Duration = Duration::from_secs(2);
 
 impl<S: Store> Once<S> {
     /// Creates a claim mode with records in `store`.
@@ -75,6 +74,7 @@ impl<S: Store> Once<S> {
                 margin: Duration::from_secs(1),
                 heartbeat: None,
             },
+            health: Arc::default(),
         }
     }
 
@@ -253,9 +253,37 @@ impl<S: Store> Once<S> {
         lease: Lease,
         deadline: Deadline,
     ) -> Result<HeldClaim<'_, S>, Outcome> {
-        let held = |claimed| HeldClaim {
+        if self.health.has_given_up(deadline) {
+            let why = "the last claims of this process got no answer, so this one was not sent";
+            let error = StoreError::unanswered("claim", &request.key, "the table", why);
+            return Err(Outcome::store_unavailable(error));
+        }
+        self.health.earn_repetitions();
+        let effort = Effort::claim(deadline, &self.health);
+        let send = || self.records.store.claim(request);
+        let answered = match repeat(effort, "claim", &request.key, send).await {
+            Ok(answered) => answered,
+            Err(given_up) => return Err(self.not_claimed(given_up, request, deadline).await),
+        };
+        self.health.answered();
+        let Answered {
+            answer,
+            copies_unanswered,
+            ..
+        } = answered;
+        let (claimed, copies_on_their_way) = match answer {
+            ClaimAnswer::Applied { replaced } => (Claimed::over(replaced), copies_unanswered),
+            ClaimAnswer::Refused(record) => match claim_refused(record, request) {
+                // One of the copies without an answer was applied.
+                ClaimRefused::Held(claimed) => (claimed, copies_unanswered.saturating_sub(1)),
+                ClaimRefused::Refused(refusal) => return Err(refusal.into()),
+            },
+        };
+        Ok(HeldClaim {
             records: &self.records,
             fence: request.fence(),
+            claimed_at: request.now,
+            is_copy_on_its_way: copies_on_their_way > 0,
             message_id: request.message_id.clone(),
             claimed,
             deadline,
@@ -288,11 +316,16 @@ impl<S: Store> Once<S> {
             }
             return Err(Outcome::store_unavailable(error));
         }
+        if may_have_been_applied {
+            self.abandon(request, deadline).await;
+        }
+        Outcome::store_unavailable(error)
     }
 
     /// Ends the lease of a claim that got no answer and may have been applied.
     ///
     /// The record is not deleted. The claim may have been a takeover, and the next attempt must be
+<<<<<<< HEAD
     /// informed of the earlier attempt. Where the claim opened the attempt itself, the record says
     /// that nothing was started, so that the next claim is no suspect. One request, or two after a
     /// takeover.
@@ -312,6 +345,16 @@ impl<S: Store> Once<S> {
                 _ => return,
             }
         }
+=======
+    /// informed of the earlier attempt.
+    async fn abandon(&self, request: &ClaimRequest, deadline: Deadline) {
+        let settlement = Settlement::EndLease { last_end: None };
+        let (fence, now) = (request.fence(), self.records.now().max(request.now));
+        let settled = self.records.store.settle(&fence, &settlement, now);
+        // If this settlement fails, the claim stays until its lease expires.
+        let end = deadline.end().min(Instant::now() + MAX_BRIEF);
+        let _best_effort = timed(until(end, settled)).await;
+>>>>>>> 48ac133 (Repeat requests by the class of their failure)
     }
 }
 

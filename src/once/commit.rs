@@ -7,11 +7,10 @@ use aws_sdk_dynamodb::types::TransactWriteItem;
 use super::{
     Outcome,
     records::Records,
-    repeat::{Answered, GivenUp, repeat},
+    repeat::{Answered, Effort, GivenUp, repeat},
     work::Declined,
 };
 use crate::{
-    deadline::Deadline,
     dynamodb::write::Write,
     event::{Event, Published, item},
     handler::Effects,
@@ -28,7 +27,7 @@ pub(super) enum Committed {
     Declined(Declined),
     /// DynamoDB did not answer, so the commit may have been applied.
     Unknown(Outcome),
-    /// The commit was rejected, or contention lasted until the deadline. Nothing was written.
+    /// The commit was denied, or contention lasted until the deadline. Nothing was written.
     Unwritten(StoreError),
 }
 
@@ -42,7 +41,7 @@ pub(super) async fn commit<S: TransactionalStore>(
     round: usize,
     record: RecordWrite,
     effects: Effects,
-    deadline: Deadline,
+    effort: Effort<'_>,
 ) -> Committed {
     let (store, key) = (&records.store, record.key().clone());
     // 32 characters and the round: at most 35.
@@ -59,8 +58,8 @@ pub(super) async fn commit<S: TransactionalStore>(
         sent: OnceLock::new(),
         sent_over: OnceLock::new(),
     };
-    // Each retry sends the same transaction, which DynamoDB applies once.
-    match repeat(deadline.end(), "commit", &key, || store.commit(&commit)).await {
+    // Each copy is the same transaction, which DynamoDB applies once.
+    match repeat(effort, "commit", &key, || store.commit(&commit)).await {
         Ok(Answered { answer, .. }) => match answer {
             CommitAnswer::Applied => Committed::Applied,
             CommitAnswer::Refused(record) => Committed::Refused(record),

@@ -3,18 +3,15 @@
 use std::{future::pending, pin::Pin};
 
 use futures_util::future::{Either, select};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::sleep_until;
 
 use super::{
     held::{HeldClaim, Settled},
     lease::Lease,
+    repeat::Effort,
     work::NoAnswer,
 };
 use crate::store::Store;
-
-/// Renewals after a rejected one, at most. Other failed requests are repeated without a pause of this
-/// length.
-const RETRIES: u32 = 4;
 
 impl<S: Store> HeldClaim<'_, S> {
     /// Runs `work`, and meanwhile renews the lease. Drops `work` if the lease is lost, or cannot be
@@ -47,20 +44,18 @@ impl<S: Store> HeldClaim<'_, S> {
             let renewed = Lease::from_now(lease.terms, now, self.deadline);
             let fence = self.fence.clone().with_lease(lease.until());
             let settlement = self.records.renewal(renewed.until());
-            loop {
-                match self.settle_by(cut, &fence, &settlement).await {
-                    Settled::Applied => break lease = renewed,
-                    Settled::LeaseLost => return NoAnswer::LeaseLost,
-                    Settled::Unknown(error) => tracing::warn!(
+            // The same renewal is repeated: an earlier copy may have been applied.
+            let effort = Effort::renewal(cut);
+            match self.settle_by(effort, &fence, &settlement).await {
+                Settled::Applied => lease = renewed,
+                Settled::LeaseLost => return NoAnswer::LeaseLost,
+                Settled::Unknown(error) => {
+                    tracing::warn!(
                         key = %self.fence.key,
                         %error,
                         "the lease could not be renewed: the handler is cut off when it ends"
-                    ),
-                }
-                // DynamoDB may reject one request, as while credentials are replaced. The same renewal
-                // is sent again: an earlier copy may have been applied.
-                sleep_until(cut.min(Instant::now() + (cut - next) / RETRIES)).await;
-                if lease.has_ended(self.records.now()) {
+                    );
+                    sleep_until(cut).await;
                     return NoAnswer::OutOfTime;
                 }
             }

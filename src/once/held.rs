@@ -2,21 +2,19 @@
 
 use std::sync::Arc;
 
-use tokio::time::Instant;
-
 use super::{
     Outcome,
     commit::{Committed, commit},
     lease::Lease,
     records::Records,
-    repeat::{Answered, repeat},
+    repeat::{Answered, Effort, repeat},
     work::{DeclinedAnswer, NoAnswer, write_until_accepted},
 };
 use crate::{
     deadline::Deadline,
     handler::{Failure, Plan},
     protocol::{
-        AttemptEnd, Claimed, Fence, Settlement, SettlementRefused, StoredResult,
+        AttemptEnd, Before, Claimed, Fence, Settlement, SettlementRefused, StoredResult, Timestamp,
         decision::settlement_refused,
     },
     store::{RecordWrite, SettleAnswer, Store, StoreError, TransactionalStore},
@@ -29,6 +27,10 @@ use crate::{
 pub(super) struct HeldClaim<'a, S> {
     pub(super) records: &'a Records<S>,
     pub(super) fence: Fence,
+    /// Time of the claim, by this worker's clock.
+    pub(super) claimed_at: Timestamp,
+    /// True if a copy of the claim got no answer, and may still be applied.
+    pub(super) is_copy_on_its_way: bool,
     pub(super) message_id: String,
     pub(super) claimed: Claimed,
     pub(super) deadline: Deadline,
@@ -56,7 +58,7 @@ impl<S: Store> HeldClaim<'_, S> {
     async fn record(&self, output: StoredResult) -> Outcome {
         let result = self.keep(output).await;
         let settlement = self.records.completion(&result);
-        match self.settle(&settlement).await {
+        match self.settle(self.after_effect(), &settlement).await {
             Settled::Applied => Outcome::Completed(result),
             Settled::LeaseLost => Outcome::LeaseLost,
             // The effect has occurred. The claim stays, so that no retry repeats the effect at
@@ -86,7 +88,7 @@ impl<S: Store> HeldClaim<'_, S> {
     async fn fail(self, error: String) -> Outcome {
         let (first_open, expires_at) = (self.claimed.is_first_open(), self.records.expires_at());
         let settlement = Settlement::fail(error.clone(), &self.message_id, first_open, expires_at);
-        match self.settle(&settlement).await {
+        match self.settle(self.after_effect(), &settlement).await {
             Settled::Applied => Outcome::PermanentFailure(error),
             Settled::LeaseLost => Outcome::LeaseLost,
             Settled::Unknown(cause) => Outcome::FailureUnrecorded {
@@ -98,14 +100,20 @@ impl<S: Store> HeldClaim<'_, S> {
 
     /// Undoes the claim after an attempt that had no effect.
     pub(super) async fn restore(self, outcome: Outcome) -> Outcome {
-        let settlement = Settlement::Restore(self.claimed.clone());
-        self.end(&settlement, outcome).await
+        let mut claimed = self.claimed.clone();
+        if self.is_copy_on_its_way {
+            // A late copy would pass if the record were deleted or FAILED again. So the lease is ended,
+            // as where the record before is unknown.
+            claimed.before = Before::Unknown;
+        }
+        self.end(&Settlement::Restore(claimed), outcome).await
     }
 
     /// Settles a claim whose message returns to the queue. If the settlement fails, logs a warning
     /// and returns the same outcome.
     async fn end(self, settlement: &Settlement, outcome: Outcome) -> Outcome {
-        match self.settle(settlement).await {
+        let effort = Effort::brief(self.deadline.end());
+        match self.settle(effort, settlement).await {
             Settled::Applied => outcome,
             Settled::LeaseLost => Outcome::LeaseLost,
             Settled::Unknown(error) => {
@@ -119,21 +127,28 @@ impl<S: Store> HeldClaim<'_, S> {
         }
     }
 
-    async fn settle(&self, settlement: &Settlement) -> Settled {
-        self.settle_by(self.deadline.end(), &self.fence, settlement)
-            .await
+    /// The effort for the record of an effect, or of a failure after one.
+    fn after_effect(&self) -> Effort<'static> {
+        Effort::after_effect(self.deadline.end())
     }
 
-    /// Retries a settlement until an answer or `end`. The fence makes retries harmless.
+    async fn settle(&self, effort: Effort<'_>, settlement: &Settlement) -> Settled {
+        self.settle_by(effort, &self.fence, settlement).await
+    }
+
+    /// Repeats a settlement until an answer, or for as long as `effort` says. The fence makes
+    /// repetitions harmless.
     pub(super) async fn settle_by(
         &self,
-        end: Instant,
+        effort: Effort<'_>,
         fence: &Fence,
         settlement: &Settlement,
     ) -> Settled {
-        let (store, now) = (&self.records.store, self.records.now());
+        // Not before the claim, even if the clock was set back: a late copy of the claim would pass
+        // the end of the lease.
+        let (store, now) = (&self.records.store, self.records.now().max(self.claimed_at));
         let send = || store.settle(fence, settlement, now);
-        match repeat(end, settlement.name(), &fence.key, send).await {
+        match repeat(effort, settlement.name(), &fence.key, send).await {
             Ok(Answered { answer, .. }) => match answer {
                 SettleAnswer::Applied => Settled::Applied,
                 SettleAnswer::Refused(record) => {
@@ -168,11 +183,11 @@ impl<S: TransactionalStore> HeldClaim<'_, S> {
         let record = RecordWrite::Settle {
             fence: self.fence.clone(),
             settlement: settlement.clone(),
-            now: self.records.now(),
+            now: self.records.now().max(self.claimed_at),
         };
         let (records, owner) = (self.records, &self.fence.owner);
-        let effects = plan.effects;
-        let declined = match commit(records, owner, round, record, effects, self.deadline).await {
+        let (effects, effort) = (plan.effects, self.after_effect());
+        let declined = match commit(records, owner, round, record, effects, effort).await {
             Committed::Applied => return Ok(Outcome::Completed(result)),
             Committed::Refused(record) => {
                 return Ok(

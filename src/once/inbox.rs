@@ -10,6 +10,7 @@ use super::{
     Mode, Operation, Outcome,
     commit::{Committed, commit},
     records::Records,
+    repeat::Effort,
     work::{Declined, DeclinedAnswer, NoAnswer, guard, write_until_accepted},
 };
 use crate::{
@@ -208,7 +209,8 @@ impl<S: TransactionalStore> Insert<'_, S> {
             settlement: settlement.clone(),
         };
         let owner = &request.owner;
-        match commit(self.records, owner, round, write, effects, self.deadline).await {
+        let effort = Effort::commit(self.deadline.end());
+        match commit(self.records, owner, round, write, effects, effort).await {
             Committed::Applied => Ok(inserted),
             // Another worker replaced the record meanwhile, and the new record admits the insert.
             Committed::Refused(Some(record)) if may_claim(Some(&record), request) => {

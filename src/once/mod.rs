@@ -39,6 +39,7 @@
 
 mod claim;
 mod commit;
+mod health;
 mod heartbeat;
 mod held;
 #[cfg(feature = "postgres")]

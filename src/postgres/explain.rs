@@ -70,14 +70,14 @@ pub(crate) fn is_not_committed(error: &Error) -> bool {
     }
 }
 
-/// Classifies a failed request outside of a transaction by its effect and the use of a retry.
+/// Classifies a failed request outside of a transaction.
 pub(crate) fn kind(error: &Error) -> Unavailability {
     if let Error::Configuration(error) = error {
         let no_password = error.downcast_ref::<NoPassword>();
         return match no_password {
             // As tokens of IAM: a settlement is repeated until there is a password.
             Some(why) if !why.is_permanent => Unavailability::Unanswered,
-            _ => Unavailability::Rejected,
+            _ => Unavailability::Denied,
         };
     }
     // A rotation changes the password in the database before the secret, or after.
@@ -88,9 +88,9 @@ pub(crate) fn kind(error: &Error) -> Unavailability {
         Some("40001" | "40P01" | "57014" | "53300" | LOCK_NOT_AVAILABLE) => {
             Unavailability::Contended
         }
-        Some(code) if ["22", "23", "28", "3D", "3F", "42", "54"].contains(&&code[..2]) => {
-            Unavailability::Rejected
-        }
+        // No such database, schema, table or column, or no permission for it.
+        Some(code) if ["28", "3D", "3F", "42"].contains(&&code[..2]) => Unavailability::Denied,
+        Some(code) if ["22", "23", "54"].contains(&&code[..2]) => Unavailability::Invalid,
         _ => Unavailability::Unanswered,
     }
 }

@@ -1,15 +1,22 @@
-//! [`Unavailability`]: whether a failed request was applied, and whether a retry may help.
+//! [`Unavailability`]: whether a failed request was applied, and whether a repetition can help.
 
-/// Kind of a failed request: whether the table applied it, and whether a retry may help.
+/// Class of a failed request: whether the table applied it, and whether a repetition can help.
+///
+/// | class | applied | a repetition |
+/// | --- | --- | --- |
+/// | [`Contended`](Self::Contended) | no | can succeed within seconds |
+/// | [`Denied`](Self::Denied) | no | can succeed once credentials, permissions or the table are there |
+/// | [`Invalid`](Self::Invalid) | no | fails again |
+/// | [`Unanswered`](Self::Unanswered) | perhaps | can succeed |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unavailability {
     /// No answer arrived, or the answer could not be read. The request may have been applied.
     Unanswered,
-    /// Throttled, or in conflict with a transaction on the same item. The request was not applied,
-    /// and a retry may succeed.
+    /// Throttled, or in conflict with another write to the same item.
     Contended,
-    /// Access denied, unknown table or validation error. The request was not applied, and a retry
-    /// would fail again.
-    Rejected,
+    /// Access denied, expired credentials, or no such table.
+    Denied,
+    /// Rejected for what the request says: a validation error, or an item that is too large.
+    Invalid,
 }

@@ -40,7 +40,8 @@ use crate::protocol::{ClaimRequest, Fence, Key, Record, Settlement, Timestamp, U
 
 /// A table of [`Record`]s with conditional writes.
 ///
-/// Both writes are atomic: no other write comes between the condition check and the write.
+/// Both writes are atomic: no other write comes between the condition check and the write. A store
+/// repeats no write. The caller does, for as long as the error's class and its time allow.
 ///
 /// ```
 /// use sqs_once::protocol::{ClaimRequest, Key, Namespace, Owner, Settlement, Timestamp};
@@ -65,8 +66,8 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`StoreError`] after the store's own retries. The claim may have been applied nevertheless:
-    /// see [`may_have_been_applied`](StoreError::may_have_been_applied).
+    /// [`StoreError`]. The claim may have been applied nevertheless: see
+    /// [`may_have_been_applied`](StoreError::may_have_been_applied).
     fn claim(
         &self,
         request: &ClaimRequest,
@@ -74,8 +75,7 @@ pub trait Store: Send + Sync + 'static {
 
     /// Applies `settlement` if [`may_settle`](crate::protocol::decision::may_settle) returns true.
     ///
-    /// `now` becomes the record's `updated_at`. A store does not retry settlements. The caller
-    /// retries a settlement that was throttled or got no answer, until the caller's deadline.
+    /// `now` becomes the record's `updated_at`.
     ///
     /// # Errors
     ///
@@ -142,7 +142,7 @@ pub enum StoreError {
     /// The store is unreachable, or throttled or rejected the request.
     #[error("could not {action} key `{key}` in {store}: {reason}")]
     Unavailable {
-        /// Kind of the failure: whether the request was applied, and whether a retry may help.
+        /// Class of the failure: whether the request was applied, and whether a repetition may help.
         #[doc(hidden)]
         kind: Unavailability,
         /// The request, as a verb.
@@ -230,8 +230,8 @@ impl StoreError {
         Self::unavailable(Unavailability::Contended, action, key, store, reason)
     }
 
-    /// A request that was denied, not valid or sent to no such table: it was not applied, and a
-    /// repetition would fail again. The arguments are those of [`unanswered`](Self::unanswered).
+    /// A request that was denied, or sent to no such table: it was not applied, and a repetition can
+    /// succeed once that is corrected. The arguments are those of [`unanswered`](Self::unanswered).
     #[must_use]
     pub fn denied(
         action: &'static str,
@@ -239,7 +239,19 @@ impl StoreError {
         store: impl Into<String>,
         reason: impl Into<Box<dyn Error + Send + Sync>>,
     ) -> Self {
-        Self::unavailable(Unavailability::Rejected, action, key, store, reason)
+        Self::unavailable(Unavailability::Denied, action, key, store, reason)
+    }
+
+    /// A request that is not valid: it was not applied, and a repetition fails again. The arguments are
+    /// those of [`unanswered`](Self::unanswered).
+    #[must_use]
+    pub fn invalid(
+        action: &'static str,
+        key: &Key,
+        store: impl Into<String>,
+        reason: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        Self::unavailable(Unavailability::Invalid, action, key, store, reason)
     }
 
     fn unavailable(
@@ -270,33 +282,15 @@ impl StoreError {
         }
     }
 
-    /// Returns the error as one whose request may have been applied, because an earlier try got no
-    /// answer.
-    pub(crate) fn into_unanswered(mut self) -> Self {
-        if let Self::Unavailable { kind, .. } = &mut self {
-            *kind = Unavailability::Unanswered;
-        }
-        self
-    }
-
-    /// Returns whether the request met contention: DynamoDB throttled the request, or a transaction
-    /// on the same item was in progress.
+    /// Returns whether the request met contention: DynamoDB throttled the request, or another write
+    /// to the same item was in progress.
     #[must_use]
     pub const fn is_throttled(&self) -> bool {
-        let kind = self.kind();
-        matches!(kind, Some(Unavailability::Contended))
+        matches!(self.kind(), Some(Unavailability::Contended))
     }
 
-    /// Returns whether a retry may succeed.
-    pub(crate) const fn may_pass(&self) -> bool {
-        let kind = self.kind();
-        matches!(
-            kind,
-            Some(Unavailability::Contended | Unavailability::Unanswered)
-        )
-    }
-
-    const fn kind(&self) -> Option<Unavailability> {
+    /// The class of a failed request. `None` if no repetition can help.
+    pub(crate) const fn kind(&self) -> Option<Unavailability> {
         match self {
             Self::Unavailable { kind, .. } => Some(*kind),
             _ => None,

@@ -37,19 +37,14 @@ impl Line {
             }
             Fate::RequestLost | Fate::AnswerLost | Fate::GivenUpArrivesLater => {
                 pause().await;
-                // Claims and reads are not repeated: the worker abandons the first one. The ordinary
-                // request follows a group at once.
-                let repeated = !matches!(request, Request::Claim(_)) && !request.reads();
-                if repeated && !request.in_group() {
+                if !request.reads() {
                     lock(world).contended(worker);
                 }
                 Err(request.unavailable(Unavailability::Unanswered))
             }
             Fate::Contended => {
                 pause().await;
-                if !request.in_group() {
-                    lock(world).contended(worker);
-                }
+                lock(world).contended(worker);
                 request.contended()
             }
             Fate::Answered
@@ -66,21 +61,17 @@ impl Line {
 }
 
 impl Line {
-    /// The first try of a claim or settlement, in a group. Without an answer that counts, the
-    /// ordinary request follows: `Err` says whether the first try may have been applied.
-    async fn first_try(&self, request: Request) -> Result<Answer, bool> {
+    /// A claim or settlement in a group. `None`: the ordinary request follows.
+    async fn in_group(&self, request: Request) -> Result<Option<Answer>, StoreError> {
         if !lock(&self.world).groups {
-            return Err(false);
+            return Ok(None);
         }
-        match self.call(request).await {
+        Ok(match self.call(request).await? {
             // An `INSERT` never returns the item. A refused `UPDATE` does, if there is one.
-            Ok(
-                Answer::Claim(ClaimAnswer::Refused(_))
-                | Answer::Settle(SettleAnswer::Refused(None)),
-            ) => Err(false),
-            Ok(answer) => Ok(answer),
-            Err(error) => Err(error.may_have_been_applied()),
-        }
+            Answer::Claim(ClaimAnswer::Refused(_))
+            | Answer::Settle(SettleAnswer::Refused(None)) => None,
+            answer => Some(answer),
+        })
     }
 }
 
@@ -88,16 +79,9 @@ const ANSWERED_AS_ASKED: &str = "a request is answered as what it is";
 
 impl Store for Line {
     async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
-        let answer = match self.first_try(Request::Insert(request.clone())).await {
-            Ok(answer) => answer,
-            Err(may_have_been_applied) => {
-                let claim = Request::Claim(request.clone());
-                let answer = self.call(claim.clone()).await;
-                answer.map_err(|error| match may_have_been_applied {
-                    true => claim.unavailable(Unavailability::Unanswered),
-                    false => error,
-                })?
-            }
+        let answer = match self.in_group(Request::Insert(request.clone())).await? {
+            Some(answer) => answer,
+            None => self.call(Request::Claim(request.clone())).await?,
         };
         match answer {
             Answer::Claim(answer) => Ok(answer),
@@ -119,7 +103,7 @@ impl Store for Line {
         let first = match grouped {
             true => {
                 let update = Request::Update(fence.clone(), of_a_group, now);
-                self.first_try(update).await.ok()
+                self.in_group(update).await?
             }
             false => None,
         };

@@ -130,11 +130,6 @@ impl Request {
         }
     }
 
-    /// True if the request is a first try, which is followed by an ordinary request.
-    pub fn in_group(&self) -> bool {
-        matches!(self, Self::Insert(_) | Self::Update(..))
-    }
-
     /// Response of a conflict or of throttling.
     pub fn contended(&self) -> Result<Answer, StoreError> {
         match self {

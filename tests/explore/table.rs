@@ -159,7 +159,7 @@ fn admits(record: Option<&Record>, write: &RecordWrite) -> bool {
 
 fn mismatch(key: &Key) -> StoreError {
     StoreError::Unavailable {
-        kind: Unavailability::Rejected,
+        kind: Unavailability::Invalid,
         action: "commit",
         key: key.to_string(),
         store: "the table".into(),

@@ -234,7 +234,7 @@ impl Story {
             Before::Nothing => {}
             Before::Delivery => drop(stage.deliver(When::Now, stage.dynamo.worker(None)).await),
             Before::UnansweredClaim => {
-                (0..Dynamo::ATTEMPTS).for_each(|_| stage.dynamo.fail("Claim", Fault::CutAfter));
+                (0..Dynamo::CLAIM_COPIES).for_each(|_| stage.dynamo.fail("Claim", Fault::CutAfter));
             }
         }
         match lasting {

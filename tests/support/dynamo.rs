@@ -125,6 +125,9 @@ impl Dynamo {
     /// Number of times that a [`Self::worker`] sends one request.
     pub const ATTEMPTS: u32 = 4;
 
+    /// Number of times that a worker sends a claim that gets no answer.
+    pub const CLAIM_COPIES: u32 = 3;
+
     /// Creates an idempotency table as template.yaml has it: partition key `id`, on demand.
     pub async fn create_table(&self, name: &str) {
         create_table(&self.backstage, name).await;

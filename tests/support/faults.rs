@@ -58,6 +58,8 @@ pub enum Fault {
     TransactionConflict,
     /// Not applied: 400 `AccessDeniedException`.
     Denied,
+    /// Not applied: 400 with this code.
+    Code(&'static str),
     /// Not applied: 500 `InternalServerError`.
     InternalError,
     /// Not applied: a load balancer's 503, which is not JSON.
@@ -178,6 +180,10 @@ impl Faults {
             Fault::Denied => refusal(
                 "com.amazon.coral.service#AccessDeniedException",
                 "User is not authorized to perform this operation",
+            ),
+            Fault::Code(code) => refusal(
+                &format!("com.amazonaws.dynamodb.v20120810#{code}"),
+                "scripted",
             ),
             Fault::InternalError => error(
                 StatusCode::INTERNAL_SERVER_ERROR,

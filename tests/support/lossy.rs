@@ -27,8 +27,10 @@ pub enum Fate {
     SentTwice,
     /// The request is not applied: throttled, or in conflict with a transaction.
     Contended,
-    /// The request is not applied: the table rejects it, as without permission.
-    Rejected,
+    /// The request is not applied: as without permission.
+    Denied,
+    /// The request is not applied, and never will be.
+    Invalid,
     /// The response arrives after this time.
     Late(Duration),
     /// The request never arrives, and no response comes.
@@ -40,12 +42,13 @@ pub enum Fate {
 #[derive(Clone, Debug, Default)]
 pub struct Lossy {
     pub store: MemoryStore,
-    /// Until then, requests of this name are throttled.
-    throttled: Arc<Mutex<Option<(&'static str, Instant)>>>,
+    /// Until then, requests of this name meet this fate.
+    until: Arc<Mutex<Option<(&'static str, Fate, Instant)>>>,
     /// Requests of this name always meet this fate.
     always: Arc<Mutex<Option<(&'static str, Fate)>>>,
     fates: Arc<Mutex<VecDeque<Fate>>>,
     sent: Arc<Mutex<Vec<&'static str>>>,
+    claims: Arc<Mutex<Vec<ClaimRequest>>>,
 }
 
 impl Lossy {
@@ -63,7 +66,12 @@ impl Lossy {
 
     /// Throttles these requests until then.
     pub fn throttle(&self, request: &'static str, until: Instant) {
-        *self.throttled.lock().unwrap() = Some((request, until));
+        *self.until.lock().unwrap() = Some((request, Fate::Contended, until));
+    }
+
+    /// Denies these requests until then.
+    pub fn deny(&self, request: &'static str, until: Instant) {
+        *self.until.lock().unwrap() = Some((request, Fate::Denied, until));
     }
 
     /// Requests of this name meet this fate from now on.
@@ -76,13 +84,18 @@ impl Lossy {
         self.sent.lock().unwrap().clone()
     }
 
+    /// Claims so far.
+    pub fn claims(&self) -> Vec<ClaimRequest> {
+        self.claims.lock().unwrap().clone()
+    }
+
     fn fate(&self, request: &'static str) -> Fate {
         self.sent.lock().unwrap().push(request);
-        if let Some((throttled, until)) = *self.throttled.lock().unwrap()
-            && throttled == request
+        if let Some((name, fate, until)) = *self.until.lock().unwrap()
+            && name == request
             && Instant::now() < until
         {
-            return Fate::Contended;
+            return fate;
         }
         if let Some((always, fate)) = *self.always.lock().unwrap()
             && always == request
@@ -119,7 +132,8 @@ impl Lossy {
             Fate::RequestLost => Err(lost()),
             Fate::AnswerLost => send().await.and(Err(lost())),
             Fate::Contended => Err(failed(Unavailability::Contended)),
-            Fate::Rejected => Err(failed(Unavailability::Rejected)),
+            Fate::Denied => Err(failed(Unavailability::Denied)),
+            Fate::Invalid => Err(failed(Unavailability::Invalid)),
             Fate::SentTwice => {
                 send().await?;
                 send().await
@@ -135,6 +149,7 @@ impl Lossy {
 
 impl Store for Lossy {
     async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
+        self.claims.lock().unwrap().push(request.clone());
         self.meet("claim", request.key.as_str(), || self.store.claim(request))
             .await
     }

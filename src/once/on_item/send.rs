@@ -18,7 +18,7 @@ use crate::{
     meter::timed,
     once::{
         Outcome,
-        repeat::{Answered, GivenUp, repeat},
+        repeat::{Answered, Effort, GivenUp, repeat},
     },
     protocol::Unavailability,
     store::StoreError,
@@ -76,8 +76,8 @@ impl ChangeWriter<'_> {
         }
     }
 
-    /// Sends a change, and retries until an answer or the deadline. An applied change stores its
-    /// key on the item, so a retry is harmless.
+    /// Sends a change, and repeats it until an answer or the deadline. An applied change stores its
+    /// key on the item, so a copy is harmless.
     async fn send<T, E, F>(
         &self,
         table: &str,
@@ -94,28 +94,34 @@ impl ChangeWriter<'_> {
                 Err(error) => self.answer(table, needs, error),
             })
         };
-        Ok(
-            match repeat(self.deadline.end(), "change", self.key, send).await {
-                Ok(Answered { answer, unanswered }) => match answer {
-                    Answer::Applied => Sent::Applied,
-                    Answer::Refused(item) => Sent::Refused { item, unanswered },
-                    Answer::Invalid(why) => Sent::Invalid(why),
-                    Answer::TooLarge => return Err(TooLarge),
-                },
-                Err(GivenUp {
-                    error,
-                    may_have_been_applied: true,
-                }) => Sent::Unknown(error),
-                Err(GivenUp { error, .. }) => match error {
-                    StoreError::Unavailable {
-                        kind: Unavailability::Contended,
-                        reason,
-                        ..
-                    } => Sent::Contended(reason),
-                    error => Sent::Unwritten(error),
-                },
+        let effort = Effort::commit(self.deadline.end());
+        Ok(match repeat(effort, "change", self.key, send).await {
+            Ok(Answered {
+                answer, unanswered, ..
+            }) => match (answer, unanswered) {
+                (Answer::Applied, _) => Sent::Applied,
+                (Answer::Refused(item), unanswered) => Sent::Refused { item, unanswered },
+                // The copy without an answer can be valid when it arrives: that depends on the
+                // item.
+                (Answer::Invalid(_) | Answer::TooLarge, Some(unanswered)) => {
+                    Sent::Unknown(unanswered)
+                }
+                (Answer::Invalid(why), None) => Sent::Invalid(why),
+                (Answer::TooLarge, None) => return Err(TooLarge),
             },
-        )
+            Err(GivenUp {
+                error,
+                may_have_been_applied: true,
+            }) => Sent::Unknown(error),
+            Err(GivenUp { error, .. }) => match error {
+                StoreError::Unavailable {
+                    kind: Unavailability::Contended,
+                    reason,
+                    ..
+                } => Sent::Contended(reason),
+                error => Sent::Unwritten(error),
+            },
+        })
     }
 
     fn answer<E>(&self, table: &str, needs: &str, error: SdkError<E>) -> Result<Answer, StoreError>

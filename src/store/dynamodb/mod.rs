@@ -6,9 +6,13 @@ mod item;
 mod layout;
 #[cfg(feature = "cli")]
 mod operator;
+mod places;
 mod transaction;
 
-use std::{pin::pin, time::Duration};
+use std::{
+    pin::{Pin, pin},
+    time::Duration,
+};
 
 use aws_sdk_dynamodb::{
     Client,
@@ -19,8 +23,10 @@ use aws_sdk_dynamodb::{
     types::{ReturnConsumedCapacity, ReturnValue},
 };
 
-use group::{Groups, Single, Tried};
+use group::{Groups, Tried};
 pub use layout::{Field, Layout};
+use places::Place;
+pub(crate) use places::{Places, Request};
 
 use super::{ClaimAnswer, SettleAnswer, Store, StoreError};
 use crate::{
@@ -33,7 +39,7 @@ use crate::{
     },
     meter::add_write_units,
     protocol::{
-        ClaimRequest, Fence, Key, Record, Settlement, StoredResult, Timestamp, Unavailability,
+        ClaimRequest, Fence, Key, Record, Settlement, StoredResult, Timestamp,
         decision::may_claim,
         record::{MAX_ITEM_BYTES, MAX_RESULT_BYTES},
     },
@@ -134,6 +140,7 @@ pub struct DynamoStore {
     layout: Layout,
     /// `Some` asks DynamoDB for the consumed capacity of writes.
     capacity: Option<ReturnConsumedCapacity>,
+    places: Places,
     /// Number of calls from which they are grouped. `None` if grouping is off.
     smallest_group: Option<usize>,
     groups: Option<Groups>,
@@ -152,6 +159,7 @@ impl DynamoStore {
             table: table.into(),
             layout: Layout::native(),
             capacity: None,
+            places: Places::default(),
             smallest_group: None,
             groups: None,
         }
@@ -199,14 +207,15 @@ impl DynamoStore {
     /// | completion, permanent failure | `UPDATE` with the fence as its condition |
     /// | other settlements, results over 16 KB, transactions | never |
     ///
-    /// A statement that is not applied, or gets no answer, is followed by the ordinary request. So a
-    /// duplicate consumes two write units instead of one.
+    /// A claim that finds a record is followed by the ordinary request. So a duplicate consumes two write
+    /// units instead of one.
     ///
     /// - A call waits for one turn of the runtime, and shares a request with the calls of that turn.
-    ///   A call without company goes as the ordinary request. There is no timer.
-    /// - At most 8 of these requests are in flight, and a group that is not full only beside 3 others.
-    ///   Calls that arrive meanwhile form the next group. A request gives up its place after 100 ms.
-    /// - A call waits for its group at most one second, and at most half of its time left.
+    ///   A call without company goes as the ordinary request.
+    /// - While four requests are in flight, a group that is not full waits for further calls, for at most
+    ///   100 ms.
+    /// - A call waits for its group at most half of its time left. A group that gets no answer goes out
+    ///   once more as a group; after that, its calls go out as ordinary requests.
     /// - Needs the permissions `dynamodb:PartiQLInsert` and `dynamodb:PartiQLUpdate`. If DynamoDB
     ///   denies access, the store logs a warning, and sends ordinary requests from then on.
     ///
@@ -239,19 +248,38 @@ impl DynamoStore {
         let (writing, table) = (&self.writing, &self.table);
         let groups = self.smallest_group.map(|smallest| {
             let capacity = self.capacity.clone();
-            Groups::new(writing.clone(), table.clone(), capacity, smallest)
+            let places = self.places.clone();
+            Groups::new(writing.clone(), table.clone(), capacity, smallest, places)
         });
         Self { groups, ..self }
+    }
+
+    /// Sends an ordinary request, in `place` or when there is one.
+    async fn in_place<T>(
+        &self,
+        place: Option<Place>,
+        kind: Request,
+        request: Pin<&mut impl Future<Output = T>>,
+    ) -> T {
+        let answer = match place {
+            Some(_place) => request.await,
+            None => self.places.run(kind, request).await,
+        };
+        if let Some(groups) = &self.groups {
+            groups.dispatch();
+        }
+        answer
     }
 
     /// Tries a claim over nothing as part of a group.
     async fn claim_in_group(&self, request: &ClaimRequest) -> Tried {
         let Some(groups) = &self.groups else {
-            return Tried::Single(Single::unlimited());
+            return Tried::Ordinary(None);
         };
         let item = self.layout.item(&request.key, &request.record(None));
         let insert = group::claim(&self.table, item);
-        groups.send(request.key.as_str(), insert).await
+        let key = request.key.as_str();
+        groups.send(Request::Claim, key, insert).await
     }
 
     /// Tries a settlement as part of a group.
@@ -262,11 +290,14 @@ impl DynamoStore {
         now: Timestamp,
     ) -> Tried {
         let Some(groups) = &self.groups else {
-            return Tried::Single(Single::unlimited());
+            return Tried::Ordinary(None);
         };
         match group::settle(&self.layout, &self.table, fence, settlement, now) {
-            Some(update) => groups.send(fence.key.as_str(), update).await,
-            None => Tried::Single(Single::unlimited()),
+            Some(update) => {
+                let key = fence.key.as_str();
+                groups.send(Request::Other, key, update).await
+            }
+            None => Tried::Ordinary(None),
         }
     }
 
@@ -301,7 +332,7 @@ impl DynamoStore {
             .send();
         let reason = match tokio::time::timeout(timeout, read).await {
             Ok(Ok(_)) => return Ok(()),
-            Ok(Err(error)) => explain(&error, "dynamodb:GetItem"),
+            Ok(Err(error)) => self.explain(&error, "dynamodb:GetItem"),
             Err(_) => format!("no answer within {timeout:?}"),
         };
         Err(PrimeError {
@@ -329,9 +360,28 @@ impl DynamoStore {
             action,
             key: key.to_string(),
             store: self.place(),
-            reason: explain(&error, needs),
+            reason: self.explain(&error, needs),
             source: error.into(),
         }
+    }
+
+    /// Explains a failed request, and the key that the table must have where that is the reason.
+    fn explain<E>(&self, error: &SdkError<E>, needs: &str) -> String
+    where
+        E: ProvideErrorMetadata + std::error::Error + 'static,
+    {
+        let why = explain(error, needs);
+        // "The provided key element does not match the schema", "Missing the key id in the item".
+        if !(why.contains("key element") || why.contains("Missing the key")) {
+            return why;
+        }
+        let keys = self.layout.primary_key("");
+        let mut names: Vec<_> = keys.keys().map(|name| format!("`{name}`")).collect();
+        names.sort_unstable();
+        format!(
+            "{why}; the table must have the primary key {}: name its own in IDEMPOTENCY_ATTRIBUTES or `Layout::rename`, or create another table",
+            names.join(" and ")
+        )
     }
 
     fn read(&self, key: &Key, item: &Item) -> Result<Record, StoreError> {
@@ -354,7 +404,8 @@ impl DynamoStore {
         let delete = expressions::delete(&self.layout, &self.table, fence);
         let delete = delete_item(&self.writing, delete);
         let delete = delete.set_return_consumed_capacity(self.capacity.clone());
-        match delete.send().await {
+        let sent = pin!(delete.send());
+        match self.in_place(None, Request::Other, sent).await {
             Ok(answer) => {
                 add_write_units(answer.consumed_capacity());
                 Ok(SettleAnswer::Applied)
@@ -368,31 +419,28 @@ impl DynamoStore {
         }
     }
 
-    /// Claims in one request, or in two if only a put can replace the record.
+    /// Claims in one request, or in two if only a put can replace the record, which is expired or
+    /// another program's.
     async fn claim_once(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
-        for _ in 0..MOST_CHANGES {
-            let (record, item) = match self.claim_by_update(request).await? {
-                Claim::Applied(replaced) => return Ok(ClaimAnswer::Applied { replaced }),
-                Claim::Refused(record, item) => (record, item),
-            };
-            if !may_claim(Some(&record), request) {
-                return Ok(ClaimAnswer::Refused(record));
-            }
-            match self.claim_by_put(request, record, &item).await? {
-                // Another worker replaced the record meanwhile, and the new record admits the
-                // claim.
-                ClaimAnswer::Refused(record) if may_claim(Some(&record), request) => {}
-                answer => return Ok(answer),
-            }
+        let (record, item) = match self.claim_by_update(request).await? {
+            Claim::Applied(replaced) => return Ok(ClaimAnswer::Applied { replaced }),
+            Claim::Refused(record, item) => (record, item),
+        };
+        if !may_claim(Some(&record), request) {
+            return Ok(ClaimAnswer::Refused(record));
         }
-        Err(StoreError::Unavailable {
-            kind: Unavailability::Contended,
-            action: "claim",
-            key: request.key.to_string(),
-            store: self.place(),
-            reason: "other workers changed the record before each write".into(),
-            source: "too many concurrent changes".into(),
-        })
+        match self.claim_by_put(request, record, &item).await? {
+            // The new record admits the claim.
+            ClaimAnswer::Refused(record) if may_claim(Some(&record), request) => {
+                Err(StoreError::contended(
+                    "claim",
+                    &request.key,
+                    self.place(),
+                    "another worker changed the record before this write",
+                ))
+            }
+            answer => Ok(answer),
+        }
     }
 
     async fn claim_by_update(&self, request: &ClaimRequest) -> Result<Claim, StoreError> {
@@ -451,16 +499,6 @@ impl DynamoStore {
     }
 }
 
-/// Maximum number of requests for one claim that gets no answer or meets contention, as in the
-/// SDK's retry settings of `aws::config`.
-const CLAIM_ATTEMPTS: u32 = 4;
-/// Upper limit of the first random pause between requests for one claim. Each pause doubles it.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// Upper limit of every pause between requests for one claim.
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// Maximum number of tries to claim a record that other workers change between update and put.
-const MOST_CHANGES: usize = 3;
-
 /// The answer to a claim by `UpdateItem`.
 enum Claim {
     Applied(Option<Record>),
@@ -475,30 +513,19 @@ impl Store for DynamoStore {
             let item = self.layout.item(&request.key, &request.record(None));
             check_size(&request.key, items::size(&item), room)?;
         }
-        let mut single = match self.claim_in_group(request).await {
+        let place = match self.claim_in_group(request).await {
             Tried::Applied => return Ok(ClaimAnswer::Applied { replaced: None }),
             // An `INSERT` has no condition of its own.
-            Tried::Refused(_) => Single::unlimited(),
-            Tried::Single(single) => single,
-        };
-        let (mut attempt, mut longest) = (1, FIRST_PAUSE);
-        let mut may_have_been_applied = single.may_have_been_applied;
-        loop {
-            let error = match single.run(pin!(self.claim_once(request))).await {
-                Ok(answer) => return Ok(answer),
-                Err(error) => error,
-            };
-            may_have_been_applied |= error.may_have_been_applied();
-            if attempt == CLAIM_ATTEMPTS || !error.may_pass() {
-                return Err(if may_have_been_applied {
-                    error.into_unanswered()
-                } else {
-                    error
-                });
+            Tried::Refused(_) => None,
+            Tried::Ordinary(place) => place,
+            Tried::Failed(kind, why) => {
+                let place = self.place();
+                let error = StoreError::unavailable(kind, "claim", &request.key, place, &*why);
+                return Err(error);
             }
-            tokio::time::sleep(longest.mul_f64(crate::system::random_fraction())).await;
-            (attempt, longest) = (attempt + 1, (longest * 2).min(LONGEST_PAUSE));
-        }
+        };
+        let claim = pin!(self.claim_once(request));
+        self.in_place(place, Request::Claim, claim).await
     }
 
     async fn settle(
@@ -508,10 +535,15 @@ impl Store for DynamoStore {
         now: Timestamp,
     ) -> Result<SettleAnswer, StoreError> {
         check_result(&fence.key, settlement)?;
-        let mut single = match self.settle_in_group(fence, settlement, now).await {
+        let place = match self.settle_in_group(fence, settlement, now).await {
             Tried::Applied => return Ok(SettleAnswer::Applied),
             Tried::Refused(item) => return self.refused(fence, Some(&item)),
-            Tried::Single(single) => single,
+            Tried::Ordinary(place) => place,
+            Tried::Failed(kind, why) => {
+                let (action, place) = (settlement.name(), self.place());
+                let error = StoreError::unavailable(kind, action, &fence.key, place, &*why);
+                return Err(error);
+            }
         };
         let update = expressions::settle(&self.layout, &self.table, fence, settlement, now);
         let Some(update) = update else {
@@ -519,7 +551,8 @@ impl Store for DynamoStore {
         };
         let update = update_item(&self.writing, update);
         let update = update.set_return_consumed_capacity(self.capacity.clone());
-        match single.run(pin!(update.send())).await {
+        let sent = pin!(update.send());
+        match self.in_place(place, Request::Other, sent).await {
             Ok(answer) => {
                 add_write_units(answer.consumed_capacity());
                 Ok(SettleAnswer::Applied)

@@ -1,6 +1,6 @@
 //! Commits a record and other writes in one `TransactWriteItems`.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, pin::pin};
 
 use aws_sdk_dynamodb::{
     error::{ProvideErrorMetadata as _, SdkError},
@@ -8,7 +8,7 @@ use aws_sdk_dynamodb::{
     types::{CancellationReason, TransactWriteItem},
 };
 
-use super::{DynamoStore, check_result, check_size, expressions};
+use super::{DynamoStore, Request, check_result, check_size, expressions};
 use crate::{
     dynamodb::{
         explain::{explain, kind, without_quotes},
@@ -31,7 +31,8 @@ impl TransactionalStore for DynamoStore {
     async fn look(&self, key: &Key) -> Result<Option<Record>, StoreError> {
         let get = self.client.get_item().table_name(&self.table);
         let get = get.set_key(Some(self.layout.primary_key(key.as_str())));
-        match get.send().await {
+        let sent = pin!(get.send());
+        match self.in_place(None, Request::Claim, sent).await {
             Ok(found) => found.item().map(|item| self.read(key, item)).transpose(),
             Err(error) => Err(self.unavailable("read", "dynamodb:GetItem", key, error)),
         }
@@ -94,9 +95,8 @@ impl DynamoStore {
             .set_transact_items(Some([record].into_iter().chain(writes).collect()))
             .client_request_token(token)
             .set_return_consumed_capacity(self.capacity.clone())
-            .send()
-            .await;
-        match sent {
+            .send();
+        match self.in_place(None, Request::Other, pin!(sent)).await {
             Ok(answer) => {
                 add_write_units(answer.consumed_capacity());
                 Ok(Sent::Other(CommitAnswer::Applied))

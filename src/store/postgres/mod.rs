@@ -283,8 +283,8 @@ fn store_error(action: &'static str, key: &Key, error: &Error) -> StoreError {
 /// The error of a request in a transaction that was not committed.
 pub(crate) fn not_applied(action: &'static str, key: &Key, error: &Error) -> StoreError {
     let kind = match kind(error) {
-        Unavailability::Contended => Unavailability::Contended,
-        Unavailability::Unanswered | Unavailability::Rejected => Unavailability::Rejected,
+        Unavailability::Unanswered => Unavailability::Denied,
+        answered => answered,
     };
     failed(kind, action, key, error)
 }
@@ -306,6 +306,7 @@ fn failed(kind: Unavailability, action: &'static str, key: &Key, error: &Error) 
     match kind {
         Unavailability::Unanswered => StoreError::unanswered(action, key, STORE, why),
         Unavailability::Contended => StoreError::contended(action, key, STORE, why),
-        Unavailability::Rejected => StoreError::denied(action, key, STORE, why),
+        Unavailability::Denied => StoreError::denied(action, key, STORE, why),
+        Unavailability::Invalid => StoreError::invalid(action, key, STORE, why),
     }
 }

@@ -1,5 +1,7 @@
 //! Answers to the statements of a group.
 
+use std::sync::Arc;
+
 use aws_sdk_dynamodb::{
     error::{ProvideErrorMetadata as _, SdkError},
     operation::batch_execute_statement::{BatchExecuteStatementError, BatchExecuteStatementOutput},
@@ -10,7 +12,10 @@ use aws_sdk_dynamodb::{
 };
 
 use crate::{
-    dynamodb::{explain::kind, item::Item},
+    dynamodb::{
+        explain::{explain, kind},
+        item::Item,
+    },
     protocol::Unavailability,
 };
 
@@ -23,9 +28,10 @@ pub(super) enum Answer {
     Duplicate,
     /// This role may not send the statement.
     Denied,
+    /// DynamoDB rejected the statement, and may accept the ordinary request.
     NotApplied,
-    /// The statement may have been applied.
-    Unknown,
+    /// The statement failed for this reason. If it got no answer, it may have been applied.
+    Failed(Unavailability, Arc<str>),
 }
 
 /// Answers to the statements of a group, in their order.
@@ -49,7 +55,7 @@ impl Answers {
                 responses = responses.len(),
                 "a group of writes got another number of responses than statements: each write is repeated alone"
             );
-            return Self::all(statements, || Answer::Unknown);
+            return Self::unanswered("the answer could not be read", statements);
         }
         Self {
             answers: responses.into_iter().map(Answer::of).collect(),
@@ -62,10 +68,19 @@ impl Answers {
         error: &SdkError<BatchExecuteStatementError>,
         statements: usize,
     ) -> Self {
+        let why: Arc<str> = explain(error, "dynamodb:PartiQLInsert and PartiQLUpdate").into();
         Self::all(statements, || match kind(error) {
             _ if error.code() == Some("AccessDeniedException") => Answer::Denied,
-            Unavailability::Contended | Unavailability::Rejected => Answer::NotApplied,
-            Unavailability::Unanswered => Answer::Unknown,
+            Unavailability::Denied | Unavailability::Invalid => Answer::NotApplied,
+            kind => Answer::Failed(kind, Arc::clone(&why)),
+        })
+    }
+
+    /// The answers of a group that got none.
+    pub(super) fn unanswered(why: &str, statements: usize) -> Self {
+        let why: Arc<str> = why.into();
+        Self::all(statements, || {
+            Answer::Failed(Unavailability::Unanswered, Arc::clone(&why))
         })
     }
 
@@ -82,7 +97,8 @@ impl Answer {
         let Some(BatchStatementError { code, item, .. }) = response.error else {
             return Self::Applied;
         };
-        match (code, item) {
+        let why = || code.as_ref().map_or("no code", Code::as_str).into();
+        match (&code, item) {
             (Some(Code::DuplicateItem), _) => Self::Duplicate,
             (Some(Code::AccessDenied), _) => Self::Denied,
             (Some(Code::ConditionalCheckFailed), Some(item)) if !item.is_empty() => {
@@ -90,19 +106,24 @@ impl Answer {
             }
             (
                 Some(
+                    Code::ProvisionedThroughputExceeded
+                    | Code::RequestLimitExceeded
+                    | Code::ThrottlingError
+                    | Code::TransactionConflict,
+                ),
+                _,
+            ) => Self::Failed(Unavailability::Contended, why()),
+            (
+                Some(
                     Code::ConditionalCheckFailed
                     | Code::ItemCollectionSizeLimitExceeded
-                    | Code::ProvisionedThroughputExceeded
-                    | Code::RequestLimitExceeded
                     | Code::ResourceNotFound
-                    | Code::ThrottlingError
-                    | Code::TransactionConflict
                     | Code::ValidationError,
                 ),
                 _,
             ) => Self::NotApplied,
             // InternalServerError, no code, and codes that are unknown today.
-            _ => Self::Unknown,
+            _ => Self::Failed(Unavailability::Unanswered, why()),
         }
     }
 }

@@ -2,12 +2,16 @@
 //!
 //! ```text
 //! call ── one turn of the runtime ──┬── alone: the ordinary request
-//!                                   └── group: applied, or else the ordinary request
+//!                                   └── group: applied, refused or failed, or else the ordinary request
 //! ```
 //!
-//! A group only adds a first try. Its statements make the writes of the ordinary requests, on the
-//! same or stricter conditions. To the protocol, a group and an ordinary request behind it are one
-//! request that was sent twice.
+//! The statements of a group make the writes of the ordinary requests, on the same or stricter
+//! conditions. To the protocol, a group and an ordinary request behind it are one request that was sent
+//! twice.
+//!
+//! The calls of a group that got no answer fail together. Their callers repeat them in the same turn of
+//! the runtime, so they form a group again. If that group gets no answer either, the third copies are
+//! ordinary requests.
 
 mod answer;
 mod statement;
@@ -15,7 +19,6 @@ mod statement;
 use std::{
     collections::VecDeque,
     fmt,
-    pin::{Pin, pin},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -29,49 +32,44 @@ use aws_sdk_dynamodb::{
 };
 use tokio::{
     runtime::Handle,
-    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
+    sync::oneshot,
     task::yield_now,
-    time::{Instant, sleep, timeout, timeout_at},
+    time::{Instant, timeout, timeout_at},
 };
 
 pub(super) use statement::{claim, settle};
 
 use answer::{Answer, Answers};
 
-use crate::{deadline, dynamodb::item::Item, meter::add_units, system::random_fraction};
+use super::places::{Place, Places, Request};
+use crate::{deadline, dynamodb::item::Item, meter::add_units, protocol::Unavailability};
 
 /// Maximum number of statements in one `BatchExecuteStatement` (*Amazon DynamoDB API Reference*).
 const MAX_STATEMENTS: usize = 25;
-/// Maximum number of requests in flight: groups, lone requests, and ordinary requests that follow a
-/// group. It bounds the connections to DynamoDB.
-const MOST_IN_FLIGHT: usize = 8;
 /// A group that is not full, and a lone request, wait while so many requests are in flight: others
 /// may join them.
 const MOST_FOR_PART: usize = 4;
-/// Maximum number of ordinary requests in flight that follow a group.
-const MOST_FALLBACKS: usize = 4;
-/// A request that takes longer gives up its place in flight, so that a request without an answer
-/// does not hold up the others.
-const SLOW: Duration = Duration::from_millis(100);
-/// Maximum time that a call waits for its group, as the timeout of one try in `aws::config`.
-const MAX_WAIT: Duration = Duration::from_secs(1);
-/// Upper limit of the random pause before an ordinary request that follows a group.
-const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+/// Maximum time of that wait. The requests in flight may never be answered.
+const MAX_WAIT_FOR_OTHERS: Duration = Duration::from_millis(100);
+/// Maximum time that a call waits for its group: longer than the client of `aws::config` waits.
+const MAX_WAIT: Duration = Duration::from_secs(6);
+/// Time without groups after two of them, one after the other, got no answer.
+const REST: Duration = Duration::from_secs(10);
 
 /// The groups of one store. Clones share the groups.
 #[derive(Clone)]
 pub(super) struct Groups(Arc<Shared>);
 
 struct Shared {
-    /// Client without the SDK's retries: the ordinary request is the retry.
+    /// Client without the SDK's retries.
     client: Client,
     table: String,
     capacity: Option<ReturnConsumedCapacity>,
     /// Calls fewer than this go as ordinary requests.
     smallest: usize,
     queue: Mutex<Queue>,
-    places: Arc<Semaphore>,
-    fallbacks: Semaphore,
+    places: Places,
+    silence: Mutex<Silence>,
     /// True after DynamoDB denied access to a group.
     off: AtomicBool,
 }
@@ -83,6 +81,7 @@ struct Queue(VecDeque<Call>);
 /// One statement, and the caller that waits for its turn.
 struct Call {
     key: String,
+    kind: Request,
     statement: BatchStatementRequest,
     /// End of the caller's wait.
     until: Instant,
@@ -97,41 +96,24 @@ enum Turn {
     Answered(Answer, f64),
 }
 
-/// The end of a call's first try.
+/// The end of a call.
 pub(super) enum Tried {
     Applied,
     /// The condition check failed because of this item.
     Refused(Item),
-    /// The ordinary request follows.
-    Single(Single),
+    /// The ordinary request follows, in this place if the call has one.
+    Ordinary(Option<Place>),
+    /// The call failed, for this reason.
+    Failed(Unavailability, Arc<str>),
 }
 
-/// How the ordinary request of a call is sent.
-pub(super) struct Single {
-    way: Way,
-    /// True if a group without an answer may have applied the statement.
-    pub(super) may_have_been_applied: bool,
-}
-
-enum Way {
-    /// Without a limit: grouping is off.
-    Unlimited,
-    Alone(Place, Groups),
-    Fallback(Groups),
-}
-
-/// A place among the requests in flight. When it is dropped, the next group goes.
-struct Place {
-    shared: Arc<Shared>,
-    permit: Option<OwnedSemaphorePermit>,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        // The next group needs it.
-        drop(self.permit.take());
-        self.shared.dispatch();
-    }
+/// When a group got no answer.
+#[derive(Default)]
+struct Silence {
+    /// Since then no group got an answer.
+    since: Option<Instant>,
+    /// End of the time without groups.
+    until: Option<Instant>,
 }
 
 impl fmt::Debug for Groups {
@@ -148,6 +130,7 @@ impl Groups {
         table: String,
         capacity: Option<ReturnConsumedCapacity>,
         smallest: usize,
+        places: Places,
     ) -> Self {
         Self(Arc::new(Shared {
             client,
@@ -155,21 +138,27 @@ impl Groups {
             capacity,
             smallest,
             queue: Mutex::default(),
-            places: Arc::new(Semaphore::new(MOST_IN_FLIGHT)),
-            fallbacks: Semaphore::new(MOST_FALLBACKS),
+            places,
+            silence: Mutex::default(),
             off: AtomicBool::new(false),
         }))
     }
 
     /// Sends a statement with those of other calls, and waits at most half of the time left.
-    pub(super) async fn send(&self, key: &str, statement: BatchStatementRequest) -> Tried {
-        if self.0.off.load(Relaxed) {
-            return Tried::Single(Single::unlimited());
+    pub(super) async fn send(
+        &self,
+        kind: Request,
+        key: &str,
+        statement: BatchStatementRequest,
+    ) -> Tried {
+        if self.0.off.load(Relaxed) || self.0.silence().is_rest() {
+            return Tried::Ordinary(None);
         }
         let until = Instant::now() + wait();
-        let (turn, answer) = oneshot::channel();
+        let (turn, mut answer) = oneshot::channel();
         self.0.queue().0.push_back(Call {
             key: key.to_owned(),
+            kind,
             statement,
             until,
             turn,
@@ -177,79 +166,38 @@ impl Groups {
         // Calls of the same turn share a group. Each of them starts groups, so that none depends on
         // another, which may be dropped.
         yield_now().await;
-        self.0.dispatch();
-        let answered = match timeout_at(until, answer).await {
-            Ok(Ok(Turn::Alone(place))) => {
-                return Tried::Single(Single {
-                    way: Way::Alone(place, self.clone()),
-                    may_have_been_applied: false,
-                });
+        self.0.dispatch(MOST_FOR_PART);
+        let turn = timeout_at(until, async {
+            loop {
+                match timeout(MAX_WAIT_FOR_OTHERS, &mut answer).await {
+                    Ok(turn) => break turn.ok(),
+                    Err(_elapsed) => self.0.dispatch(usize::MAX),
+                }
             }
-            Ok(Ok(Turn::Answered(answer, units))) => {
+        });
+        match turn.await {
+            Ok(Some(Turn::Alone(place))) => Tried::Ordinary(Some(place)),
+            Ok(Some(Turn::Answered(answer, units))) => {
                 add_units(units);
-                answer
+                match answer {
+                    Answer::Applied => Tried::Applied,
+                    Answer::Refused(item) => Tried::Refused(item),
+                    Answer::Duplicate | Answer::Denied | Answer::NotApplied => {
+                        Tried::Ordinary(None)
+                    }
+                    Answer::Failed(kind, why) => Tried::Failed(kind, why),
+                }
             }
             // No answer in time, or the group's task ended without one.
-            Ok(Err(_)) | Err(_) => Answer::Unknown,
-        };
-        let may_have_been_applied = match answered {
-            Answer::Applied => return Tried::Applied,
-            Answer::Refused(item) => return Tried::Refused(item),
-            // No sign of trouble, so no pause.
-            Answer::Duplicate => false,
-            Answer::Denied | Answer::NotApplied | Answer::Unknown => {
-                sleep(pause()).await;
-                matches!(answered, Answer::Unknown)
-            }
-        };
-        Tried::Single(Single {
-            way: Way::Fallback(self.clone()),
-            may_have_been_applied,
-        })
-    }
-}
-
-impl Single {
-    /// An ordinary request without groups.
-    pub(super) const fn unlimited() -> Self {
-        Self {
-            way: Way::Unlimited,
-            may_have_been_applied: false,
-        }
-    }
-
-    /// Sends an ordinary request, when there is a place for it. Takes the request by reference,
-    /// because the SDK's futures are large, and a wrapper would copy them.
-    pub(super) async fn run<T>(&mut self, request: Pin<&mut impl Future<Output = T>>) -> T {
-        match std::mem::replace(&mut self.way, Way::Unlimited) {
-            Way::Unlimited => request.await,
-            Way::Alone(place, groups) => {
-                self.way = Way::Fallback(groups);
-                in_place(place, request).await
-            }
-            Way::Fallback(groups) => {
-                let answer = {
-                    // The semaphores are never closed.
-                    let fallback = groups.0.fallbacks.acquire().await.ok();
-                    let permit = Arc::clone(&groups.0.places).acquire_owned().await.ok();
-                    let shared = Arc::clone(&groups.0);
-                    in_place((Place { shared, permit }, fallback), request).await
-                };
-                self.way = Way::Fallback(groups);
-                answer
+            Ok(None) | Err(_) => {
+                Tried::Failed(Unavailability::Unanswered, "no answer in time".into())
             }
         }
     }
-}
 
-/// Runs a request that gives up its `place` when it is slow.
-async fn in_place<P, T>(place: P, mut request: Pin<&mut impl Future<Output = T>>) -> T {
-    match timeout(SLOW, request.as_mut()).await {
-        Ok(answer) => answer,
-        Err(_slow) => {
-            drop(place);
-            request.await
-        }
+    /// Starts the groups that waited for the end of another request.
+    pub(super) fn dispatch(&self) {
+        self.0.dispatch(MOST_FOR_PART);
     }
 }
 
@@ -258,10 +206,25 @@ fn wait() -> Duration {
     deadline::time_left_of_request().map_or(MAX_WAIT, |left| MAX_WAIT.min(left / 2))
 }
 
-/// A random pause, with full jitter.
-fn pause() -> Duration {
-    let left = deadline::time_left_of_request().unwrap_or(MAX_WAIT);
-    LONGEST_PAUSE.min(left / 4).mul_f64(random_fraction())
+impl Silence {
+    fn is_rest(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Notes a group that was sent then and got no answer.
+    fn unanswered(&mut self, sent: Instant) {
+        let now = Instant::now();
+        match self.since {
+            // It is the second copy of a group, or was sent after one that got no answer.
+            Some(since) if sent >= since => self.until = Some(now + REST),
+            Some(_) => {}
+            None => self.since = Some(now),
+        }
+    }
+
+    fn answered(&mut self) {
+        *self = Self::default();
+    }
 }
 
 impl Shared {
@@ -269,27 +232,36 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the next group and its place. The lock is not held when a place is dropped.
-    fn next_group(self: &Arc<Self>) -> Option<(Place, Vec<Call>)> {
-        let mut queue = self.queue();
-        let in_flight = MOST_IN_FLIGHT.saturating_sub(self.places.available_permits());
-        let permit = Arc::clone(&self.places).try_acquire_owned().ok()?;
-        let group = queue.next(in_flight)?;
-        let shared = Arc::clone(self);
-        let permit = Some(permit);
-        Some((Place { shared, permit }, group))
+    fn silence(&self) -> MutexGuard<'_, Silence> {
+        self.silence.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts groups while calls wait and places are free.
-    fn dispatch(self: &Arc<Self>) {
-        while let Some((place, mut group)) = self.next_group() {
+    /// Takes the next group and its place.
+    fn next_group(&self, most_for_part: usize) -> Option<(Place, Vec<Call>)> {
+        let mut queue = self.queue();
+        if queue.0.len() < MAX_STATEMENTS && self.places.in_flight() >= most_for_part {
+            return None;
+        }
+        let (kind, place) = self.places.try_take()?;
+        let group = queue.next(kind)?;
+        let claims = group.iter().any(|call| call.kind == Request::Claim);
+        let place = if claims { place } else { place.without_claim() };
+        Some((place, group))
+    }
+
+    /// Starts groups while calls wait and places are free. A part of a group waits while so many
+    /// requests are in flight.
+    fn dispatch(self: &Arc<Self>, most_for_part: usize) {
+        while let Some((place, mut group)) = self.next_group(most_for_part) {
             if group.len() >= self.smallest {
                 // A task of its own: a caller may be dropped, and the others need their answers.
                 // Without a runtime the calls are dropped, and count as unanswered.
                 if let Ok(runtime) = Handle::try_current() {
                     let shared = Arc::clone(self);
                     runtime.spawn(async move {
-                        in_place(place, pin!(shared.send(group))).await;
+                        shared.send(group).await;
+                        drop(place);
+                        shared.dispatch(MOST_FOR_PART);
                     });
                 }
             } else if let Some(call) = group.pop() {
@@ -300,6 +272,7 @@ impl Shared {
     }
 
     async fn send(&self, group: Vec<Call>) {
+        let sent = Instant::now();
         // No caller waits longer.
         let until = group.iter().map(|call| call.until).max();
         let until = until.unwrap_or_else(Instant::now);
@@ -315,9 +288,15 @@ impl Shared {
         let Answers { answers, units } = match timeout_at(until, request.send()).await {
             Ok(Ok(output)) => Answers::of(output, turns.len()),
             Ok(Err(error)) => Answers::of_failure(&error, turns.len()),
-            // Every caller has stopped waiting.
-            Err(_elapsed) => return,
+            Err(_elapsed) => Answers::unanswered("no answer in time", turns.len()),
         };
+        let is_unanswered =
+            |answer: &Answer| matches!(answer, Answer::Failed(Unavailability::Unanswered, _));
+        if answers.iter().all(is_unanswered) {
+            self.silence().unanswered(sent);
+        } else {
+            self.silence().answered();
+        }
         if answers
             .iter()
             .any(|answer| matches!(answer, Answer::Denied))
@@ -343,12 +322,9 @@ impl Shared {
 }
 
 impl Queue {
-    /// Takes the next group, of distinct keys. `None` if it should wait for further calls, while so
-    /// many requests are in flight.
-    fn next(&mut self, in_flight: usize) -> Option<Vec<Call>> {
-        if self.0.len() < MAX_STATEMENTS && in_flight >= MOST_FOR_PART {
-            return None;
-        }
+    /// Takes the next group, of distinct keys. Claims stay in the queue if only a place of another
+    /// request is free.
+    fn next(&mut self, place: Request) -> Option<Vec<Call>> {
         let mut group: Vec<Call> = Vec::new();
         let mut left = VecDeque::new();
         while let Some(call) = self.0.pop_front() {
@@ -358,7 +334,9 @@ impl Queue {
             }
             if call.turn.is_closed() {
                 // Its caller is gone.
-            } else if group.iter().any(|other| other.key == call.key) {
+            } else if call.kind == Request::Claim && place == Request::Other
+                || group.iter().any(|other| other.key == call.key)
+            {
                 left.push_back(call);
             } else {
                 group.push(call);
@@ -373,60 +351,14 @@ impl Queue {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicUsize;
-
-    use futures_util::future::join_all;
-
     use super::*;
 
     fn groups() -> Groups {
         let config = aws_sdk_dynamodb::Config::builder()
             .behavior_version(aws_sdk_dynamodb::config::BehaviorVersion::latest())
             .build();
-        Groups::new(Client::from_conf(config), "table".into(), None, 2)
-    }
-
-    fn single(way: Way) -> Single {
-        Single {
-            way,
-            may_have_been_applied: false,
-        }
-    }
-
-    /// Runs `requests` ordinary requests of this duration after a group. Returns the largest number
-    /// in flight, and the time of all.
-    async fn in_flight_at_most(requests: usize, takes: Duration) -> (usize, Duration) {
-        let (groups, started) = (groups(), Instant::now());
-        let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        join_all((0..requests).map(|_| async {
-            let request = async {
-                most.fetch_max(now.fetch_add(1, Relaxed) + 1, Relaxed);
-                sleep(takes).await;
-                now.fetch_sub(1, Relaxed);
-            };
-            single(Way::Fallback(groups.clone()))
-                .run(pin!(request))
-                .await;
-        }))
-        .await;
-        (most.into_inner(), started.elapsed())
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn requests_after_a_group_are_bounded() {
-        let takes = SLOW / 2;
-        let (most, time) = in_flight_at_most(10 * MOST_FALLBACKS, takes).await;
-        assert_eq!((most, time), (MOST_FALLBACKS, 10 * takes));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn slow_request_gives_up_its_place() {
-        let takes = 100 * SLOW;
-        let (most, time) = in_flight_at_most(3 * MOST_FALLBACKS, takes).await;
-        assert_eq!(most, 3 * MOST_FALLBACKS);
-        // The last wait for two others, and tokio rounds timers up.
-        let last = 2 * (SLOW + Duration::from_millis(1)) + takes;
-        assert!(time <= last, "{time:?}");
+        let client = Client::from_conf(config);
+        Groups::new(client, "table".into(), None, 2, Places::default())
     }
 
     #[tokio::test(start_paused = true)]
@@ -442,11 +374,12 @@ mod tests {
         }
     }
 
-    fn call(queue: &mut Queue, key: &str) -> oneshot::Receiver<Turn> {
+    fn call(queue: &mut Queue, kind: Request, key: &str) -> oneshot::Receiver<Turn> {
         let (turn, answer) = oneshot::channel();
         let statement = BatchStatementRequest::builder().statement("");
         queue.0.push_back(Call {
             key: key.into(),
+            kind,
             statement: statement.build().unwrap(),
             until: Instant::now(),
             turn,
@@ -454,9 +387,8 @@ mod tests {
         answer
     }
 
-    fn next(queue: &mut Queue, in_flight: usize) -> Option<Vec<String>> {
-        let group = queue.next(in_flight)?;
-        Some(group.into_iter().map(|call| call.key).collect())
+    fn keys(group: Option<Vec<Call>>) -> Option<Vec<String>> {
+        Some(group?.into_iter().map(|call| call.key).collect())
     }
 
     #[tokio::test]
@@ -464,41 +396,63 @@ mod tests {
         let mut queue = Queue::default();
         let mut callers: Vec<_> = ["a", "b", "a", "c", "a", "b"]
             .into_iter()
-            .map(|key| call(&mut queue, key))
+            .map(|key| call(&mut queue, Request::Claim, key))
             .collect();
         drop(callers.remove(3));
-        assert_eq!(next(&mut queue, 0).unwrap(), ["a", "b"]);
-        assert_eq!(next(&mut queue, 0).unwrap(), ["a", "b"]);
-        assert_eq!(next(&mut queue, 0).unwrap(), ["a"]);
-        assert_eq!(next(&mut queue, 0), None);
+        let mut next = || keys(queue.next(Request::Claim));
+        assert_eq!(next().unwrap(), ["a", "b"]);
+        assert_eq!(next().unwrap(), ["a", "b"]);
+        assert_eq!(next().unwrap(), ["a"]);
+        assert_eq!(next(), None);
+    }
+
+    #[tokio::test]
+    async fn settlements_pass_claims_without_a_place() {
+        let mut queue = Queue::default();
+        let _claim = call(&mut queue, Request::Claim, "a");
+        let _settlement = call(&mut queue, Request::Other, "b");
+        assert_eq!(keys(queue.next(Request::Other)).unwrap(), ["b"]);
+        assert_eq!(keys(queue.next(Request::Other)), None);
+        assert_eq!(keys(queue.next(Request::Claim)).unwrap(), ["a"]);
     }
 
     #[tokio::test]
     async fn part_of_a_group_waits_for_others() {
-        let mut queue = Queue::default();
-        let keys: Vec<_> = (0..30).map(|n| n.to_string()).collect();
-        let _callers: Vec<_> = keys.iter().map(|key| call(&mut queue, key)).collect();
-        assert_eq!(next(&mut queue, MOST_FOR_PART).unwrap(), keys[..25]);
-        assert_eq!(next(&mut queue, MOST_FOR_PART), None);
-        assert_eq!(next(&mut queue, MOST_FOR_PART - 1).unwrap(), keys[25..]);
+        let Groups(shared) = groups();
+        let numbers: Vec<_> = (0..30).map(|n| n.to_string()).collect();
+        let callers = |queue: &mut Queue| {
+            let calls = numbers.iter();
+            let calls = calls.map(|key| call(queue, Request::Other, key));
+            calls.collect::<Vec<_>>()
+        };
+        let _callers = callers(&mut shared.queue());
+        let mut places = Vec::new();
+        let (place, group) = shared.next_group(MOST_FOR_PART).unwrap();
+        places.push(place);
+        assert_eq!(keys(Some(group)).unwrap(), numbers[..25]);
+        while places.len() < MOST_FOR_PART {
+            places.push(shared.places.try_take().unwrap().1);
+        }
+        assert!(shared.next_group(MOST_FOR_PART).is_none());
+        let (_, group) = shared.next_group(usize::MAX).unwrap();
+        assert_eq!(keys(Some(group)).unwrap(), numbers[25..]);
     }
 
-    #[tokio::test]
-    async fn requests_in_flight_are_bounded() {
-        let Groups(shared) = groups();
-        let keys: Vec<_> = (0..500).map(|n| n.to_string()).collect();
-        let mut queue = shared.queue();
-        let _callers: Vec<_> = keys.iter().map(|key| call(&mut queue, key)).collect();
-        drop(queue);
-        let mut places = Vec::new();
-        while let Some((place, group)) = shared.next_group() {
-            assert_eq!(group.len(), MAX_STATEMENTS);
-            places.push(place);
-        }
-        assert_eq!(places.len(), MOST_IN_FLIGHT);
-        assert_eq!(shared.queue().0.len(), 500 - 25 * MOST_IN_FLIGHT);
-        shared.queue().0.clear();
-        drop(places);
-        assert_eq!(shared.places.available_permits(), MOST_IN_FLIGHT);
+    #[tokio::test(start_paused = true)]
+    async fn groups_rest_after_two_without_answer() {
+        let mut silence = Silence::default();
+        let sent = Instant::now();
+        tokio::time::advance(Duration::from_secs(1)).await;
+        // Of one turn.
+        silence.unanswered(sent);
+        silence.unanswered(sent);
+        assert!(!silence.is_rest());
+        silence.unanswered(Instant::now());
+        assert!(silence.is_rest());
+        tokio::time::advance(REST).await;
+        assert!(!silence.is_rest());
+        silence.answered();
+        silence.unanswered(Instant::now());
+        assert!(!silence.is_rest());
     }
 }

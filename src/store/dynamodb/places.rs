@@ -1,0 +1,136 @@
+//! [`Places`]: a bound on the requests of one store that are in flight in a process.
+
+use std::{pin::Pin, sync::Arc};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Maximum number of requests in flight, so also of connections.
+const MOST: usize = 64;
+/// Maximum number of claims among them. While claims wait for a silent table, completions still go out.
+const MOST_CLAIMS: usize = 48;
+
+/// The places of a store's requests in flight. Clones share them.
+#[derive(Clone, Debug)]
+pub(crate) struct Places {
+    all: Arc<Semaphore>,
+    claims: Arc<Semaphore>,
+}
+
+/// A place, free again when it is dropped.
+#[derive(Debug)]
+pub(super) struct Place {
+    _claim: Option<OwnedSemaphorePermit>,
+    _any: OwnedSemaphorePermit,
+}
+
+/// Whether a request claims, or comes after a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Request {
+    Claim,
+    Other,
+}
+
+impl Default for Places {
+    fn default() -> Self {
+        Self {
+            all: Arc::new(Semaphore::new(MOST)),
+            claims: Arc::new(Semaphore::new(MOST_CLAIMS)),
+        }
+    }
+}
+
+impl Places {
+    /// Runs a request when there is a place for it. Takes the request by reference, because the SDK's
+    /// futures are large, and a wrapper would copy them.
+    pub(crate) async fn run<T>(&self, kind: Request, sent: Pin<&mut impl Future<Output = T>>) -> T {
+        // The semaphores are never closed. Claims wait for each other first, and hold up nothing else.
+        let _claim = match kind {
+            Request::Claim => self.claims.acquire().await.ok(),
+            Request::Other => None,
+        };
+        let _any = self.all.acquire().await.ok();
+        sent.await
+    }
+
+    /// Takes a place for a claim or for another request, without waiting. `Other` if only that is free.
+    pub(super) fn try_take(&self) -> Option<(Request, Place)> {
+        let any = Arc::clone(&self.all).try_acquire_owned().ok()?;
+        let claim = Arc::clone(&self.claims).try_acquire_owned().ok();
+        let kind = if claim.is_some() {
+            Request::Claim
+        } else {
+            Request::Other
+        };
+        let place = Place {
+            _claim: claim,
+            _any: any,
+        };
+        Some((kind, place))
+    }
+
+    /// Returns the number of requests in flight.
+    pub(super) fn in_flight(&self) -> usize {
+        MOST.saturating_sub(self.all.available_permits())
+    }
+}
+
+impl Place {
+    /// The place of a request that claims nothing.
+    pub(super) fn without_claim(self) -> Self {
+        Self {
+            _claim: None,
+            ..self
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        pin::pin,
+        sync::atomic::{AtomicUsize, Ordering::Relaxed},
+        time::Duration,
+    };
+
+    use futures_util::future::join_all;
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+
+    const TAKES: Duration = Duration::from_secs(1);
+
+    /// Runs requests of this duration. Returns the largest number in flight, and the time of all.
+    async fn run(places: &Places, kind: Request, requests: usize) -> (usize, Duration) {
+        let started = Instant::now();
+        let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        join_all((0..requests).map(|_| async {
+            let request = async {
+                most.fetch_max(now.fetch_add(1, Relaxed) + 1, Relaxed);
+                sleep(TAKES).await;
+                now.fetch_sub(1, Relaxed);
+            };
+            places.run(kind, pin!(request)).await;
+        }))
+        .await;
+        (most.into_inner(), started.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_in_flight_are_bounded() {
+        let places = Places::default();
+        let ten_rounds = run(&places, Request::Other, 10 * MOST).await;
+        assert_eq!(ten_rounds, (MOST, 10 * TAKES));
+        let ten_rounds = run(&places, Request::Claim, 10 * MOST_CLAIMS).await;
+        assert_eq!(ten_rounds, (MOST_CLAIMS, 10 * TAKES));
+        assert_eq!(places.in_flight(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiting_claims_leave_places_for_completions() {
+        let places = Places::default();
+        let claims = run(&places, Request::Claim, 10 * MOST_CLAIMS);
+        let completions = run(&places, Request::Other, MOST - MOST_CLAIMS);
+        let (_, (most, time)) = tokio::join!(claims, completions);
+        assert_eq!((most, time), (MOST - MOST_CLAIMS, TAKES));
+    }
+}
