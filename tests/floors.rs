@@ -8,8 +8,8 @@ use std::{fs, path::Path};
 const FLOORS: [&[&str]; 11] = [
     &["protocol", "invalid"],
     &["system"],
-    &["deadline", "dynamodb", "aws", "meter"],
-    &["event"],
+    &["deadline", "dynamodb", "meter"],
+    &["event", "aws"],
     &["postgres", "s3"],
     &["store"],
     &["handler"],

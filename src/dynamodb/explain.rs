@@ -47,10 +47,18 @@ where
     format!("{code}: {advice} (request id {request_id})")
 }
 
+/// No answer came in time on an open connection.
+#[derive(Debug, thiserror::Error)]
+#[error("no answer in time")]
+pub(crate) struct NoAnswer;
+
 /// Explains a request without an answer of the service. The text omits the request.
 pub(crate) fn unanswered<E: Error + 'static>(error: &SdkError<E>) -> String {
     let advice = match error {
-        SdkError::TimeoutError(_) => return "no answer in time".to_owned(),
+        SdkError::TimeoutError(_) => return NoAnswer.to_string(),
+        SdkError::DispatchFailure(_) if sources(error).any(|e| e.is::<NoAnswer>()) => {
+            return NoAnswer.to_string();
+        }
         SdkError::DispatchFailure(_) if sources(error).any(|e| e.is::<CredentialsError>()) => {
             "no AWS credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; a deployed function needs a role"
         }
@@ -158,6 +166,10 @@ mod tests {
         let refused = std::io::Error::other("connection refused");
         for (error, wanted) in [
             (Failed::timeout_error("secret"), "no answer in time"),
+            (
+                Failed::dispatch_failure(ConnectorError::timeout(NoAnswer.into())),
+                "no answer in time",
+            ),
             (
                 Failed::dispatch_failure(ConnectorError::io(refused.into())),
                 "could not connect; check the endpoint, the region and the network (io error: connection refused)",

@@ -288,33 +288,24 @@ impl<S: Store> Once<S> {
             claimed,
             deadline,
             lease,
-        };
-        let retry_time = MAX_CLAIM_TIME.min(deadline.time_left() / 10);
-        let mut pauses = RetryPauses::until(Instant::now() + retry_time);
-        loop {
-            let claim = self.records.store.claim(request);
-            let answer = timed(until(deadline.stop(), claim)).await;
-            let error = match answer {
-                Ok(Ok(ClaimAnswer::Applied { replaced })) => {
-                    return Ok(held(Claimed::over(replaced)));
-                }
-                Ok(Ok(ClaimAnswer::Refused(record))) => {
-                    return match claim_refused(record, request) {
-                        ClaimRefused::Held(claimed) => Ok(held(claimed)),
-                        ClaimRefused::Refused(refusal) => Err(refusal.into()),
-                    };
-                }
-                Ok(Err(error)) if error.is_throttled() && pauses.pause().await => continue,
-                Ok(Err(error)) => error,
-                Err(_elapsed) => StoreError::OutOfTime {
-                    action: "claim",
-                    key: request.key.to_string(),
-                },
-            };
-            if error.may_have_been_applied() {
-                self.abandon(request, deadline).await;
-            }
-            return Err(Outcome::store_unavailable(error));
+        })
+    }
+
+    /// Undoes a claim that may have been applied, as far as that is known.
+    async fn not_claimed(
+        &self,
+        given_up: GivenUp,
+        request: &ClaimRequest,
+        deadline: Deadline,
+    ) -> Outcome {
+        let GivenUp {
+            error,
+            may_have_been_applied,
+        } = given_up;
+        if error.may_have_been_applied() {
+            self.health.unanswered(deadline);
+        } else {
+            self.health.answered();
         }
         if may_have_been_applied {
             self.abandon(request, deadline).await;
@@ -325,36 +316,26 @@ impl<S: Store> Once<S> {
     /// Ends the lease of a claim that got no answer and may have been applied.
     ///
     /// The record is not deleted. The claim may have been a takeover, and the next attempt must be
-<<<<<<< HEAD
     /// informed of the earlier attempt. Where the claim opened the attempt itself, the record says
     /// that nothing was started, so that the next claim is no suspect. One request, or two after a
     /// takeover.
     async fn abandon(&self, request: &ClaimRequest, deadline: Deadline) {
-        let fence = request.fence();
+        let (fence, now) = (request.fence(), self.records.now().max(request.now));
+        let end = deadline.end().min(Instant::now() + MAX_BRIEF);
         let not_started = Some(AttemptEnd::NotStarted);
         for (fence, last_end) in [
             (fence.clone().with_first_claim(request.now), not_started),
             (fence.clone(), None),
         ] {
             let settlement = Settlement::EndLease { last_end };
-            let settled = (self.records.store).settle(&fence, &settlement, self.records.now());
+            let settled = self.records.store.settle(&fence, &settlement, now);
             // If this settlement fails, the claim stays until its lease expires.
-            match timed(until(deadline.end(), settled)).await {
+            match timed(until(end, settled)).await {
                 Ok(Ok(SettleAnswer::Refused(Some(record))))
                     if may_settle(Some(&record), &request.fence()) => {}
                 _ => return,
             }
         }
-=======
-    /// informed of the earlier attempt.
-    async fn abandon(&self, request: &ClaimRequest, deadline: Deadline) {
-        let settlement = Settlement::EndLease { last_end: None };
-        let (fence, now) = (request.fence(), self.records.now().max(request.now));
-        let settled = self.records.store.settle(&fence, &settlement, now);
-        // If this settlement fails, the claim stays until its lease expires.
-        let end = deadline.end().min(Instant::now() + MAX_BRIEF);
-        let _best_effort = timed(until(end, settled)).await;
->>>>>>> 48ac133 (Repeat requests by the class of their failure)
     }
 }
 

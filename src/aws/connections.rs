@@ -1,0 +1,154 @@
+//! [`Watched`]: tells a dead connection from a slow service by the time that it has rested.
+
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use aws_smithy_runtime_api::client::{
+    connection::{CaptureSmithyConnection, ConnectionMetadata},
+    http::{HttpConnector, HttpConnectorFuture, SharedHttpConnector},
+    orchestrator::HttpRequest,
+    result::ConnectorError,
+};
+use tokio::time::timeout;
+
+use crate::{dynamodb::explain::NoAnswer, protocol::Timestamp};
+
+/// A connection that got no answer for so long has rested, by the wall clock. The monotonic clock stands
+/// still while Lambda has the process frozen.
+const REST: Duration = Duration::from_secs(5);
+/// Maximum number of connections that are watched.
+const MOST: usize = 512;
+
+/// A connector that gives a request on a rested connection less time, and uses no rested connection
+/// after one of them has failed.
+///
+/// While Lambda has a process frozen, every pooled connection can die, closed or silent. A time limit
+/// for all requests cannot tell a dead connection from a slow table. The rest of the connection can.
+///
+/// The connections of one client go to a few endpoints of one Region, so all of them are one pool.
+#[derive(Debug)]
+pub(super) struct Watched {
+    connector: SharedHttpConnector,
+    /// Time for a request on a rested connection.
+    limit: Duration,
+    clock: fn() -> Timestamp,
+    known: Arc<Known>,
+}
+
+/// Connections that have answered, by their local address. The port of a closed connection can come
+/// back: the new connection then counts as rested, which costs one more request at most.
+#[derive(Debug, Default)]
+struct Known(Mutex<HashMap<SocketAddr, Connection>>);
+
+struct Connection {
+    metadata: ConnectionMetadata,
+    answered: Timestamp,
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection")
+            .field("answered", &self.answered)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Watched {
+    pub(super) fn new(
+        connector: SharedHttpConnector,
+        limit: Duration,
+        clock: fn() -> Timestamp,
+    ) -> Self {
+        Self {
+            connector,
+            limit,
+            clock,
+            known: Arc::default(),
+        }
+    }
+}
+
+impl HttpConnector for Watched {
+    fn call(&self, mut request: HttpRequest) -> HttpConnectorFuture {
+        // The SDK's interceptor for broken connections captures it already.
+        let used = request.extension::<CaptureSmithyConnection>().cloned();
+        let used = used.unwrap_or_else(|| {
+            let used = CaptureSmithyConnection::new();
+            request.add_extension(used.clone());
+            used
+        });
+        let (limit, clock, known) = (self.limit, self.clock, Arc::clone(&self.known));
+        let sent = clock();
+        let answer = self.connector.call(request);
+        HttpConnectorFuture::new(async move {
+            let mut answer = pin!(answer);
+            let answer = match timeout(limit, answer.as_mut()).await {
+                Ok(answer) => answer,
+                Err(_late) if known.is_rested(&used, sent) => {
+                    Err(ConnectorError::timeout(NoAnswer.into()))
+                }
+                // New, or at work a moment ago: the client's own limits hold.
+                Err(_late) => answer.await,
+            };
+            if answer.is_ok() {
+                known.answered(&used, clock());
+            } else {
+                known.failed(&used, sent);
+            }
+            answer
+        })
+    }
+}
+
+impl Known {
+    fn lock(&self) -> MutexGuard<'_, HashMap<SocketAddr, Connection>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns whether a request sent then uses a connection that had rested. False while it connects.
+    fn is_rested(&self, used: &CaptureSmithyConnection, sent: Timestamp) -> bool {
+        let address = used.get().and_then(|used| used.local_addr());
+        let known = self.lock();
+        let connection = address.and_then(|address| known.get(&address));
+        connection.is_some_and(|connection| connection.had_rested(sent))
+    }
+
+    fn answered(&self, used: &CaptureSmithyConnection, now: Timestamp) {
+        let Some(metadata) = used.get() else { return };
+        let Some(address) = metadata.local_addr() else {
+            return;
+        };
+        let mut known = self.lock();
+        if known.len() == MOST && !known.contains_key(&address) {
+            let oldest = known.iter().min_by_key(|(_, known)| known.answered);
+            let oldest = oldest.map(|(address, _)| *address);
+            oldest.and_then(|address| known.remove(&address));
+        }
+        let answered = now;
+        known.insert(address, Connection { metadata, answered });
+    }
+
+    /// Forgets a connection that failed. If it had rested, the pool uses no rested connection again.
+    fn failed(&self, used: &CaptureSmithyConnection, sent: Timestamp) {
+        let all = self.is_rested(used, sent);
+        let mut known = self.lock();
+        if all {
+            // They stay known: requests on them may be on their way.
+            let rested = known.values().filter(|known| known.had_rested(sent));
+            rested.for_each(|connection| connection.metadata.poison());
+        }
+        let address = used.get().and_then(|used| used.local_addr());
+        address.and_then(|address| known.remove(&address));
+    }
+}
+
+impl Connection {
+    fn had_rested(&self, sent: Timestamp) -> bool {
+        self.answered.until(sent) >= REST
+    }
+}
