@@ -13,7 +13,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use serde_json::{Value, json};
@@ -28,6 +28,7 @@ use support::{
     event::{batch, in_group, received},
     log,
     sqs::{DEAD_LETTER_QUEUE_ARN, Sqs, SqsBehaviour},
+    stopwatch::Stopwatch,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -482,7 +483,7 @@ async fn hanging_sqs_delays_response_within_bound() {
         for (budget, at_most) in [(60 * SECOND, 5 * SECOND), (SECOND, SECOND)] {
             let world = World::start().await;
             world.sqs.turn_for(operation, SqsBehaviour::Hanging);
-            let started = Instant::now();
+            let started = Stopwatch::start();
             let event = batch([declined("m-1")]);
             let failed = process(&world.consumer, event, within(budget)).await;
             assert_eq!(failed, ["m-1"], "{operation}");

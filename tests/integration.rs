@@ -39,7 +39,7 @@ use tokio::{
 /// must end before that.
 const VISIBILITY: Duration = Duration::from_secs(3);
 /// A visibility timeout longer than any test.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(600);
 /// Timeout of the function.
 const TIME: Duration = Duration::from_secs(2);
 /// Receives until SQS moves a message to the dead-letter queue.

@@ -68,6 +68,8 @@ async fn killed_charge_is_taken_over_after_lease() {
     let delivery = |n| batch([received("m-1", &order("o-1"), n)]);
     stage.gateway.script("o-1", [Reply::Hang]);
 
+    // Ready before the lease begins, so that it comes too early on a slow machine too.
+    let survivor = stage.consumer(&settings).await;
     let victim = stage.consumer(&settings).await;
     let (answer, _) = join!(victim.invoke(delivery(1), Duration::from_secs(3)), async {
         stage.gateway.arrived("o-1", 1).await;
@@ -77,7 +79,6 @@ async fn killed_charge_is_taken_over_after_lease() {
     let left = stage.record("m-1").await.unwrap();
     assert_eq!(text(&left, "status"), "IN_PROGRESS");
 
-    let survivor = stage.consumer(&settings).await;
     let settled = timeout(PATIENCE, async {
         for n in 2.. {
             let response = survivor.invoke(delivery(n), TIME).await.response();

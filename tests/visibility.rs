@@ -7,10 +7,7 @@
 
 mod support;
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use serde_json::{Value, json};
 use sqs_once::{
@@ -24,6 +21,7 @@ use support::{
     event::{QUEUE_ARN, batch, in_group, received, record},
     log,
     sqs::{self, Sqs, SqsBehaviour},
+    stopwatch::Stopwatch,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -269,6 +267,20 @@ async fn sqs_error_does_not_change_response() {
     }
 }
 
+/// The limits of this suite are those of a runtime that runs.
+#[tokio::test]
+async fn stopwatch_stops_while_runtime_does_not_run() {
+    let stopwatch = Stopwatch::start();
+    let time = SECOND / 10;
+    while stopwatch.elapsed() < time {
+        tokio::time::sleep(SECOND / 100).await;
+    }
+    let before = stopwatch.elapsed();
+    // Blocks the only thread.
+    std::thread::sleep(3 * time);
+    assert!(stopwatch.elapsed() < before + time);
+}
+
 #[tokio::test]
 async fn hanging_sqs_costs_at_most_two_seconds() {
     let sqs = Sqs::start(SqsBehaviour::Hanging).await;
@@ -278,7 +290,7 @@ async fn hanging_sqs_costs_at_most_two_seconds() {
         ("hang", SECOND, SECOND),
     ] {
         let consumer = consumer(MemoryStore::default(), visibility(&sqs));
-        let started = Instant::now();
+        let started = Stopwatch::start();
         let event = batch([order("m-1", word, 1)]);
         assert_eq!(process(&consumer, event, within(budget)).await, ["m-1"]);
         assert!(started.elapsed() < at_most, "{:?}", started.elapsed());
@@ -291,7 +303,7 @@ async fn silent_sqs_is_not_called_for_five_minutes() {
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
     let asked = || sqs.calls("GetQueueUrl").len();
     let fails = async || {
-        let started = Instant::now();
+        let started = Stopwatch::start();
         let event = batch([order("m-1", "fail", 1)]);
         assert_eq!(
             process(&consumer, event, within(60 * SECOND)).await,
@@ -350,7 +362,7 @@ async fn batch_does_not_wait_for_other_sqs_calls() {
     let overtakes = async {
         sqs.called("GetQueueUrl", 1).await;
         sqs.turn(SqsBehaviour::Willing);
-        let started = Instant::now();
+        let started = Stopwatch::start();
         fails("m-2").await;
         assert!(started.elapsed() < SECOND, "{:?}", started.elapsed());
     };
@@ -455,7 +467,7 @@ async fn queue_attributes_never_delay_response() {
     let sqs = Sqs::start(SqsBehaviour::Willing).await;
     sqs.turn_for("GetQueueAttributes", SqsBehaviour::Hanging);
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));
-    let started = Instant::now();
+    let started = Stopwatch::start();
     for _ in 0..2 {
         assert_eq!(
             decline(&sqs, &consumer, 3).await,

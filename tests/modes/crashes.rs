@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     support::{dynamo::text, faults::Fault},
-    world::{Attempt, EffectMode, RECORDS, RETENTION, SECOND, World, ample, pass, short},
+    world::{Attempt, EffectMode, RECORDS, RETENTION, SECOND, World, ample, pass},
 };
 
 /// Longer than any lease in these tests.
@@ -118,23 +118,31 @@ impl World {
         expected: Option<&str>,
         late: bool,
     ) {
-        let id = &format!("{way:?}: {request} {meets:?} {late}");
+        let story = format!("{way:?}: {request} {meets:?} {late}");
         let client = &self.short_timeout_client();
-        let first = Attempt {
-            way,
-            id,
-            client,
-            deadline: short(),
+        let first = async |n, deadline| {
+            let id = format!("{story} {n}");
+            let attempt = Attempt {
+                way,
+                id: &id,
+                client,
+                deadline,
+            };
+            let outcome = self.run(&attempt).await;
+            (id, outcome)
         };
         self.dynamo.reset_counts();
         self.fail(request, meets);
-        if let Dies(_) = meets {
+        let id = if let Dies(_) = meets {
             tokio::select! {
-                outcome = self.run(&first) => panic!("{id}: it ended: {outcome}"),
-                () = self.met(request) => {}
+                (id, outcome) = first(0, ample()) => panic!("{id}: it ended: {outcome}"),
+                () = self.met(request) => format!("{story} 0"),
             }
         } else {
-            let outcome = self.run(&first).await;
+            let (id, outcome) = match meets {
+                Always(_) => self.until_met(request, first).await,
+                Once(_) | Dies(_) => first(0, ample()).await,
+            };
             // The deadline may cut off the last repetition, whose outcome is then unknown.
             let contended = ["retryable_failure", "completion_unrecorded"];
             let cut_off = expected.is_some_and(|expected| contended.contains(&expected))
@@ -144,10 +152,12 @@ impl World {
             }
             // No unfinished message is acknowledged.
             assert!(
-                !outcome.is_success() || self.effect(way, id).await == 1,
+                !outcome.is_success() || self.effect(way, &id).await == 1,
                 "{id}"
             );
-        }
+            id
+        };
+        let id = &id;
         if !late {
             assert!(
                 !self.dynamo.heal().await.is_empty(),

@@ -8,7 +8,7 @@ use std::{
 use aws_sdk_dynamodb::types::{AttributeValue, Put, ReturnValuesOnConditionCheckFailure, Update};
 use serde_json::json;
 use sqs_once::{
-    Attempt, Change, Deadline, Delivery, Done, Failure, Once, Outcome, Write,
+    Attempt, Change, Delivery, Done, Failure, Once, Outcome, Write,
     protocol::{Key, StoredResult},
     store::{DynamoStore, Layout},
 };
@@ -20,7 +20,7 @@ use super::{
         dynamo::{number, text},
         faults::Fault,
     },
-    world::{RECORDS, THINGS, World, ample, operation, pass, short},
+    world::{RECORDS, THINGS, World, ample, operation, pass},
 };
 
 /// Modes whose writes commit with a record.
@@ -296,7 +296,10 @@ async fn unrecorded_failure_is_not_final() {
     let inbox = world.inbox(&world.no_timeout_client());
     for fault in [Fault::CutBefore, Fault::Throttle] {
         world.dynamo.fail_all("TransactWriteItems", fault);
-        let outcome = inbox.run(operation("a", short()), handler).await;
+        let unrecorded = world.until_met("TransactWriteItems", async |_, deadline| {
+            inbox.run(operation("a", deadline), handler).await
+        });
+        let outcome = unrecorded.await;
         assert_eq!(outcome.name(), "failure_unrecorded", "{outcome}");
         world.dynamo.heal().await;
         assert_eq!(world.ended("a").await, None);
@@ -432,24 +435,26 @@ async fn attempt_after_unanswered_commit_is_informed() {
     let world = World::start().await;
     let client = &world.no_timeout_client();
     for fault in [Fault::CutBefore, Fault::InternalError] {
-        let key = &format!("{fault:?}");
         world.dynamo.fail_all("TransactWriteItems", fault);
-        let tries: [(_, _, fn() -> Deadline); 2] =
-            [("commit_unknown", false, short), ("completed", true, ample)];
-        for (name, informed, deadline) in tries {
+        let attempt = async |key: String, informed, deadline| {
             let handler = async |attempt: Attempt| {
                 assert_eq!(attempt.may_have_run_before(), informed, "{key}");
-                Ok(order(key).on_refused(|_| panic!("there is stock")))
+                Ok(order(&key).on_refused(|_| panic!("there is stock")))
             };
             world.stock(1).await;
-            let outcome = world
-                .once(client)
-                .run(operation(key, deadline()), handler)
-                .await;
-            assert_eq!(outcome.name(), name, "{key}: {outcome}");
-            world.dynamo.heal().await;
-            pass(LEASE);
-        }
+            let operation = operation(&key, deadline);
+            let outcome = world.once(client).run(operation, handler).await;
+            (key.clone(), outcome)
+        };
+        let unanswered = world.until_met("TransactWriteItems", async |n, deadline| {
+            attempt(format!("{fault:?} {n}"), false, deadline).await
+        });
+        let (key, outcome) = unanswered.await;
+        assert_eq!(outcome.name(), "commit_unknown", "{key}: {outcome}");
+        world.dynamo.heal().await;
+        pass(LEASE);
+        let (key, outcome) = attempt(key, true, ample()).await;
+        assert_eq!(outcome.name(), "completed", "{key}: {outcome}");
     }
 }
 

@@ -14,6 +14,7 @@ use sqs_once::{
 use tokio::sync::Notify;
 
 use super::support::{
+    PATIENCE,
     consumer::namespace,
     dynamo::{Dynamo, number},
 };
@@ -226,6 +227,26 @@ impl World {
         self.made.lock().unwrap()[id]
     }
 
+    /// Runs `attempt` with a deadline of one second, for a request that meets a fault until then. On a
+    /// slow machine the deadline may come before the first such request. Then the attempt proves
+    /// nothing, and another gets twice the time. Each has a number, for a key of its own.
+    pub async fn until_met<T>(
+        &self,
+        request: &str,
+        attempt: impl AsyncFn(u32, Deadline) -> T,
+    ) -> T {
+        let mut n = 0;
+        loop {
+            let time = SECOND * 2_u32.pow(n);
+            let ended = attempt(n, Deadline::after(now(), time, time * 3 / 10)).await;
+            if self.dynamo.met(request) > 0 {
+                return ended;
+            }
+            n += 1;
+            assert!(time < PATIENCE, "no request for {request}");
+        }
+    }
+
     /// Returns when the proxy has met a request for `operation` since the counts were reset.
     pub async fn met(&self, operation: &str) {
         while !self.dynamo.counts().contains_key(operation) {
@@ -252,9 +273,4 @@ pub fn operation(id: &str, deadline: Deadline) -> Operation {
 /// More than any test needs.
 pub fn ample() -> Deadline {
     Deadline::after(now(), 60 * SECOND, SECOND)
-}
-
-/// Enough for a few tries.
-pub fn short() -> Deadline {
-    Deadline::after(now(), SECOND, Duration::from_millis(300))
 }

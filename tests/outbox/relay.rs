@@ -1,9 +1,6 @@
 //! The relay sends a batch of the stream to a queue.
 
-use std::{
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::{path::Path, time::Duration};
 
 use lambda_runtime::{LambdaEvent, tower::ServiceExt as _};
 use serde_json::{Value, json};
@@ -17,6 +14,7 @@ use super::support::{
     emf,
     runtime_api::{Lambda, says},
     sqs::{Sqs, SqsBehaviour},
+    stopwatch::Stopwatch,
 };
 
 const SHIPPING: &str = "https://sqs.example/1/shipping.fifo";
@@ -281,7 +279,7 @@ async fn batch_ends_before_the_deadline() {
         event(1, "placed", "c-1", "a"),
         event(2, "placed", "c-1", "b"),
     ];
-    let (started, time) = (Instant::now(), Duration::from_secs(2));
+    let (started, time) = (Stopwatch::start(), Duration::from_secs(2));
     assert_eq!(send_within(&relay(&sqs).await, &records, time).await, ["1"]);
     assert!(started.elapsed() < time, "{:?}", started.elapsed());
 }

@@ -53,7 +53,8 @@ async fn receive(sqs: &aws_sdk_sqs::Client, queue: &Queue) -> Message {
         .receive_message()
         .queue_url(&queue.url)
         .message_attribute_names("All")
-        .wait_time_seconds(PATIENCE.as_secs().try_into().unwrap());
+        // The maximum.
+        .wait_time_seconds(20);
     let mut messages = receive.send().await.unwrap().messages.unwrap_or_default();
     messages.pop().unwrap()
 }

@@ -237,7 +237,6 @@ async fn frozen_worker_loses_lock_after_deadline() {
         start.elapsed() > SECOND,
         "the lock is kept until the deadline"
     );
-    assert!(start.elapsed() < 5 * SECOND, "{:?}", start.elapsed());
     assert_eq!(world.effect("o-1").await, 1);
     // The worker thaws, and finds that its transaction has ended.
     let thawed = attempt.await;

@@ -32,6 +32,7 @@ use super::{
         postgres::{SERVER, one},
         runtime_api::{Lambda, says},
         sqs::{Sqs, SqsBehaviour},
+        stopwatch::Stopwatch,
     },
     world::{SECOND, World, ample, operation, publishes, short},
 };
@@ -254,7 +255,7 @@ async fn relay_ends_before_its_deadline() {
     let world = World::start().await;
     let sqs = Sqs::start(SqsBehaviour::Hanging).await;
     publish(&world, "1", &["a"]).await;
-    let started = Instant::now();
+    let started = Stopwatch::start();
     let relayed = send_within(&relay(&world, &sqs), 2 * SECOND).await;
     assert_eq!(numbers(relayed), [0, 0, 1]);
     assert!(started.elapsed() < 2 * SECOND, "{:?}", started.elapsed());
@@ -567,7 +568,7 @@ async fn silent_target_delays_one_message() {
     let world = World::start().await;
     let sqs = Sqs::start(SqsBehaviour::Hanging).await;
     let mode = sends_after_commit(&world, &sqs);
-    let started = Instant::now();
+    let started = Stopwatch::start();
     publish_in(&mode, "1", &["a"]).await;
     let first = started.elapsed();
     assert!(first > SECOND && first < 3 * SECOND, "{first:?}");
@@ -622,7 +623,7 @@ async fn message_near_its_deadline_is_in_time() {
     let enough = Deadline::after(Timestamp::now(), 2 * SECOND, SECOND / 2);
     // Half a second is too short to tell a slow target from a healthy one.
     for (id, deadline, calls) in [("1", short(), 0), ("2", enough, 1)] {
-        let started = Instant::now();
+        let started = Stopwatch::start();
         let outcome = mode.run(operation(id, deadline), publishes(id, &["a"]));
         let outcome = outcome.await;
         assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");

@@ -181,6 +181,11 @@ impl Dynamo {
         met
     }
 
+    /// Number of requests for `operation` that met a fault since the last [`Self::heal`].
+    pub fn met(&self, operation: &str) -> usize {
+        self.wire.faults.met(operation)
+    }
+
     pub fn counts(&self) -> Counts {
         self.wire.counts.lock().unwrap().clone()
     }

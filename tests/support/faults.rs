@@ -121,6 +121,12 @@ impl Faults {
         script.met
     }
 
+    /// Number of requests for `operation` that met a fault since the last [`Self::heal`].
+    pub fn met(&self, operation: &str) -> usize {
+        let script = self.script.lock().unwrap();
+        script.met.get(operation).copied().unwrap_or_default()
+    }
+
     /// Passes one request with `body` on by `forward`, unless a fault is due.
     pub async fn pass<F>(
         &self,
