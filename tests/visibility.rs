@@ -105,6 +105,23 @@ async fn each_failure_sets_its_visibility_timeout() {
     assert_eq!(changes, expected);
 }
 
+/// Ten handlers wait for a gateway that does not answer, and the other ninety messages never start.
+#[tokio::test]
+async fn unstarted_messages_of_an_outage_back_off() {
+    for (receive_count, at_once, waits) in [(1, 90, 4), (3, 0, 16)] {
+        let sqs = Sqs::start(SqsBehaviour::Willing).await;
+        let consumer = consumer(MemoryStore::default(), visibility(&sqs));
+        let event = batch((0..100).map(|n| order(&format!("m-{n}"), "hang", receive_count)));
+        let failed = process(&consumer, event, within(4 * SECOND)).await;
+        assert_eq!(failed.len(), 100);
+        let changes = sqs.changes();
+        assert_eq!(changes.len(), 100, "each has its own timeout");
+        let (now, later): (Vec<_>, Vec<_>) = changes.iter().partition(|(_, wait)| *wait == 0);
+        assert_eq!(now.len(), at_once, "at receive {receive_count}");
+        assert!(later.iter().all(|(_, wait)| *wait == waits), "{later:?}");
+    }
+}
+
 #[tokio::test]
 async fn heartbeat_extends_batch_until_its_end() {
     let sqs = Sqs::start(SqsBehaviour::Willing).await;
