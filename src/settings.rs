@@ -27,6 +27,7 @@ use crate::sqs::S3Bodies;
 use crate::sqs::Visibility;
 use crate::{
     aws,
+    deadline::{MEMORY_OF_A_VCPU, reserve_per_message},
     handler::Handler,
     once::{Inbox, Mode, OnItem, Once},
     protocol::record::MAX_RESULT_BYTES,
@@ -38,9 +39,6 @@ use crate::{
         metrics::{checked_namespace, checked_service},
     },
 };
-
-/// Memory of a function with one vCPU, in MB.
-const MEMORY_OF_A_VCPU: u32 = 1769;
 
 /// Bounds the read at start: Lambda's init phase ends after 10 seconds.
 const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
@@ -383,9 +381,14 @@ impl Settings {
         builder.enable_all().build()
     }
 
+    /// The function's memory in MB, where Lambda set it.
+    fn memory(&mut self) -> Option<u32> {
+        let megabytes = self.value("AWS_LAMBDA_FUNCTION_MEMORY_SIZE")?;
+        megabytes.parse().ok()
+    }
+
     fn has_threads(&mut self) -> Result<bool, SettingsError> {
-        let memory = self.value("AWS_LAMBDA_FUNCTION_MEMORY_SIZE");
-        let memory = memory.and_then(|megabytes| megabytes.parse::<u32>().ok());
+        let memory = self.memory();
         self.optional("CONSUMER_RUNTIME", "auto", |text| match text {
             "auto" => Ok(memory.is_some_and(|memory| memory >= 2 * MEMORY_OF_A_VCPU)),
             "single" => Ok(false),
@@ -699,6 +702,7 @@ impl Settings {
         });
         let conflict_wait = self.optional("CONSUMER_CONFLICT_WAIT", "0s", duration);
         let deadline_reserve = self.duration("CONSUMER_DEADLINE_RESERVE", "500ms");
+        let reserve_per_message = self.memory().map(reserve_per_message);
         let min_time_to_start = self.optional("CONSUMER_MIN_TIME_TO_START", "0s", duration);
         let fifo_after_permanent = self.optional(
             "CONSUMER_FIFO_AFTER_PERMANENT",
@@ -726,6 +730,7 @@ impl Settings {
             concurrency: concurrency?,
             conflict_wait: conflict_wait?,
             deadline_reserve: deadline_reserve?,
+            reserve_per_message,
             min_time_to_start: min_time_to_start?,
             fifo_after_permanent: fifo_after_permanent?,
             fail_when_store_unavailable: fail_when_store_unavailable?,
@@ -1006,6 +1011,8 @@ struct Batches {
     concurrency: NonZeroUsize,
     conflict_wait: Duration,
     deadline_reserve: Duration,
+    /// `None` where Lambda did not set the function's memory.
+    reserve_per_message: Option<Duration>,
     min_time_to_start: Duration,
     fifo_after_permanent: FifoAfterPermanent,
     fail_when_store_unavailable: bool,
@@ -1057,6 +1064,10 @@ impl Batches {
             .fifo_after_permanent(self.fifo_after_permanent)
             .metrics(self.metrics)
             .log_sample_completed(self.log_sample_completed);
+        let consumer = match self.reserve_per_message {
+            Some(time) => consumer.deadline_reserve_per_message(time),
+            None => consumer,
+        };
         #[cfg(feature = "s3")]
         let consumer = {
             let (buckets, max_bytes) = self.s3_bodies;

@@ -26,7 +26,7 @@ use sqs_once::{
     Attempt, BatchError, Change, Consumer, Deadline, Failure, Handler, OnItem, Once, Settings,
     Stored, handler_fn,
     protocol::{Key, State, StoredResult, Timestamp},
-    sqs::{FifoAfterPermanent, KeySource},
+    sqs::{Envelope, FifoAfterPermanent, KeySource, Received},
     store::{DynamoStore, MemoryStore, Store},
 };
 use support::{
@@ -215,6 +215,60 @@ async fn deliveries_of_one_key_share_the_outcome() {
     }
 }
 
+/// The key is of the body, and the second message is the corrected resend of the first.
+#[tokio::test]
+async fn message_behind_failed_one_of_its_key_claims_itself() {
+    let handler = |fails: &'static str| {
+        handler_fn(move |_: Value, attempt: Attempt| async move {
+            if attempt.message_id() == fails {
+                return Err(Failure::permanent("scripted"));
+            }
+            Ok(attempt.message_id().to_owned())
+        })
+    };
+    let of_order = |id: &str| record(id, &json!({"id": "o-7"}));
+    for (fails, failed) in [("m-1", &["m-1"][..]), ("m-2", &[])] {
+        let once = Once::new(MemoryStore::default());
+        let consumer = Consumer::new(once, namespace(), handler(fails));
+        let consumer = Arc::new(consumer.key("body:/id".parse().unwrap()));
+        // A second delivery of the first message takes its outcome.
+        let event = batch(["m-1", "m-1", "m-2", "m-3"].map(of_order));
+        assert_eq!(process(&consumer, event, within(10 * SECOND)).await, failed);
+    }
+}
+
+#[tokio::test]
+async fn deliveries_of_one_s3_test_event_are_acknowledged() {
+    let event = json!({
+        "Service": "Amazon S3",
+        "Event": "s3:TestEvent",
+        "Time": "2026-11-21T10:50:00.000Z",
+        "Bucket": "uploads",
+        "RequestId": "5582815E1AEA5ADF",
+        "HostId": "8cLeGAmw098X5cv4Zkwcmo8vvZa3eH3eKxsPzbB9wrR+YstdA6Knx4Ip8EXAMPLE",
+    });
+    let consumer = consumer(MemoryStore::default(), &ScriptedHandler::default());
+    let consumer = Arc::new(consumer.envelope(Envelope::S3));
+    let event = batch([record("m-1", &event), record("m-1", &event)]);
+    assert_eq!(
+        process(&consumer, event, within(10 * SECOND)).await,
+        [""; 0]
+    );
+}
+
+#[tokio::test]
+async fn longest_heartbeat_lasts_until_the_deadline() {
+    let (store, handler) = (MemoryStore::default(), ScriptedHandler::default());
+    let once = Once::new(store.clone()).heartbeat(Duration::MAX);
+    let consumer = Arc::new(Consumer::new(once, namespace(), handler));
+    let event = batch([record("m-1", &json!("succeed"))]);
+    assert_eq!(
+        process(&consumer, event, within(10 * SECOND)).await,
+        [""; 0]
+    );
+    assert!(matches!(state(&store, "m-1"), State::Completed { .. }));
+}
+
 #[tokio::test]
 async fn second_payload_of_key_in_batch_is_refused() {
     async fn take(_: Value, _: Attempt) -> Result<(), Failure> {
@@ -348,6 +402,43 @@ async fn message_claimed_ahead_in_vain_is_not_started() {
     assert_eq!(logged, outcomes(expected));
 }
 
+/// Handlers that hang keep all their places, and claimed messages wait for one.
+#[tokio::test(start_paused = true)]
+async fn duplicate_does_not_wait_for_hanging_handlers() {
+    #[derive(Clone, Default)]
+    struct Shown(Arc<Mutex<Vec<Duration>>>);
+    impl Handler for Shown {
+        type Message = Order;
+        type Output = u32;
+
+        async fn handle(&self, order: Order, _: Attempt) -> Result<u32, Failure> {
+            match order {
+                Order::Hang => std::future::pending().await,
+                _ => Ok(0),
+            }
+        }
+
+        async fn on_duplicate(&self, _: Stored<u32>, attempt: Attempt) -> Result<(), Failure> {
+            self.0.lock().unwrap().push(attempt.time_left());
+            Ok(())
+        }
+    }
+    let (store, handler) = (MemoryStore::default(), Shown::default());
+    let consumer = Consumer::new(Once::new(store), namespace(), handler.clone());
+    let consumer = Arc::new(consumer.concurrency(NonZeroUsize::MIN).claims_ahead(4));
+    let done = |count| received("done", &json!("succeed"), count);
+    let deadline = || Deadline::after(Timestamp::now(), 10 * SECOND, SECOND);
+    assert_eq!(
+        process(&consumer, batch([done(1)]), deadline()).await,
+        [""; 0]
+    );
+    let hanging = (0..4).map(|n| received(&format!("m-{n}"), &json!("hang"), 3));
+    let failed = process(&consumer, batch(hanging.chain([done(2)])), deadline()).await;
+    assert_eq!(failed, ["m-0", "m-1", "m-2", "m-3"]);
+    let shown = handler.0.lock().unwrap().clone();
+    assert!(shown.len() == 1 && shown[0] > 8 * SECOND, "{shown:?}");
+}
+
 /// Logged outcome of each message, and the line on unfinished messages.
 fn outcomes_and_unfinished() -> (BTreeMap<String, String>, Option<Value>) {
     let (mut outcomes, mut unfinished) = (BTreeMap::new(), None);
@@ -427,6 +518,114 @@ async fn cut_off_messages_are_logged_in_one_line() {
     assert_eq!(unfinished["cut_off"], "hangs");
     assert_eq!(unfinished["not_started"], "waits");
     assert_eq!(unfinished["blocking"], "");
+}
+
+/// Lambda ends the process while a large batch writes a line for each of its messages.
+#[tokio::test(start_paused = true)]
+async fn cut_off_batch_names_a_hundred_unstarted() {
+    let handler = ScriptedHandler::default();
+    let consumer = Arc::new(consumer(MemoryStore::default(), &handler));
+    let event = batch((0..10_000).map(|n| record(&format!("m-{n}"), &json!("hang"))));
+    log::start();
+    let failed = process(&consumer, event, within(10 * SECOND)).await;
+    assert_eq!(failed.len(), 10_000);
+    assert_eq!(handler.ran().len(), 10);
+    let (logged, unfinished) = outcomes_and_unfinished();
+    let of = |outcome: &str| logged.values().filter(|name| *name == outcome).count();
+    assert_eq!((of("out_of_time"), of("not_started")), (10, 100));
+    let unfinished = unfinished.unwrap();
+    assert_eq!(unfinished["unfinished"], 10_000);
+    let named = unfinished["not_started"].as_str().unwrap();
+    assert_eq!(named.split(' ').count(), 100);
+}
+
+/// Nothing else in the process runs while messages with invalid bodies follow each other.
+#[tokio::test]
+async fn invalid_messages_in_a_row_let_others_run() {
+    let turns = Arc::new(AtomicUsize::new(0));
+    let other = tokio::spawn({
+        let turns = Arc::clone(&turns);
+        async move {
+            loop {
+                turns.fetch_add(1, Ordering::SeqCst);
+                tokio::task::yield_now().await;
+            }
+        }
+    });
+    let handler = ScriptedHandler::default();
+    let consumer = consumer(MemoryStore::default(), &handler);
+    let consumer = Arc::new(consumer.concurrency(NonZeroUsize::MIN));
+    let event = batch((0..300).map(|n| record(&format!("m-{n}"), "{")));
+    let failed = process(&consumer, event, within(10 * SECOND)).await;
+    assert_eq!(failed.len(), 300);
+    let turns = turns.load(Ordering::SeqCst);
+    assert!(turns >= 300, "{turns} turns beside 300 messages");
+    other.abort();
+}
+
+/// Decoding, the key and parsing take CPU time, which nothing can cut off.
+#[tokio::test]
+async fn body_is_not_read_after_its_key_took_the_time() {
+    static READ: Mutex<Vec<u64>> = Mutex::new(Vec::new());
+    struct Counted;
+    impl<'de> Deserialize<'de> for Counted {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            let n = u64::deserialize(deserializer)?;
+            READ.lock().unwrap().push(n);
+            Ok(Self)
+        }
+    }
+    let started = Instant::now();
+    let (half, whole) = (SECOND, 2 * SECOND);
+    // The first key takes half of the time, so the second is made when its message runs.
+    let key = KeySource::from_fn(move |message: &Received<'_>| {
+        let until = [half, whole][usize::from(message.message_id() == "second")];
+        std::thread::sleep(until.saturating_sub(started.elapsed()));
+        Ok::<_, String>([message.message_id().to_owned()])
+    });
+    let never = async |_: Counted, _: Attempt| -> Result<(), Failure> { Ok(()) };
+    let consumer = Consumer::new(
+        Once::new(MemoryStore::default()),
+        namespace(),
+        handler_fn(never),
+    );
+    let consumer = Arc::new(consumer.key(key));
+    let event = batch([record("first", "1"), record("second", "2")]);
+    let deadline = Deadline::after(Timestamp::now(), 2 * SECOND, SECOND / 5);
+    assert_eq!(process(&consumer, event, deadline).await, ["second"]);
+    assert_eq!(
+        *READ.lock().unwrap(),
+        [1],
+        "message 2 was read without time"
+    );
+}
+
+/// Time that the first handler has, in a batch of so many messages.
+async fn time_of_handler(messages: usize) -> Duration {
+    let left = Arc::new(Mutex::new(None));
+    let seen = Arc::clone(&left);
+    let look = handler_fn(move |_: Value, attempt: Attempt| {
+        seen.lock().unwrap().get_or_insert(attempt.time_left());
+        async { Ok::<_, Failure>(()) }
+    });
+    let once = Once::new(MemoryStore::default());
+    let consumer = Consumer::new(once, namespace(), look)
+        .deadline_reserve_per_message(Duration::from_micros(200));
+    let event = batch((0..messages).map(|n| record(&format!("m-{n}"), "{}")));
+    let deadline = Deadline::after(Timestamp::now(), 10 * SECOND, SECOND);
+    assert_eq!(process(&Arc::new(consumer), event, deadline).await, [""; 0]);
+    left.lock().unwrap().take().unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn reserve_grows_with_the_batch() {
+    assert_eq!(time_of_handler(10).await, 9 * SECOND - SECOND / 500);
+    assert_eq!(time_of_handler(5_000).await, 8 * SECOND);
+    assert_eq!(
+        time_of_handler(40_000).await,
+        9 * SECOND / 2,
+        "half is left"
+    );
 }
 
 #[tokio::test]

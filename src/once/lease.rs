@@ -31,10 +31,11 @@ pub(super) struct Lease {
 impl Lease {
     /// The lease of a request that the worker sends now.
     pub(super) fn from_now(terms: LeaseTerms, now: Timestamp, deadline: Deadline) -> Self {
+        // Compared before it is added: no clock can count a length of centuries.
         let renewed = terms
             .heartbeat
-            .map(|length| (now + length, Instant::now() + length))
-            .filter(|(ends, _)| *ends < deadline.at());
+            .filter(|length| *length < now.until(deadline.at()))
+            .map(|length| (now + length, Instant::now() + length));
         Self {
             terms,
             ends: renewed.map_or(deadline.at(), |(ends, _)| ends),

@@ -4,7 +4,10 @@ use std::{fmt, sync::Arc};
 
 use crate::{
     handler::Failure,
-    protocol::{Owner, Refusal, StoredResult, Timestamp, record::MAX_FAILED_MESSAGES},
+    protocol::{
+        Owner, Refusal, StoredResult, Timestamp,
+        record::{MAX_ERROR_BYTES, MAX_FAILED_MESSAGES},
+    },
     store::StoreError,
 };
 
@@ -135,7 +138,7 @@ pub enum Severity {
 pub enum Retry {
     /// No retry: the operation is completed, or every attempt fails.
     Never,
-    /// Retry at once.
+    /// Retry at once; from the second receive on, a consumer's messages wait for a back-off.
     Now,
     /// Retry after a back-off.
     Backoff,
@@ -260,6 +263,26 @@ impl Outcome {
             | Self::FailureUnrecorded { cause: error, .. } => Some(error),
             _ => None,
         }
+    }
+
+    /// The same without the output, and with the first 4 KB of an error's text.
+    pub(crate) fn shortened(mut self) -> Self {
+        match &mut self {
+            Self::Completed(result) | Self::Duplicate(result) => drop(result.take()),
+            Self::RetryableFailure(text)
+            | Self::NoEffect(text)
+            | Self::Contended(text)
+            | Self::PermanentFailure(text)
+            | Self::FailedBefore(text)
+            | Self::TooManyFailures(text)
+            | Self::Invalid(text)
+            | Self::FailureUnrecorded { error: text, .. } => {
+                text.truncate(text.floor_char_boundary(MAX_ERROR_BYTES));
+                text.shrink_to_fit();
+            }
+            _ => {}
+        }
+        self
     }
 
     pub(crate) fn store_unavailable(error: StoreError) -> Self {

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    fmt,
+    fmt, mem,
     time::{Duration, SystemTime},
 };
 
@@ -135,7 +135,9 @@ pub enum StoredResult {
     InS3(Box<ResultPointer>),
     /// The output could not be stored. The text states the reason and the output's size.
     ///
-    /// The record is `COMPLETED` nevertheless, because the effect has occurred.
+    /// The record is `COMPLETED` nevertheless, because the effect has occurred. A consumer also puts this
+    /// in place of an output when a message has ended, so that a batch does not keep all its outputs in
+    /// memory.
     Omitted(String),
 }
 
@@ -220,6 +222,9 @@ impl fmt::Display for ResultPointer {
 /// The reason in a record whose output was not to be stored.
 const NOT_WANTED: &str = "IDEMPOTENCY_RESULTS=none";
 
+/// The reason in place of an output that is in the record, and no longer in memory.
+const IN_RECORD: &str = "the output is in the record";
+
 impl StoredResult {
     /// The result of an operation whose output is not to be stored.
     pub(crate) fn not_wanted() -> Self {
@@ -229,8 +234,16 @@ impl StoredResult {
     /// The reason why an output is not stored that was to be stored.
     pub(crate) fn missing(&self) -> Option<&str> {
         match self {
-            Self::Omitted(why) if why != NOT_WANTED => Some(why),
+            Self::Omitted(why) if why != NOT_WANTED && why != IN_RECORD => Some(why),
             _ => None,
+        }
+    }
+
+    /// Takes the output out, and leaves what is known of it beside its text.
+    pub(crate) fn take(&mut self) -> Self {
+        match self {
+            Self::Json(_) => mem::replace(self, Self::Omitted(IN_RECORD.to_owned())),
+            Self::InS3(_) | Self::Omitted(_) => self.clone(),
         }
     }
 

@@ -4,7 +4,10 @@ use std::{
     collections::VecDeque,
     convert::Infallible,
     num::NonZeroUsize,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -29,6 +32,10 @@ use crate::{
     telemetry::{MessageOutcome, traces},
 };
 
+/// Messages of a batch that are logged and named one by one where they did not start. A batch may hold
+/// ten thousand, and Lambda waits for its answer.
+const NAMED: usize = 100;
+
 /// The messages of one invocation, and the result of each.
 pub(super) struct Batch {
     messages: Vec<Message>,
@@ -36,10 +43,20 @@ pub(super) struct Batch {
     deadline: Deadline,
     /// Share of the completed messages that are logged.
     log_sample_completed: f64,
-    /// Places for handlers that run at the same time.
-    handlers: Semaphore,
-    /// Places for bodies from S3, as many as for handlers. Messages that are claimed ahead have none.
-    bodies: Semaphore,
+    /// Lines so far about messages that did not start.
+    not_started_lines: AtomicUsize,
+    places: Places,
+}
+
+/// What messages wait for beside the worker that runs them: as many places of each kind as handlers may
+/// run. A message that waits for one kind never takes up a place of the others.
+pub(super) struct Places {
+    /// For handlers.
+    pub(super) handlers: Semaphore,
+    /// For `on_duplicate`. Handlers that hang do not keep a duplicate from its answer.
+    pub(super) duplicates: Semaphore,
+    /// For bodies from S3. Messages that are claimed ahead hold none.
+    pub(super) bodies: Semaphore,
 }
 
 /// Progress of one message.
@@ -106,19 +123,17 @@ impl Batch {
             messages,
             deadline,
             log_sample_completed,
-            handlers: Semaphore::new(handlers.get()),
-            bodies: Semaphore::new(handlers.get()),
+            not_started_lines: AtomicUsize::new(0),
+            places: Places {
+                handlers: Semaphore::new(handlers.get()),
+                duplicates: Semaphore::new(handlers.get()),
+                bodies: Semaphore::new(handlers.get()),
+            },
         }
     }
 
-    /// Places for handlers that run at the same time.
-    pub(super) fn handlers(&self) -> &Semaphore {
-        &self.handlers
-    }
-
-    /// Places for bodies from S3.
-    pub(super) fn bodies(&self) -> &Semaphore {
-        &self.bodies
+    pub(super) fn places(&self) -> &Places {
+        &self.places
     }
 
     pub(super) fn deadline(&self) -> Deadline {
@@ -134,7 +149,8 @@ impl Batch {
     }
 
     /// Runs the lanes, at most `workers` at a time, until all have ended or the batch must be
-    /// answered.
+    /// answered. Lanes that have not begun when no handler may start are left to
+    /// [`close`](Self::close).
     pub(super) async fn run<F>(
         self: &Arc<Self>,
         workers: NonZeroUsize,
@@ -157,7 +173,9 @@ impl Batch {
                     let mut lanes = lanes.lock().unwrap_or_else(PoisonError::into_inner);
                     lanes.pop_front()
                 };
-                while let Some(lane) = next() {
+                while batch.deadline.may_start()
+                    && let Some(lane) = next()
+                {
                     run_lane(Arc::clone(&batch), lane).await;
                 }
                 drop(working);
@@ -191,38 +209,57 @@ impl Batch {
 
     /// Records and logs the result of a message. Returns false for a message that has a result already,
     /// as after [`close`](Self::close), and then does neither.
+    ///
+    /// Of the result's text only a part is kept: outputs of a whole batch may be larger than the
+    /// function's memory.
     pub(super) fn end(&self, index: usize, processed: Processed) -> bool {
         let Progress { started, ended, .. } = &self.progress[index];
         let duration = started.get().map_or(Duration::ZERO, Instant::elapsed);
-        let first = ended.set((processed, duration)).is_ok();
+        let detail = processed.detail();
+        let first = ended.set((processed.shortened(), duration)).is_ok();
         if let Some((processed, duration)) = ended.get().filter(|_| first)
             && self.is_logged(processed.outcome())
         {
-            processed.log(&self.messages[index], *duration);
+            processed.log(&self.messages[index], *duration, detail.as_deref());
         }
         first
     }
 
     fn is_logged(&self, outcome: &Outcome) -> bool {
-        !matches!(outcome, Outcome::Completed(_)) || random_fraction() < self.log_sample_completed
+        match outcome {
+            Outcome::Completed(_) => random_fraction() < self.log_sample_completed,
+            Outcome::NotStarted | Outcome::BehindFailure => {
+                self.not_started_lines.fetch_add(1, Relaxed) < NAMED
+            }
+            _ => true,
+        }
     }
 
     /// Ends the messages without a result, and names in one log line those that the deadline ended.
     /// The handlers of `blocking` messages did not yield, so they could not be cut off.
     pub(super) fn close(&self) {
         let (mut cut_off, mut blocking, mut not_started) = (Vec::new(), Vec::new(), Vec::new());
-        for (index, message) in self.messages.iter().enumerate() {
-            let is_started = self.progress[index].started.get().is_some();
-            let outcome = if is_started {
-                Outcome::OutOfTime
-            } else {
-                Outcome::NotStarted
-            };
-            let is_blocking = self.end(index, outcome.into()) && is_started;
-            let ended = self.progress[index].ended.get();
+        for (message, (index, progress)) in
+            self.messages.iter().zip(self.progress.iter().enumerate())
+        {
             let id = message.id().as_str();
-            match ended.map(|(processed, _)| processed.outcome()) {
-                Some(Outcome::OutOfTime) if is_blocking => blocking.push(id),
+            let is_started = progress.started.get().is_some();
+            let ends_here = progress.ended.get().is_none()
+                && self.end(
+                    index,
+                    if is_started {
+                        Outcome::OutOfTime
+                    } else {
+                        Outcome::NotStarted
+                    }
+                    .into(),
+                );
+            match progress
+                .ended
+                .get()
+                .map(|(processed, _)| processed.outcome())
+            {
+                Some(Outcome::OutOfTime) if ends_here => blocking.push(id),
                 Some(Outcome::OutOfTime) => cut_off.push(id),
                 Some(Outcome::NotStarted) => not_started.push(id),
                 _ => {}
@@ -274,7 +311,7 @@ impl Batch {
     }
 }
 
-/// Message ids of a log line. Each has a line of its own too, so the first hundred are enough.
+/// The first message ids, for a log line. Logs hold at most so many of one batch.
 fn ids(ids: &[&str]) -> String {
-    ids[..ids.len().min(100)].join(" ")
+    ids[..ids.len().min(NAMED)].join(" ")
 }

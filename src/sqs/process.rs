@@ -109,6 +109,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let request_id = request_id.map(Arc::from);
         let mut messages = Vec::with_capacity(event.records.len());
         let reading = self.reading();
+        let size = u32::try_from(event.records.len()).unwrap_or(u32::MAX);
+        let deadline = deadline.keep_back(self.reserve_per_message.saturating_mul(size));
         let kept_for_handlers = deadline.time_left() / 2;
         for (index, record) in event.records.into_iter().enumerate() {
             let request_id = request_id.as_ref();
@@ -206,26 +208,41 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     }
 
     async fn run_lane(&self, lane: &Lane, batch: &Batch) {
-        let mut before: Option<(Option<&Identity>, Processed)> = None;
-        for &index in &lane.messages {
-            let message = batch.message(index);
-            let identity = message.identity();
-            batch.start(index);
-            let progress = batch.progress(index);
-            let span = message.span();
-            let processed = match (&before, lane.kind) {
+        let mut before: Option<(&Message, Processed)> = None;
+        for (place, &index) in lane.messages.iter().enumerate() {
+            let (message, progress) = (batch.message(index), batch.progress(index));
+            let shared = match (&before, lane.kind) {
                 (Some((_, before)), LaneKind::FifoGroup) if self.stops_group(before) => {
-                    Outcome::BehindFailure.into()
+                    for &behind in &lane.messages[place..] {
+                        batch.end(behind, Outcome::BehindFailure.into());
+                    }
+                    return;
                 }
-                (Some((same, before)), LaneKind::SameKey) if *same == identity => {
-                    before.of_other_delivery()
+                (Some((of, before)), LaneKind::SameKey) if before.is_shared(of, message) => {
+                    Some(before.of_other_delivery())
                 }
-                _ => {
+                _ => None,
+            };
+            let deadline = batch.deadline();
+            let in_time = match shared {
+                Some(_) => Instant::now() < deadline.stop(),
+                None => deadline.may_start(),
+            };
+            if !in_time {
+                return;
+            }
+            batch.start(index);
+            let span = message.span();
+            let processed = match shared {
+                Some(shared) => shared,
+                None => {
                     let run = pin!(self.run_message(message, progress, batch));
                     let run = progress.meter().scope(run);
                     run.instrument(span.clone()).await.into()
                 }
             };
+            let is_last = place + 1 == lane.messages.len();
+            before = (!is_last).then(|| (message, processed.clone()));
             let replay = pin!(self.replay(processed, message, batch));
             let processed = replay.instrument(span.clone()).await;
             traces::end(&span, processed.outcome());
@@ -234,10 +251,12 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             {
                 visibility.expect(message);
             }
-            if lane.messages.len() > 1 {
-                before = Some((identity, processed.clone()));
+            if !is_last && !processed.is_success() {
+                before = Some((message, processed.clone()));
             }
             batch.end(index, processed);
+            // To decode a body may take long, and a message with an invalid one waits for nothing else.
+            tokio::task::yield_now().await;
         }
     }
 
@@ -298,6 +317,10 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         if !had_key {
             message.add_key_to(&Span::current());
         }
+        // To make the key may have taken the time that was left.
+        if !deadline.may_start() {
+            return Outcome::NotStarted;
+        }
         let mut input = match self.read(message, &body) {
             Ok(input) => Some(input),
             Err(InvalidMessage(why)) => return self.invalid(message, &why),
@@ -356,7 +379,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             return Ok(HeldBody::InQueue(message.body()));
         };
         let deadline = batch.deadline();
-        let place = timeout_at(deadline.latest_start(), batch.bodies().acquire()).await;
+        let place = timeout_at(deadline.latest_start(), batch.places().bodies.acquire()).await;
         let place = place.ok().and_then(Result::ok);
         let place = place.filter(|_| deadline.may_start());
         let place = place.ok_or(Outcome::NotStarted)?;
@@ -381,7 +404,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
 
     /// Waits until a handler may run. `None` if none may in time.
     async fn place_of_handler<'a>(&self, batch: &'a Batch) -> Option<SemaphorePermit<'a>> {
-        let (handlers, deadline) = (batch.handlers(), batch.deadline());
+        let (handlers, deadline) = (&batch.places().handlers, batch.deadline());
         // Without a wait, the time is the one that the mode has checked.
         if let Ok(place) = handlers.try_acquire() {
             return Some(place);
@@ -393,30 +416,37 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         place.ok()?.ok().filter(|_| in_time)
     }
 
-    /// Hands a duplicate to the handler.
-    async fn replay(&self, before: Processed, message: &Message, batch: &Batch) -> Processed {
-        let deadline = batch.deadline();
-        let (Some(Outcome::Duplicate(result)), Some(key)) = (before.own_outcome(), message.key())
-        else {
-            return before;
+    /// Hands a duplicate to the handler, and the recorded result with it.
+    async fn replay(
+        &self,
+        mut processed: Processed,
+        message: &Message,
+        batch: &Batch,
+    ) -> Processed {
+        let (Some(result), Some(key)) = (processed.take_duplicate(), message.key()) else {
+            return processed;
         };
-        let stored = Stored::kept_by(result.clone(), self.mode.results());
+        let (deadline, places) = (batch.deadline(), batch.places());
+        let stored = Stored::kept_by(result, self.mode.results());
         let attempt = Attempt::new(
             key.clone(),
             message.delivery().clone(),
             History::fresh(),
             deadline,
         );
+        let began = AtomicBool::new(false);
         let shown = AssertUnwindSafe(async {
-            let _place = batch.handlers().acquire().await;
+            let _place = places.duplicates.acquire().await;
+            began.store(true, Relaxed);
             self.handler.on_duplicate(stored, attempt).await
         });
         Processed::by_on_duplicate(
             match timeout_at(deadline.stop(), shown.catch_unwind()).await {
-                Ok(Ok(Ok(()))) => return before,
+                Ok(Ok(Ok(()))) => return processed,
                 Ok(Ok(Err(failure))) => failure.into(),
                 Ok(Err(_panic)) => Outcome::Panicked,
-                Err(_elapsed) => Outcome::OutOfTime,
+                Err(_elapsed) if began.load(Relaxed) => Outcome::OutOfTime,
+                Err(_elapsed) => Outcome::NotStarted,
             },
         )
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::message::Message;
 use crate::{
     once::{Outcome, Severity},
-    protocol::Key,
+    protocol::{Key, StoredResult},
     store::StoreError,
     telemetry::millis,
 };
@@ -25,7 +25,7 @@ enum By {
     /// The operation was completed before, and the handler's
     /// [`on_duplicate`](crate::Handler::on_duplicate) failed.
     OnDuplicate,
-    /// Another delivery of the same key in the batch failed.
+    /// Another delivery of the same key in the batch failed, and this one did not run.
     OtherDelivery,
 }
 
@@ -49,14 +49,36 @@ impl Processed {
 
     /// The result of a second delivery in the same batch.
     pub(super) fn of_other_delivery(&self) -> Self {
-        match (&self.outcome, self.attempt) {
-            (Outcome::Completed(result) | Outcome::Duplicate(result), By::Message) => {
-                Outcome::Duplicate(result.clone()).into()
+        let (outcome, attempt) = match (&self.outcome, self.attempt) {
+            (Outcome::Completed(result), By::Message) => {
+                (Outcome::Duplicate(result.clone()), By::Message)
             }
-            (outcome, _) => Self {
-                outcome: outcome.clone(),
-                attempt: By::OtherDelivery,
-            },
+            (outcome, By::Message) if outcome.is_success() => (outcome.clone(), By::Message),
+            (outcome, _) => (outcome.clone(), By::OtherDelivery),
+        };
+        Self { outcome, attempt }
+    }
+
+    /// Returns whether `other`, a further delivery of the key in the batch, takes this result of `message`.
+    /// A permanent failure is of its message alone: under the same key another message may succeed.
+    pub(super) fn is_shared(&self, message: &Message, other: &Message) -> bool {
+        let same_payload = message.identity() == other.identity();
+        same_payload && (!self.outcome.is_permanent() || message.id() == other.id())
+    }
+
+    /// Takes the recorded result out of a duplicate, if it is of the message's own attempt.
+    pub(super) fn take_duplicate(&mut self) -> Option<StoredResult> {
+        match (&mut self.outcome, self.attempt) {
+            (Outcome::Duplicate(result), By::Message) => Some(result.take()),
+            _ => None,
+        }
+    }
+
+    /// The same without the output, and with the first part of an error's text.
+    pub(super) fn shortened(self) -> Self {
+        Self {
+            outcome: self.outcome.shortened(),
+            ..self
         }
     }
 
@@ -99,9 +121,13 @@ impl Processed {
         matches!(self.outcome, Outcome::NotStarted | Outcome::BehindFailure)
     }
 
+    /// The text of a failure, for the log.
+    pub(super) fn detail(&self) -> Option<String> {
+        (!self.is_success()).then(|| self.outcome.to_string())
+    }
+
     /// Writes one log line, without any of the payload.
-    pub(super) fn log(&self, message: &Message, duration: Duration) {
-        let detail = (!self.is_success()).then(|| self.outcome.to_string());
+    pub(super) fn log(&self, message: &Message, duration: Duration, detail: Option<&str>) {
         macro_rules! line {
             ($level:ident) => {
                 tracing::$level!(

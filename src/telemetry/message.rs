@@ -18,8 +18,10 @@ pub struct MessageOutcome<'a> {
     pub message_id: &'a str,
     /// The idempotency key; `None` if the message has none.
     pub key: Option<&'a Key>,
-    /// The outcome. A second delivery of a key in one batch has the outcome of the first delivery
-    /// if that failed.
+    /// The outcome, without the handler's output: in its place is
+    /// [`StoredResult::Omitted`](crate::protocol::StoredResult::Omitted). A second delivery of a key in one
+    /// batch has the outcome of the first delivery if that failed, a permanent failure of a different
+    /// message excepted.
     pub outcome: &'a Outcome,
     /// True if SQS confirmed the copy in the dead-letter queue.
     pub dead_lettered: bool,

@@ -22,6 +22,8 @@ impl Visibility {
         let Some(timeout) = self.heartbeat else {
             return run.await;
         };
+        // A longer one is cut anyway, and no clock can count centuries.
+        let timeout = timeout.min(Self::LONGEST_BACKOFF);
         let _ended = select(pin!(run), pin!(self.keep_extending(batch, timeout))).await;
     }
 
