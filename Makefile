@@ -153,7 +153,7 @@ bench: $(VENV) ## Compare the release build with a plain loop of SDK calls and w
 
 .PHONY: outage
 outage: ## Simulate an outage of twelve hours with the template's values; no message may be a dead letter
-	cargo test --locked --profile deep --lib -- --nocapture --include-ignored survival
+	cargo test --locked --lib -- --nocapture --include-ignored survival
 
 .PHONY: simulate
 simulate: $(VENV) ## Simulate queue, function and table under load; writes the table of docs/sizing.md

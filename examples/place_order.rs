@@ -101,8 +101,7 @@ pub async fn consumer(
     settings.set_default("IDEMPOTENCY_NAMESPACE", "orders");
     // An order that was sent twice has two message ids, and one order id.
     settings.set_default("IDEMPOTENCY_KEY", "body:/orderId");
-    // Both would need permissions that the function's role does not have.
-    settings.set_default("CONSUMER_VISIBILITY", "off");
+    // It would need a permission that the function's role does not have.
     settings.set_default("CONSUMER_PRIME", "off");
     let handler = PlaceOrder::read(&mut settings);
     settings.inbox(handler).await

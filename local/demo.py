@@ -37,12 +37,14 @@ from rich.table import Table
 
 # The name of the stack, the key and the number of the first order.
 STACKS = (("sqs-once-by-message", MESSAGE_ID, 1001), ("sqs-once-by-order", ORDER_ID, 2001))
-# Short times: a function timeout of 2 s gives a visibility timeout of 12 s, after which SQS delivers the
-# messages of a killed worker again.
+# Short times: SQS delivers the messages of a killed worker again after this visibility timeout, in seconds.
+VISIBILITY_TIMEOUT = 12
+# SQS itself moves messages to the dead-letter queue, so that they keep the ids by which the demo counts them.
 PARAMETERS = {
     "FunctionTimeout": "2",
     "PaymentGatewayTimeout": "1s",
     "MaxReceiveCount": "3",
+    "ConsumerDeadLetter": "off",
     "ConsumerMetricsWriteUnits": "on",
 }
 SETTLE_WITHIN = 85.0
@@ -60,7 +62,7 @@ def build() -> None:
     if run(["cargo", "lambda", "build", "--locked", "--release", "--bin", "consumer"], environment) != 0:
         raise Failed("the consumer does not compile")
     sam("build", *parameters(Architecture=architecture()), environment=environment)
-    deployment.adapt(BUILT)
+    deployment.adapt(BUILT, VISIBILITY_TIMEOUT)
 
 
 @dataclass(frozen=True)

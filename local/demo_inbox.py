@@ -27,13 +27,13 @@ from rich.table import Table
 
 STACK = "place-orders-demo"
 TEMPLATE = "examples/place_order.template.yaml"
-# Seconds. It gives a visibility timeout of 12 s, after which SQS delivers the messages of a killed worker again.
-FUNCTION_TIMEOUT = "2"
+FUNCTION_TIMEOUT = "2"  # seconds
+# Seconds after which SQS delivers the messages of a killed worker again. The template has more.
+VISIBILITY_TIMEOUT = "12"
 PRODUCT = "teapot"
 STOCK = 100
 ORDERS = 300  # of one piece each
 TWICE = ORDERS // 3  # sent a second time
-# Few enough that no message is received eight times, after which it would move to the dead-letter queue.
 KILLS = 20
 KILL_EVERY = (0.05, 0.35)  # seconds
 # A few at a time, so that workers are busy for some seconds and can be killed.
@@ -273,7 +273,7 @@ def report(evidence: Evidence, killer: Killer) -> bool:
     )
     console.print(
         "Out of stock is a result, so a declined order is acknowledged. An invalid order, and a message that fails "
-        "eight times, would move to the dead-letter queue."
+        "for half a day, would move to the dead-letter queue."
     )
     console.print()
     return deployment.verdict(promises(evidence, deliveries, killer))
@@ -303,6 +303,8 @@ def main() -> int:
             *("--template-file", TEMPLATE, "--capabilities", "CAPABILITY_IAM", "--resolve-s3"),
             FunctionTimeout=FUNCTION_TIMEOUT,
         )
+        timeout = {"VisibilityTimeout": VISIBILITY_TIMEOUT}
+        cloud.client("sqs").set_queue_attributes(QueueUrl=outputs["QueueUrl"], Attributes=timeout)
         item = {"product": {"S": PRODUCT}, "quantity": {"N": str(STOCK)}}
         cloud.client("dynamodb").put_item(TableName=outputs["StockTableName"], Item=item)
         say(

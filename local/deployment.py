@@ -54,14 +54,21 @@ def parameters(**values: str) -> list[str]:
     return ["--parameter-overrides", *(f"ParameterKey={k},ParameterValue={v}" for k, v in values.items())]
 
 
-def adapt(built: Path) -> None:
+def adapt(built: Path, visibility_timeout: int | None = None) -> None:
     """Replaces the parts of a template, as `sam build` wrote it, that MiniStack cannot take.
+
+    A visibility timeout, in seconds, replaces those of the template: a demo does not wait six minutes for the
+    messages of a killed worker.
 
     - The maximum concurrency of an event source: MiniStack takes a number, not a reference to a parameter.
     - Alarms on an expression: MiniStack takes alarms on one metric, so such an alarm watches the first one.
     """
     template = yaml.safe_load(built.read_text())
     resources: list[Json] = list(template["Resources"].values())
+    if visibility_timeout is not None:
+        for properties in (r["Properties"] for r in resources if r["Type"] == "AWS::SQS::Queue"):
+            if "VisibilityTimeout" in properties:
+                properties["VisibilityTimeout"] = visibility_timeout
     for properties in (r["Properties"] for r in resources if r["Type"] == "AWS::Lambda::EventSourceMapping"):
         match properties["ScalingConfig"]:
             case {"Fn::If": [_, _, {"MaximumConcurrency": {"Ref": parameter}} as scaling]}:

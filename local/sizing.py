@@ -242,7 +242,7 @@ def outage() -> str:
     value, waits = defaults(), back_off_seconds()
     return (
         f"With the template's {value['MaxReceiveCount']} receives and its back-off, a message that always fails waits\n"
-        f"{waits / 3600:.0f} hours on average, until it is a dead letter. In an outage of 12 hours of the called system,\n"
+        f"{waits / 3600:.0f} hours on average, until it is a dead letter. If the called system is down for 12 hours,\n"
         f"{IN_FLIGHT / (12 * 3600):.1f} messages a second reach the limit."
     )
 

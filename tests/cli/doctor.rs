@@ -28,7 +28,7 @@ use crate::{
 fn healthy() -> Value {
     let arn =
         |service: &str, name: &str| format!("arn:aws:{service}:eu-central-1:123456789012:{name}");
-    let redrive = json!({"deadLetterTargetArn": arn("sqs", "orders-dead"), "maxReceiveCount": 8});
+    let redrive = json!({"deadLetterTargetArn": arn("sqs", "orders-dead"), "maxReceiveCount": 130});
     json!({
         "function": {
             "FunctionName": "shop-consumer",
@@ -39,7 +39,6 @@ fn healthy() -> Value {
                 "IDEMPOTENCY_TABLE_NAME": "records",
                 "IDEMPOTENCY_KEY": "body:/orderId",
                 "IDEMPOTENCY_RETENTION": "20d",
-                "CONSUMER_DEAD_LETTER": "on",
             }},
             "LoggingConfig": {"LogFormat": "JSON", "ApplicationLogLevel": "INFO", "SystemLogLevel": "WARN"},
         },
@@ -55,7 +54,7 @@ fn healthy() -> Value {
         }],
         "queues": {
             "orders": {
-                "VisibilityTimeout": "180",
+                "VisibilityTimeout": "360",
                 "MessageRetentionPeriod": "345600",
                 "RedrivePolicy": redrive.to_string(),
             },
@@ -254,19 +253,31 @@ async fn each_seeded_fault_is_the_one_finding() {
         ),
         (
             "/mappings/0/MaximumBatchingWindowInSeconds",
-            json!(5),
+            json!(181),
             "visibility-timeout",
         ),
-        (
-            "/queues/orders/VisibilityTimeout",
-            json!("179"),
-            "visibility-timeout",
-        ),
-        ("/function/Timeout", json!(31), "visibility-timeout"),
+        ("/function/Timeout", json!(61), "visibility-timeout"),
+        ("/queues/orders/VisibilityTimeout", json!("345"), "receives"),
+        (&variable("CONSUMER_BACKOFF_CAP"), json!("11m"), "receives"),
         (
             "/queues/orders/RedrivePolicy",
-            redrive(json!(4)),
+            redrive(json!(8)),
             "receives",
+        ),
+        (
+            "/queues/orders/RedrivePolicy",
+            redrive(json!(300)),
+            "queue-retention",
+        ),
+        (
+            &variable("CONSUMER_BACKOFF_CAP"),
+            json!("40m"),
+            "queue-retention",
+        ),
+        (
+            "/queues/orders/MessageRetentionPeriod",
+            json!("150000"),
+            "queue-retention",
         ),
         (
             "/queues/orders/RedrivePolicy",
@@ -625,17 +636,17 @@ const MISDEPLOYMENTS: [(&str, &str, &str); 20] = [
     ),
     (
         "VisibilityTimeout: !FindInMap [OfTimeout, !Ref FunctionTimeout, VisibilityTimeout]",
-        "VisibilityTimeout: 30",
-        "visibility-timeout",
+        "VisibilityTimeout: 345",
+        "receives",
     ),
     (
-        "      RedrivePolicy:\n        deadLetterTargetArn: !GetAtt OrdersDeadLetterQueue.Arn\n        maxReceiveCount: !Ref MaxReceiveCount\n",
+        "      RedrivePolicy:\n        deadLetterTargetArn: !GetAtt OrdersDeadLetterQueue.Arn\n        maxReceiveCount: !If [HasMaxReceiveCount, !Ref MaxReceiveCount, !FindInMap [OfTimeout, !Ref FunctionTimeout, MaxReceiveCount]]\n",
         "",
         "dead-letter-queue",
     ),
     (
-        "maxReceiveCount: !Ref MaxReceiveCount",
-        "maxReceiveCount: 3",
+        "maxReceiveCount: !If [HasMaxReceiveCount, !Ref MaxReceiveCount, !FindInMap [OfTimeout, !Ref FunctionTimeout, MaxReceiveCount]]",
+        "maxReceiveCount: 8",
         "receives",
     ),
     (

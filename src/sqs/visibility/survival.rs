@@ -525,7 +525,7 @@ fn every_message_survives_an_outage_of_twelve_hours() {
 }
 
 #[test]
-#[ignore = "takes minutes without optimisation: make outage"]
+#[ignore = "takes a minute: make outage"]
 fn every_message_survives_with_every_function_timeout() {
     assert_all_survive(&timeouts(), &[10, 100, 1000]);
 }

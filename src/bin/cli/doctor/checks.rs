@@ -10,8 +10,10 @@ use sqs_once::{Settings, store::Field, telemetry};
 use super::facts::{Consumer, DeadLetterQueue, Mapping, SourceQueue, Table};
 use crate::output::in_words;
 
-/// Smallest number of receives at which the back-off gets messages through a short outage.
-const RECEIVES: u64 = 5;
+/// Time for which trouble must last before it moves a message to the dead-letter queue.
+const SHORTEST_WAY: Duration = Duration::from_secs(12 * 3600);
+/// The place of the values that satisfy [`SHORTEST_WAY`] and the retention.
+const VALUES: &str = "docs/operations.md#outages-that-messages-survive";
 /// Visibility timeout that AWS recommends, in function timeouts (*AWS Lambda Developer Guide*,
 /// "Using Lambda with Amazon SQS").
 const TIMEOUTS: u32 = 6;
@@ -40,6 +42,7 @@ checks! {
     VisibilityTimeout "visibility-timeout"
     DeadLetterQueue "dead-letter-queue"
     Receives "receives"
+    QueueRetention "queue-retention"
     DeadLetterRetention "dead-letter-retention"
     FilterCriteria "filter-criteria"
     Scaling "scaling"
@@ -290,17 +293,38 @@ fn queue(consumer: &Consumer, mapping: &Mapping, findings: &mut Findings) {
             Check::DeadLetterQueue,
             "the queue has no dead-letter queue",
             "a message that fails permanently is received again until the retention ends, and is then lost",
-            "set a RedrivePolicy with a dead-letter queue and maxReceiveCount 8",
+            format!("set a RedrivePolicy with a dead-letter queue and the maxReceiveCount of {VALUES}"),
         ),
         Some(dead) => {
             let dead: &DeadLetterQueue = dead;
             longest += dead.retention;
-            if dead.max_receive_count < RECEIVES {
+            let receives = dead.max_receive_count;
+            let (shortest, longest) = ways(consumer, mapping, receives);
+            if shortest < SHORTEST_WAY {
                 findings.add(
                     Check::Receives,
-                    format!("maxReceiveCount is {}", dead.max_receive_count),
-                    "a short outage, or conflicts of one message, move good messages to the dead-letter queue",
-                    format!("set maxReceiveCount to {RECEIVES} or more; the template has 8"),
+                    format!(
+                        "maxReceiveCount is {receives}: a message may be in the dead-letter queue after {}",
+                        in_words(shortest)
+                    ),
+                    "an outage of that length, a broken build or dying workers move good messages to the dead-letter queue",
+                    format!(
+                        "set maxReceiveCount, visibility timeout and CONSUMER_BACKOFF_CAP as in {VALUES}; a stack of the template needs one deployment with MaxReceiveCount=\"\""
+                    ),
+                );
+            }
+            if longest > queue.retention * 3 / 4 {
+                findings.add(
+                    Check::QueueRetention,
+                    format!(
+                        "{receives} receives can last {}, and the queue keeps messages for {}",
+                        in_words(longest),
+                        in_words(queue.retention)
+                    ),
+                    "SQS deletes a message that fails for so long before it reaches the dead-letter queue: it is lost",
+                    format!(
+                        "set maxReceiveCount, visibility timeout and CONSUMER_BACKOFF_CAP as in {VALUES}, or raise MessageRetentionPeriod"
+                    ),
                 );
             }
             if dead.retention <= queue.retention {
@@ -334,6 +358,37 @@ fn queue(consumer: &Consumer, mapping: &Mapping, findings: &mut Findings) {
             format!("set IDEMPOTENCY_RETENTION to {}d or more", longest.as_secs().div_ceil(86_400)),
         );
     }
+}
+
+/// The shortest and the longest time from the first receive of a message to the dead-letter queue, if
+/// no time passes in the queue. A worker that dies leaves the visibility timeout. After a failure the
+/// message waits for at least half of the back-off.
+fn ways(consumer: &Consumer, mapping: &Mapping, receives: u64) -> (Duration, Duration) {
+    let visibility_timeout = mapping.queue.visibility_timeout;
+    let sets_timeouts = variable(consumer, "CONSUMER_VISIBILITY") != Some("off");
+    let base = span(consumer, "CONSUMER_BACKOFF_BASE", Duration::from_secs(10));
+    let cap = span(
+        consumer,
+        "CONSUMER_BACKOFF_CAP",
+        Duration::from_secs(15 * 60),
+    );
+    let back_off = |receive: u64| {
+        let doubled = u32::try_from(receive - 1).ok();
+        let doubled = doubled.and_then(|exponent| 2_u32.checked_pow(exponent));
+        base.saturating_mul(doubled.unwrap_or(u32::MAX)).min(cap)
+    };
+    let shortest = |receive| match sets_timeouts {
+        true => visibility_timeout.min(back_off(receive) / 2),
+        false => visibility_timeout,
+    };
+    let longest = |receive| match sets_timeouts {
+        true => visibility_timeout.max(back_off(receive) + consumer.timeout + mapping.window),
+        false => visibility_timeout,
+    };
+    (
+        (1..receives).map(shortest).sum(),
+        (1..=receives).map(longest).sum(),
+    )
 }
 
 /// The name of a record's attribute in this consumer's layout.
@@ -485,7 +540,8 @@ fn permissions(consumer: &Consumer, findings: &mut Findings) {
             wanted.extend(actions.map(|action| (action, &*queue.arn, waits)));
         }
         if let Some(dead) = &queue.dead_letters
-            && is("CONSUMER_DEAD_LETTER", "on")
+            && !is("CONSUMER_DEAD_LETTER", "off")
+            && !is("CONSUMER_VISIBILITY", "off")
         {
             let actions = ["sqs:GetQueueUrl", "sqs:SendMessage"];
             let indirect = "permanent failures reach the dead-letter queue only after maxReceiveCount, without a reason";
