@@ -24,7 +24,6 @@ mod report;
 mod results;
 mod stub;
 mod targets;
-mod throttle;
 
 use std::{fs, io::IsTerminal, path::Path, time::Duration};
 
@@ -53,6 +52,8 @@ const MEMORY_MB: [u64; 3] = [128, 256, 1769];
 const LIMITED_BATCHES: [(usize, usize); 2] = [(10, 30), (100, 10)];
 /// A batch with too little time for it.
 const CUT_OFF: (usize, Duration) = (10_000, Duration::from_secs(5));
+/// Memory of the functions that get it; `None` has a whole core.
+const CUT_OFF_MEMORY_MB: [Option<u64>; 3] = [None, Some(256), Some(128)];
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
@@ -174,11 +175,16 @@ impl Round {
             .iter()
             .find(|candidate| candidate.name == CONSUMER);
         let shipped = shipped.unwrap();
-        self.progress(shipped, &format!("{messages} messages in {time:?}"));
-        stub.reset(LATENCY_MS);
-        let cut_off = process::cut_off(shipped, stub, messages, time).await;
-        let cut_off = results.succeeded(cut_off, shipped.name, messages);
-        results.cut_offs.extend(cut_off);
+        for memory in CUT_OFF_MEMORY_MB {
+            self.progress(
+                shipped,
+                &format!("{messages} messages in {time:?}, {memory:?}"),
+            );
+            stub.reset(LATENCY_MS);
+            let cut_off = process::cut_off(shipped, stub, messages, time, memory).await;
+            let cut_off = results.succeeded(cut_off, shipped.name, messages);
+            results.cut_offs.extend(cut_off);
+        }
     }
 
     async fn starts(&self, candidates: &[Candidate], stub: &Stub, results: &mut Results) {

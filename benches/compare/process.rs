@@ -12,8 +12,8 @@ use crate::{
     support::{
         event,
         runtime_api::{Answer, Env, Lambda},
+        throttle::{self, Throttle, cpu_time},
     },
-    throttle::{self, Throttle, cpu_time},
 };
 
 /// Each invocation's time until its deadline.
@@ -60,6 +60,8 @@ pub(crate) struct Run {
 
 /// The response to a batch with too little time for it.
 pub(crate) struct CutOff {
+    /// Memory of the function whose share of a vCPU was imitated, in MB.
+    pub(crate) memory: Option<u64>,
     pub(crate) response: Duration,
     pub(crate) failed: usize,
 }
@@ -127,18 +129,28 @@ pub(crate) async fn run(
     Ok(run)
 }
 
-/// Runs one batch of `messages` with `time` until the deadline.
+/// Runs one batch of `messages` with `time` until the deadline, if `throttled` with the CPU of a function
+/// with so much memory.
 pub(crate) async fn cut_off(
     candidate: &Candidate,
     stub: &Stub,
     messages: usize,
     time: Duration,
+    throttled: Option<u64>,
 ) -> Result<CutOff, Failed> {
-    let mut function = Function::spawn(candidate, stub, messages, &[]).await;
+    let memory = throttled.map(|memory| ("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", memory.to_string()));
+    let mut function = Function::spawn(candidate, stub, messages, memory.as_slice()).await;
     function.lambda.ready().await;
+    let pid = function.lambda.pid();
+    let throttle = throttled.map(|memory| Throttle::start(pid, throttle::share(memory)));
     let (response, failed) = function.invoke(messages, time).await?;
+    drop(throttle);
     function.lambda.kill().await;
-    Ok(CutOff { response, failed })
+    Ok(CutOff {
+        memory: throttled,
+        response,
+        failed,
+    })
 }
 
 pub(crate) struct Function {

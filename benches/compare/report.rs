@@ -3,7 +3,7 @@
 use std::{fmt::Write, fs, process::Command, time::SystemTime};
 
 use crate::{
-    BATCHES, CUT_OFF, LATENCY_MS, LIMITED_BATCHES, MEMORY_MB,
+    BATCHES, CUT_OFF, CUT_OFF_MEMORY_MB, LATENCY_MS, LIMITED_BATCHES, MEMORY_MB,
     candidates::{ALL, CONSUMER, GROUPED_WIDE, RAW},
     instructions,
     numbers::{batch_of, thousands},
@@ -196,21 +196,23 @@ batch, by the clock and the caches of the machine.
         |name, messages| results.memory_per_message_kib(name, LATENCY_MS, messages),
     );
     let (messages, time) = CUT_OFF;
-    if let Some(cut_off) = results
-        .cut_offs
-        .iter()
-        .max_by_key(|cut_off| cut_off.response)
-    {
-        writeln!(
-            text,
-            "\nWith {} s for a {}, the consumer answered after {:.2} s. It reported the {} messages without a recorded outcome \
-             as failed.",
-            time.as_secs(),
-            batch_of(messages),
-            cut_off.response.as_secs_f64(),
-            thousands(cut_off.failed as f64),
-        )
-        .unwrap();
+    for memory in CUT_OFF_MEMORY_MB {
+        let of_memory = (results.cut_offs.iter()).filter(|cut_off| cut_off.memory == memory);
+        if let Some(cut_off) = of_memory.max_by_key(|cut_off| cut_off.response) {
+            let cpu = memory.map_or("a whole core".to_owned(), |mb| {
+                format!("the CPU of {mb} MB")
+            });
+            writeln!(
+                text,
+                "\nWith {} s for a {} and {cpu}, the consumer answered after {:.2} s. It reported the {} messages without a \
+                 recorded outcome as failed.",
+                time.as_secs(),
+                batch_of(messages),
+                cut_off.response.as_secs_f64(),
+                thousands(cut_off.failed as f64),
+            )
+            .unwrap();
+        }
     }
     text
 }

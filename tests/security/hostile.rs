@@ -1,17 +1,28 @@
 //! Hostile messages, and the memory of a batch. The release binary takes each message between two
 //! good ones, which must not be affected.
 
-use std::fs;
+use std::{
+    collections::HashSet,
+    fs,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
 
+use axum::{
+    Router,
+    body::Bytes,
+    http::{HeaderMap, StatusCode},
+};
 use serde_json::{Value, json};
 
 use crate::{
     secrets::{SECRET, lines_with_secrets},
     support::{
         PATIENCE,
-        dynamo::Dynamo,
+        dynamo::{Dynamo, Item, request_name, text},
         event::{batch, failed, order, record},
         runtime_api::{Env, FUNCTION_NAME, Lambda, consumer_missing, of_message},
+        throttle::{Throttle, share},
     },
 };
 
@@ -25,17 +36,27 @@ const MOST_MEMORY: usize = 96 * MIB;
 
 /// The consumer with the template's settings and the order id as the key. It charges no gateway.
 async fn consumer(dynamo: &Dynamo) -> Lambda {
+    consumer_with(dynamo, &[]).await
+}
+
+async fn consumer_with(dynamo: &Dynamo, more: &[(&str, &str)]) -> Lambda {
     dynamo.create_table(TABLE).await;
-    let settings = [
-        ("AWS_ENDPOINT_URL", dynamo.endpoint()),
+    let endpoint = [("AWS_ENDPOINT_URL", dynamo.endpoint())];
+    start(&[&endpoint, more].concat()).await
+}
+
+/// A consumer with these settings, which override the others.
+async fn start(settings: &[(&str, &str)]) -> Lambda {
+    let always = [
         ("IDEMPOTENCY_TABLE_NAME", TABLE),
         ("IDEMPOTENCY_KEY", "body:/orderId"),
         ("PAYMENT_GATEWAY_URL", "sandbox"),
         ("CONSUMER_VISIBILITY", "off"),
     ];
-    let env: Env = settings
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-        .into();
+    let all = always.iter().chain(settings);
+    let env: Env = all
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+        .collect();
     Lambda::start(env).await
 }
 
@@ -342,4 +363,130 @@ async fn messages_of_1_mib_have_bounded_memory() {
     assert_eq!(dynamo.records(TABLE).await.len(), 10);
     println!("idle: {idle} bytes, at most: {} bytes", peak(&lambda));
     assert!(peak(&lambda) < MOST_MEMORY);
+}
+
+/// A gateway and a DynamoDB in one that answer with 150 KB: a charge with its receipt, and the record of
+/// a completed operation. Its address, and the ids that have a record.
+async fn bulky_server() -> (String, Arc<Mutex<HashSet<String>>>) {
+    let receipt = json!({"receipt": "x".repeat(150 * 1024)}).to_string();
+    let completed = Arc::new(Mutex::new(HashSet::new()));
+    let ids = Arc::clone(&completed);
+    let answer = async move |headers: HeaderMap, body: Bytes| {
+        if !headers.contains_key("x-amz-target") {
+            return (StatusCode::CREATED, receipt);
+        }
+        let request: Value = serde_json::from_slice(&body).unwrap();
+        let id = &request["Key"]["id"];
+        let is_claim = request_name(&headers, &body) == "Claim";
+        let known = !ids.lock().unwrap().insert(id["S"].to_string());
+        if !(is_claim && known) {
+            return (StatusCode::OK, "{}".to_owned());
+        }
+        let refused = json!({
+            "__type": "com.amazonaws.dynamodb.v20120810#ConditionalCheckFailedException",
+            "Item": {
+                "id": id,
+                "status": {"S": "COMPLETED"},
+                "owner": {"S": "another"},
+                "attempts": {"N": "1"},
+                "expires_at": {"N": "9999999999"},
+                "result": {"S": receipt},
+            },
+        });
+        (StatusCode::BAD_REQUEST, refused.to_string())
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let app = Router::new().fallback(answer);
+    tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+    (address, completed)
+}
+
+/// Orders of each process whose memory is compared: the more, the higher the peak by chance.
+const ORDERS: usize = 1_200;
+
+/// Peak memory of a process that gets orders with outputs of 150 KB in batches of this size, each followed
+/// by its duplicates.
+async fn peak_with_outputs(batch_size: usize) -> usize {
+    let (address, completed) = bulky_server().await;
+    let settings = [
+        ("AWS_ENDPOINT_URL", address.as_str()),
+        ("PAYMENT_GATEWAY_URL", &address),
+        ("CONSUMER_PRIME", "off"),
+    ];
+    let lambda = start(&settings).await;
+    for first in (0..ORDERS).step_by(batch_size) {
+        for delivery in ["first", "second"] {
+            let message = |n| {
+                let id = format!("m-{n}-{delivery}");
+                record(&id, &order(&format!("o-{n}")))
+            };
+            let event = batch((first..first + batch_size).map(message));
+            let response = lambda.invoke(event, 3 * PATIENCE).await.response();
+            assert_eq!(failed(&response), [""; 0]);
+        }
+    }
+    let orders = completed.lock().unwrap().len();
+    for outcome in ["completed", "duplicate"] {
+        let of = |line: &Value| line["outcome"] == outcome;
+        lambda.logged(orders, of).await;
+    }
+    peak(&lambda)
+}
+
+/// The outputs of the largest batch are larger than the memory of the smallest function.
+#[tokio::test]
+async fn outputs_of_a_batch_are_not_kept_in_memory() {
+    if consumer_missing() {
+        return;
+    }
+    let mut peaks = Vec::new();
+    for batch_size in [100, 400, 1_000] {
+        peaks.push(peak_with_outputs(batch_size).await);
+    }
+    println!("{peaks:?} bytes at most");
+    let (least, most) = (peaks.iter().min().unwrap(), peaks.iter().max().unwrap());
+    assert!(*most <= 48 * MIB, "{peaks:?}");
+    assert!(most - least <= 4 * MIB, "{peaks:?}");
+}
+
+/// Cuts a batch off in a function with so much memory, and returns the time of its response.
+async fn cut_off(memory_mb: u64, messages: usize, time: Duration) -> Duration {
+    let dynamo = Dynamo::start().await;
+    let memory = memory_mb.to_string();
+    let settings = [
+        ("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", memory.as_str()),
+        ("CONSUMER_MIN_TIME_TO_START", "0s"),
+    ];
+    let lambda = consumer_with(&dynamo, &settings).await;
+    // One batch opens the connections.
+    let first = batch([record("m-first", &order("o-first"))]);
+    assert_eq!(
+        failed(&lambda.invoke(first, PATIENCE).await.response()),
+        [""; 0]
+    );
+    let records = (0..messages).map(|n| record(&format!("m-{n}"), &order(&format!("o-{n}"))));
+    let event = batch(records).to_string();
+    let _throttle = Throttle::start(lambda.pid(), share(memory_mb));
+    let started = Instant::now();
+    let response = lambda.invoke_bytes(event, time).await.response();
+    let response_time = started.elapsed();
+    let records = dynamo.records(TABLE).await;
+    let is_completed = |record: &&Item| text(record, "status") == "COMPLETED";
+    let completed = records.iter().filter(is_completed).count() - 1;
+    println!("{memory_mb} MB: {completed} of {messages} in {response_time:?}");
+    assert!(completed < messages, "not cut off");
+    assert_eq!(failed(&response).len() + completed, messages);
+    response_time
+}
+
+#[tokio::test]
+async fn cut_off_batch_is_answered_in_time_on_a_slow_cpu() {
+    if consumer_missing() {
+        return;
+    }
+    for memory_mb in [128, 256] {
+        let time = Duration::from_secs(10);
+        assert!(cut_off(memory_mb, 10_000, time).await < time);
+    }
 }

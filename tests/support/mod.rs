@@ -29,6 +29,7 @@ pub mod s3;
 pub mod sqs;
 pub mod stage;
 pub mod stopwatch;
+pub mod throttle;
 
 use std::{net::SocketAddr, time::Duration};
 

@@ -23,18 +23,18 @@ const PERIOD: Duration = Duration::from_millis(20);
 const CGROUPS: [&str; 2] = ["/sys/fs/cgroup/cpu", "/sys/fs/cgroup"];
 
 /// Share of one vCPU of a function with so much memory.
-pub(crate) fn share(memory_mb: u64) -> f64 {
+pub fn share(memory_mb: u64) -> f64 {
     memory_mb as f64 / MB_PER_VCPU
 }
 
 /// The limit ends on drop.
-pub(crate) enum Throttle {
+pub enum Throttle {
     Cgroup(PathBuf),
     Signals(Arc<AtomicBool>, Option<JoinHandle<()>>),
 }
 
 impl Throttle {
-    pub(crate) fn start(pid: u32, share: f64) -> Self {
+    pub fn start(pid: u32, share: f64) -> Self {
         let quota = PERIOD.mul_f64(share);
         let cgroup = CGROUPS
             .iter()
@@ -50,7 +50,7 @@ impl Throttle {
         Self::Signals(ended, Some(thread))
     }
 
-    pub(crate) fn way(&self) -> &'static str {
+    pub fn way(&self) -> &'static str {
         match self {
             Self::Cgroup(_) => "the CPU quota of a cgroup",
             Self::Signals(..) => "SIGSTOP and SIGCONT",
@@ -126,7 +126,7 @@ fn stop_above(quota: Duration, pid: u32, ended: &AtomicBool) {
 }
 
 /// CPU time of all threads, to the nanosecond; `/proc/<pid>/stat` counts ticks.
-pub(crate) fn cpu_time(pid: u32) -> Duration {
+pub fn cpu_time(pid: u32) -> Duration {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let nanoseconds = tasks.map(|task| {
         // A thread that ends between the listing and the reading is missed.
