@@ -22,6 +22,7 @@ use support::{
     event::{batch, failed, in_group, order, received, record},
     gateway::Reply,
     runtime_api::{FUNCTION_NAME, Lambda, consumer_missing, of_batch},
+    sqs::SqsBehaviour,
     stage::{Stage, TIME, now_ms},
 };
 
@@ -108,6 +109,32 @@ async fn each_message_counts_in_one_outcome_counter() {
     }
     assert_eq!(second.line.get("ColdStart"), None);
     assert_eq!(first.line["Duplicates"], 0);
+}
+
+#[tokio::test]
+async fn copies_are_counted_sent_or_not() {
+    if consumer_missing() {
+        return;
+    }
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[("CONSUMER_DEAD_LETTER", "on")]).await;
+    for (number, behaviour) in [SqsBehaviour::Willing, SqsBehaviour::Denying]
+        .into_iter()
+        .enumerate()
+    {
+        stage.sqs.turn_for("SendMessageBatch", behaviour);
+        let event = batch([1, 2].map(|n| {
+            let id = format!("{number}-{n}");
+            stage.gateway.script(&id, [Reply::Status(402)]);
+            received(&id, &order(&id), 1)
+        }));
+        lambda.invoke(event, TIME).await.response();
+    }
+    let batches = batches(&lambda, 2).await;
+    let counts = |name: &str| [0, 1].map(|batch: usize| batches[batch].line[name].clone());
+    assert_eq!(counts("PermanentFailures"), [json!(2), json!(2)]);
+    assert_eq!(counts("DeadLettered"), [json!(2), Value::Null]);
+    assert_eq!(counts("DeadLettersNotSent"), [Value::Null, json!(2)]);
 }
 
 #[tokio::test]
