@@ -84,11 +84,22 @@ async fn run<M: Mode<H::Output>, H: Handler>(
     consumer: Consumer<M, H>,
     records: impl IntoIterator<Item = Value>,
 ) -> Vec<(String, String)> {
+    let records: Vec<_> = records.into_iter().collect();
+    let ids: Vec<_> = records
+        .iter()
+        .map(|record| record["messageId"].clone())
+        .collect();
     log::start();
     let _failed = process(&Arc::new(consumer), batch(records), within(ONE_MINUTE)).await;
-    let lines = log::lines_of("message processed").into_iter();
+    let mut lines = log::lines_of("message processed");
+    // In the order of the batch. Messages end in the order of their lanes.
+    lines.sort_by_key(|line| {
+        ids.iter()
+            .position(|id| *id == line["fields"]["message_id"])
+    });
     let text = |line: &Value, name: &str| line["fields"][name].as_str().unwrap_or("").to_owned();
     lines
+        .into_iter()
         .map(|line| (text(&line, "outcome"), text(&line, "detail")))
         .collect()
 }
