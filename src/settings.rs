@@ -31,7 +31,7 @@ use crate::{
     handler::Handler,
     once::{Inbox, Mode, OnItem, Once},
     protocol::record::MAX_RESULT_BYTES,
-    protocol::{AfterFailure, Namespace},
+    protocol::{AfterFailure, Namespace, isolation::CrashWaits},
     sqs::{Consumer, Encoding, Envelope, FifoAfterPermanent, FingerprintSource, KeySource},
     store::{AnyStore, DynamoStore, Field, Layout, MemoryStore, Results, Store},
     telemetry::{
@@ -126,6 +126,7 @@ const UNNAMED: &str = "_";
 /// | `CONSUMER_FIFO_AFTER_PERMANENT` | `continue` | messages of a FIFO group behind a permanent failure: `continue` or `stop` ([`FifoAfterPermanent`]) |
 /// | `CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE` | `on` | fails the invocation if DynamoDB or PostgreSQL was unavailable for every message |
 /// | `CONSUMER_CIRCUIT_BREAKER` | `on` | after 20 handlers failed in a row, messages wait until a probe succeeds ([`Consumer::circuit_breaker`]) |
+/// | `CONSUMER_CRASH_WAITS` | `20m,2h,10h` | rest of a message after each death of its process while it ran alone; `off`: no message runs alone ([`Once::crash_waits`]) |
 /// | `CONSUMER_METRICS` | `on` | adds metrics to the log line of each batch ([`Metrics`]) |
 /// | `CONSUMER_METRICS_NAMESPACE` | `POWERTOOLS_METRICS_NAMESPACE`, else `sqs-once` | namespace of the metrics |
 /// | `CONSUMER_METRICS_SERVICE` | `POWERTOOLS_SERVICE_NAME`, else function name | dimension `service` of the metrics |
@@ -712,6 +713,7 @@ impl Settings {
         let fail_when_store_unavailable =
             self.optional("CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE", "on", on_or_off);
         let circuit_breaker = self.optional("CONSUMER_CIRCUIT_BREAKER", "on", on_or_off);
+        let crash_waits = self.optional("CONSUMER_CRASH_WAITS", "20m,2h,10h", crash_waits);
         let timeouts = self.timeouts();
         let metrics = self.metrics(&function);
         let log_sample_completed = self.optional("CONSUMER_LOG_SAMPLE_COMPLETED", "1", share);
@@ -735,6 +737,7 @@ impl Settings {
             fifo_after_permanent: fifo_after_permanent?,
             fail_when_store_unavailable: fail_when_store_unavailable?,
             circuit_breaker: circuit_breaker?,
+            crash_waits: crash_waits?,
             timeouts: timeouts?,
             metrics: metrics?,
             log_sample_completed: log_sample_completed?,
@@ -973,6 +976,7 @@ impl Records {
             .lease_margin(self.lease_margin)
             .outbox(self.outbox)
             .results(self.results.results(config))
+            .crash_waits(batches.crash_waits.clone())
             .heartbeat(batches.heartbeat);
         match batches.retention {
             Some(retention) => once.retention(retention),
@@ -1017,6 +1021,7 @@ struct Batches {
     fifo_after_permanent: FifoAfterPermanent,
     fail_when_store_unavailable: bool,
     circuit_breaker: bool,
+    crash_waits: CrashWaits,
     metrics: Option<Metrics>,
     log_sample_completed: f64,
     #[cfg(feature = "visibility")]
@@ -1148,6 +1153,17 @@ fn heartbeat(text: &str) -> Result<Option<Duration>, String> {
         length if length < SHORTEST_HEARTBEAT => Err("must be `off`, or at least 10s".to_owned()),
         length => Ok(Some(length)),
     }
+}
+
+fn crash_waits(text: &str) -> Result<CrashWaits, String> {
+    if text == "off" {
+        return Ok(CrashWaits::off());
+    }
+    let waits = text.split(',').map(|wait| duration(wait.trim()));
+    let waits = waits.collect::<Result<Vec<_>, _>>();
+    waits
+        .map(CrashWaits::new)
+        .map_err(|_| "must be `off`, or durations such as `20m,2h,10h`".to_owned())
 }
 
 fn positive(text: &str) -> Result<Duration, String> {
@@ -1377,6 +1393,7 @@ mod tests {
         assert_eq!(batches.min_time_to_start, Duration::ZERO);
         assert!(batches.fail_when_store_unavailable);
         assert!(batches.circuit_breaker);
+        assert_eq!(batches.crash_waits, CrashWaits::default());
         assert_eq!(batches.log_sample_completed.to_string(), "1");
         assert_eq!(batches.fifo_after_permanent, FifoAfterPermanent::Continue);
         #[cfg(feature = "visibility")]
@@ -1400,6 +1417,7 @@ mod tests {
             ("IDEMPOTENCY_AFTER_FAILURE", "strict"),
             ("IDEMPOTENCY_GROUPING", "yes"),
             ("IDEMPOTENCY_LEASE_MARGIN", "-1s"),
+            ("CONSUMER_CRASH_WAITS", "20m,soon"),
             ("CONSUMER_HEARTBEAT", "9s"),
             ("CONSUMER_CONCURRENCY", "0"),
             ("CONSUMER_DEADLINE_RESERVE", "0s"),

@@ -12,6 +12,7 @@ use super::{
     lease::{Lease, LeaseTerms},
     records::Records,
     repeat::{Answered, Effort, GivenUp, MAX_BRIEF, repeat},
+    turns::{OperationGate, Turns},
     work::guard,
 };
 use crate::{
@@ -22,6 +23,7 @@ use crate::{
         AfterFailure, AttemptEnd, ClaimRefused, ClaimRequest, Claimed, Key, Settlement,
         StoredResult, Timestamp,
         decision::{claim_refused, may_settle},
+        isolation::{CrashWaits, Standing, standing},
     },
     store::{ClaimAnswer, Results, SettleAnswer, Store, StoreError, TransactionalStore},
 };
@@ -52,6 +54,8 @@ pub struct Once<S> {
     pub(super) records: Records<S>,
     lease: LeaseTerms,
     health: Arc<Health>,
+    crash_waits: CrashWaits,
+    turns: Turns,
 }
 
 impl<S: Store> Once<S> {
@@ -75,6 +79,8 @@ impl<S: Store> Once<S> {
                 heartbeat: None,
             },
             health: Arc::default(),
+            crash_waits: CrashWaits::default(),
+            turns: Turns::default(),
         }
     }
 
@@ -119,6 +125,27 @@ impl<S: Store> Once<S> {
     #[must_use]
     pub fn heartbeat(mut self, length: impl Into<Option<Duration>>) -> Self {
         self.lease.heartbeat = length.into();
+        self
+    }
+
+    /// Sets how long a message rests after each death of its process while its handler ran alone. By
+    /// default 20 minutes, 2 hours and 10 hours. [`CrashWaits::off`]: no message runs alone.
+    ///
+    /// A handler that ends its process (out of memory, stack overflow, a block until Lambda's timeout)
+    /// takes other messages with it. So a message whose last attempt has no recorded end runs while no
+    /// other handler of this value and its clones runs. After one death more than there are waits, the
+    /// outcome is [`Outcome::Crashed`].
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use sqs_once::{Once, protocol::isolation::CrashWaits, store::MemoryStore};
+    ///
+    /// let minute = Duration::from_secs(60);
+    /// let once = Once::new(MemoryStore::default()).crash_waits(CrashWaits::new([minute, 10 * minute]));
+    /// ```
+    #[must_use]
+    pub fn crash_waits(mut self, crash_waits: CrashWaits) -> Self {
+        self.crash_waits = crash_waits;
         self
     }
 
@@ -220,14 +247,16 @@ impl<S: Store> Once<S> {
             fingerprint,
             delivery,
             deadline,
+            gate,
         } = operation;
         if !deadline.may_start() {
             return Err(Outcome::NotStarted);
         }
+        let gate = gate.map(|OperationGate(gate)| gate);
         let lease = Lease::from_now(self.lease, self.records.now(), deadline);
         let message_id = delivery.message_id();
         let request = (self.records).request(&key, fingerprint, message_id, lease.until());
-        let claim = self.claim(&request, lease, deadline).await?;
+        let mut claim = self.claim(&request, lease, deadline).await?;
         // A claim takes time, and Lambda may have frozen the process beyond the lease. The check
         // leaves out the lease margin: a worker whose clock is ahead sees the lease expire earlier.
         if !deadline.may_start() || self.records.now() > lease.ends {
@@ -235,6 +264,25 @@ impl<S: Store> Once<S> {
         }
         let history = History::from(&claim.claimed);
         log_history(&key, &history);
+        match standing(&claim.claimed, &self.crash_waits) {
+            Standing::Clear if gate.is_some() => {}
+            Standing::Clear => {
+                claim = claim.beside_others(&self.turns).await?;
+            }
+            Standing::Suspect { exclusive_attempts } => {
+                tracing::warn!(
+                    %key,
+                    exclusive_attempts,
+                    "an earlier attempt has no recorded end: the handler runs alone"
+                );
+                let isolation = (gate.as_deref(), &self.turns, &self.crash_waits);
+                claim = claim.alone(exclusive_attempts, isolation).await?;
+            }
+            Standing::Crashed { exclusive_attempts } => {
+                return Err(claim.crashed(exclusive_attempts).await);
+            }
+        }
+        claim.began = true;
         let attempt = Attempt::new(key, delivery, history, deadline);
         let answer = {
             // Dropped before the settlement. The handler must not go on after it.
@@ -288,6 +336,9 @@ impl<S: Store> Once<S> {
             claimed,
             deadline,
             lease,
+            began: false,
+            ran_alone: false,
+            turn: None,
         })
     }
 

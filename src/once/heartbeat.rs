@@ -3,7 +3,7 @@
 use std::{future::pending, pin::Pin};
 
 use futures_util::future::{Either, select};
-use tokio::time::sleep_until;
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::{
     held::{HeldClaim, Settled},
@@ -31,35 +31,60 @@ impl<S: Store> HeldClaim<'_, S> {
         }
     }
 
+    /// Waits, and meanwhile renews the lease. A renewal in flight is never dropped, so the lease of the
+    /// record stays known.
+    pub(super) async fn while_waiting<T>(
+        &mut self,
+        mut wait: Pin<&mut impl Future<Output = T>>,
+    ) -> Result<T, NoAnswer> {
+        while let Some((next, cut)) = self.lease.renewal() {
+            if let Ok(end) = timeout_at(next, wait.as_mut()).await {
+                return Ok(end);
+            }
+            self.lease = self.renew(self.lease, cut).await?;
+        }
+        Ok(wait.await)
+    }
+
     /// Renews the lease. Returns when it is lost.
     async fn renew_until_lost(&self) -> NoAnswer {
         let mut lease = self.lease;
         while let Some((next, cut)) = lease.renewal() {
             sleep_until(next).await;
-            let now = self.records.now();
-            // An ended lease is not renewed: another worker may be about to take over.
-            if lease.has_ended(now) {
-                return NoAnswer::OutOfTime;
-            }
-            let renewed = Lease::from_now(lease.terms, now, self.deadline);
-            let fence = self.fence.clone().with_lease(lease.until());
-            let settlement = self.records.renewal(renewed.until());
-            // The same renewal is repeated: an earlier copy may have been applied.
-            let effort = Effort::renewal(cut);
-            match self.settle_by(effort, &fence, &settlement).await {
-                Settled::Applied => lease = renewed,
-                Settled::LeaseLost => return NoAnswer::LeaseLost,
-                Settled::Unknown(error) => {
-                    tracing::warn!(
-                        key = %self.fence.key,
-                        %error,
-                        "the lease could not be renewed: the handler is cut off when it ends"
-                    );
-                    sleep_until(cut).await;
-                    return NoAnswer::OutOfTime;
-                }
+            match self.renew(lease, cut).await {
+                Ok(renewed) => lease = renewed,
+                Err(end) => return end,
             }
         }
         pending().await
+    }
+
+    /// Renews the lease once, which ends at `cut`.
+    async fn renew(&self, lease: Lease, cut: Instant) -> Result<Lease, NoAnswer> {
+        let now = self.records.now();
+        // An ended lease is not renewed: another worker may be about to take over.
+        if lease.has_ended(now) {
+            return Err(NoAnswer::OutOfTime);
+        }
+        let renewed = Lease::from_now(lease.terms, now, self.deadline);
+        let fence = self.fence.clone().with_lease(lease.until());
+        let settlement = self.records.renewal(renewed.until());
+        // The same renewal is repeated: an earlier copy may have been applied.
+        match self
+            .settle_by(Effort::renewal(cut), &fence, &settlement)
+            .await
+        {
+            Settled::Applied => Ok(renewed),
+            Settled::LeaseLost => Err(NoAnswer::LeaseLost),
+            Settled::Unknown(error) => {
+                tracing::warn!(
+                    key = %self.fence.key,
+                    %error,
+                    "the lease could not be renewed: the handler is cut off when it ends"
+                );
+                sleep_until(cut).await;
+                Err(NoAnswer::OutOfTime)
+            }
+        }
     }
 }

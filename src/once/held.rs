@@ -1,6 +1,6 @@
 //! [`HeldClaim`]: a claim that this worker holds, and its settlements.
 
-use std::sync::Arc;
+use std::{pin::pin, sync::Arc};
 
 use super::{
     Outcome,
@@ -8,6 +8,7 @@ use super::{
     lease::Lease,
     records::Records,
     repeat::{Answered, Effort, repeat},
+    turns::{Gate, Turn, Turns},
     work::{DeclinedAnswer, NoAnswer, write_until_accepted},
 };
 use crate::{
@@ -16,6 +17,7 @@ use crate::{
     protocol::{
         AttemptEnd, Before, Claimed, Fence, Settlement, SettlementRefused, StoredResult, Timestamp,
         decision::settlement_refused,
+        isolation::{CrashWaits, lease_alone},
     },
     store::{RecordWrite, SettleAnswer, Store, StoreError, TransactionalStore},
 };
@@ -35,6 +37,12 @@ pub(super) struct HeldClaim<'a, S> {
     pub(super) claimed: Claimed,
     pub(super) deadline: Deadline,
     pub(super) lease: Lease,
+    /// True once the handler is about to run: its end is recorded.
+    pub(super) began: bool,
+    /// True once the record may count an attempt alone.
+    pub(super) ran_alone: bool,
+    /// Ends with the claim.
+    pub(super) turn: Option<Turn>,
 }
 
 /// The result of a settlement.
@@ -98,6 +106,86 @@ impl<S: Store> HeldClaim<'_, S> {
         }
     }
 
+    /// Waits for a turn beside other handlers.
+    ///
+    /// # Errors
+    ///
+    /// The outcome of a claim that got no turn in time, and was undone.
+    pub(super) async fn beside_others(mut self, turns: &Turns) -> Result<Self, Outcome> {
+        let turn = pin!(turns.shared(self.deadline.latest_start()));
+        match self.while_waiting(turn).await {
+            Ok(Some(turn)) if !self.lease.has_ended(self.records.now()) => {
+                self.turn = Some(turn);
+                Ok(self)
+            }
+            Err(NoAnswer::LeaseLost) => Err(Outcome::LeaseLost),
+            _ => Err(self.restore(Outcome::NotStarted).await),
+        }
+    }
+
+    /// Waits until the handler may run alone, and counts the attempt.
+    ///
+    /// # Errors
+    ///
+    /// The outcome of a claim whose handler must not start. The claim was undone, and the record has
+    /// the count of before.
+    pub(super) async fn alone(
+        mut self,
+        exclusive_attempts: u64,
+        (gate, turns, waits): (Option<&dyn Gate>, &Turns, &CrashWaits),
+    ) -> Result<Self, Outcome> {
+        let latest = self.deadline.latest_start();
+        let turn = async {
+            match gate {
+                Some(gate) => gate.alone(exclusive_attempts).await.then_some(None),
+                None => turns.alone(latest).await.map(Some),
+            }
+        };
+        match self.while_waiting(pin!(turn)).await {
+            Ok(Some(turn)) => self.turn = turn,
+            Err(NoAnswer::LeaseLost) => return Err(Outcome::LeaseLost),
+            _ => return Err(self.restore(Outcome::NotStarted).await),
+        }
+        let now = self.records.now();
+        if !self.deadline.may_start() || self.lease.has_ended(now) {
+            return Err(self.restore(Outcome::NotStarted).await);
+        }
+        let attempt = exclusive_attempts + 1;
+        let renewed = Lease::from_now(self.lease.terms, now, self.deadline);
+        let until = lease_alone(attempt, waits, now, renewed.until().max(self.lease.until()));
+        let renewed = renewed.lasting_until(until, now, self.deadline);
+        let fence = self.fence.clone().with_lease(self.lease.until());
+        let settlement = self.records.attempt_alone(until, attempt);
+        // A record that is not known to count the attempt must not start it.
+        self.ran_alone = true;
+        match self
+            .settle_by(Effort::renewal(latest), &fence, &settlement)
+            .await
+        {
+            Settled::Applied => self.lease = renewed,
+            Settled::LeaseLost => return Err(Outcome::LeaseLost),
+            Settled::Unknown(error) => {
+                let outcome = Outcome::store_unavailable(error);
+                return Err(self.restore(outcome).await);
+            }
+        }
+        if !self.deadline.may_start() || self.lease.has_ended(self.records.now()) {
+            return Err(self.restore(Outcome::NotStarted).await);
+        }
+        Ok(self)
+    }
+
+    /// Records that the message ended its process each time that it ran alone.
+    pub(super) async fn crashed(self, exclusive_attempts: u64) -> Outcome {
+        let error = format!(
+            "the process ended {exclusive_attempts} times while the handler of this message ran alone; its effect may have happened"
+        );
+        match self.fail(error).await {
+            Outcome::PermanentFailure(error) => Outcome::Crashed(error),
+            other => other,
+        }
+    }
+
     /// Undoes the claim after an attempt that had no effect.
     pub(super) async fn restore(self, outcome: Outcome) -> Outcome {
         let mut claimed = self.claimed.clone();
@@ -106,13 +194,21 @@ impl<S: Store> HeldClaim<'_, S> {
             // as where the record before is unknown.
             claimed.before = Before::Unknown;
         }
+        if self.began {
+            claimed = claimed.with_recorded_end();
+        }
         self.end(&Settlement::Restore(claimed), outcome).await
     }
 
     /// Settles a claim whose message returns to the queue. If the settlement fails, logs a warning
     /// and returns the same outcome.
     async fn end(self, settlement: &Settlement, outcome: Outcome) -> Outcome {
-        let effort = Effort::brief(self.deadline.end());
+        // Without a recorded end, an attempt alone looks like a death, and the message rests for long.
+        let effort = if self.ran_alone {
+            self.after_effect()
+        } else {
+            Effort::brief(self.deadline.end())
+        };
         match self.settle(effort, settlement).await {
             Settled::Applied => outcome,
             Settled::LeaseLost => Outcome::LeaseLost,

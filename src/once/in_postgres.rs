@@ -207,6 +207,8 @@ impl InPostgres {
             fingerprint,
             delivery,
             deadline,
+            // Without a claim there is no isolation.
+            gate: _,
         } = operation;
         if !deadline.may_start() {
             return Outcome::NotStarted;

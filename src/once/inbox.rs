@@ -93,6 +93,8 @@ impl<S: TransactionalStore> Inbox<S> {
             fingerprint,
             delivery,
             deadline,
+            // Without a claim there is no isolation.
+            gate: _,
         } = operation;
         if !deadline.may_start() {
             return Outcome::NotStarted;

@@ -26,6 +26,8 @@ pub(super) struct Lease {
     pub(super) ends: Timestamp,
     /// The same by the monotonic clock. `None`: the deadline.
     cut: Option<Instant>,
+    /// End of the lease in the record.
+    until: Timestamp,
 }
 
 impl Lease {
@@ -36,16 +38,36 @@ impl Lease {
             .heartbeat
             .filter(|length| *length < now.until(deadline.at()))
             .map(|length| (now + length, Instant::now() + length));
+        let ends = renewed.map_or(deadline.at(), |(ends, _)| ends);
         Self {
             terms,
-            ends: renewed.map_or(deadline.at(), |(ends, _)| ends),
+            ends,
             cut: renewed.map(|(_, cut)| cut),
+            until: ends + terms.margin,
+        }
+    }
+
+    /// This lease, but until then in the record. The worker's right to run ends with the deadline at
+    /// the latest. No renewal shortens it: with a heartbeat, the next follows near its end.
+    pub(super) fn lasting_until(
+        self,
+        until: Timestamp,
+        now: Timestamp,
+        deadline: Deadline,
+    ) -> Self {
+        let length = now.until(until).saturating_sub(self.terms.margin);
+        let renewed = (self.terms.heartbeat).filter(|_| now + length < deadline.at());
+        Self {
+            ends: (now + length).min(deadline.at()),
+            cut: renewed.map(|_| Instant::now() + length),
+            until,
+            ..self
         }
     }
 
     /// End of the lease in the record.
     pub(super) fn until(&self) -> Timestamp {
-        self.ends + self.terms.margin
+        self.until
     }
 
     /// Returns whether the worker's right to run has ended, by either clock.

@@ -52,6 +52,7 @@ mod operation;
 mod outcome;
 mod records;
 mod repeat;
+mod turns;
 mod work;
 
 pub use claim::Once;
@@ -64,3 +65,6 @@ pub use mode::Mode;
 pub use on_item::{Change, OnItem};
 pub use operation::Operation;
 pub use outcome::{Outcome, Retry, Severity};
+#[doc(hidden)]
+pub use turns::OperationGate;
+pub(crate) use turns::{Gate, Turn, Turns};

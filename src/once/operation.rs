@@ -1,5 +1,6 @@
 //! [`Operation`]: the unit of work that a mode runs once.
 
+use super::turns::OperationGate;
 use crate::{
     deadline::Deadline,
     handler::Delivery,
@@ -34,6 +35,9 @@ pub struct Operation {
     pub delivery: Delivery,
     /// Time limit of the attempt.
     pub deadline: Deadline,
+    /// Decides when the handler of a suspect starts. `None`: when no other handler of the mode runs.
+    #[doc(hidden)]
+    pub gate: Option<OperationGate>,
 }
 
 impl Operation {
@@ -50,6 +54,7 @@ impl Operation {
             fingerprint,
             delivery: delivery.into(),
             deadline,
+            gate: None,
         }
     }
 }

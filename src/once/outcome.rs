@@ -73,6 +73,10 @@ pub enum Outcome {
     /// Twenty messages failed permanently under this key, so no further message runs. Holds the
     /// last recorded error. The handler did not run.
     TooManyFailures(String),
+    /// The process ended each time that the handler of this message ran alone, once more than
+    /// [`CrashWaits`](crate::protocol::isolation::CrashWaits) allows. The handler did not run again, and
+    /// the failure is recorded. An earlier attempt may have had its effect.
+    Crashed(String),
     /// The key was used before for another payload. The handler did not run, and the record is
     /// unchanged.
     KeyReused,
@@ -173,6 +177,7 @@ impl Outcome {
             Self::PermanentFailure(_) => ("permanent_failure", "PermanentFailures", Error, Never, 422),
             Self::FailedBefore(_) => ("failed_before", "PermanentFailures", Info, Never, 422),
             Self::TooManyFailures(_) => ("failed_before", "PermanentFailures", Warn, Never, 422),
+            Self::Crashed(_) => ("crashed", "Crashed", Error, Never, 422),
             Self::KeyReused => ("key_reused", "KeysReused", Error, Never, 422),
             Self::Invalid(_) => ("invalid", "Invalid", Error, Never, 400),
             Self::Ignored => ("ignored", "Ignored", Info, Never, 200),
@@ -352,6 +357,7 @@ impl fmt::Display for Outcome {
                 "another transaction was in the way, and nothing was written: {error}"
             ),
             Self::PermanentFailure(error) => write!(f, "permanent failure: {error}"),
+            Self::Crashed(error) => f.write_str(error),
             Self::FailedBefore(error) => write!(
                 f,
                 "this message failed permanently before; the handler did not run: {error}"
@@ -430,6 +436,7 @@ mod tests {
             Outcome::PermanentFailure(text()),
             Outcome::FailedBefore(text()),
             Outcome::TooManyFailures(text()),
+            Outcome::Crashed(text()),
             Outcome::KeyReused,
             Outcome::Invalid(text()),
             Outcome::Ignored,

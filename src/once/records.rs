@@ -83,6 +83,15 @@ impl<S> Records<S> {
         }
     }
 
+    /// Creates the renewal before an attempt alone, which counts it.
+    pub(super) fn attempt_alone(&self, lease_until: Timestamp, attempt: u64) -> Settlement {
+        Settlement::Renew {
+            lease_until,
+            expires_at: self.expires_at().max(lease_until.as_secs_ceil()),
+            exclusive_attempts: Some(attempt),
+        }
+    }
+
     /// Returns the end of the retention for a record written now, in seconds since the epoch.
     pub(super) fn expires_at(&self) -> u64 {
         (self.now() + self.retention).as_secs_ceil()

@@ -4,6 +4,7 @@ use std::{
     collections::VecDeque,
     convert::Infallible,
     num::NonZeroUsize,
+    pin::pin,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -11,8 +12,9 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::{Either, select};
 use tokio::{
-    sync::{Semaphore, oneshot},
+    sync::{Semaphore, mpsc, oneshot},
     task::JoinSet,
     time::{Instant, timeout_at},
 };
@@ -22,12 +24,14 @@ use super::{
     lanes::{self, First, Lane, LaneFacts},
     message::{Message, MessageId},
     processed::Processed,
+    suspects::Suspects,
 };
 use crate::{
     deadline::Deadline,
     handler::History,
     meter::Meter,
     once::Outcome,
+    protocol::isolation::may_start_beside,
     system::random_fraction,
     telemetry::{MessageOutcome, traces},
 };
@@ -46,6 +50,11 @@ pub(super) struct Batch {
     /// Lines so far about messages that did not start.
     not_started_lines: AtomicUsize,
     places: Places,
+    suspects: Suspects,
+    /// Asks for another worker, since one waits with a suspect.
+    parked: OnceLock<mpsc::UnboundedSender<()>>,
+    /// Time for handlers when the batch began.
+    time: Duration,
 }
 
 /// What messages wait for beside the worker that runs them: as many places of each kind as handlers may
@@ -56,7 +65,7 @@ pub(super) struct Places {
     /// For `on_duplicate`. Handlers that hang do not keep a duplicate from its answer.
     pub(super) duplicates: Semaphore,
     /// For bodies from S3. Messages that are claimed ahead hold none.
-    pub(super) bodies: Semaphore,
+    pub(super) bodies: Arc<Semaphore>,
 }
 
 /// Progress of one message.
@@ -127,13 +136,39 @@ impl Batch {
             places: Places {
                 handlers: Semaphore::new(handlers.get()),
                 duplicates: Semaphore::new(handlers.get()),
-                bodies: Semaphore::new(handlers.get()),
+                bodies: Arc::new(Semaphore::new(handlers.get())),
             },
+            suspects: Suspects::default(),
+            parked: OnceLock::new(),
+            time: deadline.time_left(),
         }
     }
 
     pub(super) fn places(&self) -> &Places {
         &self.places
+    }
+
+    pub(super) fn suspects(&self) -> &Suspects {
+        &self.suspects
+    }
+
+    /// Returns whether a handler may start beside others: in time, and while a suspect waits only in the
+    /// first half of the time.
+    pub(super) fn may_start(&self) -> bool {
+        let (deadline, wait) = (self.deadline, self.suspects.wait());
+        deadline.may_start() && may_start_beside(wait, self.time, deadline.time_left())
+    }
+
+    /// Waits until this suspect is the next of the batch, and no lane runs. Another worker takes the
+    /// lanes meanwhile.
+    pub(super) async fn wait_for_others(&self, index: usize, exclusive_attempts: u64) -> bool {
+        let parked = || {
+            // Without a receiver the batch has been answered.
+            let _sent = self.parked.get().map(|parked| parked.send(()));
+        };
+        let latest = self.deadline.latest_start();
+        let turn = (self.suspects).wait_for_others(index, exclusive_attempts, latest, parked);
+        turn.await
     }
 
     pub(super) fn deadline(&self) -> Deadline {
@@ -159,33 +194,55 @@ impl Batch {
     ) where
         F: Future<Output = ()> + Send + 'static,
     {
-        let lanes = Arc::new(Mutex::new(VecDeque::from(self.lanes(first))));
+        let lanes = VecDeque::from(self.lanes(first));
+        self.suspects.begin(lanes.len());
+        let lanes = Arc::new(Mutex::new(lanes));
         // Dropped by the last worker: one wake-up for the whole batch.
         let (working, done) = oneshot::channel::<Infallible>();
         let working = Arc::new(working);
+        let (parked, mut parks) = mpsc::unbounded_channel();
+        let _first = self.parked.set(parked);
         let mut running = JoinSet::new();
-        for _ in 0..workers.get().min(self.messages.len()) {
+        let spawn = |running: &mut JoinSet<()>, working: Arc<oneshot::Sender<Infallible>>| {
             let (batch, run_lane) = (Arc::clone(self), run_lane.clone());
-            let (lanes, working) = (Arc::clone(&lanes), Arc::clone(&working));
+            let lanes = Arc::clone(&lanes);
             // Boxed, since each wrapper and the task would copy the future: some 10 KB.
             let worker = Box::pin(async move {
                 let next = || {
                     let mut lanes = lanes.lock().unwrap_or_else(PoisonError::into_inner);
+                    if !batch.may_start() {
+                        // Left to `close`. A suspect that waits need not wait for them.
+                        batch.suspects.lanes_ended(lanes.len());
+                        lanes.clear();
+                    }
                     lanes.pop_front()
                 };
-                while batch.deadline.may_start()
-                    && let Some(lane) = next()
-                {
+                while let Some(lane) = next() {
                     run_lane(Arc::clone(&batch), lane).await;
+                    batch.suspects.lanes_ended(1);
                 }
                 drop(working);
             });
             running.spawn(traces::in_current(worker.in_current_span()));
+        };
+        for _ in 0..workers.get().min(self.messages.len()) {
+            spawn(&mut running, Arc::clone(&working));
         }
+        // The worker of a suspect that waits holds it too.
+        let still_working = Arc::downgrade(&working);
         drop(working);
+        let all_ended = async {
+            let mut done = pin!(done);
+            while let Either::Right((Some(()), _)) = select(done.as_mut(), pin!(parks.recv())).await
+            {
+                if let Some(working) = still_working.upgrade() {
+                    spawn(&mut running, working);
+                }
+            }
+        };
         // Handlers are cut off, and their outcomes written, before this. Dropping the workers ends
         // those that can be ended.
-        let _in_time = timeout_at(self.deadline.answer(), done).await;
+        let _in_time = timeout_at(self.deadline.answer(), all_ended).await;
     }
 
     /// All messages, in the order of the event.
@@ -238,6 +295,7 @@ impl Batch {
     /// Ends the messages without a result, and names in one log line those that the deadline ended.
     /// The handlers of `blocking` messages did not yield, so they could not be cut off.
     pub(super) fn close(&self) {
+        self.suspects.answered();
         let (mut cut_off, mut blocking, mut not_started) = (Vec::new(), Vec::new(), Vec::new());
         for (message, (index, progress)) in
             self.messages.iter().zip(self.progress.iter().enumerate())

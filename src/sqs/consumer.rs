@@ -21,6 +21,7 @@ use crate::{
     handler::Handler,
     invalid::InvalidValue,
     once::Mode,
+    once::Turns,
     protocol::{Namespace, Timestamp},
     telemetry::{MessageOutcome, Metrics, millis},
 };
@@ -74,6 +75,8 @@ pub struct Consumer<M, H> {
     pub(super) fail_when_store_unavailable: bool,
     /// `None`: every message runs.
     pub(super) breaker: Option<CircuitBreaker>,
+    /// Clones share the turns, and so the batches of a process.
+    pub(super) turns: Turns,
     pub(super) visibility: Option<Visibility>,
     pub(super) metrics: Option<Metrics>,
     pub(super) observer: Option<Observer>,
@@ -102,6 +105,7 @@ impl<M, H> Clone for Consumer<M, H> {
             fifo_after_permanent: self.fifo_after_permanent,
             fail_when_store_unavailable: self.fail_when_store_unavailable,
             breaker: self.breaker.clone(),
+            turns: self.turns.clone(),
             visibility: self.visibility.clone(),
             metrics: self.metrics.clone(),
             observer: self.observer.clone(),
@@ -174,6 +178,7 @@ impl<M, H> Consumer<M, H> {
             fifo_after_permanent: FifoAfterPermanent::default(),
             fail_when_store_unavailable: true,
             breaker: Some(CircuitBreaker::default()),
+            turns: Turns::default(),
             visibility: None,
             metrics: None,
             observer: None,

@@ -47,6 +47,7 @@ mod s3_bodies;
 mod s3_bodies;
 mod s3_pointer;
 #[cfg(feature = "visibility")]
+mod suspects;
 mod visibility;
 #[cfg(not(feature = "visibility"))]
 #[path = "no_visibility.rs"]

@@ -5,16 +5,16 @@ use std::{
     panic::AssertUnwindSafe,
     pin::pin,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
-use futures_util::FutureExt as _;
+use futures_util::{FutureExt as _, future::BoxFuture};
 use tokio::{
-    sync::SemaphorePermit,
+    sync::{OwnedSemaphorePermit, SemaphorePermit},
     time::{Instant, timeout_at},
 };
 use tracing::{Instrument as _, Span};
@@ -35,7 +35,7 @@ use super::{
 use crate::{
     deadline::Deadline,
     handler::{Attempt, Failure, FromMessage as _, Handler, History, InvalidMessage, Stored},
-    once::{Mode, Operation, Outcome},
+    once::{Gate, Mode, Operation, OperationGate, Outcome, Turns},
     store::StoreError,
     telemetry::{batch::BatchReport, traces},
 };
@@ -207,7 +207,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         H::Message::from_message(message.content(body.text(), &self.reading())?)
     }
 
-    async fn run_lane(&self, lane: &Lane, batch: &Batch) {
+    async fn run_lane(&self, lane: &Lane, batch: &Arc<Batch>) {
         let mut before: Option<(&Message, Processed)> = None;
         for (place, &index) in lane.messages.iter().enumerate() {
             let (message, progress) = (batch.message(index), batch.progress(index));
@@ -226,7 +226,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             let deadline = batch.deadline();
             let in_time = match shared {
                 Some(_) => Instant::now() < deadline.stop(),
-                None => deadline.may_start(),
+                None => batch.may_start(),
             };
             if !in_time {
                 return;
@@ -236,7 +236,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             let processed = match shared {
                 Some(shared) => shared,
                 None => {
-                    let run = pin!(self.run_message(message, progress, batch));
+                    let run = pin!(self.run_message(index, progress, batch));
                     let run = progress.meter().scope(run);
                     run.instrument(span.clone()).await.into()
                 }
@@ -271,26 +271,29 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         !(processed.is_success() || goes_on)
     }
 
-    async fn run_message(&self, message: &Message, progress: &Progress, batch: &Batch) -> Outcome {
-        // Parsing a body is the user's code too, and may panic.
-        let run = AssertUnwindSafe(self.run_until_claimed(message, progress, batch));
-        run.catch_unwind().await.unwrap_or(Outcome::Panicked)
+    async fn run_message(&self, index: usize, progress: &Progress, batch: &Arc<Batch>) -> Outcome {
+        // A key function is the user's code too, and may panic.
+        let run = AssertUnwindSafe(self.run_until_claimed(index, progress, batch));
+        let outcome = run.catch_unwind().await.unwrap_or(Outcome::Panicked);
+        batch.suspects().end_turn(index);
+        outcome
     }
 
     /// Runs a message, again while another worker holds the claim or another transaction is in the way,
     /// and there is time.
     async fn run_until_claimed(
         &self,
-        message: &Message,
+        index: usize,
         progress: &Progress,
-        batch: &Batch,
+        batch: &Arc<Batch>,
     ) -> Outcome {
+        let message = batch.message(index);
         if message.is_s3_test() {
             return Outcome::Ignored;
         }
         let deadline = batch.deadline();
         // To decode and parse a body takes time too.
-        if !deadline.may_start() {
+        if !batch.may_start() {
             return Outcome::NotStarted;
         }
         let now = || self.mode.now();
@@ -304,7 +307,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             }
             None => None,
         };
-        let body = match self.body(message, batch).await {
+        let gate = Arc::new(MessageGate::new(batch, index, &self.turns));
+        let body = match self.body(message, &gate).await {
             Ok(body) => body,
             Err(outcome) => return outcome,
         };
@@ -318,32 +322,42 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             message.add_key_to(&Span::current());
         }
         // To make the key may have taken the time that was left.
-        if !deadline.may_start() {
+        if !batch.may_start() {
             return Outcome::NotStarted;
         }
-        let mut input = match self.read(message, &body) {
-            Ok(input) => Some(input),
-            Err(InvalidMessage(why)) => return self.invalid(message, &why),
-        };
         // Bounded before it is added: a wait of years is no point in time.
         let wait_ends = Instant::now() + self.conflict_wait.min(deadline.time_left());
         let mut pause = FIRST_PAUSE;
         loop {
             let Identity { key, fingerprint } = identity.clone();
-            let operation = Operation::new(key, fingerprint, message.delivery().clone(), deadline);
+            let mut operation =
+                Operation::new(key, fingerprint, message.delivery().clone(), deadline);
+            operation.gate = Some(OperationGate(Arc::<MessageGate>::clone(&gate)));
             let handler = &self.handler;
-            // After a conflict, the claim mode leaves the input for the next claim. A transactional mode has
-            // run the handler before its commit met the conflict, and needs the input again.
-            let (input, body) = (&mut input, &body);
-            let never_started = AtomicBool::new(false);
+            let (body, gate) = (&body, &gate);
+            let (never_started, undecodable) = (AtomicBool::new(false), AtomicBool::new(false));
             let work = async |attempt: Attempt| {
-                let Some(_place) = self.place_of_handler(batch).await else {
-                    never_started.store(true, Relaxed);
-                    return Err(Failure::no_effect("no handler could start in time"));
+                // A suspect has its turn, and needs no place.
+                let _place = match gate.is_alone() {
+                    true => None,
+                    false => match self.place_of_handler(batch).await {
+                        Some(place)
+                            if gate.beside_others().await && self.mode.now() <= deadline.at() =>
+                        {
+                            Some(place)
+                        }
+                        _ => {
+                            never_started.store(true, Relaxed);
+                            return Err(Failure::no_effect("no handler could start in time"));
+                        }
+                    },
                 };
+                // The user's code may end the process here too, so this is part of the attempt.
+                let input = self.read(message, body).map_err(|InvalidMessage(why)| {
+                    undecodable.store(true, Relaxed);
+                    Failure::permanent(why)
+                })?;
                 let _running = progress.handler_starts(attempt.history());
-                let input = input.take().map_or_else(|| self.read(message, body), Ok);
-                let input = input.map_err(|InvalidMessage(why)| Failure::permanent(why))?;
                 let key = attempt.key().clone();
                 let watched = admitted.as_ref().map(|one| one.handler_starts(key));
                 let answer = warn_of_long_polls(pin!(handler.handle(input, attempt))).await;
@@ -354,14 +368,18 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             };
             let outcome = match self.mode.run(operation, work).await {
                 Outcome::NoEffect(_) if never_started.load(Relaxed) => Outcome::NotStarted,
+                Outcome::PermanentFailure(why) if undecodable.load(Relaxed) => {
+                    self.invalid(message, &why)
+                }
                 outcome => outcome,
             };
+            gate.end_turn();
             let runs_again_until = match outcome {
                 Outcome::Conflict { .. } => wait_ends,
                 Outcome::Contended(_) => deadline.latest_start(),
                 outcome => return outcome,
             };
-            if Instant::now() + pause > runs_again_until {
+            if Instant::now() + pause > runs_again_until || !batch.may_start() {
                 return outcome;
             }
             tokio::time::sleep(pause).await;
@@ -373,22 +391,23 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     async fn body<'a>(
         &self,
         message: &'a Message,
-        batch: &'a Batch,
+        gate: &MessageGate,
     ) -> Result<HeldBody<'a>, Outcome> {
         let (Some(s3), Some(pointer)) = (&self.s3_bodies, message.s3_pointer()) else {
             return Ok(HeldBody::InQueue(message.body()));
         };
-        let deadline = batch.deadline();
-        let place = timeout_at(deadline.latest_start(), batch.places().bodies.acquire()).await;
+        let deadline = gate.batch.deadline();
+        let bodies = Arc::clone(&gate.batch.places().bodies);
+        let place = timeout_at(deadline.latest_start(), bodies.acquire_owned()).await;
         let place = place.ok().and_then(Result::ok);
-        let place = place.filter(|_| deadline.may_start());
-        let place = place.ok_or(Outcome::NotStarted)?;
+        let place = place.filter(|_| gate.batch.may_start());
+        gate.hold_body(place.ok_or(Outcome::NotStarted)?);
         // Boxed: the SDK's future is large, and few messages need it.
         let read = timeout_at(deadline.latest_start(), Box::pin(s3.read(pointer))).await;
         let text = read.map_err(|_elapsed| {
             Outcome::NoEffect("S3 did not return the body before the deadline".into())
         })??;
-        Ok(HeldBody::FromS3(text, place))
+        Ok(HeldBody::FromS3(text))
     }
 
     /// The outcome of a message that can never be processed.
@@ -452,22 +471,92 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     }
 }
 
+/// Decides when the handler of a message starts.
+struct MessageGate {
+    batch: Arc<Batch>,
+    index: usize,
+    turns: Turns,
+    is_alone: AtomicBool,
+    /// The place of a body from S3.
+    body: Mutex<Option<OwnedSemaphorePermit>>,
+}
+
+impl MessageGate {
+    fn new(batch: &Arc<Batch>, index: usize, turns: &Turns) -> Self {
+        Self {
+            batch: Arc::clone(batch),
+            index,
+            turns: turns.clone(),
+            is_alone: AtomicBool::new(false),
+            body: Mutex::new(None),
+        }
+    }
+
+    /// Returns whether this message is a suspect, and has its turn.
+    fn is_alone(&self) -> bool {
+        self.is_alone.load(Relaxed)
+    }
+
+    /// Waits for a turn beside the handlers of other batches, with a place in this one. Returns false
+    /// if the handler must not start.
+    async fn beside_others(&self) -> bool {
+        let turn = self
+            .turns
+            .shared(self.batch.deadline().latest_start())
+            .await;
+        let is_kept = |turn| self.batch.suspects().keep(self.index, turn);
+        turn.is_some_and(is_kept) && self.batch.may_start()
+    }
+
+    fn end_turn(&self) {
+        self.batch.suspects().end_turn(self.index);
+        self.is_alone.store(false, Relaxed);
+    }
+
+    fn hold_body(&self, place: OwnedSemaphorePermit) {
+        *self.body.lock().unwrap_or_else(PoisonError::into_inner) = Some(place);
+    }
+}
+
+impl Gate for MessageGate {
+    fn alone(&self, exclusive_attempts: u64) -> BoxFuture<'_, bool> {
+        Box::pin(async move {
+            // Other messages need the place of its body before this one can start.
+            let body = self
+                .body
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take();
+            drop(body);
+            if !self
+                .batch
+                .wait_for_others(self.index, exclusive_attempts)
+                .await
+            {
+                return false;
+            }
+            let turn = self.turns.alone(self.batch.deadline().latest_start()).await;
+            let is_kept = |turn| self.batch.suspects().keep(self.index, turn);
+            let is_alone = turn.is_some_and(is_kept);
+            self.is_alone.store(is_alone, Relaxed);
+            is_alone
+        })
+    }
+}
+
 /// The body of a message that runs.
 enum HeldBody<'a> {
     /// `None` if the message has no body.
     InQueue(Option<&'a str>),
-    /// Holds its place as long as its memory.
-    FromS3(
-        String,
-        #[expect(dead_code, reason = "held")] SemaphorePermit<'a>,
-    ),
+    /// The gate holds its place.
+    FromS3(String),
 }
 
 impl HeldBody<'_> {
     fn text(&self) -> Option<&str> {
         match self {
             Self::InQueue(text) => *text,
-            Self::FromS3(text, _) => Some(text),
+            Self::FromS3(text) => Some(text),
         }
     }
 }

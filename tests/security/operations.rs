@@ -60,6 +60,7 @@ const OF_SERVICES: [(&str, &str, &[&str]); 5] = [
 const OF_CONSUMER: [&str; 23] = [
     "BatchSize",
     "CircuitOpen",
+    "Crashed",
     "ColdStart",
     "Completed",
     "CompletionsUnrecorded",

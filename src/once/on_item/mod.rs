@@ -194,6 +194,8 @@ impl OnItem {
             fingerprint,
             delivery,
             deadline,
+            // Without a claim there is no isolation.
+            gate: _,
         } = operation;
         if !deadline.may_start() {
             return Outcome::NotStarted;

@@ -264,7 +264,9 @@ fn calls(copies: Vec<MessageCopy<'_>>) -> Vec<Vec<MessageCopy<'_>>> {
 /// The stored error where there is one, in characters that SQS takes.
 fn error(processed: &Processed) -> String {
     let error = match processed.outcome() {
-        Outcome::PermanentFailure(error) | Outcome::FailedBefore(error) => error.clone(),
+        Outcome::PermanentFailure(error)
+        | Outcome::FailedBefore(error)
+        | Outcome::Crashed(error) => error.clone(),
         outcome => outcome.to_string(),
     };
     let allowed = |char| if is_allowed(char) { char } else { '\u{fffd}' };
