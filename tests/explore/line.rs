@@ -38,13 +38,19 @@ impl Line {
             Fate::RequestLost | Fate::AnswerLost | Fate::GivenUpArrivesLater => {
                 pause().await;
                 if !request.reads() {
-                    lock(world).contended(worker);
+                    let mut world = lock(world);
+                    world.contended(worker);
+                    // A worker counts these, and those of contention.
+                    world.workers[worker].receives_answer("none");
                 }
                 Err(request.unavailable(Unavailability::Unanswered))
             }
             Fate::Contended => {
                 pause().await;
-                lock(world).contended(worker);
+                let mut world = lock(world);
+                world.contended(worker);
+                world.workers[worker].receives_answer("contended");
+                drop(world);
                 request.contended()
             }
             Fate::Answered

@@ -179,6 +179,20 @@ async fn resent_transaction_is_identical() {
     }
 }
 
+/// The copy without an answer can arrive when it is valid, so nothing is known yet.
+#[tokio::test]
+async fn invalid_answer_behind_unanswered_copy_is_unknown() {
+    let world = World::start().await;
+    let invalid = Fault::Code("ValidationException");
+    world.dynamo.fail("PutItem", invalid);
+    let outcome = world.deliver(EffectMode::Create, "invalid").await;
+    assert_eq!(outcome.name(), "permanent_failure", "{outcome}");
+    world.dynamo.fail("PutItem", Fault::CutBefore);
+    world.dynamo.fail("PutItem", invalid);
+    let outcome = world.deliver(EffectMode::Create, "unknown").await;
+    assert_eq!(outcome.name(), "commit_unknown", "{outcome}");
+}
+
 /// Three answers to one message are three transactions, though one owner sends them.
 #[tokio::test]
 async fn changed_plan_is_another_transaction() {

@@ -38,6 +38,7 @@ use crate::{
     },
     handler::{Attempt, Failure, History},
     protocol::{Fingerprint, Key, StoredResult, Timestamp},
+    store::dynamodb::Places,
 };
 
 /// Mode for operations whose whole effect is one change of one item.
@@ -112,6 +113,8 @@ pub struct OnItem {
     client: Client,
     /// Client for changes, without the SDK's retries. The mode retries changes until the deadline.
     changing: Client,
+    /// Bound on the changes in flight.
+    places: Places,
     retention: Option<Duration>,
     checks_payload: bool,
     clock: fn() -> Timestamp,
@@ -130,6 +133,7 @@ impl OnItem {
         Self {
             changing: without_retries(&client),
             client,
+            places: Places::default(),
             retention: None,
             checks_payload: false,
             clock: Timestamp::now,

@@ -1,11 +1,12 @@
 //! Sends changes and reads, and interprets their answers.
 
+use std::pin::pin;
+
 use aws_sdk_dynamodb::{
     error::{ProvideErrorMetadata, SdkError},
     operation::{put_item::PutItemError, update_item::UpdateItemError},
     types::{Put, Update},
 };
-use futures_util::FutureExt as _;
 use tokio::time::timeout_at;
 
 use super::ChangeWriter;
@@ -21,7 +22,7 @@ use crate::{
         repeat::{Answered, Effort, GivenUp, repeat},
     },
     protocol::Unavailability,
-    store::StoreError,
+    store::{StoreError, dynamodb::Request},
 };
 
 /// The result of sending a change, after retries.
@@ -88,11 +89,12 @@ impl ChangeWriter<'_> {
         F: Future<Output = Result<T, SdkError<E>>>,
         E: ConditionError + ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
     {
-        let send = || {
-            request().map(|sent| match sent {
+        let send = async || {
+            let sent = pin!(request());
+            match self.on_item.places.run(Request::Other, sent).await {
                 Ok(_) => Ok(Answer::Applied),
                 Err(error) => self.answer(table, needs, error),
-            })
+            }
         };
         let effort = Effort::commit(self.deadline.end());
         Ok(match repeat(effort, "change", self.key, send).await {
