@@ -97,8 +97,9 @@ impl Request {
                 (round, left_as(commit), commit.writes.len()).hash(hasher);
             }
             // The settlement's time becomes the end of a lease.
-            Self::Settle(_, settlement, now) | Self::Update(_, settlement, now) => {
+            Self::Settle(fence, settlement, now) | Self::Update(fence, settlement, now) => {
                 (settlement.name(), from_now(*now)).hash(hasher);
+                fence.first_claimed_at.map(from_now).hash(hasher);
                 match settlement {
                     Settlement::Fail { first_open, .. } => first_open.hash(hasher),
                     Settlement::EndLease { last_end } => last_end.hash(hasher),

@@ -273,7 +273,7 @@ impl World {
     }
 
     /// Hash of a response.
-    fn hash_of_answer(&self, answer: &Result<Answer, StoreError>) -> u64 {
+    pub fn hash_of_answer(&self, answer: &Result<Answer, StoreError>) -> u64 {
         let mut hasher = DefaultHasher::new();
         let (word, record) = match answer {
             Ok(answer) => answer.tells(),
