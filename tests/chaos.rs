@@ -63,6 +63,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use account::accounts;
 use audit::{Findings, audit};
 use esm::{Mapping, Settings};
 use faults::Relay;
@@ -103,10 +104,16 @@ struct Run {
     fifo: bool,
 }
 
+/// Receives of the template, with which only a permanent failure is given up.
+const RECEIVES: u32 = 125;
+
+/// So few that kills alone use them up.
+const FEW_RECEIVES: u32 = 8;
+
 /// At-least-once delivery: some messages arrive twice.
 const STANDARD: Rules = Rules {
     batch: 10,
-    max_receive_count: 8,
+    max_receive_count: RECEIVES,
     duplicates: 8,
 };
 
@@ -230,26 +237,29 @@ async fn concurrent_invocations_keep_promises() {
 }
 
 /// Sixty-four invocations at the same time in one process, which dies with all of them.
+const SIXTY_FOUR: Run = Run {
+    title: "chaos on a standard queue, with 64 invocations at once in each worker",
+    key: "body:/orderId",
+    rules: Rules {
+        batch: 2,
+        ..STANDARD
+    },
+    lifetime: 150,
+    workers: 1,
+    at_once: 64,
+    fifo: false,
+};
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sixty_four_invocations_keep_promises() {
     if consumer_missing() {
         return;
     }
-    let run = Run {
-        title: "chaos on a standard queue, with 64 invocations at once in each worker",
-        key: "body:/orderId",
-        rules: Rules {
-            batch: 2,
-            ..STANDARD
-        },
-        lifetime: 150,
-        workers: 1,
-        at_once: 64,
-        fifo: false,
-    };
-    // Two processes die before they have finished the share of one seed.
+    // The process dies before it has finished the share of one seed.
     let size = 300 * Seed::all().len();
-    let report = run.go(size, |seed, size| orders(seed, size, 3)).await;
+    let report = SIXTY_FOUR
+        .go(size, |seed, size| orders(seed, size, 3))
+        .await;
     report.assert_some(&[
         "workers, Killed",
         "outcome, conflict",
@@ -257,6 +267,19 @@ async fn sixty_four_invocations_keep_promises() {
         "metric, Completed",
         "metric, Takeovers",
     ]);
+}
+
+/// Good messages may be given up here, each of their receives for a cause that the report names.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_receive_that_kills_used_up_has_its_cause() {
+    if consumer_missing() {
+        return;
+    }
+    let mut run = SIXTY_FOUR;
+    run.rules.max_receive_count = FEW_RECEIVES;
+    let size = 300 * Seed::all().len();
+    let report = run.go(size, |seed, size| orders(seed, size, 3)).await;
+    report.assert_some(&["workers, Killed", "receives used up, Killed"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -269,7 +292,7 @@ async fn fifo_groups_are_charged_in_order() {
         key: "body:/orderId",
         rules: Rules {
             batch: 10,
-            max_receive_count: 15,
+            max_receive_count: RECEIVES,
             duplicates: 0,
         },
         lifetime: 8,
@@ -365,6 +388,13 @@ impl Run {
             println!("{violation}:\n{}", story(violation, &events));
         }
         assert!(violations.is_empty(), "{report}\n{violations:#?}");
+        if self.rules.max_receive_count == RECEIVES {
+            let accounts = accounts(&events);
+            let given_up = accounts.iter().filter(|account| account.dead_lettered);
+            let good = given_up.filter(|account| !account.message.kind.is_permanent());
+            let good: Vec<_> = good.map(|account| &account.message.id).collect();
+            assert!(good.is_empty(), "{report}\ngiven up: {good:?}");
+        }
         // A process that runs its invocations one after the other would prove little.
         assert!(most_at_once > self.at_once / 2, "{report}");
         report
@@ -435,7 +465,8 @@ fn settings(key: &str, dynamo: &str, gateway: &str, sqs: &str) -> Env {
         ("CONSUMER_DEADLINE_RESERVE", &reserve),
         ("CONSUMER_BACKOFF_BASE", "1s"),
         ("CONSUMER_BACKOFF_CAP", "3s"),
-        ("CONSUMER_DEAD_LETTER", "off"),
+        // An attempt that was killed may be repeated at once.
+        ("CONSUMER_CRASH_WAITS", "off"),
     ];
     let owned = settings.map(|(name, value)| (name.to_owned(), value.to_owned()));
     owned.to_vec()

@@ -25,11 +25,14 @@ pub(crate) struct Account {
     pub(crate) ends: BTreeMap<u32, End>,
     pub(crate) outcomes: Vec<String>,
     pub(crate) dead_lettered: bool,
+    /// True if a worker sent a copy to the dead-letter queue.
+    pub(crate) copied: bool,
 }
 
 impl Account {
+    /// True if its success was acknowledged, not its copy.
     pub(crate) fn acknowledged(&self) -> bool {
-        self.ends.values().any(|end| *end == End::Acknowledged)
+        !self.copied && self.ends.values().any(|end| *end == End::Acknowledged)
     }
 
     /// Reason for the dead-letter queue; `None` if unknown.
@@ -60,6 +63,7 @@ pub(crate) fn accounts(events: &[Event]) -> Vec<Account> {
                     ends: BTreeMap::new(),
                     outcomes: Vec::new(),
                     dead_lettered: false,
+                    copied: false,
                 });
             }
             Event::Returned { delivery, end, .. } => {
@@ -72,6 +76,10 @@ pub(crate) fn accounts(events: &[Event]) -> Vec<Account> {
                 accounts[places[&delivery.0]].outcomes.push(outcome.clone());
             }
             Event::DeadLettered { message } => accounts[places[message]].dead_lettered = true,
+            Event::Copied { message, .. } => {
+                let account: &mut Account = &mut accounts[places[message]];
+                (account.dead_lettered, account.copied) = (true, true);
+            }
             _ => {}
         }
     }

@@ -140,6 +140,8 @@ struct Audit {
     /// message has nothing to settle.
     groups: BTreeMap<String, Vec<String>>,
     group_of_operation: HashMap<String, String>,
+    /// Messages of which the dead-letter queue has a copy.
+    copied: HashSet<String>,
     /// Causes of the deliveries that failed.
     causes: BTreeMap<Delivery, Cause>,
     found: Vec<String>,
@@ -179,6 +181,18 @@ impl Audit {
                 end,
                 ..
             } => self.returned(delivery, *worker, *end),
+            Event::Copied { message, reason } => {
+                self.copied.insert(message.clone());
+                let operation = &self.operation_of_message[message];
+                let failed = self.operations.get(operation);
+                let recorded = failed.is_some_and(|failed| failed.failed.contains(message));
+                // Without a key there is no record.
+                if !recorded && reason != "invalid" {
+                    self.found.push(format!(
+                        "{message} was copied to the dead-letter queue for {reason}, and its failure was not recorded"
+                    ));
+                }
+            }
             Event::DeadLettered { message } => {
                 let operation = self.operation_of_message[message].clone();
                 self.leaves_group(&operation);
@@ -408,7 +422,7 @@ impl Audit {
         }
         let operation = self.operations.get(name);
         let completed = operation.is_some_and(|operation| operation.completed);
-        if end == End::Acknowledged && !completed {
+        if end == End::Acknowledged && !completed && !self.copied.contains(message) {
             self.found.push(format!(
                 "{message} was acknowledged when its operation was not completed"
             ));

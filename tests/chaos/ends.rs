@@ -66,11 +66,11 @@ impl Audit {
                     "{id} was given up though nothing is wrong with it, {told}"
                 ));
             }
-            if *kind == Kind::Undecodable
-                && self.operations.contains_key(&account.message.operation)
-            {
+            let operation = self.operations.get(&account.message.operation);
+            let charged = operation.is_some_and(|operation| operation.key.is_some());
+            if *kind == Kind::Undecodable && charged {
                 self.found
-                    .push(format!("{id} is no order, and got as far as the table"));
+                    .push(format!("{id} is no order, and was charged"));
             }
         }
     }

@@ -20,7 +20,7 @@ use crate::{
     fate::{Fate, signal, survive},
     ledger::{Death, End, Event, Invocation, Ledger, Worker},
     plan::Seed,
-    queue::{Queue, Received},
+    queue::{NAME, Queue, Received},
     support::{
         emf,
         event::{QUEUE_ARN, batch, received},
@@ -180,6 +180,8 @@ impl Mapping {
     fn record(&self, delivery: &Received) -> Value {
         let message = &delivery.message;
         let mut record = received(&message.id, &message.body, delivery.receive_count);
+        let name = json!({"dataType": "String", "stringValue": message.id});
+        record["messageAttributes"] = json!({ NAME: name });
         if self.fifo {
             record["eventSourceARN"] = json!(format!("{QUEUE_ARN}.fifo"));
             record["attributes"]["MessageGroupId"] = json!(message.group);

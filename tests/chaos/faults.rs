@@ -212,9 +212,11 @@ impl Write {
         }
     }
 
-    /// A permanent failure removes the time of the earliest open attempt.
+    /// A restore removes the time of the earliest open attempt. The end of a lease may name it in its
+    /// condition.
     fn forgets(&self) -> bool {
-        self.body["ExpressionAttributeNames"]["#first_claimed_at"].is_string()
+        let update = self.body["UpdateExpression"].as_str().unwrap_or_default();
+        update.contains("#first_claimed_at")
     }
 }
 

@@ -48,6 +48,11 @@ pub(crate) enum Event {
         batch: BatchMetrics,
         takeovers: usize,
     },
+    /// A worker sent a copy of the message to the dead-letter queue, for this reason.
+    Copied {
+        message: String,
+        reason: String,
+    },
     /// The message used up its receives.
     DeadLettered {
         message: String,

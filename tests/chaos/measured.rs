@@ -8,6 +8,7 @@ use std::{
 };
 
 use crate::{
+    account::PERMANENT,
     ledger::{Death, Delivery, End, Event, Invocation, Settled, Worker},
     report::list,
     support::emf::{BatchMetrics, documented_outcomes},
@@ -187,6 +188,8 @@ impl<'a> Measurements<'a> {
         };
         let acknowledged =
             |delivery: &&&Delivery| self.ends.get(**delivery) == Some(&End::Acknowledged);
+        let failed =
+            |delivery: &&&Delivery| outcome(delivery).is_some_and(|told| PERMANENT.contains(&told));
         let sum = |name| written.batch.sum(name) as usize;
         let names: BTreeSet<_> = metric_of.values().copied().collect();
         let outcomes = names.iter().map(|name| (*name, logged(name), sum(name)));
@@ -205,15 +208,19 @@ impl<'a> Measurements<'a> {
             ),
             ("Takeovers", written.takeovers, sum("Takeovers")),
             ("ColdStart", usize::from(written.first), sum("ColdStart")),
-            ("DeadLettered", 0, sum("DeadLettered")),
             ("ResultsNotStored", 0, sum("ResultsNotStored")),
         ]);
         if batch.answered {
-            compared.push((
-                "Completed and Duplicates, which SQS deletes,",
-                deliveries.iter().filter(acknowledged).count(),
-                sum("Completed") + sum("Duplicates"),
-            ));
+            let acknowledged: Vec<_> = deliveries.iter().filter(acknowledged).collect();
+            let copied = acknowledged.iter().filter(|one| failed(one)).count();
+            compared.extend([
+                ("DeadLettered", copied, sum("DeadLettered")),
+                (
+                    "Completed and Duplicates, which SQS deletes,",
+                    acknowledged.len() - copied,
+                    sum("Completed") + sum("Duplicates"),
+                ),
+            ]);
         }
         compared
     }

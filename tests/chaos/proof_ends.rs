@@ -7,8 +7,8 @@ use crate::{
     ledger::{Death, End, Event, Settled},
     plan::Kind,
     proof::{
-        caught, claimed, clean, dead_lettered, delivered, died, lasted, returned, said, sent,
-        settled,
+        caught, charge, claimed, clean, dead_lettered, delivered, died, lasted, returned, said,
+        sent, settled,
     },
 };
 
@@ -35,9 +35,9 @@ fn dead_lettered_message_needs_a_reason() {
         &unread,
         "m-1 is in the dead-letter queue for no known reason",
     );
-    let mut table = ends(Kind::Undecodable, &["invalid"]);
-    table.push(claimed(1, "a", 1000));
-    caught(&table, "got as far as the table");
+    let mut charged = ends(Kind::Undecodable, &["invalid"]);
+    charged.extend([claimed(1, "a", 1000), charge(1, 7)]);
+    caught(&charged, "m-1 is no order, and was charged");
 }
 
 /// The nth delivery of m-1, to a worker of its own, with `during` between receive and verdict.
@@ -96,6 +96,35 @@ fn good_message_given_up_needs_a_cause() {
     );
     let unread = received(8, vec![], End::ReportedFailed);
     caught(&given_up(vec![unread]), "its worker says nothing");
+}
+
+#[test]
+fn copy_without_recorded_failure_is_found() {
+    let copied = |recorded: Option<Event>, reason: &str| {
+        let copy = Event::Copied {
+            message: "m-1".into(),
+            reason: reason.into(),
+        };
+        let mut events = vec![sent(1, Kind::Declined, None), delivered(1, 7)];
+        events.push(claimed(1, "a", 1000));
+        events.extend(recorded);
+        events.extend([copy, returned(1, 7, End::Acknowledged)]);
+        events.push(said(1, 7, "permanent_failure"));
+        events
+    };
+    let failed = || Some(settled(1, Settled::Failed));
+    clean(&copied(failed(), "permanent_failure"));
+    caught(
+        &copied(None, "permanent_failure"),
+        "m-1 was copied to the dead-letter queue for permanent_failure, and its failure was not recorded",
+    );
+    // Acknowledged without a copy.
+    let mut events = copied(failed(), "permanent_failure");
+    events.retain(|event| !matches!(event, Event::Copied { .. }));
+    caught(
+        &events,
+        "was acknowledged when its operation was not completed",
+    );
 }
 
 /// On a slow machine a worker gives up without an injected fault, and no earlier than its time limit.

@@ -20,6 +20,9 @@ use crate::{
     support::{self, event::QUEUE_ARN},
 };
 
+/// Attribute of a message that names it. Copies keep it.
+pub(crate) const NAME: &str = "name";
+
 /// Visibility timeout. Longer than the function's timeout, as AWS requires.
 const VISIBILITY_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -223,7 +226,8 @@ impl Queue {
         self.lines().waiting.values().map(Line::len).sum()
     }
 
-    /// Serves `GetQueueUrl`, `GetQueueAttributes` and `ChangeMessageVisibilityBatch`.
+    /// Serves `GetQueueUrl`, `GetQueueAttributes`, `ChangeMessageVisibilityBatch` and
+    /// `SendMessageBatch`, to the dead-letter queue.
     pub(crate) async fn serve(self: &Arc<Self>) -> String {
         let app = Router::new().fallback(answer).with_state(self.clone());
         format!("http://{}", support::serve(app).await)
@@ -254,6 +258,19 @@ async fn answer(State(queue): State<Arc<Queue>>, headers: HeaderMap, body: Bytes
         return Json(json!({"Attributes": {"RedrivePolicy": policy.to_string()}}));
     }
     let mut successful = Vec::new();
+    if headers["x-amz-target"] == "AmazonSQS.SendMessageBatch" {
+        for entry in body["Entries"].as_array().unwrap() {
+            let text = |name: &str| {
+                let value = &entry["MessageAttributes"][name]["StringValue"];
+                value.as_str().unwrap().to_owned()
+            };
+            let (message, reason) = (text(NAME), text("SqsOnceReason"));
+            queue.ledger.note(Event::Copied { message, reason });
+            successful
+                .push(json!({"Id": entry["Id"], "MessageId": "copy", "MD5OfMessageBody": "0"}));
+        }
+        return Json(json!({"Successful": successful, "Failed": []}));
+    }
     for entry in body["Entries"].as_array().unwrap() {
         let seconds = entry["VisibilityTimeout"].as_u64().unwrap();
         queue.change_visibility(entry["ReceiptHandle"].as_str().unwrap(), seconds);

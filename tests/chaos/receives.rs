@@ -209,6 +209,7 @@ impl<'a> Receives<'a> {
                 }
             }
             Event::DeadLettered { .. }
+            | Event::Copied { .. }
             | Event::Frozen { .. }
             | Event::Thawed { .. }
             | Event::Informed { .. }
@@ -247,12 +248,24 @@ impl<'a> Receives<'a> {
             "not_started" if detail.starts_with("a message before this one") => {
                 Some(self.behind(receive, ahead))
             }
+            "circuit_open" if self.failed_handlers(receive.worker) >= 20 => {
+                Some(Cause::Injected("circuit_open".into()))
+            }
             _ => Some(self.failure(receive).unwrap_or_else(|| {
                 Cause::False(format!(
                     "{outcome} ({detail}) after {took:?}, without a cause"
                 ))
             })),
         }
+    }
+
+    /// Number of a worker's deliveries that count for its circuit breaker.
+    fn failed_handlers(&self, worker: Worker) -> usize {
+        let receives = self.receives.iter().filter(|one| one.worker == worker);
+        let failed = receives.filter_map(|one| one.said);
+        failed
+            .filter(|(outcome, _)| ["retryable_failure", "out_of_time"].contains(outcome))
+            .count()
     }
 
     /// Cause of the death that ended all receives of a worker.
