@@ -103,7 +103,11 @@ impl Request {
                 match settlement {
                     Settlement::Fail { first_open, .. } => first_open.hash(hasher),
                     Settlement::EndLease { last_end } => last_end.hash(hasher),
-                    Settlement::Renew { lease_until, .. } => from_now(*lease_until).hash(hasher),
+                    Settlement::Renew {
+                        lease_until,
+                        exclusive_attempts,
+                        ..
+                    } => (from_now(*lease_until), exclusive_attempts).hash(hasher),
                     Settlement::Restore(claimed) => {
                         let before = match &claimed.before {
                             Before::Nothing => 0,
@@ -112,7 +116,8 @@ impl Request {
                             Before::Record(_) => 3,
                         };
                         let since = claimed.open_since.map(from_now);
-                        (before, since, claimed.last_end).hash(hasher);
+                        let count = claimed.exclusive_attempts;
+                        (before, since, claimed.last_end, count).hash(hasher);
                     }
                     _ => {}
                 }

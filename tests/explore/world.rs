@@ -316,6 +316,7 @@ impl World {
             State::Failed => 3.hash(hasher),
         }
         (record.attempts == 1, record.last_end).hash(hasher);
+        record.exclusive_attempts.hash(hasher);
         record.first_claimed_at.map(from_now).hash(hasher);
         (&record.error, &record.failed_message_ids).hash(hasher);
     }

@@ -34,10 +34,10 @@ const SOUND: Rules = Rules {
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: u64 = 3600;
 
-/// Four to ten messages that are received together, and what happens to them.
+/// The fate of four to nine messages that are received together.
 #[derive(Clone, Debug)]
 struct Story {
-    /// Whether the handler of this message always ends its process.
+    /// True for each message whose handler always ends its process.
     killers: Vec<bool>,
     /// Seconds in which every handler ends its process.
     bad_build: u64,
@@ -232,7 +232,7 @@ fn waiting() -> impl Strategy<Value = Waiting> {
     (0..2_usize, suspects).prop_map(|(active, suspects)| Waiting { active, suspects })
 }
 
-/// Nobody starts beside others. Else one starts, of those with the fewest attempts alone.
+/// No suspect starts beside others. Else one starts, of those with the fewest attempts alone.
 fn follows_order(waiting: &Waiting, rules: Rules) -> Result<(), TestCaseError> {
     let Some(next) = (rules.next_suspect)(waiting) else {
         prop_assert!(waiting.active > 0 || waiting.suspects.is_empty());

@@ -57,14 +57,14 @@ const OF_SERVICES: [(&str, &str, &[&str]); 5] = [
 ];
 
 /// Metrics of the consumer.
-const OF_CONSUMER: [&str; 23] = [
+const OF_CONSUMER: [&str; 24] = [
     "BatchSize",
     "CircuitOpen",
-    "Crashed",
     "ColdStart",
     "Completed",
     "CompletionsUnrecorded",
     "Conflicts",
+    "Crashed",
     "DeadLettered",
     "DeadLettersNotSent",
     "Duplicates",
