@@ -372,7 +372,7 @@ async fn throttled_batch_sends_at_most_forty_requests() {
     }
 }
 
-/// What passes within seconds, at the claim and at the completion.
+/// Errors that pass within seconds, at the claim and at the completion.
 #[tokio::test]
 async fn passing_errors_are_outlasted() {
     for (request, code, times) in [

@@ -624,7 +624,7 @@ async fn throttled_claims_share_a_budget() {
     assert_eq!(batch(10..20).await, 40);
     assert!(store.sent().iter().all(|request| *request == "claim"));
 
-    // Nobody is throttled for a while.
+    // No claim is throttled for a while.
     store.throttle("claim", started);
     for n in 20..100 {
         let deadline = Deadline::after(now(), 30 * SECOND, SECOND);

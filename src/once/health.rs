@@ -16,7 +16,7 @@ const EARNED: u32 = 3;
 /// Maximum number of saved repetitions.
 const MOST_SAVED: u32 = 30;
 
-/// What the claims of a process have met lately: throttling, or no answers.
+/// The luck of a process with its claims lately: throttling, or no answers.
 ///
 /// - Each claim earns three repetitions of contended claims, and at most thirty are saved. So lasting
 ///   throttling multiplies the claims by at most four.

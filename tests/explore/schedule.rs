@@ -348,7 +348,7 @@ impl Execution<'_> {
                 let lease = from_now(world.promises.lease(index));
                 (index, worker.message, worker.waiting, worker.received).hash(&mut state);
                 (age, lease).hash(&mut state);
-                // Whether a late claim was applied, or found its own first copy.
+                // A late claim was applied, or found its own first copy.
                 let answer = worker.answer.as_ref();
                 let answer = answer.map(|(_, answer)| world.hash_of_answer(answer));
                 answer.hash(&mut state);

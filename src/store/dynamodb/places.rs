@@ -23,7 +23,7 @@ pub(super) struct Place {
     _any: OwnedSemaphorePermit,
 }
 
-/// Whether a request claims, or comes after a claim.
+/// A claim, or a request that comes after one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     Claim,
