@@ -49,7 +49,7 @@ pub(crate) const MEMORY_OF_A_VCPU: u32 = 1769;
 /// The least memory of a function, in MB.
 pub(crate) const LEAST_MEMORY: u32 = 128;
 
-/// What one message costs after *stop*, on a whole vCPU: its part in the response, the metrics and the
+/// CPU time that one message costs after *stop*, on a whole vCPU: its part in the response, the metrics and the
 /// freed memory. Measured: 3.4 µs (10,000 messages, on 7 % of a core); the rest is for slower cores.
 const WORK_PER_MESSAGE: Duration = Duration::from_micros(10);
 

@@ -61,7 +61,7 @@ fn within(budget: Duration) -> Deadline {
     Deadline::after(clock(), budget, budget / 4)
 }
 
-/// What the handlers of a test do, and did.
+/// The script of a test's handlers, and a log of their runs.
 #[derive(Clone, Default)]
 struct World(Arc<Inner>);
 

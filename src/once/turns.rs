@@ -8,7 +8,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-/// The turns of a process. Who asks later queues behind a suspect. Clones share the turns.
+/// The turns of a process. Later handlers queue behind a suspect. Clones share the turns.
 ///
 /// A message with a place for its handler may wait for a turn. A suspect has no such place, so the two
 /// never wait for each other.

@@ -71,7 +71,7 @@ impl CrashWaits {
     }
 }
 
-/// What a claim learned from the record that it replaced.
+/// How the handler of a claim runs, by the record that the claim replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// The handler runs beside others.
@@ -92,7 +92,7 @@ pub enum Standing {
 ///
 /// | replaced record | standing |
 /// | --- | --- |
-/// | none, of another program, or with a `last_end` | clear |
+/// | absent, of another program, or with a `last_end` | clear |
 /// | without an open attempt, and without a count | clear |
 /// | `IN_PROGRESS`, with more attempts alone than waits | crashed |
 /// | any other | suspect |
@@ -147,7 +147,7 @@ pub struct Waiting {
 
 /// Returns the place of the suspect that may start now.
 ///
-/// None starts while another message of the batch is active, which a suspect that runs is too. Then
+/// No suspect starts while another message of the batch is active. A running suspect is active too. Then
 /// the one with the fewest attempts alone starts: it is the least likely to end the process.
 #[must_use]
 pub fn next_suspect(waiting: &Waiting) -> Option<usize> {

@@ -57,7 +57,7 @@ pub(super) struct Batch {
     time: Duration,
 }
 
-/// What messages wait for beside the worker that runs them: as many places of each kind as handlers may
+/// Places that messages wait for, beside the worker that runs them: as many places of each kind as handlers may
 /// run. A message that waits for one kind never takes up a place of the others.
 pub(super) struct Places {
     /// For handlers.

@@ -294,7 +294,7 @@ impl FingerprintSource {
         Some(hash.with_scheme(self.scheme()))
     }
 
-    /// What is hashed, and how, as records store it. `None` for hashes by Powertools, whose records
+    /// The hashed part and the way it is hashed, as records store it. `None` for hashes by Powertools, whose records
     /// have no such attribute.
     ///
     /// The scheme depends on the setting alone, and not on the body. So under one setting a body that

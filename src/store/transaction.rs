@@ -88,6 +88,10 @@ impl RecordWrite {
 }
 
 /// The answer to a [`Commit`].
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one answer lives at a time, and is taken apart at once"
+)]
 #[derive(Clone, Debug, PartialEq)]
 pub enum CommitAnswer {
     /// All writes were applied, by this request or an earlier one.

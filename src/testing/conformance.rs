@@ -448,11 +448,10 @@ pub async fn attempt_alone_is_counted_until_its_end(store: &impl Store) {
         expires_at: NOW.as_secs() + 9,
         exclusive_attempts: Some(n),
     };
-    let over = |claimed: Claimed| Settlement::Restore(claimed);
-    let ends: [(&str, fn() -> Settlement); 3] = [
-        ("completed", || complete("1")),
-        ("failed", || fail("declined")),
-        ("ended", end_lease),
+    let ends = [
+        ("completed", complete("1")),
+        ("failed", fail("declined")),
+        ("ended", end_lease()),
     ];
     for (part, end) in ends {
         let mine = dead(part);
@@ -469,16 +468,12 @@ pub async fn attempt_alone_is_counted_until_its_end(store: &impl Store) {
         let taken_over = next.record(Some(&record));
         assert_eq!(taken_over.exclusive_attempts, 2);
         assert_eq!(kept(store, part, "m-1").await, taken_over);
-        assert_eq!(settle(store, &next, &end()).await, SettleAnswer::Applied);
+        assert_eq!(settle(store, &next, &end).await, SettleAnswer::Applied);
         let left = kept(store, part, "m-1").await;
         assert_eq!(left.exclusive_attempts, 0, "{part}");
-        assert_eq!(Some(left), end().apply(&taken_over, NOW + SECOND));
+        assert_eq!(Some(left), end.apply(&taken_over, NOW + SECOND));
     }
-    let undone: [(&str, fn(Claimed) -> Claimed, u64); 2] = [
-        ("began", Claimed::with_recorded_end, 0),
-        ("did not begin", |claimed| claimed, 2),
-    ];
-    for (part, claimed, count) in undone {
+    for (part, began, count) in [("began", true, 0), ("did not begin", false, 2)] {
         let mine = dead(part);
         let _ = claim(store, &mine).await;
         let fence = mine.fence().with_lease(mine.lease_until);
@@ -488,7 +483,12 @@ pub async fn attempt_alone_is_counted_until_its_end(store: &impl Store) {
         let fence = next.fence().with_lease(next.lease_until);
         let _ = store.settle(&fence, &alone(3), NOW).await.unwrap();
         assert_eq!(kept(store, part, "m-1").await.exclusive_attempts, 3);
-        let restore = over(claimed(Claimed::over(replaced)));
+        let claimed = Claimed::over(replaced);
+        let restore = Settlement::Restore(if began {
+            claimed.with_recorded_end()
+        } else {
+            claimed
+        });
         assert_eq!(settle(store, &next, &restore).await, SettleAnswer::Applied);
         let left = kept(store, part, "m-1").await;
         assert_eq!(left.exclusive_attempts, count, "{part}");

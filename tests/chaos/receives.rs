@@ -17,7 +17,7 @@ use crate::{
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// What the test did to the receive.
+    /// The test ended the receive.
     Injected(String),
     /// Nothing was injected, and the receive lasted at least as long as the time limit that ended
     /// it. So the machine was slow, and the worker right to give up.

@@ -37,13 +37,15 @@ pub enum Fate {
     Silence,
 }
 
+/// Requests of this name meet this fate until then.
+type FateUntil = (&'static str, Fate, Instant);
+
 /// A [`MemoryStore`] behind a bad line. Requests meet their fates in turn; later requests are
 /// answered.
 #[derive(Clone, Debug, Default)]
 pub struct Lossy {
     pub store: MemoryStore,
-    /// Until then, requests of this name meet this fate.
-    until: Arc<Mutex<Option<(&'static str, Fate, Instant)>>>,
+    until: Arc<Mutex<Option<FateUntil>>>,
     /// Requests of this name always meet this fate.
     always: Arc<Mutex<Option<(&'static str, Fate)>>>,
     fates: Arc<Mutex<VecDeque<Fate>>>,

@@ -64,7 +64,7 @@ fields! {
     ExpiresAt "expires_at"
     /// Fingerprint of the payload.
     Fingerprint "fingerprint"
-    /// What the fingerprint is of, and how it was made.
+    /// The part that the fingerprint is of, and how it was made.
     FingerprintScheme "fingerprint_scheme"
     /// Message of the current or last claim.
     MessageId "message_id"

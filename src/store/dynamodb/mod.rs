@@ -67,7 +67,7 @@ use crate::{
 /// | `lease_until` | N | end of the lease in epoch milliseconds; a takeover can follow |
 /// | `expires_at` | N | end of the retention in epoch seconds; TTL |
 /// | `fingerprint` | S | SHA-256 of the payload, lower-case hex |
-/// | `fingerprint_scheme` | S | what was hashed, and how; absent if unknown |
+/// | `fingerprint_scheme` | S | the part that was hashed, and how; absent if unknown |
 /// | `message_id` | S | message of the current or last claim |
 /// | `attempts` | N | number of claims since the record was created |
 /// | `first_claimed_at` | N | claim time of the earliest open attempt in epoch ms; 0 if unknown |
