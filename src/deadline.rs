@@ -24,7 +24,7 @@ use crate::protocol::Timestamp;
 /// | *answer* | 7/8 | the response, with unfinished messages as batch item failures |
 /// | *at* | all | Lambda ends the process |
 ///
-/// A [`Consumer`](crate::Consumer) keeps more time back for a large batch, since each message has its
+/// A `Consumer` keeps more time back for a large batch, since each message has its
 /// part in the response. *stop*, *end* and *answer* are then earlier by that time.
 ///
 /// A lease lasts until *at* plus a margin for differences between workers' clocks.

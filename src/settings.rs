@@ -122,7 +122,7 @@ const UNNAMED: &str = "_";
 /// | `CONSUMER_VISIBILITY` | `on` | sets the visibility timeout of each failed message; without the feature `visibility` the default is `off`, and `on` is an error |
 /// | `CONSUMER_BACKOFF_BASE` | `10s` | longest back-off after the first receive, doubled with each receive |
 /// | `CONSUMER_BACKOFF_CAP` | `15m` | longest back-off, at most `11h 30m` |
-/// | `CONSUMER_DEAD_LETTER` | `on`; `off` with `CONSUMER_VISIBILITY=off` | copies permanent failures to the dead-letter queue after one receive ([`Visibility::dead_letter`](crate::sqs::Visibility::dead_letter)) |
+/// | `CONSUMER_DEAD_LETTER` | `on`; `off` with `CONSUMER_VISIBILITY=off` | copies permanent failures to the dead-letter queue after one receive (`Visibility::dead_letter`) |
 /// | `CONSUMER_FIFO_AFTER_PERMANENT` | `continue` | messages of a FIFO group behind a permanent failure: `continue` or `stop` ([`FifoAfterPermanent`]) |
 /// | `CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE` | `on` | fails the invocation if DynamoDB or PostgreSQL was unavailable for every message |
 /// | `CONSUMER_CIRCUIT_BREAKER` | `on` | after 20 handlers failed in a row, messages wait until a probe succeeds ([`Consumer::circuit_breaker`]) |

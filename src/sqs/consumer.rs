@@ -324,7 +324,7 @@ impl<M, H> Consumer<M, H> {
     }
 
     /// Reserves more time for each message of a batch, 140 µs by default: as much as the smallest function
-    /// needs. [`Settings`](crate::Settings) derive it from the function's memory.
+    /// needs. `Settings` derives it from the function's memory.
     ///
     /// Each message has its part in the response, in the metrics and in the memory that is freed, on the
     /// share of a vCPU that the function has.

@@ -19,6 +19,8 @@
 //! | `process` | a batch, its messages, the response |
 //! | `observer` | a function that sees the result of each message |
 //! | `processed` | result of a message, and its log line |
+//! | `breaker` | the circuit breaker of the process |
+//! | `suspects` | messages of a batch that run alone after a crash |
 //! | `visibility` | visibility timeouts of failed messages, and direct dead-lettering; without the feature of that name `no_visibility` |
 //! | `lambda` | the consumer as a `tower` service, and the loop that asks Lambda for batches |
 
@@ -46,8 +48,8 @@ mod s3_bodies;
 #[path = "no_s3_bodies.rs"]
 mod s3_bodies;
 mod s3_pointer;
-#[cfg(feature = "visibility")]
 mod suspects;
+#[cfg(feature = "visibility")]
 mod visibility;
 #[cfg(not(feature = "visibility"))]
 #[path = "no_visibility.rs"]
