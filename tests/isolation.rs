@@ -350,6 +350,11 @@ async fn suspect_without_time_keeps_its_count() {
 async fn failure_without_effect_alone_removes_the_count() {
     let (world, store) = (World::default(), MemoryStore::default());
     died_in_a_crowd(&store, &["m-1".into()]).await;
+    assert_eq!(
+        world.receive(&store, vec![order("m-1", "kill")]).await,
+        None
+    );
+    advance(HOUR);
     // A gateway that refuses connections for a day: its process never ends.
     for _ in 0..30 {
         let failed = world.receive(&store, vec![order("m-1", "refuse")]).await;

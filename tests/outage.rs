@@ -164,10 +164,12 @@ async fn other_outcome_in_batch_prevents_failed_invocation() {
     let dynamo = Dynamo::start().await;
     let consumer = || {
         let once = Once::new(store(&dynamo, "no-such-table"));
-        Consumer::new(once, namespace(), handler_fn(take))
+        Consumer::new(once, namespace(), handler_fn(take)).key("body:/id".parse().unwrap())
     };
-    let undecodable = record("m-4", "{");
-    let answer = process(consumer(), messages().into_iter().chain([undecodable])).await;
+    let messages = ["m-1", "m-2", "m-3"].map(|id| record(id, &json!({"id": id})));
+    // It fails before its claim.
+    let without_key = record("m-4", "{}");
+    let answer = process(consumer(), messages.into_iter().chain([without_key])).await;
     assert_eq!(answer.unwrap(), ["m-1", "m-2", "m-3", "m-4"]);
     assert_eq!(process(consumer(), []).await.unwrap(), [""; 0]);
 }

@@ -259,7 +259,7 @@ async fn only_failed_messages_return_to_queue() {
             .iter()
             .filter(|o| *o == outcome::FAILED_BEFORE)
             .count(),
-        2
+        3
     );
     for (order, charges) in [
         ("o-1", 1),

@@ -352,12 +352,12 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                         }
                     },
                 };
+                let _running = progress.handler_starts(attempt.history());
                 // The user's code may end the process here too, so this is part of the attempt.
                 let input = self.read(message, body).map_err(|InvalidMessage(why)| {
                     undecodable.store(true, Relaxed);
                     Failure::permanent(why)
                 })?;
-                let _running = progress.handler_starts(attempt.history());
                 let key = attempt.key().clone();
                 let watched = admitted.as_ref().map(|one| one.handler_starts(key));
                 let answer = warn_of_long_polls(pin!(handler.handle(input, attempt))).await;

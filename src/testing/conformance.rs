@@ -248,8 +248,13 @@ fn fingerprints() -> [Option<Fingerprint>; 7] {
 fn claimants() -> Vec<ClaimRequest> {
     let mut claimants = Vec::new();
     for fingerprint in fingerprints() {
+        // The scheme decides about takeovers alone, so one message tries each.
+        let has_scheme = (fingerprint.as_ref()).is_some_and(|print| print.scheme().is_some());
         for message_id in ["m-1", "m-2"] {
             for after_failure in [AfterFailure::Retry, AfterFailure::Replay] {
+                if has_scheme && (message_id, after_failure) != ("m-1", AfterFailure::Retry) {
+                    continue;
+                }
                 claimants.push(ClaimRequest {
                     fingerprint: fingerprint.clone(),
                     after_failure,
@@ -300,7 +305,7 @@ pub async fn claim_admission_follows_rules(store: &impl Store) {
             }
         }
     }
-    assert_eq!(tried, 15 * 3 * 3 * 28);
+    assert_eq!(tried, 15 * 3 * 3 * 16);
 }
 
 fn expiring(settlement: Settlement, at: u64) -> Settlement {

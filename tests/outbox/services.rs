@@ -1,6 +1,10 @@
 //! Events through SNS and EventBridge of an emulator, to a consumer that is keyed on the event's id.
 
-use std::time::Duration;
+use std::{
+    future::ready,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use aws_lambda_events::dynamodb::Event;
 use aws_sdk_sqs::types::{Message, QueueAttributeName};
@@ -61,22 +65,15 @@ async fn receive(sqs: &aws_sdk_sqs::Client, queue: &Queue) -> Message {
 
 /// The key and the value that a consumer of this envelope sees.
 async fn consumed(message: &Message, envelope: Envelope, key: &str) -> (String, Value) {
-    let echo = handler_fn(async |body: Value, attempt: Attempt| {
-        Ok::<_, Failure>(json!([attempt.key().as_str(), body]))
+    let seen = Arc::new(Mutex::new(None));
+    let keep = Arc::clone(&seen);
+    let echo = handler_fn(move |body: Value, attempt: Attempt| {
+        *keep.lock().unwrap() = Some((attempt.key().to_string(), body));
+        ready(Ok::<_, Failure>(()))
     });
-    let seen = std::sync::Arc::new(std::sync::Mutex::new(None));
-    let keep = seen.clone();
     let consumer = Consumer::new(Once::new(MemoryStore::default()), namespace(), echo)
         .envelope(envelope)
-        .key(key.parse::<KeySource>().unwrap())
-        .on_outcome(move |message| {
-            let sqs_once::Outcome::Completed(sqs_once::protocol::StoredResult::Json(json)) =
-                message.outcome
-            else {
-                panic!("{:?}", message.outcome);
-            };
-            *keep.lock().unwrap() = Some(json.clone());
-        });
+        .key(key.parse::<KeySource>().unwrap());
     let attributes = message.message_attributes.clone().unwrap_or_default();
     let attributes = attributes.into_iter().map(|(name, value)| {
         (
@@ -90,8 +87,8 @@ async fn consumed(message: &Message, envelope: Envelope, key: &str) -> (String, 
     let deadline = Deadline::after(Timestamp::now(), PATIENCE, Duration::ZERO);
     let response = consumer.process(event, deadline).await.unwrap();
     assert!(response.batch_item_failures.is_empty());
-    let json = seen.lock().unwrap().take().unwrap();
-    serde_json::from_str(&json).unwrap()
+    let seen = seen.lock().unwrap().take();
+    seen.unwrap()
 }
 
 #[tokio::test]
