@@ -461,13 +461,20 @@ mod placing_an_order {
     #[tokio::test]
     async fn invalid_order_fails_and_takes_no_stock() {
         let (dynamo, consumer) = start().await;
-        let order =
-            |products: Value| json!({"orderId": "o-1", "customerId": "c", "products": products});
-        for less in [json!({"cup": 0}), json!({"cup": -1}), json!({"cup": 0.5})] {
-            assert_eq!(refusal(&consumer, &order(less)).await.0, "invalid");
+        let order = |id: &str, products: Value| json!({"orderId": id, "customerId": "c", "products": products});
+        for (id, less) in [
+            ("none", json!(0)),
+            ("negative", json!(-1)),
+            ("half", json!(0.5)),
+        ] {
+            let order = order(id, json!({"cup": less}));
+            assert_eq!(refusal(&consumer, &order).await.0, "invalid");
         }
         let why = "the order has no products";
-        assert_eq!(refusal(&consumer, &order(json!({}))).await, permanent(why));
+        assert_eq!(
+            refusal(&consumer, &order("o-1", json!({}))).await,
+            permanent(why)
+        );
         let failed = ("FAILED".to_owned(), json!(why));
         assert_eq!(recorded(&dynamo, "o-1").await, failed);
         assert_eq!(stock(&dynamo).await, pieces(10, 2, 5));

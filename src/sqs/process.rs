@@ -338,9 +338,10 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             let (never_started, undecodable) = (AtomicBool::new(false), AtomicBool::new(false));
             let work = async |attempt: Attempt| {
                 // A suspect has its turn, and needs no place.
-                let _place = match gate.is_alone() {
-                    true => None,
-                    false => match self.place_of_handler(batch).await {
+                let _place = if gate.is_alone() {
+                    None
+                } else {
+                    match self.place_of_handler(batch).await {
                         Some(place)
                             if gate.beside_others().await && self.mode.now() <= deadline.at() =>
                         {
@@ -350,7 +351,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                             never_started.store(true, Relaxed);
                             return Err(Failure::no_effect("no handler could start in time"));
                         }
-                    },
+                    }
                 };
                 let _running = progress.handler_starts(attempt.history());
                 // The user's code may end the process here too, so this is part of the attempt.

@@ -377,13 +377,19 @@ fn ways(consumer: &Consumer, mapping: &Mapping, receives: u64) -> (Duration, Dur
         let doubled = doubled.and_then(|exponent| 2_u32.checked_pow(exponent));
         base.saturating_mul(doubled.unwrap_or(u32::MAX)).min(cap)
     };
-    let shortest = |receive| match sets_timeouts {
-        true => visibility_timeout.min(back_off(receive) / 2),
-        false => visibility_timeout,
+    let shortest = |receive| {
+        if sets_timeouts {
+            visibility_timeout.min(back_off(receive) / 2)
+        } else {
+            visibility_timeout
+        }
     };
-    let longest = |receive| match sets_timeouts {
-        true => visibility_timeout.max(back_off(receive) + consumer.timeout + mapping.window),
-        false => visibility_timeout,
+    let longest = |receive| {
+        if sets_timeouts {
+            visibility_timeout.max(back_off(receive) + consumer.timeout + mapping.window)
+        } else {
+            visibility_timeout
+        }
     };
     (
         (1..receives).map(shortest).sum(),
