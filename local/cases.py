@@ -36,7 +36,7 @@ class Message:
 class Case:
     title: str
     charges: int  # per order
-    records: tuple[str, ...]  # per order, by status
+    records: tuple[str, ...]  # per order, or per message without one, by status
     messages: list[Message] = field(default_factory=list)
     troubles: dict[str, tuple[Trouble, ...]] = field(default_factory=dict)
 
@@ -97,7 +97,8 @@ def cases(key: str, first: int) -> list[Case]:
     for order in orders(2):
         declined.messages.append(Message(order, _order(order, token="tok_chargeDeclined"), wave=2, dies=True))
 
-    malformed = Case("malformed body", charges=0, records=())
+    # Without an order id, such a message has no key. Keyed by its own id, its failure is recorded.
+    malformed = Case("malformed body", charges=0, records=() if by_order else ("FAILED",))
     for body in ('{"orderId": "order-cut-off", "amou', "not JSON at all"):
         malformed.messages.append(Message(None, body, wave=2, dies=True))
 

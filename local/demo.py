@@ -205,7 +205,7 @@ class Evidence:
     deliveries: Counter[str]  # by message id
     metrics: Counter[str]  # sums of the counters in the log
 
-    def records_of(self, case: Case, order: str) -> tuple[str, ...]:
+    def records_of(self, case: Case, order: str | None) -> tuple[str, ...]:
         ids = {id for m in case.messages if m.order == order for id in m.ids}
         found = [r["status"]["S"] for r in self.records if r.get("message_id", {}).get("S") in ids]
         return tuple(sorted(found))
@@ -234,7 +234,8 @@ def table_of(stack: Stack, evidence: Evidence) -> Table:
     for column in ("records", "ended"):
         table.add_column(column, no_wrap=True)
     for case in stack.cases:
-        records = Counter(status for order in case.orders for status in evidence.records_of(case, order))
+        orders: list[str | None] = [*case.orders] or [None]
+        records = Counter(status for order in orders for status in evidence.records_of(case, order))
         dead = sum(1 for m in case.messages if m.id in evidence.dead)
         done = len(case.messages) - dead
         ends = [f"{done} acknowledged"] * bool(done) + [f"{dead} dead-letter queue"] * bool(dead)
@@ -268,6 +269,12 @@ def promises(stack: Stack, evidence: Evidence) -> dict[str, list[str]]:
         for case, order in orders
         if evidence.records_of(case, order) != case.records
     ]
+    without_order = [(case, sum(m.order is None for m in case.messages)) for case in stack.cases]
+    recorded += [
+        f"{case.title}: has the records {evidence.records_of(case, None)}, not {case.records * messages}"
+        for case, messages in without_order
+        if evidence.records_of(case, None) != case.records * messages
+    ]
     lost = [f"{evidence.left} messages are still in the queue"] * bool(evidence.left)
     lost += [
         f"message {m.id} ({named[m.id]}): {'not in the' if m.dies else 'in the'} dead-letter queue"
@@ -277,7 +284,9 @@ def promises(stack: Stack, evidence: Evidence) -> dict[str, list[str]]:
     extra = [f"charge for {order}, which was not sent" for order in charges if order not in known]
     extra += [f"message {id}: {n} times in the dead-letter queue" for id, n in evidence.dead.items() if n > 1]
     extra += [f"message {id} in the dead-letter queue was not sent" for id in evidence.dead if id not in named]
-    surplus = len(evidence.records) - sum(len(case.records) for case, _ in orders)
+    expected = sum(len(case.records) for case, _ in orders)
+    expected += sum(len(case.records) * messages for case, messages in without_order)
+    surplus = len(evidence.records) - expected
     extra += [f"{surplus} more records than operations"] * (surplus > 0)
     tested = ["no worker was killed"] * (not stack.ledger.killed)
     tested += [f"{order}: the planned fault of the gateway did not occur" for order in stack.ledger.unmet]
@@ -287,7 +296,7 @@ def promises(stack: Stack, evidence: Evidence) -> dict[str, list[str]]:
         f"every {once} is charged exactly once, and a declined or malformed one never": charged,
         "every outcome is recorded": recorded,
         "no message is lost: each is acknowledged, or in the dead-letter queue if it failed permanently": lost,
-        "no charge, record or dead letter without an order": extra,
+        "no charge, record or dead letter without a message": extra,
         "the metrics agree with the queues": [
             f"{row.metric} is {row.sum}, {row.evidence} is {row.number}"
             for row in agreements(stack, evidence)
