@@ -31,7 +31,7 @@ pub struct MessageOutcome<'a> {
     pub sent_at: Option<Timestamp>,
     /// Time from the start of the message to its outcome.
     pub duration: Duration,
-    /// Time of the handler; `None` if the handler did not run.
+    /// Time of the handler, including the decoding of its message; `None` if neither ran.
     pub handler_duration: Option<Duration>,
     pub(crate) history: Option<&'a History>,
     pub(crate) requests: Readings,

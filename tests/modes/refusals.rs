@@ -459,7 +459,7 @@ async fn attempt_after_unanswered_commit_is_informed() {
         let met = world.dynamo.heal().await[COMMIT];
         pass(LEASE);
         let (key, outcome) = attempt(key, true, ample()).await;
-        // The last commit was under way at the deadline, and may arrive when the faults are over.
+        // The last commit was under way at the deadline, and may arrive after the last fault.
         let is_late = outcome.name() == "duplicate" && world.dynamo.counts()[COMMIT] > met;
         if !is_late {
             assert_eq!(outcome.name(), "completed", "{key}: {outcome}");
