@@ -55,14 +55,14 @@ KEPT = STATE / "demo.json"
 # ---- build and deploy --------------------------------------------------------------------------
 
 
-def build() -> None:
+def build(visibility_timeout: int | None = None) -> None:
     # A build for this machine needs no zig.
     environment = os.environ | {"CARGO_LAMBDA_COMPILER": "cargo"}
     # `sam build` runs the same command without showing its progress. So does `make test`.
     if run(["cargo", "lambda", "build", "--locked", "--release", "--bin", "consumer"], environment) != 0:
         raise Failed("the consumer does not compile")
     sam("build", *parameters(Architecture=architecture()), environment=environment)
-    deployment.adapt(BUILT, VISIBILITY_TIMEOUT)
+    deployment.adapt(BUILT, visibility_timeout)
 
 
 @dataclass(frozen=True)
@@ -435,7 +435,7 @@ def main() -> int:
     unwind_on_signals()
     STATE.mkdir(exist_ok=True)
     say(f"sam build for {architecture()} (the first build compiles every dependency)")
-    build()
+    build(VISIBILITY_TIMEOUT)
 
     with ministack("demo") as cloud, contextlib.ExitStack() as gateways:
         stacks = []
