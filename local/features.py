@@ -3,7 +3,7 @@
 1. Combinations of features compile and document without a warning.
 2. The documents name the number of crates that each combination brings.
 3. The crates of OpenTelemetry come with the feature `opentelemetry` alone, those of sqlx with `postgres`.
-4. The documentation of the default features lists at most 65 types and traits.
+4. The documentation of the default features lists at most 66 types and traits.
 5. The sample's handler can be replaced in three files.
 """
 
@@ -16,8 +16,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# A change that needs more raises the limit and says why.
-MAX_PUBLIC_TYPES = 65
+# A change that needs more raises the limit and says why. The 66th is `CrashWaits`: how long a message rests that
+# ended its process alone, which users of `Once` set.
+MAX_PUBLIC_TYPES = 66
 
 NONE: tuple[str, ...] = ("--no-default-features",)
 LIBRARY = ("--no-default-features", "--features", "lambda,visibility,settings")

@@ -9,7 +9,7 @@
 //!    that is much longer than the attempt ([`CrashWaits`]).
 //! 2. A recorded end removes the count, and ends the lease. So only a death leaves both: the message
 //!    rests until the lease ends.
-//! 3. A claim over more deaths alone than there are waits starts nothing: [`Standing::Crashed`].
+//! 3. A claim over more deaths alone than there are waits starts nothing: a `crashed` message.
 //!
 //! The functions have no I/O and no clock.
 
@@ -72,6 +72,7 @@ impl CrashWaits {
 }
 
 /// How the handler of a claim runs, by the record that the claim replaced.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// The handler runs beside others.
@@ -99,6 +100,7 @@ pub enum Standing {
 ///
 /// A count beside a `last_end` does not count: a version without isolation recorded that end. The
 /// record of a claim whose answer was lost does not show what it replaced, so it convicts nobody.
+#[doc(hidden)]
 #[must_use]
 pub fn standing(claimed: &Claimed, waits: &CrashWaits) -> Standing {
     if waits.is_off() || claimed.last_end.is_some() {
@@ -125,6 +127,7 @@ pub fn standing(claimed: &Claimed, waits: &CrashWaits) -> Standing {
 
 /// The end of the lease of the n-th attempt alone, from 1, that starts now. Never before
 /// `lease_until`, the end of an ordinary lease.
+#[doc(hidden)]
 #[must_use]
 pub fn lease_alone(
     n: u64,
@@ -137,6 +140,7 @@ pub fn lease_alone(
 }
 
 /// The messages of a batch, as the order of suspects sees them.
+#[doc(hidden)]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
     /// Other messages of the batch that run, or can still start.
@@ -149,6 +153,7 @@ pub struct Waiting {
 ///
 /// No suspect starts while another message of the batch is active. A running suspect is active too. Then
 /// the one with the fewest attempts alone starts: it is the least likely to end the process.
+#[doc(hidden)]
 #[must_use]
 pub fn next_suspect(waiting: &Waiting) -> Option<usize> {
     let next = waiting.suspects.iter().min();
@@ -158,6 +163,7 @@ pub fn next_suspect(waiting: &Waiting) -> Option<usize> {
 
 /// Returns whether a message that is no suspect may still start: while a suspect waits, only in the
 /// first half of the batch's time.
+#[doc(hidden)]
 #[must_use]
 pub fn may_start_beside(suspects_wait: bool, time: Duration, time_left: Duration) -> bool {
     !suspects_wait || time_left >= time / 2
