@@ -492,7 +492,8 @@ def self_test() -> None:
     expect("the in-flight limit is reached, not exceeded", full.in_flight == sizing.IN_FLIGHT)
     expect("SQS delivers no more at the limit", full.full_at is not None)
 
-    dead = simulated(Scenario(rates={"all": 1.0}, seconds=HOUR, fails=True))
+    # The last receive comes after about a day.
+    dead = simulated(Scenario(rates={"all": 0.01}, seconds=36 * HOUR, fails=True, tick=10.0))
     expect("messages die after the last receive", dead.dead > 0 and not dead.completed)
 
     hot = Simulation(Scenario(rates={"hot": 0.0, "quiet": 0.0}, seconds=1.0, fair=True))
