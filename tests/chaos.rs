@@ -42,6 +42,8 @@ mod measured;
 mod plan;
 #[path = "chaos/proof.rs"]
 mod proof;
+#[path = "chaos/proof_crashes.rs"]
+mod proof_crashes;
 #[path = "chaos/proof_ends.rs"]
 mod proof_ends;
 #[path = "chaos/proof_informed.rs"]
@@ -67,10 +69,11 @@ use account::accounts;
 use audit::{Findings, audit};
 use esm::{Mapping, Settings};
 use faults::Relay;
+use futures_util::future::join_all;
 use gateway::Gateway;
 use ledger::{Event, Ledger, Worker};
 use measured::Measurements;
-use plan::{Message, Seed, grouped_orders, orders, size};
+use plan::{Kind, Message, Seed, grouped_orders, orders, size};
 use queue::{Queue, Rules};
 use report::Report;
 use support::{
@@ -102,10 +105,18 @@ struct Run {
     /// Number of concurrent invocations in each worker.
     at_once: usize,
     fifo: bool,
+    /// True without injected faults: only messages end processes.
+    calm: bool,
 }
 
 /// Receives of the template, with which only a permanent failure is given up.
 const RECEIVES: u32 = 125;
+
+/// Rests of a message after each of its deaths alone. After the fourth it has crashed.
+const CRASH_WAITS: &str = "3s,3s,3s";
+
+/// Deaths alone of a crashed message.
+const DEATHS: usize = 4;
 
 /// So few that kills alone use them up.
 const FEW_RECEIVES: u32 = 8;
@@ -130,6 +141,7 @@ async fn orders_keyed_by_order_id_keep_promises() {
         workers: 4,
         at_once: 1,
         fifo: false,
+        calm: false,
     };
     let size = size("CHAOS_MESSAGES", 600);
     let report = run.go(size, |seed, size| orders(seed, size, 3)).await;
@@ -160,6 +172,10 @@ async fn orders_keyed_by_order_id_keep_promises() {
         "metric, Takeovers",
         "batches in no metric",
         "attempts informed of an open one",
+        "workers, KilledByMessage",
+        "in the dead-letter queue, Killer: crashed",
+        "in the dead-letter queue, Hanging: crashed",
+        "metric, Crashed",
     ]);
     assert_eq!(report.number("orders charged under"), 0, "{report}");
 }
@@ -178,6 +194,7 @@ async fn orders_keyed_by_message_id_keep_promises() {
         workers: 3,
         at_once: 1,
         fifo: false,
+        calm: false,
     };
     let size = size("CHAOS_MESSAGES", 600).div_ceil(3);
     let messages = |seed, size| {
@@ -216,6 +233,7 @@ async fn concurrent_invocations_keep_promises() {
         workers: 2,
         at_once: 8,
         fifo: false,
+        calm: false,
     };
     let report = run.go(size, |seed, size| orders(seed, size, 3)).await;
     report.assert_some(&[
@@ -248,6 +266,7 @@ const SIXTY_FOUR: Run = Run {
     workers: 1,
     at_once: 64,
     fifo: false,
+    calm: false,
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -282,6 +301,40 @@ async fn each_receive_that_kills_used_up_has_its_cause() {
     report.assert_some(&["workers, Killed", "receives used up, Killed"]);
 }
 
+/// One of ten messages ends its process whenever its handler runs, and nothing else goes wrong.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nine_of_ten_survive_a_message_that_kills() {
+    if consumer_missing() {
+        return;
+    }
+    let run = Run {
+        title: "ten messages, one of which ends its process",
+        key: "body:/orderId",
+        rules: Rules {
+            duplicates: 0,
+            ..STANDARD
+        },
+        lifetime: u32::MAX,
+        workers: 1,
+        at_once: 1,
+        fifo: false,
+        calm: true,
+    };
+    let kind = |n| if n == 3 { Kind::Killer } else { Kind::Good };
+    let ten = (0..10).map(|n| Message::new(n, format!("o-{n}"), kind(n), None));
+    let report = run.with_seed(Seed(1), ten.collect()).await;
+    assert_eq!(report.number("messages acknowledged"), 9, "{report}");
+    let crashed = "in the dead-letter queue, Killer: crashed";
+    assert_eq!(report.number(crashed), 1, "{report}");
+    let deaths = report.number("workers, KilledByMessage");
+    assert_eq!(deaths, 1 + DEATHS, "{report}");
+    // Each of the nine was called once more at most, in the batch that died first.
+    assert!(
+        report.number("charges, as requests") <= 2 * 9 + deaths,
+        "{report}"
+    );
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fifo_groups_are_charged_in_order() {
     if consumer_missing() {
@@ -299,6 +352,7 @@ async fn fifo_groups_are_charged_in_order() {
         workers: 3,
         at_once: 1,
         fifo: true,
+        calm: false,
     };
     let size = size("CHAOS_FIFO_MESSAGES", 200);
     let messages = |seed, size: usize| grouped_orders(seed, size, size.div_ceil(16));
@@ -318,22 +372,18 @@ impl Run {
     async fn go(&self, size: usize, messages: impl Fn(Seed, usize) -> Vec<Message>) -> Report {
         let seeds = Seed::all();
         let share = size.div_ceil(seeds.len());
-        let mut all: Option<Report> = None;
-        for seed in seeds {
-            let report = self.with_seed(seed, messages(seed, share)).await;
-            all = Some(match all {
-                Some(all) => all.with(report),
-                None => report,
-            });
-        }
-        all.unwrap()
+        let seeds = seeds.into_iter();
+        // At the same time: most of a run is a wait for leases that have to end.
+        let runs = seeds.map(|seed| self.with_seed(seed, messages(seed, share)));
+        let reports = join_all(runs).await.into_iter();
+        reports.reduce(Report::with).unwrap()
     }
 
     async fn with_seed(&self, seed: Seed, messages: Vec<Message>) -> Report {
         let ledger = Arc::new(Ledger::default());
         let dynamo = Dynamo::start().await;
         dynamo.create_table(TABLE).await;
-        let relay = Relay::start(seed, ledger.clone(), dynamo.endpoint()).await;
+        let relay = Relay::start(seed, ledger.clone(), dynamo.endpoint(), !self.calm).await;
         let gateway = Gateway::start(seed, ledger.clone()).await;
         let queue = Queue::new(seed, self.rules, ledger.clone(), messages);
         let sqs = queue.serve().await;
@@ -354,6 +404,7 @@ impl Run {
             queue: queue.clone(),
             settings,
             lifetime: self.lifetime,
+            calm: self.calm,
             at_once,
             fifo: self.fifo,
             hired: AtomicU32::new(0),
@@ -391,7 +442,9 @@ impl Run {
         if self.rules.max_receive_count == RECEIVES {
             let accounts = accounts(&events);
             let given_up = accounts.iter().filter(|account| account.dead_lettered);
-            let good = given_up.filter(|account| !account.message.kind.is_permanent());
+            let good = given_up
+                .filter(|account| !account.message.kind.never_succeeds())
+                .filter(|account| !account.has_crashed());
             let good: Vec<_> = good.map(|account| &account.message.id).collect();
             assert!(good.is_empty(), "{report}\ngiven up: {good:?}");
         }
@@ -465,8 +518,7 @@ fn settings(key: &str, dynamo: &str, gateway: &str, sqs: &str) -> Env {
         ("CONSUMER_DEADLINE_RESERVE", &reserve),
         ("CONSUMER_BACKOFF_BASE", "1s"),
         ("CONSUMER_BACKOFF_CAP", "3s"),
-        // An attempt that was killed may be repeated at once.
-        ("CONSUMER_CRASH_WAITS", "off"),
+        ("CONSUMER_CRASH_WAITS", CRASH_WAITS),
     ];
     let owned = settings.map(|(name, value)| (name.to_owned(), value.to_owned()));
     owned.to_vec()

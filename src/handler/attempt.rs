@@ -301,6 +301,32 @@ impl Attempt {
     }
 }
 
+impl Attempt {
+    /// Logs an open attempt before the handler runs: as a retry after a failure that the handler returned,
+    /// else as a takeover. A consumer logs it once the handler has its place. Without a consumer, the mode does.
+    pub(crate) fn log_history(&self) {
+        let Some(open) = self.history.open else {
+            return;
+        };
+        macro_rules! line {
+            ($level:ident, $start:literal) => {
+                tracing::$level!(
+                    key = %self.key,
+                    attempts = self.history.attempts,
+                    first_claimed_at = open.first_claimed_at.map(tracing::field::display),
+                    last_end = open.last_end.map(AttemptEnd::name),
+                    concat!($start, ": an earlier attempt may have had its effect")
+                )
+            };
+        }
+        if self.history.is_takeover() {
+            line!(warn, "takeover");
+        } else {
+            line!(info, "retry");
+        }
+    }
+}
+
 /// The earlier attempts in the record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]

@@ -20,8 +20,8 @@ use crate::{
     handler::{Answer, Attempt, Done, Failure, History, Stored, to_output},
     meter::timed,
     protocol::{
-        AfterFailure, AttemptEnd, ClaimRefused, ClaimRequest, Claimed, Key, Settlement,
-        StoredResult, Timestamp,
+        AfterFailure, AttemptEnd, ClaimRefused, ClaimRequest, Claimed, Settlement, StoredResult,
+        Timestamp,
         decision::{claim_refused, may_settle},
         isolation::{CrashWaits, Standing, standing},
     },
@@ -262,8 +262,6 @@ impl<S: Store> Once<S> {
         if !deadline.may_start() || self.records.now() > lease.ends {
             return Err(claim.restore(Outcome::NotStarted).await);
         }
-        let history = History::from(&claim.claimed);
-        log_history(&key, &history);
         match standing(&claim.claimed, &self.crash_waits) {
             Standing::Clear if gate.is_some() => {}
             Standing::Clear => {
@@ -283,7 +281,11 @@ impl<S: Store> Once<S> {
             }
         }
         claim.began = true;
+        let history = History::from(&claim.claimed);
         let attempt = Attempt::new(key, delivery, history, deadline);
+        if gate.is_none() {
+            attempt.log_history();
+        }
         let answer = {
             // Dropped before the settlement. The handler must not go on after it.
             let work = pin!(guard(deadline, work(attempt)));
@@ -387,27 +389,6 @@ impl<S: Store> Once<S> {
                 _ => return,
             }
         }
-    }
-}
-
-/// Logs an open attempt: as a retry after a failure that the handler returned, else as a takeover.
-pub(super) fn log_history(key: &Key, history: &History) {
-    let Some(open) = history.open else { return };
-    macro_rules! line {
-        ($level:ident, $start:literal) => {
-            tracing::$level!(
-                %key,
-                attempts = history.attempts,
-                first_claimed_at = open.first_claimed_at.map(tracing::field::display),
-                last_end = open.last_end.map(AttemptEnd::name),
-                concat!($start, ": an earlier attempt may have had its effect")
-            )
-        };
-    }
-    if history.is_takeover() {
-        line!(warn, "takeover");
-    } else {
-        line!(info, "retry");
     }
 }
 

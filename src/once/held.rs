@@ -164,6 +164,10 @@ impl<S: Store> HeldClaim<'_, S> {
         {
             Settled::Applied => self.lease = renewed,
             Settled::LeaseLost => return Err(Outcome::LeaseLost),
+            // The turn came too late for the renewal.
+            Settled::Unknown(StoreError::OutOfTime { .. }) => {
+                return Err(self.restore(Outcome::NotStarted).await);
+            }
             Settled::Unknown(error) => {
                 let outcome = Outcome::store_unavailable(error);
                 return Err(self.restore(outcome).await);

@@ -11,7 +11,6 @@ use tokio::{sync::Mutex, time::timeout_at};
 
 use super::{
     Mode, Once, Operation, Outcome,
-    claim::log_history,
     records::Records,
     work::{NoAnswer, guard},
 };
@@ -208,7 +207,7 @@ impl InPostgres {
             delivery,
             deadline,
             // Without a claim there is no isolation.
-            gate: _,
+            gate,
         } = operation;
         if !deadline.may_start() {
             return Outcome::NotStarted;
@@ -232,10 +231,12 @@ impl InPostgres {
             return Outcome::NotStarted;
         }
         let history = History::from(&claim.claimed);
-        log_history(&key, &history);
         let lent = Arc::new(Mutex::new(lent));
         let attempt = Attempt::new(key, delivery, history, deadline)
             .with_transaction(OpenTransaction::of(&lent));
+        if gate.is_none() {
+            attempt.log_history();
+        }
         let answer = guard(deadline, async {
             let InTransaction {
                 output,

@@ -40,8 +40,8 @@ enum State {
     Closed { failed: VecDeque<Key> },
     /// No probe before `until`.
     Open { until: Timestamp, wait: Duration },
-    /// One message probes the called system.
-    Probing { wait: Duration },
+    /// One message probes the called system. Others could since `until`.
+    Probing { until: Timestamp, wait: Duration },
 }
 
 /// The circuit's decision about a message before its claim.
@@ -104,8 +104,8 @@ impl Circuit {
             State::Closed { .. } => Admission::Run,
             _ if runs_while_open(receive_count) => Admission::Run,
             State::Open { until, .. } if now < until => Admission::Refuse(until),
-            State::Open { wait, .. } => {
-                self.0 = State::Probing { wait };
+            State::Open { until, wait } => {
+                self.0 = State::Probing { until, wait };
                 Admission::Probe
             }
             State::Probing { .. } => Admission::Wait,
@@ -138,7 +138,9 @@ impl Circuit {
                 *self = Self::default();
                 Some(Change::Closed)
             }
-            (State::Probing { wait }, HandlerEnd::Failed | HandlerEnd::Panicked) if is_probe => {
+            (State::Probing { wait, .. }, HandlerEnd::Failed | HandlerEnd::Panicked)
+                if is_probe =>
+            {
                 let wait = LONGEST_WAIT.min(*wait * 2);
                 Some(self.open(now, wait))
             }
@@ -148,9 +150,9 @@ impl Circuit {
     }
 
     /// The probe ended without its handler, as after a conflict. The next message becomes the probe.
-    pub fn probe_did_not_run(&mut self, now: Timestamp) {
-        if let State::Probing { wait } = self.0 {
-            self.0 = State::Open { until: now, wait };
+    pub fn probe_did_not_run(&mut self) {
+        if let State::Probing { until, wait } = self.0 {
+            self.0 = State::Open { until, wait };
         }
     }
 
@@ -252,7 +254,7 @@ mod tests {
         // A message beside the probe says nothing about it.
         circuit.handler_ended(later, &key(1), Failed, false);
         assert_eq!(circuit.admit(later, 2), Admission::Wait);
-        circuit.probe_did_not_run(later);
+        circuit.probe_did_not_run();
         assert_eq!(circuit.admit(later, 2), Admission::Probe);
         circuit.handler_ended(later, &key(1), Answered, true);
         assert_eq!(circuit.admit(later, 2), Admission::Run);

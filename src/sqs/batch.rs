@@ -301,22 +301,14 @@ impl Batch {
             self.messages.iter().zip(self.progress.iter().enumerate())
         {
             let id = message.id().as_str();
-            let is_started = progress.started.get().is_some();
-            let ends_here = progress.ended.get().is_none()
-                && self.end(
-                    index,
-                    if is_started {
-                        Outcome::OutOfTime
-                    } else {
-                        Outcome::NotStarted
-                    }
-                    .into(),
-                );
-            match progress
-                .ended
-                .get()
-                .map(|(processed, _)| processed.outcome())
-            {
+            let open = if progress.started.get().is_some() {
+                Outcome::OutOfTime
+            } else {
+                Outcome::NotStarted
+            };
+            let ends_here = progress.ended.get().is_none() && self.end(index, open.into());
+            let ended = progress.ended.get();
+            match ended.map(|(processed, _)| processed.outcome()) {
                 Some(Outcome::OutOfTime) if ends_here => blocking.push(id),
                 Some(Outcome::OutOfTime) => cut_off.push(id),
                 Some(Outcome::NotStarted) => not_started.push(id),

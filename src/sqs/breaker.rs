@@ -43,17 +43,15 @@ impl CircuitBreaker {
     /// # Errors
     ///
     /// The time of the next probe, if the message is not to run.
-    pub(super) async fn admit<'a>(
-        &'a self,
-        now: Clock<'a>,
+    pub(super) async fn admit(
+        &self,
+        now: Clock<'_>,
         receive_count: u32,
         latest: Instant,
-    ) -> Result<Admitted<'a>, Timestamp> {
+    ) -> Result<Admitted, Timestamp> {
         let admitted = |is_probe| Admitted {
-            breaker: self,
-            now,
-            is_probe,
-            handler_ended: AtomicBool::new(false),
+            breaker: self.clone(),
+            is_probe: AtomicBool::new(is_probe),
         };
         loop {
             // Registered before the decision, so that no change is missed.
@@ -85,38 +83,42 @@ impl CircuitBreaker {
 }
 
 /// A message that the circuit breaker lets run.
-pub(super) struct Admitted<'a> {
-    breaker: &'a CircuitBreaker,
-    now: Clock<'a>,
-    is_probe: bool,
-    /// True once a handler of this message has ended.
-    handler_ended: AtomicBool,
+pub(super) struct Admitted {
+    breaker: CircuitBreaker,
+    /// True until the handler of a probe has ended.
+    is_probe: AtomicBool,
 }
 
-impl Admitted<'_> {
+impl Admitted {
     /// Watches a handler from its start to its end.
-    pub(super) fn handler_starts(&self, key: Key) -> WatchedHandler<'_> {
+    pub(super) fn handler_starts<'a>(&'a self, key: Key, now: Clock<'a>) -> WatchedHandler<'a> {
         WatchedHandler {
             admitted: self,
+            now,
             key,
             end: None,
         }
     }
-}
 
-impl Drop for Admitted<'_> {
-    /// The next message probes, if this one was to probe and its handler did not run.
-    fn drop(&mut self) {
-        if self.is_probe && !self.handler_ended.load(Relaxed) {
-            self.breaker.circuit().probe_did_not_run((self.now)());
+    /// Lets the next message probe, if this one was to probe and its handler did not run.
+    pub(super) fn leave_the_probe_to_others(&self) {
+        if self.is_probe.swap(false, Relaxed) {
+            self.breaker.circuit().probe_did_not_run();
             self.breaker.0.changed.notify_waiters();
         }
     }
 }
 
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        self.leave_the_probe_to_others();
+    }
+}
+
 /// A handler that runs. Dropped without an [answer](Self::answered), it was cut off or panicked.
 pub(super) struct WatchedHandler<'a> {
-    admitted: &'a Admitted<'a>,
+    admitted: &'a Admitted,
+    now: Clock<'a>,
     key: Key,
     end: Option<HandlerEnd>,
 }
@@ -139,14 +141,9 @@ impl Drop for WatchedHandler<'_> {
             None if thread::panicking() => HandlerEnd::Panicked,
             None => HandlerEnd::Failed,
         };
-        let Admitted {
-            breaker,
-            now,
-            is_probe,
-            handler_ended,
-        } = self.admitted;
-        let change = (breaker.circuit()).handler_ended(now(), &self.key, end, *is_probe);
-        handler_ended.store(true, Relaxed);
+        let Admitted { breaker, is_probe } = self.admitted;
+        let is_probe = is_probe.swap(false, Relaxed);
+        let change = (breaker.circuit()).handler_ended((self.now)(), &self.key, end, is_probe);
         match change {
             Some(Change::Opened { wait }) => tracing::warn!(
                 circuit = "open",

@@ -21,7 +21,7 @@ use tracing::{Instrument as _, Span};
 
 use super::{
     batch::{Batch, Progress},
-    breaker::CircuitBreaker,
+    breaker::{Admitted, CircuitBreaker},
     consumer::{Consumer, FifoAfterPermanent},
     identity::Identity,
     key_fn::NoIdentity,
@@ -120,6 +120,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             // its other messages: the rest get their keys when they run.
             if deadline.time_left() >= kept_for_handlers {
                 message.identify_body(&reading);
+                // Other invocations of the process go on meanwhile.
+                tokio::task::yield_now().await;
             }
             messages.push(message);
         }
@@ -242,7 +244,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                 }
             };
             let is_last = place + 1 == lane.messages.len();
-            before = (!is_last).then(|| (message, processed.clone()));
+            let recorded = (!is_last).then(|| processed.clone());
             let replay = pin!(self.replay(processed, message, batch));
             let processed = replay.instrument(span.clone()).await;
             traces::end(&span, processed.outcome());
@@ -251,9 +253,15 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             {
                 visibility.expect(message);
             }
-            if !is_last && !processed.is_success() {
-                before = Some((message, processed.clone()));
-            }
+            // The next delivery of the key shows the recorded result to `on_duplicate` itself.
+            before = recorded.map(|recorded| {
+                let shown = if processed.is_success() {
+                    recorded
+                } else {
+                    processed.clone()
+                };
+                (message, shown)
+            });
             batch.end(index, processed);
             // To decode a body may take long, and a message with an invalid one waits for nothing else.
             tokio::task::yield_now().await;
@@ -275,6 +283,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         // A key function is the user's code too, and may panic.
         let run = AssertUnwindSafe(self.run_until_claimed(index, progress, batch));
         let outcome = run.catch_unwind().await.unwrap_or(Outcome::Panicked);
+        // A panic left it to this.
         batch.suspects().end_turn(index);
         outcome
     }
@@ -301,13 +310,20 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             Some(breaker) => {
                 let latest = deadline.latest_start();
                 match breaker.admit(&now, message.receive_count(), latest).await {
-                    Ok(admitted) => Some(admitted),
+                    Ok(admitted) => Some(Arc::new(admitted)),
                     Err(next_probe) => return Outcome::CircuitOpen { next_probe },
                 }
             }
             None => None,
         };
-        let gate = Arc::new(MessageGate::new(batch, index, &self.turns));
+        let gate = Arc::new(MessageGate {
+            batch: Arc::clone(batch),
+            index,
+            turns: self.turns.clone(),
+            admitted: admitted.clone(),
+            is_alone: AtomicBool::new(false),
+            body: Mutex::new(None),
+        });
         let body = match self.body(message, &gate).await {
             Ok(body) => body,
             Err(outcome) => return outcome,
@@ -354,13 +370,15 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                     }
                 };
                 let _running = progress.handler_starts(attempt.history());
+                attempt.log_history();
                 // The user's code may end the process here too, so this is part of the attempt.
                 let input = self.read(message, body).map_err(|InvalidMessage(why)| {
                     undecodable.store(true, Relaxed);
                     Failure::permanent(why)
                 })?;
                 let key = attempt.key().clone();
-                let watched = admitted.as_ref().map(|one| one.handler_starts(key));
+                let watched =
+                    (admitted.as_ref()).map(|admitted| admitted.handler_starts(key, &now));
                 let answer = warn_of_long_polls(pin!(handler.handle(input, attempt))).await;
                 match watched {
                     Some(watched) => watched.answered(answer),
@@ -477,22 +495,14 @@ struct MessageGate {
     batch: Arc<Batch>,
     index: usize,
     turns: Turns,
+    /// `None` without a circuit breaker.
+    admitted: Option<Arc<Admitted>>,
     is_alone: AtomicBool,
     /// The place of a body from S3.
     body: Mutex<Option<OwnedSemaphorePermit>>,
 }
 
 impl MessageGate {
-    fn new(batch: &Arc<Batch>, index: usize, turns: &Turns) -> Self {
-        Self {
-            batch: Arc::clone(batch),
-            index,
-            turns: turns.clone(),
-            is_alone: AtomicBool::new(false),
-            body: Mutex::new(None),
-        }
-    }
-
     /// Returns whether this message is a suspect, and has its turn.
     fn is_alone(&self) -> bool {
         self.is_alone.load(Relaxed)
@@ -529,6 +539,10 @@ impl Gate for MessageGate {
                 .unwrap_or_else(PoisonError::into_inner)
                 .take();
             drop(body);
+            // The messages that wait for a probe run before this one.
+            if let Some(admitted) = &self.admitted {
+                admitted.leave_the_probe_to_others();
+            }
             if !self
                 .batch
                 .wait_for_others(self.index, exclusive_attempts)

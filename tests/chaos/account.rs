@@ -10,8 +10,12 @@ use crate::{
 /// Reason given for a message that was valid.
 pub(crate) const USED_UP: &str = "receives used up";
 
+/// Part of the recorded error of a crashed message.
+pub(crate) const CRASHED: &str = "while the handler of this message ran alone";
+
 /// Outcomes of a message that never runs again.
-pub(crate) const PERMANENT: [&str; 4] = [
+pub(crate) const PERMANENT: [&str; 5] = [
+    "crashed",
     "permanent_failure",
     "failed_before",
     "invalid",
@@ -35,11 +39,21 @@ impl Account {
         !self.copied && self.ends.values().any(|end| *end == End::Acknowledged)
     }
 
+    /// True if a worker gave it up because it ended its process whenever it ran alone.
+    pub(crate) fn has_crashed(&self) -> bool {
+        self.outcomes.iter().any(|outcome| outcome == "crashed")
+    }
+
     /// Reason for the dead-letter queue; `None` if unknown.
     pub(crate) fn reason(&self) -> Option<String> {
         let mut told = self.outcomes.iter().rev();
         if let Some(told) = told.find(|outcome| PERMANENT.contains(&outcome.as_str())) {
-            let told = told.replace("failed_before", "permanent_failure");
+            let recorded = if self.has_crashed() {
+                "crashed"
+            } else {
+                "permanent_failure"
+            };
+            let told = told.replace("failed_before", recorded);
             return Some(format!("{:?}: {told}", self.message.kind));
         }
         let ended = !self.ends.is_empty() && !self.acknowledged();
@@ -71,9 +85,17 @@ pub(crate) fn accounts(events: &[Event]) -> Vec<Account> {
                 accounts[places[message]].ends.insert(*receive, *end);
             }
             Event::DeliveryLog {
-                delivery, outcome, ..
+                delivery,
+                outcome,
+                detail,
+                ..
             } => {
-                accounts[places[&delivery.0]].outcomes.push(outcome.clone());
+                let account: &mut Account = &mut accounts[places[&delivery.0]];
+                account.outcomes.push(outcome.clone());
+                // The worker may have died between the record and its own line.
+                if detail.contains(CRASHED) {
+                    account.outcomes.push("crashed".into());
+                }
             }
             Event::DeadLettered { message } => accounts[places[message]].dead_lettered = true,
             Event::Copied { message, .. } => {

@@ -1,5 +1,7 @@
 //! The audit: every promise as a rule over the ledger's events, in their order.
 
+#[path = "crashes.rs"]
+mod crashes;
 #[path = "ends.rs"]
 mod ends;
 
@@ -91,6 +93,7 @@ pub(crate) fn audit(events: &[Event], statuses: &HashMap<String, String>) -> Fin
         audit.event(at, event);
     }
     audit.found.extend(misinformed(events));
+    audit.found.extend(crashes::without_deaths(events));
     audit.found.extend(Measurements::of(events).violations());
     let accounts = accounts(events);
     audit.receives(&accounts);
@@ -245,6 +248,20 @@ impl Audit {
                         .push(format!("{key} was claimed while another's claim was live"));
                 }
             }
+            Event::Alone {
+                key,
+                owner,
+                lease_until_ms,
+                ..
+            } => match &mut self.of_key(key).claim {
+                Some(claim) if claim.owner == *owner => claim.lease_until_ms = *lease_until_ms,
+                other => {
+                    let other = other.as_ref().map(|claim| claim.owner.clone());
+                    self.found.push(format!(
+                        "{key} began alone under {owner} when {other:?} held its claim"
+                    ));
+                }
+            },
             Event::Settled {
                 key,
                 owner,
@@ -295,6 +312,7 @@ impl Audit {
                 self.thawed.insert(*worker, at);
             }
             Event::DeliveryLog { .. }
+            | Event::Doomed { .. }
             | Event::Informed { .. }
             | Event::Late { .. }
             | Event::Answered { .. }

@@ -19,7 +19,8 @@ impl Audit {
                     .push(format!("{message}, receive {receive}: {said}"));
             }
         }
-        let good = |account: &&Account| !account.message.kind.is_permanent();
+        let good =
+            |account: &&Account| !account.message.kind.never_succeeds() && !account.has_crashed();
         for account in accounts.iter().filter(good) {
             if !account.dead_lettered || account.acknowledged() {
                 continue;
@@ -60,8 +61,20 @@ impl Audit {
                     "{id} is in the dead-letter queue for no known reason"
                 ));
             }
+            if kind.always_kills() && account.acknowledged() {
+                self.found
+                    .push(format!("{id} ends its process, and was acknowledged"));
+            }
             let told = told.filter(|told| !told.contains(USED_UP));
-            if let Some(told) = told.filter(|_| !kind.is_permanent()) {
+            if let Some(told) = told.as_ref().filter(|_| kind.always_kills())
+                && !account.has_crashed()
+            {
+                self.found
+                    .push(format!("{id} ends its process, and was given up as {told}"));
+            }
+            // Crashes have rules of their own.
+            let told = told.filter(|_| !account.has_crashed());
+            if let Some(told) = told.filter(|_| !kind.never_succeeds()) {
                 self.found.push(format!(
                     "{id} was given up though nothing is wrong with it, {told}"
                 ));

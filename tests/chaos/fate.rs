@@ -56,6 +56,17 @@ impl Fate {
         }
     }
 
+    /// Waits for the fate, and returns the death that it is.
+    async fn comes(self, worker: Worker, ledger: &Ledger) -> Death {
+        let (when, death) = match self {
+            Self::Spared => return std::future::pending().await,
+            Self::Killed(when) => (when, Death::Killed),
+            Self::Frozen(when) => (when, Death::FrozenUntilTimeout),
+        };
+        when.comes(worker, ledger).await;
+        death
+    }
+
     /// True for half of the frozen workers: thawed after Lambda has given them up, as by a machine
     /// that was suspended.
     pub(crate) fn is_thawed(worker: Worker) -> bool {
@@ -89,28 +100,30 @@ pub(crate) async fn survive(
     let patience = 2 * FUNCTION_TIMEOUT;
     let invocation = environment.lambda.invoke_until(event, deadline, patience);
     tokio::pin!(invocation);
-    let mut frozen = false;
-    if let Fate::Killed(when) | Fate::Frozen(when) = fate {
-        tokio::select! {
-            answer = &mut invocation => return ended(answer),
-            () = when.comes(environment.worker, ledger) => {}
+    let timed_out = || {
+        if environment.is_frozen() {
+            Death::FrozenUntilTimeout
+        } else {
+            Death::TimedOut
         }
-        if let Fate::Killed(_) = fate {
-            return (None, Some(Death::Killed));
-        }
-        environment.freeze(ledger);
-        frozen = true;
+    };
+    let death = tokio::select! {
+        answer = &mut invocation => return ended(answer),
+        () = sleep_until(timeout) => return (None, Some(timed_out())),
+        death = fate.comes(environment.worker, ledger) => death,
+        death = ledger.doom_of(environment.worker) => death,
+    };
+    if death != Death::FrozenUntilTimeout {
+        return (None, Some(death));
     }
+    environment.freeze(ledger);
     tokio::select! {
         answer = invocation => match ended(answer) {
             // The process responded one moment before it was frozen.
-            (answer, None) if frozen => (answer, Some(Death::Killed)),
+            (answer, None) => (answer, Some(Death::Killed)),
             ended => ended,
         },
-        () = sleep_until(timeout) => (None, Some(match environment.is_frozen() {
-            true => Death::FrozenUntilTimeout,
-            false => Death::TimedOut,
-        })),
+        () = sleep_until(timeout) => (None, Some(Death::FrozenUntilTimeout)),
     }
 }
 

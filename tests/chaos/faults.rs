@@ -44,6 +44,7 @@ pub(crate) struct Relay {
 }
 
 struct Wire {
+    faults: bool,
     seed: Seed,
     ledger: Arc<Ledger>,
     upstream: String,
@@ -67,8 +68,15 @@ struct Write {
 }
 
 impl Relay {
-    pub(crate) async fn start(seed: Seed, ledger: Arc<Ledger>, upstream: &str) -> Self {
+    /// `faults` says whether there are any.
+    pub(crate) async fn start(
+        seed: Seed,
+        ledger: Arc<Ledger>,
+        upstream: &str,
+        faults: bool,
+    ) -> Self {
         let wire = Wire {
+            faults,
             seed,
             ledger,
             upstream: upstream.to_owned(),
@@ -195,11 +203,22 @@ impl Write {
                 lease_until_ms: number(lease_until).unwrap(),
             };
         }
+        if let Some(lease_until_ms) = self.renewal_of_an_attempt_alone() {
+            return Event::Alone {
+                key,
+                owner: text(&values[":me"]).unwrap(),
+                worker: self.worker,
+                lease_until_ms,
+            };
+        }
         let as_what = if values[":failed_message_ids"].is_object() {
             Settled::Failed
         } else if text(&values[":status"]).is_some_and(|s| s == "COMPLETED") {
             Settled::Completed
-        } else if self.operation == "DeleteItem" || values[":status"].is_object() || self.forgets()
+        } else if self.operation == "DeleteItem"
+            || values[":status"].is_object()
+            || values[":exclusive_attempts"].is_object()
+            || self.forgets()
         {
             Settled::Restored
         } else {
@@ -210,6 +229,17 @@ impl Write {
             owner: text(&values[":me"]).unwrap(),
             as_what,
         }
+    }
+
+    /// The lease of an attempt that is about to run alone. A restore writes the count too, and the last
+    /// end with it.
+    fn renewal_of_an_attempt_alone(&self) -> Option<u64> {
+        let values = &self.body["ExpressionAttributeValues"];
+        let update = self.body["UpdateExpression"].as_str()?;
+        if values[":exclusive_attempts"].is_null() || update.contains("#last_end") {
+            return None;
+        }
+        values[":lease_until"]["N"].as_str()?.parse().ok()
     }
 
     /// A restore removes the time of the earliest open attempt. The end of a lease may name it in its
@@ -223,6 +253,9 @@ impl Write {
 impl Wire {
     /// Fault of the next write to `key`, if one is planned, and the delay of a slow write.
     fn roll(&self, key: &str) -> Option<(Fault, Duration)> {
+        if !self.faults {
+            return None;
+        }
         let nth = {
             let mut rows = self.rows.lock().unwrap();
             let row = rows.entry(key.to_owned()).or_default();

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use crate::{
-    ledger::{ChargeEnd, Event, Ledger, Worker},
+    ledger::{ChargeEnd, Death, Event, Ledger, Worker},
     plan::{Kind, Seed},
     support::{self, faults::cut},
 };
@@ -34,6 +34,8 @@ struct GatewayState {
     ledger: Arc<Ledger>,
     /// Requests by key.
     requests: Mutex<HashMap<String, u32>>,
+    /// Number of requests of each worker that wait for an answer.
+    open: Mutex<HashMap<Worker, usize>>,
 }
 
 impl Gateway {
@@ -42,6 +44,7 @@ impl Gateway {
             seed,
             ledger,
             requests: Mutex::default(),
+            open: Mutex::default(),
         };
         let app = Router::new()
             .route("/{worker}/charges", post(charge))
@@ -57,7 +60,8 @@ impl Gateway {
 
 /// Dropped without an end: the caller has hung up.
 struct Open<'a> {
-    ledger: &'a Ledger,
+    desk: &'a GatewayState,
+    worker: Worker,
     charge: usize,
     how: ChargeEnd,
 }
@@ -65,7 +69,9 @@ struct Open<'a> {
 impl Drop for Open<'_> {
     fn drop(&mut self) {
         let (charge, how) = (self.charge, self.how);
-        self.ledger.note(Event::ChargeEnded { charge, how });
+        self.desk.ledger.note(Event::ChargeEnded { charge, how });
+        let mut open = self.desk.open.lock().unwrap();
+        *open.entry(self.worker).or_default() -= 1;
     }
 }
 
@@ -93,12 +99,30 @@ async fn charge(
         worker,
         taken: !busy && kind != Kind::Declined,
     });
+    let others = {
+        let mut open = desk.open.lock().unwrap();
+        let open = open.entry(worker).or_default();
+        *open += 1;
+        *open - 1
+    };
     let mut open = Open {
-        ledger: &desk.ledger,
+        desk: &desk,
+        worker,
         charge,
         how: ChargeEnd::Unanswered,
     };
     sleep(Duration::from_millis(work)).await;
+    let death = match kind {
+        Kind::Killer => Some(Death::KilledByMessage),
+        Kind::Hog if others > 0 => Some(Death::KilledByMessage),
+        Kind::Hanging => Some(Death::FrozenUntilTimeout),
+        _ => None,
+    };
+    if let Some(death) = death {
+        desk.ledger.note(Event::Doomed { worker, death });
+        // Until the caller has hung up.
+        std::future::pending::<()>().await;
+    }
     match kind {
         Kind::Slow if nth == 1 => {
             // Until the caller hangs up.

@@ -68,6 +68,11 @@ pub(crate) enum Event {
         charge: usize,
         how: ChargeEnd,
     },
+    /// A charge request is about to end the process that sent it.
+    Doomed {
+        worker: Worker,
+        death: Death,
+    },
     /// The table applied a claim at `at_ms`. Its worker made it at `made_ms`, by its own clock.
     Claimed {
         key: String,
@@ -76,6 +81,13 @@ pub(crate) enum Event {
         worker: Worker,
         made_ms: u64,
         at_ms: u64,
+        lease_until_ms: u64,
+    },
+    /// The table counted an attempt that runs alone, and applied its lease.
+    Alone {
+        key: String,
+        owner: String,
+        worker: Worker,
         lease_until_ms: u64,
     },
     /// The table applied the end of a claim.
@@ -156,6 +168,8 @@ pub(crate) enum Settled {
 pub(crate) enum Death {
     /// kill -9 in the middle of an invocation.
     Killed,
+    /// kill -9 because of a message that ends its process.
+    KilledByMessage,
     /// No response by the function's timeout, after a deliberate freeze.
     FrozenUntilTimeout,
     /// No response by the function's timeout, without a freeze: the machine was too slow.
@@ -187,17 +201,31 @@ impl Ledger {
 
     /// Returns once a charge request of the worker has reached the gateway.
     pub(crate) async fn charge_by(&self, worker: Worker) {
+        let charge =
+            |event: &Event| matches!(event, Event::Charge { worker: by, .. } if *by == worker);
+        self.next(|event| charge(event).then_some(())).await;
+    }
+
+    /// Returns the worker's death once a message is about to end its process.
+    pub(crate) async fn doom_of(&self, worker: Worker) -> Death {
+        let doom = |event: &Event| match event {
+            Event::Doomed { worker: of, death } if *of == worker => Some(*death),
+            _ => None,
+        };
+        self.next(doom).await
+    }
+
+    /// Waits for the next event that `wanted` returns something for.
+    async fn next<T>(&self, wanted: impl Fn(&Event) -> Option<T>) -> T {
         let mut read = self.events().len();
         loop {
             let noted = self.noted.notified();
             tokio::pin!(noted);
             noted.as_mut().enable();
-            let charges =
-                |event: &Event| matches!(event, Event::Charge { worker: by, .. } if *by == worker);
             {
                 let events = self.events();
-                if events[read..].iter().any(charges) {
-                    return;
+                if let Some(found) = events[read..].iter().find_map(&wanted) {
+                    return found;
                 }
                 read = events.len();
             }

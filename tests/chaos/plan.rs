@@ -63,12 +63,29 @@ pub(crate) enum Kind {
     Declined,
     /// Not an order: it never reaches the gateway.
     Undecodable,
+    /// Each call ends the process of its caller.
+    Killer,
+    /// A call beside another call of the same process ends that process: together they need too much
+    /// memory.
+    Hog,
+    /// Each call freezes the process of its caller until the function's timeout.
+    Hanging,
 }
 
 impl Kind {
     /// True if every attempt fails.
-    pub(crate) fn is_permanent(self) -> bool {
-        matches!(self, Kind::Declined | Kind::Undecodable)
+    pub(crate) fn never_succeeds(self) -> bool {
+        matches!(self, Kind::Declined | Kind::Undecodable) || self.always_kills()
+    }
+
+    /// True if every attempt ends its process.
+    pub(crate) fn always_kills(self) -> bool {
+        matches!(self, Kind::Killer | Kind::Hanging)
+    }
+
+    /// True for a message that a run has a few of, by its place: one of each kind in 200.
+    fn is_rare(self) -> bool {
+        self.always_kills() || self == Kind::Hog
     }
 
     /// Card that makes the gateway treat the order so.
@@ -77,7 +94,15 @@ impl Kind {
     }
 
     pub(crate) fn of_card(card: &str) -> Self {
-        let kinds = [Kind::Busy, Kind::Slow, Kind::Cut, Kind::Declined];
+        let kinds = [
+            Kind::Busy,
+            Kind::Slow,
+            Kind::Cut,
+            Kind::Declined,
+            Kind::Killer,
+            Kind::Hog,
+            Kind::Hanging,
+        ];
         let named = kinds.into_iter().find(|kind| kind.card() == card);
         named.unwrap_or(Kind::Good)
     }
@@ -131,9 +156,9 @@ pub(crate) fn orders(seed: Seed, size: usize, resent: u32) -> Vec<Message> {
         let mut dice = seed.dice(("order", n));
         let resent = dice.u32(..100) < resent;
         let first = resent.then(|| dice.choice(&messages)).flatten();
-        let (order, kind) = match first.filter(|first| first.kind != Kind::Undecodable) {
+        let (order, kind) = match first.filter(|first| may_be_resent(first.kind)) {
             Some(first) => (first.order.clone(), first.kind),
-            None => (format!("o-{n}"), kind(&mut dice)),
+            None => (format!("o-{n}"), kind(n, &mut dice)),
         };
         messages.push(Message::new(n, order, kind, None));
     }
@@ -143,15 +168,28 @@ pub(crate) fn orders(seed: Seed, size: usize, resent: u32) -> Vec<Message> {
 /// Orders in FIFO groups. The messages behind a permanent failure are to be charged.
 pub(crate) fn grouped_orders(seed: Seed, size: usize, groups: usize) -> Vec<Message> {
     let message = |n| {
-        let kind = kind(&mut seed.dice(("grouped", n)));
+        let kind = kind(n, &mut seed.dice(("grouped", n)));
         let group = format!("g-{}", n % groups);
         Message::new(n, format!("o-{n}"), kind, Some(group))
     };
     (0..size).map(message).collect()
 }
 
-fn kind(dice: &mut fastrand::Rng) -> Kind {
-    match dice.u32(..100) {
+fn may_be_resent(kind: Kind) -> bool {
+    kind != Kind::Undecodable && !kind.is_rare()
+}
+
+fn kind(n: usize, dice: &mut fastrand::Rng) -> Kind {
+    match (n % 200, dice.u32(..100)) {
+        (20, _) => Kind::Killer,
+        (60, _) => Kind::Hog,
+        (150, _) => Kind::Hanging,
+        (_, roll) => kind_of(roll),
+    }
+}
+
+fn kind_of(roll: u32) -> Kind {
+    match roll {
         0..5 => Kind::Busy,
         5..8 => Kind::Slow,
         8..11 => Kind::Cut,

@@ -87,8 +87,9 @@ fn time_limit(outcome: &str) -> Option<Duration> {
     match outcome {
         "retryable_failure" => Some(GATEWAY_TIMEOUT),
         "store_unavailable" => Some(STORE_TIMEOUT),
-        // A handler starts while the gateway has time to respond.
-        "not_started" => Some(FUNCTION_TIMEOUT - DEADLINE_RESERVE - GATEWAY_TIMEOUT),
+        // While a suspect waits, others start in the first half of the time only. The suspect itself
+        // starts while the gateway has time to respond, which is a little longer.
+        "not_started" => Some((FUNCTION_TIMEOUT - DEADLINE_RESERVE) / 2),
         "out_of_time" | "lease_lost" | "completion_unrecorded" | "failure_unrecorded" => {
             Some(FUNCTION_TIMEOUT - DEADLINE_RESERVE)
         }
@@ -209,6 +210,8 @@ impl<'a> Receives<'a> {
                 }
             }
             Event::DeadLettered { .. }
+            | Event::Doomed { .. }
+            | Event::Alone { .. }
             | Event::Copied { .. }
             | Event::Frozen { .. }
             | Event::Thawed { .. }
@@ -274,7 +277,7 @@ impl<'a> Receives<'a> {
         let timed_out =
             |one: &Receive<'_>| one.to.is_some_and(|(_, _, took)| took >= FUNCTION_TIMEOUT);
         match self.deaths.get(&worker) {
-            Some(death @ (Death::Killed | Death::FrozenUntilTimeout)) => {
+            Some(death @ (Death::Killed | Death::KilledByMessage | Death::FrozenUntilTimeout)) => {
                 Cause::Injected(format!("{death:?}"))
             }
             Some(Death::TimedOut) if receives.any(timed_out) => Cause::Delayed("TimedOut".into()),

@@ -130,7 +130,7 @@ impl Report {
     /// Adds the numbers of a run with another seed.
     pub(crate) fn with(mut self, other: Self) -> Self {
         self.seeds.extend(other.seeds);
-        self.took += other.took;
+        self.took = self.took.max(other.took);
         for (what, n) in other.numbers {
             self.add(what, n);
         }

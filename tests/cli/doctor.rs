@@ -285,6 +285,16 @@ async fn each_seeded_fault_is_the_one_finding() {
             "receives",
         ),
         (
+            &variable("CONSUMER_CRASH_WAITS"),
+            json!("off"),
+            "crash-waits",
+        ),
+        (
+            &variable("CONSUMER_CRASH_WAITS"),
+            json!(["1m"; 70].join(",")),
+            "crash-waits",
+        ),
+        (
             "/queues/orders-dead/MessageRetentionPeriod",
             json!("345600"),
             "dead-letter-retention",

@@ -298,9 +298,11 @@ async fn list_stops_after_max_units_and_states_cost() {
 #[tokio::test]
 async fn release_ends_lease_and_keeps_record() {
     let world = World::new().await;
-    world
-        .put(KEY, "IN_PROGRESS", &[("lease_until", after(600))])
-        .await;
+    let after_a_death_alone = [
+        ("lease_until", after(600)),
+        ("exclusive_attempts", n(1)),
+    ];
+    world.put(KEY, "IN_PROGRESS", &after_a_death_alone).await;
     let unasked = world.record(&["release", KEY]).await;
     assert_eq!(unasked.code, 2, "{unasked:?}");
     assert!(unasked.stderr.contains("pass --yes"), "{unasked:?}");
@@ -317,6 +319,7 @@ async fn release_ends_lease_and_keeps_record() {
         (text(&record, "owner"), number(&record, "attempts")),
         ("owner-1", 2)
     );
+    assert_eq!(record.get("exclusive_attempts"), None);
 
     let again = world.record(&["release", KEY, "--yes"]).await;
     assert_eq!(again.code, 1, "{again:?}");

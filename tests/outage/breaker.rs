@@ -17,6 +17,8 @@ use sqs_once::{
     store::{ClaimAnswer, MemoryStore, SettleAnswer, Store, StoreError},
 };
 
+use tokio::time::{Instant, timeout};
+
 use crate::support::{
     consumer::{namespace, process},
     event::{batch, in_group, received},
@@ -299,6 +301,28 @@ async fn duplicate_leaves_the_probe_to_the_next() {
         .into()
     );
     assert_eq!(world.calls(), ["next"]);
+}
+
+/// A suspect starts after all other messages of its batch, and those wait for the probe.
+#[tokio::test(start_paused = true)]
+async fn suspect_leaves_the_probe_to_the_next() {
+    let world = World::new(Gateway::Busy);
+    // Its process ends while the handler runs.
+    world.set(Gateway::Silent);
+    let died = timeout(SECOND, world.process([received("suspect", "{}", 1)]));
+    assert!(died.await.is_err());
+    world.calls();
+    pass(20 * SECOND);
+    world.set(Gateway::Busy);
+    world.open().await;
+    pass(5 * SECOND);
+    world.set(Gateway::Works);
+    let messages = [("suspect", 2), ("next", 3), ("last", 4)];
+    let began = Instant::now();
+    let outcomes = (world.process(messages.map(|(id, n)| received(id, "{}", n)))).await;
+    assert_eq!(outcomes, [("completed", 3)].into());
+    assert_eq!(world.calls(), ["next", "last", "suspect"]);
+    assert!(began.elapsed() < SECOND, "{:?}", began.elapsed());
 }
 
 #[tokio::test]

@@ -1,15 +1,20 @@
 //! The table of records, and the store of the claim mode.
 
-use std::time::Duration;
+use std::{
+    future::pending,
+    sync::atomic::{AtomicU64, Ordering::SeqCst},
+    time::Duration,
+};
 
 use futures_util::future::join_all;
 use sqlx::{AssertSqlSafe, Executor, postgres::PgSslMode};
 use sqs_once::{
-    Once, Outcome, postgres,
-    protocol::{ClaimRequest, Owner, Settlement, StoredResult, Timestamp},
+    Deadline, Failure, Once, Outcome, postgres,
+    protocol::{ClaimRequest, Owner, Settlement, StoredResult, Timestamp, isolation::CrashWaits},
     store::{ClaimAnswer, PostgresStore, SettleAnswer, Store},
     testing::conformance,
 };
+use tokio::sync::Notify;
 
 use super::{
     support::postgres::{SERVER, one},
@@ -70,6 +75,35 @@ async fn current_table_needs_no_privilege() {
     let once = Once::new(PostgresStore::new(pool));
     let outcome = once.run(operation("o-1", ample()), async |_| Ok(1)).await;
     assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
+}
+
+/// The process ends once beside other handlers, and twice alone. Each time the message rests for an hour.
+#[tokio::test]
+async fn message_that_always_kills_has_crashed() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    static HOURS: AtomicU64 = AtomicU64::new(0);
+    let clock = || Timestamp::now() + HOUR * u32::try_from(HOURS.load(SeqCst)).unwrap();
+    let world = World::start().await;
+    let once = Once::new(PostgresStore::new(world.pool.clone()))
+        .clock(clock)
+        .crash_waits(CrashWaits::new([HOUR]));
+    let operation = || operation("o-1", Deadline::after(clock(), 30 * SECOND, 5 * SECOND));
+    for _ in 0..3 {
+        let began = Notify::new();
+        let run = once.run(operation(), async |_| -> Result<u32, Failure> {
+            began.notify_one();
+            pending().await
+        });
+        tokio::select! {
+            outcome = run => panic!("{outcome:?}"),
+            () = began.notified() => {}
+        }
+        HOURS.fetch_add(2, SeqCst);
+    }
+    let outcome = once.run(operation(), async |_| Ok(1)).await;
+    assert!(matches!(outcome, Outcome::Crashed(_)), "{outcome:?}");
+    let again = once.run(operation(), async |_| Ok(1)).await;
+    assert!(matches!(again, Outcome::FailedBefore(_)), "{again:?}");
 }
 
 #[tokio::test]

@@ -117,19 +117,10 @@ pub fn counted(lines: &[Value], request_id: &str) -> BTreeMap<String, usize> {
 
 /// Number of an invocation's lines that begin with `takeover: `.
 pub fn takeovers(lines: &[Value], request_id: &str) -> usize {
-    let of_invocation = || {
-        let lines = lines.iter();
-        lines.filter(|line| line["span"]["requestId"] == request_id)
-    };
-    // The worker logs the takeover when it has the claim. The metric counts handlers, and one whose place came
-    // too late did not start.
-    let not_started: Vec<_> = of_invocation()
-        .filter(|line| line["outcome"] == "not_started")
-        .map(|line| &line["key"])
-        .collect();
-    of_invocation()
+    lines
+        .iter()
+        .filter(|line| line["span"]["requestId"] == request_id)
         .filter(|line| super::runtime_api::of_takeover(line))
-        .filter(|line| !not_started.contains(&&line["key"]))
         .count()
 }
 

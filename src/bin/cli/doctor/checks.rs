@@ -18,6 +18,9 @@ const VALUES: &str = "docs/operations.md#outages-that-messages-survive";
 /// "Using Lambda with Amazon SQS").
 const TIMEOUTS: u32 = 6;
 
+/// The default of `CONSUMER_CRASH_WAITS`.
+const CRASH_WAITS: &str = "20m,2h,10h";
+
 /// Declares [`Check`] with its names.
 macro_rules! checks {
     ($($check:ident $name:literal)+) => {
@@ -43,6 +46,7 @@ checks! {
     DeadLetterQueue "dead-letter-queue"
     Receives "receives"
     QueueRetention "queue-retention"
+    CrashWaits "crash-waits"
     DeadLetterRetention "dead-letter-retention"
     FilterCriteria "filter-criteria"
     Scaling "scaling"
@@ -287,6 +291,14 @@ fn source(consumer: &Consumer, mapping: &Mapping, findings: &mut Findings) {
 
 fn queue(consumer: &Consumer, mapping: &Mapping, findings: &mut Findings) {
     let queue: &SourceQueue = &mapping.queue;
+    if variable(consumer, "CONSUMER_CRASH_WAITS") == Some("off") {
+        findings.add(
+            Check::CrashWaits,
+            "CONSUMER_CRASH_WAITS is off",
+            "a message that ends its process takes its batch with it at each receive, until all of them are in the dead-letter queue",
+            "remove CONSUMER_CRASH_WAITS",
+        );
+    }
     let mut longest = queue.retention;
     match &queue.dead_letters {
         None => findings.add(
@@ -311,6 +323,18 @@ fn queue(consumer: &Consumer, mapping: &Mapping, findings: &mut Findings) {
                     format!(
                         "set maxReceiveCount, visibility timeout and CONSUMER_BACKOFF_CAP as in {VALUES}; a stack of the template needs one deployment with MaxReceiveCount=\"\""
                     ),
+                );
+            }
+            let needed = receives_until_crashed(consumer, mapping);
+            if let Some(needed) = needed.filter(|needed| shortest >= SHORTEST_WAY && receives < *needed)
+            {
+                findings.add(
+                    Check::CrashWaits,
+                    format!(
+                        "maxReceiveCount is {receives}, and a message that ends its process needs {needed} receives until it is `crashed`"
+                    ),
+                    "it is in the dead-letter queue before, without a reason",
+                    "shorten CONSUMER_CRASH_WAITS, or raise maxReceiveCount",
                 );
             }
             if longest > queue.retention * 3 / 4 {
@@ -358,6 +382,27 @@ fn queue(consumer: &Consumer, mapping: &Mapping, findings: &mut Findings) {
             format!("set IDEMPOTENCY_RETENTION to {}d or more", longest.as_secs().div_ceil(86_400)),
         );
     }
+}
+
+/// Receives of a message that ends its process until it is `crashed`: one for each death, one or more conflicts
+/// while it rests, and the last. `None` if it never is.
+fn receives_until_crashed(consumer: &Consumer, mapping: &Mapping) -> Option<u64> {
+    let waits = variable(consumer, "CONSUMER_CRASH_WAITS").unwrap_or(CRASH_WAITS);
+    let waits = waits
+        .split(',')
+        .map(|wait| humantime::parse_duration(wait.trim()));
+    let waits: Vec<_> = waits.collect::<Result<_, _>>().ok()?;
+    let conflicts = |wait: &Duration| {
+        if variable(consumer, "CONSUMER_VISIBILITY") == Some("off") {
+            wait.as_secs()
+                .div_ceil(mapping.queue.visibility_timeout.as_secs().max(1))
+        } else {
+            1
+        }
+    };
+    // The first death is beside others. The last one alone has no rest.
+    let deaths = waits.len() as u64 + 2;
+    Some(deaths + waits.iter().map(conflicts).sum::<u64>() + 1)
 }
 
 /// The shortest and the longest time from the first receive of a message to the dead-letter queue, if
