@@ -348,6 +348,43 @@ fn existing_table_replaces_permissions_on_own() {
     );
 }
 
+/// The actions of a cell like "`sqs:GetQueueUrl`, `SendMessage`", where later ones belong to the same service.
+fn actions_of(cell: &str) -> BTreeSet<String> {
+    let mut service = "";
+    let spans = cell.split('`').skip(1).step_by(2);
+    let action = |span| match str::split_once(span, ':') {
+        Some((named, _)) => {
+            service = named;
+            span.to_owned()
+        }
+        None => format!("{service}:{span}"),
+    };
+    spans.map(action).collect()
+}
+
+#[test]
+fn security_page_has_every_action_of_role() {
+    let page = include_str!("../../SECURITY.md");
+    let (_, table) = page
+        .split_once("| on | actions |\n| --- | --- |\n")
+        .unwrap();
+    let rows = table.lines().take_while(|line| line.starts_with('|'));
+    let documented: BTreeSet<_> = rows
+        .flat_map(|row| actions_of(row.split('|').nth(2).unwrap()))
+        .collect();
+
+    let template = read(CONSUMER);
+    let (_, role) = of_type(&template, "AWS::IAM::Role")[0];
+    let policies = statements(&role["Policies"]);
+    let of_role: BTreeSet<_> = policies
+        .into_iter()
+        .flat_map(variants)
+        .flat_map(|statement| list(&statement["Action"]))
+        .map(|action| action.as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(documented, of_role);
+}
+
 #[test]
 fn consumer_role_allows_only_its_calls() {
     assert_may(
