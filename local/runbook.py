@@ -44,18 +44,6 @@ PLACEHOLDER = "KEY='payments#o-1'"
 # Commands that ask, unless they have `--yes`. Here nobody answers.
 ASKS = re.compile(r"^(sqs-once (?:record forget|record release|dlq redrive) (?!.*--dry-run).*)$", re.MULTILINE)
 
-# Command lines that the stand-in for the AWS CLI must refuse.
-WRONG = (
-    "aws lambdas update-event-source-mapping --uuid u --no-enabled",
-    "aws lambda update-event-source-mappings --uuid u --no-enabled",
-    "aws lambda update-event-source-mapping --id u --no-enabled",
-    "aws lambda update-event-source-mapping --uuid u --not-enabled",
-    "aws lambda update-event-source-mapping --no-enabled",
-    "aws sqs get-queue-attributes --queue-url u --attribute-names Depth",
-    "aws sqs list-queues --output table-of-text",
-    "aws sqs list-queues --query 'QueueUrls['",
-)
-
 
 # ---- the page ----------------------------------------------------------------------------------
 
@@ -326,9 +314,6 @@ def main() -> int:
     with ministack("runbook") as cloud, gateway.serve(workers_of=cloud.pid) as ledger, contextlib.ExitStack() as files:
         programs = Path(files.enter_context(tempfile.TemporaryDirectory(dir=STATE)))
         variables = environment(cloud, programs)
-        for command in WRONG:
-            if shell(command, programs, variables | {"AWS_CLI_CHECK": "1"}).returncode != 252:
-                raise Failed(f"local/aws_cli.py accepts `{command}`")
         say(f"sam deploy to MiniStack at {cloud.endpoint}")
         outputs = deployment.deploy(cloud, STACK, **PARAMETERS, PaymentGatewayUrl=ledger.url)
         stack = Stack(cloud, ledger, outputs)
