@@ -156,7 +156,8 @@ fn every_setting_has_a_parameter() {
 }
 
 /// Parameters that set a property, and the property.
-const OF_PROPERTIES: [(&str, &str); 20] = [
+const OF_PROPERTIES: [(&str, &str); 22] = [
+    ("AlarmEmail", "AlarmTopic/Subscription"),
     ("AlarmTopicArn", "FunctionErrors/AlarmActions"),
     ("Architecture", "Consumer/Architectures/0"),
     ("BatchSize", "OrdersEventSource/BatchSize"),
@@ -197,6 +198,7 @@ const OF_PROPERTIES: [(&str, &str); 20] = [
         "ResultRetentionDays",
         "ResultBucket/LifecycleConfiguration/Rules/0/ExpirationInDays",
     ),
+    ("RetryableFailuresAlarm", "RetryableFailures/Threshold"),
     ("TableWarmWriteUnits", "IdempotencyTable/WarmThroughput"),
 ];
 

@@ -479,7 +479,7 @@ fn relay_of_postgres_has_alarms_for_each_fault() {
     };
     let alarms: BTreeSet<String> = alarms.map(alarm).collect();
     let expected = [
-        "ApproximateNumberOfMessagesVisible, QueueName, GreaterThanThreshold 0, notBreaching",
+        "ApproximateNumberOfMessagesVisible, QueueName, GreaterThanThreshold 0, ignore",
         "Errors, FunctionName, GreaterThanThreshold 0, notBreaching",
         "EventsFailed, service, GreaterThanThreshold 0, notBreaching",
         "Invocations, FunctionName, LessThanThreshold 1, breaching",
