@@ -198,6 +198,7 @@ lint: $(VENV) $(CHECKOV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licence
 	python local/prose.py --self-test && python local/prose.py
 	python local/book.py --self-test && python local/book.py
 	python local/commands.py --self-test && python local/commands.py
+	python local/deployment.py
 	python local/sizing.py --check
 	python local/simulation.py --self-test && python local/simulation.py --check
 	sam validate --lint --region us-east-1

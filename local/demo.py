@@ -55,14 +55,15 @@ KEPT = STATE / "demo.json"
 # ---- build and deploy --------------------------------------------------------------------------
 
 
-def build(visibility_timeout: int | None = None) -> None:
+def build(visibility_timeout: int | None = None) -> list[deployment.Replacement]:
+    """Builds consumer and template. Returns what was replaced in the template for the local cloud."""
     # A build for this machine needs no zig.
     environment = os.environ | {"CARGO_LAMBDA_COMPILER": "cargo"}
     # `sam build` runs the same command without showing its progress. So does `make test`.
     if run(["cargo", "lambda", "build", "--locked", "--release", "--bin", "consumer"], environment) != 0:
         raise Failed("the consumer does not compile")
     sam("build", *parameters(Architecture=architecture()), environment=environment)
-    deployment.adapt(BUILT, visibility_timeout)
+    return deployment.adapt(BUILT, visibility_timeout)
 
 
 @dataclass(frozen=True)
@@ -435,9 +436,11 @@ def main() -> int:
     unwind_on_signals()
     STATE.mkdir(exist_ok=True)
     say(f"sam build for {architecture()} (the first build compiles every dependency)")
-    build(VISIBILITY_TIMEOUT)
+    replaced = build(VISIBILITY_TIMEOUT)
 
     with ministack("demo") as cloud, contextlib.ExitStack() as gateways:
+        say("template.yaml as it is, but for what the local cloud cannot take")
+        deployment.show(replaced)
         stacks = []
         for name, key, first in STACKS:
             ledger = gateways.enter_context(gateway.serve(workers_of=cloud.pid))
