@@ -93,6 +93,8 @@ test: programs ## Run every test and the runbook; a local cloud is started, unle
 	cargo test --locked --features cli,opentelemetry,outbox,postgres --doc
 	python local/watch_test.py
 	python local/runbook.py
+	$(MAKE) --no-print-directory verify-aws DRY_RUN=1
+	python local/verify_aws_test.py
 
 .PHONY: runbook
 runbook: $(VENV) ## Run the commands of docs/runbook.md against a local cloud
@@ -128,6 +130,8 @@ soak: $(VENV) ## Kill, freeze and disconnect workers over tens of thousands of m
 	cargo test --locked --test chaos -- --nocapture
 	cargo test --locked --features postgres --test postgres -- chaos --nocapture
 	cargo test --locked --features outbox,postgres --test outbox -- end_to_end --nocapture
+	$(TOOL)
+	VERIFY_AWS_EVERY_STEP=1 python local/verify_aws_test.py
 
 .PHONY: test-localstack
 test-localstack: $(VENV) ## Run the integration suite against LocalStack in Docker, or the emulator at AWS_ENDPOINT_URL
@@ -271,6 +275,20 @@ deploy: linker ## Deploy to AWS: make deploy GATEWAY_URL=https://... [ARCH=x86_6
 	sam build --parameter-overrides Architecture=$(ARCH)
 	sam deploy --parameter-overrides Architecture=$(ARCH) "PaymentGatewayUrl=$(GATEWAY_URL)" $(PARAMETERS) $(if $(TAGS),--tags $(TAGS))
 
+# As for the test suites, so that both share one build.
+TOOL := cargo test --locked --features cli,opentelemetry,outbox,postgres --no-run --test cli
+MACHINE = $(if $(filter arm64 aarch64,$(shell uname -m)),arm64,x86_64)
+VERIFY  = PYTHONPATH=local python -B -m verify_aws --architecture $(ARCH) --account "$(ACCOUNT)" --region "$(REGION)" --only "$(ONLY)" \
+  --clean "$(CLEAN)" $(if $(SLOW),--slow) $(if $(YES),--yes) $(if $(DRY_RUN),--dry-run) $(if $(LIST),--list)
+
+# The consumer of a dry run is that of the tests, the one for AWS that of `make deploy`.
+.PHONY: verify-aws
+verify-aws: ARCH = $(MACHINE)
+verify-aws: $(if $(DRY_RUN)$(CLEAN)$(LIST),$(VENV),linker) ## Check on AWS itself the assumptions of this project: make verify-aws ACCOUNT=... REGION=... [ONLY=...] [SLOW=1] [YES=1] [CLEAN=1] [DRY_RUN=1] [LIST=1]
+	$(if $(CLEAN)$(LIST),,$(if $(DRY_RUN),$(CONSUMER),cargo lambda build --locked --release --bin consumer --target $(RUST_TARGET)))
+	$(if $(CLEAN)$(LIST),,$(TOOL))
+	$(VERIFY)
+
 CARGO_CYCLONEDX := target/tools/bin/cargo-cyclonedx
 
 .PHONY: dist
@@ -291,6 +309,7 @@ linker: $(VENV)
 
 .PHONY: clean
 clean: ## Remove the files that the verbs made
+	@! ls .local/verify-aws/*.jsonl 2> /dev/null || { echo 'make clean: these runs of verify-aws left resources; run make verify-aws CLEAN=1 first' >&2; exit 1; }
 	rm -rf target .aws-sam .local .venv .venv-checkov local/__pycache__
 
 # ---- tools -------------------------------------------------------------------------------------
