@@ -210,6 +210,8 @@ lint: $(VENV) $(CHECKOV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licence
 	sam validate --lint --region us-east-1 --template-file examples/outbox.template.yaml
 	sam validate --lint --region us-east-1 --template-file examples/outbox_postgres.template.yaml
 	sam validate --lint --region us-east-1 --template-file examples/place_order_postgres.template.yaml
+	python local/overlay.py template.yaml examples/gradual.overlay.yaml $(GRADUAL_TEMPLATE)
+	sam validate --lint --region us-east-1 --template-file $(GRADUAL_TEMPLATE)
 	cfn-lint template.yaml examples/*.template.yaml
 	$(CHECKOV) --framework cloudformation --skip-download --compact --quiet --file template.yaml examples/*.template.yaml
 	$(CHECKOV) --framework terraform --skip-download --compact --quiet --file examples/terraform/main.tf
@@ -269,11 +271,18 @@ PARAMETERS  ?=
 TAGS        ?=
 RUST_TARGET  = $(if $(filter arm64,$(ARCH)),aarch64,x86_64)-unknown-linux-gnu
 
+# YES=1 does not ask; GRADUAL=1 shifts the traffic in steps: docs/deploy-gradually.md.
+GRADUAL_TEMPLATE := .local/gradual.template.yaml
+
+$(GRADUAL_TEMPLATE): template.yaml examples/gradual.overlay.yaml local/overlay.py | $(VENV)
+	python local/overlay.py template.yaml examples/gradual.overlay.yaml $@
+
 .PHONY: deploy
-deploy: linker ## Deploy to AWS: make deploy GATEWAY_URL=https://... [ARCH=x86_64] [PARAMETERS="Key=value ..."] [TAGS="key=value ..."]
+deploy: linker $(if $(GRADUAL),$(GRADUAL_TEMPLATE)) ## Deploy to AWS: make deploy GATEWAY_URL=https://... [ARCH=x86_64] [PARAMETERS="Key=value ..."] [TAGS="key=value ..."] [GRADUAL=1] [YES=1]
 	@test -n "$(GATEWAY_URL)" || { echo 'make deploy: set the gateway that charges the orders, GATEWAY_URL=https://... or GATEWAY_URL=sandbox' >&2; exit 1; }
-	sam build --parameter-overrides Architecture=$(ARCH)
-	sam deploy --parameter-overrides Architecture=$(ARCH) "PaymentGatewayUrl=$(GATEWAY_URL)" $(PARAMETERS) $(if $(TAGS),--tags $(TAGS))
+	sam build --parameter-overrides Architecture=$(ARCH) $(if $(GRADUAL),--template-file $(GRADUAL_TEMPLATE) --base-dir . --config-file $(CURDIR)/samconfig.toml)
+	sam deploy $(if $(YES),--no-confirm-changeset) $(if $(TAGS),--tags $(TAGS)) --parameter-overrides Architecture=$(ARCH) \
+	  "PaymentGatewayUrl=$(GATEWAY_URL)" $(PARAMETERS) $(if $(GRADUAL),Release=$$(date +%s))
 
 # As for the test suites, so that both share one build.
 TOOL := cargo test --locked --features cli,opentelemetry,outbox,postgres --no-run --test cli

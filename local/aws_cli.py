@@ -17,6 +17,8 @@ from botocore import xform_name
 from botocore.exceptions import BotoCoreError, ClientError
 
 OUTPUTS = ("json", "text")
+# Services that the AWS CLI gives a name of its own.
+NAMES = {"deploy": "codedeploy"}
 
 
 class Usage(Exception):
@@ -126,6 +128,7 @@ def parse(words: list[str], complete: bool = True) -> Command:
     query = given.pop("--query", None)
     compiled = jmespath.compile(query[0]) if query else None
     session = botocore.session.get_session()
+    service = NAMES.get(service, service)
     if service not in session.get_available_services():
         raise Usage(f"no service {service}")
     model = session.get_service_model(service)

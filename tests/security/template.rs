@@ -712,6 +712,40 @@ fn relay_may_use_only_named_keys() {
     }
 }
 
+/// With a mapping on the function itself, every batch would reach the new version at once.
+#[test]
+fn gradual_overlay_moves_the_mapping_to_the_alias() {
+    let (template, overlay) = (read(CONSUMER), read("examples/gradual.overlay.yaml"));
+    let resources = overlay["Resources"].as_object().unwrap();
+    for (name, resource) in resources {
+        assert!(!template["Resources"][name].is_null(), "{name}");
+        assert!(resource["Type"].is_null(), "{name}");
+    }
+    let mapping = &resources["OrdersEventSource"]["Properties"];
+    assert_eq!(mapping["FunctionName"], json!({"!Ref": "Consumer.Alias"}));
+    let function = &resources["Consumer"]["Properties"];
+    assert!(function["AutoPublishAlias"].is_string());
+    let alarms = list(&function["DeploymentPreference"]["Alarms"]);
+    assert!(!alarms.is_empty());
+    for alarm in alarms {
+        let alarm = &template["Resources"][alarm["!Ref"].as_str().unwrap()];
+        assert_eq!(alarm["Type"], "AWS::CloudWatch::Alarm", "{alarm}");
+    }
+    // SAM names the version after the first ten characters, in which deployments must differ.
+    assert_eq!(
+        function["AutoPublishCodeSha256"],
+        json!({"!Ref": "Release"})
+    );
+    let release = &overlay["Parameters"]["Release"];
+    assert_eq!(release["AllowedPattern"], "^[A-Za-z0-9]{10}$");
+    assert!(
+        release["Default"].is_null(),
+        "a deployment would be no version"
+    );
+    let makefile = include_str!("../../Makefile");
+    assert!(makefile.contains("$(if $(GRADUAL),Release=$$(date +%s))"));
+}
+
 /// A template that is deployed without a name of its own would replace the stack `sqs-once` of samconfig.toml.
 #[test]
 fn other_templates_are_deployed_under_their_own_name() {
