@@ -1,7 +1,7 @@
 """Checks each `aws ...` command of the documents and of the doc comments against botocore's model of its service.
 
-Service, operation or waiter, options and their fixed values must exist. Nothing is sent. `make runbook` runs the
-commands of docs/runbook.md as well.
+Service, operation or waiter, options and their fixed values must exist. After `create-table` a script waits, because
+AWS answers before the table exists. Nothing is sent. `make runbook` runs the commands of docs/runbook.md as well.
 
     python local/commands.py [--self-test]
 """
@@ -93,11 +93,15 @@ def problems(root: Path) -> tuple[int, list[str]]:
         scripts += [(span.start(), " ".join(span[2].split()), False) for span in spans]
         for start, script, complete in scripts:
             where = f"{path.relative_to(root)}:{page.count(chr(10), 0, start) + 1}"
+            before: list[str] = []
             try:
                 for words in commands(script):
                     count += 1
                     if reason := problem(words, complete):
                         found.append(f"{where}: {reason}")
+                    if before[:2] == ["dynamodb", "create-table"] and words[:3] != ["dynamodb", "wait", "table-exists"]:
+                        found.append(f"{where}: aws {' '.join(words[:2])}: the new table may not exist yet")
+                    before = words
             except aws_cli.Usage as wrong:
                 found.append(f"{where}: {wrong}")
     return count, found
@@ -113,6 +117,8 @@ WRONG = {
     "aws sqs get-queue-attributes --queue-url u --attribute-names Depth": "Depth",
     "aws sqs list-queues --output table-of-text": "table-of-text",
     "aws sqs list-queues --query 'QueueUrls['": "QueueUrls[",
+    "aws dynamodb create-table --table-name t --key-schema AttributeName=id,KeyType=HASH"
+    " --attribute-definitions AttributeName=id,AttributeType=S\n   aws dynamodb list-tables": "may not exist",
     "aws dynamodb wait table-there --table-name t": "table-there",
     "aws dynamodb wait table-exists --name t": "--name",
     "aws dynamodb update-time-to-live --table-name t --time-to-live-specification On=true,AttributeName=e": "On",
@@ -122,6 +128,8 @@ WRONG = {
     'aws dynamodb put-item --table-name t \\\n    --item \'{"id":\n{"S": "a"}}\' --if-new': "--if-new",
 }
 RIGHT = """
+aws dynamodb create-table --table-name t --key-schema AttributeName=id,KeyType=HASH \\
+    --attribute-definitions AttributeName=id,AttributeType=S
 aws dynamodb wait table-exists --table-name "$TABLE"
 if [ "$(aws sqs list-queues --query 'QueueUrls[0]')" ]; then echo "aws is not a command here"; fi
 aws lambda list-functions --max-items $COUNT && aws sqs get-queue-url --queue-name "$(echo q)"
@@ -140,7 +148,7 @@ def self_test() -> None:
         (root / "page.md").write_text(
             f"```sh\n{RIGHT}```\nUse `aws dynamodb update-table\n--no-deletion-protection-enabled`.\n"
         )
-        if problems(root) != (5, []):
+        if problems(root) != (6, []):
             sys.exit(f"commands.py does not work: {problems(root)}")
         (root / "page.md").write_text("")
         (root / "src/lib.rs").write_text("//! ```sh\n//! aws dynamodb update-tables\n//! ```\n/// `aws sqs purge`\n")

@@ -100,6 +100,9 @@ def missing_sections(page: str) -> list[str]:
         sections = headings(page, 3, chapter)
         problems += [f"no section for {name} in the chapter {chapter}" for name in expected if name not in sections]
         problems += [f"the section {name} is about nothing" for name in sections if name not in expected]
+    mappings = [r["Properties"] for _, r in resources if r["Type"] == "AWS::Lambda::EventSourceMapping"]
+    if len(mappings) != 1 or "Enabled" in mappings[0]:
+        problems.append("the page says that a deployment does not resume, but the template sets the mapping's state")
     for name, properties in alarms.items():
         link = f"docs/runbook.md#{name.lower()}"
         if link not in properties["AlarmDescription"]:
