@@ -156,11 +156,11 @@ class WholeRuns(unittest.TestCase):
         self.proxy = self.enterContext(proxy.serve(self.cloud.endpoint))
         self.before = inventory(self.cloud)
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
+    def start(self, *words: str, report: Path | None = None) -> subprocess.Popen[str]:
         environment = self.cloud.environment() | {
             "AWS_ENDPOINT_URL": self.proxy.url,
             "SQS_ONCE_STATE": str(self.folder),
-            "VERIFY_AWS_REPORT": str(self.folder / "report"),
+            "VERIFY_AWS_REPORT": str(report or self.folder / "report"),
             "PYTHONPATH": str(ROOT / "local"),
         }
         command = [sys.executable, "-B", "-m", "verify_aws", "--dry-run", *words]
@@ -284,6 +284,14 @@ class WholeRuns(unittest.TestCase):
                     status, cleaned = self.ended("--clean", "1")
                     assert status == 0, cleaned
                     self.nothing_is_left(output + cleaned)
+
+    def test_two_runs_beside_each_other_hold(self) -> None:
+        folders = [self.folder / "report-1", self.folder / "report-2"]
+        runs = [self.start("--only", FEW, report=folder) for folder in folders]
+        for process in runs:
+            output, _ = process.communicate(timeout=300)
+            assert process.returncode == 0, output
+        self.nothing_is_left("")
 
     def test_running_run_is_left_alone(self) -> None:
         cleaned: list[tuple[int, str]] = []

@@ -28,7 +28,7 @@ RESOURCES = """\
   a stack of template.yaml: function, event source mapping, two queues, table, log group, role, alarms, dashboard
   a bucket for its deployment; a table and a few queues for single requests; roles, a topic and a table of one check
 Everything has the name {name} or the tag sqs-once-verify={run}, and is removed at the end.
-Cost: less than a dollar, nearly all of it the alarms, which AWS bills by the hour. No provisioned pollers, no customer key.
+Cost: less than a dollar, most of it the alarms, which AWS bills by the hour.
 Time: about 15 minutes{slow}."""
 
 

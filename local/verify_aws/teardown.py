@@ -1,7 +1,7 @@
 """The removal of a run's resources: those of its journal, then all others with its tag.
 
-Each remover succeeds if there is nothing to remove, and returns once the resource is gone. So a removal that
-was interrupted runs again.
+Each remover succeeds if there is nothing to remove, so that a removal that was interrupted runs again. It returns once
+the resource is gone; of a queue, once SQS accepted its deletion, which takes up to a minute.
 """
 
 from collections.abc import Callable, Iterator
@@ -76,6 +76,7 @@ def remove_table(scratch: Scratch, name: str) -> None:
             dynamodb.get_waiter("table_exists").wait(TableName=name, WaiterConfig={"Delay": 1})
         if table.get("DeletionProtectionEnabled"):
             dynamodb.update_table(TableName=name, DeletionProtectionEnabled=False)
+            dynamodb.get_waiter("table_exists").wait(TableName=name, WaiterConfig={"Delay": 1})
         if table["TableStatus"] != "DELETING":
             dynamodb.delete_table(TableName=name)
     except dynamodb.exceptions.ResourceNotFoundException:

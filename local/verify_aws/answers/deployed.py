@@ -128,15 +128,16 @@ pair("table_is_as_written", holds=table("ENABLED"), differs=table("DISABLED"))
 
 
 def rules(accepts_last: bool) -> list[Given]:
-    given: list[Given] = []
+    accepted = [
+        ok("cloudformation.create_change_set"),
+        ok("cloudformation.describe_change_set", Status="CREATE_COMPLETE"),
+        ok("cloudformation.delete_change_set"),
+    ]
+    given: list[Given] = [stack("CREATE_COMPLETE"), *accepted]
     for number in range(len(REFUSED)):
         given.append(stack("CREATE_COMPLETE"))
         if accepts_last and number == len(REFUSED) - 1:
-            given += [
-                ok("cloudformation.create_change_set"),
-                ok("cloudformation.describe_change_set", Status="CREATE_COMPLETE"),
-                ok("cloudformation.delete_change_set"),
-            ]
+            given += accepted
         else:
             given.append(refused("cloudformation.create_change_set", "ValidationError"))
     return given

@@ -91,7 +91,7 @@ def report(init: float) -> list[Given]:
 
 pair("platform_lines_are_json", holds=report(90.0), differs=report(2400.0))
 pair(
-    "every_line_of_the_consumer_is_json",
-    holds=[logged(line("o", "completed"))],
-    differs=[logged(line("o", "completed"), {"level": "INFO"})],
+    "every_line_is_json",
+    holds=[logged(line("o", "completed"), {"type": "platform.start"})],
+    differs=[logged(line("o", "completed"), {})],
 )

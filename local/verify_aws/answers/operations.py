@@ -23,11 +23,10 @@ def faults(second: Tool) -> list[Given]:
     return [
         *changed * 4,
         *[attribute] * 4,
-        found("mapping-enabled"),
-        second,
-        found("visibility-timeout", "receives"),
-        found("dead-letter-retention"),
-        found(),
+        *(found("mapping-enabled"), found()),
+        *(second, found()),
+        *(found("visibility-timeout", "receives"), found()),
+        *(found("dead-letter-retention"), found()),
     ]
 
 

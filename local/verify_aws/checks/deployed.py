@@ -157,6 +157,7 @@ def change_set(scratch: Scratch, **changed: str) -> str:
     return ""
 
 
+ALLOWED = {"MemorySize": "512"}
 REFUSED = (
     {"BatchSize": "100"},
     {"Fifo": "on", "BatchingWindow": "1"},
@@ -173,6 +174,9 @@ def rules_refuse_settings_that_contradict(scratch: Scratch) -> Seen:
     template.yaml: LargeBatchNeedsWindow
     docs/template.md: ## Parameters
     """
+    # One that is allowed, since a refusal for any other reason would look the same.
+    if reason := change_set(scratch, **ALLOWED):
+        return Seen(False, f"MemorySize=512 was refused: {reason}")
     accepted = [
         " and ".join(f"{k}={v}" for k, v in values.items()) for values in REFUSED if not change_set(scratch, **values)
     ]

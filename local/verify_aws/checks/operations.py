@@ -87,8 +87,8 @@ def doctor_finds_each_fault(scratch: Scratch) -> Seen:
         # A short visibility timeout also shortens the way to the dead-letter queue.
         if wanted not in found or set(found) - {wanted, "receives", "record-retention"}:
             problems.append(f"{wanted}: found {', '.join(found) or 'nothing'}")
-    left = scratch.eventually(lambda: findings(scratch), lambda found: not found, within=60)
-    problems += [f"after the corrections: {', '.join(left)}"] * bool(left)
+        left = scratch.eventually(lambda: findings(scratch), lambda found: not found, within=90)
+        problems += [f"{wanted}, corrected: found {', '.join(left)}"] * bool(left)
     return Seen(not problems, "; ".join(problems) or f"{len(faults)} faults, each found alone")
 
 

@@ -61,6 +61,7 @@ def alarm_reaches_a_topic(scratch: Scratch) -> Seen:
     cloudwatch.put_metric_alarm(
         AlarmName=alarm, AlarmActions=[topic], **{name: value for name, value in described.items() if name in kept}
     )
+    scratch.rest(20)  # until SNS knows the subscription, and SQS the policy
     cloudwatch.set_alarm_state(AlarmName=alarm, StateValue="ALARM", StateReason="test of the notification")
 
     def read() -> list[Json]:
