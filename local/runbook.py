@@ -37,6 +37,7 @@ PARAMETERS = {
     "PaymentGatewayTimeout": "1s",
     "IdempotencyKey": "body:/orderId",
     "ConsumerDeadLetter": "on",
+    "AlarmEmail": "on-call@example.com",
 }
 WITHIN = 60.0
 PLACEHOLDER = "KEY='payments#o-1'"

@@ -5,7 +5,8 @@
  *     make dist                                                       # builds the function's zip
  *     cd examples/typescript && npm ci && npx cdk deploy
  */
-import { App, Aws, Duration, RemovalPolicy, Stack, type StackProps, aws_cloudwatch as cloudwatch } from "aws-cdk-lib";
+import { App, Aws, CfnOutput, Duration, RemovalPolicy, Stack, type StackProps } from "aws-cdk-lib";
+import { aws_cloudwatch as cloudwatch } from "aws-cdk-lib";
 import { aws_cloudwatch_actions as actions, aws_sns as sns } from "aws-cdk-lib";
 import { aws_dynamodb as dynamodb, aws_iam as iam, aws_lambda as lambda, aws_logs as logs, aws_sqs as sqs } from "aws-cdk-lib";
 import type { Construct } from "constructs";
@@ -108,6 +109,8 @@ class ConsumerStack extends Stack {
         made.addOkAction(new actions.SnsAction(topic));
       }
     };
+    // `sqs-once doctor` reads this output.
+    new CfnOutput(this, "AlarmNotifications", { value: props.alarmTopicArn ?? "NONE - set ALARM_TOPIC_ARN" });
     const period = Duration.minutes(1);
     alarm("DeadLettersArriving", deadLetters.metricApproximateNumberOfMessagesVisible({ period, statistic: "Maximum" }), {
       alarmDescription: "Messages are in the dead-letter queue",
