@@ -93,6 +93,8 @@ test: programs ## Run every test and the runbook; a local cloud is started, unle
 	cargo test --locked --features cli,opentelemetry,outbox,postgres --doc
 	python local/watch_test.py
 	python local/runbook.py
+	env -u AWS_ENDPOINT_URL $(MAKE) --no-print-directory verify-aws DRY_RUN=1
+	python local/verify_aws_test.py
 
 .PHONY: runbook
 runbook: $(VENV) ## Run the commands of docs/runbook.md against a local cloud
@@ -128,6 +130,8 @@ soak: $(VENV) ## Kill, freeze and disconnect workers over tens of thousands of m
 	cargo test --locked --test chaos -- --nocapture
 	cargo test --locked --features postgres --test postgres -- chaos --nocapture
 	cargo test --locked --features outbox,postgres --test outbox -- end_to_end --nocapture
+	$(TOOL)
+	VERIFY_AWS_EVERY_STEP=1 python local/verify_aws_test.py
 
 .PHONY: test-localstack
 test-localstack: $(VENV) ## Run the integration suite against LocalStack in Docker, or the emulator at AWS_ENDPOINT_URL
@@ -197,6 +201,8 @@ lint: $(VENV) $(CHECKOV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licence
 	mypy --config-file local/pyproject.toml
 	python local/prose.py --self-test && python local/prose.py
 	python local/book.py --self-test && python local/book.py
+	python local/commands.py --self-test && python local/commands.py
+	python local/deployment.py
 	python local/sizing.py --check
 	python local/simulation.py --self-test && python local/simulation.py --check
 	sam validate --lint --region us-east-1
@@ -204,6 +210,8 @@ lint: $(VENV) $(CHECKOV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licence
 	sam validate --lint --region us-east-1 --template-file examples/outbox.template.yaml
 	sam validate --lint --region us-east-1 --template-file examples/outbox_postgres.template.yaml
 	sam validate --lint --region us-east-1 --template-file examples/place_order_postgres.template.yaml
+	python local/overlay.py template.yaml examples/gradual.overlay.yaml $(GRADUAL_TEMPLATE)
+	sam validate --lint --region us-east-1 --template-file $(GRADUAL_TEMPLATE)
 	cfn-lint template.yaml examples/*.template.yaml
 	$(CHECKOV) --framework cloudformation --skip-download --compact --quiet --file template.yaml examples/*.template.yaml
 	$(CHECKOV) --framework terraform --skip-download --compact --quiet --file examples/terraform/main.tf
@@ -263,11 +271,32 @@ PARAMETERS  ?=
 TAGS        ?=
 RUST_TARGET  = $(if $(filter arm64,$(ARCH)),aarch64,x86_64)-unknown-linux-gnu
 
+# YES=1 does not ask; GRADUAL=1 shifts the traffic in steps: docs/deploy-gradually.md.
+GRADUAL_TEMPLATE := .local/gradual.template.yaml
+
+$(GRADUAL_TEMPLATE): template.yaml examples/gradual.overlay.yaml local/overlay.py | $(VENV)
+	python local/overlay.py template.yaml examples/gradual.overlay.yaml $@
+
 .PHONY: deploy
-deploy: linker ## Deploy to AWS: make deploy GATEWAY_URL=https://... [ARCH=x86_64] [PARAMETERS="Key=value ..."] [TAGS="key=value ..."]
+deploy: linker $(if $(GRADUAL),$(GRADUAL_TEMPLATE)) ## Deploy to AWS: make deploy GATEWAY_URL=https://... [ARCH=x86_64] [PARAMETERS="Key=value ..."] [TAGS="key=value ..."] [GRADUAL=1] [YES=1]
 	@test -n "$(GATEWAY_URL)" || { echo 'make deploy: set the gateway that charges the orders, GATEWAY_URL=https://... or GATEWAY_URL=sandbox' >&2; exit 1; }
-	sam build --parameter-overrides Architecture=$(ARCH)
-	sam deploy --parameter-overrides Architecture=$(ARCH) "PaymentGatewayUrl=$(GATEWAY_URL)" $(PARAMETERS) $(if $(TAGS),--tags $(TAGS))
+	sam build --parameter-overrides Architecture=$(ARCH) $(if $(GRADUAL),--template-file $(GRADUAL_TEMPLATE) --base-dir . --config-file $(CURDIR)/samconfig.toml)
+	sam deploy $(if $(YES),--no-confirm-changeset) $(if $(TAGS),--tags $(TAGS)) --parameter-overrides Architecture=$(ARCH) \
+	  "PaymentGatewayUrl=$(GATEWAY_URL)" $(PARAMETERS) $(if $(GRADUAL),Release=$$(date +%s))
+
+# As for the test suites, so that both share one build.
+TOOL := cargo test --locked --features cli,opentelemetry,outbox,postgres --no-run --test cli
+MACHINE = $(if $(filter arm64 aarch64,$(shell uname -m)),arm64,x86_64)
+VERIFY  = PYTHONPATH=local python -B -m verify_aws --architecture $(ARCH) --account "$(ACCOUNT)" --region "$(REGION)" --only "$(ONLY)" \
+  --clean "$(CLEAN)" $(if $(SLOW),--slow) $(if $(YES),--yes) $(if $(DRY_RUN),--dry-run) $(if $(LIST),--list)
+
+# The consumer of a dry run is that of the tests, the one for AWS that of `make deploy`.
+.PHONY: verify-aws
+verify-aws: ARCH = $(MACHINE)
+verify-aws: $(if $(DRY_RUN)$(CLEAN)$(LIST),$(VENV),linker) ## Check on AWS itself the assumptions of this project: make verify-aws ACCOUNT=... REGION=... [ONLY=...] [SLOW=1] [YES=1] [CLEAN=1] [DRY_RUN=1] [LIST=1]
+	$(if $(CLEAN)$(LIST),,$(if $(DRY_RUN),$(CONSUMER),cargo lambda build --locked --release --bin consumer --target $(RUST_TARGET)))
+	$(if $(CLEAN)$(LIST),,$(TOOL))
+	$(VERIFY)
 
 CARGO_CYCLONEDX := target/tools/bin/cargo-cyclonedx
 
@@ -289,6 +318,7 @@ linker: $(VENV)
 
 .PHONY: clean
 clean: ## Remove the files that the verbs made
+	@! ls .local/verify-aws/*.jsonl 2> /dev/null || { echo 'make clean: these runs of verify-aws left resources; run make verify-aws CLEAN=1 first' >&2; exit 1; }
 	rm -rf target .aws-sam .local .venv .venv-checkov local/__pycache__
 
 # ---- tools -------------------------------------------------------------------------------------

@@ -11,11 +11,13 @@
 //! `make demo-inbox` has it sell 100 pieces to 300 orders, and kills its workers. Deploy it with
 //! its queue, its role and its tables; of these you fill the stock: `{product, quantity}`.
 //!
-//! `make` installs cargo-lambda into `.venv/bin`: `export PATH="$PWD/.venv/bin:$PATH"`.
+//! `make` installs cargo-lambda into `.venv/bin`: `export PATH="$PWD/.venv/bin:$PATH"`. A stack name and a
+//! `--config-env` of its own keep this stack from replacing that of the sample.
 //!
 //! ```sh
 //! cargo lambda build --release --arm64 --example place_order
-//! sam deploy --guided --template-file examples/place_order.template.yaml
+//! sam deploy --guided --stack-name place-order --config-env place-order \
+//!     --template-file examples/place_order.template.yaml
 //! ```
 
 use std::{collections::BTreeMap, num::NonZeroU32};

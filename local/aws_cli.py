@@ -1,12 +1,14 @@
 """A stand-in for the AWS CLI, for the commands of docs/runbook.md: `aws SERVICE OPERATION [OPTION ...]`.
 
 Service, operation and options are those of botocore, on which the AWS CLI is built. An unknown name is an
-error, as in the AWS CLI. With AWS_CLI_CHECK=1 the names are checked, and nothing is sent.
+error, as in the AWS CLI. With AWS_CLI_CHECK=1 the names are checked, and nothing is sent. local/commands.py checks
+the commands of all documents with `parse`.
 """
 
 import json
 import os
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import botocore.session
@@ -15,6 +17,8 @@ from botocore import xform_name
 from botocore.exceptions import BotoCoreError, ClientError
 
 OUTPUTS = ("json", "text")
+# Services that the AWS CLI gives a name of its own.
+NAMES = {"deploy": "codedeploy"}
 
 
 class Usage(Exception):
@@ -62,10 +66,10 @@ def options(words: list[str]) -> dict[str, list[str]]:
     return found
 
 
-def parameters(operation: Any, given: dict[str, list[str]]) -> dict[str, Any]:
+def parameters(operation: Any, given: dict[str, list[str]], complete: bool = True) -> dict[str, Any]:
     shapes = operation.input_shape.members if operation.input_shape else {}
     names = {f"--{xform_name(name, '-')}": name for name in shapes}
-    result = {}
+    result: dict[str, Any] = {}
     for option, words in given.items():
         flag = option.replace("--no-", "--", 1)
         name = names.get(option) or names.get(flag)
@@ -78,8 +82,9 @@ def parameters(operation: Any, given: dict[str, list[str]]) -> dict[str, Any]:
         elif not words:
             raise Usage(f"{option} needs a value")
         else:
-            result[name] = value(shapes[name], words)
-    if operation.input_shape:
+            # A variable of the shell has no value yet, where a document is only read.
+            result[name] = None if any("$" in word for word in words) else value(shapes[name], words)
+    if operation.input_shape and complete:
         missing = set(operation.input_shape.required_members) - set(result)
         if missing:
             raise Usage(f"missing: {', '.join(sorted(missing))}")
@@ -95,9 +100,25 @@ def shown(answer: Any, form: str) -> str:
     return str(answer)
 
 
-def main(words: list[str]) -> int:
+@dataclass(frozen=True)
+class Command:
+    """A command line whose names are those of AWS."""
+
+    service: str
+    call: str  # operation, or waiter
+    waits: bool
+    arguments: dict[str, Any]
+    form: str
+    query: Any
+
+
+def parse(words: list[str], complete: bool = True) -> Command:
+    """Reads a command line. One that is not `complete` may lack required options."""
     try:
         service, name, *rest = words
+        waits = name == "wait"
+        if waits:
+            name, *rest = rest
     except ValueError:
         raise Usage("aws SERVICE OPERATION") from None
     given = options(rest)
@@ -107,22 +128,35 @@ def main(words: list[str]) -> int:
     query = given.pop("--query", None)
     compiled = jmespath.compile(query[0]) if query else None
     session = botocore.session.get_session()
+    service = NAMES.get(service, service)
     if service not in session.get_available_services():
         raise Usage(f"no service {service}")
     model = session.get_service_model(service)
-    operations = {xform_name(operation, "-"): operation for operation in model.operation_names}
+    if waits:
+        waiters = session.get_waiter_model(service)
+        operations = {xform_name(waiter, "-"): waiters.get_waiter(waiter).operation for waiter in waiters.waiter_names}
+    else:
+        operations = {xform_name(operation, "-"): operation for operation in model.operation_names}
     if name not in operations:
-        raise Usage(f"{service} has no operation {name}")
-    arguments = parameters(model.operation_model(operations[name]), given)
+        raise Usage(f"{service} has no {'waiter' if waits else 'operation'} {name}")
+    arguments = parameters(model.operation_model(operations[name]), given, complete)
+    return Command(service, name.replace("-", "_"), waits, arguments, form, compiled)
+
+
+def main(words: list[str]) -> int:
+    command = parse(words)
     if os.environ.get("AWS_CLI_CHECK"):
         return 0
-    client = session.create_client(service)
-    answer = getattr(client, name.replace("-", "_"))(**arguments)
+    client = botocore.session.get_session().create_client(command.service)
+    if command.waits:
+        client.get_waiter(command.call).wait(**command.arguments)
+        return 0
+    answer = getattr(client, command.call)(**command.arguments)
     answer.pop("ResponseMetadata", None)
-    if compiled:
-        answer = compiled.search(answer)
+    if command.query:
+        answer = command.query.search(answer)
     if answer:
-        print(shown(answer, form))
+        print(shown(answer, command.form))
     return 0
 
 

@@ -1,10 +1,12 @@
-"""Checks the book, which is docs/: links, the list of pages, and the Rust blocks that doctests compile.
+"""Checks the book, which is docs/: links, the list of pages, the Rust blocks that doctests compile, and numbers of AWS.
 
 1. A link between documents names an existing file, and an existing heading of it. A page of the book links to a file
    outside of docs/ by the repository's address, because mdBook copies docs/ alone.
 2. docs/SUMMARY.md lists each page once.
 3. src/lib.rs includes each page with Rust blocks, so that `cargo test --doc` compiles them.
 4. A block below a comment `<!-- from FILE -->` is a part of that file.
+5. A price, and a number that is bold in docs/aws-numbers.md, stands in that page alone and in tables that a script
+   writes. Each number of that page has its source and its date.
 
     python local/book.py [--self-test]
 """
@@ -23,6 +25,14 @@ CODE = re.compile(r"^\s*(```|~~~).*?^\s*\1\s*$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
 QUOTE = re.compile(r"^<!-- from (\S+) -->\n```[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUST = re.compile(r"^\s*```rust\b(?!,ignore)", re.MULTILINE)
+
+# A table that a script writes.
+WRITTEN = re.compile(r"<!-- local/\S+: .*? -->\n.*?<!-- end -->", re.DOTALL)
+WRITTEN_PAGES = ("speed.md",)  # by `make bench`
+NUMBERS = "aws-numbers.md"
+BOLD = re.compile(r"\*\*([\d,.]+)\*\*")
+DATE = re.compile(r"\d{4}-\d\d-\d\d")
+PRICE = re.compile(r"\$\d[\d,.]*")
 
 
 def blank(found: re.Match[str]) -> str:
@@ -75,8 +85,31 @@ def problem(root: Path, page: Path, link: str) -> str | None:
     return None
 
 
+def numbers(root: Path) -> Iterator[str]:
+    """Numbers of AWS outside of their page, and rows of that page without source or date."""
+    docs = root / "docs"
+    page = (docs / NUMBERS).read_text()
+    single = "|".join(rf"(?<![\d,.]){re.escape(number)}(?![\d,]*\d)" for number in BOLD.findall(page))
+    elsewhere = re.compile(f"{PRICE.pattern}|{single}" if single else PRICE.pattern)
+    for path in [*sorted(root.glob("*.md")), *sorted(docs.glob("*.md"))]:
+        if path.name in (NUMBERS, *WRITTEN_PAGES):
+            continue
+        text = SPAN.sub(blank, CODE.sub(blank, WRITTEN.sub(blank, path.read_text())))
+        for found in elsewhere.finditer(text):
+            line = text.count("\n", 0, found.start()) + 1
+            yield f"{path.relative_to(root)}:{line}: {found[0]} stands in docs/{NUMBERS}: link to that page"
+    width = 0  # of a table of numbers
+    for number, row in enumerate(page.split("\n"), 1):
+        cells = [cell.strip() for cell in row.strip("|").split("|")] if row.startswith("|") else []
+        if cells[-1:] == ["looked up"] or not cells:
+            width = len(cells)
+        elif width and set(row) - set("|- ") and not (len(cells) == width and all(cells) and DATE.fullmatch(cells[-1])):
+            yield f"docs/{NUMBERS}:{number}: a number has a value, a page of AWS and a date"
+
+
 def problems(root: Path) -> Iterator[str]:
     docs = root / "docs"
+    yield from numbers(root)
     for page in [*sorted(root.glob("*.md")), *sorted(docs.glob("*.md"))]:
         for line, link in links(page):
             if reason := problem(root, page, link):
@@ -117,10 +150,24 @@ def self_test() -> None:
             '<!-- from src/lib.rs -->\n```rust,ignore\n include_str!("../docs/b.md")\n```\n'
             "<!-- from src/lib.rs -->\n```rust,ignore\nother\n```\n"
         )
-        (root / "docs/SUMMARY.md").write_text("- [B](b.md)\n")
+        (root / "docs/SUMMARY.md").write_text("- [B](b.md)\n- [AWS](aws-numbers.md)\n")
+        rows = [
+            "| price | value | AWS page | looked up |",
+            "| --- | --- | --- | --- |",
+            "| a | **1,250** | b | 2026-11-23 |",
+        ]
+        (root / "docs/aws-numbers.md").write_text(
+            "\n".join([*rows, "| c | $0.40 | | 2026-11-23 |", "| d | 5 | e | f |"])
+        )
+        written = "<!-- local/sizing.py: t -->\n$3.00 and 1,250\n<!-- end -->"
+        (root / "SECURITY.md").write_text(f"$1 `$2` 11,250 1,250,000 1,250.\n{written}\n")
         (root / "src/lib.rs").write_text(' include_str!("../docs/b.md")\n')
         found = [line.split(": ")[:2] for line in problems(root)]
         expected = [
+            ["SECURITY.md:1", "$1 stands in docs/aws-numbers.md"],
+            ["SECURITY.md:1", "1,250 stands in docs/aws-numbers.md"],
+            ["docs/aws-numbers.md:4", "a number has a value, a page of AWS and a date"],
+            ["docs/aws-numbers.md:5", "a number has a value, a page of AWS and a date"],
             ["README.md:3", "docs/none.md"],
             ["docs/a.md:2", "#none"],
             ["docs/a.md:2", "../README.md"],

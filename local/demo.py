@@ -55,14 +55,15 @@ KEPT = STATE / "demo.json"
 # ---- build and deploy --------------------------------------------------------------------------
 
 
-def build(visibility_timeout: int | None = None) -> None:
+def build(visibility_timeout: int | None = None) -> list[deployment.Replacement]:
+    """Builds consumer and template. Returns what was replaced in the template for the local cloud."""
     # A build for this machine needs no zig.
     environment = os.environ | {"CARGO_LAMBDA_COMPILER": "cargo"}
     # `sam build` runs the same command without showing its progress. So does `make test`.
     if run(["cargo", "lambda", "build", "--locked", "--release", "--bin", "consumer"], environment) != 0:
         raise Failed("the consumer does not compile")
     sam("build", *parameters(Architecture=architecture()), environment=environment)
-    deployment.adapt(BUILT, visibility_timeout)
+    return deployment.adapt(BUILT, visibility_timeout)
 
 
 @dataclass(frozen=True)
@@ -425,7 +426,8 @@ def look_closer(stack: Stack) -> None:
     ):
         console.print(f"    {line}", markup=False)
     console.print(
-        "The doctor has two findings: the demo gives up after 3 receives, and MiniStack ignores TTL in a template.\n"
+        "The doctor has three findings: the demo gives up after 3 receives, its alarms notify nobody, and MiniStack\n"
+        "ignores TTL in a template.\n"
         "docs/runbook.md has the steps for each failure."
     )
     signal.pause()
@@ -435,9 +437,11 @@ def main() -> int:
     unwind_on_signals()
     STATE.mkdir(exist_ok=True)
     say(f"sam build for {architecture()} (the first build compiles every dependency)")
-    build(VISIBILITY_TIMEOUT)
+    replaced = build(VISIBILITY_TIMEOUT)
 
     with ministack("demo") as cloud, contextlib.ExitStack() as gateways:
+        say("template.yaml as it is, but for what the local cloud cannot take")
+        deployment.show(replaced)
         stacks = []
         for name, key, first in STACKS:
             ledger = gateways.enter_context(gateway.serve(workers_of=cloud.pid))

@@ -1,16 +1,23 @@
-"""Deploys the stack of a demo to a local cloud, and reads its queues, tables and logs."""
+"""Deploys the stack of a demo to a local cloud, and reads its queues, tables and logs.
+
+python local/deployment.py     checks the list of replacements against template.yaml, and prints it
+"""
 
 import contextlib
 import json
 import platform
+import sys
+import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from cloud import STATE, Cloud, run
+from cloud import ROOT, STATE, Cloud, run
 from rich.console import Console
+from stack import Template
 
 # An item of a table, or a log line.
 Json = dict[str, Any]
@@ -54,30 +61,83 @@ def parameters(**values: str) -> list[str]:
     return ["--parameter-overrides", *(f"ParameterKey={k},ParameterValue={v}" for k, v in values.items())]
 
 
-def adapt(built: Path, visibility_timeout: int | None = None) -> None:
-    """Replaces the parts of a template, as `sam build` wrote it, that MiniStack cannot take.
+@dataclass(frozen=True)
+class Replacement:
+    """A part of a template that is replaced on the way to a local cloud. On AWS nothing is replaced."""
 
-    A visibility timeout, in seconds, replaces those of the template: a demo does not wait six minutes for the
-    messages of a killed worker.
+    part: str
+    reason: str
+    # The page of AWS that says that the original is valid.
+    page: str
+    # Replaces the part in a template, and returns whether the template has it.
+    apply: Callable[[Json], bool]
 
-    - The maximum concurrency of an event source: MiniStack takes a number, not a reference to a parameter.
-    - Alarms on an expression: MiniStack takes alarms on one metric, so such an alarm watches the first one.
-    """
-    template = yaml.safe_load(built.read_text())
-    resources: list[Json] = list(template["Resources"].values())
-    if visibility_timeout is not None:
-        for properties in (r["Properties"] for r in resources if r["Type"] == "AWS::SQS::Queue"):
-            if "VisibilityTimeout" in properties:
-                properties["VisibilityTimeout"] = visibility_timeout
-    for properties in (r["Properties"] for r in resources if r["Type"] == "AWS::Lambda::EventSourceMapping"):
+
+CLOUDFORMATION = "https://docs.aws.amazon.com/AWSCloudFormation/latest/TemplateReference"
+
+
+def of_type(template: Json, kind: str) -> Iterator[Json]:
+    """The properties of each resource of this type."""
+    return (r["Properties"] for r in template["Resources"].values() if r["Type"] == kind)
+
+
+def _literal_concurrency(template: Json) -> bool:
+    found = False
+    for properties in of_type(template, "AWS::Lambda::EventSourceMapping"):
         match properties["ScalingConfig"]:
             case {"Fn::If": [_, _, {"MaximumConcurrency": {"Ref": parameter}} as scaling]}:
                 scaling["MaximumConcurrency"] = template["Parameters"][parameter]["Default"]
-    for properties in (r["Properties"] for r in resources if r["Type"] == "AWS::CloudWatch::Alarm"):
-        if metrics := properties.pop("Metrics", None):
-            first = next(metric["MetricStat"] for metric in metrics if "MetricStat" in metric)
-            properties |= first["Metric"] | {"Statistic": first["Stat"], "Period": first["Period"]}
+                found = True
+    return found
+
+
+REPLACEMENTS = (
+    Replacement(
+        "the reference to a parameter in MaximumConcurrency of an event source mapping, by the parameter's default",
+        "MiniStack passes a reference to its poller as text, and the poller then fails",
+        f"{CLOUDFORMATION}/aws-properties-lambda-eventsourcemapping-scalingconfig.html",
+        _literal_concurrency,
+    ),
+)
+
+
+def shorter_visibility(seconds: int) -> Replacement:
+    """Replaces the visibility timeouts of queues: a demo does not wait six minutes for a killed worker's messages."""
+
+    def apply(template: Json) -> bool:
+        queues = [
+            properties for properties in of_type(template, "AWS::SQS::Queue") if "VisibilityTimeout" in properties
+        ]
+        for properties in queues:
+            properties["VisibilityTimeout"] = seconds
+        return bool(queues)
+
+    return Replacement(
+        f"the visibility timeout of the queue, by {seconds} s",
+        "so that a demo need not wait for the messages of a killed worker",
+        f"{CLOUDFORMATION}/aws-resource-sqs-queue.html",
+        apply,
+    )
+
+
+def adapt(built: Path, visibility_timeout: int | None = None) -> list[Replacement]:
+    """Replaces parts of a template, as `sam build` wrote it, for MiniStack. Returns the replacements that it made.
+
+    `REPLACEMENTS` lists them. With a visibility timeout in seconds, that of the queues is replaced too.
+    """
+    template = yaml.safe_load(built.read_text())
+    shorter = () if visibility_timeout is None else (shorter_visibility(visibility_timeout),)
+    made = [replacement for replacement in (*REPLACEMENTS, *shorter) if replacement.apply(template)]
     built.write_text(yaml.safe_dump(template, sort_keys=False))
+    return made
+
+
+def show(replacements: Iterable[Replacement]) -> None:
+    """Prints what was replaced, with the page of AWS that says that the original is valid."""
+    for replacement in replacements:
+        console.print(f"    replaced  {replacement.part}", markup=False)
+        console.print(f"              {replacement.reason}", markup=False)
+        console.print(f"              valid on AWS: {replacement.page}", markup=False)
 
 
 def deploy(cloud: Cloud, name: str, *options: str, **values: str) -> dict[str, str]:
@@ -206,3 +266,31 @@ def verdict(promises: dict[str, list[str]]) -> bool:
         if more := len(violations[10:]):
             console.print(f"          and {more} more")
     return not any(promises.values())
+
+
+# ---- the list of replacements ------------------------------------------------------------------
+
+
+def main() -> int:
+    """Each replacement must have something to replace, and no other part of the template may change."""
+    template = yaml.load((ROOT / "template.yaml").read_text(), Loader=Template)
+    with tempfile.NamedTemporaryFile("w+", suffix=".yaml") as file:
+        built = Path(file.name)
+        built.write_text(yaml.safe_dump(template, sort_keys=False))
+        made = adapt(built)
+        adapted = yaml.safe_load(built.read_text())
+    problems = [f"nothing to replace: {r.part}" for r in REPLACEMENTS if r not in made]
+    problems += [
+        f"no page of AWS: {r.part}" for r in REPLACEMENTS if not r.page.startswith("https://docs.aws.amazon.com/")
+    ]
+    changed = {name for name, resource in template["Resources"].items() if adapted["Resources"][name] != resource}
+    if changed != {"OrdersEventSource"}:
+        problems.append(f"replaced in {sorted(changed)}, and not in OrdersEventSource alone")
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    show(made)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -292,12 +292,13 @@ def chart(x: float, y: float, width: float, height: float, properties: Json, run
         yield text(at + 13, level, s.label, 10, "#16191f" if s.points else GREY)
 
 
-def alarms(x: float, y: float, width: float, properties: Json) -> Iterator[str]:
+def alarms(x: float, y: float, width: float, height: float, properties: Json) -> Iterator[str]:
     yield text(x + 12, y + 20, properties["title"], 12, font_weight="bold")
+    step = (height - 40) / len(properties["alarms"])
     for number, name in enumerate(properties["alarms"]):
-        level = y + 34 + 25 * number
-        yield rectangle(x + 12, level, width - 24, 21, "none", "#c3c9d0")
-        yield text(x + 20, level + 14.5, name.removesuffix(".Arn"), 11, GREY)
+        level = y + 34 + step * number
+        yield rectangle(x + 12, level, width - 24, step - 3, "none", "#c3c9d0")
+        yield text(x + 20, level + step / 2 + 2, name.removesuffix(".Arn"), 10, GREY)
 
 
 def drawing(widgets: list[Json], run: Run) -> str:
@@ -319,7 +320,7 @@ def drawing(widgets: list[Json], run: Run) -> str:
             continue
         parts.append(rectangle(x, y, wide, high, "#ffffff", "#d5dbdb"))
         if widget["type"] == "alarm":
-            parts += alarms(x, y, wide, properties)
+            parts += alarms(x, y, wide, high, properties)
         else:
             parts += chart(x, y, wide, high, properties, run)
     return "\n".join([*parts, "</svg>", ""])

@@ -19,14 +19,13 @@ import sizing
 SEED = 13
 HOUR = 3600.0
 
-# AWS Lambda Developer Guide, "Configuring scaling behavior for SQS event source mappings".
-POLLS = 10  # of one provisioned poller in a second
-INVOKES = 10  # concurrent, of one provisioned poller
-RECEIVED = 10  # most messages of one poll: Amazon SQS API Reference, "ReceiveMessage"
-# Amazon SQS Developer Guide, "How Amazon SQS fair queues work".
-NOISY_SHARE, NOISY_MESSAGES = 0.1, 30
-# Amazon DynamoDB Developer Guide, "DynamoDB on-demand capacity mode".
-DOUBLING = 1800.0
+# Numbers of docs/aws-numbers.md.
+POLLS = sizing.POLLS  # of one provisioned poller in a second
+INVOKES = sizing.INVOKES  # concurrent, of one provisioned poller
+RECEIVED = sizing.RECEIVED  # most messages of one poll
+NOISY_SHARE = sizing.aws("share of a noisy tenant of a fair queue") / 100
+NOISY_MESSAGES = int(sizing.aws("messages of a noisy tenant of a fair queue"))
+DOUBLING = 60.0 * sizing.aws("growth of a table on demand")
 
 # The consumer: src/store/dynamodb/mod.rs, and the template's timeout.
 CLAIM_ATTEMPTS, FIRST_PAUSE, LONGEST_PAUSE = 4, 0.05, 0.5

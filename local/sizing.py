@@ -1,10 +1,10 @@
-"""The tables of docs/sizing.md, computed from its formulas.
+"""The tables of docs/sizing.md and the costs in docs/costs.md, computed from formulas.
 
-    python local/sizing.py            write the tables into the page
-    python local/sizing.py --check    exit with 1 if the page has other tables: a part of `make lint`
+    python local/sizing.py            write the tables into the pages
+    python local/sizing.py --check    exit with 1 if a page has other tables: a part of `make lint`
 
-Defaults come from template.yaml; write units and their price come from docs/costs.md, the CPU time
-from docs/speed.md. So the page cannot differ from them.
+Defaults come from template.yaml, limits and prices of AWS from docs/aws-numbers.md, write units from docs/costs.md,
+the CPU time from docs/speed.md. So the pages cannot differ from them.
 """
 
 import math
@@ -12,17 +12,38 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from decimal import ROUND_HALF_UP, Decimal
 
 import yaml
 from cloud import ROOT, Template
 
 PAGE = ROOT / "docs" / "sizing.md"
+COSTS = ROOT / "docs" / "costs.md"
 
-# us-east-1, in dollars. docs/sizing.md names the pages.
-LAMBDA_REQUESTS = 0.20  # a million
-LAMBDA_GB_SECOND = {"arm64": 0.0000133334, "x86_64": 0.0000166667}
-SQS_REQUESTS = 0.40  # a million, standard queue
-LOG_GB = 0.50 + 0.03  # ingestion, and a month of storage
+
+def costs(pattern: str, page: str = "costs.md") -> float:
+    """A number of a page of docs/."""
+    found = re.search(pattern, (ROOT / "docs" / page).read_text(), re.MULTILINE)
+    if not found:
+        raise SystemExit(f"local/sizing.py: docs/{page} has no {pattern}")
+    return float(found[1].replace(",", ""))
+
+
+def aws(name: str) -> float:
+    """The first number in a row of docs/aws-numbers.md."""
+    return costs(rf"^\| {re.escape(name)} \| [^|\d]*([\d.,]*\d)", "aws-numbers.md")
+
+
+# us-east-1, in dollars.
+LAMBDA_REQUESTS = aws("million requests of Lambda")
+LAMBDA_GB_SECOND = {name: aws(f"GB-second on {name}") for name in ("arm64", "x86_64")}
+SQS_REQUESTS = aws("million requests of a standard queue")
+WRITE_UNITS, READ_UNITS = aws("million write units on demand"), aws("million read units on demand")
+TABLE_GB = aws("GB and month in a table") + aws("GB and month of point-in-time recovery")
+LOG_GB = aws("GB of logs") + aws("GB and month of stored logs")
+PUTS = aws("million `PUT`s of S3")
+ALARM = aws("alarm and month, for each metric of it")
+MONTH = 30.0  # days
 
 # Bytes of log lines. local/runbook.py compares the first two with real lines.
 MESSAGE_LINE = 400
@@ -30,16 +51,20 @@ BATCH_LINE, BATCH_LINE_PER_MESSAGE = 750, 45
 LINES_OF_LAMBDA = 600  # platform.start and platform.report of an invocation
 
 # Limits of AWS.
-VCPU_MEMORY = 1769  # MB for one vCPU
-IN_FLIGHT = 120_000
-PARTITION_WRITES = 1_000
-NEW_TABLE_WRITES = 4_000
-TABLE_QUOTA = 40_000
-START, GROWTH = 5, 300  # concurrent invocations of a mapping: at first, and more each minute
-PROVISIONED_GROWTH = 1_000
-MOST, MOST_POLLED = 1_250, 20_000
-POLLED = 10 * 10 / 10  # messages a second and invocation of a provisioned poller: polls, messages, invocations
-QUOTA = 1_000
+VCPU_MEMORY = aws("memory of one vCPU")  # MB
+IN_FLIGHT = int(aws("messages in flight of a queue"))
+PARTITION_WRITES = int(aws("write units of a partition"))
+NEW_TABLE_WRITES = int(aws("write units of a new table on demand"))
+TABLE_QUOTA = int(aws("write units of a table"))
+START = int(aws("batches at first"))
+GROWTH = int(aws("growth of a mapping"))  # concurrent invocations a minute
+PROVISIONED_GROWTH = int(aws("growth with provisioned pollers"))
+MOST = int(aws("most invocations of a mapping"))
+MOST_POLLED = int(aws("most invocations with provisioned pollers"))
+INVOKES = int(aws("provisioned poller"))  # concurrent invocations
+POLLS, RECEIVED = int(aws("polls of a provisioned poller")), int(aws("messages of a request"))
+POLLED = POLLS * RECEIVED / INVOKES  # messages a second and invocation of a provisioned poller
+QUOTA = int(aws("concurrent executions of an account and Region"))
 
 TABLE_SECONDS = 0.005  # latency of one write, as assumed in the tables
 
@@ -49,14 +74,6 @@ def defaults() -> dict[str, str]:
     values = {name: str(p["Default"]) for name, p in template["Parameters"].items() if "Default" in p}
     row = template["Mappings"]["OfTimeout"][values["FunctionTimeout"]]
     return values | {"MaxReceiveCount": str(row["MaxReceiveCount"]), "BackoffCap": row["BackoffCap"]}
-
-
-def costs(pattern: str, page: str = "costs.md") -> float:
-    """A number of a page of docs/."""
-    found = re.search(pattern, (ROOT / "docs" / page).read_text())
-    if not found:
-        raise SystemExit(f"local/sizing.py: docs/{page} has no {pattern}")
-    return float(found[1])
 
 
 @dataclass(frozen=True)
@@ -110,9 +127,16 @@ class Load:
         return {
             "Lambda": invocations * LAMBDA_REQUESTS + gb_seconds * 1e6 * LAMBDA_GB_SECOND[self.architecture],
             "SQS": sqs * SQS_REQUESTS,
-            "DynamoDB": units * costs(r"\$([\d.]+) per million write request units"),
+            "DynamoDB": units * WRITE_UNITS,
+            "records": stored(1.0),
             "logs": log_bytes * 1e6 / 1e9 * LOG_GB,
         }
+
+
+def stored(kilobytes: float) -> float:
+    """Cost of a million records of this size until they expire. DynamoDB deletes them somewhat later."""
+    days = float(defaults()["IdempotencyRetention"].removesuffix("d"))
+    return kilobytes * days / MONTH * TABLE_GB
 
 
 def shipped(handler: float = 0.2) -> Load:
@@ -176,6 +200,11 @@ def minutes(invocations: int, provisioned: bool) -> float:
     return max(0.0, (invocations - START) / (PROVISIONED_GROWTH if provisioned else GROWTH))
 
 
+def pollers() -> str:
+    """Provisioned pollers of the most invocations that AWS names."""
+    return f"{MOST_POLLED // INVOKES:,}"
+
+
 def scale() -> str:
     rows = []
     load = shipped()
@@ -185,7 +214,7 @@ def scale() -> str:
         writes = per_second * load.writes / load.per_second
         rows.append(
             [
-                f"{invocations:,}" + f" (provisioned; {number(running)} run)" * provisioned,
+                f"{invocations:,}" + f" ({pollers()} pollers; {number(running)} run)" * provisioned,
                 number(per_second),
                 number(writes),
                 f"{math.ceil(writes / PARTITION_WRITES):,}",
@@ -203,7 +232,7 @@ def cost() -> str:
     for batch, redelivered in ((1, 0.0), (10, 0.0), (10, 0.1), (10, 1.0), (100, 0.0)):
         load = replace(shipped(), batch=batch, at_a_time=max(10, batch), redelivered=redelivered)
         dollars = load.dollars()
-        parts = [f"${part:.2f}" for part in (*dollars.values(), sum(dollars.values()))]
+        parts = [price(part) for part in (*dollars.values(), sum(dollars.values()))]
         rows.append([str(batch), f"{redelivered:.0%}", *parts])
     return table(["`BatchSize`", "failed receives", *shipped().dollars(), "together"], rows)
 
@@ -217,7 +246,11 @@ def limits() -> str:
         ["default quota of an account and Region", f"{QUOTA:,} concurrent executions", number(QUOTA)],
         ["a mapping without provisioned pollers", f"{MOST:,} concurrent invocations", number(MOST)],
         ["messages in flight in a queue", f"about {IN_FLIGHT:,}", number(IN_FLIGHT / load.batch)],
-        ["a mapping with provisioned pollers", f"{MOST_POLLED:,} concurrent invocations", number(MOST_POLLED)],
+        [
+            f"a mapping with {pollers()} provisioned pollers",
+            f"{MOST_POLLED:,} concurrent invocations",
+            number(MOST_POLLED),
+        ],
     ]
     return table(["limit", "value", "reached with so many invocations"], rows)
 
@@ -247,13 +280,59 @@ def outage() -> str:
     )
 
 
+def fixed() -> str:
+    template = yaml.load((ROOT / "template.yaml").read_text(), Loader=Template)
+    resources = template["Resources"].values()
+    alarms = [r["Properties"] for r in resources if r["Type"] == "AWS::CloudWatch::Alarm"]
+    metrics = sum(max(1, sum("MetricStat" in query for query in alarm.get("Metrics", []))) for alarm in alarms)
+    return (
+        f"The {len(alarms)} [alarms](template.md#alarms) of the template watch {metrics} metrics, "
+        f"which costs {price(metrics * ALARM)} a month."
+    )
+
+
+def price(dollars: float) -> str:
+    """Halves of a cent are rounded up."""
+    return f"${Decimal(str(round(dollars, 6))).quantize(Decimal('0.01'), ROUND_HALF_UP)}"
+
+
+def large_outputs() -> str:
+    """Costs of a million new messages with a large output, in the claim mode."""
+    rows = []
+    small = costs(r"\| new \| 2 `UpdateItem` \| (\d+) \|")
+    for kilobytes in (64, 200):
+        # The record has up to 1 KB more than the output.
+        inline = (small + kilobytes) * WRITE_UNITS
+        in_s3 = small * WRITE_UNITS + PUTS
+        rows.append([f"{kilobytes} KB", price(inline), price(stored(1.0 + kilobytes)), price(in_s3)])
+    return table(["output", "`inline`: writes", "`inline`: records", "`s3`: writes and `PUT`s"], rows)
+
+
+def cost_column(block: str) -> str:
+    """A table of docs/costs.md whose last column follows from its units."""
+    header, line, *rows = block.strip().split("\n")
+    columns = [cell.strip() for cell in header.strip("|").split("|")]
+    result = [header, line]
+    for row in rows:
+        cells = [cell.strip() for cell in row.strip().removeprefix("|").removesuffix("|").split("|")]
+        dollars = 0.0
+        for name, unit in (("write units", WRITE_UNITS), ("read units", READ_UNITS)):
+            found = re.search(r"[\d.]+", cells[columns.index(name)]) if name in columns else None
+            dollars += float(found[0]) * unit if found else 0.0
+        cells[-1] = price(dollars) if dollars else ""
+        result.append(re.sub(r"  +", " ", "| " + " | ".join(cells) + " |"))
+    return "\n".join(result)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "batches": batches,
     "scale": scale,
     "outage": outage,
     "limits": limits,
     "cost": cost,
+    "fixed": fixed,
 }
+COST_COLUMN = re.compile(r"(?<=<!-- local/sizing.py: cost column -->\n)(.*?)(?=\n<!-- end -->)", re.DOTALL)
 
 
 def replaced(page: str, script: str, name: str, text: str) -> str:
@@ -262,7 +341,7 @@ def replaced(page: str, script: str, name: str, text: str) -> str:
     before, found, rest = page.partition(begin)
     _, found_end, after = rest.partition(end)
     if not (found and found_end):
-        raise SystemExit(f"{script}: no place for the table {name} in {PAGE.relative_to(ROOT)}")
+        raise SystemExit(f"{script}: no place for the table {name}")
     return f"{before}{begin}{text}\n{end}{after}"
 
 
@@ -274,13 +353,17 @@ def computed(page: str) -> str:
 
 
 def main() -> int:
-    page = PAGE.read_text()
-    new = computed(page)
+    page, units = PAGE.read_text(), COSTS.read_text()
+    new = {PAGE: computed(page)}
+    priced = COST_COLUMN.sub(lambda block: cost_column(block[0]), units)
+    new[COSTS] = replaced(priced, "local/sizing.py", "large outputs", large_outputs())
     if sys.argv[1:] == ["--check"]:
-        if page != new:
-            print("docs/sizing.md differs from its formulas: run `python local/sizing.py`", file=sys.stderr)
-        return int(page != new)
-    PAGE.write_text(new)
+        differing = [path.relative_to(ROOT) for path, text in new.items() if path.read_text() != text]
+        for path in differing:
+            print(f"{path} differs from its formulas: run `python local/sizing.py`", file=sys.stderr)
+        return int(bool(differing))
+    for path, text in new.items():
+        path.write_text(text)
     return 0
 
 

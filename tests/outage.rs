@@ -125,7 +125,8 @@ async fn denied_access_fails_invocation() {
     let client = Client::new(&support::sdk_config(&format!("http://{endpoint}")));
     let once = Once::new(DynamoStore::new(client, TABLE));
     let consumer = Consumer::new(once, namespace(), handler_fn(take));
-    assert_fails(process(consumer, messages()).await, "this role may not");
+    let reason = "the reason of AWS: User: ... is not authorized to perform: dynamodb:PutItem";
+    assert_fails(process(consumer, messages()).await, reason);
 }
 
 #[tokio::test]

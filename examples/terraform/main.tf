@@ -1,4 +1,4 @@
-# The consumer with Terraform: queue, dead-letter queue, idempotency table, function and two alarms. The settings and
+# The consumer with Terraform: queue, dead-letter queue, idempotency table, function and alarms. The settings and
 # permissions are those of template.yaml.
 #
 #     make dist                                          # builds the function's zip
@@ -36,7 +36,7 @@ variable "environment" {
 }
 
 variable "alarm_topic_arns" {
-  description = "SNS topics that the alarms notify"
+  description = "SNS topics that the alarms notify; without one, nobody is told"
   type        = list(string)
   default     = []
 }
@@ -225,18 +225,54 @@ resource "aws_lambda_event_source_mapping" "orders" {
   scaling_config {
     maximum_concurrency = 10
   }
+  metrics_config {
+    metrics = ["EventCount"]
+  }
   depends_on = [aws_iam_role_policy.consumer] # Lambda checks the permissions when it makes the mapping
 }
 
 # ---- alarms --------------------------------------------------------------------------------------
 
+# SQS reports nothing for a queue that rested for six hours, so the alarm keeps its state without data.
 resource "aws_cloudwatch_metric_alarm" "dead_letters" {
   alarm_name          = "${var.name}-dead-letters"
-  alarm_description   = "An order moved to the dead-letter queue"
+  alarm_description   = "Messages are in the dead-letter queue"
   namespace           = "AWS/SQS"
   metric_name         = "ApproximateNumberOfMessagesVisible"
   dimensions          = { QueueName = aws_sqs_queue.dead_letters.name }
   statistic           = "Maximum"
+  period              = 60
+  evaluation_periods  = 1
+  comparison_operator = "GreaterThanThreshold"
+  threshold           = 0
+  treat_missing_data  = "ignore"
+  alarm_actions       = var.alarm_topic_arns
+  ok_actions          = var.alarm_topic_arns
+}
+
+resource "aws_cloudwatch_metric_alarm" "oldest_message" {
+  alarm_name          = "${var.name}-oldest-message"
+  alarm_description   = "Backlog or paused consumer: an order waits for more than 5 minutes"
+  namespace           = "AWS/SQS"
+  metric_name         = "ApproximateAgeOfOldestMessage"
+  dimensions          = { QueueName = aws_sqs_queue.orders.name }
+  statistic           = "Maximum"
+  period              = 60
+  evaluation_periods  = 1
+  comparison_operator = "GreaterThanThreshold"
+  threshold           = 300
+  treat_missing_data  = "notBreaching"
+  alarm_actions       = var.alarm_topic_arns
+  ok_actions          = var.alarm_topic_arns
+}
+
+resource "aws_cloudwatch_metric_alarm" "function_errors" {
+  alarm_name          = "${var.name}-function-errors"
+  alarm_description   = "An invocation crashed, timed out, or found DynamoDB unavailable for its whole batch"
+  namespace           = "AWS/Lambda"
+  metric_name         = "Errors"
+  dimensions          = { FunctionName = aws_lambda_function.consumer.function_name }
+  statistic           = "Sum"
   period              = 60
   evaluation_periods  = 1
   comparison_operator = "GreaterThanThreshold"
@@ -246,17 +282,35 @@ resource "aws_cloudwatch_metric_alarm" "dead_letters" {
   ok_actions          = var.alarm_topic_arns
 }
 
-resource "aws_cloudwatch_metric_alarm" "oldest_message" {
-  alarm_name          = "${var.name}-oldest-message"
-  alarm_description   = "An order waits for more than 5 minutes"
-  namespace           = "AWS/SQS"
-  metric_name         = "ApproximateAgeOfOldestMessage"
-  dimensions          = { QueueName = aws_sqs_queue.orders.name }
-  statistic           = "Maximum"
+# Alarms on the consumer's own metrics, each with its limit and the minutes that begin it. They are those of template.yaml.
+# An outage of the called system begins OldestMessageAge and RetryableFailures: SQS leaves messages that were received three
+# times out of its own age.
+locals {
+  consumer_alarms = {
+    CircuitOpen           = { statistic = "Sum", threshold = 0, datapoints = 1, periods = 5 }
+    CompletionsUnrecorded = { statistic = "Sum", threshold = 0, datapoints = 1, periods = 1 }
+    Crashed               = { statistic = "Sum", threshold = 0, datapoints = 1, periods = 1 }
+    DeadLettered          = { statistic = "Sum", threshold = 0, datapoints = 1, periods = 1 }
+    LeasesLost            = { statistic = "Sum", threshold = 0, datapoints = 1, periods = 1 }
+    OldestMessageAge      = { statistic = "Maximum", threshold = 300, datapoints = 1, periods = 20 }
+    RetryableFailures     = { statistic = "Sum", threshold = 0, datapoints = 3, periods = 5 }
+    StoreUnavailable      = { statistic = "Sum", threshold = 0, datapoints = 3, periods = 5 }
+  }
+}
+
+resource "aws_cloudwatch_metric_alarm" "consumer" {
+  for_each            = local.consumer_alarms
+  alarm_name          = "${var.name}-${each.key}"
+  alarm_description   = "Metric ${each.key} of the consumer: docs/runbook.md"
+  namespace           = "sqs-once"
+  metric_name         = each.key
+  dimensions          = { service = aws_lambda_function.consumer.function_name }
+  statistic           = each.value.statistic
   period              = 60
-  evaluation_periods  = 1
+  evaluation_periods  = each.value.periods
+  datapoints_to_alarm = each.value.datapoints
   comparison_operator = "GreaterThanThreshold"
-  threshold           = 300
+  threshold           = each.value.threshold
   treat_missing_data  = "notBreaching"
   alarm_actions       = var.alarm_topic_arns
   ok_actions          = var.alarm_topic_arns

@@ -1,11 +1,13 @@
 /**
- * The consumer with AWS CDK: queue, dead-letter queue, idempotency table, function and two alarms. The settings and
+ * The consumer with AWS CDK: queue, dead-letter queue, idempotency table, function and alarms. The settings and
  * permissions are those of template.yaml.
  *
  *     make dist                                                       # builds the function's zip
  *     cd examples/typescript && npm ci && npx cdk deploy
  */
-import { App, Aws, Duration, RemovalPolicy, Stack, type StackProps, aws_cloudwatch as cloudwatch } from "aws-cdk-lib";
+import { App, Aws, CfnOutput, Duration, RemovalPolicy, Stack, type StackProps } from "aws-cdk-lib";
+import { aws_cloudwatch as cloudwatch } from "aws-cdk-lib";
+import { aws_cloudwatch_actions as actions, aws_sns as sns } from "aws-cdk-lib";
 import { aws_dynamodb as dynamodb, aws_iam as iam, aws_lambda as lambda, aws_logs as logs, aws_sqs as sqs } from "aws-cdk-lib";
 import type { Construct } from "constructs";
 
@@ -14,6 +16,8 @@ interface ConsumerProps extends StackProps {
   readonly zip: string;
   /** Settings of the consumer beside the table's name. */
   readonly environment: Record<string, string>;
+  /** SNS topic that the alarms notify; without one, nobody is told. */
+  readonly alarmTopicArn?: string;
 }
 
 class ConsumerStack extends Stack {
@@ -87,29 +91,67 @@ class ConsumerStack extends Stack {
       maxBatchingWindow: Duration.seconds(0),
       maxConcurrency: 10,
       reportBatchItemFailures: true, // without it, Lambda deletes failed messages too
+      metricsConfig: { metrics: [lambda.MetricType.EVENT_COUNT] },
     });
 
-    new cloudwatch.Alarm(this, "DeadLettersArriving", {
-      alarmDescription: "An order moved to the dead-letter queue",
-      metric: deadLetters.metricApproximateNumberOfMessagesVisible({ period: Duration.minutes(1), statistic: "Maximum" }),
-      threshold: 0,
-      comparisonOperator: cloudwatch.ComparisonOperator.GREATER_THAN_THRESHOLD,
-      evaluationPeriods: 1,
-      treatMissingData: cloudwatch.TreatMissingData.NOT_BREACHING,
+    const topic = props.alarmTopicArn && sns.Topic.fromTopicArn(this, "AlarmTopic", props.alarmTopicArn);
+    const alarm = (name: string, metric: cloudwatch.IMetric, more: Partial<cloudwatch.AlarmProps>) => {
+      const made = new cloudwatch.Alarm(this, name, {
+        metric,
+        threshold: 0,
+        comparisonOperator: cloudwatch.ComparisonOperator.GREATER_THAN_THRESHOLD,
+        evaluationPeriods: 1,
+        treatMissingData: cloudwatch.TreatMissingData.NOT_BREACHING,
+        ...more,
+      });
+      if (topic) {
+        made.addAlarmAction(new actions.SnsAction(topic));
+        made.addOkAction(new actions.SnsAction(topic));
+      }
+    };
+    // `sqs-once doctor` reads this output.
+    new CfnOutput(this, "AlarmNotifications", { value: props.alarmTopicArn ?? "NONE - set ALARM_TOPIC_ARN" });
+    const period = Duration.minutes(1);
+    alarm("DeadLettersArriving", deadLetters.metricApproximateNumberOfMessagesVisible({ period, statistic: "Maximum" }), {
+      alarmDescription: "Messages are in the dead-letter queue",
+      treatMissingData: cloudwatch.TreatMissingData.IGNORE, // SQS reports nothing for a queue that rested for six hours
     });
-    new cloudwatch.Alarm(this, "OldestMessageTooOld", {
-      alarmDescription: "An order waits for more than 5 minutes",
-      metric: queue.metricApproximateAgeOfOldestMessage({ period: Duration.minutes(1), statistic: "Maximum" }),
+    alarm("OldestMessageTooOld", queue.metricApproximateAgeOfOldestMessage({ period, statistic: "Maximum" }), {
       threshold: 300,
-      comparisonOperator: cloudwatch.ComparisonOperator.GREATER_THAN_THRESHOLD,
-      evaluationPeriods: 1,
-      treatMissingData: cloudwatch.TreatMissingData.NOT_BREACHING,
+      alarmDescription: "Backlog or paused consumer: an order waits for more than 5 minutes",
     });
+    alarm("FunctionErrors", consumer.metricErrors({ period }), {
+      alarmDescription: "An invocation crashed, timed out, or found DynamoDB unavailable for its whole batch",
+    });
+
+    // The consumer's own metrics, with the minutes that begin an alarm, of how many. They are those of template.yaml. An outage
+    // of the called system begins OldestMessageAge and RetryableFailures: SQS leaves messages that were received three times
+    // out of its own age.
+    const own: Record<string, { threshold?: number; statistic?: string; minutes?: [number, number] }> = {
+      CircuitOpen: { minutes: [1, 5] },
+      CompletionsUnrecorded: {},
+      Crashed: {},
+      DeadLettered: {},
+      LeasesLost: {},
+      OldestMessageAge: { threshold: 300, statistic: "Maximum", minutes: [1, 20] },
+      RetryableFailures: { minutes: [3, 5] },
+      StoreUnavailable: { minutes: [3, 5] },
+    };
+    for (const [metricName, { threshold = 0, statistic = "Sum", minutes = [1, 1] }] of Object.entries(own)) {
+      const dimensionsMap = { service: consumer.functionName };
+      alarm(metricName, new cloudwatch.Metric({ namespace: "sqs-once", metricName, dimensionsMap, period, statistic }), {
+        alarmDescription: `Metric ${metricName} of the consumer: docs/runbook.md`,
+        threshold,
+        datapointsToAlarm: minutes[0],
+        evaluationPeriods: minutes[1],
+      });
+    }
   }
 }
 
 const app = new App();
 new ConsumerStack(app, "orders", {
+  alarmTopicArn: process.env.ALARM_TOPIC_ARN,
   zip: process.env.BOOTSTRAP_ZIP ?? "../../target/dist/consumer-arm64.zip",
   environment: {
     IDEMPOTENCY_KEY: "body:/orderId",

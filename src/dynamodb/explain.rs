@@ -25,7 +25,8 @@ where
             "there is no such table in this account and region; check the table name".into()
         }
         "AccessDeniedException" => {
-            format!("this role may not {permission} on this table; grant the permission")
+            let reason = reason_of_denial(service.message());
+            format!("this role may not {permission} on this table; {reason}")
         }
         "UnrecognizedClientException" | "InvalidSignatureException" | "ExpiredTokenException" => {
             "the credentials are invalid or expired".into()
@@ -45,6 +46,23 @@ where
     };
     let request_id = error.request_id().unwrap_or("none");
     format!("{code}: {advice} (request id {request_id})")
+}
+
+/// The reason that a service gives for a denied request: user, action, resource, and the kind of policy
+/// that denies it. A service control policy, a permissions boundary, an endpoint policy or a KMS key can
+/// deny what the role's own policy allows. All between the first and the last quote is left out, since it
+/// may be payload.
+pub(crate) fn reason_of_denial(message: Option<&str>) -> String {
+    const QUOTES: [char; 2] = ['\'', '"'];
+    let message = message.unwrap_or_default().trim();
+    if message.is_empty() {
+        return "grant the permission".to_owned();
+    }
+    let reason = match (message.split_once(QUOTES), message.rsplit_once(QUOTES)) {
+        (Some((before, _)), Some((_, after))) => format!("{before}...{after}"),
+        _ => message.to_owned(),
+    };
+    format!("the reason of AWS: {reason}")
 }
 
 /// No answer came in time on an open connection.
@@ -208,7 +226,7 @@ mod tests {
             ),
             (
                 &["AccessDeniedException"],
-                "this role may not dynamodb:PutItem on this table; grant the permission",
+                "this role may not dynamodb:PutItem on this table; the reason of AWS: said",
             ),
             (
                 &[
@@ -231,6 +249,22 @@ mod tests {
             for code in codes {
                 assert_eq!(of(code), advice, "{code}");
             }
+        }
+    }
+
+    #[test]
+    fn denial_has_reason_of_service_without_quotes() {
+        let of_key = "User: arn:aws:sts::123456789012:assumed-role/orders/orders is not authorized to perform: kms:Decrypt on resource: arn:aws:kms:eu-west-1:123456789012:key/k because no resource-based policy allows the kms:Decrypt action";
+        for (message, wanted) in [
+            (Some(of_key), format!("the reason of AWS: {of_key}")),
+            (
+                Some("the item '{\"id\": \"secret\"}' of \"secret\" is denied"),
+                "the reason of AWS: the item ... is denied".to_owned(),
+            ),
+            (Some(" "), "grant the permission".to_owned()),
+            (None, "grant the permission".to_owned()),
+        ] {
+            assert_eq!(reason_of_denial(message), wanted);
         }
     }
 

@@ -12,6 +12,9 @@
 //!
 //! Events are published by [`Done::publish`](crate::Done::publish) and `InTransaction::publish`.
 //! `docs/outbox.md` has the guarantees, the deployment and the settings.
+//!
+//! Create an event bus before the relay sends to it. EventBridge confirms events to a bus that does not exist, and
+//! drops them. It also drops an event that matches no rule of its bus. The relay takes both for sent.
 
 mod lambda;
 #[cfg(feature = "postgres")]

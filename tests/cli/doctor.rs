@@ -67,6 +67,9 @@ fn healthy() -> Value {
             "KeySchema": [{"AttributeName": "id", "KeyType": "HASH"}],
             "AttributeDefinitions": [{"AttributeName": "id", "AttributeType": "S"}],
         },
+        "aliases": [],
+        "mappings_of_alias": [],
+        "notifications": arn("sns", "on-call"),
         "ttl": {"TimeToLiveStatus": "ENABLED", "AttributeName": "expires_at"},
         "policy": {"Version": "2012-10-17", "Statement": [
             {"Effect": "Allow", "Resource": arn("dynamodb", "table/records"), "Action": [
@@ -109,8 +112,17 @@ async fn answer(
     if uri.path().ends_with("/configuration") {
         return json(answers["function"].clone());
     }
+    if uri.path().ends_with("/aliases") {
+        return json(json!({"Aliases": answers["aliases"]}));
+    }
     if uri.path().contains("/event-source-mappings") {
-        return json(json!({"EventSourceMappings": answers["mappings"]}));
+        let of_alias = uri.query().unwrap().contains("live");
+        let mappings = if of_alias {
+            "mappings_of_alias"
+        } else {
+            "mappings"
+        };
+        return json(json!({"EventSourceMappings": answers[mappings]}));
     }
     let Some(target) = headers.get("x-amz-target") else {
         let body = String::from_utf8(body.to_vec()).unwrap();
@@ -171,6 +183,16 @@ fn xml(answers: &Value, body: &str) -> String {
                 let queue = member("AWS::SQS::Queue", "https://sqs.example/123456789012/orders");
                 format!("<StackResourceSummaries>{queue}</StackResourceSummaries><NextToken>more</NextToken>")
             }
+        }
+        "DescribeStacks" => {
+            let output = answers["notifications"].as_str().map(|value| format!(
+                "<Outputs><member><OutputKey>AlarmNotifications</OutputKey><OutputValue>{value}</OutputValue></member></Outputs>"
+            ));
+            format!(
+                "<Stacks><member><StackName>shop</StackName><CreationTime>2026-11-21T10:50:00Z</CreationTime>\
+                 <StackStatus>CREATE_COMPLETE</StackStatus>{}</member></Stacks>",
+                output.unwrap_or_default()
+            )
         }
         "ListRolePolicies" => "<PolicyNames><member>own</member></PolicyNames><IsTruncated>false</IsTruncated>".into(),
         "GetRolePolicy" => format!(
@@ -391,6 +413,11 @@ async fn each_seeded_fault_is_the_one_finding() {
         ),
         ("/table", Value::Null, "table"),
         (
+            "/notifications",
+            json!("NONE - set AlarmEmail or AlarmTopicArn"),
+            "alarm-actions",
+        ),
+        (
             &variable("CONSUMER_CONCURENCY"),
             json!("1"),
             "unknown-variables",
@@ -478,6 +505,37 @@ async fn finding_names_resource_effect_and_fix() {
          to fix it      rename it to CONSUMER_CONCURRENCY, or remove it\n\n\
          shop-consumer: 1 finding\n"
     );
+}
+
+/// A stack of another template does not say where its alarms notify.
+#[tokio::test]
+async fn stack_without_output_of_alarms_has_no_finding() {
+    let ended = doctor(with("/notifications", Value::Null), &[]).await;
+    assert_eq!(ended.code, 0, "{ended:?}");
+}
+
+#[tokio::test]
+async fn mapping_of_an_alias_is_checked() {
+    let alias = "arn:aws:lambda:eu-central-1:123456789012:function:shop-consumer:live";
+    let mut answers = healthy();
+    answers["mappings_of_alias"] = answers["mappings"].take();
+    answers["mappings"] = json!([]);
+    answers["aliases"] = json!([{"Name": "live", "AliasArn": alias, "FunctionVersion": "41"}]);
+    let ended = doctor(answers.clone(), &[]).await;
+    assert_eq!(ended.code, 0, "{ended:?}");
+    answers["mappings_of_alias"][0]["State"] = json!("Disabled");
+    let found = doctor(answers.clone(), &["--output", "json"]).await.json();
+    let checks: Vec<_> = found["findings"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|f| &f["check"])
+        .collect();
+    assert_eq!(checks, ["mapping-enabled"]);
+    // Listed for the function too, a mapping is still one.
+    answers["mappings"] = answers["mappings_of_alias"].clone();
+    let found = doctor(answers, &["--output", "json"]).await.json();
+    assert_eq!(found["findings"].as_array().unwrap().len(), 1, "{found}");
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 use regex_lite::Regex;
 use serde_json::{Value, json};
 
-use super::template::{CONSUMER, OWN_TABLE, met, of_type, read};
+use super::template::{CONSUMER, OWN_TABLE, Template, met, of_type, read};
 
 /// Metrics of AWS services, as their guides document them, with the dimension of each.
 const OF_SERVICES: [(&str, &str, &[&str]); 5] = [
@@ -101,15 +101,6 @@ fn text(value: &Value) -> String {
         .map_or_else(|| value.to_string(), str::to_owned)
 }
 
-/// Each metric of an alarm, with namespace and dimensions.
-fn metrics(alarm: &Value) -> Vec<&Value> {
-    let Some(metrics) = alarm["Metrics"].as_array() else {
-        return vec![alarm];
-    };
-    let of_metric = metrics.iter().map(|metric| &metric["MetricStat"]["Metric"]);
-    of_metric.filter(|metric| !metric.is_null()).collect()
-}
-
 /// The value of a dimension that the template gives each metric.
 fn value_of(dimension: &str) -> Vec<Value> {
     match dimension {
@@ -126,19 +117,13 @@ fn metrics_of_alarms_exist() {
     let template = read(CONSUMER);
     let alarms = of_type(&template, "AWS::CloudWatch::Alarm");
     for (name, alarm) in &alarms {
-        for metric in metrics(alarm) {
-            let [dimension] = &metric["Dimensions"].as_array().unwrap()[..] else {
-                panic!("{name}");
-            };
-            let of = dimension["Name"].as_str().unwrap();
-            assert_exists(
-                &text(&metric["Namespace"]),
-                &text(&metric["MetricName"]),
-                of,
-            );
-            let value = met(&dimension["Value"], &[OWN_TABLE]).unwrap();
-            assert!(value_of(of).contains(value), "{name}: {value}");
-        }
+        let [dimension] = &alarm["Dimensions"].as_array().unwrap()[..] else {
+            panic!("{name}");
+        };
+        let of = dimension["Name"].as_str().unwrap();
+        assert_exists(&text(&alarm["Namespace"]), &text(&alarm["MetricName"]), of);
+        let value = met(&dimension["Value"], &[OWN_TABLE]).unwrap();
+        assert!(value_of(of).contains(value), "{name}: {value}");
     }
 }
 
@@ -158,17 +143,21 @@ fn every_required_alarm_exists() {
     let alarms = of_type(&template, "AWS::CloudWatch::Alarm");
     let watched: BTreeSet<_> = alarms
         .iter()
-        .flat_map(|(_, alarm)| metrics(alarm))
-        .map(|metric| text(&metric["MetricName"]))
+        .map(|(_, alarm)| text(&alarm["MetricName"]))
         .collect();
     let required = [
         "ApproximateAgeOfOldestMessage",
         "ApproximateNumberOfMessagesNotVisible",
         "ApproximateNumberOfMessagesVisible",
+        "CircuitOpen",
         "CompletionsUnrecorded",
+        "Crashed",
+        "DeadLettered",
         "Duration",
         "Errors",
         "LeasesLost",
+        "OldestMessageAge",
+        "RetryableFailures",
         "StoreUnavailable",
         "Throttles",
         "WriteThrottleEvents",
@@ -179,15 +168,109 @@ fn every_required_alarm_exists() {
 #[test]
 fn alarms_notify_when_they_begin_and_end() {
     let template = read(CONSUMER);
-    let topic = json!([{"!Ref": "AlarmTopicArn"}]);
+    let own = json!([{"!Ref": "AlarmTopic"}]);
+    let given = json!([{"!Ref": "AlarmTopicArn"}]);
     for (name, alarm) in of_type(&template, "AWS::CloudWatch::Alarm") {
         for actions in ["AlarmActions", "OKActions"] {
             let actions = &alarm[actions];
-            assert_eq!(met(actions, &["HasAlarmTopic"]), Some(&topic), "{name}");
+            assert_eq!(met(actions, &["MakesAlarmTopic"]), Some(&own), "{name}");
+            assert_eq!(met(actions, &["HasAlarmTopic"]), Some(&given), "{name}");
             assert_eq!(met(actions, &[]), None, "{name}");
         }
-        assert_eq!(alarm["TreatMissingData"], "notBreaching", "{name}");
+        // SQS reports nothing for a dead-letter queue that rests, with messages or without.
+        let of_dead_letters = name == "DeadLettersArriving";
+        let missing = if of_dead_letters {
+            "ignore"
+        } else {
+            "notBreaching"
+        };
+        assert_eq!(alarm["TreatMissingData"], missing, "{name}");
         assert!(alarm["AlarmDescription"].is_string(), "{name}");
+    }
+}
+
+#[test]
+fn alarm_email_gets_a_topic() {
+    let template = read(CONSUMER);
+    let [(_, topic)] = of_type(&template, "AWS::SNS::Topic")[..] else {
+        panic!("more than one topic");
+    };
+    let subscription = json!([{"Protocol": "email", "Endpoint": {"!Ref": "AlarmEmail"}}]);
+    assert_eq!(topic["Subscription"], subscription);
+    // CloudWatch may not use the key of SNS, and alarms would be silent.
+    assert!(topic["KmsMasterKeyId"].is_null());
+    let topic = "arn:aws:sns:eu-central-1:123456789012:on-call";
+    for (email, arn, admitted) in [
+        ("", "", true),
+        ("on-call@example.com", "", true),
+        ("", topic, true),
+        ("on-call@example.com", topic, false),
+        ("on-call", "", false),
+    ] {
+        let template = Template::with(&[("AlarmEmail", email), ("AlarmTopicArn", arn)]);
+        assert_eq!(template.admits(), admitted, "{email:?} {arn:?}");
+    }
+}
+
+#[test]
+fn output_says_that_alarms_notify_nobody() {
+    let template = read(CONSUMER);
+    let output = &template["Outputs"]["AlarmNotifications"]["Value"];
+    let told = |conditions: &[&str]| met(output, conditions).unwrap();
+    assert_eq!(*told(&["MakesAlarmTopic"]), json!({"!Ref": "AlarmTopic"}));
+    assert_eq!(*told(&["HasAlarmTopic"]), json!({"!Ref": "AlarmTopicArn"}));
+    assert!(told(&[]).as_str().unwrap().starts_with("NONE"));
+}
+
+/// SQS leaves messages that were received three times out of its own age, so that age does not grow in
+/// an outage.
+#[test]
+fn outage_begins_alarms_on_consumer_metrics() {
+    let template = read(CONSUMER);
+    let alarms = of_type(&template, "AWS::CloudWatch::Alarm");
+    let of = |metric: &str| {
+        let found = alarms
+            .iter()
+            .find(|(_, alarm)| alarm["MetricName"] == metric);
+        let (_, alarm) = found.unwrap_or_else(|| panic!("{metric}"));
+        let namespace = json!({"!Ref": "ConsumerMetricsNamespace"});
+        assert_eq!(alarm["Namespace"], namespace, "{metric}");
+        let datapoints =
+            ["DatapointsToAlarm", "EvaluationPeriods"].map(|name| alarm[name].as_u64());
+        (alarm["Threshold"].clone(), datapoints)
+    };
+    let parameter = |name: &str| json!({"!Ref": name});
+    let age = of("OldestMessageAge");
+    assert_eq!(
+        age,
+        (parameter("OldestMessageAgeAlarm"), [Some(1), Some(20)])
+    );
+    let failures = of("RetryableFailures");
+    assert_eq!(
+        failures,
+        (parameter("RetryableFailuresAlarm"), [Some(3), Some(5)])
+    );
+    assert_eq!(of("CircuitOpen"), (json!(0), [Some(1), Some(5)]));
+    for at_once in ["Crashed", "DeadLettered"] {
+        assert_eq!(of(at_once), (json!(0), [None, Some(1)]), "{at_once}");
+    }
+    assert_eq!(
+        template["Parameters"]["RetryableFailuresAlarm"]["Default"],
+        0
+    );
+}
+
+/// An expression would reach CloudWatch with the first deployment: no emulator evaluates one.
+#[test]
+fn alarms_of_every_template_watch_one_metric() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let examples = fs::read_dir(root.join("examples")).unwrap();
+    let examples = examples.map(|entry| entry.unwrap().path());
+    let templates = examples.filter(|path| path.to_string_lossy().ends_with(".template.yaml"));
+    let others = [CONSUMER, "starter/template/template.yaml"].map(|path| root.join(path));
+    for path in templates.chain(others) {
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(!text.contains("Expression:"), "{}", path.display());
     }
 }
 

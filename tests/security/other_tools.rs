@@ -183,3 +183,68 @@ fn variables_of_other_stacks_are_in_the_template() {
         }
     }
 }
+
+/// The alarms on the consumer's own metrics: metric, statistic, threshold, datapoints, periods.
+type Alarms = BTreeSet<(String, String, u64, u64, u64)>;
+
+fn alarms_of_template() -> Alarms {
+    let template = read(CONSUMER);
+    let own = |(_, alarm): &(&str, &Value)| alarm["Namespace"].is_object();
+    let alarm = |(_, alarm): (&str, &Value)| {
+        let text = |name: &str| alarm[name].as_str().unwrap().to_owned();
+        let threshold = match &alarm["Threshold"]["!Ref"] {
+            Value::String(parameter) => &template["Parameters"][parameter]["Default"],
+            _ => &alarm["Threshold"],
+        };
+        let datapoints = alarm["DatapointsToAlarm"].as_u64().unwrap_or(1);
+        let periods = number(&alarm["EvaluationPeriods"]);
+        let threshold = number(threshold);
+        (
+            text("MetricName"),
+            text("Statistic"),
+            threshold,
+            datapoints,
+            periods,
+        )
+    };
+    let alarms = of_type(&template, "AWS::CloudWatch::Alarm").into_iter();
+    alarms.filter(own).map(alarm).collect()
+}
+
+#[test]
+fn other_stacks_repeat_alarms_on_consumer_metrics() {
+    let terraform = r#"(?m)^    (\w+) += \{ statistic = "(\w+)", threshold = (\d+), datapoints = (\d+), periods = (\d+) \}$"#;
+    let cdk = r#"(?m)^      (\w+): \{(?: threshold: (\d+), statistic: "(\w+)",)?(?: minutes: \[(\d+), (\d+)\] )?\},$"#;
+    let of = |stack: &Stack, pattern: &str, [statistic, threshold]: [usize; 2]| -> Alarms {
+        let text = stack.text();
+        let found = Regex::new(pattern).unwrap();
+        let alarm = |found: regex_lite::Captures<'_>| {
+            let group = |group: usize, default: &str| {
+                found
+                    .get(group)
+                    .map_or(default, |text| text.as_str())
+                    .to_owned()
+            };
+            let number = |at: usize, default: &str| group(at, default).parse().unwrap();
+            let [statistic, threshold] = [group(statistic, "Sum"), group(threshold, "0")];
+            let threshold = threshold.parse().unwrap();
+            (
+                group(1, ""),
+                statistic,
+                threshold,
+                number(4, "1"),
+                number(5, "1"),
+            )
+        };
+        found.captures_iter(&text).map(alarm).collect()
+    };
+    let template = alarms_of_template();
+    assert_eq!(template.len(), 8);
+    assert_eq!(of(&TERRAFORM, terraform, [2, 3]), template);
+    assert_eq!(of(&CDK, cdk, [3, 2]), template);
+    assert!(TERRAFORM.text().contains(r#"metrics = ["EventCount"]"#));
+    assert!(
+        CDK.text()
+            .contains("metrics: [lambda.MetricType.EVENT_COUNT]")
+    );
+}

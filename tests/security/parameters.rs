@@ -156,7 +156,8 @@ fn every_setting_has_a_parameter() {
 }
 
 /// Parameters that set a property, and the property.
-const OF_PROPERTIES: [(&str, &str); 20] = [
+const OF_PROPERTIES: [(&str, &str); 23] = [
+    ("AlarmEmail", "AlarmTopic/Subscription"),
     ("AlarmTopicArn", "FunctionErrors/AlarmActions"),
     ("Architecture", "Consumer/Architectures/0"),
     ("BatchSize", "OrdersEventSource/BatchSize"),
@@ -197,6 +198,11 @@ const OF_PROPERTIES: [(&str, &str); 20] = [
         "ResultRetentionDays",
         "ResultBucket/LifecycleConfiguration/Rules/0/ExpirationInDays",
     ),
+    (
+        "ProducerSourceArn",
+        "OrdersQueuePolicy/PolicyDocument/Statement",
+    ),
+    ("RetryableFailuresAlarm", "RetryableFailures/Threshold"),
     ("TableWarmWriteUnits", "IdempotencyTable/WarmThroughput"),
 ];
 
@@ -271,6 +277,38 @@ fn conditions_set_properties_only_if_met() {
         assert_eq!(met(value, &[]), None, "{path}");
         let set = met(value, &[condition]).unwrap_or_else(|| panic!("{path}"));
         assert!(expected.is_null() || *set == expected, "{path}: {set}");
+    }
+}
+
+/// CloudFormation may write a number of seven digits and more as 1.048576E7, which the binary refuses.
+#[test]
+fn long_numbers_are_texts() {
+    for (name, parameter) in parameters().as_object().unwrap() {
+        let default = parameter["Default"].as_u64().unwrap_or(0);
+        assert!(default < 1_000_000, "{name}: quote {default}");
+    }
+}
+
+/// Lambda refuses a minimum above the maximum, and a maximum of 1.
+#[test]
+fn pollers_are_refused_if_minimum_is_above_maximum() {
+    let parameters = parameters();
+    let allowed = |name: &str| -> Vec<_> {
+        let values = parameters[name]["AllowedValues"].as_array().unwrap().iter();
+        values
+            .map(|value| value.as_str().unwrap().to_owned())
+            .collect()
+    };
+    let number = |text: &str| text.parse::<u32>().unwrap();
+    let maxima = allowed("MaximumPollers");
+    assert!(!maxima.contains(&"1".to_owned()));
+    let mut template = Template::with(&[]);
+    for minimum in allowed("MinimumPollers") {
+        for maximum in &maxima {
+            template.set(&[("MinimumPollers", &minimum), ("MaximumPollers", maximum)]);
+            let fits = maximum == "0" || number(&minimum) <= number(maximum);
+            assert_eq!(template.admits(), fits, "{minimum} to {maximum}");
+        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! Permissions in the templates.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fs, path::Path};
 
+use regex_lite::Regex;
 use serde_json::{Value, json};
 
 #[path = "../support/template.rs"]
@@ -328,7 +329,9 @@ fn kms_key_adds_only_its_use_by_services() {
     };
     assert_eq!(used(&[]), ["dynamodb", "sqs"].map(of_region));
     let with_s3 = ["dynamodb", "sqs", "s3"].map(of_region);
-    assert_eq!(used(&["StoresResultsInS3"]), with_s3);
+    assert_eq!(used(&["UsesS3"]), with_s3);
+    let either = ["ReadsBodiesFromS3", "StoresResultsInS3"].map(|name| json!({"!Condition": name}));
+    assert_eq!(template["Conditions"]["UsesS3"], json!({"!Or": either}));
 }
 
 #[test]
@@ -346,6 +349,43 @@ fn existing_table_replaces_permissions_on_own() {
         existing.ends_with(":table/${ExistingTableName}"),
         "{existing}"
     );
+}
+
+/// The actions of a cell like "`sqs:GetQueueUrl`, `SendMessage`", where later ones belong to the same service.
+fn actions_of(cell: &str) -> BTreeSet<String> {
+    let mut service = "";
+    let spans = cell.split('`').skip(1).step_by(2);
+    let action = |span| match str::split_once(span, ':') {
+        Some((named, _)) => {
+            service = named;
+            span.to_owned()
+        }
+        None => format!("{service}:{span}"),
+    };
+    spans.map(action).collect()
+}
+
+#[test]
+fn security_page_has_every_action_of_role() {
+    let page = include_str!("../../SECURITY.md");
+    let (_, table) = page
+        .split_once("| on | actions |\n| --- | --- |\n")
+        .unwrap();
+    let rows = table.lines().take_while(|line| line.starts_with('|'));
+    let documented: BTreeSet<_> = rows
+        .flat_map(|row| actions_of(row.split('|').nth(2).unwrap()))
+        .collect();
+
+    let template = read(CONSUMER);
+    let (_, role) = of_type(&template, "AWS::IAM::Role")[0];
+    let policies = statements(&role["Policies"]);
+    let of_role: BTreeSet<_> = policies
+        .into_iter()
+        .flat_map(variants)
+        .flat_map(|statement| list(&statement["Action"]))
+        .map(|action| action.as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(documented, of_role);
 }
 
 #[test]
@@ -442,7 +482,7 @@ fn relay_of_postgres_has_alarms_for_each_fault() {
     };
     let alarms: BTreeSet<String> = alarms.map(alarm).collect();
     let expected = [
-        "ApproximateNumberOfMessagesVisible, QueueName, GreaterThanThreshold 0, notBreaching",
+        "ApproximateNumberOfMessagesVisible, QueueName, GreaterThanThreshold 0, ignore",
         "Errors, FunctionName, GreaterThanThreshold 0, notBreaching",
         "EventsFailed, service, GreaterThanThreshold 0, notBreaching",
         "Invocations, FunctionName, LessThanThreshold 1, breaching",
@@ -562,11 +602,7 @@ fn records_dead_letters_and_logs_are_retained_unnamed() {
         let template = read(path);
         let mut retained = BTreeSet::new();
         for (name, resource) in template["Resources"].as_object().unwrap() {
-            assert_eq!(
-                resource["DeletionPolicy"], resource["UpdateReplacePolicy"],
-                "{name}"
-            );
-            if resource["DeletionPolicy"] == "Retain" {
+            if resource["UpdateReplacePolicy"] == "Retain" {
                 let kind = resource["Type"].as_str().unwrap();
                 retained.insert(kind.rsplit("::").next().unwrap());
                 for fixed in ["QueueName", "TableName", "LogGroupName", "BucketName"] {
@@ -580,6 +616,159 @@ fn records_dead_letters_and_logs_are_retained_unnamed() {
         }
         assert_eq!(retained, expected);
     }
+}
+
+/// A rolled back creation deletes what it made, so that the next attempt finds its names free. A table is
+/// protected from deletion, so the rollback itself would fail.
+#[test]
+fn failed_creation_leaves_only_tables() {
+    let retained = Regex::new(
+        "Type: (AWS::\\S+)\n(?:    Condition: .*\n)?    UpdateReplacePolicy: Retain\n    DeletionPolicy: (\\w+)\n",
+    );
+    let retained = retained.unwrap();
+    let starter = "starter/template/template.yaml";
+    for path in [
+        TEMPLATES.as_slice(),
+        &[PLACE_ORDER_POSTGRES, OUTBOX_POSTGRES, starter],
+    ]
+    .concat()
+    {
+        let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap();
+        let mut found = 0;
+        for resource in retained.captures_iter(&text) {
+            let is_table = &resource[1] == "AWS::DynamoDB::Table";
+            let policy = if is_table {
+                "Retain"
+            } else {
+                "RetainExceptOnCreate"
+            };
+            assert_eq!(&resource[2], policy, "{path}: {}", &resource[1]);
+            found += 1;
+        }
+        let policies = ["UpdateReplacePolicy: Retain", "DeletionPolicy: Retain"];
+        let policies = policies.map(|policy| text.matches(policy).count());
+        assert_eq!(policies, [found; 2], "{path}");
+    }
+}
+
+/// SNS, EventBridge and S3 send as a service, which only the policy of the queue can allow.
+#[test]
+fn producer_may_send_only_from_its_source() {
+    let template = read(CONSUMER);
+    let policy = &template["Resources"]["OrdersQueuePolicy"]["Properties"]["PolicyDocument"];
+    let of = |conditions: &[&str]| -> Vec<_> {
+        let statements = list(&policy["Statement"]).into_iter();
+        let met = statements.filter_map(|statement| met(statement, conditions));
+        met.filter(|statement| statement["Effect"] == "Allow")
+            .collect()
+    };
+    assert_eq!(of(&[]), Vec::<&Value>::new());
+    let [producer] = of(&["HasProducer"])[..] else {
+        panic!("more than one statement");
+    };
+    assert_eq!(producer["Action"], "sqs:SendMessage");
+    assert_eq!(producer["Resource"], json!({"!GetAtt": "OrdersQueue.Arn"}));
+    let source = json!({"aws:SourceArn": {"!Ref": "ProducerSourceArn"}});
+    assert_eq!(producer["Condition"]["ArnEquals"], source);
+    // The ARN of a bucket has no account.
+    let account = &producer["Condition"]["StringEquals"];
+    let own = json!({"aws:SourceAccount": {"!Ref": "AWS::AccountId"}});
+    assert_eq!(met(account, &["UnwrapsS3"]), Some(&own));
+    assert_eq!(met(account, &[]), None);
+    // The service is the third part of the ARN.
+    let service = &producer["Principal"]["Service"]["!Sub"];
+    assert_eq!(service[0], "${Service}.amazonaws.com");
+    assert_eq!(service[1]["Service"]["!Select"][0], 2);
+    for (arn, admitted) in [
+        ("arn:aws:sns:eu-central-1:123456789012:orders.fifo", true),
+        (
+            "arn:aws:events:eu-central-1:123456789012:rule/bus/orders",
+            true,
+        ),
+        ("arn:aws-cn:s3:::orders", true),
+        ("", true),
+        ("arn:aws:sns:eu-central-1:123456789012:*", false),
+        ("arn:aws:iam::123456789012:root", false),
+        ("orders", false),
+    ] {
+        let template = Template::with(&[("ProducerSourceArn", arn)]);
+        assert_eq!(template.admits(), admitted, "{arn}");
+    }
+}
+
+#[test]
+fn relay_may_use_only_named_keys() {
+    for path in [OUTBOX, OUTBOX_POSTGRES] {
+        let template = read(path);
+        assert_eq!(template["Parameters"]["TargetKmsKeyArns"]["Default"], "");
+        let (with_keys, without) = (
+            function_may(path, &["HasTargetKeys"]),
+            function_may(path, &[]),
+        );
+        let more = with_keys.difference(&without).cloned();
+        let keys = ["kms:Decrypt", "kms:GenerateDataKey"];
+        let keys = keys.map(|action| (action.into(), "TargetKmsKeyArns".into()));
+        assert_eq!(more.collect::<BTreeSet<_>>(), keys.into(), "{path}");
+    }
+}
+
+/// With a mapping on the function itself, every batch would reach the new version at once.
+#[test]
+fn gradual_overlay_moves_the_mapping_to_the_alias() {
+    let (template, overlay) = (read(CONSUMER), read("examples/gradual.overlay.yaml"));
+    let resources = overlay["Resources"].as_object().unwrap();
+    for (name, resource) in resources {
+        assert!(!template["Resources"][name].is_null(), "{name}");
+        assert!(resource["Type"].is_null(), "{name}");
+    }
+    let mapping = &resources["OrdersEventSource"]["Properties"];
+    assert_eq!(mapping["FunctionName"], json!({"!Ref": "Consumer.Alias"}));
+    let function = &resources["Consumer"]["Properties"];
+    assert!(function["AutoPublishAlias"].is_string());
+    let alarms = list(&function["DeploymentPreference"]["Alarms"]);
+    assert!(!alarms.is_empty());
+    for alarm in alarms {
+        let alarm = &template["Resources"][alarm["!Ref"].as_str().unwrap()];
+        assert_eq!(alarm["Type"], "AWS::CloudWatch::Alarm", "{alarm}");
+    }
+    // SAM names the version after the first ten characters, in which deployments must differ.
+    assert_eq!(
+        function["AutoPublishCodeSha256"],
+        json!({"!Ref": "Release"})
+    );
+    let release = &overlay["Parameters"]["Release"];
+    assert_eq!(release["AllowedPattern"], "^[A-Za-z0-9]{10}$");
+    assert!(
+        release["Default"].is_null(),
+        "a deployment would be no version"
+    );
+    let makefile = include_str!("../../Makefile");
+    assert!(makefile.contains("$(if $(GRADUAL),Release=$$(date +%s))"));
+}
+
+/// A template that is deployed without a name of its own would replace the stack `sqs-once` of samconfig.toml.
+#[test]
+fn other_templates_are_deployed_under_their_own_name() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let files = ["docs", "examples"].map(|folder| fs::read_dir(root.join(folder)).unwrap());
+    let mut commands = 0;
+    for file in files.into_iter().flatten() {
+        let path = file.unwrap().path();
+        let Ok(text) = fs::read_to_string(&path) else {
+            continue; // a folder
+        };
+        let text = text.replace("\\\n//!", "").replace("\\\n", "");
+        for line in text
+            .lines()
+            .filter(|line| line.contains("sam deploy --guided"))
+        {
+            for option in ["--stack-name ", "--config-env "] {
+                assert!(line.contains(option), "{}: {line}", path.display());
+            }
+            commands += 1;
+        }
+    }
+    assert_eq!(commands, 4);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::{
     aws,
     output::{End, Error, Format, answer, count},
 };
-use checks::{Check, Finding, check};
+use checks::{Check, Finding, check, notifications};
 use facts::{Account, Function};
 
 #[derive(Args, Debug)]
@@ -51,6 +51,11 @@ impl Doctor {
                 "stack `{}` has no function with the variable IDEMPOTENCY_TABLE_NAME: nothing was checked{not_checked}",
                 self.stack
             )));
+        }
+        if !skips(Check::AlarmActions)
+            && let Some(told) = account.notifications(&self.stack).await?
+        {
+            findings.extend(notifications(&self.stack, &told));
         }
         findings.retain(|finding| !skips(finding.check));
         let text = || {

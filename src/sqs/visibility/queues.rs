@@ -15,7 +15,7 @@ use aws_sdk_sqs::{
 };
 use tokio::time::{Instant, timeout_at};
 
-use crate::dynamodb::explain::{causes, unanswered};
+use crate::dynamodb::explain::{causes, reason_of_denial, unanswered};
 
 /// A call without an answer for so long shows that the endpoint is out of reach. The first attempt
 /// ([`crate::aws::config`]) may use a connection that closed while Lambda had frozen the process; the
@@ -246,8 +246,10 @@ where
         return unanswered(error);
     };
     let code = service.code().unwrap_or("unknown error");
-    let advice = if code.starts_with("AccessDenied") {
-        format!(": this role may not {permission} on it; grant it")
+    // `KmsAccessDenied` too: the queue's key denies, and the reason names the action of KMS.
+    let advice = if code.contains("AccessDenied") {
+        let reason = reason_of_denial(service.message());
+        format!(": this role may not {permission} on it; {reason}")
     } else {
         String::new()
     };
@@ -257,7 +259,31 @@ where
 
 #[cfg(test)]
 mod tests {
+    use aws_sdk_sqs::{
+        config::http::HttpResponse, error::ErrorMetadata, operation::send_message::SendMessageError,
+    };
+
     use super::*;
+
+    #[test]
+    fn denied_call_has_reason_of_service() {
+        let of = |code: &str| {
+            let message = "not authorized to perform: kms:Decrypt on '{secret}'";
+            let said = ErrorMetadata::builder().code(code).message(message).build();
+            let response = HttpResponse::new(403.try_into().unwrap(), "".into());
+            let error = SdkError::service_error(SendMessageError::generic(said), response);
+            explain_rejection(&error, "sqs:SendMessage")
+        };
+        for code in ["AccessDenied", "AccessDeniedException", "KmsAccessDenied"] {
+            assert_eq!(
+                of(code),
+                format!(
+                    "{code}: this role may not sqs:SendMessage on it; the reason of AWS: not authorized to perform: kms:Decrypt on ... (request id none)"
+                )
+            );
+        }
+        assert_eq!(of("OverLimit"), "OverLimit (request id none)");
+    }
 
     #[test]
     fn queue_arn_has_region_account_and_name() {

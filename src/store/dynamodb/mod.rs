@@ -55,6 +55,7 @@ use crate::{
 /// aws dynamodb create-table --table-name idempotency --billing-mode PAY_PER_REQUEST \
 ///     --attribute-definitions AttributeName=id,AttributeType=S \
 ///     --key-schema AttributeName=id,KeyType=HASH
+/// aws dynamodb wait table-exists --table-name idempotency
 /// aws dynamodb update-time-to-live --table-name idempotency \
 ///     --time-to-live-specification Enabled=true,AttributeName=expires_at
 /// ```

@@ -61,6 +61,7 @@ checks! {
     TableRegion "table-region"
     GlobalTable "global-table"
     Permissions "permissions"
+    AlarmActions "alarm-actions"
 }
 
 /// Something that breaks a promise, or costs messages.
@@ -142,6 +143,19 @@ pub(crate) fn check(consumer: &Consumer) -> Vec<Finding> {
     findings.resource = format!("role of function {}", consumer.name);
     permissions(consumer, &mut findings);
     findings.all
+}
+
+/// Checks where the alarms of a stack notify, as its output says.
+pub(crate) fn notifications(stack: &str, told: &str) -> Option<Finding> {
+    let nobody = told.starts_with("NONE");
+    nobody.then(|| Finding {
+        check: Check::AlarmActions,
+        resource: format!("stack {stack}"),
+        found: "the alarms notify nobody".to_owned(),
+        consequence: "an outage shows on the dashboard alone, and its messages reach the dead-letter queue",
+        fix: "deploy with AlarmEmail or AlarmTopicArn, then test the way: docs/runbook.md#test-the-notifications"
+            .to_owned(),
+    })
 }
 
 fn variable<'a>(consumer: &'a Consumer, name: &str) -> Option<&'a str> {

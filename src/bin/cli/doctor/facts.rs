@@ -19,6 +19,9 @@ const TABLE: &str = "IDEMPOTENCY_TABLE_NAME";
 /// The variable by which a function is known as a consumer with records in PostgreSQL.
 const POSTGRES: &str = "IDEMPOTENCY_POSTGRES_URL";
 
+/// The output of the template that says where the alarms notify.
+const NOTIFICATIONS: &str = "AlarmNotifications";
+
 /// A function of the stack.
 pub(crate) enum Function {
     Consumer(Box<Consumer>),
@@ -121,6 +124,18 @@ impl Account {
         }
     }
 
+    /// Where the alarms notify, as an output of the stack says. `None` without that output.
+    pub(crate) async fn notifications(&self, stack: &str) -> Result<Option<String>, Error> {
+        let read = self.cloudformation.describe_stacks().stack_name(stack);
+        let read = read.send().await.map_err(|error| {
+            let permission = "cloudformation:DescribeStacks";
+            failed(&format!("read stack `{stack}`"), permission, &error)
+        })?;
+        let mut outputs = read.stacks().iter().flat_map(|stack| stack.outputs());
+        let output = outputs.find(|output| output.output_key() == Some(NOTIFICATIONS));
+        Ok(output.and_then(|output| output.output_value().map(str::to_owned)))
+    }
+
     /// Reads a function, and all that belongs to it if it is a consumer with a DynamoDB table.
     pub(crate) async fn function(
         &self,
@@ -166,7 +181,29 @@ impl Account {
         })))
     }
 
+    /// The mappings of a function and of its aliases.
     async fn mappings(&self, function: &str) -> Result<Vec<Mapping>, Error> {
+        let mut mappings = self.mappings_of(function).await?;
+        let list = self.lambda.list_aliases().function_name(function);
+        let mut aliases = list.into_paginator().items().send();
+        while let Some(alias) = aliases.next().await {
+            let alias = alias.map_err(|error| {
+                let action = format!("read the aliases of `{function}`");
+                failed(&action, "lambda:ListAliases", &error)
+            })?;
+            for mapping in self
+                .mappings_of(alias.alias_arn().unwrap_or_default())
+                .await?
+            {
+                if mappings.iter().all(|known| known.id != mapping.id) {
+                    mappings.push(mapping);
+                }
+            }
+        }
+        Ok(mappings)
+    }
+
+    async fn mappings_of(&self, function: &str) -> Result<Vec<Mapping>, Error> {
         let mut pages = self
             .lambda
             .list_event_source_mappings()

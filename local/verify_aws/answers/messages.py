@@ -1,0 +1,97 @@
+"""Answers to `checks/messages.py`."""
+
+import datetime
+import json
+from typing import Any
+
+from verify_aws.answers.stub import OUTPUTS, RANDOM, Given, ok, pair
+
+Json = dict[str, Any]
+NOW = datetime.datetime(2026, 11, 1, tzinfo=datetime.UTC)
+
+sent = ok("sqs.send_message_batch", Successful=[], Failed=[])
+put = ok("dynamodb.put_item")
+
+
+def record(status: str, attempts: int = 1) -> Given:
+    return ok("dynamodb.get_item", Item={"status": {"S": status}, "attempts": {"N": str(attempts)}})
+
+
+def logged(*lines: Json) -> Given:
+    return ok("logs.filter_log_events", events=[{"message": json.dumps(line)} for line in lines])
+
+
+def line(prefix: str, outcome: str) -> Json:
+    key = f"{OUTPUTS['FunctionName']}#{prefix}-{RANDOM}"
+    return {"level": "INFO", "timestamp": "t", "key": key, "outcome": outcome, "span": {"requestId": "r-1"}}
+
+
+pair(
+    "orders_are_completed",
+    holds=[sent, sent, *[record("COMPLETED")] * 40],
+    differs=[sent, sent, *[record("COMPLETED")] * 19, record("IN_PROGRESS"), *[record("COMPLETED")] * 20],
+)
+pair(
+    "repeated_order_is_a_duplicate",
+    holds=[
+        sent,
+        record("COMPLETED"),
+        sent,
+        logged(line("twice", "completed"), line("twice", "duplicate")),
+        record("COMPLETED"),
+    ],
+    differs=[
+        sent,
+        record("COMPLETED"),
+        sent,
+        logged(line("twice", "completed"), line("twice", "completed")),
+        record("COMPLETED", 2),
+    ],
+)
+pair(
+    "killed_workers_claim_is_taken_over",
+    holds=[put, sent, record("COMPLETED", 2), record("COMPLETED", 2)],
+    differs=[put, sent, record("IN_PROGRESS", 1), record("IN_PROGRESS", 1)],
+)
+
+
+def letters(*reasons: str) -> Given:
+    attributes = [{"SqsOnceReason": {"StringValue": reason, "DataType": "String"}} for reason in reasons]
+    return ok("sqs.receive_message", Messages=[{"MessageAttributes": one} for one in attributes])
+
+
+ends = [sent, *[record("COMPLETED")] * 8, record("FAILED")]
+pair(
+    "only_failed_messages_become_dead_letters",
+    holds=[*ends, letters("permanent_failure", "invalid")],
+    differs=[*ends, letters("permanent_failure")],
+)
+
+
+def batch(units: float) -> list[Given]:
+    counted = {"BatchSize": 1, "WriteUnits": units, "span": {"requestId": "r-1"}}
+    completed = line("cost", "completed")
+    return [sent, record("COMPLETED"), logged(completed, counted)]
+
+
+pair("new_order_takes_two_write_units", holds=batch(2), differs=batch(3))
+
+
+def metric(*sums: float) -> list[Given]:
+    return [sent, ok("cloudwatch.get_metric_statistics", Datapoints=[{"Sum": value} for value in sums])]
+
+
+pair("metrics_arrive_in_cloudwatch", holds=metric(21.0), differs=metric())
+
+
+def report(init: float) -> list[Given]:
+    metrics = {"durationMs": 20.0, "maxMemoryUsedMB": 30, "initDurationMs": init}
+    return [sent, logged({"type": "platform.report", "record": {"status": "success", "metrics": metrics}})]
+
+
+pair("platform_lines_are_json", holds=report(90.0), differs=report(2400.0))
+pair(
+    "every_line_is_json",
+    holds=[logged(line("o", "completed"), {"type": "platform.start"})],
+    differs=[logged(line("o", "completed"), {})],
+)

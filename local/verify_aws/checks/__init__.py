@@ -1,0 +1,18 @@
+"""The checks, in the order of the report: that of these imports, in the order of value, the slow ones last."""
+
+# isort: off
+from verify_aws.check import CHECKS
+from verify_aws.checks import deployed, messages, writes, batched, permissions, queues, operations, services, slow
+
+__all__ = [
+    "CHECKS",
+    "batched",
+    "deployed",
+    "messages",
+    "operations",
+    "permissions",
+    "queues",
+    "services",
+    "slow",
+    "writes",
+]

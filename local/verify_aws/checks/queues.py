@@ -1,0 +1,181 @@
+"""SQS: visibility timeouts, the way to a dead-letter queue and back, and FIFO queues."""
+
+import json
+import secrets
+import time
+from typing import Any
+
+from verify_aws.check import Seen, check
+from verify_aws.checks.writes import refusal
+from verify_aws.scratch import Scratch
+
+Json = dict[str, Any]
+
+LONGEST = 41_400  # seconds: 11.5 hours, the longest visibility timeout that the consumer sets
+
+
+def receive(scratch: Scratch, url: str, wait: int = 5, **options: Any) -> list[Json]:
+    asked: Json = {"MaxNumberOfMessages": 10, "WaitTimeSeconds": wait, "MessageSystemAttributeNames": ["All"]}
+    answer = scratch.client("sqs").receive_message(QueueUrl=url, **(asked | options))
+    return list(answer.get("Messages", []))
+
+
+def pair(scratch: Scratch, suffix: str, receives: int, **attributes: str) -> tuple[str, str, str, str]:
+    """A queue with a dead-letter queue: the URL and the ARN of each."""
+    end = ".fifo" if attributes.get("FifoQueue") else ""
+    dead, dead_arn = scratch.make_queue(f"{suffix}-dead{end}", **attributes)
+    policy = json.dumps({"deadLetterTargetArn": dead_arn, "maxReceiveCount": str(receives)})
+    url, arn = scratch.make_queue(f"{suffix}{end}", RedrivePolicy=policy, VisibilityTimeout="60", **attributes)
+    return url, arn, dead, dead_arn
+
+
+@check(needs_stack=False)
+def visibility_timeout_of_zero_returns_a_message(scratch: Scratch) -> Seen:
+    """A message whose visibility timeout is set to 0 is received again at once, and counts a second receive. SQS takes
+    11.5 hours, the longest time that the consumer sets.
+
+    Where:
+    docs/operations.md: ChangeMessageVisibilityBatch
+    src/sqs/visibility/delay.rs: LONGEST
+    """
+    url, _ = scratch.make_queue("visibility", VisibilityTimeout="60")
+    sqs = scratch.client("sqs")
+    sqs.send_message(QueueUrl=url, MessageBody="{}")
+    first = receive(scratch, url)
+    receipts = [
+        {"Id": str(i), "ReceiptHandle": m["ReceiptHandle"], "VisibilityTimeout": 0} for i, m in enumerate(first)
+    ]
+    if not first:
+        return Seen(False, "the message was not received")
+    sqs.change_message_visibility_batch(QueueUrl=url, Entries=receipts)
+    start = time.monotonic()
+    again = receive(scratch, url)
+    seconds = time.monotonic() - start
+    counts = [message["Attributes"]["ApproximateReceiveCount"] for message in again]
+    if not again:
+        return Seen(False, "the message did not return at once")
+    longest = {"QueueUrl": url, "ReceiptHandle": again[0]["ReceiptHandle"], "VisibilityTimeout": LONGEST}
+    code, _ = refusal(sqs.change_message_visibility, **longest)
+    return Seen(counts == ["2"] and code == "none", f"back after {seconds:.0f} s, receive {counts[0]}; 11.5 h: {code}")
+
+
+@check(needs_stack=False)
+def last_receive_moves_a_message_with_its_id(scratch: Scratch) -> Seen:
+    """After its last receive SQS moves a message to the dead-letter queue. It keeps its id, and names its source.
+
+    Where:
+    docs/operations.md: ## The dead-letter queue
+    src/sqs/message.rs: DeadLetterQueueSourceArn
+    """
+    url, arn, dead, _ = pair(scratch, "receives", 1)
+    sqs = scratch.client("sqs")
+    sent = sqs.send_message(QueueUrl=url, MessageBody="{}")["MessageId"]
+    for message in receive(scratch, url):
+        sqs.change_message_visibility(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=0)
+
+    def read() -> list[Json]:
+        receive(scratch, url, wait=1)
+        return receive(scratch, dead, wait=1)
+
+    moved = scratch.eventually(read, bool, within=60)
+    if not moved:
+        return Seen(False, "the message was not moved within a minute")
+    source = moved[0]["Attributes"].get("DeadLetterQueueSourceArn")
+    same = moved[0]["MessageId"] == sent
+    # MiniStack does not name the source.
+    holds = same and (source == arn or scratch.emulated)
+    return Seen(holds, f"{'the same' if same else 'another'} id, {'with' if source == arn else 'without'} its source")
+
+
+@check(needs_stack=False, only_aws="MiniStack has no StartMessageMoveTask")
+def copies_return_only_to_a_named_queue(scratch: Scratch) -> Seen:
+    """StartMessageMoveTask returns messages that were sent to a dead-letter queue directly if the destination is named.
+    Without one, such a message stays.
+
+    Where:
+    docs/runbook.md: start-message-move-task
+    docs/operations.md: ## Direct dead-lettering
+    """
+    url, arn, dead, dead_arn = pair(scratch, "move", 5)
+    sqs = scratch.client("sqs")
+    sqs.send_message(QueueUrl=dead, MessageBody="{}")
+
+    def tried(**destination: str) -> str:
+        code, _ = refusal(sqs.start_message_move_task, SourceArn=dead_arn, **destination)
+        if code != "none":
+            return code
+
+        def state() -> str:
+            results = sqs.list_message_move_tasks(SourceArn=dead_arn, MaxResults=1)["Results"]
+            return str(results[0]["Status"]) if results else "RUNNING"
+
+        scratch.eventually(state, lambda now: now not in ("RUNNING", "CANCELLING"), within=90)
+        return "moved" if receive(scratch, url, VisibilityTimeout=0) else "not moved"
+
+    without = tried()
+    named = tried(DestinationArn=arn)
+    return Seen(without != "moved" and named == "moved", f"without destination: {without}; with destination: {named}")
+
+
+@check(needs_stack=False)
+def fifo_queue_drops_a_second_deduplication_id(scratch: Scratch) -> Seen:
+    """SendMessage with a deduplication id of the last five minutes succeeds, and the message is dropped.
+
+    Where:
+    docs/producers.md: The deduplication interval of a FIFO queue
+    """
+    url, _ = scratch.make_queue("dedup.fifo", FifoQueue="true", VisibilityTimeout="60")
+    for body in ("first", "second"):
+        sent = {"MessageGroupId": "group", "MessageDeduplicationId": "same"}
+        scratch.client("sqs").send_message(QueueUrl=url, MessageBody=body, **sent)
+    found = receive(scratch, url)
+    return Seen(len(found) == 1, f"two sent under one id, {len(found)} received")
+
+
+@check(needs_stack=False)
+def fifo_group_waits_for_its_first_message(scratch: Scratch) -> Seen:
+    """While a message of a group is in flight, SQS delivers no later one of that group, but those of other groups. Once
+    it is visible again it comes first.
+
+    Where:
+    docs/operations.md: A message group of a FIFO queue waits behind its failed message
+    """
+    url, _ = scratch.make_queue("order.fifo", FifoQueue="true", VisibilityTimeout="60")
+    sqs = scratch.client("sqs")
+    for group, body in (("a", "a1"), ("a", "a2"), ("b", "b1")):
+        sent = {"MessageGroupId": group, "MessageDeduplicationId": secrets.token_hex(8)}
+        sqs.send_message(QueueUrl=url, MessageBody=body, **sent)
+    first = receive(scratch, url, MaxNumberOfMessages=1)
+    while_in_flight = receive(scratch, url)
+    for message in first:
+        sqs.change_message_visibility(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=0)
+    again = receive(scratch, url)
+    seen = [[message["Body"] for message in batch] for batch in (first, while_in_flight, again)]
+    holds = seen[0] == ["a1"] and seen[1] == ["b1"] and seen[2][:1] == ["a1"]
+    return Seen(holds, f"received {seen[0]}, then {seen[1]}, and after the first was given back {seen[2]}")
+
+
+@check(needs_stack=False, only_aws="MiniStack keeps the deduplication id")
+def fifo_dead_letter_has_another_deduplication_id(scratch: Scratch) -> Seen:
+    """SQS replaces the deduplication id of a FIFO message by its message id when it moves it to the dead-letter queue.
+
+    Where:
+    docs/operations.md: SqsOnceDeduplicationId
+    """
+    url, _, dead, _ = pair(scratch, "fifo", 1, FifoQueue="true")
+    sqs = scratch.client("sqs")
+    sent = {"MessageGroupId": "group", "MessageDeduplicationId": "of-the-producer"}
+    id = sqs.send_message(QueueUrl=url, MessageBody="{}", **sent)["MessageId"]
+    for message in receive(scratch, url):
+        sqs.change_message_visibility(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=0)
+
+    def read() -> list[Json]:
+        receive(scratch, url, wait=1)
+        return receive(scratch, dead, wait=1)
+
+    moved = scratch.eventually(read, bool, within=60)
+    if not moved:
+        return Seen(False, "the message was not moved within a minute")
+    deduplication = moved[0]["Attributes"].get("MessageDeduplicationId")
+    same = "its message id" if deduplication == id else "not its message id"
+    return Seen(deduplication == id, f"the deduplication id in the dead-letter queue is {same}")
