@@ -156,8 +156,11 @@ bench: $(VENV) ## Compare the release build with a plain loop of SDK calls and w
 	python local/sizing.py
 
 .PHONY: outage
-outage: ## Simulate an outage of twelve hours with the template's values; no message may be a dead letter
+outage: export OUTAGE_MESSAGES ?= 2000
+outage: $(VENV) ## Simulate an outage of twelve hours with the template's values, and run it 300 times faster; no message may be a dead letter
 	cargo test --locked --lib -- --nocapture --include-ignored survival
+	$(CONSUMER)
+	cargo test --locked --test chaos -- --nocapture outage_of_half_a_day
 
 .PHONY: simulate
 simulate: $(VENV) ## Simulate queue, function and table under load; writes the table of docs/sizing.md

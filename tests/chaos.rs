@@ -107,10 +107,12 @@ struct Run {
     fifo: bool,
     /// True without injected faults: only messages end processes.
     calm: bool,
+    /// Time for which the gateway is down, from the start.
+    outage: Duration,
 }
 
 /// Receives of the template, with which only a permanent failure is given up.
-const RECEIVES: u32 = 125;
+const RECEIVES: u32 = 130;
 
 /// Rests of a message after each of its deaths alone. After the fourth it has crashed.
 const CRASH_WAITS: &str = "3s,3s,3s";
@@ -126,6 +128,7 @@ const STANDARD: Rules = Rules {
     batch: 10,
     max_receive_count: RECEIVES,
     duplicates: 8,
+    waiting: usize::MAX,
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -142,6 +145,7 @@ async fn orders_keyed_by_order_id_keep_promises() {
         at_once: 1,
         fifo: false,
         calm: false,
+        outage: Duration::ZERO,
     };
     let size = size("CHAOS_MESSAGES", 600);
     let report = run.go(size, |seed, size| orders(seed, size, 3)).await;
@@ -195,6 +199,7 @@ async fn orders_keyed_by_message_id_keep_promises() {
         at_once: 1,
         fifo: false,
         calm: false,
+        outage: Duration::ZERO,
     };
     let size = size("CHAOS_MESSAGES", 600).div_ceil(3);
     let messages = |seed, size| {
@@ -234,6 +239,7 @@ async fn concurrent_invocations_keep_promises() {
         at_once: 8,
         fifo: false,
         calm: false,
+        outage: Duration::ZERO,
     };
     let report = run.go(size, |seed, size| orders(seed, size, 3)).await;
     report.assert_some(&[
@@ -267,6 +273,7 @@ const SIXTY_FOUR: Run = Run {
     at_once: 64,
     fifo: false,
     calm: false,
+    outage: Duration::ZERO,
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -319,6 +326,7 @@ async fn nine_of_ten_survive_a_message_that_kills() {
         at_once: 1,
         fifo: false,
         calm: true,
+        outage: Duration::ZERO,
     };
     let kind = |n| if n == 3 { Kind::Killer } else { Kind::Good };
     let ten = (0..10).map(|n| Message::new(n, format!("o-{n}"), kind(n), None));
@@ -335,6 +343,47 @@ async fn nine_of_ten_survive_a_message_that_kills() {
     );
 }
 
+/// The template's values and an outage of twelve hours, 300 times faster: a back-off of at most three
+/// seconds for one of 15 minutes, and an outage of 144 seconds. A tenth of the outage with a tenth of
+/// the receives in `make test`, the whole with `OUTAGE_MESSAGES`, as in `make outage`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn outage_of_half_a_day_dead_letters_nothing() {
+    if consumer_missing() {
+        return;
+    }
+    const TENTH: Duration = Duration::from_millis(14_400);
+    let waiting = size("OUTAGE_MESSAGES", 0);
+    let (tenths, waiting) = if waiting == 0 {
+        (1, 100)
+    } else {
+        (10, waiting)
+    };
+    let run = Run {
+        title: "an outage of the gateway",
+        key: "body:/orderId",
+        rules: Rules {
+            max_receive_count: RECEIVES / 10 * tenths,
+            duplicates: 0,
+            waiting,
+            ..STANDARD
+        },
+        lifetime: u32::MAX,
+        workers: 4,
+        at_once: 1,
+        fifo: false,
+        calm: true,
+        outage: TENTH * tenths,
+    };
+    let arriving = 50 * tenths as usize;
+    let messages =
+        (0..waiting + arriving).map(|n| Message::new(n, format!("o-{n}"), Kind::Good, None));
+    let report = run.with_seed(Seed(1), messages.collect()).await;
+    assert_eq!(report.number("in the dead-letter queue"), 0, "{report}");
+    let acknowledged = report.number("messages acknowledged");
+    assert_eq!(acknowledged, waiting + arriving, "{report}");
+    report.assert_some(&["outcome, circuit_open", "outcome, retryable_failure"]);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fifo_groups_are_charged_in_order() {
     if consumer_missing() {
@@ -344,15 +393,15 @@ async fn fifo_groups_are_charged_in_order() {
         title: "chaos on a FIFO queue",
         key: "body:/orderId",
         rules: Rules {
-            batch: 10,
-            max_receive_count: RECEIVES,
             duplicates: 0,
+            ..STANDARD
         },
         lifetime: 8,
         workers: 3,
         at_once: 1,
         fifo: true,
         calm: false,
+        outage: Duration::ZERO,
     };
     let size = size("CHAOS_FIFO_MESSAGES", 200);
     let messages = |seed, size: usize| grouped_orders(seed, size, size.div_ceil(16));
@@ -384,7 +433,7 @@ impl Run {
         let dynamo = Dynamo::start().await;
         dynamo.create_table(TABLE).await;
         let relay = Relay::start(seed, ledger.clone(), dynamo.endpoint(), !self.calm).await;
-        let gateway = Gateway::start(seed, ledger.clone()).await;
+        let gateway = Gateway::start(seed, ledger.clone(), self.outage).await;
         let queue = Queue::new(seed, self.rules, ledger.clone(), messages);
         let sqs = queue.serve().await;
         let (key, at_once) = (self.key, self.at_once);

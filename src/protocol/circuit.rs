@@ -291,7 +291,7 @@ mod tests {
     fn late_end_of_a_probe_changes_nothing() {
         let mut circuit = open();
         let before = circuit.clone();
-        circuit.probe_did_not_run(NOW);
+        circuit.probe_did_not_run();
         circuit.handler_ended(NOW, &key(1), Failed, true);
         assert_eq!(circuit, before);
     }

@@ -17,7 +17,7 @@ use axum::{
     routing::post,
 };
 use serde_json::{Value, json};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::{
     ledger::{ChargeEnd, Death, Event, Ledger, Worker},
@@ -32,6 +32,8 @@ pub(crate) struct Gateway {
 struct GatewayState {
     seed: Seed,
     ledger: Arc<Ledger>,
+    /// Until then it answers 503 to every call.
+    down_until: Instant,
     /// Requests by key.
     requests: Mutex<HashMap<String, u32>>,
     /// Number of requests of each worker that wait for an answer.
@@ -39,10 +41,12 @@ struct GatewayState {
 }
 
 impl Gateway {
-    pub(crate) async fn start(seed: Seed, ledger: Arc<Ledger>) -> Self {
+    /// Down for the time of `outage` from now on.
+    pub(crate) async fn start(seed: Seed, ledger: Arc<Ledger>, outage: Duration) -> Self {
         let desk = GatewayState {
             seed,
             ledger,
+            down_until: Instant::now() + outage,
             requests: Mutex::default(),
             open: Mutex::default(),
         };
@@ -91,7 +95,7 @@ async fn charge(
         *nth
     };
     let kind = Kind::of_card(body["paymentToken"].as_str().unwrap());
-    let busy = kind == Kind::Busy && nth == 1;
+    let busy = kind == Kind::Busy && nth == 1 || Instant::now() < desk.down_until;
     let work = desk.seed.dice(("gateway", &key, nth)).u64(1..25);
     let charge = desk.ledger.note(Event::Charge {
         order: order.clone(),
@@ -137,7 +141,7 @@ async fn charge(
         ChargeEnd::Answered
     };
     match kind {
-        Kind::Busy if busy => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+        _ if busy => StatusCode::SERVICE_UNAVAILABLE.into_response(),
         Kind::Declined => StatusCode::PAYMENT_REQUIRED.into_response(),
         _ => {
             let receipt = json!({"chargeId": format!("ch_{order}")}).to_string();

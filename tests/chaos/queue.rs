@@ -34,7 +34,12 @@ pub(crate) struct Rules {
     /// Percentages of deliveries that leave the message visible to the next receive, and of
     /// deletions forgotten once. A FIFO queue has neither.
     pub(crate) duplicates: u32,
+    /// Messages that wait at the start. The others arrive one by one.
+    pub(crate) waiting: usize,
 }
+
+/// Time from one message's arrival to the next.
+const BETWEEN_ARRIVALS: Duration = Duration::from_millis(200);
 
 /// One delivery.
 #[derive(Clone, Debug)]
@@ -82,16 +87,17 @@ impl Queue {
         messages: Vec<Message>,
     ) -> Arc<Self> {
         let (mut lines, mut groups) = (Lines::default(), HashMap::new());
-        let visible = Instant::now();
+        let start = Instant::now();
         for (n, message) in messages.into_iter().enumerate() {
             ledger.note(Event::Sent(message.clone()));
             let group = message.group.clone();
             let line = group.map_or(n, |group| *groups.entry(group).or_insert(n));
             lines.of_message.insert(message.id.clone(), line);
+            let later = u32::try_from(n.saturating_sub(rules.waiting)).unwrap();
             let stored = Stored {
                 message,
                 receives: 0,
-                visible,
+                visible: start + later * BETWEEN_ARRIVALS,
                 deleted_before: false,
             };
             lines.waiting.entry(line).or_default().push_back(stored);

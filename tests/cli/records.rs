@@ -298,10 +298,7 @@ async fn list_stops_after_max_units_and_states_cost() {
 #[tokio::test]
 async fn release_ends_lease_and_keeps_record() {
     let world = World::new().await;
-    let after_a_death_alone = [
-        ("lease_until", after(600)),
-        ("exclusive_attempts", n(1)),
-    ];
+    let after_a_death_alone = [("lease_until", after(600)), ("exclusive_attempts", n(1))];
     world.put(KEY, "IN_PROGRESS", &after_a_death_alone).await;
     let unasked = world.record(&["release", KEY]).await;
     assert_eq!(unasked.code, 2, "{unasked:?}");
