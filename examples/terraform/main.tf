@@ -316,6 +316,11 @@ resource "aws_cloudwatch_metric_alarm" "consumer" {
   ok_actions          = var.alarm_topic_arns
 }
 
+output "alarm_notifications" {
+  description = "SNS topics that the alarms notify"
+  value       = length(var.alarm_topic_arns) > 0 ? join(" ", var.alarm_topic_arns) : "NONE - set alarm_topic_arns"
+}
+
 output "queue_url" {
   description = "Queue for new orders"
   value       = aws_sqs_queue.orders.id

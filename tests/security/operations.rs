@@ -214,6 +214,17 @@ fn alarm_email_gets_a_topic() {
 
 #[test]
 fn output_says_that_alarms_notify_nobody() {
+    for relay in ["outbox", "outbox_postgres"] {
+        let template = read(&format!("examples/{relay}.template.yaml"));
+        let output = &template["Outputs"]["AlarmNotifications"]["Value"];
+        assert!(
+            met(output, &[])
+                .unwrap()
+                .as_str()
+                .unwrap()
+                .starts_with("NONE")
+        );
+    }
     let template = read(CONSUMER);
     let output = &template["Outputs"]["AlarmNotifications"]["Value"];
     let told = |conditions: &[&str]| met(output, conditions).unwrap();
