@@ -27,6 +27,8 @@ const CLAIM_REPETITIONS: u32 = 2;
 /// Maximum time for repetitions of a denied write after an effect. New credentials and permissions take
 /// seconds.
 const MAX_DENIED: Duration = Duration::from_secs(60);
+/// Time for the answer to the last copy of a denied write.
+const TIME_FOR_A_DENIAL: Duration = Duration::from_secs(1);
 /// Maximum time for a write that only shortens somebody's wait.
 pub(super) const MAX_BRIEF: Duration = Duration::from_secs(2);
 /// Upper limits of the first random pause and of every pause.
@@ -80,8 +82,12 @@ impl<'a> Effort<'a> {
 
     /// A write that records an effect: without it, the effect is repeated.
     pub(super) fn after_effect(end: Instant) -> Self {
+        let now = Instant::now();
+        let left = end.saturating_duration_since(now);
+        // A copy that is cut off before its answer would leave open whether it was applied.
+        let for_last_answer = TIME_FOR_A_DENIAL.min(left / 4);
         Self {
-            denied: Some(end.min(Instant::now() + MAX_DENIED)),
+            denied: Some(now + (left - for_last_answer).min(MAX_DENIED)),
             ..Self::commit(end)
         }
     }

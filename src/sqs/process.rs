@@ -119,9 +119,11 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             // Lanes need keys. But a batch of bodies that are slow to decode must not take the time of
             // its other messages: the rest get their keys when they run.
             if deadline.time_left() >= kept_for_handlers {
+                if index > 0 {
+                    // Other invocations of the process go on meanwhile.
+                    tokio::task::yield_now().await;
+                }
                 message.identify_body(&reading);
-                // Other invocations of the process go on meanwhile.
-                tokio::task::yield_now().await;
             }
             messages.push(message);
         }
