@@ -210,7 +210,7 @@ lint: $(VENV) $(CHECKOV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licence
 	sam validate --lint --region us-east-1 --template-file examples/outbox.template.yaml
 	sam validate --lint --region us-east-1 --template-file examples/outbox_postgres.template.yaml
 	sam validate --lint --region us-east-1 --template-file examples/place_order_postgres.template.yaml
-	python local/overlay.py template.yaml examples/gradual.overlay.yaml $(GRADUAL_TEMPLATE)
+	python local/overlay.py --self-test && python local/overlay.py template.yaml examples/gradual.overlay.yaml $(GRADUAL_TEMPLATE)
 	sam validate --lint --region us-east-1 --template-file $(GRADUAL_TEMPLATE)
 	cfn-lint template.yaml examples/*.template.yaml
 	$(CHECKOV) --framework cloudformation --skip-download --compact --quiet --file template.yaml examples/*.template.yaml
