@@ -90,6 +90,7 @@ test test-localstack test-powertools soak: export SQS_ONCE_REQUIRE_ALL := 1
 .PHONY: test
 test: programs ## Run every test and the runbook; a local cloud is started, unless AWS_ENDPOINT_URL names one
 	python local/cloud.py run -- python local/suites.py
+	python local/recorded.py
 	cargo test --locked --features cli,opentelemetry,outbox,postgres --doc
 	python local/watch_test.py
 	python local/runbook.py

@@ -123,9 +123,13 @@ def remove_role(scratch: Scratch, name: str) -> None:
         return
 
 
-def remove_topic(scratch: Scratch, arn: str) -> None:
+def remove_topic(scratch: Scratch, name: str) -> None:
     """Deletes a topic, and its subscriptions with it."""
-    scratch.client("sns").delete_topic(TopicArn=arn)
+    sns = scratch.client("sns")
+    for page in sns.get_paginator("list_topics").paginate():
+        for topic in page["Topics"]:
+            if topic["TopicArn"].endswith(f":{name}"):
+                sns.delete_topic(TopicArn=topic["TopicArn"])
 
 
 REMOVERS: dict[str, Callable[[Scratch, str], None]] = {
@@ -165,7 +169,7 @@ def entry_of(arn: str) -> Entry | None:
         case "s3":
             return Entry("bucket", rest)
         case "sns":
-            return Entry("topic", arn)
+            return Entry("topic", rest)
         case "iam" if rest.startswith("role/"):
             return Entry("role", rest.rsplit("/", 1)[-1])
         case "cloudformation":
