@@ -24,13 +24,15 @@ import proxy
 import runbook
 from botocore import xform_name
 from cloud import ROOT, Cloud, ministack
+from verify_aws import teardown
 from verify_aws.account import actions
 from verify_aws.answers import PAIRS
 from verify_aws.answers.stub import ACCOUNT, run
 from verify_aws.check import Verdict
-from verify_aws.checks import CHECKS
+from verify_aws.checks import CHECKS, batches
 from verify_aws.journal import Journal
 from verify_aws.report import Report, Row
+from verify_aws.scratch import Scratch, notify, prepare
 
 Json = dict[str, Any]
 
@@ -304,6 +306,23 @@ class WholeRuns(unittest.TestCase):
                     status, cleaned = self.ended("--clean", "1")
                     assert status == 0, cleaned
                     self.nothing_is_left(output + cleaned)
+
+    def test_resource_of_each_kind_is_removed(self) -> None:
+        journal = Journal.open("a" * 8, self.folder)
+        assert journal
+        scratch = Scratch(self.cloud, journal, True, "x86_64")
+        prepare(scratch)
+        notify(scratch)
+        url, arn = scratch.make_queue("of-a-function")
+        batches.make_function(scratch, arn, url, arn)
+        journal.intends("log-group", f"{scratch.name}-logs")
+        scratch.client("logs").create_log_group(logGroupName=f"{scratch.name}-logs")
+        made = {entry.kind for entry in journal.left()} | {"stack"}  # the other tests have stacks
+        assert made == set(teardown.REMOVERS)
+        assert teardown.tear_down(scratch) == []
+        assert teardown.tear_down(scratch) == [], "nothing is there to remove"
+        journal.end()
+        self.nothing_is_left("")
 
     def test_two_runs_beside_each_other_hold(self) -> None:
         folders = [self.folder / "report-1", self.folder / "report-2"]

@@ -6,6 +6,7 @@ local/verify_aws_test.py runs every check with both.
 
 from verify_aws.answers import (
     batched,
+    batches,
     commands,
     deployed,
     expressions,
@@ -22,6 +23,7 @@ from verify_aws.answers.stub import PAIRS
 __all__ = [
     "PAIRS",
     "batched",
+    "batches",
     "commands",
     "deployed",
     "expressions",

@@ -10,6 +10,7 @@ from verify_aws.checks import (
     batched,
     permissions,
     queues,
+    batches,
     operations,
     commands,
     services,
@@ -19,6 +20,7 @@ from verify_aws.checks import (
 __all__ = [
     "CHECKS",
     "batched",
+    "batches",
     "commands",
     "deployed",
     "expressions",
