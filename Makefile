@@ -90,6 +90,7 @@ test test-localstack test-powertools soak: export SQS_ONCE_REQUIRE_ALL := 1
 .PHONY: test
 test: programs ## Run every test and the runbook; a local cloud is started, unless AWS_ENDPOINT_URL names one
 	python local/cloud.py run -- python local/suites.py
+	python local/recorded.py
 	cargo test --locked --features cli,opentelemetry,outbox,postgres --doc
 	python local/watch_test.py
 	python local/runbook.py
@@ -213,7 +214,7 @@ lint: $(VENV) $(CHECKOV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licence
 	sam validate --lint --region us-east-1 --template-file examples/outbox.template.yaml
 	sam validate --lint --region us-east-1 --template-file examples/outbox_postgres.template.yaml
 	sam validate --lint --region us-east-1 --template-file examples/place_order_postgres.template.yaml
-	python local/overlay.py template.yaml examples/gradual.overlay.yaml $(GRADUAL_TEMPLATE)
+	python local/overlay.py --self-test && python local/overlay.py template.yaml examples/gradual.overlay.yaml $(GRADUAL_TEMPLATE)
 	sam validate --lint --region us-east-1 --template-file $(GRADUAL_TEMPLATE)
 	cfn-lint template.yaml examples/*.template.yaml
 	$(CHECKOV) --framework cloudformation --skip-download --compact --quiet --file template.yaml examples/*.template.yaml

@@ -7,6 +7,7 @@ processes, so that two processors are idle for most of that time.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
+import recorded
 from cloud import ROOT, unwind_on_signals
 
 # Suites that compute run one at a time. The others wait for most of their time, but for timeouts of some
@@ -77,10 +79,12 @@ def build() -> list[Suite]:
 
 def run(suite: Suite) -> Result:
     priority = ["nice", "-n", "19"] if suite.name in COMPUTING else []
+    record = {"RECORD_REQUESTS": str(recorded.RECORDING)} if suite.name in recorded.SUITES else {}
     start = time.monotonic()
     ended = subprocess.run(
         [*priority, suite.command],
         cwd=ROOT,
+        env=os.environ | record,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -107,6 +111,8 @@ def main() -> int:
     suites = [suite for suite in build() if not names or suite.name in names]
     if unknown := set(names) - {suite.name for suite in suites}:
         sys.exit(f"local/suites.py: there is no suite {', '.join(sorted(unknown))}")
+    recorded.RECORDING.parent.mkdir(exist_ok=True)
+    recorded.RECORDING.unlink(missing_ok=True)
     start = time.monotonic()
     results: list[Result] = []
     with ThreadPoolExecutor(1) as computing, ThreadPoolExecutor(WAITING_AT_ONCE) as waiting:

@@ -18,14 +18,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import botocore.session
+import commands
 import proxy
+import runbook
+from botocore import xform_name
 from cloud import ROOT, Cloud, ministack
+from verify_aws import teardown
+from verify_aws.account import actions
 from verify_aws.answers import PAIRS
 from verify_aws.answers.stub import ACCOUNT, run
 from verify_aws.check import Verdict
-from verify_aws.checks import CHECKS
+from verify_aws.checks import CHECKS, batches
 from verify_aws.journal import Journal
 from verify_aws.report import Report, Row
+from verify_aws.scratch import Scratch, notify, prepare
 
 Json = dict[str, Any]
 
@@ -44,6 +51,18 @@ def policy_of_the_page() -> set[str]:
     return actions
 
 
+def commands_of_the_runbook() -> set[str]:
+    """The actions that the commands of the runbook need. Those of `sqs-once` are not in it."""
+    session = botocore.session.get_session()
+    found: set[str] = set()
+    for block in runbook.blocks(runbook.PAGE.read_text()):
+        for words in [] if block.not_run else commands.commands(block.text):
+            service, name = words[:2]
+            names = session.get_service_model(service).operation_names
+            found.update(a for n in names if xform_name(n, "-") == name for a in actions(service, n))
+    return found
+
+
 class EachCheck(unittest.TestCase):
     def test_has_both_answers(self) -> None:
         names = [check.name for check in CHECKS]
@@ -51,6 +70,9 @@ class EachCheck(unittest.TestCase):
         assert len(names) == len(set(names))
         for name, answers in PAIRS.items():
             assert answers.holds != answers.differs, name
+
+    def test_page_allows_the_commands_of_the_runbook(self) -> None:
+        assert not commands_of_the_runbook() - policy_of_the_page(), "missing in the policy of docs/verify-aws.md"
 
     def test_holds_and_differs(self) -> None:
         used: set[str] = set()
@@ -191,8 +213,8 @@ class WholeRuns(unittest.TestCase):
                 assert row["verdict"] == "not checked", row
                 assert row["seen"] == f"not checked here: {check.only_aws}", row
         assert rows["teardown_leaves_nothing"]["verdict"] == "holds", output
-        actions = json.loads((self.folder / "report" / "report.json").read_text())["actions"]
-        assert not set(actions) - policy_of_the_page(), "missing in the policy of docs/verify-aws.md"
+        used = json.loads((self.folder / "report" / "report.json").read_text())["actions"]
+        assert not set(used) - policy_of_the_page(), "missing in the policy of docs/verify-aws.md"
         self.nothing_is_left(output)
 
     def test_changed_answer_differs(self) -> None:
@@ -284,6 +306,23 @@ class WholeRuns(unittest.TestCase):
                     status, cleaned = self.ended("--clean", "1")
                     assert status == 0, cleaned
                     self.nothing_is_left(output + cleaned)
+
+    def test_resource_of_each_kind_is_removed(self) -> None:
+        journal = Journal.open("a" * 8, self.folder)
+        assert journal
+        scratch = Scratch(self.cloud, journal, True, "x86_64")
+        prepare(scratch)
+        notify(scratch)
+        url, arn = scratch.make_queue("of-a-function")
+        batches.make_function(scratch, arn, url, arn)
+        journal.intends("log-group", f"{scratch.name}-logs")
+        scratch.client("logs").create_log_group(logGroupName=f"{scratch.name}-logs")
+        made = {entry.kind for entry in journal.left()} | {"stack"}  # the other tests have stacks
+        assert made == set(teardown.REMOVERS)
+        assert teardown.tear_down(scratch) == []
+        assert teardown.tear_down(scratch) == [], "nothing is there to remove"
+        journal.end()
+        self.nothing_is_left("")
 
     def test_two_runs_beside_each_other_hold(self) -> None:
         folders = [self.folder / "report-1", self.folder / "report-2"]

@@ -4,6 +4,7 @@ Each is noted in the journal before it is created, has the run in its name, and 
 """
 
 import io
+import json
 import secrets
 import subprocess
 import time
@@ -139,6 +140,28 @@ class Scratch:
         return str(url), str(got["QueueArn"])
 
 
+# ---- the topic -----------------------------------------------------------------------------------
+
+
+def notify(scratch: Scratch) -> str:
+    """Creates a topic for the alarms, and a queue that receives its notifications. Returns the topic's ARN."""
+    url, queue = scratch.make_queue("alarms")
+    sns, name = scratch.client("sns"), f"{scratch.name}-alarms"
+    scratch.journal.intends("topic", name)
+    topic = str(sns.create_topic(Name=name, Tags=scratch.tag_list)["TopicArn"])
+    allow = {
+        "Effect": "Allow",
+        "Principal": {"Service": "sns.amazonaws.com"},
+        "Action": "sqs:SendMessage",
+        "Resource": queue,
+        "Condition": {"ArnEquals": {"aws:SourceArn": topic}},
+    }
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [allow]})
+    scratch.client("sqs").set_queue_attributes(QueueUrl=url, Attributes={"Policy": policy})
+    sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=queue)
+    return topic
+
+
 # ---- the stack -----------------------------------------------------------------------------------
 
 
@@ -177,7 +200,7 @@ def deploy(scratch: Scratch, **changed: str) -> None:
     if scratch.emulated:
         body = adapted(body)
     s3.put_object(Bucket=name, Key="template.yaml", Body=body.encode())
-    values = {"Architecture": scratch.architecture} | PARAMETERS | changed
+    values = {"Architecture": scratch.architecture, "AlarmTopicArn": notify(scratch)} | PARAMETERS | changed
     scratch.journal.intends("stack", name)
     cloudformation = scratch.client("cloudformation")
     cloudformation.create_stack(

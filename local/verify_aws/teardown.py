@@ -123,9 +123,26 @@ def remove_role(scratch: Scratch, name: str) -> None:
         return
 
 
-def remove_topic(scratch: Scratch, arn: str) -> None:
+def remove_function(scratch: Scratch, name: str) -> None:
+    """Deletes a function, and the event source mappings of it."""
+    functions = scratch.client("lambda")
+    try:
+        for page in functions.get_paginator("list_event_source_mappings").paginate(FunctionName=name):
+            for mapping in page["EventSourceMappings"]:
+                if mapping["State"] != "Deleting":
+                    functions.delete_event_source_mapping(UUID=mapping["UUID"])
+        functions.delete_function(FunctionName=name)
+    except functions.exceptions.ResourceNotFoundException:
+        return
+
+
+def remove_topic(scratch: Scratch, name: str) -> None:
     """Deletes a topic, and its subscriptions with it."""
-    scratch.client("sns").delete_topic(TopicArn=arn)
+    sns = scratch.client("sns")
+    for page in sns.get_paginator("list_topics").paginate():
+        for topic in page["Topics"]:
+            if topic["TopicArn"].endswith(f":{name}"):
+                sns.delete_topic(TopicArn=topic["TopicArn"])
 
 
 REMOVERS: dict[str, Callable[[Scratch, str], None]] = {
@@ -136,6 +153,7 @@ REMOVERS: dict[str, Callable[[Scratch, str], None]] = {
     "bucket": remove_bucket,
     "role": remove_role,
     "topic": remove_topic,
+    "function": remove_function,
 }
 
 
@@ -164,8 +182,10 @@ def entry_of(arn: str) -> Entry | None:
             return Entry("log-group", rest.removeprefix("log-group:").removesuffix(":*"))
         case "s3":
             return Entry("bucket", rest)
+        case "lambda" if rest.startswith("function:"):
+            return Entry("function", rest.removeprefix("function:"))
         case "sns":
-            return Entry("topic", arn)
+            return Entry("topic", rest)
         case "iam" if rest.startswith("role/"):
             return Entry("role", rest.rsplit("/", 1)[-1])
         case "cloudformation":

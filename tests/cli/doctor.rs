@@ -581,7 +581,7 @@ impl Stack {
             endpoint,
         };
         let template = include_str!("../../template.yaml").to_owned();
-        let template = without_parts_unknown_to_emulator(&template);
+        let template = short_enough_for_a_request(&template);
         // The function never runs, so its code is not needed.
         let template = replace(&template, "CodeUri: .", "CodeUri: s3://none/none.zip");
         let gateway = Parameter::builder();
@@ -638,15 +638,15 @@ impl Stack {
     }
 }
 
-/// Removes rules, outputs and alarms, of which the emulator's CloudFormation takes only a part. The
-/// doctor does not read them.
-fn without_parts_unknown_to_emulator(template: &str) -> String {
+/// Removes rules, outputs and alarms: with them the template is longer than CloudFormation takes in a
+/// request. Of these parts, the doctor reads only the output that says where the alarms notify.
+fn short_enough_for_a_request(template: &str) -> String {
     let (mut kept, mut section) = (String::new(), "");
     // A resource begins at an indentation of two.
     let mut block = String::new();
     let mut keep = |block: &mut String, section: &str| {
-        let unknown = ["Rules:", "Outputs:"].contains(&section);
-        if !unknown && !block.contains("Type: AWS::CloudWatch::") {
+        let removed = ["Rules:", "Outputs:"].contains(&section);
+        if !removed && !block.contains("Type: AWS::CloudWatch::") {
             kept.push_str(block);
         }
         block.clear();

@@ -4,13 +4,29 @@ botocore's Stubber gives the answers, and checks requests and answers against AW
 local/verify_aws_test.py runs every check with both.
 """
 
-from verify_aws.answers import batched, deployed, messages, operations, permissions, queues, services, slow, writes
+from verify_aws.answers import (
+    batched,
+    batches,
+    commands,
+    deployed,
+    expressions,
+    messages,
+    operations,
+    permissions,
+    queues,
+    services,
+    slow,
+    writes,
+)
 from verify_aws.answers.stub import PAIRS
 
 __all__ = [
     "PAIRS",
     "batched",
+    "batches",
+    "commands",
     "deployed",
+    "expressions",
     "messages",
     "operations",
     "permissions",

@@ -51,9 +51,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Tool:
-    """The output of `sqs-once`."""
+    """The output of a program: of `sqs-once`, or of a shell."""
 
     text: str
+    status: int = 0
 
 
 Given = Answer | Tool
@@ -145,10 +146,11 @@ def scratch(given: list[Given], folder: Path) -> Iterator[Scratch]:
     cloud = Stubbed("", given=given)
     journal = Journal.open(RUN, folder)
     assert journal
-    tools = [answer.text for answer in given if isinstance(answer, Tool)]
+    tools = [answer for answer in given if isinstance(answer, Tool)]
 
     def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess(command, 0, tools.pop(0) if tools else "", "no more answers")
+        answer = tools.pop(0) if tools else Tool("", 1)
+        return subprocess.CompletedProcess(command, answer.status, answer.text, "")
 
     with (
         mock.patch.object(secrets, "token_hex", lambda size=4: RANDOM[:8] * (size // 4)),

@@ -2,12 +2,28 @@
 
 # isort: off
 from verify_aws.check import CHECKS
-from verify_aws.checks import deployed, messages, writes, batched, permissions, queues, operations, services, slow
+from verify_aws.checks import (
+    deployed,
+    messages,
+    writes,
+    expressions,
+    batched,
+    permissions,
+    queues,
+    batches,
+    operations,
+    commands,
+    services,
+    slow,
+)
 
 __all__ = [
     "CHECKS",
     "batched",
+    "batches",
+    "commands",
     "deployed",
+    "expressions",
     "messages",
     "operations",
     "permissions",
