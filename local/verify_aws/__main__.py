@@ -25,8 +25,9 @@ from verify_aws.scratch import PARAMETERS, DeployFailed, Scratch, deploy, name_o
 
 REPORT = ROOT / "target" / "verify-aws"
 RESOURCES = """\
-  a stack of template.yaml: function, event source mapping, two queues, table, log group, role, alarms, dashboard
-  a bucket for its deployment; a table and a few queues for single requests; roles, a topic and a table of one check
+  two stacks of template.yaml, one with FIFO queues, each with a function, an event source mapping, two queues, a table,
+  a log group, a role, alarms and a dashboard
+  a bucket for the deployment, a topic for the alarms; for single requests tables, queues, two roles, a function
 Everything has the name {name} or the tag sqs-once-verify={run}, and is removed at the end.
 Cost: less than a dollar, most of it the alarms, which AWS bills by the hour.
 Time: about 15 minutes{slow}."""

@@ -64,6 +64,7 @@ class Scratch:
     emulated: bool
     architecture: str
     outputs: Mapping[str, str] = field(default_factory=dict)
+    topic: str = ""  # of the alarms
     used: set[str] = field(default_factory=set)
     # The tests make this 0, so that each answer is read once.
     patience: float = 1.0
@@ -192,20 +193,31 @@ def prepare(scratch: Scratch) -> None:
     scratch.wait_for_table(scratch.table)
 
 
-def deploy(scratch: Scratch, **changed: str) -> None:
+def deploy(scratch: Scratch) -> None:
     """Deploys template.yaml as it is, or on an emulator with the replacements of local/deployment.py."""
+    upload(scratch)
+    scratch.topic = notify(scratch)
+    scratch.outputs = create_stack(scratch, scratch.name)
+
+
+def upload(scratch: Scratch) -> None:
+    """Uploads the function and the template."""
     s3, name = scratch.client("s3"), scratch.name
     s3.put_object(Bucket=name, Key="bootstrap.zip", Body=zipped(BOOTSTRAP))
     body = template("bootstrap.zip", name)
     if scratch.emulated:
         body = adapted(body)
     s3.put_object(Bucket=name, Key="template.yaml", Body=body.encode())
-    values = {"Architecture": scratch.architecture, "AlarmTopicArn": notify(scratch)} | PARAMETERS | changed
+
+
+def create_stack(scratch: Scratch, name: str, **changed: str) -> dict[str, str]:
+    """Creates a stack of the uploaded template. Returns its outputs."""
+    values = {"Architecture": scratch.architecture, "AlarmTopicArn": scratch.topic} | PARAMETERS | changed
     scratch.journal.intends("stack", name)
     cloudformation = scratch.client("cloudformation")
     cloudformation.create_stack(
         StackName=name,
-        TemplateURL=f"{s3.meta.endpoint_url}/{name}/template.yaml",
+        TemplateURL=f"{scratch.client('s3').meta.endpoint_url}/{scratch.name}/template.yaml",
         Parameters=[{"ParameterKey": k, "ParameterValue": v} for k, v in values.items()],
         Capabilities=CAPABILITIES,
         Tags=scratch.tag_list,
@@ -217,7 +229,7 @@ def deploy(scratch: Scratch, **changed: str) -> None:
     except WaiterError as ended:
         raise DeployFailed(reasons(cloudformation, name) or str(ended)) from None
     described = cloudformation.describe_stacks(StackName=name)["Stacks"][0]
-    scratch.outputs = {o["OutputKey"]: o["OutputValue"] for o in described["Outputs"]}
+    return {o["OutputKey"]: o["OutputValue"] for o in described["Outputs"]}
 
 
 def adapted(body: str) -> str:
