@@ -183,7 +183,7 @@ def last_row(problems: list[str]) -> Row:
         check="teardown_leaves_nothing",
         subject="teardown",
         assumption="Everything that a stack of template.yaml leaves behind can be removed with the steps of this page.",
-        places=["docs/template.md (Delete)"],
+        places=["docs/template.md (## Deleting and re-creating a stack)"],
         seen="; ".join(problems) or "nothing with the name or the tag of the run is left",
         verdict=Verdict.DIFFERS if problems else Verdict.HOLDS,
     )

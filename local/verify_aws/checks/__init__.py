@@ -15,6 +15,7 @@ from verify_aws.checks import (
     operations,
     commands,
     services,
+    failed,
     slow,
 )
 
@@ -25,6 +26,7 @@ __all__ = [
     "commands",
     "deployed",
     "expressions",
+    "failed",
     "fifo",
     "messages",
     "operations",
