@@ -27,10 +27,11 @@ from botocore import xform_name
 from cloud import ROOT, Cloud, ministack
 from deployment import console
 from verify_aws import teardown
-from verify_aws.__main__ import confirmed, opened, options
+from verify_aws.__main__ import confirmed, judged, opened, options
 from verify_aws.account import Aws, Refused, actions, require
 from verify_aws.answers import PAIRS
 from verify_aws.answers.stub import ACCOUNT, Stubbed, ok, run
+from verify_aws.answers.stub import scratch as scratch_of
 from verify_aws.check import Verdict
 from verify_aws.checks import CHECKS, batches
 from verify_aws.journal import Journal
@@ -87,6 +88,12 @@ class EachCheck(unittest.TestCase):
                     assert row.verdict == wanted, row.seen
                     assert unused == [], "answers for which the check did not ask"
         assert not used - policy_of_the_page(), "missing in the policy of docs/verify-aws.md"
+
+    def test_undeployed_stack_is_a_difference_of_the_deployment_alone(self) -> None:
+        with tempfile.TemporaryDirectory() as folder, scratch_of([], Path(folder)) as scratch:
+            rows = [judged(check, scratch, "the stack was not created") for check in CHECKS if check.needs_stack]
+        assert [row.check for row in rows if row.verdict is Verdict.DIFFERS] == ["default_deployment_completes"]
+        assert all(row.failed for row in rows if row.verdict is not Verdict.DIFFERS)
 
     def test_names_places_that_exist(self) -> None:
         for check in CHECKS:
@@ -169,6 +176,18 @@ class TheAccount(unittest.TestCase):
     def test_of_the_caller_is_accepted(self) -> None:
         cloud = Stubbed("", given=[ok("sts.get_caller_identity", Account=ACCOUNT)])
         require(cloud, ACCOUNT)
+
+    def test_environment_has_the_credentials_of_a_profile(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "credentials"
+            file.write_text("[tester]\naws_access_key_id = AKIA\naws_secret_access_key = secret\n")
+            variables = {"AWS_PROFILE": "tester", "AWS_SHARED_CREDENTIALS_FILE": str(file), "AWS_SESSION_TOKEN": "old"}
+            with mock.patch.dict(os.environ, variables):
+                found = Aws("", "eu-west-1").environment()
+        assert (found["AWS_ACCESS_KEY_ID"], found["AWS_SECRET_ACCESS_KEY"]) == ("AKIA", "secret")
+        assert found["AWS_REGION"] == "eu-west-1"
+        assert "AWS_PROFILE" not in found
+        assert "AWS_SESSION_TOKEN" not in found
 
     def test_is_not_used_without_an_answer(self) -> None:
         given = options(["--account", ACCOUNT, "--region", "eu-west-1"])
