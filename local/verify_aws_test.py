@@ -182,7 +182,7 @@ class TheAccount(unittest.TestCase):
             file = Path(folder) / "credentials"
             file.write_text("[tester]\naws_access_key_id = AKIA\naws_secret_access_key = secret\n")
             variables = {"AWS_PROFILE": "tester", "AWS_SHARED_CREDENTIALS_FILE": str(file), "AWS_SESSION_TOKEN": "old"}
-            with mock.patch.dict(os.environ, variables):
+            with mock.patch.dict(os.environ, variables, clear=True):
                 found = Aws("", "eu-west-1").environment()
         assert (found["AWS_ACCESS_KEY_ID"], found["AWS_SECRET_ACCESS_KEY"]) == ("AKIA", "secret")
         assert found["AWS_REGION"] == "eu-west-1"

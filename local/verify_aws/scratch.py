@@ -193,11 +193,17 @@ def prepare(scratch: Scratch) -> None:
     scratch.wait_for_table(scratch.table)
 
 
-def deploy(scratch: Scratch) -> None:
-    """Deploys template.yaml as it is, or on an emulator with the replacements of local/deployment.py."""
+def deploy(scratch: Scratch, others: list[tuple[str, dict[str, str]]]) -> None:
+    """Deploys template.yaml as it is, or on an emulator with the replacements of local/deployment.py.
+
+    The other stacks are created at the same time, and their checks wait for them.
+    """
     upload(scratch)
     scratch.topic = notify(scratch)
-    scratch.outputs = create_stack(scratch, scratch.name)
+    begin_stack(scratch, scratch.name)
+    for suffix, changed in others:
+        begin_stack(scratch, f"{scratch.name}-{suffix}", **changed)
+    scratch.outputs = finish_stack(scratch, scratch.name)
 
 
 def upload(scratch: Scratch) -> None:
@@ -210,18 +216,22 @@ def upload(scratch: Scratch) -> None:
     s3.put_object(Bucket=name, Key="template.yaml", Body=body.encode())
 
 
-def create_stack(scratch: Scratch, name: str, **changed: str) -> dict[str, str]:
-    """Creates a stack of the uploaded template. Returns its outputs."""
+def begin_stack(scratch: Scratch, name: str, **changed: str) -> None:
+    """Begins the creation of a stack of the uploaded template."""
     values = {"Architecture": scratch.architecture, "AlarmTopicArn": scratch.topic} | PARAMETERS | changed
     scratch.journal.intends("stack", name)
-    cloudformation = scratch.client("cloudformation")
-    cloudformation.create_stack(
+    scratch.client("cloudformation").create_stack(
         StackName=name,
         TemplateURL=f"{scratch.client('s3').meta.endpoint_url}/{scratch.name}/template.yaml",
         Parameters=[{"ParameterKey": k, "ParameterValue": v} for k, v in values.items()],
         Capabilities=CAPABILITIES,
         Tags=scratch.tag_list,
     )
+
+
+def finish_stack(scratch: Scratch, name: str) -> dict[str, str]:
+    """Waits for a stack. Returns its outputs."""
+    cloudformation = scratch.client("cloudformation")
     try:
         cloudformation.get_waiter("stack_create_complete").wait(
             StackName=name, WaiterConfig={"Delay": 1 if scratch.emulated else 5, "MaxAttempts": 240}

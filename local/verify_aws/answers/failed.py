@@ -31,7 +31,6 @@ def run(*left: str) -> list[Given]:
         for kind in ("AWS::DynamoDB::Table", "AWS::SQS::Queue", "AWS::Lambda::Function")
     ]
     return [
-        ok("cloudformation.create_stack"),
         described,
         ok("cloudformation.describe_stack_events", StackEvents=[event]),
         described,

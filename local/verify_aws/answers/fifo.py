@@ -28,7 +28,6 @@ def run(last_begins: int) -> list[Given]:
         "MessageAttributes": {"SqsOnceDeduplicationId": {"StringValue": "of-message-1", "DataType": "String"}},
     }
     return [
-        ok("cloudformation.create_stack"),
         *[described] * 2,
         ok("sqs.send_message_batch", Successful=[], Failed=[]),
         *records,

@@ -1,13 +1,14 @@
 """A first deployment that fails: the state of the stack, and the resources that it leaves."""
 
 from verify_aws.check import NotChecked, Seen, check
-from verify_aws.scratch import DeployFailed, Scratch, create_stack
+from verify_aws.scratch import DeployFailed, Scratch, finish_stack
 
 # So long that the variables of the function exceed Lambda's limit: the function is created after nearly all else.
 TOO_LONG = "body:/" + "x" * 4000
+SUFFIX = "failed"
 
 
-@check(only_aws="MiniStack has no limit for the variables of a function")
+@check(only_aws="MiniStack has no limit for the variables of a function", stack=(SUFFIX, {"IdempotencyKey": TOO_LONG}))
 def failed_first_deployment_leaves_only_the_table(scratch: Scratch) -> Seen:
     """A first deployment that fails is rolled back: the stack is ROLLBACK_COMPLETE, and only the protected table is
     left of it. The dead-letter queue and the log group are not, since their DeletionPolicy is RetainExceptOnCreate.
@@ -16,9 +17,9 @@ def failed_first_deployment_leaves_only_the_table(scratch: Scratch) -> Seen:
     docs/template.md: ## The first deployment failed
     template.yaml: RetainExceptOnCreate
     """
-    name, cloudformation = f"{scratch.name}-failed", scratch.client("cloudformation")
+    name, cloudformation = f"{scratch.name}-{SUFFIX}", scratch.client("cloudformation")
     try:
-        create_stack(scratch, name, IdempotencyKey=TOO_LONG)
+        finish_stack(scratch, name)
         raise NotChecked("the deployment did not fail")
     except DeployFailed:
         status = cloudformation.describe_stacks(StackName=name)["Stacks"][0]["StackStatus"]

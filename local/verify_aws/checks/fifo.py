@@ -7,7 +7,7 @@ from typing import Any
 from verify_aws.check import NotChecked, Seen, check
 from verify_aws.checks.messages import DECLINED, ended, fresh, order, record
 from verify_aws.checks.queues import receive
-from verify_aws.scratch import DeployFailed, Scratch, create_stack
+from verify_aws.scratch import DeployFailed, Scratch, finish_stack
 
 Json = dict[str, Any]
 
@@ -16,7 +16,10 @@ def time(item: Json, name: str) -> int:
     return int(item.get(name, {}).get("N", 0))
 
 
-@check()
+SUFFIX = "fifo"
+
+
+@check(stack=(SUFFIX, {"Fifo": "on"}))
 def fifo_group_goes_on_behind_a_permanent_failure(scratch: Scratch) -> Seen:
     """In a stack with Fifo=on, the messages of a group run one after the other, also behind a declined one. That one
     is copied to the dead-letter queue with its group, and its own deduplication id is an attribute.
@@ -26,7 +29,7 @@ def fifo_group_goes_on_behind_a_permanent_failure(scratch: Scratch) -> Seen:
     template.yaml: ConsumerFifoAfterPermanent
     """
     try:
-        outputs = create_stack(scratch, f"{scratch.name}-fifo", Fifo="on")
+        outputs = finish_stack(scratch, f"{scratch.name}-{SUFFIX}")
     except DeployFailed as failed:
         return Seen(False, f"the stack was not created: {failed}")
     fifo = dataclasses.replace(scratch, outputs=outputs)
