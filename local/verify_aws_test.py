@@ -17,6 +17,7 @@ import unittest
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import botocore.session
 import commands
@@ -24,10 +25,13 @@ import proxy
 import runbook
 from botocore import xform_name
 from cloud import ROOT, Cloud, ministack
+from deployment import console
 from verify_aws import teardown
-from verify_aws.account import actions
+from verify_aws.__main__ import confirmed, judged, opened, options
+from verify_aws.account import Aws, Refused, actions, require
 from verify_aws.answers import PAIRS
-from verify_aws.answers.stub import ACCOUNT, run
+from verify_aws.answers.stub import ACCOUNT, Stubbed, ok, run
+from verify_aws.answers.stub import scratch as scratch_of
 from verify_aws.check import Verdict
 from verify_aws.checks import CHECKS, batches
 from verify_aws.journal import Journal
@@ -85,6 +89,12 @@ class EachCheck(unittest.TestCase):
                     assert unused == [], "answers for which the check did not ask"
         assert not used - policy_of_the_page(), "missing in the policy of docs/verify-aws.md"
 
+    def test_undeployed_stack_is_a_difference_of_the_deployment_alone(self) -> None:
+        with tempfile.TemporaryDirectory() as folder, scratch_of([], Path(folder)) as scratch:
+            rows = [judged(check, scratch, "the stack was not created") for check in CHECKS if check.needs_stack]
+        assert [row.check for row in rows if row.verdict is Verdict.DIFFERS] == ["default_deployment_completes"]
+        assert all(row.failed for row in rows if row.verdict is not Verdict.DIFFERS)
+
     def test_names_places_that_exist(self) -> None:
         for check in CHECKS:
             with self.subTest(check.name):
@@ -134,6 +144,67 @@ class TheJournal(unittest.TestCase):
             assert [(entry.kind, entry.name) for entry in again.left()] == [("queue", "b")]
             again.end()
             assert Journal.runs(path) == []
+
+
+class TheAccount(unittest.TestCase):
+    def refused(self, *words: str, **variables: str) -> str:
+        """The reason for which a command line does not start."""
+        cloud = Stubbed("", given=[ok("sts.get_caller_identity", Account=ACCOUNT)])
+        clean = {name: value for name, value in os.environ.items() if name != "AWS_ENDPOINT_URL"}
+        with (
+            mock.patch.dict(os.environ, clean | variables, clear=True),
+            mock.patch.object(Aws, "client", lambda _, service: cloud.client(service)),
+        ):
+            try:
+                with opened(options(list(words))):
+                    return "it started"
+            except Refused as reason:
+                return str(reason)
+
+    def test_of_another_caller_is_refused(self) -> None:
+        reason = self.refused("--account", "999999999999", "--region", "eu-west-1")
+        assert "not to ACCOUNT=999999999999" in reason, reason
+
+    def test_without_a_name_is_refused(self) -> None:
+        for words in ([], ["--account", ACCOUNT], ["--region", "eu-west-1"], ["--account", "x", "--region", "r"]):
+            assert "name the account and the Region" in self.refused(*words), words
+
+    def test_at_an_endpoint_is_refused(self) -> None:
+        reason = self.refused("--account", ACCOUNT, "--region", "r", AWS_ENDPOINT_URL="http://127.0.0.1:1")
+        assert "AWS_ENDPOINT_URL is set" in reason, reason
+
+    def test_of_the_caller_is_accepted(self) -> None:
+        cloud = Stubbed("", given=[ok("sts.get_caller_identity", Account=ACCOUNT)])
+        require(cloud, ACCOUNT)
+
+    def test_environment_has_the_credentials_of_a_profile(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "credentials"
+            file.write_text("[tester]\naws_access_key_id = AKIA\naws_secret_access_key = secret\n")
+            variables = {"AWS_PROFILE": "tester", "AWS_SHARED_CREDENTIALS_FILE": str(file), "AWS_SESSION_TOKEN": "old"}
+            with mock.patch.dict(os.environ, variables, clear=True):
+                found = Aws("", "eu-west-1").environment()
+        assert (found["AWS_ACCESS_KEY_ID"], found["AWS_SECRET_ACCESS_KEY"]) == ("AKIA", "secret")
+        assert found["AWS_REGION"] == "eu-west-1"
+        assert "AWS_PROFILE" not in found
+        assert "AWS_SESSION_TOKEN" not in found
+
+    def test_is_not_used_without_an_answer(self) -> None:
+        given = options(["--account", ACCOUNT, "--region", "eu-west-1"])
+        for answer, wanted in (("", False), ("n", False), ("y", True), ("yes", True)):
+            with mock.patch("builtins.input", return_value=answer), mock.patch.object(console, "print"):
+                assert confirmed(given, "0" * 8, ACCOUNT, "eu-west-1") is wanted, answer
+
+    def test_of_another_journal_is_left_alone(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            journal = Journal.open("0" * 8, Path(folder))
+            assert journal
+            assert journal.is_of(ACCOUNT, "eu-west-1"), "a run that noted nothing has created nothing"
+            journal.place(ACCOUNT, "eu-west-1")
+            assert journal.is_of(ACCOUNT, "eu-west-1")
+            assert not journal.is_of(ACCOUNT, "us-east-1")
+            assert not journal.is_of("999999999999", "eu-west-1")
+            journal.end()
 
 
 # ---- whole runs ----------------------------------------------------------------------------------
@@ -186,6 +257,8 @@ class WholeRuns(unittest.TestCase):
             "PYTHONPATH": str(ROOT / "local"),
         }
         command = [sys.executable, "-B", "-m", "verify_aws", "--dry-run", *words]
+        if not words and os.environ.get("SQS_ONCE_REQUIRE_ALL"):  # in `make test`, as typed
+            command = ["make", "verify-aws", "DRY_RUN=1"]
         pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, **pipes)
 
@@ -314,7 +387,7 @@ class WholeRuns(unittest.TestCase):
         prepare(scratch)
         notify(scratch)
         url, arn = scratch.make_queue("of-a-function")
-        batches.make_function(scratch, arn, url, arn)
+        batches.make_function(scratch, "batches", arn, url, arn)
         journal.intends("log-group", f"{scratch.name}-logs")
         scratch.client("logs").create_log_group(logGroupName=f"{scratch.name}-logs")
         made = {entry.kind for entry in journal.left()} | {"stack"}  # the other tests have stacks

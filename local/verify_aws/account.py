@@ -11,6 +11,8 @@ from cloud import Cloud
 PAGE = "docs/verify-aws.md#the-least-policy"
 DENIED = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AuthorizationError", "Forbidden", "403")
 
+KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+
 # IAM's prefix of a service, and its action for an operation, where they are not those of botocore.
 PREFIXES = {"resourcegroupstaggingapi": "tag"}
 ACTIONS = {
@@ -47,7 +49,14 @@ class Aws(Cloud):
         return create(service, config=Config(retries={"mode": "standard", "max_attempts": 5}))
 
     def environment(self) -> dict[str, str]:
-        return dict(os.environ) | {"AWS_REGION": self.region, "AWS_DEFAULT_REGION": self.region}
+        """For other programs: with the credentials themselves, since `sqs-once` does not read every kind of profile."""
+        variables = {name: value for name, value in os.environ.items() if name not in ("AWS_PROFILE", *KEYS)}
+        variables |= {"AWS_REGION": self.region, "AWS_DEFAULT_REGION": self.region}
+        if credentials := boto3.Session().get_credentials():
+            variables |= {
+                name: value for name, value in zip(KEYS, credentials.get_frozen_credentials(), strict=False) if value
+            }
+        return variables
 
 
 def actions(service: str, operation: str) -> list[str]:

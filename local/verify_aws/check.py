@@ -41,6 +41,8 @@ class Check:
     needs_stack: bool
     slow: bool
     only_aws: str  # why an emulator cannot answer; empty if it can
+    # A stack of the check's own, created beside that of the run: the end of its name, and its parameters.
+    stack: tuple[str, dict[str, str]] | None
 
     @property
     def name(self) -> str:
@@ -70,11 +72,17 @@ class Check:
 CHECKS: list[Check] = []
 
 
-def check(*, needs_stack: bool = True, slow: bool = False, only_aws: str = "") -> Callable[[Function], Function]:
+def check(
+    *,
+    needs_stack: bool = True,
+    slow: bool = False,
+    only_aws: str = "",
+    stack: tuple[str, dict[str, str]] | None = None,
+) -> Callable[[Function], Function]:
     """Adds a function to the checks, in the order of the source."""
 
     def add(function: Function) -> Function:
-        CHECKS.append(Check(function, needs_stack, slow, only_aws))
+        CHECKS.append(Check(function, needs_stack, slow, only_aws, stack))
         return function
 
     return add

@@ -64,6 +64,7 @@ class Scratch:
     emulated: bool
     architecture: str
     outputs: Mapping[str, str] = field(default_factory=dict)
+    topic: str = ""  # of the alarms
     used: set[str] = field(default_factory=set)
     # The tests make this 0, so that each answer is read once.
     patience: float = 1.0
@@ -192,24 +193,45 @@ def prepare(scratch: Scratch) -> None:
     scratch.wait_for_table(scratch.table)
 
 
-def deploy(scratch: Scratch, **changed: str) -> None:
-    """Deploys template.yaml as it is, or on an emulator with the replacements of local/deployment.py."""
+def deploy(scratch: Scratch, others: list[tuple[str, dict[str, str]]]) -> None:
+    """Deploys template.yaml as it is, or on an emulator with the replacements of local/deployment.py.
+
+    The other stacks are created at the same time, and their checks wait for them.
+    """
+    upload(scratch)
+    scratch.topic = notify(scratch)
+    begin_stack(scratch, scratch.name)
+    for suffix, changed in others:
+        begin_stack(scratch, f"{scratch.name}-{suffix}", **changed)
+    scratch.outputs = finish_stack(scratch, scratch.name)
+
+
+def upload(scratch: Scratch) -> None:
+    """Uploads the function and the template."""
     s3, name = scratch.client("s3"), scratch.name
     s3.put_object(Bucket=name, Key="bootstrap.zip", Body=zipped(BOOTSTRAP))
     body = template("bootstrap.zip", name)
     if scratch.emulated:
         body = adapted(body)
     s3.put_object(Bucket=name, Key="template.yaml", Body=body.encode())
-    values = {"Architecture": scratch.architecture, "AlarmTopicArn": notify(scratch)} | PARAMETERS | changed
+
+
+def begin_stack(scratch: Scratch, name: str, **changed: str) -> None:
+    """Begins the creation of a stack of the uploaded template."""
+    values = {"Architecture": scratch.architecture, "AlarmTopicArn": scratch.topic} | PARAMETERS | changed
     scratch.journal.intends("stack", name)
-    cloudformation = scratch.client("cloudformation")
-    cloudformation.create_stack(
+    scratch.client("cloudformation").create_stack(
         StackName=name,
-        TemplateURL=f"{s3.meta.endpoint_url}/{name}/template.yaml",
+        TemplateURL=f"{scratch.client('s3').meta.endpoint_url}/{scratch.name}/template.yaml",
         Parameters=[{"ParameterKey": k, "ParameterValue": v} for k, v in values.items()],
         Capabilities=CAPABILITIES,
         Tags=scratch.tag_list,
     )
+
+
+def finish_stack(scratch: Scratch, name: str) -> dict[str, str]:
+    """Waits for a stack. Returns its outputs."""
+    cloudformation = scratch.client("cloudformation")
     try:
         cloudformation.get_waiter("stack_create_complete").wait(
             StackName=name, WaiterConfig={"Delay": 1 if scratch.emulated else 5, "MaxAttempts": 240}
@@ -217,7 +239,7 @@ def deploy(scratch: Scratch, **changed: str) -> None:
     except WaiterError as ended:
         raise DeployFailed(reasons(cloudformation, name) or str(ended)) from None
     described = cloudformation.describe_stacks(StackName=name)["Stacks"][0]
-    scratch.outputs = {o["OutputKey"]: o["OutputValue"] for o in described["Outputs"]}
+    return {o["OutputKey"]: o["OutputValue"] for o in described["Outputs"]}
 
 
 def adapted(body: str) -> str:

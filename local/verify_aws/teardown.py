@@ -4,6 +4,7 @@ Each remover succeeds if there is nothing to remove, so that a removal that was 
 the resource is gone; of a queue, once SQS accepted its deletion, which takes up to a minute.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,6 +40,16 @@ def remove_stack(scratch: Scratch, name: str) -> None:
             waiter = cloudformation.get_waiter("stack_delete_complete")
             waiter.wait(StackName=id, WaiterConfig={"Delay": delay, "MaxAttempts": 360})
         note(scratch, id)
+
+
+def begin_removal(scratch: Scratch, names: set[str]) -> None:
+    """Begins to delete the stacks of these names, so that CloudFormation deletes them at the same time."""
+    cloudformation = scratch.client("cloudformation")
+    for page in cloudformation.get_paginator("list_stacks").paginate():
+        for stack in page["StackSummaries"]:
+            if stack["StackName"] in names and not stack["StackStatus"].startswith("DELETE_"):
+                note(scratch, stack["StackId"])
+                cloudformation.delete_stack(StackName=stack["StackId"])
 
 
 def note(scratch: Scratch, stack: str) -> None:
@@ -208,6 +219,8 @@ def tear_down(scratch: Scratch) -> list[str]:
             reason = str(problem) if isinstance(problem, Denied) else f"{type(problem).__name__}: {problem}"
             problems.append(f"{entry.kind} {entry.name}: {reason}")
 
+    with contextlib.suppress(ClientError, Denied):  # which the removal of each stack reports
+        begin_removal(scratch, {name_of(run), *(entry.name for entry in journal.left() if entry.kind == "stack")})
     # The stack has its name from the run, so a run without a journal has one too. It comes first: its function
     # would write to the log group after that was deleted.
     remove(Entry("stack", name_of(run)))

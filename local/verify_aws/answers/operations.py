@@ -21,10 +21,20 @@ attribute = ok("sqs.set_queue_attributes")
 
 def faults(second: Tool) -> list[Given]:
     return [
-        *changed * 4,
+        ok("iam.list_role_policies", PolicyNames=["charge-orders-once"]),
+        ok(
+            "iam.get_role_policy",
+            RoleName="consumer",
+            PolicyName="charge-orders-once",
+            PolicyDocument=json.dumps({"Statement": [{"Action": ["dynamodb:DeleteItem"]}]}),
+        ),
+        *[ok("iam.put_role_policy")] * 2,
+        *changed * 6,
         *[attribute] * 4,
         *(found("mapping-enabled"), found()),
         *(second, found()),
+        *(found("filter-criteria"), found()),
+        *(found("permissions"), found()),
         *(found("visibility-timeout", "receives"), found()),
         *(found("dead-letter-retention"), found()),
     ]

@@ -1,8 +1,9 @@
 """Answers to `checks/slow.py`."""
 
+from verify_aws.answers.batches import made
 from verify_aws.answers.messages import line, logged, sent
 from verify_aws.answers.queues import queue
-from verify_aws.answers.stub import Given, ok, pair
+from verify_aws.answers.stub import Given, ok, pair, refused
 
 
 def highest(*values: float) -> Given:
@@ -38,3 +39,25 @@ pair(
     holds=[*asleep, highest(1.0)],
     differs=[*asleep, highest()],
 )
+
+
+def mapping(pollers: bool) -> Given:
+    config = {"ProvisionedPollerConfig": {"MinimumPollers": 2, "MaximumPollers": 2}} if pollers else {}
+    return ok("lambda.get_event_source_mapping", State="Enabled", **config)
+
+
+def provisioned(kept: bool) -> list[Given]:
+    return [
+        *made,
+        ok("lambda.list_event_source_mappings", EventSourceMappings=[{"UUID": "0c0c0c0c-0000-4000-8000-000000000000"}]),
+        mapping(False),
+        ok("lambda.update_event_source_mapping"),
+        mapping(True),
+        refused("lambda.update_event_source_mapping", "InvalidParameterValueException"),
+        mapping(kept),
+        ok("lambda.update_event_source_mapping"),
+        mapping(False),
+    ]
+
+
+pair("provisioned_pollers_stay_until_they_are_switched_off", holds=provisioned(True), differs=provisioned(False))

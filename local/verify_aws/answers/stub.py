@@ -38,7 +38,11 @@ OUTPUTS = {
     "TableName": f"{NAME}-records",
     "EventSourceMappingId": "0c0c0c0c-0000-4000-8000-000000000000",
     "LogGroupName": f"{NAME}-logs",
+    "RoleArn": f"arn:aws:iam::{ACCOUNT}:role/{NAME}-role",
 }
+
+
+TOPIC = f"arn:aws:sns:{REGION}:{ACCOUNT}:{NAME}-alarms"
 
 
 @dataclass(frozen=True)
@@ -157,7 +161,7 @@ def scratch(given: list[Given], folder: Path) -> Iterator[Scratch]:
         mock.patch.object(permissions, "connect", cloud.assumed),
         mock.patch.object(subprocess, "run", run),
     ):
-        yield Scratch(cloud, journal, False, "x86_64", OUTPUTS, patience=0)
+        yield Scratch(cloud, journal, False, "x86_64", OUTPUTS, TOPIC, patience=0)
     journal.end()
 
 

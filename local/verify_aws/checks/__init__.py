@@ -11,9 +11,11 @@ from verify_aws.checks import (
     permissions,
     queues,
     batches,
+    fifo,
     operations,
     commands,
     services,
+    failed,
     slow,
 )
 
@@ -24,6 +26,8 @@ __all__ = [
     "commands",
     "deployed",
     "expressions",
+    "failed",
+    "fifo",
     "messages",
     "operations",
     "permissions",

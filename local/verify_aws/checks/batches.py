@@ -51,9 +51,9 @@ def archive() -> bytes:
     return buffer.getvalue()
 
 
-def make_function(scratch: Scratch, source: str, seen_url: str, seen: str) -> str:
+def make_function(scratch: Scratch, suffix: str, source: str, seen_url: str, seen: str) -> str:
     """Creates a function that reads one queue and writes to the other, with its role. Returns the function's name."""
-    name, iam, functions = f"{scratch.name}-batches", scratch.client("iam"), scratch.client("lambda")
+    name, iam, functions = f"{scratch.name}-{suffix}", scratch.client("iam"), scratch.client("lambda")
     trust = {"Effect": "Allow", "Principal": {"Service": "lambda.amazonaws.com"}, "Action": "sts:AssumeRole"}
     reads = ["sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes"]
     allowed = [
@@ -122,7 +122,7 @@ def failed_batches_return_as_the_response_says(scratch: Scratch) -> Seen:
     """
     seen_url, seen = scratch.make_queue("batches-seen")
     url, arn = scratch.make_queue("batches", VisibilityTimeout=str(RETURNS))
-    make_function(scratch, arn, seen_url, seen)
+    make_function(scratch, "batches", arn, seen_url, seen)
     found: list[Json] = []
 
     def read() -> list[Json]:

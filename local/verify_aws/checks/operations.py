@@ -1,5 +1,6 @@
 """The tools of the person on call: `sqs-once doctor`, and the queries of the runbook."""
 
+import copy
 import json
 import re
 import time
@@ -42,10 +43,20 @@ def doctor_finds_nothing_in_a_clean_stack(scratch: Scratch) -> Seen:
     return Seen(not found, ", ".join(found) or "no findings")
 
 
+def without(document: Json, action: str) -> Json:
+    """A policy that does not allow an action."""
+    changed = copy.deepcopy(document)
+    for statement in changed["Statement"]:
+        if isinstance(statement["Action"], list) and action in statement["Action"]:
+            statement["Action"].remove(action)
+    return changed
+
+
 @check()
 def doctor_finds_each_fault(scratch: Scratch) -> Seen:
-    """`sqs-once doctor` finds a disabled mapping, a mapping without partial responses, a short visibility timeout and
-    a short retention of dead letters: each alone, and nothing once it is corrected.
+    """`sqs-once doctor` finds a disabled mapping, a mapping without partial responses or with a filter, a role that
+    lacks an action, a short visibility timeout and a short retention of dead letters: each alone, and nothing once
+    it is corrected.
 
     Where:
     docs/cli.md: `partial-responses`
@@ -69,12 +80,25 @@ def doctor_finds_each_fault(scratch: Scratch) -> Seen:
     def retention(value: str) -> None:
         attribute("DeadLetterQueueUrl", "MessageRetentionPeriod", value)
 
+    iam = scratch.client("iam")
+    role = scratch.outputs["RoleArn"].rsplit("/", 1)[-1]
+    policy = iam.list_role_policies(RoleName=role)["PolicyNames"][0]
+    document = iam.get_role_policy(RoleName=role, PolicyName=policy)["PolicyDocument"]
+
+    def permissions(allowed: Json) -> None:
+        iam.put_role_policy(RoleName=role, PolicyName=policy, PolicyDocument=json.dumps(allowed))
+
     faults: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
         "mapping-enabled": (lambda: mapping(Enabled=False), lambda: mapping(Enabled=True)),
         "partial-responses": (
             lambda: mapping(FunctionResponseTypes=[]),
             lambda: mapping(FunctionResponseTypes=["ReportBatchItemFailures"]),
         ),
+        "filter-criteria": (
+            lambda: mapping(FilterCriteria={"Filters": [{"Pattern": '{"body": {"a": ["b"]}}'}]}),
+            lambda: mapping(FilterCriteria={}),
+        ),
+        "permissions": (lambda: permissions(without(document, "dynamodb:DeleteItem")), lambda: permissions(document)),
         "visibility-timeout": (lambda: visibility("60"), lambda: visibility("360")),
         "dead-letter-retention": (lambda: retention("86400"), lambda: retention("1209600")),
     }

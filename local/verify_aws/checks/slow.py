@@ -4,7 +4,9 @@ import datetime
 from typing import Any
 
 from verify_aws.check import Seen, check
-from verify_aws.checks.messages import fresh, order, send
+from verify_aws.checks import batches
+from verify_aws.checks.messages import fresh, key_of, lines, order, send
+from verify_aws.checks.writes import refusal
 from verify_aws.scratch import Scratch
 
 Json = dict[str, Any]
@@ -78,8 +80,6 @@ def throttled_message_uses_up_few_receives(scratch: Scratch) -> Seen:
         functions.delete_function_concurrency(FunctionName=name)
 
     def counts() -> list[int]:
-        from verify_aws.checks.messages import key_of, lines
-
         key = key_of(scratch, number)
         return [line["receive_count"] for line in lines(scratch) if line.get("key") == key and "outcome" in line]
 
@@ -109,3 +109,37 @@ def sleeping_queue_reports_its_first_message_late(scratch: Scratch) -> Seen:
     minutes = (datetime.datetime.now(datetime.UTC) - sent).total_seconds() / 60
     text = f"first seen after {minutes:.0f} minutes" if seen else "not seen within 20 minutes"
     return Seen(bool(seen) and minutes <= 16, text)
+
+
+@check(needs_stack=False, slow=True, only_aws="emulators have no provisioned pollers")
+def provisioned_pollers_stay_until_they_are_switched_off(scratch: Scratch) -> Seen:
+    """An event source mapping with provisioned pollers keeps them when an update leaves them out, and takes no
+    MaximumConcurrency beside them. An empty ProvisionedPollerConfig switches them off. Costs pollers for
+    some minutes.
+
+    Where:
+    docs/template.md: --provisioned-poller-config '{}'
+    """
+    seen_url, seen = scratch.make_queue("pollers-seen")
+    _, arn = scratch.make_queue("pollers", VisibilityTimeout="20")
+    name, functions = batches.make_function(scratch, "pollers", arn, seen_url, seen), scratch.client("lambda")
+    uuid = functions.list_event_source_mappings(FunctionName=name)["EventSourceMappings"][0]["UUID"]
+
+    def settled() -> Json:
+        def read() -> Json:
+            mapping: Json = functions.get_event_source_mapping(UUID=uuid)
+            return mapping
+
+        return scratch.eventually(read, lambda now: now["State"] in ("Enabled", "Disabled"), within=300)
+
+    settled()
+    pollers = {"MinimumPollers": 2, "MaximumPollers": 2}
+    functions.update_event_source_mapping(UUID=uuid, ScalingConfig={}, ProvisionedPollerConfig=pollers)
+    settled()
+    both, _ = refusal(functions.update_event_source_mapping, UUID=uuid, ScalingConfig={"MaximumConcurrency": 2})
+    kept = bool(settled().get("ProvisionedPollerConfig"))
+    functions.update_event_source_mapping(UUID=uuid, ProvisionedPollerConfig={})
+    off = not settled().get("ProvisionedPollerConfig")
+    text = f"MaximumConcurrency beside them: {'accepted' if both == 'none' else both}; left out: "
+    text += f"{'kept' if kept else 'gone'}; empty: {'off' if off else 'still on'}"
+    return Seen(both != "none" and kept and off, text)
