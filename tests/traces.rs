@@ -313,17 +313,18 @@ async fn large_batch_is_split_over_datagrams() {
         ("AWS_XRAY_DAEMON_ADDRESS", &address),
     ];
     let lambda = consumer(&stage, &settings).await;
-    let records = (0..200).map(|n| record(&format!("m-{n}"), &order(&format!("o-{n}"))));
+    // The socket holds all datagrams, should the daemon be slow.
+    let records = (0..70).map(|n| record(&format!("m-{n}"), &order(&format!("o-{n}"))));
     let receive = async {
         let mut exports = Vec::new();
-        while named(&exports, "").len() < 600 {
+        while named(&exports, "").len() < 210 {
             exports.push(daemon.receive().await);
         }
         exports
     };
     let (answer, exports) = tokio::join!(lambda.invoke(batch(records), TIME), receive);
     assert_eq!(failed(&answer.response()), [""; 0]);
-    assert_eq!(named(&exports, "process").len(), 200);
+    assert_eq!(named(&exports, "process").len(), 70);
     assert!(exports.len() > 1, "{} datagrams", exports.len());
     assert!(daemon.is_idle());
     let unsent = lambda

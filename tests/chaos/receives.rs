@@ -348,7 +348,17 @@ impl<'a> Receives<'a> {
             .collect();
         let own = held.worker == receive.worker && held.from >= receive.from;
         if own && others.is_empty() && !late {
-            return None;
+            // A worker never conflicts with the claim that it makes. But the claim of an earlier delivery may
+            // reach the table late.
+            let earlier = self.receives.iter().any(|earlier| {
+                earlier.worker == receive.worker
+                    && earlier.message.operation == receive.message.operation
+                    && earlier.to.is_some_and(|(to, _, _)| to < receive.from)
+                    && earlier
+                        .said
+                        .is_some_and(|(outcome, _)| outcome == "store_unavailable")
+            });
+            return earlier.then(|| Cause::Delayed("conflict with a late claim".into()));
         }
         let at_work = |other: &Receive<'_>| {
             other.from < to && other.to.is_none_or(|(to, _, _)| to > receive.from)
