@@ -17,7 +17,7 @@ from botocore import xform_name
 from botocore.exceptions import BotoCoreError, ClientError
 
 OUTPUTS = ("json", "text")
-# Services that the AWS CLI gives a name of its own.
+# Services that have a different name in the AWS CLI.
 NAMES = {"deploy": "codedeploy"}
 
 

@@ -140,6 +140,20 @@ class Scratch:
         got = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]
         return str(url), str(got["QueueArn"])
 
+    def make_role(self, name: str, principal: Json, *allowed: Json) -> str:
+        """Creates a role that the principal can assume, with the allowed statements. Returns its ARN."""
+        self.journal.intends("role", name)
+        iam = self.client("iam")
+        trust = {"Effect": "Allow", "Principal": principal, "Action": "sts:AssumeRole"}
+        role = iam.create_role(RoleName=name, AssumeRolePolicyDocument=policy(trust), Tags=self.tag_list)["Role"]
+        iam.put_role_policy(RoleName=name, PolicyName="allowed", PolicyDocument=policy(*allowed))
+        return str(role["Arn"])
+
+
+def policy(*statements: Json) -> str:
+    """A document of IAM."""
+    return json.dumps({"Version": "2012-10-17", "Statement": list(statements)})
+
 
 # ---- the topic -----------------------------------------------------------------------------------
 
@@ -157,8 +171,7 @@ def notify(scratch: Scratch) -> str:
         "Resource": queue,
         "Condition": {"ArnEquals": {"aws:SourceArn": topic}},
     }
-    policy = json.dumps({"Version": "2012-10-17", "Statement": [allow]})
-    scratch.client("sqs").set_queue_attributes(QueueUrl=url, Attributes={"Policy": policy})
+    scratch.client("sqs").set_queue_attributes(QueueUrl=url, Attributes={"Policy": policy(allow)})
     sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=queue)
     return topic
 

@@ -54,13 +54,13 @@ where
 /// may be payload.
 pub(crate) fn reason_of_denial(message: Option<&str>) -> String {
     const QUOTES: [char; 2] = ['\'', '"'];
-    let message = message.unwrap_or_default().trim();
-    if message.is_empty() {
+    let said = message.unwrap_or_default().trim();
+    if said.is_empty() {
         return "grant the permission".to_owned();
     }
-    let reason = match (message.split_once(QUOTES), message.rsplit_once(QUOTES)) {
+    let reason = match (said.split_once(QUOTES), said.rsplit_once(QUOTES)) {
         (Some((before, _)), Some((_, after))) => format!("{before}...{after}"),
-        _ => message.to_owned(),
+        _ => said.to_owned(),
     };
     format!("the reason of AWS: {reason}")
 }

@@ -299,9 +299,7 @@ impl Attempt {
     pub fn time_left(&self) -> Duration {
         self.deadline.time_left()
     }
-}
 
-impl Attempt {
     /// Logs an open attempt before the handler runs: as a retry after a failure that the handler returned,
     /// else as a takeover. A consumer logs it once the handler has its place. Without a consumer, the mode does.
     pub(crate) fn log_history(&self) {

@@ -206,7 +206,6 @@ impl InPostgres {
             fingerprint,
             delivery,
             deadline,
-            // Without a claim there is no isolation.
             gate,
         } = operation;
         if !deadline.may_start() {

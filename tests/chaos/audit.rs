@@ -67,6 +67,8 @@ pub(crate) struct Findings {
     pub(crate) violations: Vec<String>,
     /// Number of repeated charges, by the cause that cut off the attempt before.
     pub(crate) charged_again: BTreeMap<String, usize>,
+    /// Good messages that used up their receives, though fewer than half of these were ended by a slow machine.
+    pub(crate) given_up: Vec<String>,
 }
 
 /// Reads the events; `statuses` is the final table, by key.
@@ -99,6 +101,7 @@ pub(crate) fn audit(events: &[Event], statuses: &HashMap<String, String>) -> Fin
     audit.receives(&accounts);
     audit.ends(&accounts, statuses);
     Findings {
+        given_up: audit.given_up(&accounts),
         violations: audit.found,
         charged_again: audit.charged_again,
     }

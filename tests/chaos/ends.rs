@@ -36,6 +36,23 @@ impl Audit {
         }
     }
 
+    /// Good messages that used up their receives on a machine that was fast enough. One that is too slow for the
+    /// function's timeout is an outage like any other.
+    pub(super) fn given_up(&self, accounts: &[Account]) -> Vec<String> {
+        let is_delayed = |id: &String, receive: &u32| {
+            let cause = self.causes.get(&(id.clone(), *receive));
+            matches!(cause, Some(Cause::Delayed(_)))
+        };
+        let given_up = accounts.iter().filter(|account| {
+            let Message { id, kind, .. } = &account.message;
+            let receives = account.ends.keys();
+            let delayed = receives.filter(|receive| is_delayed(id, receive)).count();
+            let is_good = !kind.never_succeeds() && !account.has_crashed();
+            account.dead_lettered && is_good && delayed < account.ends.len() / 2
+        });
+        given_up.map(|account| account.message.id.clone()).collect()
+    }
+
     pub(super) fn ends(&mut self, accounts: &[Account], statuses: &HashMap<String, String>) {
         for account in accounts {
             let Message { id, kind, .. } = &account.message;
@@ -72,7 +89,7 @@ impl Audit {
                 self.found
                     .push(format!("{id} ends its process, and was given up as {told}"));
             }
-            // Crashes have rules of their own.
+            // `crashes.rs` has the rules for crashes.
             let told = told.filter(|_| !account.has_crashed());
             if let Some(told) = told.filter(|_| !kind.never_succeeds()) {
                 self.found.push(format!(

@@ -40,9 +40,8 @@ pub(crate) struct Mapping {
     pub(crate) queue: Arc<Queue>,
     pub(crate) settings: Settings,
     /// Number of invocations after which a worker meets its fate, at most.
-    pub(crate) lifetime: u32,
-    /// True if only messages end workers.
-    pub(crate) calm: bool,
+    /// `None` if only messages end workers.
+    pub(crate) lifetime: Option<u32>,
     /// Number of concurrent invocations in one worker.
     pub(crate) at_once: usize,
     pub(crate) fifo: bool,
@@ -172,10 +171,11 @@ impl Mapping {
     /// Every worker meets its fate in one of its first invocations, or soon after these.
     fn fate(&self, worker: Worker, invocation: Invocation) -> Fate {
         let mut dice = self.seed.dice(("lifetime", worker));
-        if self.calm || invocation < dice.u32(1..=self.lifetime) {
-            Fate::Spared
-        } else {
-            Fate::of(self.seed, worker, invocation)
+        match self.lifetime {
+            Some(lifetime) if invocation >= dice.u32(1..=lifetime) => {
+                Fate::of(self.seed, worker, invocation)
+            }
+            _ => Fate::Spared,
         }
     }
 

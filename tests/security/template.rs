@@ -746,7 +746,7 @@ fn gradual_overlay_moves_the_mapping_to_the_alias() {
     assert!(makefile.contains("$(if $(GRADUAL),Release=$$(date +%s))"));
 }
 
-/// A template that is deployed without a name of its own would replace the stack `sqs-once` of samconfig.toml.
+/// A template that is deployed under no other name would replace the stack `sqs-once` of samconfig.toml.
 #[test]
 fn other_templates_are_deployed_under_their_own_name() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -4,38 +4,12 @@ botocore's Stubber gives the answers, and checks requests and answers against AW
 local/verify_aws_test.py runs every check with both.
 """
 
-from verify_aws.answers import (
-    batched,
-    batches,
-    commands,
-    deployed,
-    expressions,
-    failed,
-    fifo,
-    messages,
-    operations,
-    permissions,
-    queues,
-    services,
-    slow,
-    writes,
-)
-from verify_aws.answers.stub import PAIRS
+from importlib import import_module
 
-__all__ = [
-    "PAIRS",
-    "batched",
-    "batches",
-    "commands",
-    "deployed",
-    "expressions",
-    "failed",
-    "fifo",
-    "messages",
-    "operations",
-    "permissions",
-    "queues",
-    "services",
-    "slow",
-    "writes",
-]
+from verify_aws.answers.stub import PAIRS
+from verify_aws.checks import SUBJECTS
+
+for subject in SUBJECTS:
+    import_module(f"{__name__}.{subject}")
+
+__all__ = ["PAIRS"]

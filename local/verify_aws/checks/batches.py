@@ -53,21 +53,14 @@ def archive() -> bytes:
 
 def make_function(scratch: Scratch, suffix: str, source: str, seen_url: str, seen: str) -> str:
     """Creates a function that reads one queue and writes to the other, with its role. Returns the function's name."""
-    name, iam, functions = f"{scratch.name}-{suffix}", scratch.client("iam"), scratch.client("lambda")
-    trust = {"Effect": "Allow", "Principal": {"Service": "lambda.amazonaws.com"}, "Action": "sts:AssumeRole"}
+    name, functions = f"{scratch.name}-{suffix}", scratch.client("lambda")
     reads = ["sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes"]
-    allowed = [
+    role = scratch.make_role(
+        name,
+        {"Service": "lambda.amazonaws.com"},
         {"Effect": "Allow", "Action": reads, "Resource": source},
         {"Effect": "Allow", "Action": "sqs:SendMessage", "Resource": seen},
-    ]
-    scratch.journal.intends("role", name)
-    role = iam.create_role(
-        RoleName=name,
-        AssumeRolePolicyDocument=json.dumps({"Version": "2012-10-17", "Statement": [trust]}),
-        Tags=scratch.tag_list,
-    )["Role"]["Arn"]
-    document = json.dumps({"Version": "2012-10-17", "Statement": allowed})
-    iam.put_role_policy(RoleName=name, PolicyName="batches", PolicyDocument=document)
+    )
     scratch.journal.intends("function", name)
 
     def create() -> str:

@@ -45,7 +45,7 @@ def form(line: str) -> tuple[str, list[str], Json]:
 
 
 def answered(scratch: Scratch, operation: str, key: list[str], request: Json) -> tuple[set[str], str]:
-    """Sends a form on an item of its own. Returns the codes of the answer, and its message."""
+    """Sends a form on a new item. Returns the codes of the answer, and its message."""
     dynamodb, table = scratch.client("dynamodb"), table_of(scratch, key)
     request = copy.deepcopy(request)
     for item in filter(None, (request.get("Key"), request.get("Item"))):

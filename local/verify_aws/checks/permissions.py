@@ -5,7 +5,6 @@ request is sent under a session policy that leaves out one action: session polic
 role within minutes.
 """
 
-import json
 import secrets
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,7 @@ from botocore.exceptions import ClientError
 
 from verify_aws.account import DENIED
 from verify_aws.check import NotChecked, Seen, check
-from verify_aws.scratch import Scratch
+from verify_aws.scratch import Scratch, policy
 
 Json = dict[str, Any]
 
@@ -67,11 +66,11 @@ def denied(client: Any, method: str, arguments: Json) -> bool:
 
 def assume(scratch: Scratch, arn: str, allowed: list[str]) -> Callable[[str], Any]:
     """Makes clients that may use these actions only."""
-    policy = {"Effect": "Allow", "Action": allowed or ["sts:GetCallerIdentity"], "Resource": "*"}
+    allow = {"Effect": "Allow", "Action": allowed or ["sts:GetCallerIdentity"], "Resource": "*"}
     answer = scratch.client("sts").assume_role(
         RoleArn=arn,
         RoleSessionName=scratch.name,
-        Policy=json.dumps({"Version": "2012-10-17", "Statement": [policy]}),
+        Policy=policy(allow),
     )
     given = answer["Credentials"]
 
@@ -105,18 +104,11 @@ def each_request_needs_its_one_action(scratch: Scratch) -> Seen:
     table = (
         f"arn:{partition}:dynamodb:{scratch.client('sqs').meta.region_name}:{caller['Account']}:table/{scratch.table}"
     )
-    name, iam = f"{scratch.name}-permissions", scratch.client("iam")
-    trusted = {"AWS": f"arn:{partition}:iam::{caller['Account']}:root"}
-    trust = {"Effect": "Allow", "Principal": trusted, "Action": "sts:AssumeRole"}
-    allow = {"Effect": "Allow", "Action": every, "Resource": [table, queue]}
-    scratch.journal.intends("role", name)
-    role = iam.create_role(
-        RoleName=name,
-        AssumeRolePolicyDocument=json.dumps({"Version": "2012-10-17", "Statement": [trust]}),
-        Tags=scratch.tag_list,
-    )["Role"]["Arn"]
-    document = json.dumps({"Version": "2012-10-17", "Statement": [allow]})
-    iam.put_role_policy(RoleName=name, PolicyName="charge-orders-once", PolicyDocument=document)
+    role = scratch.make_role(
+        f"{scratch.name}-permissions",
+        {"AWS": f"arn:{partition}:iam::{caller['Account']}:root"},
+        {"Effect": "Allow", "Action": every, "Resource": [table, queue]},
+    )
     scratch.rest(LATER)
 
     def refused_with_all() -> list[str]:

@@ -11,6 +11,7 @@ from verify_aws.scratch import Scratch
 
 Json = dict[str, Any]
 
+NOT_MOVED = "the message was not moved within a minute"
 LONGEST = 41_400  # seconds: 11.5 hours, the longest visibility timeout that the consumer sets
 
 
@@ -27,6 +28,22 @@ def pair(scratch: Scratch, suffix: str, receives: int, **attributes: str) -> tup
     policy = json.dumps({"deadLetterTargetArn": dead_arn, "maxReceiveCount": str(receives)})
     url, arn = scratch.make_queue(f"{suffix}{end}", RedrivePolicy=policy, VisibilityTimeout="60", **attributes)
     return url, arn, dead, dead_arn
+
+
+def moved(scratch: Scratch, url: str, dead: str) -> Json | None:
+    """Receives the one message of a queue for the last time. Returns it as the dead-letter queue has it, or None if SQS
+    did not move it within a minute."""
+    for message in receive(scratch, url):
+        scratch.client("sqs").change_message_visibility(
+            QueueUrl=url, ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=0
+        )
+
+    def read() -> list[Json]:
+        receive(scratch, url, wait=1)
+        return receive(scratch, dead, wait=1)
+
+    found = scratch.eventually(read, bool, within=60)
+    return found[0] if found else None
 
 
 @check(needs_stack=False)
@@ -68,20 +85,11 @@ def last_receive_moves_a_message_with_its_id(scratch: Scratch) -> Seen:
     src/sqs/message.rs: DeadLetterQueueSourceArn
     """
     url, arn, dead, _ = pair(scratch, "receives", 1)
-    sqs = scratch.client("sqs")
-    sent = sqs.send_message(QueueUrl=url, MessageBody="{}")["MessageId"]
-    for message in receive(scratch, url):
-        sqs.change_message_visibility(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=0)
-
-    def read() -> list[Json]:
-        receive(scratch, url, wait=1)
-        return receive(scratch, dead, wait=1)
-
-    moved = scratch.eventually(read, bool, within=60)
-    if not moved:
-        return Seen(False, "the message was not moved within a minute")
-    source = moved[0]["Attributes"].get("DeadLetterQueueSourceArn")
-    same = moved[0]["MessageId"] == sent
+    sent = scratch.client("sqs").send_message(QueueUrl=url, MessageBody="{}")["MessageId"]
+    if not (letter := moved(scratch, url, dead)):
+        return Seen(False, NOT_MOVED)
+    source = letter["Attributes"].get("DeadLetterQueueSourceArn")
+    same = letter["MessageId"] == sent
     # MiniStack does not name the source.
     holds = same and (source == arn or scratch.emulated)
     return Seen(holds, f"{'the same' if same else 'another'} id, {'with' if source == arn else 'without'} its source")
@@ -163,19 +171,10 @@ def fifo_dead_letter_has_another_deduplication_id(scratch: Scratch) -> Seen:
     docs/operations.md: SqsOnceDeduplicationId
     """
     url, _, dead, _ = pair(scratch, "fifo", 1, FifoQueue="true")
-    sqs = scratch.client("sqs")
     sent = {"MessageGroupId": "group", "MessageDeduplicationId": "of-the-producer"}
-    id = sqs.send_message(QueueUrl=url, MessageBody="{}", **sent)["MessageId"]
-    for message in receive(scratch, url):
-        sqs.change_message_visibility(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=0)
-
-    def read() -> list[Json]:
-        receive(scratch, url, wait=1)
-        return receive(scratch, dead, wait=1)
-
-    moved = scratch.eventually(read, bool, within=60)
-    if not moved:
-        return Seen(False, "the message was not moved within a minute")
-    deduplication = moved[0]["Attributes"].get("MessageDeduplicationId")
+    id = scratch.client("sqs").send_message(QueueUrl=url, MessageBody="{}", **sent)["MessageId"]
+    if not (letter := moved(scratch, url, dead)):
+        return Seen(False, NOT_MOVED)
+    deduplication = letter["Attributes"].get("MessageDeduplicationId")
     same = "its message id" if deduplication == id else "not its message id"
     return Seen(deduplication == id, f"the deduplication id in the dead-letter queue is {same}")

@@ -126,8 +126,8 @@ impl Account {
 
     /// Where the alarms notify, as an output of the stack says. `None` without that output.
     pub(crate) async fn notifications(&self, stack: &str) -> Result<Option<String>, Error> {
-        let read = self.cloudformation.describe_stacks().stack_name(stack);
-        let read = read.send().await.map_err(|error| {
+        let request = self.cloudformation.describe_stacks().stack_name(stack);
+        let read = request.send().await.map_err(|error| {
             let permission = "cloudformation:DescribeStacks";
             failed(&format!("read stack `{stack}`"), permission, &error)
         })?;
@@ -186,15 +186,13 @@ impl Account {
         let mut mappings = self.mappings_of(function).await?;
         let list = self.lambda.list_aliases().function_name(function);
         let mut aliases = list.into_paginator().items().send();
-        while let Some(alias) = aliases.next().await {
-            let alias = alias.map_err(|error| {
+        while let Some(read) = aliases.next().await {
+            let alias = read.map_err(|error| {
                 let action = format!("read the aliases of `{function}`");
                 failed(&action, "lambda:ListAliases", &error)
             })?;
-            for mapping in self
-                .mappings_of(alias.alias_arn().unwrap_or_default())
-                .await?
-            {
+            let arn = alias.alias_arn().unwrap_or_default();
+            for mapping in self.mappings_of(arn).await? {
                 if mappings.iter().all(|known| known.id != mapping.id) {
                     mappings.push(mapping);
                 }
