@@ -24,6 +24,9 @@ pub(super) struct Pending {
 /// Events of one group, in the order in which they are sent.
 pub(super) type Group = VecDeque<Pending>;
 
+/// Attribute of the item that the template's schedule changes, so that the relay is invoked each minute.
+const HEARTBEAT: &str = "heartbeat";
+
 /// An item of the outbox table (`event::item`).
 #[derive(Deserialize)]
 struct Image {
@@ -40,11 +43,13 @@ struct Image {
 /// A group has the order of the stream, which is that of the commits. The stream may have the items of
 /// one transaction in any order, so the events of one commit have the order of the answer.
 ///
-/// Leaves out deleted items, such as those whose time to live has ended.
+/// Leaves out deleted items, such as those whose time to live has ended, and the heartbeat.
 pub(super) fn groups(records: Vec<EventRecord>) -> Vec<Group> {
     let mut groups: BTreeMap<String, Vec<(String, Pending)>> = BTreeMap::new();
     for (position, record) in (0..).zip(records) {
-        if record.event_name == "REMOVE" {
+        let image = &record.change.new_image;
+        let is_heartbeat = image.contains_key(HEARTBEAT) && !image.contains_key("id");
+        if record.event_name == "REMOVE" || is_heartbeat {
             continue;
         }
         let (sequence, pending) = pending(position, record);

@@ -55,6 +55,7 @@ impl Settings {
     ///
     /// If `OUTBOX_TARGETS` and `OUTBOX_DEAD_LETTER_QUEUE_URL` are set, as for a relay, the consumer sends
     /// events right after their commit. One of the two alone is an error. Both need the feature `outbox`.
+    /// If one of these targets does not exist, that is logged, and the events wait for the relay.
     ///
     /// # Errors
     ///
@@ -92,7 +93,17 @@ impl Settings {
         };
         #[cfg(feature = "outbox")]
         let mode = match relay {
-            Some(relay) => mode.relay(relay.relay(&mut self, &config)?),
+            Some(relay) => {
+                let relay = relay.relay(&mut self, &config)?;
+                match relay.check_targets().await {
+                    Ok(()) => mode.relay(relay),
+                    // Messages are processed all the same, and their events wait for the relay.
+                    Err(error) => {
+                        tracing::error!(%error, "no events are sent right after commits");
+                        mode
+                    }
+                }
+            }
             None => mode,
         };
         #[cfg(not(feature = "outbox"))]

@@ -47,10 +47,17 @@ fn of_commit(number: u32, name: &str, group: &str, body: &str, commit: &str, ind
         "id": {"S": format!("orders#{body}#{index:02}")},
         "name": {"S": name},
         "body": {"S": json!(body).to_string()},
-        "published_at": {"N": "1796000000000"},
+        "published_at": {"N": Timestamp::now().as_millis().to_string()},
         "expires_at": {"N": "1796604800"},
     });
     change(number, "INSERT", &image)
+}
+
+/// The same event, published so many minutes ago.
+fn aged(mut event: Value, minutes: u64) -> Value {
+    let published_at = Timestamp::now().as_millis() - minutes * 60_000;
+    event["dynamodb"]["NewImage"]["published_at"] = json!({ "N": published_at.to_string() });
+    event
 }
 
 fn change(number: u32, kind: &str, image: &Value) -> Value {
@@ -272,15 +279,80 @@ async fn unconfirmed_dead_letter_stays_in_the_stream() {
     );
 }
 
+/// Lambda reads no further in the shard while an event fails, so a denied target would hold up all others.
+#[tokio::test]
+async fn denied_event_is_dead_lettered_after_a_time() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    sqs.turn_for(SHIPPING, SqsBehaviour::Denying);
+    let relay = relay(&sqs).await;
+    let young = [
+        event(1, "billed", "c-1", "a"),
+        aged(event(2, "placed", "c-2", "b"), 14),
+    ];
+    assert_eq!(send(&relay, &young).await, ["2"]);
+    assert!(sqs.sent_to("dead").is_empty());
+    let old = [
+        aged(event(2, "placed", "c-2", "b"), 16),
+        aged(event(3, "billed", "c-2", "c"), 16),
+        event(4, "billed", "c-3", "d"),
+    ];
+    assert!(send(&relay, &old).await.is_empty());
+    let [dead] = &sqs.sent_to("dead")[..] else {
+        panic!("{:?}", sqs.sent_to("dead"));
+    };
+    let reason = &dead["MessageAttributes"]["SqsOnceReason"]["StringValue"];
+    assert_eq!(
+        (reason, &dead["MessageBody"]),
+        (&json!("AccessDeniedException"), &json!("\"b\""))
+    );
+    assert_eq!(bodies(&sqs, BILLING), ["a", "d", "c"]);
+}
+
+#[tokio::test]
+async fn throttled_event_stays_in_the_stream() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    sqs.turn_for(SHIPPING, SqsBehaviour::ThrottlingFirst);
+    let records = [aged(event(1, "placed", "c-1", "a"), 60)];
+    assert_eq!(send(&relay(&sqs).await, &records).await, ["1"]);
+    assert!(sqs.sent_to("dead").is_empty());
+}
+
+#[tokio::test]
+async fn old_event_stays_while_dead_letters_fail() {
+    let sqs = Sqs::start(SqsBehaviour::Denying).await;
+    let records = [aged(event(1, "placed", "c-1", "a"), 60)];
+    let relay = relay(&sqs).await;
+    assert_eq!(send(&relay, &records).await, ["1"]);
+}
+
+/// examples/outbox.template.yaml changes it each minute.
+#[tokio::test]
+async fn heartbeat_is_no_event() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let image = json!({
+        "group": {"S": "sqs-once-heartbeat"}, "sequence": {"S": "-"}, "heartbeat": {"N": "7"},
+    });
+    let records = [
+        change(1, "INSERT", &image),
+        event(2, "placed", "sqs-once-heartbeat", "a"),
+        change(3, "MODIFY", &image),
+    ];
+    assert!(send(&relay(&sqs).await, &records).await.is_empty());
+    assert_eq!(bodies(&sqs, SHIPPING), ["a"]);
+    assert!(sqs.sent_to("dead").is_empty());
+}
+
 #[tokio::test]
 async fn batch_ends_before_the_deadline() {
-    let sqs = Sqs::start(SqsBehaviour::Hanging).await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    sqs.turn_for("SendMessageBatch", SqsBehaviour::Hanging);
     let records = [
         event(1, "placed", "c-1", "a"),
         event(2, "placed", "c-1", "b"),
     ];
+    let relay = relay(&sqs).await;
     let (started, time) = (Stopwatch::start(), Duration::from_secs(2));
-    assert_eq!(send_within(&relay(&sqs).await, &records, time).await, ["1"]);
+    assert_eq!(send_within(&relay, &records, time).await, ["1"]);
     assert!(started.elapsed() < time, "{:?}", started.elapsed());
 }
 
