@@ -17,7 +17,7 @@ use super::support::{
     runtime_api::{Lambda, says},
 };
 
-/// SQS, SNS and EventBridge. A resource is missing, denied or silent if its name says so.
+/// SQS, SNS and EventBridge. A resource is missing, invalid, denied or silent if its name says so.
 async fn services() -> String {
     let app = Router::new().fallback(answer);
     format!("http://{}", support::serve(app).await)
@@ -35,6 +35,8 @@ async fn answer(headers: HeaderMap, body: String) -> Response {
         return pending().await;
     } else if body.contains("missing") {
         missing
+    } else if body.contains("invalid") {
+        "InvalidParameter"
     } else if body.contains("denied") {
         "AccessDeniedException"
     } else {
@@ -98,6 +100,13 @@ async fn missing_target_of_each_kind_fails_the_start() {
         assert!(error.contains(&of_kind("missing")), "{error}");
         assert!(!error.contains(&of_kind("a")), "{error}");
     }
+}
+
+/// SNS answers so for a topic of a different Region. It would refuse each event with the same code.
+#[tokio::test]
+async fn topic_of_other_region_fails_the_start() {
+    let error = start(&[topic("invalid")], "d").await.unwrap_err();
+    assert!(error.to_string().contains(&topic("invalid")), "{error}");
 }
 
 #[tokio::test]
