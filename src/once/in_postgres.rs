@@ -415,9 +415,7 @@ impl Run<'_> {
         self.send_after_commit(lent, events).await;
         drop(transaction);
         let (store, now) = (&self.records.store, self.records.now());
-        store
-            .delete_expired_rarely(now, self.deadline.time_left())
-            .await;
+        store.completed(now, self.deadline.time_left()).await;
         Outcome::Completed(result)
     }
 
