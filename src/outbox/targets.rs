@@ -70,6 +70,14 @@ impl Target {
         })
     }
 
+    /// The account in the URL or ARN.
+    pub(super) fn account(&self) -> Option<&str> {
+        match self {
+            Self::Queue { url, .. } => url.split('/').nth(3),
+            Self::Topic { arn, .. } | Self::Bus { arn } => arn.split(':').nth(4),
+        }
+    }
+
     fn parse(text: &str) -> Option<Self> {
         let arn = || text.to_owned();
         match text.split(':').nth(2) {

@@ -56,7 +56,7 @@ async fn answer(headers: HeaderMap, body: String) -> Response {
 }
 
 fn queue(name: &str) -> String {
-    format!("https://sqs.example/1/{name}")
+    format!("https://sqs.example/123456789012/{name}")
 }
 
 fn topic(name: &str) -> String {
@@ -107,6 +107,15 @@ async fn missing_target_of_each_kind_fails_the_start() {
 async fn topic_of_other_region_fails_the_start() {
     let error = start(&[topic("invalid")], "d").await.unwrap_err();
     assert!(error.to_string().contains(&topic("invalid")), "{error}");
+}
+
+/// Services may answer so to an account that may send to the target, and not ask for it.
+#[tokio::test]
+async fn missing_target_of_other_account_starts() {
+    for of_kind in [queue, topic, bus] {
+        let target = of_kind("missing").replace("123456789012", "210987654321");
+        start(&[target], "d").await.unwrap();
+    }
 }
 
 #[tokio::test]
