@@ -149,7 +149,8 @@ impl PostgresStore {
     /// Counts a completion. After each [`DELETION_PERIOD`] of them, deletes expired records: for at most a
     /// second, and a quarter of `time_left`. Failures are logged.
     pub(crate) async fn completed(&self, now: Timestamp, time_left: Duration) {
-        if self.completions.fetch_add(1, Relaxed) % DELETION_PERIOD != 0 {
+        let completed = self.completions.fetch_add(1, Relaxed);
+        if !completed.is_multiple_of(DELETION_PERIOD) {
             return;
         }
         let time = MAX_DELETION_TIME.min(time_left / 4);
