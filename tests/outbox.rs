@@ -22,3 +22,5 @@ mod relay;
 mod services;
 #[path = "outbox/stream.rs"]
 mod stream;
+#[path = "outbox/targets.rs"]
+mod targets;

@@ -15,6 +15,8 @@ mod chaos;
 mod ends;
 #[path = "postgres/example.rs"]
 mod example;
+#[path = "postgres/failover.rs"]
+mod failover;
 #[path = "postgres/locks.rs"]
 mod locks;
 #[path = "../examples/place_order_postgres.rs"]

@@ -120,6 +120,12 @@ const INVALID: [&str; 4] = [
     "ValidationException",
 ];
 
+/// Returns whether a request with this code fails only because of other requests.
+#[cfg(feature = "outbox")]
+pub(crate) fn is_contended(code: &str) -> bool {
+    CONTENDED.contains(&code)
+}
+
 /// Classifies a failed request. This is the only table of DynamoDB's error codes by class.
 pub(crate) fn kind<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Unavailability {
     match error {

@@ -11,7 +11,7 @@ use crate::{
         refused::Refused,
         write::{IntoWrite, MAX_WRITES, Write},
     },
-    event::{Event, first_fault},
+    event::{Event, first_fault, item},
     protocol::StoredResult,
 };
 
@@ -201,7 +201,7 @@ impl<O: Serialize + Send + 'static> TryFrom<Done<O>> for Plan {
                 )));
             }
         }
-        if let Some(fault) = first_fault(&done.events) {
+        if let Some(fault) = first_fault(&done.events).or_else(|| item::first_fault(&done.events)) {
             return Err(Failure::permanent(fault));
         }
         let plan = |decide: OnRefused<Done<O>>| -> OnRefused<Self> {

@@ -94,10 +94,8 @@ fn puts<S>(
         key: key.to_string(),
         reason: "the handler publishes an event, and no outbox is set: set OUTBOX_TABLE_NAME, or call `Once::outbox`".to_owned(),
     })?;
-    let now = records.now();
-    let puts = events.into_iter().enumerate().map(|(index, event)| {
-        let event = Published::new(key, index, event);
-        item::put(table, event, now, commit, index).into_item()
-    });
-    Ok(puts.collect())
+    let published = |(index, event)| Published::new(key, index, event);
+    let events = events.into_iter().enumerate().map(published).collect();
+    let puts = item::puts(table, events, records.now(), commit);
+    Ok(puts.into_iter().map(Write::into_item).collect())
 }

@@ -1,13 +1,24 @@
 //! [`InPostgres`], the mode whose records and business writes commit in one PostgreSQL transaction.
 
-use std::{collections::BTreeSet, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use aws_sdk_dynamodb::config::{Region, SharedCredentialsProvider};
 use aws_sdk_secretsmanager::Client;
 use futures_util::future::BoxFuture;
 use serde::Serialize;
 use sqlx::{Error, PgPool};
-use tokio::{sync::Mutex, time::timeout_at};
+use tokio::{
+    sync::Mutex,
+    time::{Instant, timeout_at},
+};
 
 use super::{
     Mode, Once, Operation, Outcome,
@@ -22,10 +33,10 @@ use crate::{
     postgres::{
         self, InTransaction, OpenTransaction, Transaction,
         explain::{
-            explain, is_aborted, is_caused_by_contention, is_contended, is_lock_timeout,
-            is_not_committed, is_table_missing,
+            can_run_again, explain, is_aborted, is_caused_by_connection, is_caused_by_contention,
+            is_connection_lost, is_contended, is_lock_timeout, is_not_committed, is_table_missing,
         },
-        lent::{Lent, Limits},
+        lent::{Lent, Limits, Tries},
         outbox,
     },
     protocol::{
@@ -95,7 +106,8 @@ use crate::{
 pub struct InPostgres {
     records: Records<PostgresStore>,
     after_commit: Option<Arc<dyn AfterCommit>>,
-    creates_tables: bool,
+    /// True until a claim has found its table.
+    creates_tables: Arc<AtomicBool>,
 }
 
 /// Sends published events right after their commit. A relay sends those that stay in the table.
@@ -132,7 +144,7 @@ impl InPostgres {
         Self {
             records: Once::new(store).records,
             after_commit: None,
-            creates_tables: false,
+            creates_tables: Arc::default(),
         }
     }
 
@@ -180,10 +192,11 @@ impl InPostgres {
         self
     }
 
-    /// Creates the tables of records and events whenever a claim finds no table.
+    /// Creates the tables of records and events if the first claim finds none. A table that is missing
+    /// later is an error: an empty one in its place would know of no earlier message.
     #[cfg(feature = "settings")]
     pub(crate) fn creates_tables(mut self, creates_tables: bool) -> Self {
-        self.creates_tables = creates_tables;
+        self.creates_tables = Arc::new(creates_tables.into());
         self
     }
 
@@ -216,7 +229,7 @@ impl InPostgres {
         let run = Run {
             records: &self.records,
             after_commit: self.after_commit.as_deref(),
-            creates_tables: self.creates_tables,
+            creates_tables: &self.creates_tables,
             request: (self.records).request(&key, fingerprint, message_id, now),
             deadline,
         };
@@ -264,7 +277,7 @@ impl InPostgres {
 struct Run<'a> {
     records: &'a Records<PostgresStore>,
     after_commit: Option<&'a dyn AfterCommit>,
-    creates_tables: bool,
+    creates_tables: &'a AtomicBool,
     request: ClaimRequest,
     deadline: Deadline,
 }
@@ -283,11 +296,16 @@ impl Run<'_> {
     async fn begin(&self) -> Result<(Lent, Claim), Outcome> {
         let stop = self.deadline.stop();
         let begun = async {
-            let limits = Limits::until(self.deadline, self.deadline.latest_start());
-            let connections = self.records.store.connections();
-            let mut lent = Lent::begin(connections, limits, stop).await?;
-            let claim = self.claim(&mut lent).await;
-            Ok((lent, claim))
+            let mut tries = Tries::new(self.records.store.connections(), stop);
+            loop {
+                let limits = Limits::until(self.deadline, self.deadline.latest_start());
+                let mut lent = tries.begin(limits).await?;
+                match self.claim(&mut lent).await {
+                    // Nothing was committed.
+                    Err(error) if is_connection_lost(&error) => tries.failed(lent, error).await?,
+                    claim => return Ok((lent, claim)),
+                }
+            }
         };
         // The answer to a lock timeout comes after the last start.
         let (mut lent, claim) = match timed(timeout_at(self.deadline.end(), begun)).await {
@@ -295,6 +313,9 @@ impl Run<'_> {
             Ok(Err(error)) => return Err(self.not_applied("claim", &error)),
             Err(_elapsed) => return Err(Outcome::store_unavailable(self.out_of_time("claim"))),
         };
+        if claim.is_ok() {
+            self.creates_tables.store(false, Relaxed);
+        }
         let outcome = match claim {
             Ok(Ok(claim)) => return Ok((lent, claim)),
             Ok(Err(refused_by)) => refusal(refused_by, &self.request).into(),
@@ -303,7 +324,7 @@ impl Run<'_> {
                 owner: None,
                 lease_until: self.records.now(),
             },
-            Err(error) if self.creates_tables && is_table_missing(&error) => {
+            Err(error) if is_table_missing(&error) && self.creates_tables.load(Relaxed) => {
                 self.roll_back(&mut lent).await;
                 return Err(self.create_tables(&mut lent, &error).await);
             }
@@ -315,7 +336,7 @@ impl Run<'_> {
 
     /// Creates the tables, which could not be created at start. The message then runs again.
     async fn create_tables(&self, lent: &mut Lent, missing: &Error) -> Outcome {
-        let created = lent.request(postgres::create_tables);
+        let created = lent.request(postgres::create_first_tables);
         match timeout_at(self.deadline.stop(), created).await {
             Ok(Ok(())) => {
                 Outcome::Contended("the tables did not exist, and were created".to_owned())
@@ -329,7 +350,11 @@ impl Run<'_> {
     async fn claim(&self, lent: &mut Lent) -> Result<Result<Claim, Record>, Error> {
         let request = &self.request;
         let new = request.record(None);
-        let kept = insert_or_lock(lent, &request.key, &new).await?;
+        let time_left = self
+            .deadline
+            .end()
+            .saturating_duration_since(Instant::now());
+        let kept = insert_or_lock(lent, &request.key, &new, time_left).await?;
         let is_new = kept.record.owner == new.owner;
         if !is_new && !may_claim(Some(&kept.record), request) {
             return Ok(Err(kept.record));
@@ -368,13 +393,15 @@ impl Run<'_> {
             Ok(Ok(true)) => {}
             Ok(Ok(false)) => return self.fail(lent, ENDED_BY_HANDLER.into()).await,
             Ok(Err(error)) => {
-                self.roll_back(lent).await;
+                self.roll_back_after(lent, &error).await;
                 return if is_aborted(&error) {
                     Outcome::RetryableFailure(
                         "a statement of the handler failed, and the handler returned no failure: \
                          return the error, or run the statement in a savepoint (`tx.begin()`)"
                             .into(),
                     )
+                } else if can_run_again(&error) {
+                    Outcome::Contended(explain(&error))
                 } else {
                     self.not_applied("complete", &error)
                 };
@@ -387,9 +414,7 @@ impl Run<'_> {
         self.send_after_commit(lent, events).await;
         drop(transaction);
         let (store, now) = (&self.records.store, self.records.now());
-        store
-            .delete_expired_rarely(now, self.deadline.time_left())
-            .await;
+        store.completed(now, self.deadline.time_left()).await;
         Outcome::Completed(result)
     }
 
@@ -411,6 +436,11 @@ impl Run<'_> {
         // A task of the handler may still hold the transaction. Its connection is then closed with
         // the last reference to it.
         let mut lent = lent.try_lock_owned().ok();
+        if let (Some(lent), NoAnswer::Failed(failure)) = (&mut lent, &end)
+            && is_caused_by_connection(cause(failure))
+        {
+            lent.close();
+        }
         let outcome = match end {
             NoAnswer::Failed(failure) if is_contended_failure(&failure) => {
                 Outcome::Contended(failure.to_string())
@@ -468,7 +498,10 @@ impl Run<'_> {
                 self.unrecorded(error, cause)
             }
             Ok(Ok(Err(refused_by))) => refusal(refused_by, &self.request).into(),
-            Ok(Err(why)) if is_contended(&why) => Outcome::Contended(explain(&why)),
+            Ok(Err(why)) if can_run_again(&why) => {
+                self.roll_back_after(lent, &why).await;
+                return Outcome::Contended(explain(&why));
+            }
             Ok(Err(why)) => self.unrecorded(error, not_applied("fail", self.key(), &why)),
             Err(_elapsed) => return self.unrecorded(error, self.out_of_time("fail")),
         };
@@ -511,6 +544,15 @@ impl Run<'_> {
             // A deferred constraint of the handler's tables.
             Outcome::RetryableFailure(explain(&error))
         })
+    }
+
+    /// Rolls back after an error, or closes a connection that is lost.
+    async fn roll_back_after(&self, lent: &mut Lent, error: &Error) {
+        if is_connection_lost(error) {
+            lent.close();
+        } else {
+            self.roll_back(lent).await;
+        }
     }
 
     /// Rolls back, and waits for the answer, so that the record is not locked when the message
@@ -557,11 +599,15 @@ impl Run<'_> {
     }
 }
 
-/// Returns whether the failure is a serialization failure or a deadlock, which is never permanent.
+/// Returns whether the failure comes from contention or from the connection, and so is never permanent.
 fn is_contended_failure(failure: &Failure) -> bool {
+    is_caused_by_contention(cause(failure))
+}
+
+fn cause(failure: &Failure) -> &(dyn std::error::Error + 'static) {
     let (Failure::Retryable(error) | Failure::NoEffect(error) | Failure::Permanent(error)) =
         failure;
-    is_caused_by_contention(&**error)
+    &**error
 }
 
 #[diagnostic::do_not_recommend]

@@ -4,6 +4,7 @@
 //! | module | task |
 //! | --- | --- |
 //! | `targets` | from the name of an event to a queue, a topic or an event bus |
+//! | `check` | asks at the start whether the targets exist |
 //! | `stream` | records of the stream into groups of events |
 //! | `send` | one call to SQS, SNS or EventBridge, and its result for each event |
 //! | `relay` | sends groups in rounds; of a batch, reports the first event that was not sent |
@@ -13,9 +14,9 @@
 //! Events are published by [`Done::publish`](crate::Done::publish) and `InTransaction::publish`.
 //! `docs/outbox.md` has the guarantees, the deployment and the settings.
 //!
-//! Create an event bus before the relay sends to it. EventBridge confirms events to a bus that does not exist, and
-//! drops them. It also drops an event that matches no rule of its bus. The relay takes both for sent.
+//! EventBridge confirms an event that matches no rule of its bus, and drops it. The relay takes it for sent.
 
+mod check;
 mod lambda;
 #[cfg(feature = "postgres")]
 mod postgres;
@@ -24,6 +25,7 @@ mod send;
 mod stream;
 mod targets;
 
+pub use check::MissingTargets;
 pub use lambda::{RelayError, run};
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresRelay, Relayed};

@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{
     Relay, RelayError,
-    relay::{ASSUMED_TIMEOUT, Time, Unsent},
+    relay::{ASSUMED_TIMEOUT, Run, Unsent},
     stream::{Group, Pending},
 };
 use crate::{
@@ -40,9 +40,9 @@ const MAX_ROWS: usize = 500;
 /// Time after a look at all groups in which only those are sent that have more events. Such a look can
 /// read every row of the table.
 const TIME_TO_NEXT_LOOK: Duration = Duration::from_secs(5);
-/// Time without events right after commits, once a target took too long or the database failed.
+/// Time without events right after commits, once an event or the database failed.
 const PAUSE: Duration = Duration::from_secs(60);
-/// Time that a database and a target need, so that the end of it shows a slow one.
+/// Least time for a send after a commit. With less, a timeout would not prove that the target is slow.
 const MIN_TIME: Duration = Duration::from_millis(500);
 /// Time that a round of sending right after a commit takes, with a healthy target.
 const MIN_TIME_AFTER_COMMIT: Duration = Duration::from_millis(200);
@@ -163,8 +163,10 @@ impl InPostgres {
     ///
     /// A failure changes no outcome: it is logged, and the events stay in the table. So a
     /// [`PostgresRelay`] must run by schedule too. It also sends the rest of a group with more than 30
-    /// waiting events. If a call is still open after three quarters of that time, or the database fails,
-    /// this process sends nothing right after commits for a minute.
+    /// waiting events, and each event whose name has no target in `relay`, with those behind it in its
+    /// group. After a failure this process sends nothing right after commits for a minute.
+    ///
+    /// Call [`Relay::check_targets`] before, as `Settings` does.
     ///
     /// ```no_run
     /// # fn main_(pool: sqlx::PgPool, relay: sqs_once::outbox::Relay) {
@@ -212,11 +214,10 @@ impl RightAfterCommit {
         if relayed != Relayed::default() {
             self.relay.log(report, None);
         }
-        // A call that was cut off has failed.
-        let is_healthy = relayed.failed == 0 && relayed.sent + relayed.dead_lettered > 0;
         let reason = match sent {
-            Ok(Ok(())) if is_healthy || Instant::now() < deadline.stop() => return,
-            Ok(Ok(())) | Err(_) => "out of time".to_owned(),
+            Ok(Ok(())) if relayed.failed == 0 => return,
+            Ok(Ok(())) => "an event was not sent".to_owned(),
+            Err(_elapsed) => "out of time".to_owned(),
             Ok(Err(error)) => {
                 // If the server answers, the connection stays in its pool.
                 let _closed = timeout_at(deadline.end(), lent.roll_back()).await;
@@ -248,6 +249,7 @@ async fn send_all(
     deadline: Deadline,
     report: &mut RelayReport,
 ) -> Result<(), Error> {
+    let mut run = Run::new(deadline);
     loop {
         let mut groups = groups(lock_due(lent, None, MAX_ROWS).await?);
         if groups.is_empty() {
@@ -261,9 +263,14 @@ async fn send_all(
             MAX_GROUPS / 2
         };
         while !groups.is_empty() {
-            let mut time = Time::of(deadline);
-            time.latest_start = time.latest_start.min(next_look);
-            let long = send_groups(relay, lent, groups, MAX_ROWS, time, report).await?;
+            run.latest_start = deadline.latest_start().min(next_look);
+            let mut long = long_groups(&groups, MAX_ROWS);
+            let Settled { done, failed } = send_groups(relay, groups, &mut run, report).await;
+            for (_, group) in &failed {
+                long.remove(group);
+            }
+            let failed = failed.into_iter().map(|(row, _)| row);
+            settle(lent, &done, &Vec::from_iter(failed)).await?;
             lent.commit().await?;
             if !deadline.may_start() {
                 tracing::info!("the time is up; the next run sends the events that are still due");
@@ -273,12 +280,16 @@ async fn send_all(
             if long.len() < enough || Instant::now() >= next_look {
                 break;
             }
-            groups = self::groups(lock_due(lent, Some(&long), MAX_ROWS).await?);
+            groups = self::groups(lock_due(lent, Some(&Vec::from_iter(long)), MAX_ROWS).await?);
         }
     }
 }
 
-/// Sends the due events of these groups, in a few transactions.
+/// Sends the due events of these groups, in a few transactions. Stops at the first failure.
+///
+/// Only the scheduled relay judges a name without a target, because its list of targets is complete. And
+/// only it postpones a group. Otherwise a worker that can't send would keep the groups of its commits from
+/// the relay.
 async fn send_of_groups(
     relay: &Relay,
     lent: &mut Lent,
@@ -286,37 +297,46 @@ async fn send_of_groups(
     deadline: Deadline,
     report: &mut RelayReport,
 ) -> Result<(), Error> {
-    let time = Time::of(deadline);
+    let mut run = Run::new(deadline);
     for _ in 0..MAX_TRANSACTIONS {
         lent.open(limits(deadline)).await?;
-        let groups = groups(lock_due(lent, Some(of), MIN_ROWS_OF_GROUP).await?);
+        let mut groups = groups(lock_due(lent, Some(of), MIN_ROWS_OF_GROUP).await?);
+        for group in &mut groups {
+            let has_no_target = |row: &Pending| relay.targets.of(&row.event.name).is_none();
+            let sendable = group.iter().position(has_no_target);
+            group.truncate(sendable.unwrap_or(group.len()));
+        }
+        groups.retain(|group| !group.is_empty());
         if groups.is_empty() {
             return lent.roll_back().await;
         }
-        send_groups(relay, lent, groups, MIN_ROWS_OF_GROUP, time, report).await?;
+        let Settled { done, failed } = send_groups(relay, groups, &mut run, report).await;
+        settle(lent, &done, &[]).await?;
         lent.commit().await?;
-        if !deadline.may_start() {
+        if !failed.is_empty() || !deadline.may_start() {
             break;
         }
     }
     Ok(())
 }
 
-/// Sends the events of groups that are locked. Deletes the rows of those that were sent, and sets the
-/// next attempt of those that failed. Returns the groups that were sent and may have more rows.
+/// The rows of events that were sent or dead-lettered, and each row that failed, with its group.
+struct Settled {
+    done: Vec<i64>,
+    failed: Vec<(i64, String)>,
+}
+
+/// Sends the events of groups that are locked.
 async fn send_groups(
     relay: &Relay,
-    lent: &mut Lent,
     groups: Vec<Group>,
-    max_rows: usize,
-    time: Time,
+    run: &mut Run,
     report: &mut RelayReport,
-) -> Result<Vec<String>, Error> {
-    let mut long = long_groups(&groups, max_rows);
+) -> Settled {
     let rows = groups.iter().flatten().map(|event| event.position);
     let mut done: BTreeSet<i64> = rows.collect();
     let mut failed = Vec::new();
-    for Unsent { events, has_failed } in relay.send_groups(groups, time, report).await {
+    for Unsent { events, has_failed } in relay.send_groups(groups, run, report).await {
         for event in &events {
             done.remove(&event.position);
         }
@@ -324,13 +344,14 @@ async fn send_groups(
             continue;
         };
         if has_failed {
-            long.remove(&first.event.group);
             report.failed(events.len());
-            failed.push(first.position);
+            failed.push((first.position, first.event.group.clone()));
         }
     }
-    settle(lent, &Vec::from_iter(done), &failed).await?;
-    Ok(Vec::from_iter(long))
+    Settled {
+        done: Vec::from_iter(done),
+        failed,
+    }
 }
 
 /// The groups of which a request with this limit may have left out rows.

@@ -1,6 +1,11 @@
 //! [`Relay`]: sends groups of events in rounds; of a batch, reports the first event that was not sent.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+    sync::Arc,
+    time::Duration,
+};
 
 use aws_config::SdkConfig;
 use aws_lambda_events::{
@@ -17,6 +22,7 @@ use super::{
 };
 use crate::{
     deadline::Deadline,
+    dynamodb::explain::is_contended,
     invalid::InvalidValue,
     protocol::Timestamp,
     telemetry::{Metrics, RelayReport},
@@ -27,8 +33,14 @@ pub(super) const ASSUMED_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time reserved for the response.
 const RESERVE: Duration = Duration::from_millis(500);
 
+/// Age from which a failed event of a stream goes to the dead-letter queue. Until then Lambda reads no
+/// later record of its shard.
+const MAX_AGE: Duration = Duration::from_secs(15 * 60);
+
 /// Reason of an event whose name has no target.
 const NO_TARGET: &str = "NoTarget";
+/// Reason of an event that was not sent because of an earlier one.
+const EARLIER_SILENCE: &str = "the target gave no answer to an earlier call of this invocation";
 
 /// Sends the events of an outbox table, a batch of its stream at a time. Clones share the clients.
 ///
@@ -42,6 +54,7 @@ const NO_TARGET: &str = "NoTarget";
 /// | failure | consequence |
 /// | --- | --- |
 /// | target not reachable, throttled, access denied | the response names the first such event of the batch; Lambda sends the batch again from there |
+/// | the same, 15 minutes after the event was published, unless the target throttles | the event goes to the dead-letter queue, and the group continues |
 /// | target refuses the event, or `OUTBOX_TARGETS` has none for its name | the event goes to the dead-letter queue, and the group continues |
 /// | dead-letter queue did not confirm the event | as a target that is not reachable |
 ///
@@ -60,9 +73,9 @@ const NO_TARGET: &str = "NoTarget";
 /// ```
 #[derive(Clone, Debug)]
 pub struct Relay {
-    targets: Arc<Targets>,
-    dead_letters: Target,
-    sender: Sender,
+    pub(super) targets: Arc<Targets>,
+    pub(super) dead_letters: Target,
+    pub(super) sender: Sender,
     metrics: Option<Metrics>,
 }
 
@@ -73,21 +86,33 @@ enum End {
     Failed(String),
 }
 
-/// Time limits of a run of rounds.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Time {
+/// Rounds of one invocation: their limits, and the targets that are not called again.
+#[derive(Debug)]
+pub(super) struct Run {
     /// No round starts from here on.
     pub(super) latest_start: Instant,
     /// Calls are cut off, and their events have failed.
-    pub(super) stop: Instant,
+    stop: Instant,
+    /// An event that was published before goes to the dead-letter queue once it fails.
+    oldest: Option<Timestamp>,
+    /// Targets that did not answer in time. Each further call would take as long, while others wait.
+    silent: BTreeSet<Target>,
 }
 
-impl Time {
-    pub(super) const fn of(deadline: Deadline) -> Self {
+impl Run {
+    pub(super) const fn new(deadline: Deadline) -> Self {
         Self {
             latest_start: deadline.latest_start(),
             stop: deadline.stop(),
+            oldest: None,
+            silent: BTreeSet::new(),
         }
+    }
+
+    /// Returns whether an event that failed goes to the dead-letter queue. A target that throttles works.
+    fn gives_up(&self, event: &Pending, why: &str) -> bool {
+        let is_old = event.published_at.zip(self.oldest);
+        is_old.is_some_and(|(published_at, oldest)| published_at < oldest) && !is_contended(why)
     }
 }
 
@@ -159,8 +184,13 @@ impl Relay {
         }
         let mut report = RelayReport::new(Timestamp::now());
         let groups = groups(event.records);
-        let unsent = self.send_groups(groups, Time::of(deadline), &mut report);
-        let unsent = unsent.await;
+        let now = Timestamp::now().as_millis();
+        let max_age = u64::try_from(MAX_AGE.as_millis()).unwrap_or(u64::MAX);
+        let mut run = Run {
+            oldest: Some(Timestamp::from_millis(now.saturating_sub(max_age))),
+            ..Run::new(deadline)
+        };
+        let unsent = self.send_groups(groups, &mut run, &mut report).await;
         for group in &unsent {
             report.failed(group.events.len());
         }
@@ -187,12 +217,12 @@ impl Relay {
     pub(super) async fn send_groups(
         &self,
         mut groups: Vec<Group>,
-        time: Time,
+        run: &mut Run,
         report: &mut RelayReport,
     ) -> Vec<Unsent> {
         let mut unsent = Vec::new();
         while !groups.is_empty() {
-            if Instant::now() >= time.latest_start {
+            if Instant::now() >= run.latest_start {
                 let rest = |events| Unsent {
                     events,
                     has_failed: false,
@@ -200,7 +230,7 @@ impl Relay {
                 unsent.extend(groups.into_iter().map(rest));
                 break;
             }
-            let ends = self.send_first_of_each(&groups, time.stop).await;
+            let ends = self.send_first_of_each(&groups, run).await;
             let mut next = Vec::with_capacity(groups.len());
             for (mut events, end) in groups.into_iter().zip(ends) {
                 if !settle(&events, end, report) {
@@ -223,9 +253,16 @@ impl Relay {
     }
 
     /// Sends the first event of each group. Returns their ends, in the order of the groups.
-    async fn send_first_of_each(&self, groups: &[Group], until: Instant) -> Vec<End> {
+    async fn send_first_of_each(&self, groups: &[Group], run: &mut Run) -> Vec<End> {
         let heads: Vec<&Pending> = groups.iter().filter_map(Group::front).collect();
-        let sent = self.send(&heads, until).await;
+        let mut sent = self.send(&heads, run).await;
+        for (head, sent) in heads.iter().zip(&mut sent) {
+            if let Sent::Failed(why) | Sent::Silent(why) = sent
+                && run.gives_up(head, why)
+            {
+                *sent = Sent::Refused(mem::take(why));
+            }
+        }
         let refused: Vec<_> = heads
             .iter()
             .zip(&sent)
@@ -238,13 +275,13 @@ impl Relay {
             })
             .collect();
         let to = |_: &Parcel<'_>| Some(&self.dead_letters);
-        let mut dead_lettered = self.send_parcels(&refused, to, until).await.into_iter();
+        let mut dead_lettered = self.send_parcels(&refused, to, run).await.into_iter();
         let end = |sent| match sent {
             Sent::Confirmed => End::Sent,
-            Sent::Failed(why) => End::Failed(why),
+            Sent::Failed(why) | Sent::Silent(why) => End::Failed(why),
             Sent::Refused(reason) => match dead_lettered.next() {
                 Some(Sent::Confirmed) => End::DeadLettered(reason),
-                Some(Sent::Failed(why) | Sent::Refused(why)) => {
+                Some(Sent::Failed(why) | Sent::Silent(why) | Sent::Refused(why)) => {
                     End::Failed(format!("{reason}, and the dead-letter queue: {why}"))
                 }
                 None => End::Failed(reason),
@@ -253,7 +290,7 @@ impl Relay {
         sent.into_iter().map(end).collect()
     }
 
-    async fn send(&self, heads: &[&Pending], until: Instant) -> Vec<Sent> {
+    async fn send(&self, heads: &[&Pending], run: &mut Run) -> Vec<Sent> {
         let parcels: Vec<_> = heads
             .iter()
             .map(|head| Parcel {
@@ -265,23 +302,28 @@ impl Relay {
             None => self.targets.of(&parcel.event.name),
             Some(_) => None,
         };
-        self.send_parcels(&parcels, to, until).await
+        self.send_parcels(&parcels, to, run).await
     }
 
     /// Sends each parcel to its target, in as few calls as the limits allow. A parcel without a target
-    /// is refused.
+    /// is refused. A target that was silent before is not called.
     async fn send_parcels<'a>(
         &'a self,
         parcels: &[Parcel<'a>],
         target: impl Fn(&Parcel<'a>) -> Option<&'a Target>,
-        until: Instant,
+        run: &mut Run,
     ) -> Vec<Sent> {
+        let stop = run.stop;
         let mut of_target: BTreeMap<&Target, Vec<usize>> = BTreeMap::new();
         let mut sent = Vec::with_capacity(parcels.len());
         for (index, parcel) in parcels.iter().enumerate() {
-            let reason = parcel.reason.unwrap_or(NO_TARGET);
-            sent.push(Sent::Refused(reason.to_owned()));
-            if let Some(target) = target(parcel) {
+            let Some(target) = target(parcel) else {
+                let reason = parcel.reason.unwrap_or(NO_TARGET);
+                sent.push(Sent::Refused(reason.to_owned()));
+                continue;
+            };
+            sent.push(Sent::Failed(EARLIER_SILENCE.to_owned()));
+            if !run.silent.contains(target) {
                 of_target.entry(target).or_default().push(index);
             }
         }
@@ -291,13 +333,18 @@ impl Relay {
         });
         let calls = calls.map(|(target, indices)| async move {
             let of_call: Vec<_> = indices.iter().map(|&index| parcels[index]).collect();
-            let call = timeout_at(until, self.sender.send(target, &of_call)).await;
+            let call = timeout_at(stop, self.sender.send(target, &of_call)).await;
             let late =
-                |_| vec![Sent::Failed("no answer before the deadline".to_owned()); of_call.len()];
-            indices.into_iter().zip(call.unwrap_or_else(late))
+                |_| vec![Sent::Silent("no answer before the deadline".to_owned()); of_call.len()];
+            (target, indices, call.unwrap_or_else(late))
         });
-        for (index, result) in join_all(calls).await.into_iter().flatten() {
-            sent[index] = result;
+        for (target, indices, results) in join_all(calls).await {
+            if results.iter().any(|sent| matches!(sent, Sent::Silent(_))) {
+                run.silent.insert(target.clone());
+            }
+            for (index, result) in indices.into_iter().zip(results) {
+                sent[index] = result;
+            }
         }
         sent
     }
@@ -316,7 +363,7 @@ fn settle(group: &Group, end: End, report: &mut RelayReport) -> bool {
                 event_id,
                 event_name,
                 reason,
-                "the target refuses the event: it is in the dead-letter queue"
+                "the target did not take the event: it is in the dead-letter queue"
             );
             report.dead_lettered();
         }

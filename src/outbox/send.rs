@@ -8,7 +8,9 @@ use aws_sdk_sns::types::{MessageAttributeValue as SnsAttribute, PublishBatchRequ
 use aws_sdk_sqs::{
     config::http::HttpResponse,
     error::{ProvideErrorMetadata, SdkError},
-    types::{MessageAttributeValue as SqsAttribute, SendMessageBatchRequestEntry},
+    types::{
+        MessageAttributeValue as SqsAttribute, QueueAttributeName, SendMessageBatchRequestEntry,
+    },
 };
 
 use super::targets::Target;
@@ -69,6 +71,8 @@ pub(super) enum Sent {
     Refused(String),
     /// The event is sent again. The target may have taken it.
     Failed(String),
+    /// As `Failed`, and the target used up the time of the call.
+    Silent(String),
 }
 
 impl Sent {
@@ -116,6 +120,30 @@ impl Sender {
             }
             Err(error) => vec![error; parcels.len()],
             Ok(sent) => sent,
+        }
+    }
+
+    /// Asks the service for a target.
+    ///
+    /// # Errors
+    ///
+    /// The result that an event would have.
+    pub(super) async fn find(&self, target: &Target) -> Result<(), Sent> {
+        match target {
+            Target::Queue { url, .. } => {
+                let get = self.sqs.get_queue_attributes().queue_url(url);
+                let get = get.attribute_names(QueueAttributeName::QueueArn);
+                get.send().await.map(drop).map_err(|error| failed(&error))
+            }
+            Target::Topic { arn, .. } => {
+                let get = self.sns.get_topic_attributes().topic_arn(arn);
+                get.send().await.map(drop).map_err(|error| failed(&error))
+            }
+            Target::Bus { arn } => {
+                let describe = self.events.describe_event_bus().name(arn);
+                let answer = describe.send().await;
+                answer.map(drop).map_err(|error| failed(&error))
+            }
         }
     }
 
@@ -278,8 +306,14 @@ fn failed<E>(error: &SdkError<E, HttpResponse>) -> Sent
 where
     E: ProvideErrorMetadata + Error + 'static,
 {
+    let is_silent = match error {
+        SdkError::TimeoutError(_) => true,
+        SdkError::DispatchFailure(failure) => failure.is_timeout(),
+        _ => false,
+    };
     match error.as_service_error() {
         Some(service) => Sent::not(service.code().unwrap_or("unknown error")),
+        None if is_silent => Sent::Silent(unanswered(error)),
         None => Sent::Failed(unanswered(error)),
     }
 }

@@ -5,10 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use aws_lambda_events::dynamodb::EventRecord;
 use serde::Deserialize;
 
-use crate::{
-    event::{Published, item::commit_of},
-    protocol::Timestamp,
-};
+use crate::{event::Published, protocol::Timestamp};
 
 /// One event to be sent.
 #[derive(Debug)]
@@ -24,76 +21,96 @@ pub(super) struct Pending {
 /// Events of one group, in the order in which they are sent.
 pub(super) type Group = VecDeque<Pending>;
 
-/// An item of the outbox table (`event::item`).
+/// Attribute of the item that the template's schedule changes, so that the relay is invoked each minute.
+const HEARTBEAT: &str = "heartbeat";
+
+/// An item of the outbox table (`event::item`): one event, or several.
 #[derive(Deserialize)]
 struct Image {
     group: String,
-    sequence: String,
+    published_at: u64,
+    id: Option<String>,
+    name: Option<String>,
+    body: Option<String>,
+    events: Option<Vec<Member>>,
+}
+
+#[derive(Deserialize)]
+struct Member {
     id: String,
     name: String,
     body: String,
-    published_at: u64,
+}
+
+impl Image {
+    /// The events in their order. `None` if the item is not complete.
+    fn into_members(self) -> Option<Vec<Member>> {
+        match self.events {
+            Some(events) => (!events.is_empty()).then_some(events),
+            None => Some(vec![Member {
+                id: self.id?,
+                name: self.name?,
+                body: self.body?,
+            }]),
+        }
+    }
 }
 
 /// Divides the records of a batch into groups.
 ///
-/// A group has the order of the stream, which is that of the commits. The stream may have the items of
-/// one transaction in any order, so the events of one commit have the order of the answer.
+/// A group has the order of the stream, which is that of the commits. The events of one answer and group
+/// are one item.
 ///
-/// Leaves out deleted items, such as those whose time to live has ended.
+/// Leaves out deleted items, such as those whose time to live has ended, and the heartbeat.
 pub(super) fn groups(records: Vec<EventRecord>) -> Vec<Group> {
-    let mut groups: BTreeMap<String, Vec<(String, Pending)>> = BTreeMap::new();
+    let mut groups: BTreeMap<String, Group> = BTreeMap::new();
     for (position, record) in (0..).zip(records) {
-        if record.event_name == "REMOVE" {
+        let image = &record.change.new_image;
+        let is_heartbeat = image.contains_key(HEARTBEAT) && !image.contains_key("published_at");
+        if record.event_name == "REMOVE" || is_heartbeat {
             continue;
         }
-        let (sequence, pending) = pending(position, record);
-        let group = groups.entry(pending.event.group.clone()).or_default();
-        group.push((sequence, pending));
-    }
-    let in_order = |mut group: Vec<(String, Pending)>| -> Group {
-        for commit in group.chunk_by_mut(|(a, _), (b, _)| commit_of(a) == commit_of(b)) {
-            commit.sort_by(|(a, _), (b, _)| a.cmp(b));
+        for pending in pending(position, record) {
+            let group = groups.entry(pending.event.group.clone()).or_default();
+            group.push_back(pending);
         }
-        group.into_iter().map(|(_, pending)| pending).collect()
-    };
-    groups.into_values().map(in_order).collect()
+    }
+    groups.into_values().collect()
 }
 
-/// The event of a record, and the sort key of its item.
-fn pending(position: i64, record: EventRecord) -> (String, Pending) {
+/// The events of a record.
+fn pending(position: i64, record: EventRecord) -> Vec<Pending> {
     let change = record.change;
-    match serde_dynamo::from_item::<_, Image>(change.new_image) {
-        Ok(image) => {
-            let event = Published {
-                id: image.id,
-                group: image.group,
-                name: image.name,
-                body: image.body,
-            };
-            let pending = Pending {
-                position,
-                event,
-                published_at: Some(Timestamp::from_millis(image.published_at)),
-                fault: None,
-            };
-            (image.sequence, pending)
-        }
+    let image = serde_dynamo::from_item::<_, Image>(change.new_image).ok();
+    let members = image.and_then(|image| {
+        let (group, published_at) = (image.group.clone(), image.published_at);
+        Some((group, published_at, image.into_members()?))
+    });
+    let Some((group, published_at, members)) = members else {
         // Its key is enough to find the item, whose other attributes are unknown.
-        Err(_) => {
-            let event = Published {
-                id: record.event_id.clone(),
-                group: record.event_id,
-                name: "not-an-event".to_owned(),
-                body: serde_json::to_string(&change.keys).unwrap_or_default(),
-            };
-            let pending = Pending {
-                position,
-                event,
-                published_at: None,
-                fault: Some("NotAnEvent"),
-            };
-            (String::new(), pending)
-        }
-    }
+        let event = Published {
+            id: record.event_id.clone(),
+            group: record.event_id,
+            name: "not-an-event".to_owned(),
+            body: serde_json::to_string(&change.keys).unwrap_or_default(),
+        };
+        return vec![Pending {
+            position,
+            event,
+            published_at: None,
+            fault: Some("NotAnEvent"),
+        }];
+    };
+    let pending = |Member { id, name, body }| Pending {
+        position,
+        event: Published {
+            id,
+            group: group.clone(),
+            name,
+            body,
+        },
+        published_at: Some(Timestamp::from_millis(published_at)),
+        fault: None,
+    };
+    members.into_iter().map(pending).collect()
 }

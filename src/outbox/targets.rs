@@ -1,6 +1,9 @@
 //! [`Targets`]: from the name of an event to a queue, a topic or an event bus.
 
-use std::{collections::BTreeMap, str::FromStr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    str::FromStr,
+};
 
 use crate::{event::is_name, invalid::InvalidValue};
 
@@ -42,9 +45,22 @@ impl Targets {
     pub(super) fn of(&self, name: &str) -> Option<&Target> {
         self.0.get(name).or_else(|| self.0.get(ANY))
     }
+
+    /// Every target once.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Target> {
+        self.0.values().collect::<BTreeSet<_>>().into_iter()
+    }
 }
 
 impl Target {
+    /// The URL or ARN.
+    pub(super) fn address(&self) -> &str {
+        match self {
+            Self::Queue { url, .. } => url,
+            Self::Topic { arn, .. } | Self::Bus { arn } => arn,
+        }
+    }
+
     /// The queue with this URL. `None` if the text is no URL.
     pub(super) fn queue(url: &str) -> Option<Self> {
         let is_url = url.starts_with("https://") || url.starts_with("http://");
@@ -52,6 +68,14 @@ impl Target {
             url: url.to_owned(),
             fifo: url.ends_with(".fifo"),
         })
+    }
+
+    /// The account in the URL or ARN.
+    pub(super) fn account(&self) -> Option<&str> {
+        match self {
+            Self::Queue { url, .. } => url.split('/').nth(3),
+            Self::Topic { arn, .. } | Self::Bus { arn } => arn.split(':').nth(4),
+        }
     }
 
     fn parse(text: &str) -> Option<Self> {

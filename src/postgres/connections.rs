@@ -1,22 +1,67 @@
 //! [`Connections`]: a pool, and the source of the passwords of its new connections.
 
-use std::sync::Arc;
+use std::{
+    cell::Cell,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use aws_sdk_dynamodb::config::{Region, SharedCredentialsProvider};
 use aws_sdk_secretsmanager::Client;
 use sqlx::{Error, PgPool, Postgres, pool::PoolConnection};
+use tokio::time::Instant;
 
 use super::{
     explain::is_login_refused,
     iam::Tokens,
     secret::{NoPassword, Secret},
 };
+use crate::protocol::Timestamp;
+
+/// Idle time after which a connection is tested before use. A busy function sends no tests.
+const TEST_AFTER: Duration = Duration::from_secs(1);
+
+tokio::task_local! {
+    /// How long the connection was idle that the pool hands out. `None`: the connection is new.
+    static IDLE_FOR: Cell<Option<Duration>>;
+}
+
+/// Tells [`Connections::acquire`] how long a connection was idle. The hook of the pool calls it.
+pub(super) fn note_idle_time(idle_for: Duration) {
+    // A pool may be used without this module.
+    let _unobserved = IDLE_FOR.try_with(|cell| cell.set(Some(idle_for)));
+}
 
 /// A pool, and the source of the passwords of its new connections.
 #[derive(Clone, Debug)]
 pub(crate) struct Connections {
     pool: PgPool,
     passwords: Passwords,
+    seen: Arc<Mutex<Seen>>,
+}
+
+/// Events that tell whether the idle connections can be trusted.
+#[derive(Debug)]
+struct Seen {
+    /// When a connection was last found dead. Those that were idle then are closed untested.
+    lost_at: Option<Instant>,
+    /// When a freeze of the process was noticed. Connections that were idle then are tested.
+    thawed_at: Option<Instant>,
+    /// The time of the last use, by both clocks. The monotonic one may stand still in a freeze.
+    used_at: (Instant, Timestamp),
+}
+
+/// How far a connection can be trusted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Trust {
+    /// Opened for this request.
+    New,
+    /// The server answered on it within the last second.
+    Recent,
+    /// Idle for longer, so the network may have forgotten it.
+    Untested,
+    /// Idle since before another connection was found dead.
+    Lost,
 }
 
 /// The source of the passwords of new connections.
@@ -40,10 +85,16 @@ impl Passwords {
 
 impl Connections {
     /// Connections with the password that the options of the pool have.
-    pub(crate) const fn new(pool: PgPool) -> Self {
+    pub(crate) fn new(pool: PgPool) -> Self {
+        let seen = Seen {
+            lost_at: None,
+            thawed_at: None,
+            used_at: (Instant::now(), Timestamp::now()),
+        };
         Self {
             pool,
             passwords: Passwords::Fixed,
+            seen: Arc::new(Mutex::new(seen)),
         }
     }
 
@@ -61,26 +112,120 @@ impl Connections {
         }
     }
 
-    /// Takes a connection from the pool. If the server refuses the password of a new connection, and
-    /// the secret has another one by now, tries once more.
-    pub(crate) async fn acquire(&self) -> Result<PoolConnection<Postgres>, Error> {
-        let secret = match &self.passwords {
-            Passwords::Fixed => return self.pool.acquire().await,
+    /// Notes that a connection was found dead: after a failover or a freeze, the others that are idle
+    /// now are dead too.
+    pub(super) fn note_lost(&self) {
+        self.seen(|seen| seen.lost_at = Some(Instant::now()));
+    }
+
+    fn seen<T>(&self, look: impl FnOnce(&mut Seen) -> T) -> T {
+        let seen = self.seen.lock();
+        look(&mut seen.unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Takes a connection from the pool, untested.
+    pub(super) async fn acquire(&self) -> Result<(PoolConnection<Postgres>, Trust), Error> {
+        let acquired = IDLE_FOR.scope(Cell::new(None), async {
+            let connection = self.acquire_from_pool().await?;
+            Ok::<_, Error>((connection, IDLE_FOR.with(Cell::get)))
+        });
+        let (connection, idle_for) = acquired.await?;
+        let trust = self.seen(|seen| seen.trust(idle_for, Instant::now(), Timestamp::now()));
+        Ok((connection, trust))
+    }
+
+    /// If the server refuses the login of a new connection, tries once more: with a new token, or with
+    /// another password that the secret has by now.
+    async fn acquire_from_pool(&self) -> Result<PoolConnection<Postgres>, Error> {
+        match &self.passwords {
+            Passwords::Fixed => self.pool.acquire().await,
             Passwords::Iam(tokens) => {
-                tokens.renew(&self.pool).await?;
-                return self.pool.acquire().await;
-            }
-            Passwords::Secret(secret) => secret,
-        };
-        let used = secret.number(&self.pool).await?;
-        match self.pool.acquire().await {
-            Err(refused) if is_login_refused(&refused) => {
-                match secret.newer_than(used, &self.pool).await? {
-                    Some(_) => self.pool.acquire().await,
-                    None => Err(refused),
+                let used = tokens.renew(&self.pool).await?;
+                match self.pool.acquire().await {
+                    Err(refused) if is_login_refused(&refused) => {
+                        tokens.newer_than(used, &self.pool).await?;
+                        self.pool.acquire().await
+                    }
+                    answer => answer,
                 }
             }
-            answer => answer,
+            Passwords::Secret(secret) => {
+                let used = secret.number(&self.pool).await?;
+                match self.pool.acquire().await {
+                    Err(refused) if is_login_refused(&refused) => {
+                        match secret.newer_than(used, &self.pool).await? {
+                            Some(_) => self.pool.acquire().await,
+                            None => Err(refused),
+                        }
+                    }
+                    answer => answer,
+                }
+            }
         }
+    }
+}
+
+impl Seen {
+    fn trust(&mut self, idle_for: Option<Duration>, now: Instant, wall: Timestamp) -> Trust {
+        let (used_at, wall_used_at) = self.used_at;
+        if wall_used_at.until(wall) > now.saturating_duration_since(used_at) + TEST_AFTER {
+            self.thawed_at = Some(now);
+        }
+        self.used_at = (now, wall);
+        let Some(idle_for) = idle_for else {
+            return Trust::New;
+        };
+        let idle_at =
+            |at: Option<Instant>| at.is_some_and(|at| idle_for > now.saturating_duration_since(at));
+        if idle_at(self.lost_at) {
+            Trust::Lost
+        } else if idle_for >= TEST_AFTER || idle_at(self.thawed_at) {
+            Trust::Untested
+        } else {
+            Trust::Recent
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn frozen_process_tests_its_connections() {
+        let options = "postgres://orders@db.example/orders".parse().unwrap();
+        let connections = Connections::new(crate::postgres::pool(options, 1));
+        let (start, wall) = (Instant::now(), Timestamp::now());
+        let second = Duration::from_secs(1);
+        connections.seen(|seen| {
+            seen.used_at = (start, wall);
+            // Half a second passes by both clocks.
+            let now = start + second / 2;
+            assert_eq!(seen.trust(None, now, wall + second / 2), Trust::New);
+            assert_eq!(
+                seen.trust(Some(second / 4), now, wall + second / 2),
+                Trust::Recent
+            );
+            // The wall clock moves on by an hour, and the monotonic one stands still.
+            let thawed = wall + 3600 * second;
+            for _connection in 0..2 {
+                assert_eq!(seen.trust(Some(second / 4), now, thawed), Trust::Untested);
+            }
+            // The server has answered since.
+            let later = now + second;
+            assert_eq!(
+                seen.trust(Some(second / 4), later, thawed + second),
+                Trust::Recent
+            );
+            assert_eq!(
+                seen.trust(Some(second), later, thawed + second),
+                Trust::Untested
+            );
+            seen.lost_at = Some(later);
+            assert_eq!(
+                seen.trust(Some(second / 4), later, thawed + second),
+                Trust::Lost
+            );
+        });
     }
 }

@@ -13,7 +13,7 @@ use aws_sigv4::{
     sign::v4,
 };
 use sqlx::{Error, PgPool, postgres::PgConnectOptions};
-use tokio::{sync::Mutex, time::Instant};
+use tokio::sync::Mutex;
 
 use crate::protocol::Timestamp;
 
@@ -27,7 +27,9 @@ const RENEWED_AFTER: Duration = Duration::from_secs(10 * 60);
 pub(crate) struct Tokens {
     region: Region,
     credentials: SharedCredentialsProvider,
-    signed: Mutex<Option<Instant>>,
+    /// When the last token was signed, by the clock that RDS reads: the wall clock.
+    signed: Mutex<Option<Timestamp>>,
+    clock: fn() -> Timestamp,
 }
 
 impl Tokens {
@@ -36,20 +38,40 @@ impl Tokens {
             region,
             credentials,
             signed: Mutex::default(),
+            clock: Timestamp::now,
         }
     }
 
-    /// Signs a token unless the last one is fresh. Sends no request, except for credentials.
-    pub(crate) async fn renew(&self, pool: &PgPool) -> Result<(), Error> {
+    /// Signs a token unless the last one is fresh, and returns its time. Sends no request, except for
+    /// credentials.
+    pub(crate) async fn renew(&self, pool: &PgPool) -> Result<Timestamp, Error> {
+        let now = (self.clock)();
+        // A clock that was set back says nothing of the age.
+        let is_fresh = |at: Timestamp| at <= now && at.until(now) < RENEWED_AFTER;
+        self.sign_unless(is_fresh, now, pool).await
+    }
+
+    /// Signs a token, unless the last one is newer than `refused`: the server refused that one.
+    pub(crate) async fn newer_than(&self, refused: Timestamp, pool: &PgPool) -> Result<(), Error> {
+        let is_newer = |at: Timestamp| at != refused;
+        self.sign_unless(is_newer, (self.clock)(), pool).await?;
+        Ok(())
+    }
+
+    async fn sign_unless(
+        &self,
+        is_good: impl Fn(Timestamp) -> bool,
+        now: Timestamp,
+        pool: &PgPool,
+    ) -> Result<Timestamp, Error> {
         let mut signed = self.signed.lock().await;
-        if signed.is_some_and(|at| at.elapsed() < RENEWED_AFTER) {
-            return Ok(());
+        if let Some(at) = signed.filter(|at| is_good(*at)) {
+            return Ok(at);
         }
         let credentials = self.credentials.provide_credentials().await;
         let credentials = credentials.map_err(|error| Error::Io(std::io::Error::other(error)))?;
         let options = PgConnectOptions::clone(&pool.connect_options());
         let (host, port) = (options.get_host(), options.get_port());
-        let now = Timestamp::now();
         let token = token(
             host,
             port,
@@ -59,8 +81,8 @@ impl Tokens {
             now,
         )?;
         pool.set_connect_options(options.password(&token));
-        *signed = Some(Instant::now());
-        Ok(())
+        *signed = Some(now);
+        Ok(now)
     }
 }
 
@@ -113,7 +135,10 @@ fn encoded(value: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::{
+        collections::BTreeSet,
+        sync::atomic::{AtomicU64, Ordering::Relaxed},
+    };
 
     use super::*;
 
@@ -137,20 +162,26 @@ mod tests {
         assert_eq!(parts(&token), parts(expected));
     }
 
-    #[tokio::test]
-    async fn token_is_renewed_before_its_end() {
-        tokio::time::pause();
+    /// The monotonic clock may stand still while Lambda has frozen the process.
+    #[tokio::test(start_paused = true)]
+    async fn token_is_renewed_by_wall_clock() {
+        static NOW: AtomicU64 = AtomicU64::new(1_795_346_322_000);
         let options = "postgres://orders@db.example/orders".parse().unwrap();
         let pool = crate::postgres::pool(options, 1);
         let credentials = Credentials::new("AKIDEXAMPLE", "secret", None, None, "tests");
         let credentials = SharedCredentialsProvider::new(credentials);
-        let tokens = Tokens::new(Region::from_static("eu-central-1"), credentials);
-        for (passed, renewed) in [(0, true), (9 * 60, false), (2 * 60, true)] {
-            tokio::time::advance(Duration::from_secs(passed)).await;
+        let mut tokens = Tokens::new(Region::from_static("eu-central-1"), credentials);
+        tokens.clock = || Timestamp::from_millis(NOW.load(Relaxed));
+        for (seconds, renewed) in [(0, true), (9 * 60, false), (2 * 60, true)] {
+            NOW.fetch_add(seconds * 1000, Relaxed);
             let before = pool.connect_options();
             tokens.renew(&pool).await.unwrap();
             let same = std::sync::Arc::ptr_eq(&before, &pool.connect_options());
-            assert_eq!(same, !renewed, "after {passed} s more");
+            assert_eq!(same, !renewed, "after {seconds} s more");
         }
+        NOW.fetch_sub(3600 * 1000, Relaxed);
+        let before = pool.connect_options();
+        tokens.renew(&pool).await.unwrap();
+        assert!(!std::sync::Arc::ptr_eq(&before, &pool.connect_options()));
     }
 }

@@ -7,14 +7,24 @@ use std::{
 };
 
 use sqlx::{
-    AssertSqlSafe, Error, PgConnection, Postgres, SqlSafeStr as _, SqlStr, pool::PoolConnection,
-    postgres::PgTransactionManager,
+    AssertSqlSafe, Connection as _, Error, PgConnection, Postgres, SqlSafeStr as _, SqlStr,
+    pool::PoolConnection, postgres::PgTransactionManager,
 };
 use sqlx_core::transaction::TransactionManager as _;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep, timeout, timeout_at},
+};
 
-use super::{connections::Connections, explain::is_connection_lost};
-use crate::deadline::Deadline;
+use super::{
+    connections::{Connections, Trust},
+    explain::is_connection_lost,
+    pool::ACQUIRE_TIME,
+};
+use crate::{
+    deadline::{Deadline, time_left_of_request},
+    system,
+};
 
 /// A connection of a pool, closed when dropped unless the server answered the last request.
 ///
@@ -24,12 +34,25 @@ use crate::deadline::Deadline;
 #[derive(Debug)]
 pub(crate) struct Lent {
     connection: PoolConnection<Postgres>,
+    connections: Connections,
+    trust: Trust,
     is_idle: bool,
+    is_lost: bool,
 }
 
-/// Longest time that the server takes to answer `BEGIN` on a connection that still exists. Lambda
-/// may have frozen the process for longer than the network keeps a silent connection.
+/// Time for the answer to `BEGIN` on a connection that was idle: Lambda may have frozen the process for
+/// longer than the network keeps a silent connection. A new connection may wait for longer: behind a
+/// pooler `BEGIN` waits for a server.
 const MAX_BEGIN_TIME: Duration = Duration::from_secs(2);
+
+/// Time for the answer to a test.
+const TEST_TIME: Duration = Duration::from_secs(1);
+
+/// New connections that one request tries.
+const MAX_NEW: u32 = 3;
+
+/// The first pause before the next new connection, at most.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
 /// Time from the deadline until the server ends the transaction of a frozen worker.
 const MARGIN: Duration = Duration::from_secs(1);
@@ -70,7 +93,7 @@ impl Limits {
         let mut sql = format!(
             "BEGIN{isolation}; SET LOCAL lock_timeout = {lock}; SET LOCAL statement_timeout = {transaction}; \
              SET LOCAL idle_in_transaction_session_timeout = {transaction}; \
-             SET LOCAL tcp_user_timeout = {transaction}"
+             SET LOCAL tcp_user_timeout = {transaction}; SET LOCAL client_min_messages = error"
         );
         let version = version.unwrap_or_default();
         if version >= 140_000 {
@@ -85,12 +108,42 @@ impl Limits {
 }
 
 impl Lent {
-    /// Takes a connection from the pool, for requests without a transaction.
-    pub(crate) async fn acquire(connections: &Connections) -> Result<Self, Error> {
-        Ok(Self {
-            connection: connections.acquire().await?,
-            is_idle: true,
-        })
+    /// Takes a connection from the pool, for requests without a transaction. Tests it if it was idle.
+    async fn acquire(connections: &Connections, until: Instant) -> Result<Self, Error> {
+        loop {
+            let mut lent = Self::untested(connections, until).await?;
+            if lent.trust != Trust::Untested {
+                return Ok(lent);
+            }
+            let end = until.min(Instant::now() + TEST_TIME);
+            lent.is_idle = false;
+            if matches!(timeout_at(end, lent.connection.ping()).await, Ok(Ok(()))) {
+                lent.is_idle = true;
+                return Ok(lent);
+            }
+            lent.close();
+        }
+    }
+
+    async fn untested(connections: &Connections, until: Instant) -> Result<Self, Error> {
+        loop {
+            let (connection, trust) = match timeout_at(until, connections.acquire()).await {
+                Ok(Ok(acquired)) => acquired,
+                Ok(Err(Error::PoolTimedOut)) if Instant::now() < until => continue,
+                Ok(Err(error)) => return Err(error),
+                Err(_elapsed) => return Err(connections.out_of_time()),
+            };
+            let lent = Self {
+                connection,
+                connections: connections.clone(),
+                trust,
+                is_idle: trust != Trust::Lost,
+                is_lost: trust == Trust::Lost,
+            };
+            if !lent.is_lost {
+                return Ok(lent);
+            }
+        }
     }
 
     /// Takes a connection from the pool, and opens a transaction. Tries the next connection if the
@@ -100,21 +153,13 @@ impl Lent {
         limits: Limits,
         until: Instant,
     ) -> Result<Self, Error> {
-        loop {
-            let lent = timeout_at(until, Self::acquire(connections)).await;
-            let mut lent = lent.map_err(|_elapsed| connections.out_of_time())??;
-            let left = until.saturating_duration_since(Instant::now());
-            let error = match timeout(MAX_BEGIN_TIME.min(left / 2), lent.open(limits)).await {
-                Ok(Ok(())) => return Ok(lent),
-                Ok(Err(error)) if is_connection_lost(&error) => error,
-                Ok(Err(error)) => return Err(error),
-                Err(_elapsed) => Error::Io(std::io::ErrorKind::TimedOut.into()),
-            };
-            if Instant::now() >= until {
-                return Err(error);
-            }
-            tracing::debug!("a pooled connection to PostgreSQL was lost; trying the next");
-        }
+        Tries::new(connections, until).begin(limits).await
+    }
+
+    /// Gives the connection up: it is closed when dropped, and so are those that are idle now.
+    pub(crate) fn close(&mut self) {
+        (self.is_idle, self.is_lost) = (false, true);
+        self.connections.note_lost();
     }
 
     /// Opens a transaction. sqlx counts it, so that a handler's `begin()` makes a savepoint.
@@ -136,7 +181,7 @@ impl Lent {
         while self.depth() > 0 {
             PgTransactionManager::rollback(&mut self.connection).await?;
         }
-        self.is_idle = true;
+        self.is_idle = !self.is_lost;
         Ok(())
     }
 
@@ -150,7 +195,9 @@ impl Lent {
         connections: &Connections,
         requests: impl AsyncFnOnce(&mut PgConnection) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        Self::acquire(connections).await?.request(requests).await
+        let until = Instant::now() + time_left_of_request().unwrap_or(ACQUIRE_TIME);
+        let mut lent = Self::acquire(connections, until).await?;
+        lent.request(requests).await
     }
 
     /// Runs requests that are no transaction on this connection.
@@ -160,16 +207,89 @@ impl Lent {
     ) -> Result<T, Error> {
         self.is_idle = false;
         let answer = requests(&mut self.connection).await;
-        self.is_idle = !answer.as_ref().is_err_and(is_connection_lost);
+        if answer.as_ref().is_err_and(is_connection_lost) {
+            self.close();
+        } else {
+            self.is_idle = true;
+        }
         answer
     }
 }
 
+/// Time for the ping with which sqlx returns a connection to its pool.
+const RETURN_TIME: Duration = Duration::from_secs(1);
+
 impl Drop for Lent {
     fn drop(&mut self) {
-        if !self.is_idle {
-            self.connection.close_on_drop();
+        // A future that is dropped closes the socket at once, and frees the place in the pool.
+        // `close_on_drop` keeps the place until the server has answered, for 5 seconds behind TLS.
+        let returned = self.connection.return_to_pool();
+        if self.is_idle
+            && let Ok(runtime) = Handle::try_current()
+        {
+            runtime.spawn(timeout(RETURN_TIME, returned));
         }
+    }
+}
+
+/// The connections that one request tries: those of the pool, and at most [`MAX_NEW`] new ones.
+pub(crate) struct Tries<'a> {
+    connections: &'a Connections,
+    until: Instant,
+    new: u32,
+}
+
+impl<'a> Tries<'a> {
+    pub(crate) const fn new(connections: &'a Connections, until: Instant) -> Self {
+        Self {
+            connections,
+            until,
+            new: 0,
+        }
+    }
+
+    /// Opens a transaction on the first connection that answers.
+    pub(crate) async fn begin(&mut self, limits: Limits) -> Result<Lent, Error> {
+        loop {
+            let mut lent = Lent::untested(self.connections, self.until).await?;
+            let half = self.until.saturating_duration_since(Instant::now()) / 2;
+            let end = match lent.trust {
+                Trust::New => self.until,
+                Trust::Recent => Instant::now() + half,
+                Trust::Untested | Trust::Lost => Instant::now() + half.min(MAX_BEGIN_TIME),
+            };
+            let error = match timeout_at(end, lent.open(limits)).await {
+                Ok(Ok(())) => return Ok(lent),
+                Ok(Err(error)) => error,
+                Err(_elapsed) => Error::Io(std::io::ErrorKind::TimedOut.into()),
+            };
+            self.failed(lent, error).await?;
+        }
+    }
+
+    /// Closes a lost connection, and returns when the request may try the next one.
+    ///
+    /// # Errors
+    ///
+    /// The error, if the connection is not lost, or if no other one may be tried.
+    pub(crate) async fn failed(&mut self, mut lent: Lent, error: Error) -> Result<(), Error> {
+        if !is_connection_lost(&error) {
+            return Err(error);
+        }
+        lent.close();
+        if lent.trust == Trust::New {
+            self.new += 1;
+            let pause = FIRST_PAUSE.mul_f64(system::random_fraction()) * 2_u32.pow(self.new);
+            if self.new == MAX_NEW || Instant::now() + pause >= self.until {
+                return Err(error);
+            }
+            drop(lent);
+            sleep(pause).await;
+        } else if Instant::now() >= self.until {
+            return Err(error);
+        }
+        tracing::debug!("a connection to PostgreSQL was lost; trying the next");
+        Ok(())
     }
 }
 

@@ -34,8 +34,36 @@ pub async fn migrate(pool: &PgPool) -> Result<(), Error> {
     Lent::run(&Connections::new(pool.clone()), create_tables).await
 }
 
+/// The database has tables of this library which the search path does not find, or under other names.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error(
+    "the search path finds no table sqs_once_records, but this database has {found}: correct the search \
+     path or the name, because new tables would know of no earlier message; or, for new tables, run \
+     `sqs_once::postgres::migrate`"
+)]
+pub(crate) struct TablesElsewhere {
+    found: String,
+}
+
+/// Creates the tables on this connection as [`migrate`] does, unless the database has such tables
+/// elsewhere: empty ones in their place would run every redelivered message again.
+pub(crate) async fn create_first_tables(connection: &mut PgConnection) -> Result<(), Error> {
+    // The comment stays with a table that was renamed.
+    const ELSEWHERE: &str = "\
+        SELECT string_agg(oid::regclass::text, ', ') FROM pg_class \
+        WHERE to_regclass('sqs_once_records') IS NULL AND relkind IN ('r', 'p', 'v', 'f') \
+        AND (relname = 'sqs_once_records' OR obj_description(oid, 'pg_class') LIKE 'sqs-once %')";
+    let found: Option<String> = sqlx::query_scalar(ELSEWHERE)
+        .fetch_one(&mut *connection)
+        .await?;
+    match found {
+        Some(found) => Err(Error::Configuration(TablesElsewhere { found }.into())),
+        None => create_tables(connection).await,
+    }
+}
+
 /// Creates the tables on this connection: see [`migrate`].
-pub(crate) async fn create_tables(connection: &mut PgConnection) -> Result<(), Error> {
+async fn create_tables(connection: &mut PgConnection) -> Result<(), Error> {
     let version = "SELECT obj_description(to_regclass('sqs_once_records'), 'pg_class')";
     let version: Option<String> = sqlx::query_scalar(version)
         .fetch_one(&mut *connection)

@@ -49,7 +49,7 @@ mod pool;
 pub(crate) mod secret;
 mod transaction;
 
-pub(crate) use migrate::create_tables;
+pub(crate) use migrate::create_first_tables;
 pub use migrate::migrate;
 pub use pool::pool;
 pub use transaction::{InTransaction, Transaction};

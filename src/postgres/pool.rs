@@ -1,26 +1,22 @@
 //! A pool for a Lambda function.
 
-use std::{net::IpAddr, time::Duration};
+use std::{future::ready, net::IpAddr, time::Duration};
 
 use sqlx::{
-    ConnectOptions as _, Connection as _, PgPool,
+    ConnectOptions as _, PgPool,
     postgres::{PgConnectOptions, PgPoolOptions, PgSslMode},
 };
-use tokio::time::timeout;
 
-/// Idle time after which a connection is tested before use. A busy function sends no tests.
-const TEST_AFTER: Duration = Duration::from_secs(1);
+use super::connections::note_idle_time;
 
-/// Time for the answer to the test. Lambda may have frozen the process for longer than the network
-/// keeps a silent connection, and such a connection gives no answer.
-const TEST_TIME: Duration = Duration::from_secs(1);
-
-/// Longest wait for a connection.
-const ACQUIRE_TIME: Duration = Duration::from_secs(10);
+/// Longest wait of the pool for a connection. The library then looks at its deadline, and waits again:
+/// an address that gives no answer is resolved anew, and may be another one after a failover.
+pub(super) const ACQUIRE_TIME: Duration = Duration::from_secs(10);
 
 /// A pool for a Lambda function: connects at the first use, keeps at most `connections`, and logs no
 /// statements. Each handler that runs at a time needs a connection: choose the concurrency of the
-/// batch (`CONSUMER_CONCURRENCY`).
+/// batch (`CONSUMER_CONCURRENCY`). The library tests a connection before it uses it; the pool itself does
+/// not.
 ///
 /// Connections to other hosts use TLS and verify certificate and host name, unless the options name
 /// another mode than `prefer`, the default of PostgreSQL.
@@ -36,17 +32,14 @@ pub fn pool(options: PgConnectOptions, connections: u32) -> PgPool {
     PgPoolOptions::new()
         .max_connections(connections.max(1))
         .acquire_timeout(ACQUIRE_TIME)
+        // sqlx tests and closes old connections without a time limit: behind TLS the close of a silent
+        // one waits for its server. `Lent` tests connections, and drops them.
         .test_before_acquire(false)
-        .before_acquire(|connection, metadata| {
-            Box::pin(async move {
-                if metadata.idle_for < TEST_AFTER {
-                    return Ok(true);
-                }
-                Ok(matches!(
-                    timeout(TEST_TIME, connection.ping()).await,
-                    Ok(Ok(()))
-                ))
-            })
+        .idle_timeout(None)
+        .max_lifetime(None)
+        .before_acquire(|_connection, metadata| {
+            note_idle_time(metadata.idle_for);
+            Box::pin(ready(Ok(true)))
         })
         .connect_lazy_with(secured(options).disable_statement_logging())
 }

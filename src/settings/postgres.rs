@@ -51,10 +51,12 @@ impl Settings {
     /// | `IDEMPOTENCY_POSTGRES_CONNECTIONS` | `CONSUMER_CONCURRENCY`; of a relay 1 | connections of one environment |
     ///
     /// With `CONSUMER_PRIME=on` the consumer connects at start, and creates the tables of records and
-    /// events if they do not exist ([`migrate`](crate::postgres::migrate)). A failure is logged.
+    /// events ([`migrate`](crate::postgres::migrate)) if no schema of the database has them. A failure is
+    /// logged.
     ///
     /// If `OUTBOX_TARGETS` and `OUTBOX_DEAD_LETTER_QUEUE_URL` are set, as for a relay, the consumer sends
     /// events right after their commit. One of the two alone is an error. Both need the feature `outbox`.
+    /// If one of these targets does not exist, that is logged, and the events wait for the relay.
     ///
     /// # Errors
     ///
@@ -92,7 +94,17 @@ impl Settings {
         };
         #[cfg(feature = "outbox")]
         let mode = match relay {
-            Some(relay) => mode.relay(relay.relay(&mut self, &config)?),
+            Some(relay) => {
+                let relay = relay.relay(&mut self, &config)?;
+                match relay.check_targets().await {
+                    Ok(()) => mode.relay(relay),
+                    // Messages are processed all the same, and their events wait for the relay.
+                    Err(error) => {
+                        tracing::error!(%error, "no events are sent right after commits");
+                        mode
+                    }
+                }
+            }
             None => mode,
         };
         #[cfg(not(feature = "outbox"))]
@@ -164,7 +176,7 @@ impl Database {
         });
         let store = self.store(passwords, connections);
         if self.prime {
-            let created = Lent::run(store.connections(), postgres::create_tables);
+            let created = Lent::run(store.connections(), postgres::create_first_tables);
             match timeout(PRIME_TIMEOUT, created).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::warn!(

@@ -31,8 +31,9 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// Every variable that is missing or invalid. `IDEMPOTENCY_POSTGRES_URL` is an error: call
-    /// `postgres_relay`, which needs the feature `postgres`.
+    /// Every variable that is missing or invalid, and targets that do not exist
+    /// ([`Relay::check_targets`]). `IDEMPOTENCY_POSTGRES_URL` is an error: call `postgres_relay`, which
+    /// needs the feature `postgres`.
     ///
     /// ```no_run
     /// use sqs_once::{Settings, outbox};
@@ -52,7 +53,8 @@ impl Settings {
         let (relay, _threads) = (self.relay_settings(), self.has_threads());
         let relay = self.check(other.and(relay))?;
         let config = self.take_config().await;
-        relay.relay(&mut self, &config)
+        let relay = relay.relay(&mut self, &config)?;
+        self.checked(relay).await
     }
 
     /// The relay of an outbox in PostgreSQL: reads the variables of [`relay`](Self::relay), and those
@@ -61,7 +63,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// Every variable that is missing or invalid.
+    /// Every variable that is missing or invalid, and targets that do not exist.
     ///
     /// ```no_run
     /// use sqs_once::{Settings, outbox};
@@ -78,6 +80,7 @@ impl Settings {
         let (database, relay) = self.check(read)?;
         let config = self.take_config().await;
         let relay = relay.relay(&mut self, &config)?;
+        let relay = self.checked(relay).await?;
         let store = database.prepared_store(&config, 1).await;
         Ok(crate::outbox::PostgresRelay::new(relay, store))
     }
@@ -91,6 +94,14 @@ impl Settings {
             .contains(&true)
             .then(|| self.relay_settings())
             .transpose()
+    }
+
+    /// Fails if a target is missing.
+    async fn checked(&mut self, relay: Relay) -> Result<Relay, SettingsError> {
+        match relay.check_targets().await {
+            Ok(()) => Ok(relay),
+            Err(missing) => Err(self.error(format!("{TARGETS} or {DEAD_LETTERS}: {missing}"))),
+        }
     }
 
     fn relay_settings(&mut self) -> Result<RelaySettings, SettingsError> {

@@ -155,8 +155,20 @@ fn log_panic(panic: &PanicHookInfo<'_>, with_text: bool) {
     }
 }
 
+/// Messages of PostgreSQL beside an answer: a trigger may write a row into one.
+const NOTICES: &str = "sqlx::postgres::notice";
+
 fn info() -> Targets {
-    Targets::new().with_default(LevelFilter::INFO)
+    without_notices(Targets::new().with_default(LevelFilter::INFO))
+}
+
+/// Leaves the texts of NOTICE and WARNING out at every level but `trace`, which may show payload.
+fn without_notices(filter: Targets) -> Targets {
+    if filter.would_enable(NOTICES, &Level::TRACE) {
+        filter
+    } else {
+        filter.with_target(NOTICES, LevelFilter::OFF)
+    }
 }
 
 /// Milliseconds, rounded to the microsecond.
@@ -167,11 +179,14 @@ pub(crate) fn millis(duration: Duration) -> f64 {
 /// Lambda's levels are Rust's, and FATAL.
 fn level(text: &str) -> Option<Targets> {
     if text.eq_ignore_ascii_case("fatal") {
-        return Some(Targets::new().with_default(LevelFilter::ERROR));
+        return Some(without_notices(
+            Targets::new().with_default(LevelFilter::ERROR),
+        ));
     }
     // On its own, a word that is no level would be taken for a target, and all else be silent.
     let readable = |part: &str| part.contains('=') || part.trim().parse::<LevelFilter>().is_ok();
-    text.split(',').all(readable).then(|| text.parse().ok())?
+    let filter = text.split(',').all(readable).then(|| text.parse().ok())?;
+    filter.map(without_notices)
 }
 
 #[cfg(test)]
@@ -208,6 +223,22 @@ mod tests {
         assert_eq!(nanos(13_600_000), "13.6");
         assert_eq!(nanos(1_234_567), "1.235");
         assert_eq!(nanos(2_000_400), "2");
+    }
+
+    #[test]
+    fn notices_of_postgresql_are_logged_at_trace_only() {
+        for text in [
+            "INFO",
+            "debug",
+            "FATAL",
+            "warn,sqlx=info",
+            "sqlx::postgres=debug",
+        ] {
+            let filter = level(text).unwrap();
+            assert!(!filter.would_enable(NOTICES, &Level::WARN), "{text}");
+        }
+        assert!(!info().would_enable(NOTICES, &Level::WARN));
+        assert!(level("trace").unwrap().would_enable(NOTICES, &Level::WARN));
     }
 
     #[test]

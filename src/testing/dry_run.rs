@@ -94,7 +94,7 @@ impl DryRun {
     }
 
     /// The writes that would have been made so far, in their order: those of each [`Done`], with a put
-    /// to the table `outbox` for each published event, and one
+    /// to the table `outbox` for the published events of each group, and one
     /// for each [`Change`], without the attributes in which an item remembers its keys.
     #[must_use]
     pub fn writes(&self) -> Vec<PlannedWrite> {

@@ -37,20 +37,40 @@ async fn relay(sqs: &Sqs) -> Relay {
 
 /// A record of the stream: an event of this group, with this body.
 fn event(number: u32, name: &str, group: &str, body: &str) -> Value {
-    of_commit(number, name, group, body, &format!("commit-{number}"), 0)
+    item(number, group, only(name, body, 0))
 }
 
-fn of_commit(number: u32, name: &str, group: &str, body: &str, commit: &str, index: u32) -> Value {
-    let image = json!({
-        "group": {"S": group},
-        "sequence": {"S": format!("001796000000000#{commit}#{index:02}")},
+/// The only event of a group in its answer. Older consumers write each event so.
+fn only(name: &str, body: &str, index: u32) -> Value {
+    json!({
         "id": {"S": format!("orders#{body}#{index:02}")},
         "name": {"S": name},
         "body": {"S": json!(body).to_string()},
-        "published_at": {"N": "1796000000000"},
-        "expires_at": {"N": "1796604800"},
-    });
+    })
+}
+
+/// Several events of a group in one answer, all with the name `placed`.
+fn several(number: u32, group: &str, bodies: &[&str]) -> Value {
+    let events = (0..).zip(bodies);
+    let events = events.map(|(index, body)| json!({ "M": only("placed", body, index) }));
+    let events = json!({ "events": {"L": events.collect::<Vec<_>>()} });
+    item(number, group, events)
+}
+
+/// A record of the stream with these attributes of one or several events.
+fn item(number: u32, group: &str, mut image: Value) -> Value {
+    image["group"] = json!({ "S": group });
+    image["sequence"] = json!({ "S": format!("001796000000000#commit-{number}#00") });
+    image["published_at"] = json!({ "N": Timestamp::now().as_millis().to_string() });
+    image["expires_at"] = json!({ "N": "1796604800" });
     change(number, "INSERT", &image)
+}
+
+/// The same event, published so many minutes ago.
+fn aged(mut event: Value, minutes: u64) -> Value {
+    let published_at = Timestamp::now().as_millis() - minutes * 60_000;
+    event["dynamodb"]["NewImage"]["published_at"] = json!({ "N": published_at.to_string() });
+    event
 }
 
 fn change(number: u32, kind: &str, image: &Value) -> Value {
@@ -156,17 +176,49 @@ async fn group_is_sent_in_the_order_of_the_stream() {
 }
 
 #[tokio::test]
-async fn events_of_a_commit_keep_the_answers_order() {
+async fn events_of_an_item_keep_the_answers_order() {
     let sqs = Sqs::start(SqsBehaviour::Willing).await;
-    let of = |number, body, commit, index| of_commit(number, "placed", "c-1", body, commit, index);
     let records = [
-        of(1, "b", "z", 1),
-        of(2, "a", "z", 0),
-        of(3, "d", "y", 10),
-        of(4, "c", "y", 9),
+        several(1, "c-1", &["a", "b", "c"]),
+        event(2, "placed", "c-1", "d"),
+        several(3, "c-1", &["e", "f"]),
     ];
     assert!(send(&relay(&sqs).await, &records).await.is_empty());
-    assert_eq!(bodies(&sqs, SHIPPING), ["a", "b", "c", "d"]);
+    assert_eq!(bodies(&sqs, SHIPPING), ["a", "b", "c", "d", "e", "f"]);
+    let ids = sqs.sent_to(SHIPPING);
+    assert_eq!(ids[2]["MessageDeduplicationId"], "orders#c#02");
+}
+
+/// The second event of the item fails. The record is sent again as a whole.
+#[tokio::test]
+async fn failed_event_of_an_item_returns_the_record() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let mut records = [
+        several(1, "c-1", &["a", "b"]),
+        event(2, "placed", "c-2", "c"),
+    ];
+    records[0]["dynamodb"]["NewImage"]["events"]["L"][1]["M"]["name"] = json!({ "S": "billed" });
+    sqs.turn_for(BILLING, SqsBehaviour::Denying);
+    let relay = relay(&sqs).await;
+    assert_eq!(send(&relay, &records).await, ["1"]);
+    assert_eq!(bodies(&sqs, SHIPPING), ["a", "c"]);
+    sqs.turn_for(BILLING, SqsBehaviour::Willing);
+    assert!(send(&relay, &records[..1]).await.is_empty());
+    assert_eq!(bodies(&sqs, SHIPPING), ["a", "c", "a"]);
+    assert_eq!(bodies(&sqs, BILLING), ["b"]);
+}
+
+/// Nothing is half sent of an item that is not complete.
+#[tokio::test]
+async fn incomplete_item_is_dead_lettered() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let mut broken = several(1, "c-1", &["a", "b"]);
+    let second = &mut broken["dynamodb"]["NewImage"]["events"]["L"][1]["M"];
+    second.as_object_mut().unwrap().remove("body");
+    let empty = several(2, "c-1", &[]);
+    assert!(send(&relay(&sqs).await, &[broken, empty]).await.is_empty());
+    assert!(bodies(&sqs, SHIPPING).is_empty());
+    assert_eq!(sqs.sent_to("dead").len(), 2);
 }
 
 #[tokio::test]
@@ -272,15 +324,80 @@ async fn unconfirmed_dead_letter_stays_in_the_stream() {
     );
 }
 
+/// Lambda reads no further in the shard while an event fails, so a denied target would hold up all others.
+#[tokio::test]
+async fn denied_event_is_dead_lettered_after_a_time() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    sqs.turn_for(SHIPPING, SqsBehaviour::Denying);
+    let relay = relay(&sqs).await;
+    let young = [
+        event(1, "billed", "c-1", "a"),
+        aged(event(2, "placed", "c-2", "b"), 14),
+    ];
+    assert_eq!(send(&relay, &young).await, ["2"]);
+    assert!(sqs.sent_to("dead").is_empty());
+    let old = [
+        aged(event(2, "placed", "c-2", "b"), 16),
+        aged(event(3, "billed", "c-2", "c"), 16),
+        event(4, "billed", "c-3", "d"),
+    ];
+    assert!(send(&relay, &old).await.is_empty());
+    let [dead] = &sqs.sent_to("dead")[..] else {
+        panic!("{:?}", sqs.sent_to("dead"));
+    };
+    let reason = &dead["MessageAttributes"]["SqsOnceReason"]["StringValue"];
+    assert_eq!(
+        (reason, &dead["MessageBody"]),
+        (&json!("AccessDeniedException"), &json!("\"b\""))
+    );
+    assert_eq!(bodies(&sqs, BILLING), ["a", "d", "c"]);
+}
+
+#[tokio::test]
+async fn throttled_event_stays_in_the_stream() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    sqs.turn_for(SHIPPING, SqsBehaviour::ThrottlingFirst);
+    let records = [aged(event(1, "placed", "c-1", "a"), 60)];
+    assert_eq!(send(&relay(&sqs).await, &records).await, ["1"]);
+    assert!(sqs.sent_to("dead").is_empty());
+}
+
+#[tokio::test]
+async fn old_event_stays_while_dead_letters_fail() {
+    let sqs = Sqs::start(SqsBehaviour::Denying).await;
+    let records = [aged(event(1, "placed", "c-1", "a"), 60)];
+    let relay = relay(&sqs).await;
+    assert_eq!(send(&relay, &records).await, ["1"]);
+}
+
+/// examples/outbox.template.yaml changes it each minute.
+#[tokio::test]
+async fn heartbeat_is_no_event() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let image = json!({
+        "group": {"S": "sqs-once-heartbeat"}, "sequence": {"S": "-"}, "heartbeat": {"N": "7"},
+    });
+    let records = [
+        change(1, "INSERT", &image),
+        event(2, "placed", "sqs-once-heartbeat", "a"),
+        change(3, "MODIFY", &image),
+    ];
+    assert!(send(&relay(&sqs).await, &records).await.is_empty());
+    assert_eq!(bodies(&sqs, SHIPPING), ["a"]);
+    assert!(sqs.sent_to("dead").is_empty());
+}
+
 #[tokio::test]
 async fn batch_ends_before_the_deadline() {
-    let sqs = Sqs::start(SqsBehaviour::Hanging).await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    sqs.turn_for("SendMessageBatch", SqsBehaviour::Hanging);
     let records = [
         event(1, "placed", "c-1", "a"),
         event(2, "placed", "c-1", "b"),
     ];
+    let relay = relay(&sqs).await;
     let (started, time) = (Stopwatch::start(), Duration::from_secs(2));
-    assert_eq!(send_within(&relay(&sqs).await, &records, time).await, ["1"]);
+    assert_eq!(send_within(&relay, &records, time).await, ["1"]);
     assert!(started.elapsed() < time, "{:?}", started.elapsed());
 }
 

@@ -3,17 +3,18 @@
 use std::sync::Arc;
 
 use sqlx::{
+    AssertSqlSafe, Executor, PgPool,
     postgres::{PgConnectOptions, PgSslMode},
     raw_sql,
 };
-use sqs_once::{Settings, SettingsError};
+use sqs_once::{Consumer, Handler, Mode, Settings, SettingsError};
 
 use super::{
     place_order_postgres::consumer,
     support::{
         self, PATIENCE,
         consumer::within,
-        postgres::{SERVER, Server},
+        postgres::{SERVER, Server, one},
     },
     world::World,
 };
@@ -34,9 +35,12 @@ pub(crate) fn url(server: &Server, world: &World) -> String {
 }
 
 fn settings(world: &World) -> Settings {
-    let url = url(&SERVER, world);
+    settings_of(&url(&SERVER, world))
+}
+
+fn settings_of(url: &str) -> Settings {
     Settings::from_vars([
-        ("IDEMPOTENCY_POSTGRES_URL", url.as_str()),
+        ("IDEMPOTENCY_POSTGRES_URL", url),
         ("AWS_LAMBDA_RUNTIME_API", "unused"),
         ("CONSUMER_VISIBILITY", "off"),
     ])
@@ -51,19 +55,84 @@ fn documented_tables_are_those_of_the_test() {
     }
 }
 
-/// As on a database that did not answer at start.
+/// Settings of a database with this name, which need not exist, in this schema.
+fn settings_in(database: &str, schema: &str) -> Settings {
+    let port = SERVER.options().get_port();
+    settings_of(&format!(
+        "postgres://postgres@127.0.0.1:{port}/{database}?sslmode=disable&options=-c%20search_path%3D{schema}"
+    ))
+}
+
+/// Creates a database with the tables of the example.
+async fn create_database(name: &str) -> PgPool {
+    let create = AssertSqlSafe(format!("CREATE DATABASE {name}"));
+    one(SERVER.options()).execute(create).await.unwrap();
+    let pool = one(SERVER.options().database(name));
+    raw_sql(TABLES).execute(&pool).await.unwrap();
+    pool
+}
+
+/// Returns the number of messages that failed.
+async fn process_sample<M: Mode<H::Output>, H: Handler>(consumer: &Arc<Consumer<M, H>>) -> usize {
+    let event = serde_json::from_str(include_str!("../../events/place-order.json")).unwrap();
+    let deadline = within(PATIENCE);
+    support::consumer::process(consumer, event, deadline)
+        .await
+        .len()
+}
+
+/// The schemas with a table of records.
+async fn schemas(pool: &PgPool) -> Vec<String> {
+    let sql = "SELECT schemaname::text FROM pg_tables WHERE tablename = 'sqs_once_records'";
+    sqlx::query_scalar(sql).fetch_all(pool).await.unwrap()
+}
+
 #[tokio::test]
-async fn missing_tables_are_created_later() {
-    let world = World::start().await;
-    raw_sql(TABLES).execute(&world.pool).await.unwrap();
-    let consumer = Arc::new(consumer(settings(&world)).await.unwrap());
-    world
-        .run_sql("DROP TABLE sqs_once_records, sqs_once_outbox")
-        .await;
-    let event = include_str!("../../events/place-order.json");
-    let event = serde_json::from_str(event).unwrap();
-    let failed = support::consumer::process(&consumer, event, within(PATIENCE)).await;
-    assert_eq!(failed, Vec::<String>::new());
+async fn first_message_creates_tables_once() {
+    let consumer = consumer(settings_in("created_later", "public")).await;
+    let consumer = Arc::new(consumer.unwrap());
+    // The database did not answer at start.
+    let pool = create_database("created_later").await;
+    assert_eq!(process_sample(&consumer).await, 0);
+    assert_eq!(schemas(&pool).await, ["public"]);
+
+    let drop = "DROP TABLE sqs_once_records, sqs_once_outbox";
+    pool.execute(drop).await.unwrap();
+    assert!(process_sample(&consumer).await > 0);
+    assert!(
+        schemas(&pool).await.is_empty(),
+        "an empty table is no replacement"
+    );
+}
+
+#[tokio::test]
+async fn table_elsewhere_is_not_replaced_by_empty_one() {
+    let pool = create_database("elsewhere").await;
+    let running = consumer(settings_in("elsewhere", "public")).await;
+    let running = Arc::new(running.unwrap());
+    assert_eq!(process_sample(&running).await, 0);
+
+    let rename = "ALTER TABLE sqs_once_records RENAME TO kept";
+    pool.execute(rename).await.unwrap();
+    let started = Arc::new(consumer(settings_in("elsewhere", "public")).await.unwrap());
+    for consumer in [&running, &started] {
+        assert!(process_sample(consumer).await > 0);
+    }
+    assert!(schemas(&pool).await.is_empty());
+    pool.execute("ALTER TABLE kept RENAME TO sqs_once_records")
+        .await
+        .unwrap();
+    for consumer in [&running, &started] {
+        assert_eq!(process_sample(consumer).await, 0);
+    }
+
+    pool.execute("CREATE SCHEMA other").await.unwrap();
+    let moved = Arc::new(consumer(settings_in("elsewhere", "other")).await.unwrap());
+    assert!(process_sample(&moved).await > 0);
+    assert_eq!(schemas(&pool).await, ["public"]);
+    let stock = "SELECT quantity FROM stock WHERE product = 'cup'";
+    let stock: i64 = sqlx::query_scalar(stock).fetch_one(&pool).await.unwrap();
+    assert_eq!(stock, 4, "the order was placed once");
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ use serde_json::json;
 use sqlx::{Executor, PgPool, postgres::PgConnectOptions};
 use sqs_once::{
     Attempt, Consumer, Deadline, Failure, InTransaction, Once, Outcome, handler_fn,
-    protocol::{Namespace, Timestamp},
+    protocol::{Namespace, StoredResult, Timestamp},
     testing,
 };
 use tokio::{
@@ -305,4 +305,25 @@ async fn crashed_server_rolls_back() {
     );
     assert_completed(&world.deliver("o-1").await);
     assert_eq!(world.effect("o-1").await, 1);
+}
+
+/// The claim waits for a lock until it is too late to start, and the handler until it is cut off.
+#[tokio::test]
+async fn handler_waits_longer_for_lock_than_claim() {
+    let world = World::start().await;
+    let mode = world.mode();
+    let now = Timestamp::now();
+    // Claims may wait for a second.
+    let deadline = Deadline::after(now, 60 * SECOND, SECOND).min_time_to_start(58 * SECOND);
+    let waits = async |attempt: Attempt| {
+        let mut tx = attempt.transaction()?;
+        let limit = "SELECT setting::bigint FROM pg_settings WHERE name = 'lock_timeout'";
+        let limit: i64 = sqlx::query_scalar(limit).fetch_one(&mut *tx).await?;
+        Ok(tx.done(limit))
+    };
+    let outcome = mode.run(operation("o-1", deadline), waits).await;
+    let Outcome::Completed(StoredResult::Json(limit)) = &outcome else {
+        panic!("{outcome:?}")
+    };
+    assert!(limit.parse::<u64>().unwrap() > 30_000, "{limit}");
 }

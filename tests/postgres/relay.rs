@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aws_config::{SdkConfig, retry::RetryConfig};
+use aws_config::{SdkConfig, retry::RetryConfig, timeout::TimeoutConfig};
 use serde_json::{Value, json};
 use sqlx::raw_sql;
 use sqs_once::{
@@ -416,6 +416,40 @@ async fn failing_group_delays_no_other() {
     assert_eq!(numbers(send(&relay).await), [150, 0, 0]);
 }
 
+/// Each transaction with a silent target takes the time of a call.
+#[tokio::test]
+async fn silent_target_holds_up_one_transaction() {
+    const STUCK: &str = "https://sqs.example/1/stuck.fifo";
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    sqs.turn_for(STUCK, SqsBehaviour::Hanging);
+    // Events of three transactions, each with the oldest events.
+    for n in 0..6 {
+        let stuck = async |attempt: Attempt| {
+            let event = |group| Event::new("stuck", &1).group(format!("{n}-{group}"));
+            let done = attempt.transaction()?.done(());
+            Ok((0..50).map(event).fold(done, InTransaction::publish))
+        };
+        let id = format!("stuck-{n}");
+        let outcome = world.mode().run(operation(&id, ample()), stuck).await;
+        assert!(outcome.is_success(), "{outcome:?}");
+    }
+    publish(&world, "1", &["a"]).await;
+    let timeouts = TimeoutConfig::builder().operation_timeout(2 * SECOND);
+    let config = config(&sqs).to_builder().timeout_config(timeouts.build());
+    let targets = format!("stuck={STUCK},placed={SHIPPING}").parse().unwrap();
+    let relay = Relay::new(&config.build(), targets, DEAD).unwrap();
+    let relay = PostgresRelay::new(relay, PostgresStore::new(world.pool.clone()));
+    assert_eq!(numbers(send(&relay).await), [1, 0, 300]);
+    let calls = sqs.calls("SendMessageBatch");
+    let of_stuck = calls.iter().filter(|call| call.body["QueueUrl"] == STUCK);
+    assert_eq!(
+        of_stuck.count(),
+        10,
+        "one transaction, ten events in a call"
+    );
+}
+
 #[tokio::test]
 async fn long_group_delays_no_other() {
     let world = World::start().await;
@@ -509,24 +543,55 @@ async fn event_of_locked_group_is_sent_by_lock_holder() {
     assert_eq!(world.events().await, []);
 }
 
+/// A worker that cannot send would else keep the group of each of its commits from the relay.
 #[tokio::test]
-async fn failure_after_commit_changes_no_outcome() {
+async fn failure_after_commit_postpones_no_group() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Denying).await;
+    let mode = sends_after_commit(&world, &sqs);
+    publish_in(&mode, "1", &["a"]).await;
+    assert_eq!(sqs.calls("SendMessageBatch").len(), 1);
+    sqs.turn(SqsBehaviour::Willing);
+    assert_eq!(numbers(send(&relay(&world, &sqs)).await), [1, 0, 0]);
+    assert_eq!(bodies(&sqs, "a"), ["1"]);
+}
+
+#[tokio::test]
+async fn failure_after_commit_pauses() {
     let world = World::start().await;
     let sqs = Sqs::start(SqsBehaviour::Denying).await;
     let mode = sends_after_commit(&world, &sqs);
     publish_in(&mode, "1", &["a"]).await;
     sqs.turn(SqsBehaviour::Willing);
-    publish_in(&mode, "2", &["a"]).await;
-    assert_eq!(
-        bodies(&sqs, "a"),
-        [""; 0],
-        "before the next attempt of the group"
-    );
-    publish_in(&mode, "3", &["b"]).await;
-    assert_eq!(bodies(&sqs, "b"), ["3"]);
-    wait_for_next_attempt(&world).await;
+    publish_in(&mode, "2", &["b"]).await;
+    assert_eq!(sqs.calls("SendMessageBatch").len(), 1);
     assert_eq!(numbers(send(&relay(&world, &sqs)).await), [2, 0, 0]);
-    assert_eq!(bodies(&sqs, "a"), ["1", "2"]);
+}
+
+/// A second consumer of the table, or a newer version of this one, may have the target.
+#[tokio::test]
+async fn name_without_target_waits_for_relay() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    publish(&world, "1", &["a"]).await;
+    let bills = async |attempt: Attempt| {
+        let done = attempt.transaction()?.done(());
+        Ok(done.publish(Event::new("billed", &"2").group("a")))
+    };
+    let outcome = world.mode().run(operation("2", ample()), bills).await;
+    assert!(outcome.is_success(), "{outcome:?}");
+    let mode = sends_after_commit(&world, &sqs);
+    publish_in(&mode, "3", &["a"]).await;
+    assert_eq!(bodies(&sqs, "a"), ["1"]);
+    assert_eq!(sqs.sent_count(), 1, "dead letters too");
+    // It was no failure.
+    publish_in(&mode, "4", &["b"]).await;
+    assert_eq!(bodies(&sqs, "b"), ["4"]);
+    let targets = format!("*={SHIPPING}").parse().unwrap();
+    let relay = Relay::new(&config(&sqs), targets, DEAD).unwrap();
+    let relay = PostgresRelay::new(relay, PostgresStore::new(world.pool.clone()));
+    assert_eq!(numbers(send(&relay).await), [2, 0, 0]);
+    assert_eq!(bodies(&sqs, "a"), ["1", "2", "3"]);
 }
 
 /// A worker sends a few events for others, not all.
@@ -583,7 +648,6 @@ async fn silent_target_delays_one_message() {
     assert_eq!(sqs.calls("SendMessageBatch").len(), 1);
     world.open_transactions(0).await;
     sqs.turn(SqsBehaviour::Willing);
-    wait_for_next_attempt(&world).await;
     assert_eq!(numbers(send(&relay(&world, &sqs)).await), [4, 0, 0]);
 }
 
@@ -687,6 +751,28 @@ async fn settings_send_right_after_commit_or_later() {
         error.starts_with("OUTBOX_DEAD_LETTER_QUEUE_URL is not set"),
         "{error}"
     );
+}
+
+/// A consumer whose target was deleted still processes messages. EventBridge would confirm the events, and
+/// drop them.
+#[tokio::test]
+async fn consumer_sends_nothing_to_missing_target() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    sqs.turn_for("GetQueueAttributes", SqsBehaviour::Missing);
+    let place = async |id: String, attempt: Attempt| publishes(&id, &["a"])(attempt).await;
+    let settings = settings(&world, &[TARGETS, DEAD_LETTERS]).sdk_config(config(&sqs));
+    let consumer = settings.in_postgres(Ok(handler_fn(place))).await.unwrap();
+    let event = serde_json::from_value(batch([record("m-1", "\"1\"")])).unwrap();
+    let deadline = consumer.deadline(Timestamp::now() + PATIENCE);
+    let response = consumer.process(event, deadline).await.unwrap();
+    assert!(response.batch_item_failures.is_empty());
+    assert_eq!(world.events().await.len(), 1);
+    assert_eq!(sqs.sent_count(), 0);
+
+    let settings = self::settings(&world, &[TARGETS, DEAD_LETTERS]).sdk_config(config(&sqs));
+    let error = settings.postgres_relay().await.unwrap_err().to_string();
+    assert!(error.contains(SHIPPING), "{error}");
 }
 
 #[tokio::test]

@@ -14,13 +14,20 @@ use futures_util::future::{join, join_all};
 use serde_json::{Value, json};
 use sqlx::{
     AssertSqlSafe, PgPool,
-    postgres::{PgConnectOptions, PgPoolOptions},
+    postgres::{PgConnectOptions, PgPoolOptions, PgSslMode},
     raw_sql,
 };
 use sqs_once::{
-    Attempt, Failure, InPostgres, InTransaction, Once, Outcome, Settings, store::PostgresStore,
+    Attempt, Failure, InPostgres, InTransaction, Once, Outcome, Settings, postgres,
+    store::PostgresStore,
 };
-use tokio::{join, sync::Notify, time::timeout};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    join,
+    net::TcpListener,
+    sync::Notify,
+    time::timeout,
+};
 
 use super::{
     example::{TABLES, url},
@@ -403,4 +410,63 @@ async fn denied_secret_is_logged_at_start() {
     let lines = log::lines_containing("could not prepare the tables");
     let error = lines[0]["fields"]["error"].as_str().unwrap();
     assert!(error.contains("secretsmanager:GetSecretValue"), "{error}");
+}
+
+/// A server that asks for a password and refuses it, and the passwords that it saw (*PostgreSQL
+/// documentation*, "Message Formats").
+async fn refusing() -> (u16, Arc<Mutex<Vec<String>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let seen: Arc<Mutex<Vec<String>>> = Arc::default();
+    let passwords = seen.clone();
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let length = client.read_u32().await.unwrap() as usize;
+            client.read_exact(&mut vec![0; length - 4]).await.unwrap();
+            // AuthenticationCleartextPassword
+            client.write_all(b"R\0\0\0\x08\0\0\0\x03").await.unwrap();
+            assert_eq!(client.read_u8().await.unwrap(), b'p');
+            let length = client.read_u32().await.unwrap() as usize;
+            let mut password = vec![0; length - 4];
+            client.read_exact(&mut password).await.unwrap();
+            password.pop();
+            passwords
+                .lock()
+                .unwrap()
+                .push(String::from_utf8(password).unwrap());
+            let error = b"SFATAL\0VFATAL\0C28000\0MPAM authentication failed\0\0";
+            client.write_all(b"E").await.unwrap();
+            let length = u32::try_from(error.len() + 4).unwrap();
+            client.write_u32(length).await.unwrap();
+            client.write_all(error).await.unwrap();
+        }
+    });
+    (port, seen)
+}
+
+#[tokio::test]
+async fn refused_token_is_signed_anew_once() {
+    let (port, passwords) = refusing().await;
+    let options = PgConnectOptions::new_without_pgpass()
+        .host("127.0.0.1")
+        .port(port)
+        .username("orders")
+        .ssl_mode(PgSslMode::Disable);
+    let config = impatient("http://127.0.0.1:1");
+    let region = config.region().unwrap().clone();
+    let credentials = config.credentials_provider().unwrap();
+    let mode = Once::in_postgres(postgres::pool(options, 1)).iam(region, credentials);
+    let outcome = mode.run(operation("o-1", ample()), increments("o-1")).await;
+    let Outcome::StoreUnavailable(error) = outcome else {
+        panic!("{outcome:?}")
+    };
+    let error = error.to_string();
+    assert!(error.contains("28000"), "{error}");
+    let passwords = passwords.lock().unwrap();
+    assert_eq!(passwords.len(), 2, "one login, and one with a new token");
+    assert!(
+        passwords
+            .iter()
+            .all(|token| token.contains("X-Amz-Signature="))
+    );
 }

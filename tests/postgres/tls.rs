@@ -1,19 +1,28 @@
 //! TLS in front of the server, with good and bad certificates.
 
-use std::sync::Arc;
+use std::{future::pending, pin::pin, sync::Arc};
 
+use futures_util::future::join_all;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
-use sqs_once::postgres;
+use sqlx::postgres::PgSslMode;
+use sqs_once::{Deadline, Once, Outcome, postgres, protocol::Timestamp, store::PostgresStore};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional},
     net::{TcpListener, TcpStream},
+    select,
+    sync::Notify,
+    time::sleep,
 };
 use tokio_rustls::{
     TlsAcceptor,
     rustls::{ServerConfig, crypto::ring, pki_types::PrivateKeyDer},
 };
 
-use super::support::postgres::SERVER;
+use super::{
+    failover::warm_up,
+    support::postgres::SERVER,
+    world::{SECOND, World, increments, operation},
+};
 
 /// A certificate authority, as PEM, and the TLS of a server that it has signed for `localhost`.
 fn signed() -> (String, TlsAcceptor) {
@@ -36,21 +45,36 @@ fn signed() -> (String, TlsAcceptor) {
     (pem, TlsAcceptor::from(Arc::new(config)))
 }
 
-/// Accepts TLS as PostgreSQL does: after a request of eight bytes and the answer `S` (*PostgreSQL
-/// documentation*, "SSL Session Encryption"). Returns the port.
+/// Accepts TLS, as [`serve_until`] does for ever.
 async fn serve(tls: TlsAcceptor) -> u16 {
+    serve_until(tls, Arc::default()).await
+}
+
+/// Accepts TLS as PostgreSQL does: after a request of eight bytes and the answer `S` (*PostgreSQL
+/// documentation*, "SSL Session Encryption"). Returns the port. Once told, the open connections stay open, and are
+/// silent: the server's host is gone.
+async fn serve_until(tls: TlsAcceptor, silence: Arc<Notify>) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     tokio::spawn(async move {
         while let Ok((mut client, _)) = listener.accept().await {
-            let tls = tls.clone();
+            let (tls, silence) = (tls.clone(), silence.clone());
             tokio::spawn(async move {
+                let mut silent = pin!(silence.notified());
+                // Told of the next notification, also before it waits.
+                silent.as_mut().enable();
                 client.read_exact(&mut [0; 8]).await?;
                 client.write_all(b"S").await?;
                 let mut client = tls.accept(client).await?;
                 let server = ("127.0.0.1", SERVER.options().get_port());
                 let mut server = TcpStream::connect(server).await?;
-                copy_bidirectional(&mut client, &mut server).await
+                select! {
+                    copied = copy_bidirectional(&mut client, &mut server) => copied.map(|_| ()),
+                    () = silent => {
+                        drop(server);
+                        pending().await
+                    }
+                }
             });
         }
     });
@@ -80,6 +104,49 @@ async fn certificate_and_host_are_verified() {
         if let Err(error) = answer {
             let error = error.to_string();
             assert!(error.contains("certificate"), "{error}");
+        }
+    }
+}
+
+/// As after a freeze, or a failover without a word from the old host.
+#[tokio::test]
+async fn silent_connections_cost_no_message() {
+    for connections in [1, 5, 10] {
+        let world = World::start().await;
+        let (authority, tls) = signed();
+        let silence = Arc::new(Notify::new());
+        let port = serve_until(tls, silence.clone()).await;
+        let options = world.options.clone().host("localhost").port(port);
+        let options = options.ssl_mode(PgSslMode::VerifyFull);
+        let pool = postgres::pool(
+            options.ssl_root_cert_from_pem(authority.into_bytes()),
+            connections,
+        );
+        for round in 0..2 {
+            warm_up(&pool, connections as usize).await;
+            // Idle for longer than a connection is trusted.
+            sleep(SECOND * 11 / 10).await;
+            silence.notify_waiters();
+            let deadline = Deadline::after(Timestamp::now(), 7 * SECOND, SECOND);
+            let (mode, once) = (
+                Once::in_postgres(pool.clone()),
+                Once::new(PostgresStore::new(pool.clone())),
+            );
+            let messages = (0..connections).map(async |number| {
+                let id = format!("{round}-{number}");
+                let operation = operation(&id, deadline);
+                if round == 0 {
+                    mode.run(operation, increments(&id)).await
+                } else {
+                    once.run(operation, async |_| Ok(1)).await
+                }
+            });
+            for outcome in join_all(messages).await {
+                assert!(
+                    matches!(outcome, Outcome::Completed(_)),
+                    "{connections} connections: {outcome:?}"
+                );
+            }
         }
     }
 }

@@ -3,8 +3,11 @@
 use std::{pin::pin, task::Poll};
 
 use futures_util::poll;
-use sqs_once::{Deadline, Outcome, protocol::Timestamp};
-use tokio::{select, time::timeout};
+use sqs_once::{Deadline, Once, Outcome, postgres, protocol::Timestamp};
+use tokio::{
+    join, select,
+    time::{sleep, timeout},
+};
 
 use super::{
     support::{PATIENCE, postgres_wire::Cut},
@@ -64,9 +67,12 @@ async fn assert_effect_is_once(cut: Cut) {
             // The first completion of a process deletes expired records.
             let is_deletion = requests[..number].iter().any(|request| request == "COMMIT");
             match &outcome {
-                // A worker tries another connection for `BEGIN`.
+                // A worker tries another connection for `BEGIN` and for its claim.
                 Some(Outcome::Completed(_)) => {
-                    assert!(is_deletion || requests[number] == "BEGIN", "{requests:?}");
+                    let is_claim = !requests[..number]
+                        .iter()
+                        .any(|request| request == "execute");
+                    assert!(is_deletion || is_claim, "{requests:?}");
                 }
                 Some(Outcome::CommitUnknown(_)) => assert!(is_commit, "{requests:?}"),
                 Some(Outcome::StoreUnavailable(_)) => assert!(!is_commit, "{requests:?}"),
@@ -120,7 +126,7 @@ async fn silent_server_ends_attempt_at_deadline() {
         let warm = mode.run(operation(&warm, ample()), increments(&warm)).await;
         assert!(matches!(warm, Outcome::Completed(_)), "{warm:?}");
         wire.cut(number, Cut::Silence);
-        let deadline = Deadline::after(Timestamp::now(), SECOND, SECOND / 2);
+        let deadline = Deadline::after(Timestamp::now(), 4 * SECOND, SECOND);
         let outcome = mode.run(operation(id, deadline), increments(id)).await;
         match (number, &outcome) {
             // Another connection.
@@ -139,6 +145,35 @@ async fn silent_server_ends_attempt_at_deadline() {
         );
         assert_eq!(world.effect(id).await, 1);
     }
+}
+
+/// Behind a saturated pooler, `BEGIN` waits for a server.
+#[tokio::test]
+async fn late_begin_on_new_connection_is_not_repeated() {
+    let world = World::start().await;
+    let (mode, _pool, wire) = world.worker_behind_wire().await;
+    wire.cut(0, Cut::Late(SECOND * 5 / 2));
+    let outcome = mode.run(operation("o-1", ample()), increments("o-1")).await;
+    assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
+    let requests = wire.take();
+    let begins = requests.iter().filter(|request| *request == "BEGIN");
+    assert_eq!(begins.count(), 1, "{requests:?}");
+    assert_eq!(wire.accepted(), 1);
+}
+
+#[tokio::test]
+async fn message_waits_for_connection_until_its_deadline() {
+    let world = World::start().await;
+    let pool = postgres::pool(world.options.clone(), 1);
+    let mode = Once::in_postgres(pool.clone());
+    let used = pool.acquire().await.unwrap();
+    let run = mode.run(operation("o-1", ample()), increments("o-1"));
+    let (outcome, ()) = join!(run, async {
+        // Longer than the pool's own limit.
+        sleep(11 * SECOND).await;
+        drop(used);
+    });
+    assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
 }
 
 /// The reason for closing connections: sqlx keeps a connection whose `begin()` was cancelled, and the

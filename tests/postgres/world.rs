@@ -14,7 +14,7 @@ use sqs_once::{
 };
 
 use super::support::{
-    postgres::{SERVER, Server, one},
+    postgres::{SERVER, Server},
     postgres_wire::Wire,
 };
 
@@ -62,10 +62,9 @@ impl World {
 
     /// A worker with one connection, through a wire that can be cut.
     pub(crate) async fn worker_behind_wire(&self) -> (InPostgres, PgPool, Wire) {
-        let server = SERVER.options();
-        let server = ([127, 0, 0, 1], server.get_port()).into();
+        let server = ([127, 0, 0, 1], self.options.get_port()).into();
         let wire = Wire::to(server).await;
-        let pool = one(self.options.clone().port(wire.address.port()));
+        let pool = postgres::pool(self.options.clone().port(wire.address.port()), 1);
         (Once::in_postgres(pool.clone()), pool, wire)
     }
 

@@ -97,9 +97,15 @@ pub(super) fn consumer_may(conditions: &[&str]) -> BTreeSet<(String, String)> {
     function_may(CONSUMER, &[conditions, &[OWN_TABLE]].concat())
 }
 
+fn is_assumed_by(role: &Value, service: &str) -> bool {
+    let document = role["AssumeRolePolicyDocument"].to_string();
+    document.contains(&format!("{service}.amazonaws.com"))
+}
+
 fn function_may(template: &str, conditions: &[&str]) -> BTreeSet<(String, String)> {
     let template = read(template);
-    let roles = of_type(&template, "AWS::IAM::Role");
+    let mut roles = of_type(&template, "AWS::IAM::Role");
+    roles.retain(|(_, role)| is_assumed_by(role, "lambda"));
     let [(_, role)] = roles.as_slice() else {
         panic!("more than the function's role: {roles:?}");
     };
@@ -115,9 +121,10 @@ fn function_may(template: &str, conditions: &[&str]) -> BTreeSet<(String, String
 fn role_is_assumable_by_lambda_only() {
     for path in TEMPLATES {
         let template = read(path);
-        let roles = of_type(&template, "AWS::IAM::Role");
-        let [(name, role)] = roles.as_slice() else {
-            panic!("more than the function's role: {roles:?}");
+        let roles = of_type(&template, "AWS::IAM::Role").into_iter();
+        let roles = roles.filter(|(_, role)| !is_assumed_by(role, "scheduler"));
+        let [(name, role)] = roles.collect::<Vec<_>>()[..] else {
+            panic!("{path}: more than the function's role");
         };
         let trust = json!([{
             "Effect": "Allow",
@@ -455,10 +462,9 @@ fn assert_connects_or_reads_the_secret(path: &str) {
     assert_eq!(met(auth, &["HasSecret"]), Some(&arn));
 }
 
-/// No other alarm sees a relay that is too slow, or that does not run.
-#[test]
-fn relay_of_postgres_has_alarms_for_each_fault() {
-    let template = read(OUTBOX_POSTGRES);
+/// Metric, dimension, threshold and missing data of each alarm of a relay.
+fn alarms_of(path: &str) -> BTreeSet<String> {
+    let template = read(path);
     let alarms = of_type(&template, "AWS::CloudWatch::Alarm").into_iter();
     let alarm = |(name, alarm): (_, &Value)| {
         let dimension = alarm["Dimensions"][0]["Name"].as_str().unwrap().to_owned();
@@ -480,7 +486,12 @@ fn relay_of_postgres_has_alarms_for_each_fault() {
         ]
         .join(", ")
     };
-    let alarms: BTreeSet<String> = alarms.map(alarm).collect();
+    alarms.map(alarm).collect()
+}
+
+/// No other alarm sees a relay that is too slow, or that does not run.
+#[test]
+fn relay_of_postgres_has_alarms_for_each_fault() {
     let expected = [
         "ApproximateNumberOfMessagesVisible, QueueName, GreaterThanThreshold 0, ignore",
         "Errors, FunctionName, GreaterThanThreshold 0, notBreaching",
@@ -488,7 +499,56 @@ fn relay_of_postgres_has_alarms_for_each_fault() {
         "Invocations, FunctionName, LessThanThreshold 1, breaching",
         "OldestEventAge, service, GreaterThanThreshold 300, notBreaching",
     ];
-    assert_eq!(alarms, expected.map(str::to_owned).into());
+    assert_eq!(
+        alarms_of(OUTBOX_POSTGRES),
+        expected.map(str::to_owned).into()
+    );
+}
+
+#[test]
+fn relay_of_dynamodb_has_alarms_for_each_fault() {
+    let expected = [
+        "ApproximateNumberOfMessagesVisible, QueueName, GreaterThanThreshold 0, ignore",
+        "Invocations, FunctionName, LessThanThreshold 1, breaching",
+        "IteratorAge, FunctionName, GreaterThanThreshold 300000, notBreaching",
+    ];
+    assert_eq!(alarms_of(OUTBOX), expected.map(str::to_owned).into());
+}
+
+/// Without it, an idle table and a disabled event source mapping look the same.
+#[test]
+fn schedule_changes_one_item_of_the_outbox() {
+    let template = read(OUTBOX);
+    let [(name, schedule)] = of_type(&template, "AWS::Scheduler::Schedule")[..] else {
+        panic!("no schedule");
+    };
+    assert_eq!(schedule["ScheduleExpression"], "rate(1 minute)");
+    // An older relay would take the item for a broken event.
+    assert_eq!(template["Resources"][name]["DependsOn"], "Relay");
+    let arn = schedule["Target"]["Arn"]["!Sub"].as_str().unwrap();
+    assert!(
+        arn.ends_with(":scheduler:::aws-sdk:dynamodb:updateItem"),
+        "{arn}"
+    );
+    let input = schedule["Target"]["Input"]["!Sub"].as_str().unwrap();
+    let input: Value = serde_json::from_str(input).unwrap();
+    assert_eq!(input["TableName"], "${OutboxTable}");
+    // A write that changes nothing has no record in the stream.
+    assert_eq!(input["UpdateExpression"], "ADD heartbeat :one");
+    let group = &input["Key"]["group"]["S"];
+
+    let mut roles = of_type(&template, "AWS::IAM::Role");
+    roles.retain(|(_, role)| is_assumed_by(role, "scheduler"));
+    let [(_, role)] = roles[..] else {
+        panic!("{roles:?}");
+    };
+    let [statement] = statements(&role["Policies"])[..] else {
+        panic!("{role}");
+    };
+    assert_eq!(statement["Action"], "dynamodb:UpdateItem");
+    assert_eq!(statement["Resource"], json!({"!GetAtt": "OutboxTable.Arn"}));
+    let only = json!({"ForAllValues:StringEquals": {"dynamodb:LeadingKeys": [group]}});
+    assert_eq!(statement["Condition"], only);
 }
 
 #[test]
@@ -503,9 +563,13 @@ fn relay_role_allows_only_stream_and_targets() {
     let stream = stream.map(|action| (format!("dynamodb:{action}"), "OutboxTable.StreamArn"));
     let others = [
         ("events:PutEvents", targets),
+        ("events:DescribeEventBus", targets),
         ("sns:Publish", targets),
+        ("sns:GetTopicAttributes", targets),
         ("sqs:SendMessage", targets),
+        ("sqs:GetQueueAttributes", targets),
         ("sqs:SendMessage", "OutboxDeadLetterQueue.Arn"),
+        ("sqs:GetQueueAttributes", "OutboxDeadLetterQueue.Arn"),
         ("logs:CreateLogStream", "RelayLogGroup.Arn"),
         ("logs:PutLogEvents", "RelayLogGroup.Arn"),
     ];

@@ -98,8 +98,17 @@ impl Server {
 
     /// Ends all processes of the server at once, as a crash does, and starts it again.
     pub fn crash(&self) {
+        self.restart(b"kill\nstart\n");
+    }
+
+    /// Ends the server, and starts it as a read-only replica with the same data.
+    pub fn demote(&self) {
+        self.restart(b"kill\ndemote\nstart\n");
+    }
+
+    fn restart(&self, commands: &[u8]) {
         let mut launcher = self.launcher.lock().unwrap();
-        launcher.commands.write_all(b"kill\nstart\n").unwrap();
+        launcher.commands.write_all(commands).unwrap();
         assert_eq!(launcher.ready(), Some(self.port));
     }
 }

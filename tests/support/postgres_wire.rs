@@ -6,7 +6,11 @@
 use std::{
     io,
     net::SocketAddr,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
 };
 
 use tokio::{
@@ -16,6 +20,7 @@ use tokio::{
         tcp::{OwnedReadHalf, OwnedWriteHalf},
     },
     sync::{Notify, mpsc},
+    time::sleep,
 };
 
 /// Fate of one request.
@@ -27,6 +32,8 @@ pub enum Cut {
     After,
     /// The server executes the request. The answer never arrives, and the connection stays open.
     Silence,
+    /// The request waits for this time, as behind a busy pooler.
+    Late(Duration),
 }
 
 #[derive(Debug, Default)]
@@ -41,6 +48,7 @@ pub struct Wire {
     pub address: SocketAddr,
     script: Arc<Mutex<Script>>,
     met: Arc<Notify>,
+    accepted: Arc<AtomicUsize>,
 }
 
 impl Wire {
@@ -50,11 +58,13 @@ impl Wire {
             address: listener.local_addr().unwrap(),
             script: Arc::default(),
             met: Arc::default(),
+            accepted: Arc::default(),
         };
         let proxy = wire.clone();
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let proxy = proxy.clone();
+                proxy.accepted.fetch_add(1, Relaxed);
                 tokio::spawn(async move {
                     let server = TcpStream::connect(server).await.unwrap();
                     let _closed = proxy.serve(client, server).await;
@@ -75,6 +85,11 @@ impl Wire {
     /// Ends the fault. Returns the requests since it was set.
     pub fn take(&self) -> Vec<String> {
         std::mem::take(&mut *self.script.lock().unwrap()).requests
+    }
+
+    /// Number of connections since the start.
+    pub fn accepted(&self) -> usize {
+        self.accepted.load(Relaxed)
     }
 
     /// Returns when a request has met its fault.
@@ -98,7 +113,13 @@ impl Wire {
             }
         });
         while let Some((name, request)) = requests.recv().await {
-            let fate = self.fate(name);
+            let mut fate = self.fate(name);
+            if let Some(Cut::Late(time)) = fate {
+                tokio::select! {
+                    () = sleep(time) => fate = None,
+                    _ = &mut reader => break,
+                }
+            }
             if fate == Some(Cut::Before) {
                 self.met.notify_one();
                 break;

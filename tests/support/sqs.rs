@@ -37,8 +37,12 @@ pub enum SqsBehaviour {
     Willing,
     /// Denies every call.
     Denying,
+    /// Has no such queue.
+    Missing,
     /// Fails the first entry of each batch.
     FailingFirst,
+    /// Throttles the first entry of each batch.
+    ThrottlingFirst,
     /// Refuses the first entry of each batch for its contents.
     RefusingFirst,
     /// Does not execute the call, and sends no response for a minute.
@@ -62,7 +66,7 @@ pub struct Sqs {
 
 struct SqsState {
     behaviour: Mutex<SqsBehaviour>,
-    /// Behaviour by operation.
+    /// Behaviour by operation or by queue URL.
     moods: Mutex<HashMap<&'static str, SqsBehaviour>>,
     /// Response to `GetQueueAttributes`.
     attributes: Mutex<Value>,
@@ -93,7 +97,7 @@ impl Sqs {
         self.desk.changed.notify_waiters();
     }
 
-    /// From the next call of `operation` on.
+    /// From the next call of `operation` on, or from the next call for the queue with this URL on.
     pub fn turn_for(&self, operation: &'static str, behaviour: SqsBehaviour) {
         self.desk.moods.lock().unwrap().insert(operation, behaviour);
     }
@@ -200,15 +204,21 @@ async fn answer(State(desk): State<Arc<SqsState>>, headers: HeaderMap, body: Byt
     };
     desk.calls.send_modify(|calls| calls.push(call));
     let changed = desk.changed.notified();
-    let of_operation = desk.moods.lock().unwrap().get(&*operation).copied();
-    let behaviour = of_operation.unwrap_or(*desk.behaviour.lock().unwrap());
+    let mood = |of: &str| desk.moods.lock().unwrap().get(of).copied();
+    let of_queue = || mood(body["QueueUrl"].as_str()?);
+    let mood = mood(&operation).or_else(of_queue);
+    let behaviour = mood.unwrap_or(*desk.behaviour.lock().unwrap());
     let entries = body["Entries"].as_array().cloned().unwrap_or_default();
     let mut successful = entries.clone();
     let mut failed = Vec::new();
     match behaviour {
-        SqsBehaviour::Denying => {
-            let error =
-                json!({"__type": "com.amazonaws.sqs#AccessDeniedException", "message": "no"});
+        SqsBehaviour::Denying | SqsBehaviour::Missing => {
+            let code = if matches!(behaviour, SqsBehaviour::Denying) {
+                "AccessDeniedException"
+            } else {
+                "QueueDoesNotExist"
+            };
+            let error = json!({"__type": format!("com.amazonaws.sqs#{code}"), "message": "no"});
             return (StatusCode::BAD_REQUEST, Json(error)).into_response();
         }
         SqsBehaviour::Hanging => {
@@ -218,6 +228,10 @@ async fn answer(State(desk): State<Arc<SqsState>>, headers: HeaderMap, body: Byt
         SqsBehaviour::FailingFirst if !entries.is_empty() => {
             let id = successful.remove(0)["Id"].clone();
             failed.push(json!({"Id": id, "Code": "ReceiptHandleIsInvalid", "SenderFault": true}));
+        }
+        SqsBehaviour::ThrottlingFirst if !entries.is_empty() => {
+            let id = successful.remove(0)["Id"].clone();
+            failed.push(json!({"Id": id, "Code": "RequestThrottled", "SenderFault": true}));
         }
         SqsBehaviour::RefusingFirst if !entries.is_empty() => {
             let id = successful.remove(0)["Id"].clone();

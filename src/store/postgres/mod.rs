@@ -58,23 +58,26 @@ use crate::{
 ///
 /// # Retention
 ///
-/// The store deletes expired records after a completion, for at most a second and at most once an
-/// hour in each process. A record past its end counts as absent, deleted or not.
+/// After each 50th completion, and after its first, a process deletes at most 100 expired records: twice as
+/// many as it has made. A record past its end counts as absent, deleted or not.
 #[derive(Clone, Debug)]
 pub struct PostgresStore {
     connections: Connections,
-    /// Epoch seconds after which expired records are deleted again.
-    next_deletion: Arc<AtomicU64>,
+    /// Completions of this process.
+    completions: Arc<AtomicU64>,
 }
 
 /// Reads and writes of one claim or settlement. Each repetition means that another write succeeded.
 const MAX_TRIES: usize = 10;
 
-const DELETION_PERIOD: Duration = Duration::from_secs(60 * 60);
+/// Completions between two deletions.
+const DELETION_PERIOD: u64 = 50;
+/// Records that are deleted at a time. Each completion makes one record that expires, so with twice as
+/// many deletions the table of a steady load stops growing.
+const MAX_DELETED: u64 = 2 * DELETION_PERIOD;
+/// Time from the end of a record until it is deleted. Another worker's clock may be behind.
+const DELETED_AFTER: u64 = 60;
 const MAX_DELETION_TIME: Duration = Duration::from_secs(1);
-
-/// Records that one statement deletes.
-const MAX_DELETED: u64 = 1000;
 
 impl PostgresStore {
     /// Records in the table `sqs_once_records`, found by the search path.
@@ -82,7 +85,7 @@ impl PostgresStore {
     pub fn new(pool: PgPool) -> Self {
         Self {
             connections: Connections::new(pool),
-            next_deletion: Arc::default(),
+            completions: Arc::default(),
         }
     }
 
@@ -143,26 +146,15 @@ impl PostgresStore {
         Lent::run(&self.connections, requests).await
     }
 
-    /// Deletes expired records, if this process has not done so for an hour. Takes at most a second,
-    /// and a quarter of `time_left`. Failures are logged.
-    pub(crate) async fn delete_expired_rarely(&self, now: Timestamp, time_left: Duration) {
-        let next = self.next_deletion.load(Relaxed);
-        let after = (now + DELETION_PERIOD).as_secs();
-        let is_due = next <= now.as_secs();
-        if !is_due
-            || (self
-                .next_deletion
-                .compare_exchange(next, after, Relaxed, Relaxed))
-            .is_err()
-        {
+    /// Counts a completion. After each [`DELETION_PERIOD`] of them, deletes expired records: for at most a
+    /// second, and a quarter of `time_left`. Failures are logged.
+    pub(crate) async fn completed(&self, now: Timestamp, time_left: Duration) {
+        let completed = self.completions.fetch_add(1, Relaxed);
+        if !completed.is_multiple_of(DELETION_PERIOD) {
             return;
         }
-        let deleted = timeout(
-            MAX_DELETION_TIME.min(time_left / 4),
-            self.delete_expired(now),
-        )
-        .await;
-        match deleted {
+        let time = MAX_DELETION_TIME.min(time_left / 4);
+        match timeout(time, self.delete_expired(now)).await {
             Ok(Ok(0)) => {}
             Ok(Ok(records)) => tracing::debug!(records, "deleted expired records"),
             Ok(Err(error)) => {
@@ -172,24 +164,16 @@ impl PostgresStore {
         }
     }
 
-    /// Deletes expired records, [`MAX_DELETED`] at a time.
+    /// Deletes at most [`MAX_DELETED`] expired records, in one short transaction.
     async fn delete_expired(&self, now: Timestamp) -> Result<u64, Error> {
         const DELETE: &str = "DELETE FROM sqs_once_records WHERE id IN (\
-            SELECT id FROM sqs_once_records WHERE expires_at < $1 LIMIT $2 FOR UPDATE SKIP LOCKED)";
-        self.run(async |connection| {
-            let mut records = 0;
-            loop {
-                let delete = sqlx::query(DELETE)
-                    .bind(int(now.as_secs()))
-                    .bind(int(MAX_DELETED));
-                let deleted = delete.execute(&mut *connection).await?.rows_affected();
-                records += deleted;
-                if deleted < MAX_DELETED {
-                    return Ok(records);
-                }
-            }
-        })
-        .await
+            SELECT id FROM sqs_once_records WHERE expires_at < $1 \
+            ORDER BY expires_at LIMIT $2 FOR UPDATE SKIP LOCKED)";
+        let delete = sqlx::query(DELETE)
+            .bind(int(now.as_secs().saturating_sub(DELETED_AFTER)))
+            .bind(int(MAX_DELETED));
+        let deleted = self.run(async |connection| delete.execute(connection).await);
+        Ok(deleted.await?.rows_affected())
     }
 }
 
@@ -249,7 +233,7 @@ impl Store for PostgresStore {
             (Settlement::Complete { .. }, SettleAnswer::Applied)
         ) {
             let time_left = time_left_of_request().unwrap_or(MAX_DELETION_TIME);
-            self.delete_expired_rarely(now, time_left).await;
+            self.completed(now, time_left).await;
         }
         Ok(answer)
     }

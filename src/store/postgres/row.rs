@@ -1,5 +1,7 @@
 //! Records as rows, and the statements on them.
 
+use std::time::Duration;
+
 use sqlx::{
     Error, PgConnection, Postgres, Row as _,
     postgres::{PgArguments, PgRow},
@@ -56,12 +58,13 @@ const READ: &str = concat!(
 );
 const INSERT_ABSENT: &str = concat!(insert!(), " ON CONFLICT (id) DO NOTHING");
 /// One statement that always returns the record, and holds its lock until the transaction ends. It
-/// waits for a rival transaction with the same key.
+/// waits for a rival transaction with the same key. The statements that follow may wait longer for a
+/// lock.
 const INSERT_OR_LOCK: &str = concat!(
     insert!(),
     " ON CONFLICT (id) DO UPDATE SET id = r.id RETURNING ",
     columns!(),
-    ", pg_current_xact_id()::text AS version"
+    ", pg_current_xact_id()::text AS version, set_config('lock_timeout', $20, true)"
 );
 const REPLACE: &str = concat!(update!(), " AND xmin::text = $20");
 const SETTLE: &str = concat!(update!(), " AND pg_current_xact_id()::text = $20");
@@ -94,15 +97,17 @@ pub(crate) async fn insert(
 }
 
 /// Inserts a record, or locks the key's record. Returns the record in the table, with the id of this
-/// transaction.
+/// transaction. Later statements wait at most `lock_timeout` for a lock.
 ///
 /// The record is new if it has the owner of `record`, which is random.
 pub(crate) async fn insert_or_lock(
     connection: &mut PgConnection,
     key: &Key,
     record: &Record,
+    lock_timeout: Duration,
 ) -> Result<Kept, Error> {
-    let insert = bind(INSERT_OR_LOCK, key, record);
+    let millis = lock_timeout.as_millis().clamp(1, i32::MAX as u128);
+    let insert = bind(INSERT_OR_LOCK, key, record).bind(millis.to_string());
     kept(&insert.fetch_one(connection).await?)
 }
 
