@@ -217,6 +217,7 @@ lint: $(VENV) $(CHECKOV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licence
 	sam validate --lint --region us-east-1 --template-file $(GRADUAL_TEMPLATE)
 	cfn-lint template.yaml examples/*.template.yaml
 	$(CHECKOV) --framework cloudformation --skip-download --compact --quiet --file template.yaml examples/*.template.yaml
+	python local/policies.py --self-test $(CHECKOV) && python local/policies.py $(CHECKOV) template.yaml examples/*.template.yaml
 	$(CHECKOV) --framework terraform --skip-download --compact --quiet --file examples/terraform/main.tf
 
 TYPESCRIPT := .local/typescript

@@ -97,8 +97,8 @@ struct Run {
     /// The value of `IDEMPOTENCY_KEY`.
     key: &'static str,
     rules: Rules,
-    /// Number of invocations after which a worker meets its fate, at most. Without it the run injects no
-    /// faults, and only messages end workers.
+    /// Number of invocations after which a worker meets its fate, at most. Without it only messages end
+    /// workers.
     lifetime: Option<u32>,
     /// Number of workers at the same time.
     workers: usize,
