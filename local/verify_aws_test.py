@@ -387,7 +387,7 @@ class WholeRuns(unittest.TestCase):
         prepare(scratch)
         notify(scratch)
         url, arn = scratch.make_queue("of-a-function")
-        batches.make_function(scratch, "batches", arn, url, arn)
+        batches.make_reporter(scratch, "batches", arn, url, arn)
         journal.intends("log-group", f"{scratch.name}-logs")
         scratch.client("logs").create_log_group(logGroupName=f"{scratch.name}-logs")
         made = {entry.kind for entry in journal.left()} | {"stack"}  # the other tests have stacks

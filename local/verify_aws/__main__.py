@@ -28,7 +28,7 @@ REPORT = ROOT / "target" / "verify-aws"
 RESOURCES = """\
   three stacks of template.yaml, one with FIFO queues, one that fails on purpose; each with a function, an event source
   mapping, two queues, a table, a log group, a role, alarms and a dashboard
-  a bucket for the deployment, a topic for the alarms; for single requests tables, queues, two roles, a function
+  a bucket for the deployment, a topic for the alarms; for single requests tables, queues, roles, functions
 Everything has the name {name} or the tag sqs-once-verify={run}, and is removed at the end.
 Cost: less than a dollar, most of it the alarms, which AWS bills by the hour.
 Time: 15 to 30 minutes{slow}."""

@@ -9,15 +9,14 @@ from verify_aws.answers.stub import RANDOM, Given, ok, pair
 
 Json = dict[str, Any]
 
-made: list[Given] = [
-    *queue("batches-seen"),
-    *queue("batches"),
+create: list[Given] = [
     ok("iam.create_role", Role=ROLE),
     ok("iam.put_role_policy"),
     ok("lambda.create_function"),
     ok("lambda.get_function", Configuration={"State": "Active"}),
     ok("lambda.create_event_source_mapping"),
 ]
+made: list[Given] = [*queue("batches-seen"), *queue("batches"), *create]
 sent = ok("sqs.send_message_batch", Successful=[], Failed=[])
 
 

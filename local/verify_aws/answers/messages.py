@@ -48,11 +48,6 @@ pair(
         record("COMPLETED", 2),
     ],
 )
-pair(
-    "killed_workers_claim_is_taken_over",
-    holds=[put, sent, record("COMPLETED", 2), record("COMPLETED", 2)],
-    differs=[put, sent, record("IN_PROGRESS", 1), record("IN_PROGRESS", 1)],
-)
 
 
 def letters(*reasons: str) -> Given:

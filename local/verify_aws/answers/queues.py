@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from verify_aws.answers.stub import ARN, NAME, URL, Given, ok, pair, refused
+from verify_aws.answers.stub import ARN, NAME, URL, Given, Time, ok, pair, refused
 
 Json = dict[str, Any]
 
@@ -47,6 +47,17 @@ pair(
     holds=returned(longest=visible()),
     differs=returned(longest=refused("sqs.change_message_visibility", "InvalidParameterValue")),
 )
+
+
+def delayed(*seconds: float) -> list[Given]:
+    """A message that returns so many seconds after each of two changes."""
+    given: list[Given] = [*queue("backoff"), sent(), received("{}")]
+    for after in seconds:
+        given += [Time(100.0), visible(), received("{}"), Time(100.0 + after)]
+    return given
+
+
+pair("visibility_timeout_delays_a_message", holds=delayed(5.4, 21.0), differs=delayed(5.4, 17.0))
 
 
 def moved(end: str, last: Given) -> list[Given]:

@@ -3,7 +3,7 @@
 import contextlib
 import secrets
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from botocore.stub import Stubber
 from cloud import Cloud
 
 from verify_aws.check import Check
-from verify_aws.checks import permissions
+from verify_aws.checks import permissions, writes
 from verify_aws.journal import Journal
 from verify_aws.report import Row
 from verify_aws.scratch import Scratch
@@ -61,7 +61,14 @@ class Tool:
     status: int = 0
 
 
-Given = Answer | Tool
+@dataclass(frozen=True)
+class Time:
+    """A reading of the clock."""
+
+    seconds: float
+
+
+Given = Answer | Tool | Time
 
 
 def ok(call: str, **body: Any) -> Answer:
@@ -156,12 +163,18 @@ def scratch(given: list[Given], folder: Path) -> Iterator[Scratch]:
         answer = tools.pop(0) if tools else Tool("", 1)
         return subprocess.CompletedProcess(command, answer.status, answer.text, "")
 
+    times = [answer.seconds for answer in given if isinstance(answer, Time)]
+
+    def in_order(requests: list[Callable[[], str]]) -> list[str]:
+        return [request() for request in requests]
+
     with (
+        mock.patch.object(writes, "together", in_order),
         mock.patch.object(secrets, "token_hex", lambda size=4: RANDOM[:8] * (size // 4)),
         mock.patch.object(permissions, "connect", cloud.assumed),
         mock.patch.object(subprocess, "run", run),
     ):
-        yield Scratch(cloud, journal, False, "x86_64", OUTPUTS, TOPIC, patience=0)
+        yield Scratch(cloud, journal, False, "x86_64", OUTPUTS, TOPIC, patience=0, clock=lambda: times.pop(0))
     journal.end()
 
 

@@ -42,6 +42,26 @@ pair(
     differs=[ok("dynamodb.put_item"), cancelled("ConditionalCheckFailed", item=True)],
 )
 
+
+def conflict(batched: str) -> list[Given]:
+    """A round without a conflict, and one with three."""
+    free = ok("dynamodb.transact_write_items")
+    return [
+        ok("dynamodb.put_item"),
+        *(free, ok("dynamodb.update_item"), ok("dynamodb.batch_execute_statement", Responses=[{}]), free),
+        cancelled("TransactionConflict", item=False),
+        refused("dynamodb.update_item", "TransactionConflictException"),
+        ok("dynamodb.batch_execute_statement", Responses=[{"Error": {"Code": batched}}]),
+        free,
+    ]
+
+
+pair(
+    "writes_during_a_transaction_conflict",
+    holds=conflict("TransactionConflict"),
+    differs=conflict("ThrottlingError"),
+)
+
 sent = [ok("dynamodb.transact_write_items")] * 2
 mismatch = refused("dynamodb.transact_write_items", "IdempotentParameterMismatchException")
 

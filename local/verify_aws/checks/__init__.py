@@ -8,6 +8,7 @@ from verify_aws.check import CHECKS
 SUBJECTS = (
     "deployed",
     "messages",
+    "killed",
     "writes",
     "expressions",
     "batched",

@@ -1,16 +1,13 @@
 """Lambda and SQS: which messages of a batch return to the queue. A small function in Python stands for the consumer."""
 
 import functools
-import io
 import json
 import secrets
-import zipfile
 from typing import Any
-
-from botocore.exceptions import ClientError
 
 from verify_aws.check import NotChecked, Seen, check
 from verify_aws.checks.queues import receive
+from verify_aws.functions import archive, make_function
 from verify_aws.scratch import Scratch
 
 Json = dict[str, Any]
@@ -44,54 +41,20 @@ def handler(event, context):
 """
 
 
-def archive() -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as file:
-        file.writestr("function.py", SOURCE)
-    return buffer.getvalue()
-
-
-def make_function(scratch: Scratch, suffix: str, source: str, seen_url: str, seen: str) -> str:
-    """Creates a function that reads one queue and writes to the other, with its role. Returns the function's name."""
-    name, functions = f"{scratch.name}-{suffix}", scratch.client("lambda")
-    reads = ["sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes"]
-    role = scratch.make_role(
-        name,
-        {"Service": "lambda.amazonaws.com"},
-        {"Effect": "Allow", "Action": reads, "Resource": source},
-        {"Effect": "Allow", "Action": "sqs:SendMessage", "Resource": seen},
+def make_reporter(scratch: Scratch, suffix: str, source: str, seen_url: str, seen: str) -> str:
+    """Creates a function that reads one queue and reports to the other. Returns the function's name."""
+    return make_function(
+        scratch,
+        suffix,
+        source,
+        [{"Effect": "Allow", "Action": "sqs:SendMessage", "Resource": seen}],
+        window=GATHERS,
+        Runtime="python3.13",
+        Handler="function.handler",
+        Code={"ZipFile": archive({"function.py": SOURCE})},
+        Timeout=3,
+        Environment={"Variables": {"SEEN": seen_url}},
     )
-    scratch.journal.intends("function", name)
-
-    def create() -> str:
-        try:
-            functions.create_function(
-                FunctionName=name,
-                Runtime="python3.13",
-                Role=role,
-                Handler="function.handler",
-                Code={"ZipFile": archive()},
-                Timeout=3,
-                Environment={"Variables": {"SEEN": seen_url}},
-                Tags=scratch.tags,
-            )
-        except ClientError as refused:
-            return str(refused.response["Error"]["Message"])
-        return ""
-
-    # IAM needs some seconds until Lambda can assume a new role.
-    if refused := scratch.eventually(create, lambda reason: not reason, within=60, pause=5):
-        raise NotChecked(f"the function was not created: {refused}")
-    functions.get_waiter("function_active_v2").wait(FunctionName=name)
-    functions.create_event_source_mapping(
-        EventSourceArn=source,
-        FunctionName=name,
-        BatchSize=10,
-        MaximumBatchingWindowInSeconds=GATHERS,
-        FunctionResponseTypes=["ReportBatchItemFailures"],
-        ScalingConfig={"MaximumConcurrency": 2},
-    )
-    return name
 
 
 def counts(found: list[Json], case: str) -> tuple[list[int], list[int]]:
@@ -115,7 +78,7 @@ def failed_batches_return_as_the_response_says(scratch: Scratch) -> Seen:
     """
     seen_url, seen = scratch.make_queue("batches-seen")
     url, arn = scratch.make_queue("batches", VisibilityTimeout=str(RETURNS))
-    make_function(scratch, "batches", arn, seen_url, seen)
+    make_reporter(scratch, "batches", arn, seen_url, seen)
     found: list[Json] = []
 
     def read() -> list[Json]:

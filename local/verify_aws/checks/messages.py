@@ -3,7 +3,6 @@
 import datetime
 import json
 import secrets
-import time
 from typing import Any
 
 from verify_aws.check import Seen, check
@@ -107,33 +106,6 @@ def repeated_order_is_a_duplicate(scratch: Scratch) -> Seen:
     found = outcomes(scratch, number, 2)
     attempts = record(scratch, number).get("attempts", {}).get("N")
     return Seen(found == ["completed", "duplicate"] and attempts == "1", f"outcomes {found}, {attempts} attempt")
-
-
-@check()
-def killed_workers_claim_is_taken_over(scratch: Scratch) -> Seen:
-    """A record that a killed worker left behind is taken over once its lease has ended, as a second attempt.
-
-    Where:
-    docs/protocol.md: ## Claim
-    docs/runbook.md: ### A record stuck in progress
-    """
-    number, now = fresh("killed"), int(time.time() * 1000)
-    item = scratch.key(key_of(scratch, number)) | {
-        "status": {"S": "IN_PROGRESS"},
-        "owner": {"S": "a-killed-worker"},
-        "lease_until": {"N": str(now - 60_000)},
-        "expires_at": {"N": str(now // 1000 + 86_400)},
-        "message_id": {"S": "an-earlier-message"},
-        "attempts": {"N": "1"},
-        "first_claimed_at": {"N": str(now - 120_000)},
-        "created_at": {"N": str(now - 120_000)},
-        "updated_at": {"N": str(now - 120_000)},
-    }
-    scratch.client("dynamodb").put_item(TableName=scratch.outputs["TableName"], Item=item)
-    send(scratch, [order(number)])
-    state = ended(scratch, number, "COMPLETED")
-    attempts = record(scratch, number).get("attempts", {}).get("N")
-    return Seen(state == "COMPLETED" and attempts == "2", f"{state} after {attempts} attempts")
 
 
 @check()

@@ -76,6 +76,39 @@ def visibility_timeout_of_zero_returns_a_message(scratch: Scratch) -> Seen:
     return Seen(counts == ["2"] and code == "none", f"back after {seconds:.0f} s, receive {counts[0]}; 11.5 h: {code}")
 
 
+LATEST = 5.0  # seconds after its visibility timeout
+
+
+@check(needs_stack=False)
+def visibility_timeout_delays_a_message(scratch: Scratch) -> Seen:
+    """A message whose visibility timeout is changed, as the consumer does for a back-off, is received again when that
+    time has passed: never earlier, and at most five seconds later.
+
+    Where:
+    docs/operations.md: The **back-off** is
+    src/sqs/visibility/delay.rs: fn seconds
+    """
+    # Back-offs of the first receives. The queue's own timeout is longer.
+    waits = (2, 4) if scratch.emulated else (5, 20)
+    url, _ = scratch.make_queue("backoff", VisibilityTimeout="60")
+    sqs = scratch.client("sqs")
+    sqs.send_message(QueueUrl=url, MessageBody="{}")
+    found = receive(scratch, url)
+    late = []
+    for wait in waits:
+        if not found:
+            return Seen(False, "the message was not received")
+        asked = scratch.clock()
+        sqs.change_message_visibility(QueueUrl=url, ReceiptHandle=found[0]["ReceiptHandle"], VisibilityTimeout=wait)
+        # Until that change the message was hidden, so it cannot be received before it.
+        found = scratch.eventually(lambda: receive(scratch, url), bool, within=wait + 3 * LATEST, pause=0)
+        late.append(scratch.clock() - asked - wait)
+    if not found:
+        return Seen(False, f"the message did not return {3 * LATEST:.0f} s after its time")
+    seen = ", ".join(f"{wait} s: {by:+.1f} s" for wait, by in zip(waits, late, strict=True))
+    return Seen(all(0 <= by <= LATEST for by in late), f"received again, by the timeout that was set: {seen}")
+
+
 @check(needs_stack=False)
 def last_receive_moves_a_message_with_its_id(scratch: Scratch) -> Seen:
     """After its last receive SQS moves a message to the dead-letter queue. It keeps its id, and names its source.

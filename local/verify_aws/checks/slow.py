@@ -7,6 +7,7 @@ from verify_aws.check import Seen, check
 from verify_aws.checks import batches
 from verify_aws.checks.messages import fresh, key_of, lines, order, send
 from verify_aws.checks.writes import refusal
+from verify_aws.functions import change_variables
 from verify_aws.scratch import Scratch
 
 Json = dict[str, Any]
@@ -29,15 +30,6 @@ def highest(scratch: Scratch, namespace: str, metric: str, dimension: tuple[str,
     return max((float(point["Maximum"]) for point in answer["Datapoints"]), default=None)
 
 
-def gateway(scratch: Scratch, url: str) -> None:
-    """Gives the function another gateway, as a deployment with another PaymentGatewayUrl does."""
-    functions, name = scratch.client("lambda"), scratch.outputs["FunctionName"]
-    variables = functions.get_function_configuration(FunctionName=name)["Environment"]["Variables"]
-    changed = {"Variables": variables | {"PAYMENT_GATEWAY_URL": url}}
-    functions.update_function_configuration(FunctionName=name, Environment=changed)
-    functions.get_waiter("function_updated_v2").wait(FunctionName=name)
-
-
 @check(slow=True, only_aws="emulators have no metrics of queues")
 def outage_shows_in_the_consumers_own_metrics(scratch: Scratch) -> Seen:
     """In an outage in which messages fail fast, ApproximateAgeOfOldestMessage of a standard queue stays below the
@@ -47,17 +39,18 @@ def outage_shows_in_the_consumers_own_metrics(scratch: Scratch) -> Seen:
     docs/runbook.md: ### OldestMessageTooOld
     template.yaml: ApproximateAgeOfOldestMessage
     """
-    gateway(scratch, "http://127.0.0.1:9")  # a closed port: refused at once
+    function = scratch.outputs["FunctionName"]
+    # A closed port, which refuses at once.
+    before = change_variables(scratch, function, PAYMENT_GATEWAY_URL="http://127.0.0.1:9")
     try:
         for _ in range(20):
             send(scratch, [order(fresh("outage")) for _ in range(10)])
             scratch.rest(60)
         queue = scratch.outputs["QueueUrl"].rsplit("/", 1)[-1]
-        function = scratch.outputs["FunctionName"]
         of_queue = highest(scratch, "AWS/SQS", "ApproximateAgeOfOldestMessage", ("QueueName", queue), 10)
         own = highest(scratch, "sqs-once", "OldestMessageAge", ("service", function), 10)
     finally:
-        gateway(scratch, "sandbox")
+        change_variables(scratch, function, **before)
     holds = of_queue is not None and own is not None and of_queue < 300 < own
     return Seen(holds, f"oldest message: {of_queue} s for SQS, {own} s for the consumer")
 
@@ -122,7 +115,7 @@ def provisioned_pollers_stay_until_they_are_switched_off(scratch: Scratch) -> Se
     """
     seen_url, seen = scratch.make_queue("pollers-seen")
     _, arn = scratch.make_queue("pollers", VisibilityTimeout="20")
-    name, functions = batches.make_function(scratch, "pollers", arn, seen_url, seen), scratch.client("lambda")
+    name, functions = batches.make_reporter(scratch, "pollers", arn, seen_url, seen), scratch.client("lambda")
     uuid = functions.list_event_source_mappings(FunctionName=name)["EventSourceMappings"][0]["UUID"]
 
     def settled() -> Json:

@@ -1,11 +1,13 @@
 """Single writes and transactions of DynamoDB: the shapes of refused ones, and their cost."""
 
 import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from botocore.exceptions import ClientError
 
-from verify_aws.check import Seen, check
+from verify_aws.check import NotChecked, Seen, check
 from verify_aws.scratch import Scratch
 
 Json = dict[str, Any]
@@ -105,6 +107,66 @@ def cancelled_transaction_returns_reasons_in_order(scratch: Scratch) -> Seen:
     whole = bool(reasons) and reasons[-1].get("Item") == item
     holds = code == "TransactionCanceledException" and codes == ["None", "ConditionalCheckFailed"] and whole
     return Seen(holds, f"{code}, reasons {codes}, {'with the item' if whole else 'without the item'}")
+
+
+ROUNDS = 100
+CONFLICT = "TransactionConflict"
+
+
+def together(requests: list[Callable[[], str]]) -> list[str]:
+    """The results of requests that are sent at the same time. The tests replace it."""
+    with ThreadPoolExecutor(len(requests)) as threads:
+        return [running.result() for running in [threads.submit(request) for request in requests]]
+
+
+@check(needs_stack=False, only_aws="no emulator has conflicts of transactions")
+def writes_during_a_transaction_conflict(scratch: Scratch) -> Seen:
+    """A write of an item that a transaction is writing is refused: another transaction with the reason
+    TransactionConflict, an UpdateItem with TransactionConflictException, a statement of a batch with
+    TransactionConflict inside of a success. Provoked by requests at the same time, up to a hundred times.
+
+    Where:
+    src/dynamodb/explain.rs: TransactionConflictException
+    src/store/dynamodb/transaction.rs: TransactionConflict
+    src/store/dynamodb/group/answer.rs: TransactionConflict
+    """
+    dynamodb = scratch.client("dynamodb")
+    key = scratch.key(f"conflict-{secrets.token_hex(4)}")
+    dynamodb.put_item(TableName=scratch.table, Item=key)
+    add = {"UpdateExpression": "ADD total :one", "ExpressionAttributeValues": {":one": {"N": "1"}}}
+    update = {"TableName": scratch.table, "Key": key} | add
+    text = f'UPDATE "{scratch.table}" SET "touched" = ? WHERE "id" = ?'
+    statement = {"Statement": text, "Parameters": [{"N": "1"}, key["id"]]}
+
+    def transaction() -> str:
+        code, answer = refusal(dynamodb.transact_write_items, TransactItems=[{"Update": update}])
+        return f"{code} {answer['CancellationReasons'][0].get('Code')}" if "CancellationReasons" in answer else code
+
+    def single() -> str:
+        return refusal(dynamodb.update_item, **update)[0]
+
+    def batched() -> str:
+        answer = dynamodb.batch_execute_statement(Statements=[statement])
+        return str(answer["Responses"][0].get("Error", {}).get("Code", "none"))
+
+    requests = {"transaction": transaction, "single": single, "batched": batched}
+    wanted = {
+        "transaction": f"TransactionCanceledException {CONFLICT}",
+        "single": f"{CONFLICT}Exception",
+        "batched": CONFLICT,
+    }
+    # Twice as many transactions, since only they make the others conflict.
+    names = [*requests, "transaction"]
+    seen: dict[str, set[str]] = {name: set() for name in requests}
+    for _ in range(ROUNDS):
+        for name, code in zip(names, together([requests[name] for name in names]), strict=True):
+            seen[name] |= {code} - {"none"}
+        if all(seen.values()):
+            break
+    if missing := [name for name, codes in seen.items() if not codes]:
+        raise NotChecked(f"no conflict in {ROUNDS} rounds: {', '.join(missing)}")
+    text = "; ".join(f"{name}: {', '.join(sorted(codes))}" for name, codes in seen.items())
+    return Seen(all(codes == {wanted[name]} for name, codes in seen.items()), text)
 
 
 @check(needs_stack=False, only_aws="MiniStack ignores the token of a transaction")
