@@ -33,7 +33,7 @@ from verify_aws.answers import PAIRS
 from verify_aws.answers.stub import ACCOUNT, Stubbed, ok, run
 from verify_aws.answers.stub import scratch as scratch_of
 from verify_aws.check import Verdict
-from verify_aws.checks import CHECKS, batches
+from verify_aws.checks import CHECKS, batches, permissions
 from verify_aws.journal import Journal
 from verify_aws.report import Report, Row
 from verify_aws.scratch import Scratch, notify, prepare
@@ -94,6 +94,11 @@ class EachCheck(unittest.TestCase):
             rows = [judged(check, scratch, "the stack was not created") for check in CHECKS if check.needs_stack]
         assert [row.check for row in rows if row.verdict is Verdict.DIFFERS] == ["default_deployment_completes"]
         assert all(row.failed for row in rows if row.verdict is not Verdict.DIFFERS)
+
+    def test_of_permissions_has_a_request_for_each_action(self) -> None:
+        wanted = permissions.requests(permissions.Places("t", "https://q/n", "https://q/d", "b", "g")).values()
+        needed = {action for request in wanted for action in request.needs}
+        assert needed | permissions.WITH_A_KEY == permissions.actions_of_the_template()
 
     def test_names_places_that_exist(self) -> None:
         for check in CHECKS:

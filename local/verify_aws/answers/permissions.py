@@ -2,7 +2,7 @@
 
 from verify_aws.answers.queues import queue
 from verify_aws.answers.stub import ACCOUNT, ASSUMED, NAME, Given, ok, pair, refused
-from verify_aws.checks.permissions import requests
+from verify_aws.checks.permissions import WITH_A_KEY, Places, Request, actions_of_the_template, requests
 
 ROLE = {
     "Path": "/",
@@ -18,66 +18,66 @@ KEYS = {
     "Expiration": "2026-11-01T00:00:00Z",
 }
 assumed = ok("sts.assume_role", Credentials=KEYS)
+REQUESTS = list(requests(Places("table", "https://queue/name", "https://queue/dead", NAME, "group")).values())
+# The answers to those that are allowed: most of them find nothing, and are refused for that.
+NOTHING = {
+    "put_item": "ConditionalCheckFailedException",
+    "update_item": "ConditionalCheckFailedException",
+    "delete_item": "ConditionalCheckFailedException",
+    "transact_write_items": "TransactionCanceledException",
+    "delete_message": "ReceiptHandleIsInvalid",
+    "get_secret_value": "ResourceNotFoundException",
+    "get_parameter": "ParameterNotFound",
+    "create_log_stream": "ResourceAlreadyExistsException",
+}
 
 
-class Names:
-    """As much of a scratch as the requests need."""
-
-    table = f"{NAME}-table"
-
-    @staticmethod
-    def key(value: str) -> dict[str, dict[str, str]]:
-        return {"id": {"S": value}}
+def call(request: Request) -> str:
+    return f"{ASSUMED}{request.service}.{request.method}"
 
 
-CALLS = [
-    (f"{ASSUMED}{service}.{method}", method)
-    for service, method, _ in requests(Names(), "https://queue/name").values()  # type: ignore[arg-type]
-]
-
-
-def allowed(call: str, method: str) -> Given:
-    """An answer to a request that was allowed: most of them find nothing, and are refused for that."""
-    match method:
-        case "put_item" | "update_item" | "delete_item":
-            return refused(call, "ConditionalCheckFailedException")
-        case "transact_write_items":
-            return refused(call, "TransactionCanceledException")
+def allowed(request: Request) -> Given:
+    if code := NOTHING.get(request.method):
+        return refused(call(request), code)
+    match request.method:
+        case "get_object" if len(request.needs) > 1:
+            return refused(call(request), "NoSuchKey")
         case "batch_execute_statement":
-            return ok(call, Responses=[{}])
+            return ok(call(request), Responses=[{}])
         case "change_message_visibility_batch":
             entry = {"Id": "0", "SenderFault": True, "Code": "ReceiptHandleIsInvalid"}
-            return ok(call, Successful=[], Failed=[entry])
+            return ok(call(request), Successful=[], Failed=[entry])
         case "get_queue_url":
-            return ok(call, QueueUrl="https://queue/name")
-        case _:
-            return ok(call)
+            return ok(call(request), QueueUrl="https://queue/name")
+    return ok(call(request))
 
 
-def denied(call: str, method: str) -> Given:
-    if method == "batch_execute_statement":
-        return ok(call, Responses=[{"Error": {"Code": "AccessDenied"}}])
-    return refused(call, "AccessDenied" if ":sqs." in call else "AccessDeniedException")
+def denied(request: Request) -> Given:
+    if request.method == "batch_execute_statement":
+        return ok(call(request), Responses=[{"Error": {"Code": "AccessDenied"}}])
+    return refused(call(request), "AccessDenied" if request.service in ("sqs", "s3") else "AccessDeniedException")
 
 
-def run(last: Given) -> list[Given]:
-    return [
+def run(but: str) -> list[Given]:
+    """Every request is denied without its actions, but for those that need this one."""
+    every = sorted(actions_of_the_template() - WITH_A_KEY)
+    given: list[Given] = [
         *queue("permissions"),
+        *queue("permissions-dead"),
+        ok("logs.create_log_group"),
+        ok("s3.put_object"),
         ok("sts.get_caller_identity", Account=ACCOUNT, Arn=f"arn:aws:iam::{ACCOUNT}:user/tester"),
         ok("iam.create_role", Role=ROLE),
         ok("iam.put_role_policy"),
-        *[assumed] * (1 + len(CALLS)),
-        *(allowed(*call) for call in CALLS),
-        *(denied(*call) for call in CALLS[:-1]),
-        last,
+        *[assumed] * (1 + len(every)),
+        *map(allowed, REQUESTS),
     ]
+    for action in every:
+        given += [denied(one) if action in one.needs and action != but else allowed(one) for one in REQUESTS]
+    return given
 
 
-pair(
-    "each_request_needs_its_one_action",
-    holds=run(denied(*CALLS[-1])),
-    differs=run(allowed(*CALLS[-1])),
-)
+pair("role_without_one_action_is_denied_its_requests", holds=run(""), differs=run("s3:ListBucket"))
 pair(
     "deployed_role_is_denied_nothing",
     holds=[ok("logs.filter_log_events", events=[])],
