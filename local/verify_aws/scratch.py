@@ -215,7 +215,7 @@ def deploy(scratch: Scratch, others: list[tuple[str, dict[str, str]]]) -> None:
     upload(scratch)
     scratch.topic = notify(scratch)
     begin_stack(scratch, scratch.name)
-    for suffix, changed in others:
+    for suffix, changed in dict(others).items():
         begin_stack(scratch, f"{scratch.name}-{suffix}", **changed)
     scratch.outputs = finish_stack(scratch, scratch.name)
 

@@ -16,6 +16,7 @@ SUBJECTS = (
     "queues",
     "batches",
     "fifo",
+    "doctor",
     "operations",
     "commands",
     "services",
