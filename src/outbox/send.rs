@@ -34,24 +34,25 @@ const REASON: &str = "SqsOnceReason";
 /// Message attribute of a dead letter: the group of the event.
 const GROUP: &str = "eventGroup";
 
-/// Codes by which a target refuses an event whenever it is sent. Every other error may be that of a
-/// missing permission or of an outage, so the event is sent again.
-const REFUSALS: [&str; 12] = [
-    // SQS
+/// Codes by which a target refuses the contents of an event, whenever it is sent. Every error that is in
+/// neither list may be that of a missing permission or of an outage, so the event is sent again.
+const REFUSED_CONTENTS: [&str; 6] = [
     "InvalidMessageContents",
     "AWS.SimpleQueueService.InvalidMessageContents",
-    "InvalidParameterValue",
-    "MissingParameter",
     "BatchRequestTooLong",
     "AWS.SimpleQueueService.BatchRequestTooLong",
-    // SNS
+    "BatchRequestTooLongException",
+    "MalformedDetail",
+];
+
+/// Codes by which a target refuses an entry, or the whole call: SNS gives `InvalidParameter` for the ARN
+/// of a topic in another Region, and for the text of a message.
+const REFUSED_VALUES: [&str; 6] = [
+    "InvalidParameterValue",
+    "MissingParameter",
     "InvalidParameter",
     "ParameterValueInvalid",
-    "BatchRequestTooLongException",
-    // EventBridge
-    "MalformedDetail",
     "InvalidArgument",
-    // all
     "ValidationException",
 ];
 
@@ -77,10 +78,19 @@ pub(super) enum Sent {
 
 impl Sent {
     fn not(code: &str) -> Self {
-        if REFUSALS.contains(&code) {
+        if REFUSED_CONTENTS.contains(&code) || REFUSED_VALUES.contains(&code) {
             Self::Refused(code.to_owned())
         } else {
             Self::Failed(code.to_owned())
+        }
+    }
+
+    /// The result of an event whose call failed as a whole, if no call to the target succeeded. The target's
+    /// own URL or ARN may be the refused value, so the event is sent again.
+    fn of_call(self) -> Self {
+        match self {
+            Self::Refused(code) if REFUSED_VALUES.contains(&&*code) => Self::Failed(code),
+            other => other,
         }
     }
 }
@@ -111,14 +121,19 @@ impl Sender {
         match self.call(target, parcels).await {
             Err(Sent::Refused(_)) if parcels.len() > 1 => {
                 // One event may have spoilt the call.
-                let mut sent = Vec::with_capacity(parcels.len());
+                let mut calls = Vec::with_capacity(parcels.len());
                 for parcel in parcels {
-                    let alone = self.call(target, std::slice::from_ref(parcel)).await;
-                    sent.push(alone.map_or_else(|error| error, first));
+                    calls.push(self.call(target, std::slice::from_ref(parcel)).await);
                 }
-                sent
+                let is_willing = calls.iter().any(Result::is_ok);
+                let result = |call: Result<_, Sent>| match call {
+                    Ok(sent) => first(sent),
+                    Err(error) if is_willing => error,
+                    Err(error) => error.of_call(),
+                };
+                calls.into_iter().map(result).collect()
             }
-            Err(error) => vec![error; parcels.len()],
+            Err(error) => vec![error.of_call(); parcels.len()],
             Ok(sent) => sent,
         }
     }

@@ -3,6 +3,7 @@
 use std::{path::Path, time::Duration};
 
 use lambda_runtime::{LambdaEvent, tower::ServiceExt as _};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use sqs_once::{
     Deadline, Settings,
@@ -190,6 +191,45 @@ async fn events_of_an_item_keep_the_answers_order() {
 }
 
 /// The second event of the item fails. The record is sent again as a whole.
+/// The form of an item that relays before the list `events` read.
+#[derive(Deserialize)]
+struct OlderItem {
+    #[serde(rename = "group")]
+    _group: String,
+    #[serde(rename = "sequence")]
+    _sequence: String,
+    id: String,
+    #[serde(rename = "name")]
+    _name: String,
+    #[serde(rename = "body")]
+    _body: String,
+    #[serde(rename = "published_at")]
+    _published_at: u64,
+}
+
+/// An older relay sends the single events of newer consumers. Of an item with a list it takes no part: it
+/// dead-letters the key, and a change of the item makes the newer relay send all its events.
+#[tokio::test]
+async fn older_relay_takes_no_part_of_a_list() {
+    let older = |record: &Value| {
+        let image = record["dynamodb"]["NewImage"].clone();
+        serde_dynamo::from_item::<serde_dynamo::Item, OlderItem>(
+            serde_json::from_value(image).unwrap(),
+        )
+    };
+    let (single, list) = (
+        event(1, "placed", "c-1", "a"),
+        several(2, "c-1", &["b", "c"]),
+    );
+    assert_eq!(older(&single).unwrap().id, "orders#a#00");
+    assert!(older(&list).is_err());
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let image = &list["dynamodb"]["NewImage"];
+    let changed = [single, change(3, "MODIFY", image)];
+    assert!(send(&relay(&sqs).await, &changed).await.is_empty());
+    assert_eq!(bodies(&sqs, SHIPPING), ["a", "b", "c"]);
+}
+
 #[tokio::test]
 async fn failed_event_of_an_item_returns_the_record() {
     let sqs = Sqs::start(SqsBehaviour::Willing).await;
@@ -307,6 +347,40 @@ async fn event_refused_by_its_target_is_dead_lettered() {
     // The dead-letter queue refuses it too: it stays in the stream.
     assert_eq!(send(&relay, &records).await, ["1"]);
     assert_eq!(bodies(&sqs, SHIPPING), ["b"]);
+}
+
+/// A queue URL of another Region, or a misspelt one, refuses every call: that says nothing of the events.
+#[tokio::test]
+async fn refusal_of_every_call_is_a_failure() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let relay = relay(&sqs).await;
+    sqs.turn_for(SHIPPING, SqsBehaviour::Invalid(""));
+    let two = [
+        event(1, "placed", "c-1", "a"),
+        event(2, "placed", "c-2", "b"),
+    ];
+    assert_eq!(send(&relay, &two).await, ["1"]);
+    assert_eq!(send(&relay, &two[1..]).await, ["2"]);
+    assert!(sqs.sent_to("dead").is_empty());
+}
+
+#[tokio::test]
+async fn refusal_of_one_call_is_that_of_its_event() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let relay = relay(&sqs).await;
+    sqs.turn_for(SHIPPING, SqsBehaviour::Invalid("poison"));
+    let records = [
+        event(1, "placed", "c-1", "poison"),
+        event(2, "placed", "c-2", "b"),
+        event(3, "placed", "c-1", "c"),
+    ];
+    assert!(send(&relay, &records).await.is_empty());
+    assert_eq!(bodies(&sqs, SHIPPING), ["b", "c"]);
+    let [dead] = &sqs.sent_to("dead")[..] else {
+        panic!("{:?}", sqs.sent_to("dead"));
+    };
+    let reason = &dead["MessageAttributes"]["SqsOnceReason"]["StringValue"];
+    assert_eq!(reason, "InvalidParameterValue");
 }
 
 #[tokio::test]

@@ -45,6 +45,8 @@ pub enum SqsBehaviour {
     ThrottlingFirst,
     /// Refuses the first entry of each batch for its contents.
     RefusingFirst,
+    /// Refuses each call whose body has this text, as SQS does for an invalid queue URL.
+    Invalid(&'static str),
     /// Does not execute the call, and sends no response for a minute.
     Hanging,
     /// Executes the call, and sends no response for a minute.
@@ -219,6 +221,11 @@ async fn answer(State(desk): State<Arc<SqsState>>, headers: HeaderMap, body: Byt
                 "QueueDoesNotExist"
             };
             let error = json!({"__type": format!("com.amazonaws.sqs#{code}"), "message": "no"});
+            return (StatusCode::BAD_REQUEST, Json(error)).into_response();
+        }
+        SqsBehaviour::Invalid(text) if body.to_string().contains(text) => {
+            let error =
+                json!({"__type": "com.amazonaws.sqs#InvalidParameterValue", "message": "no"});
             return (StatusCode::BAD_REQUEST, Json(error)).into_response();
         }
         SqsBehaviour::Hanging => {
