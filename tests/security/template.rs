@@ -238,6 +238,18 @@ fn of_s3<'a>(template: &'a Value, conditions: &[&str]) -> Vec<&'a Value> {
     statements.filter(about_s3).collect()
 }
 
+/// The next owner of a deleted bucket's name would serve bodies, and get outputs.
+#[test]
+fn s3_buckets_belong_to_the_account_of_the_stack() {
+    let template = read(CONSUMER);
+    let of_s3 = of_s3(&template, &["ReadsBodiesFromS3", "StoresResultsInS3"]);
+    assert_eq!(of_s3.len(), 4);
+    let own = json!({"StringEquals": {"s3:ResourceAccount": {"!Ref": "AWS::AccountId"}}});
+    for statement in of_s3 {
+        assert_eq!(statement["Condition"], own, "{statement}");
+    }
+}
+
 #[test]
 fn s3_buckets_add_only_reads_of_them() {
     let template = read(CONSUMER);
