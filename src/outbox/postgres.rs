@@ -23,7 +23,7 @@ use crate::{
     postgres::{
         explain::explain,
         lent::{Lent, Limits},
-        outbox::{MAX_BYTES, MAX_GROUPS, MIN_ROWS_OF_GROUP, Row, lock_due, settle},
+        outbox::{MAX_BYTES, MAX_GROUPS, MIN_ROWS_OF_GROUP, Row, lock_due, oldest, settle},
     },
     protocol::Timestamp,
     store::PostgresStore,
@@ -143,6 +143,7 @@ impl PostgresRelay {
         let sent = timeout_at(deadline.end(), async {
             let connections = self.store.connections();
             let mut lent = Lent::begin(connections, limits(deadline), deadline.stop()).await?;
+            report.waiting(oldest(&mut lent).await?);
             send_all(&self.relay, &mut lent, deadline, &mut report).await
         });
         let sent = sent.await;

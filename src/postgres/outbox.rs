@@ -67,6 +67,23 @@ pub(crate) const MIN_ROWS_OF_GROUP: usize = 10;
 #[cfg(feature = "outbox")]
 pub(crate) const MAX_BYTES: usize = 8 * 1024 * 1024;
 
+/// The time of publication of the oldest event, also if another relay has locked it, or its next attempt
+/// is not due. By the number of the row, which has an index.
+#[cfg(feature = "outbox")]
+pub(crate) async fn oldest(connection: &mut PgConnection) -> Result<Option<Timestamp>, Error> {
+    const OLDEST: &str = "SELECT published_at FROM sqs_once_outbox ORDER BY sequence LIMIT 1";
+    let oldest: Option<i64> = sqlx::query_scalar(OLDEST)
+        .fetch_optional(connection)
+        .await?;
+    Ok(oldest.map(published_at))
+}
+
+/// The time in the column `published_at`.
+#[cfg(feature = "outbox")]
+fn published_at(millis: i64) -> Timestamp {
+    Timestamp::from_millis(u64::try_from(millis).unwrap_or_default())
+}
+
 /// Locks the first row of each group whose next attempt is due. Returns the first rows of these
 /// groups, in their order. The groups share `max_rows`, but each has at least [`MIN_ROWS_OF_GROUP`].
 ///
@@ -119,7 +136,6 @@ pub(crate) async fn lock_due(
     }
     let rows = select.fetch_all(connection).await?;
     let row = |row: sqlx::postgres::PgRow| {
-        let published_at: i64 = row.try_get(5)?;
         Ok(Row {
             sequence: row.try_get(0)?,
             event: Published {
@@ -128,7 +144,7 @@ pub(crate) async fn lock_due(
                 name: row.try_get(3)?,
                 body: row.try_get(4)?,
             },
-            published_at: Timestamp::from_millis(u64::try_from(published_at).unwrap_or_default()),
+            published_at: published_at(row.try_get(5)?),
         })
     };
     rows.into_iter().map(row).collect()

@@ -13,6 +13,7 @@ pub(crate) struct RelayReport {
     pub(crate) dead_lettered: u64,
     pub(crate) failed: u64,
     oldest: Option<Timestamp>,
+    oldest_waiting: Option<Timestamp>,
 }
 
 impl RelayReport {
@@ -24,7 +25,13 @@ impl RelayReport {
             dead_lettered: 0,
             failed: 0,
             oldest: None,
+            oldest_waiting: None,
         }
+    }
+
+    /// The oldest event in the table was published at this time, when the relay began.
+    pub(crate) fn waiting(&mut self, oldest: Option<Timestamp>) {
+        self.oldest_waiting = oldest;
     }
 
     /// The target confirmed an event.
@@ -67,12 +74,16 @@ impl RelayReport {
             count("EventsDeadLettered", self.dead_lettered),
             count("EventsFailed", self.failed),
         ];
-        if let Some(oldest) = self.oldest {
-            metrics.push(Metric {
-                name: "OldestEventAge",
+        let ages = [
+            ("OldestEventAge", self.oldest),
+            ("OldestWaitingEventAge", self.oldest_waiting),
+        ];
+        for (name, oldest) in ages {
+            metrics.extend(oldest.map(|oldest| Metric {
+                name,
                 unit: Unit::Seconds,
                 value: Value::Number(oldest.until(self.started).as_secs_f64()),
-            });
+            }));
         }
         metrics
     }
@@ -87,8 +98,11 @@ mod tests {
         let mut report = RelayReport::new(Timestamp::from_millis(10_000));
         report.sent(Some(Timestamp::from_millis(9_000)));
         report.sent(Some(Timestamp::from_millis(8_500)));
+        report.waiting(Some(Timestamp::from_millis(7_000)));
         let metrics = report.metrics();
-        assert_eq!(metrics[3].value, Value::Number(1.5));
+        let ages = metrics[3..].iter().map(|metric| &metric.value);
+        let expected = [&Value::Number(1.5), &Value::Number(3.0)];
+        assert_eq!(ages.collect::<Vec<_>>(), expected);
         let page = include_str!("../../docs/outbox.md");
         for Metric { name, unit, .. } in metrics {
             let row = format!("| `{name}` | {unit:?} |");

@@ -230,6 +230,19 @@ async fn refused_event_is_dead_lettered_alone() {
     assert_eq!(world.events().await, []);
 }
 
+/// A misspelt target refuses every call. Its events stay in the table.
+#[tokio::test]
+async fn misspelt_target_keeps_its_events() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Invalid("shipping")).await;
+    publish(&world, "1", &["a", "b"]).await;
+    let relay = relay(&world, &sqs);
+    assert_eq!(numbers(send(&relay).await), [0, 0, 2]);
+    sqs.turn(SqsBehaviour::Willing);
+    wait_for_next_attempt(&world).await;
+    assert_eq!(numbers(send(&relay).await), [2, 0, 0]);
+}
+
 #[tokio::test]
 async fn unconfirmed_event_is_sent_again() {
     let world = World::start().await;
@@ -824,7 +837,19 @@ async fn program_answers_a_schedule_with_numbers() {
     let lines = lambda.logged(1, |line| says(line, "events relayed")).await;
     assert_eq!(emf::check(&lines[0]), Ok(()), "{}", lines[0]);
     assert_eq!(lines[0]["EventsSent"], 2);
+    assert!(lines[0]["OldestWaitingEventAge"].as_f64().unwrap() < 60.0);
     assert_eq!(bodies(&sqs, "a"), ["1", "2"]);
+
+    // A group that is not due waits all the same.
+    publish(&world, "3", &["a"]).await;
+    world
+        .run_sql("UPDATE sqs_once_outbox SET published_at = published_at - 600000, next_attempt_at = 1e15")
+        .await;
+    let answer = lambda.invoke(schedule.clone(), PATIENCE).await;
+    assert_eq!(answer.response()["sent"], 0);
+    let lines = lambda.logged(2, |line| says(line, "events relayed")).await;
+    let age = lines[1]["OldestWaitingEventAge"].as_f64().unwrap();
+    assert!((600.0..660.0).contains(&age), "{age}");
 
     world
         .run_sql("ALTER TABLE sqs_once_outbox RENAME TO lost")

@@ -509,7 +509,7 @@ fn relay_of_postgres_has_alarms_for_each_fault() {
         "Errors, FunctionName, GreaterThanThreshold 0, notBreaching",
         "EventsFailed, service, GreaterThanThreshold 0, notBreaching",
         "Invocations, FunctionName, LessThanThreshold 1, breaching",
-        "OldestEventAge, service, GreaterThanThreshold 300, notBreaching",
+        "OldestWaitingEventAge, service, GreaterThanThreshold 300, notBreaching",
     ];
     assert_eq!(
         alarms_of(OUTBOX_POSTGRES),
