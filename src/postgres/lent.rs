@@ -97,8 +97,12 @@ impl Limits {
         );
         let version = version.unwrap_or_default();
         if version >= 140_000 {
-            // A statement that waits for a lock notices a closed connection only by this check.
-            sql.push_str("; SET LOCAL client_connection_check_interval = 1000");
+            // A statement that waits for a lock notices a closed connection only by this check. A server on
+            // Windows refuses it, and so does PostgreSQL 14 on every system but Linux.
+            sql.push_str(
+                "; SELECT set_config('client_connection_check_interval', '1000', true) \
+                 WHERE version() LIKE '%linux%'",
+            );
         }
         if version >= 170_000 {
             let _infallible = write!(sql, "; SET LOCAL transaction_timeout = {transaction}");

@@ -196,10 +196,12 @@ async fn deadlock_is_contended() {
     let crosswise = async |attempt: Attempt| {
         let mut tx = attempt.transaction()?;
         increment(&mut tx, "a").await?;
-        let (ours, theirs) = join!(increment(&mut tx, "b"), async {
+        // A session checks once, so the rival must wait by then.
+        let ours = async {
             world.waiting(1).await;
-            increment(&mut rival, "a").await
-        });
+            increment(&mut tx, "b").await
+        };
+        let (ours, theirs) = join!(ours, increment(&mut rival, "a"));
         theirs.unwrap();
         ours?;
         Ok(tx.done(()))
@@ -273,6 +275,38 @@ async fn thawed_worker_cannot_commit() {
         .await;
     assert!(matches!(again, Outcome::Duplicate(_)), "{again:?}");
     assert_eq!(pool.size(), 1);
+}
+
+/// A server on another system may refuse the check of the client's connection.
+#[tokio::test]
+async fn clients_connection_is_checked_only_on_linux() {
+    let world = World::start().await;
+    let setting = async |search_path: &str| {
+        let options = world.options.clone();
+        let pool = PgPool::connect_lazy_with(options.options([("search_path", search_path)]));
+        let reads = async |attempt: Attempt| {
+            let mut tx = attempt.transaction()?;
+            let setting = "SELECT current_setting('client_connection_check_interval')";
+            let setting: String = sqlx::query_scalar(setting).fetch_one(&mut *tx).await?;
+            Ok(tx.done(setting))
+        };
+        let mode = Once::in_postgres(pool);
+        let outcome = mode.run(operation(search_path, ample()), reads).await;
+        let Outcome::Completed(StoredResult::Json(setting)) = outcome else {
+            panic!("{outcome:?}");
+        };
+        setting
+    };
+    let schema = world.options.get_application_name().unwrap();
+    assert_eq!(setting(schema).await, r#""1s""#);
+    // Found before the server's own function.
+    world
+        .run_sql(
+            "CREATE FUNCTION version() RETURNS text LANGUAGE sql AS \
+             $$ SELECT 'PostgreSQL 14.1 on aarch64-apple-darwin' $$",
+        )
+        .await;
+    assert_eq!(setting(&format!("{schema},pg_catalog")).await, r#""0""#);
 }
 
 #[tokio::test]
