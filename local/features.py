@@ -21,21 +21,19 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_PUBLIC_TYPES = 66
 
 NONE: tuple[str, ...] = ("--no-default-features",)
-LIBRARY = ("--no-default-features", "--features", "lambda,visibility,settings")
+LIBRARY = ("--no-default-features", "--features", "lambda")
 DEFAULT: tuple[str, ...] = ()
 TRACES = ("--features", "opentelemetry")
 POSTGRES = ("--features", "postgres")
 S3 = ("--features", "s3")
 COMBINATIONS = (
     NONE,
-    ("--no-default-features", "--features", "lambda"),
-    ("--no-default-features", "--features", "settings"),
     ("--no-default-features", "--features", "testing"),
     ("--no-default-features", "--features", "s3"),
     ("--no-default-features", "--features", "opentelemetry"),
     ("--no-default-features", "--features", "outbox"),
     ("--no-default-features", "--features", "postgres"),
-    ("--no-default-features", "--features", "postgres,settings"),
+    ("--no-default-features", "--features", "postgres,lambda"),
     LIBRARY,
     DEFAULT,
     ("--all-features",),

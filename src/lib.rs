@@ -5,8 +5,8 @@
 //! claim -> handler -> complete on a DynamoDB table. The response to Lambda names the messages
 //! that must go back to the queue, and no others (`ReportBatchItemFailures`).
 //!
-#![cfg_attr(feature = "settings", doc = "```no_run")]
-#![cfg_attr(not(feature = "settings"), doc = "```ignore")]
+#![cfg_attr(feature = "lambda", doc = "```no_run")]
+#![cfg_attr(not(feature = "lambda"), doc = "```ignore")]
 //! use std::{sync::LazyLock, time::Duration};
 //!
 //! use reqwest::{Client, redirect::Policy};
@@ -59,7 +59,7 @@
     doc = "| [`testing`] | events, runs of a handler without AWS, the conformance suite for stores |"
 )]
 #![cfg_attr(
-    feature = "settings",
+    feature = "lambda",
     doc = "| [`Settings`] | environment variables into a configured consumer |"
 )]
 #![cfg_attr(
@@ -87,22 +87,20 @@
 //!
 //! | feature | adds |
 //! | --- | --- |
-//! | `lambda` | `sqs`, `aws` and `telemetry`: the consumer of SQS batches in a Lambda function |
-//! | `visibility` | `sqs::Visibility`: visibility timeouts of failed messages, copies to the dead-letter queue. Implies `lambda` |
-//! | `settings` | `Settings` and `Consumer::from_env`: settings from environment variables. Implies `lambda` |
-//! | `consumer` | the binary `consumer`, which charges orders over HTTP. Implies `visibility` and `settings` |
+//! | `lambda` | `sqs`, `aws`, `telemetry` and `Settings`: the consumer of SQS batches in a Lambda function, with its settings from environment variables |
+//! | `consumer` | the binary `consumer`, which charges orders over HTTP. Implies `lambda` |
 //! | `s3` | `sqs::S3Bodies`: bodies that the Amazon SQS Extended Client stored in S3; `store::Results::s3`: large outputs in S3. Implies `lambda`; off by default |
-//! | `cli` | the binary `sqs-once`, the command-line tool. Implies `visibility`, `settings` and `s3`; with `postgres`, it reads records in PostgreSQL too; off by default |
-//! | `outbox` | `outbox::Relay` and the binary `relay`, which sends published events to SQS, SNS and EventBridge. Implies `visibility` and `settings`; off by default |
+//! | `cli` | the binary `sqs-once`, the command-line tool. Implies `lambda` and `s3`; with `postgres`, it reads records in PostgreSQL too; off by default |
+//! | `outbox` | `outbox::Relay` and the binary `relay`, which sends published events to SQS, SNS and EventBridge. Implies `lambda`; off by default |
 //! | `opentelemetry` | `telemetry::traces`: spans of messages and requests, to X-Ray or to a collector. Implies `lambda`; off by default |
 //! | `postgres` | `postgres`, `store::PostgresStore` and `Once::in_postgres`: records in PostgreSQL, and business writes in the same transaction; off by default |
 //! | `testing` | `testing`: tests of handlers without AWS, and the conformance suite for stores. Implies `lambda`; off by default |
 //!
-//! The first four are on by default, so that `sam build` and `cargo lambda watch` find the binary. A
+//! The first two are on by default, so that `sam build` and `cargo lambda watch` find the binary. A
 //! library user switches the binary and its HTTP client off:
 //!
 //! ```toml
-//! sqs-once = { version = "0.1", default-features = false, features = ["lambda", "visibility", "settings"] }
+//! sqs-once = { version = "0.1", default-features = false, features = ["lambda"] }
 //! ```
 //!
 //! Without features the crate holds the protocol, the stores, the modes and [`Handler`]. It then
@@ -114,7 +112,7 @@
 //! | default, `opentelemetry` | 204 crates |
 //! | default, `s3` | 202 crates |
 //! | default | 190 crates |
-//! | `lambda`, `visibility`, `settings` | 184 crates |
+//! | `lambda` | 184 crates |
 //! | `--no-default-features` | 110 crates |
 //!
 //! # Promises
@@ -148,7 +146,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Without all features, some internal functions have no caller.
 #![cfg_attr(
-    not(feature = "visibility"),
+    not(feature = "lambda"),
     allow(dead_code, unused_imports, reason = "used by a feature that is off")
 )]
 // Tests may read the clock; the library reads it in `system` alone.
@@ -170,7 +168,7 @@ pub mod postgres;
 pub mod protocol;
 #[cfg(feature = "s3")]
 mod s3;
-#[cfg(feature = "settings")]
+#[cfg(feature = "lambda")]
 mod settings;
 #[cfg(feature = "lambda")]
 pub mod sqs;
@@ -199,13 +197,13 @@ pub use once::InPostgres;
 pub use once::{Change, Inbox, Mode, OnItem, Once, Operation, Outcome, Retry, Severity};
 #[cfg(feature = "postgres")]
 pub use postgres::{InTransaction, Transaction};
-#[cfg(feature = "settings")]
+#[cfg(feature = "lambda")]
 pub use settings::{Settings, SettingsError};
 #[cfg(feature = "lambda")]
 pub use sqs::{BatchError, Consumer, run};
 
 // Doctests: the Rust blocks of the README and of `docs/`.
-#[cfg(all(doctest, feature = "settings", feature = "testing"))]
+#[cfg(all(doctest, feature = "lambda", feature = "testing"))]
 #[doc = include_str!("../README.md")]
 mod readme {}
 
@@ -213,15 +211,15 @@ mod readme {}
 #[doc = include_str!("../docs/choosing-a-key.md")]
 mod choosing_a_key {}
 
-#[cfg(all(doctest, feature = "settings"))]
+#[cfg(all(doctest, feature = "lambda"))]
 #[doc = include_str!("../docs/effects-in-dynamodb.md")]
 mod effects_in_dynamodb {}
 
-#[cfg(all(doctest, feature = "settings", feature = "postgres"))]
+#[cfg(all(doctest, feature = "lambda", feature = "postgres"))]
 #[doc = include_str!("../docs/effects-in-postgresql.md")]
 mod effects_in_postgresql {}
 
-#[cfg(all(doctest, feature = "settings", feature = "testing"))]
+#[cfg(all(doctest, feature = "lambda", feature = "testing"))]
 #[doc = include_str!("../docs/handlers.md")]
 mod handlers {}
 
@@ -233,6 +231,6 @@ mod metrics_page {}
 #[doc = include_str!("../docs/outbox.md")]
 mod outbox_page {}
 
-#[cfg(all(doctest, feature = "settings"))]
+#[cfg(all(doctest, feature = "lambda"))]
 #[doc = include_str!("../docs/settings.md")]
 mod settings_page {}

@@ -23,7 +23,6 @@ use tokio::runtime::{Builder, Runtime};
 
 #[cfg(feature = "s3")]
 use crate::sqs::S3Bodies;
-#[cfg(feature = "visibility")]
 use crate::sqs::Visibility;
 use crate::{
     aws,
@@ -119,7 +118,7 @@ const UNNAMED: &str = "_";
 /// | `CONSUMER_CONFLICT_WAIT` | `0s` | time to wait for the outcome of another worker that holds the claim |
 /// | `CONSUMER_DEADLINE_RESERVE` | `500ms` | time reserved to record outcomes and answer |
 /// | `CONSUMER_MIN_TIME_TO_START` | `0s` | longest run of the handler: a message is not started with less time left |
-/// | `CONSUMER_VISIBILITY` | `on` | sets the visibility timeout of each failed message; without the feature `visibility` the default is `off`, and `on` is an error |
+/// | `CONSUMER_VISIBILITY` | `on` | sets the visibility timeout of each failed message |
 /// | `CONSUMER_BACKOFF_BASE` | `10s` | longest back-off after the first receive, doubled with each receive |
 /// | `CONSUMER_BACKOFF_CAP` | `15m` | longest back-off, at most `11h 30m` |
 /// | `CONSUMER_DEAD_LETTER` | `on`; `off` with `CONSUMER_VISIBILITY=off` | copies permanent failures to the dead-letter queue after one receive (`Visibility::dead_letter`) |
@@ -766,7 +765,6 @@ impl Settings {
         Ok((buckets?, max_bytes?))
     }
 
-    #[cfg(feature = "visibility")]
     fn timeouts(&mut self) -> Result<Option<Timeouts>, SettingsError> {
         let on = self.optional("CONSUMER_VISIBILITY", "on", on_or_off);
         let base = self.optional("CONSUMER_BACKOFF_BASE", "10s", backoff);
@@ -785,23 +783,6 @@ impl Settings {
             dead_letter: dead_letter?,
         };
         Ok(on?.then_some(timeouts))
-    }
-
-    #[cfg(not(feature = "visibility"))]
-    fn timeouts(&mut self) -> Result<(), SettingsError> {
-        let off = |text: &str| match on_or_off(text)? {
-            true => Err("`on` needs the feature `visibility` of the crate sqs-once"),
-            false => Ok(()),
-        };
-        let mut timeouts = self.optional("CONSUMER_VISIBILITY", "off", off);
-        timeouts = timeouts.and(self.optional("CONSUMER_DEAD_LETTER", "off", off));
-        for name in ["CONSUMER_BACKOFF_BASE", "CONSUMER_BACKOFF_CAP"] {
-            let unused = |(), _: &str| {
-                Err("needs the feature `visibility` of the crate sqs-once".to_owned())
-            };
-            timeouts = timeouts.and(self.changed(name, (), unused));
-        }
-        timeouts
     }
 
     /// On by default: without metrics, no alarm watches the outcomes.
@@ -1024,10 +1005,7 @@ struct Batches {
     crash_waits: CrashWaits,
     metrics: Option<Metrics>,
     log_sample_completed: f64,
-    #[cfg(feature = "visibility")]
     timeouts: Option<Timeouts>,
-    #[cfg(not(feature = "visibility"))]
-    timeouts: (),
 }
 
 impl Batches {
@@ -1036,15 +1014,8 @@ impl Batches {
         !buckets.is_empty()
     }
 
-    #[cfg(feature = "visibility")]
     const fn call_sqs(&self) -> bool {
         self.timeouts.is_some()
-    }
-
-    #[cfg(not(feature = "visibility"))]
-    const fn call_sqs(&self) -> bool {
-        let () = self.timeouts;
-        false
     }
 
     fn consumer<M: Mode<H::Output>, H: Handler>(
@@ -1080,23 +1051,14 @@ impl Batches {
             let s3_bodies = reads.then(|| S3Bodies::new(config, buckets).max_bytes(max_bytes));
             consumer.s3_bodies(s3_bodies)
         };
-        #[cfg(feature = "visibility")]
-        {
-            let timeouts = self.timeouts;
-            let visibility = timeouts
-                .map(|timeouts| timeouts.visibility(config, self.retention, self.heartbeat));
-            consumer.visibility(visibility)
-        }
-        #[cfg(not(feature = "visibility"))]
-        {
-            let (_config, ()) = (config, self.timeouts);
-            consumer
-        }
+        let timeouts = self.timeouts;
+        let visibility =
+            timeouts.map(|timeouts| timeouts.visibility(config, self.retention, self.heartbeat));
+        consumer.visibility(visibility)
     }
 }
 
 /// Settings of visibility timeouts.
-#[cfg(feature = "visibility")]
 #[derive(Debug)]
 struct Timeouts {
     base: Duration,
@@ -1104,7 +1066,6 @@ struct Timeouts {
     dead_letter: bool,
 }
 
-#[cfg(feature = "visibility")]
 impl Timeouts {
     fn visibility(
         self,
@@ -1173,7 +1134,6 @@ fn positive(text: &str) -> Result<Duration, String> {
     }
 }
 
-#[cfg(feature = "visibility")]
 fn backoff(text: &str) -> Result<Duration, String> {
     match positive(text)? {
         span if span > Visibility::LONGEST_BACKOFF => Err(
@@ -1396,7 +1356,6 @@ mod tests {
         assert_eq!(batches.crash_waits, CrashWaits::default());
         assert_eq!(batches.log_sample_completed.to_string(), "1");
         assert_eq!(batches.fifo_after_permanent, FifoAfterPermanent::Continue);
-        #[cfg(feature = "visibility")]
         {
             let timeouts = batches.timeouts.unwrap();
             assert!(timeouts.dead_letter);
@@ -1435,9 +1394,7 @@ mod tests {
             ("IDEMPOTENCY_RESULTS", "both"),
             ("IDEMPOTENCY_RESULT_INLINE_LIMIT", "64KB"),
             ("IDEMPOTENCY_RESULT_BUCKET", "Outputs"),
-            #[cfg(feature = "visibility")]
             ("CONSUMER_BACKOFF_BASE", "0s"),
-            #[cfg(feature = "visibility")]
             ("CONSUMER_BACKOFF_CAP", "12h"),
             ("OWN", "0s"),
         ];
@@ -1558,7 +1515,6 @@ mod tests {
         assert_eq!(retention, Some(Duration::from_secs(3600)));
     }
 
-    #[cfg(feature = "visibility")]
     #[test]
     fn dead_letter_is_on_unless_visibility_is_off() {
         let dead_letter = |vars: &[_]| {

@@ -200,7 +200,7 @@ async fn values_beyond_100_are_in_further_lines() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[]).await;
     let messages = (1..=230).map(|n| record(&format!("m-{n}"), &order(&format!("o-{n}"))));
-    let response = lambda.invoke(batch(messages), TIME).await.response();
+    let response = lambda.invoke(batch(messages), 6 * TIME).await.response();
     assert_eq!(failed(&response), [""; 0]);
     let batch = batches(&lambda, 1).await.remove(0);
     assert_eq!(batch.sum("Completed"), 230.0);
@@ -251,7 +251,7 @@ async fn concurrent_invocations_count_exactly() {
             }
         }))
     };
-    let invocations = (0..INVOCATIONS).map(|n| lambda.invoke(event(n), 3 * TIME));
+    let invocations = (0..INVOCATIONS).map(|n| lambda.invoke(event(n), 6 * TIME));
     let answers = futures_util::future::join_all(invocations).await;
     let reported: usize = answers
         .into_iter()

@@ -267,7 +267,6 @@ async fn one_message_after_a_thaw_uses_one_dead_connection() {
 }
 
 /// The SDK repeats a call to SQS.
-#[cfg(feature = "visibility")]
 #[tokio::test]
 async fn call_to_sqs_after_a_thaw_is_answered() {
     for death in [Death::Closed, Death::Silent] {

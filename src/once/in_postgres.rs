@@ -194,7 +194,6 @@ impl InPostgres {
 
     /// Creates the tables of records and events if the first claim finds none. A table that is missing
     /// later is an error: an empty one in its place would know of no earlier message.
-    #[cfg(feature = "settings")]
     pub(crate) fn creates_tables(mut self, creates_tables: bool) -> Self {
         self.creates_tables = Arc::new(creates_tables.into());
         self

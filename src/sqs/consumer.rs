@@ -7,13 +7,15 @@ use std::{
     time::Duration,
 };
 
+#[cfg(feature = "s3")]
+use super::S3Bodies;
 use super::{
     Envelope,
     breaker::CircuitBreaker,
     encoding::{Decoding, Encoding},
     identity::{FingerprintSource, KeySource},
     observer::Observer,
-    s3_bodies::S3Bodies,
+    s3_pointer::ReadBodies,
     visibility::Visibility,
 };
 use crate::{
@@ -62,7 +64,7 @@ pub struct Consumer<M, H> {
     pub(super) key: KeySource,
     pub(super) envelope: Envelope,
     pub(super) decoding: Decoding,
-    pub(super) s3_bodies: Option<S3Bodies>,
+    pub(super) s3_bodies: Option<Arc<dyn ReadBodies>>,
     pub(super) fingerprint: FingerprintSource,
     pub(super) concurrency: NonZeroUsize,
     pub(super) claims_ahead: usize,
@@ -254,8 +256,9 @@ impl<M, H> Consumer<M, H> {
     #[cfg(feature = "s3")]
     #[must_use]
     pub fn s3_bodies(self, s3_bodies: impl Into<Option<S3Bodies>>) -> Self {
+        let s3_bodies = s3_bodies.into();
         Self {
-            s3_bodies: s3_bodies.into(),
+            s3_bodies: s3_bodies.map(|bodies| Arc::new(bodies) as Arc<dyn ReadBodies>),
             ..self
         }
     }
@@ -430,7 +433,6 @@ impl<M, H> Consumer<M, H> {
 
     /// Sets the visibility timeouts of failed messages. Without it, they come back when the
     /// queue's own visibility timeout is over.
-    #[cfg(feature = "visibility")]
     #[must_use]
     pub fn visibility(self, visibility: impl Into<Option<Visibility>>) -> Self {
         Self {

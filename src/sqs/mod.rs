@@ -21,7 +21,7 @@
 //! | `processed` | result of a message, and its log line |
 //! | `breaker` | the circuit breaker of the process |
 //! | `suspects` | messages of a batch that run alone after a crash |
-//! | `visibility` | visibility timeouts of failed messages, and direct dead-lettering; without the feature of that name `no_visibility` |
+//! | `visibility` | visibility timeouts of failed messages, and direct dead-lettering |
 //! | `lambda` | the consumer as a `tower` service, and the loop that asks Lambda for batches |
 
 mod batch;
@@ -44,15 +44,8 @@ mod processed;
 pub(crate) mod reading;
 #[cfg(feature = "s3")]
 mod s3_bodies;
-#[cfg(not(feature = "s3"))]
-#[path = "no_s3_bodies.rs"]
-mod s3_bodies;
 mod s3_pointer;
 mod suspects;
-#[cfg(feature = "visibility")]
-mod visibility;
-#[cfg(not(feature = "visibility"))]
-#[path = "no_visibility.rs"]
 mod visibility;
 
 pub use consumer::{Consumer, FifoAfterPermanent};
@@ -64,5 +57,4 @@ pub use lambda::run;
 pub use process::BatchError;
 #[cfg(feature = "s3")]
 pub use s3_bodies::S3Bodies;
-#[cfg(feature = "visibility")]
 pub use visibility::Visibility;

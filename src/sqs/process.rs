@@ -423,8 +423,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let place = place.ok().and_then(Result::ok);
         let place = place.filter(|_| gate.batch.may_start());
         gate.hold_body(place.ok_or(Outcome::NotStarted)?);
-        // Boxed: the SDK's future is large, and few messages need it.
-        let read = timeout_at(deadline.latest_start(), Box::pin(s3.read(pointer))).await;
+        let read = timeout_at(deadline.latest_start(), s3.read(pointer)).await;
         let text = read.map_err(|_elapsed| {
             Outcome::NoEffect("S3 did not return the body before the deadline".into())
         })??;

@@ -4,8 +4,9 @@ use std::{num::NonZeroU32, sync::Arc};
 
 use aws_config::SdkConfig;
 use aws_sdk_s3::Client;
+use futures_util::future::BoxFuture;
 
-use super::s3_pointer::S3Pointer;
+use super::s3_pointer::{ReadBodies, S3Pointer};
 use crate::{
     once::Outcome,
     s3::{Bucket, ReadError, client},
@@ -82,8 +83,7 @@ impl S3Bodies {
         Self { max_bytes, ..self }
     }
 
-    /// Reads the body behind a pointer.
-    pub(super) async fn read(&self, pointer: &S3Pointer) -> Result<String, Outcome> {
+    async fn read(&self, pointer: &S3Pointer) -> Result<String, Outcome> {
         let bucket = self.buckets.iter().find(|name| **name == pointer.bucket);
         let bucket = bucket.ok_or_else(|| {
             // A missing name in the setting is no verdict on the message.
@@ -118,5 +118,11 @@ impl S3Bodies {
                 "the object in the bucket {bucket} is not UTF-8 text, so it is no message body"
             ))
         })
+    }
+}
+
+impl ReadBodies for S3Bodies {
+    fn read<'a>(&'a self, pointer: &'a S3Pointer) -> BoxFuture<'a, Result<String, Outcome>> {
+        Box::pin(self.read(pointer))
     }
 }

@@ -1,9 +1,18 @@
 //! [`S3Pointer`]: the body of a message whose content the Amazon SQS Extended Client stored in S3.
 
+use std::fmt::Debug;
+
+use futures_util::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::handler::InvalidMessage;
+use crate::{handler::InvalidMessage, once::Outcome};
+
+/// Reads the bodies that pointers name.
+pub(super) trait ReadBodies: Debug + Send + Sync {
+    /// Reads the body behind a pointer.
+    fn read<'a>(&'a self, pointer: &'a S3Pointer) -> BoxFuture<'a, Result<String, Outcome>>;
+}
 
 /// Bucket and key of an object in S3, as the extended clients of SQS and SNS write them:
 /// `["software.amazon.payloadoffloading.PayloadS3Pointer", {"s3BucketName": "...", "s3Key": "..."}]`.

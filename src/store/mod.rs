@@ -15,9 +15,6 @@ pub(crate) mod postgres;
 mod results;
 #[cfg(feature = "s3")]
 mod s3_results;
-#[cfg(not(feature = "s3"))]
-#[path = "no_s3_results.rs"]
-mod s3_results;
 mod transaction;
 
 use std::error::Error;

@@ -1,10 +1,14 @@
 //! [`Results`]: the place of handlers' outputs.
 
-use std::time::Duration;
+use std::{fmt::Debug, sync::Arc, time::Duration};
 
+use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
+#[cfg(feature = "s3")]
 use super::s3_results::S3Results;
+#[cfg(feature = "s3")]
+use crate::protocol::record::MAX_RESULT_BYTES;
 use crate::protocol::{Key, Owner, ResultPointer, StoredResult};
 
 /// The place of the outputs of completed operations: in the record, in S3, or nowhere.
@@ -41,9 +45,36 @@ pub struct Results(Place);
 enum Place {
     Nowhere,
     InRecord,
+    /// Outputs over the limit, in bytes. Shorter ones are in the record.
     #[cfg_attr(not(feature = "s3"), allow(dead_code, reason = "made by the feature"))]
-    InS3(S3Results),
+    Outside {
+        outputs: Arc<dyn KeepOutputs>,
+        inline_limit: usize,
+    },
 }
+
+/// A place of large outputs outside of the table.
+pub(super) trait KeepOutputs: Debug + Send + Sync {
+    /// Stores an output before `end`. If it is not taken in time, the result says that it is omitted.
+    fn keep<'a>(
+        &'a self,
+        key: &'a Key,
+        owner: &'a Owner,
+        json: String,
+        end: Instant,
+    ) -> BoxFuture<'a, StoredResult>;
+
+    /// Reads an output in at most this time, and compares its digest with the record's.
+    fn read_within<'a>(
+        &'a self,
+        time: Duration,
+        pointer: &'a ResultPointer,
+    ) -> BoxFuture<'a, Result<String, String>>;
+}
+
+/// Longest output in a record beside outputs in S3. A record of 64 KB costs 64 write units.
+#[cfg(feature = "s3")]
+const DEFAULT_INLINE_LIMIT: usize = 64 * 1024;
 
 /// Maximum time of a read by a handler.
 const MAX_READ_TIME: Duration = Duration::from_secs(5);
@@ -81,7 +112,10 @@ impl Results {
     #[cfg(feature = "s3")]
     #[must_use]
     pub fn s3(config: &aws_config::SdkConfig, bucket: impl Into<String>) -> Self {
-        Self(Place::InS3(S3Results::new(config, bucket.into())))
+        Self(Place::Outside {
+            outputs: Arc::new(S3Results::new(config, bucket.into())),
+            inline_limit: DEFAULT_INLINE_LIMIT,
+        })
     }
 
     /// Sets the longest output in a record, in bytes of JSON, where longer ones go to S3. 64 KB by
@@ -90,7 +124,10 @@ impl Results {
     #[must_use]
     pub fn inline_limit(self, bytes: usize) -> Self {
         match self.0 {
-            Place::InS3(results) => Self(Place::InS3(results.inline_limit(bytes))),
+            Place::Outside { outputs, .. } => Self(Place::Outside {
+                outputs,
+                inline_limit: bytes.min(MAX_RESULT_BYTES),
+            }),
             Place::Nowhere | Place::InRecord => self,
         }
     }
@@ -109,7 +146,10 @@ impl Results {
         match &self.0 {
             Place::Nowhere => StoredResult::not_wanted(),
             Place::InRecord => StoredResult::fit(json),
-            Place::InS3(results) => results.keep(key, owner, json, end).await,
+            Place::Outside { inline_limit, .. } if json.len() <= *inline_limit => {
+                StoredResult::Json(json)
+            }
+            Place::Outside { outputs, .. } => outputs.keep(key, owner, json, end).await,
         }
     }
 
@@ -134,7 +174,7 @@ impl Results {
         pointer: &ResultPointer,
     ) -> Result<String, String> {
         let read = match &self.0 {
-            Place::InS3(results) => results.read_within(time, pointer).await,
+            Place::Outside { outputs, .. } => outputs.read_within(time, pointer).await,
             Place::Nowhere | Place::InRecord => {
                 Err("set IDEMPOTENCY_RESULTS=s3, which needs the feature `s3`".to_owned())
             }
