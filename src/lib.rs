@@ -137,8 +137,12 @@
 //! 5. No message is acknowledged unless its operation is recorded as completed, or SQS confirmed its
 //!    copy in the dead-letter queue. No result is overwritten.
 //! 6. A failing, panicking, slow or malformed message does not change the record of another message. It
-//!    can only delay other messages of its FIFO group, its key or its batch. Exceptions: a message that
-//!    kills the process, or blocks every thread of the runtime.
+//!    can only delay other messages of its FIFO group, its key or its batch. A message whose handler
+//!    kills its process, or blocks every thread, takes the others of its batch with it once. From then
+//!    on it runs alone ([`Once::crash_waits`]). Modes without a claim do not isolate it.
+//! 7. With the receives and waits of `template.yaml`, a message reaches the dead-letter queue only by its
+//!    own permanent failure, or after its cause lasted for twelve hours. A crash of another message, dead
+//!    connections, throttling, a slow table or a large batch does not take it there.
 //!
 //! A crash can always fall between an effect outside DynamoDB and its record. Such an effect happens
 //! *at least* once. With promise 3 a handler can make it once.

@@ -165,8 +165,12 @@ impl OnItem {
     /// - An update takes 2 round trips, as with a [`retention`](Self::retention). Without a
     ///   retention, the number in `processed_until` is 9999999999, in the year 2286.
     ///
-    /// The option can be switched on and off at any time. A key that was stored without the option
-    /// matches every payload.
+    /// You can switch the option on and off at any time. A key that was stored without the option matches
+    /// every payload.
+    ///
+    /// Don't change the source of the fingerprint (`IDEMPOTENCY_FINGERPRINT`) while the option is on.
+    /// The number has no room for what was hashed, so duplicates of earlier messages would be
+    /// [`Outcome::KeyReused`]. Switch the option off with the change, and on again after the retention.
     ///
     /// ```
     /// # fn on_item(client: aws_sdk_dynamodb::Client) {
