@@ -63,15 +63,6 @@ pair(
 )
 
 
-def batch(units: float) -> list[Given]:
-    counted = {"BatchSize": 1, "WriteUnits": units, "span": {"requestId": "r-1"}}
-    completed = line("cost", "completed")
-    return [sent, record("COMPLETED"), logged(completed, counted)]
-
-
-pair("new_order_takes_two_write_units", holds=batch(2), differs=batch(3))
-
-
 def metric(*sums: float) -> list[Given]:
     return [sent, ok("cloudwatch.get_metric_statistics", Datapoints=[{"Sum": value} for value in sums])]
 

@@ -9,6 +9,7 @@ SUBJECTS = (
     "deployed",
     "messages",
     "killed",
+    "costs",
     "writes",
     "expressions",
     "batched",

@@ -138,32 +138,6 @@ def only_failed_messages_become_dead_letters(scratch: Scratch) -> Seen:
     return Seen(holds, f"{done} of {len(good)} completed, dead letters: {', '.join(reasons) or 'none'}")
 
 
-@check()
-def new_order_takes_two_write_units(scratch: Scratch) -> Seen:
-    """A new order takes two write units, by the consumer's own count of the table's answers.
-
-    Where:
-    docs/costs.md: | new | 2 `UpdateItem` | 2 |
-    docs/metrics.md: WriteUnits
-    """
-    # A batch of one message, of one order: other checks have ended.
-    number = fresh("cost")
-    send(scratch, [order(number)])
-    ended(scratch, number, "COMPLETED")
-
-    def read() -> list[Json]:
-        """The lines of the order's batch."""
-        found = lines(scratch)
-        key = key_of(scratch, number)
-        mine = {line["span"]["requestId"] for line in found if line.get("key") == key and "outcome" in line}
-        return [line for line in found if "BatchSize" in line and line["span"]["requestId"] in mine]
-
-    batches = scratch.eventually(read, bool, within=SETTLED)
-    units = sum(batch.get("WriteUnits", 0) for batch in batches)
-    messages = sum(batch["BatchSize"] for batch in batches)
-    return Seen(messages == 1 and units == 2, f"{units:g} units for {messages} message")
-
-
 @check(only_aws="emulators make no metrics of log lines")
 def metrics_arrive_in_cloudwatch(scratch: Scratch) -> Seen:
     """CloudWatch makes metrics of the consumer's log lines: namespace sqs-once, dimension service.
