@@ -6,7 +6,7 @@
 3. src/lib.rs includes each page with Rust blocks, so that `cargo test --doc` compiles them.
 4. A block below a comment `<!-- from FILE -->` is a part of that file.
 5. A price, and a number that is bold in docs/aws-numbers.md, stands in that page alone and in tables that a script
-   writes. Each number of that page has its source and its date.
+   writes. In a template it may be a value, and in no text. Each number of that page has its source and its date.
 
     python local/book.py [--self-test]
 """
@@ -33,6 +33,9 @@ NUMBERS = "aws-numbers.md"
 BOLD = re.compile(r"\*\*([\d,.]+)\*\*")
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
 PRICE = re.compile(r"\$\d[\d,.]*")
+
+
+TEMPLATES = ("template.yaml", "examples/*.template.yaml", "starter/template/template.yaml")
 
 
 def blank(found: re.Match[str]) -> str:
@@ -89,8 +92,10 @@ def numbers(root: Path) -> Iterator[str]:
     """Numbers of AWS outside of their page, and rows of that page without source or date."""
     docs = root / "docs"
     page = (docs / NUMBERS).read_text()
-    single = "|".join(rf"(?<![\d,.]){re.escape(number)}(?![\d,]*\d)" for number in BOLD.findall(page))
-    elsewhere = re.compile(f"{PRICE.pattern}|{single}" if single else PRICE.pattern)
+    # Also without commas.
+    written = "|".join(re.escape(number).replace(",", ",?") for number in BOLD.findall(page))
+    single = rf"(?<![\d,.])(?:{written})(?![\d,]*\d)" if written else "(?!)"
+    elsewhere = re.compile(f"{PRICE.pattern}|{single}")
     for path in [*sorted(root.glob("*.md")), *sorted(docs.glob("*.md"))]:
         if path.name in (NUMBERS, *WRITTEN_PAGES):
             continue
@@ -98,6 +103,12 @@ def numbers(root: Path) -> Iterator[str]:
         for found in elsewhere.finditer(text):
             line = text.count("\n", 0, found.start()) + 1
             yield f"{path.relative_to(root)}:{line}: {found[0]} stands in docs/{NUMBERS}: link to that page"
+    # Behind a name it is a value, which has to be there.
+    in_text = re.compile(rf"(?<!: ){single}")
+    for path in sorted(path for pattern in TEMPLATES for path in root.glob(pattern)):
+        for found in in_text.finditer(text := path.read_text()):
+            line = text.count("\n", 0, found.start()) + 1
+            yield f"{path.relative_to(root)}:{line}: {found[0]} stands in docs/{NUMBERS}: name that page"
     width = 0  # of a table of numbers
     for number, row in enumerate(page.split("\n"), 1):
         cells = [cell.strip() for cell in row.strip("|").split("|")] if row.startswith("|") else []
@@ -161,11 +172,14 @@ def self_test() -> None:
         )
         written = "<!-- local/sizing.py: t -->\n$3.00 and 1,250\n<!-- end -->"
         (root / "SECURITY.md").write_text(f"$1 `$2` 11,250 1,250,000 1,250.\n{written}\n")
+        (root / "template.yaml").write_text("A: 1250 # 1250\nDescription: from 1,250 a second, 11250 and 1250000\n")
         (root / "src/lib.rs").write_text(' include_str!("../docs/b.md")\n')
         found = [line.split(": ")[:2] for line in problems(root)]
         expected = [
             ["SECURITY.md:1", "$1 stands in docs/aws-numbers.md"],
             ["SECURITY.md:1", "1,250 stands in docs/aws-numbers.md"],
+            ["template.yaml:1", "1250 stands in docs/aws-numbers.md"],
+            ["template.yaml:2", "1,250 stands in docs/aws-numbers.md"],
             ["docs/aws-numbers.md:4", "a number has a value, a page of AWS and a date"],
             ["docs/aws-numbers.md:5", "a number has a value, a page of AWS and a date"],
             ["README.md:3", "docs/none.md"],

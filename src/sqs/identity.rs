@@ -64,7 +64,7 @@ impl Identity {
 /// The key holds the group too, since the queue's `DeduplicationScope` can be the message group.
 /// Messages of a standard queue have no deduplication id, and are permanent failures.
 ///
-/// - SQS drops a message whose deduplication id it accepted within the last five minutes. After
+/// - SQS drops a message whose deduplication id it accepted within its deduplication interval. After
 ///   that, the record deduplicates: a producer that repeats an operation must send the same id, and
 ///   for another operation another id. With content-based deduplication the id is the SHA-256 of
 ///   the body, so two orders with the same text are one operation while the record is kept.
