@@ -292,12 +292,13 @@ deploy: linker $(if $(GRADUAL),$(GRADUAL_TEMPLATE)) ## Deploy to AWS: make deplo
 TOOL := cargo test --locked --features cli,opentelemetry,outbox,postgres --no-run --test cli
 MACHINE = $(if $(filter arm64 aarch64,$(shell uname -m)),arm64,x86_64)
 VERIFY  = PYTHONPATH=local python -B -m verify_aws --architecture $(ARCH) --account "$(ACCOUNT)" --region "$(REGION)" --only "$(ONLY)" \
-  --clean "$(CLEAN)" $(if $(SLOW),--slow) $(if $(YES),--yes) $(if $(DRY_RUN),--dry-run) $(if $(LIST),--list)
+  --clean "$(CLEAN)" $(if $(SLOW),--slow) $(if $(YES),--yes) $(if $(DRY_RUN),--dry-run) $(if $(LIST),--list) \
+  $(if $(POSTGRES_URL),--postgres "$(POSTGRES_URL)")
 
 # The consumer of a dry run is that of the tests, the one for AWS that of `make deploy`.
 .PHONY: verify-aws
 verify-aws: ARCH = $(MACHINE)
-verify-aws: $(if $(DRY_RUN)$(CLEAN)$(LIST),$(VENV),linker) ## Check on AWS itself the assumptions of this project: make verify-aws ACCOUNT=... REGION=... [ONLY=...] [SLOW=1] [YES=1] [CLEAN=1] [DRY_RUN=1] [LIST=1]
+verify-aws: $(if $(DRY_RUN)$(CLEAN)$(LIST),$(VENV),linker) ## Check on AWS itself the assumptions of this project: make verify-aws ACCOUNT=... REGION=... [ONLY=...] [SLOW=1] [POSTGRES_URL=...] [YES=1] [CLEAN=1] [DRY_RUN=1] [LIST=1]
 	$(if $(CLEAN)$(LIST),,$(if $(DRY_RUN),$(CONSUMER),cargo lambda build --locked --release --bin consumer --target $(RUST_TARGET)))
 	$(if $(CLEAN)$(LIST),,$(TOOL))
 	$(VERIFY)

@@ -26,17 +26,17 @@ import runbook
 from botocore import xform_name
 from cloud import ROOT, Cloud, ministack
 from deployment import console
-from verify_aws import teardown
+from verify_aws import account, teardown
 from verify_aws.__main__ import confirmed, judged, opened, options
-from verify_aws.account import Aws, Refused, actions, require
+from verify_aws.account import Aws, Refused, actions, require, watch
 from verify_aws.answers import PAIRS
 from verify_aws.answers.stub import ACCOUNT, Stubbed, ok, run
 from verify_aws.answers.stub import scratch as scratch_of
-from verify_aws.check import Verdict
-from verify_aws.checks import CHECKS, batches, permissions
+from verify_aws.check import Check, Seen, Verdict
+from verify_aws.checks import CHECKS, SUBJECTS, batches, choice, permissions
 from verify_aws.journal import Journal
 from verify_aws.report import Report, Row
-from verify_aws.scratch import Scratch, notify, prepare
+from verify_aws.scratch import PARAMETERS, Scratch, notify, prepare
 
 Json = dict[str, Any]
 
@@ -94,6 +94,44 @@ class EachCheck(unittest.TestCase):
             rows = [judged(check, scratch, "the stack was not created") for check in CHECKS if check.needs_stack]
         assert [row.check for row in rows if row.verdict is Verdict.DIFFERS] == ["default_deployment_completes"]
         assert all(row.failed for row in rows if row.verdict is not Verdict.DIFFERS)
+
+    def test_takes_few_executions_of_a_small_account(self) -> None:
+        asked: list[tuple[str, Json]] = []
+
+        def watched(client: Any, used: set[str]) -> Any:
+            def note(params: Json, model: Any, **_: Any) -> None:
+                asked.append((model.name, params))
+
+            client.meta.events.register("before-parameter-build.lambda", note)
+            return watch(client, used)
+
+        with mock.patch.object(account, "watch", watched), tempfile.TemporaryDirectory() as folder:
+            for check in CHECKS:
+                run(check, PAIRS[check.name].holds, Path(folder), set())
+        of_functions = [p["ScalingConfig"] for name, p in asked if name == "CreateEventSourceMapping"]
+        reserved = [p["ReservedConcurrentExecutions"] for name, p in asked if name == "PutFunctionConcurrency"]
+        most = int(PARAMETERS["MaximumConcurrency"])
+        assert of_functions
+        assert all(scaling == {"MaximumConcurrency": most} for scaling in of_functions)
+        # In a small account nothing can be reserved, but to reserve nothing is a throttle.
+        assert set(reserved) == {0}
+        # A check uses the stack and one other function, and a second run may be beside it.
+        assert 2 * (most + most) <= 10
+
+    def test_that_fails_quotes_no_message(self) -> None:
+        def fails(_: Scratch) -> Seen:
+            raise ValueError('{"orderId": "o-1"}')
+
+        with tempfile.TemporaryDirectory() as folder, scratch_of([], Path(folder)) as scratch:
+            row = judged(Check(fails, False, False, "", None), scratch, "")
+        assert row.failed
+        assert row.seen.startswith("ValueError in verify_aws_test.py, line "), row.seen
+        assert "orderId" not in row.seen
+
+    def test_subject_has_its_row_on_the_page(self) -> None:
+        page = (ROOT / "docs" / "verify-aws.md").read_text()
+        rows = re.findall(r"^\| `(\w+)` \| (\d+) \|", page, re.MULTILINE)
+        assert rows == [(name, str(sum(check.subject == name for check in CHECKS))) for name in SUBJECTS]
 
     def test_of_permissions_has_a_request_for_each_action(self) -> None:
         wanted = permissions.requests(permissions.Places("t", "https://q/n", "https://q/d", "b", "g")).values()
@@ -291,6 +329,10 @@ class WholeRuns(unittest.TestCase):
                 assert row["verdict"] == "not checked", row
                 assert row["seen"] == f"not checked here: {check.only_aws}", row
         assert rows["teardown_leaves_nothing"]["verdict"] == "holds", output
+        for file in ("report.json", "report.md"):
+            text = (self.folder / "report" / file).read_text()
+            for part in ("orderId", "paymentToken", "tok_", "99.99", "000000000000"):
+                assert part not in text, f"{part} in {file}"
         used = json.loads((self.folder / "report" / "report.json").read_text())["actions"]
         assert not set(used) - policy_of_the_page(), "missing in the policy of docs/verify-aws.md"
         self.nothing_is_left(output)
@@ -395,6 +437,7 @@ class WholeRuns(unittest.TestCase):
         batches.make_reporter(scratch, "batches", arn, url, arn)
         journal.intends("log-group", f"{scratch.name}-logs")
         scratch.client("logs").create_log_group(logGroupName=f"{scratch.name}-logs")
+        choice.make_key(scratch)
         made = {entry.kind for entry in journal.left()} | {"stack"}  # the other tests have stacks
         assert made == set(teardown.REMOVERS)
         assert teardown.tear_down(scratch) == []

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +44,7 @@ def options(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument("--dry-run", action="store_true", help="against the local cloud")
     parser.add_argument("--clean", default="", help="remove what earlier runs left: 1, or the id of a run")
+    parser.add_argument("--postgres", default="", help="URL of a database of RDS with records")
     parser.add_argument("--architecture", default="", help="arm64 or x86_64; this machine's if absent")
     parser.add_argument("--list", action="store_true", help="list the checks")
     return parser.parse_args(words)
@@ -69,7 +71,7 @@ def opened(given: argparse.Namespace) -> Iterator[tuple[Cloud, str, str]]:
 
 def confirmed(given: argparse.Namespace, run: str, account_id: str, region: str) -> bool:
     say(f"verify-aws {run}: account {account_id}, Region {region}, {architecture(given)}")
-    slow = "; with SLOW=1, up to 7 hours more" if given.slow else ""
+    slow = "; with SLOW=1, up to 12 hours more" if given.slow else ""
     console.print(RESOURCES.format(name=name_of(run), run=run, slow=slow))
     console.print("The stack's parameters: " + ", ".join(f"{k}={v}" for k, v in PARAMETERS.items()), markup=False)
     if given.dry_run:
@@ -115,8 +117,13 @@ def judged(check: Check, scratch: Scratch, undeployed: str) -> Row:
         error = refused.response["Error"]
         text = f"{refused.operation_name} was refused: {error['Code']}: {error.get('Message', '')}"
         return row(check, Verdict.DIFFERS, text)
-    except Exception as problem:  # a check that cannot look must not keep the others from looking
+    except BotoCoreError as problem:
         return row(check, Verdict.NOT_CHECKED, f"{type(problem).__name__}: {problem}", failed=True)
+    except Exception as problem:  # a check that cannot look must not keep the others from looking
+        # Without its text, which may quote a message.
+        where = traceback.extract_tb(problem.__traceback__)[-1]
+        text = f"{type(problem).__name__} in {Path(where.filename).name}, line {where.lineno}"
+        return row(check, Verdict.NOT_CHECKED, text, failed=True)
     return row(check, Verdict.HOLDS if seen.holds else Verdict.DIFFERS, seen.text)
 
 
@@ -145,7 +152,7 @@ def verify(given: argparse.Namespace, cloud: Cloud, account_id: str, region: str
     journal = Journal.open(run)
     assert journal, "the run is new"
     journal.place(account_id, region)
-    scratch = Scratch(cloud, journal, given.dry_run, architecture(given))
+    scratch = Scratch(cloud, journal, given.dry_run, architecture(given), postgres=given.postgres)
     rows: list[Row] = []
     problems: list[str] = []
     try:
@@ -217,7 +224,9 @@ def clean(given: argparse.Namespace, cloud: Cloud, account_id: str, region: str)
         else:
             say(f"removing what run {run} left")
             status |= bool(removed(Scratch(cloud, journal, given.dry_run, architecture(given))))
-    others = {run for _, run in teardown.tagged(cloud.client("resourcegroupstaggingapi"))} - set(runs)
+    # But for keys, which are tagged until they are gone, a week after their run.
+    tagged = teardown.tagged(cloud.client("resourcegroupstaggingapi"))
+    others = {run for arn, run in tagged if ":kms:" not in arn} - set(runs)
     for run in sorted(others):
         console.print(f"{run}: has resources and no journal here. It may be running: CLEAN={run} removes them")
     return status

@@ -30,7 +30,7 @@ def archive(files: dict[str, str | Path]) -> bytes:
 
 
 def make_function(scratch: Scratch, suffix: str, source: str, allowed: list[Json], window: int, **options: Any) -> str:
-    """Creates a function that reads a queue and may do what these statements allow. Returns its name."""
+    """Creates a function that reads a queue, and whose role has these statements too. Returns its name."""
     name, functions = f"{scratch.name}-{suffix}", scratch.client("lambda")
     # The role may write no logs, but MiniStack asks no role. First, so that the function is deleted before its logs.
     scratch.journal.intends("log-group", name)

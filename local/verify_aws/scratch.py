@@ -65,6 +65,7 @@ class Scratch:
     architecture: str
     outputs: Mapping[str, str] = field(default_factory=dict)
     topic: str = ""  # of the alarms
+    postgres: str = ""  # the URL of a database, by choice
     used: set[str] = field(default_factory=set)
     # The tests make this 0, so that each answer is read once.
     patience: float = 1.0
@@ -107,10 +108,11 @@ class Scratch:
         time.sleep(seconds * self.patience)
 
     def tool(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Runs `sqs-once`."""
+        """Runs `sqs-once`, without variables that name another table or database."""
+        variables = self.cloud.environment().items()
         return subprocess.run(
             [str(TOOL), *words],
-            env=self.cloud.environment(),
+            env={name: value for name, value in variables if not name.startswith("IDEMPOTENCY_")},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

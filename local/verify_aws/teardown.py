@@ -156,6 +156,19 @@ def remove_topic(scratch: Scratch, name: str) -> None:
                 sns.delete_topic(TopicArn=topic["TopicArn"])
 
 
+def remove_key(scratch: Scratch, name: str) -> None:
+    """Has a key deleted as early as KMS allows, by its id or its alias."""
+    kms = scratch.client("kms")
+    try:
+        key = kms.describe_key(KeyId=name)["KeyMetadata"]
+        if key["KeyState"] != "PendingDeletion":
+            kms.schedule_key_deletion(KeyId=key["KeyId"], PendingWindowInDays=7)
+        if name.startswith("alias/"):
+            kms.delete_alias(AliasName=name)
+    except kms.exceptions.NotFoundException:
+        return
+
+
 REMOVERS: dict[str, Callable[[Scratch, str], None]] = {
     "stack": remove_stack,
     "table": remove_table,
@@ -165,6 +178,7 @@ REMOVERS: dict[str, Callable[[Scratch, str], None]] = {
     "role": remove_role,
     "topic": remove_topic,
     "function": remove_function,
+    "key": remove_key,
 }
 
 
@@ -195,6 +209,8 @@ def entry_of(arn: str) -> Entry | None:
             return Entry("bucket", rest)
         case "lambda" if rest.startswith("function:"):
             return Entry("function", rest.removeprefix("function:"))
+        case "kms" if rest.startswith("key/"):
+            return Entry("key", rest.removeprefix("key/"))
         case "sns":
             return Entry("topic", rest)
         case "iam" if rest.startswith("role/"):

@@ -1,6 +1,7 @@
 """A cloud whose services give answers that a test prepared."""
 
 import contextlib
+import copy
 import secrets
 import subprocess
 from collections.abc import Callable, Iterator
@@ -148,7 +149,8 @@ def add(stubber: Stubber, answer: Answer) -> None:
             modeled_fields=answer.body or None,
         )
     else:
-        stubber.add_response(answer.method, answer.body)
+        # botocore decodes policies in place.
+        stubber.add_response(answer.method, copy.deepcopy(answer.body))
 
 
 @contextlib.contextmanager
@@ -174,7 +176,17 @@ def scratch(given: list[Given], folder: Path) -> Iterator[Scratch]:
         mock.patch.object(permissions, "connect", cloud.assumed),
         mock.patch.object(subprocess, "run", run),
     ):
-        yield Scratch(cloud, journal, False, "x86_64", OUTPUTS, TOPIC, patience=0, clock=lambda: times.pop(0))
+        yield Scratch(
+            cloud,
+            journal,
+            False,
+            "x86_64",
+            OUTPUTS,
+            TOPIC,
+            "postgres://user@host/orders",
+            patience=0,
+            clock=lambda: times.pop(0),
+        )
     journal.end()
 
 

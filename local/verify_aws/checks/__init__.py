@@ -23,6 +23,7 @@ SUBJECTS = (
     "services",
     "failed",
     "slow",
+    "choice",
 )
 
 for subject in SUBJECTS:

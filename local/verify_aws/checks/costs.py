@@ -40,8 +40,8 @@ def counted(scratch: Scratch, numbers: list[str], outcome: str) -> tuple[int, in
 
 @check()
 def orders_cost_as_the_page_says(scratch: Scratch) -> Seen:
-    """Each of 200 new orders takes two requests to DynamoDB and two write units. Sent again, each takes one request, for
-    which DynamoDB reports no units, since it is refused.
+    """Each of 200 new orders takes two requests to DynamoDB and two write units. Sent again, each takes one request. It
+    is refused, so DynamoDB reports no units for it.
 
     Where:
     docs/costs.md: | new | 2 `UpdateItem` | 2 |
