@@ -32,7 +32,7 @@ RESOURCES = """\
   a bucket for the deployment, a topic for the alarms; for single requests tables, queues, roles, functions
 Everything has the name {name} or the tag sqs-once-verify={run}, and is removed at the end.
 Cost: less than a dollar, most of it the alarms, which AWS bills by the hour.
-Time: 15 to 30 minutes{slow}."""
+Time: 20 to 40 minutes{slow}."""
 
 
 def options(words: list[str]) -> argparse.Namespace:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from verify_aws.answers.stub import ARN, NAME, URL, Given, Time, ok, pair, refused
+from verify_aws.checks.queues import TRACE
 
 Json = dict[str, Any]
 
@@ -75,6 +76,15 @@ pair(
     holds=moved(".fifo", received("{}", MessageDeduplicationId="m-1")),
     differs=moved(".fifo", received("{}", MessageDeduplicationId="of-the-producer")),
 )
+
+
+def traced(in_dead_letters: str) -> list[Given]:
+    arrived = received("{}", AWSTraceHeader=TRACE)
+    letter = received("{}", AWSTraceHeader=in_dead_letters)
+    return [*queue("trace-dead"), *queue("trace"), sent(), arrived, received(), received(), letter]
+
+
+pair("trace_header_of_the_producer_arrives", holds=traced(TRACE), differs=traced("none"))
 
 
 def task(status: str) -> list[Given]:

@@ -64,10 +64,10 @@ def total(scratch: Scratch, asked: Json) -> float:
     return float(sum(point["Sum"] for point in answer["Datapoints"]))
 
 
-@check(only_aws="emulators have no metrics of tables and queues")
+@check(slow=True, only_aws="emulators have no metrics of tables and queues")
 def metrics_of_table_and_queue_count_as_the_page_says(scratch: Scratch) -> Seen:
     """Of 200 new orders that are sent twice, the table's ConsumedWriteCapacityUnits has three units for each: a refused
-    claim takes one. The queue's NumberOfMessagesReceived and NumberOfMessagesDeleted have two.
+    claim takes one. The queue's NumberOfMessagesReceived and NumberOfMessagesDeleted have two. Takes up to 15 minutes.
 
     Where:
     docs/costs.md: | duplicate, conflict, stored failure | 1 `UpdateItem`, refused | 1 |

@@ -128,6 +128,28 @@ def last_receive_moves_a_message_with_its_id(scratch: Scratch) -> Seen:
     return Seen(holds, f"{'the same' if same else 'another'} id, {'with' if source == arn else 'without'} its source")
 
 
+TRACE = "Root=1-5759e988-bd862e3fe1be46a994272793;Parent=53995c3f42cd8ad8;Sampled=1"
+
+
+@check(needs_stack=False)
+def trace_header_of_the_producer_arrives(scratch: Scratch) -> Seen:
+    """A message brings the system attribute AWSTraceHeader of its producer, also in the dead-letter queue.
+
+    Where:
+    docs/traces.md: AWSTraceHeader
+    """
+    url, _, dead, _ = pair(scratch, "trace", 1)
+    header = {"AWSTraceHeader": {"StringValue": TRACE, "DataType": "String"}}
+    scratch.client("sqs").send_message(QueueUrl=url, MessageBody="{}", MessageSystemAttributes=header)
+    first = receive(scratch, url, VisibilityTimeout=0)
+    letter = moved(scratch, url, dead)
+    arrived = [
+        message["Attributes"].get("AWSTraceHeader") == TRACE for message in [*first, *([letter] if letter else [])]
+    ]
+    text = f"{arrived.count(True)} of {len(arrived)} receives have it"
+    return Seen(arrived == [True, True], text if letter else f"{text}; {NOT_MOVED}")
+
+
 @check(needs_stack=False, only_aws="MiniStack has no StartMessageMoveTask")
 def copies_return_only_to_a_named_queue(scratch: Scratch) -> Seen:
     """StartMessageMoveTask returns messages that were sent to a dead-letter queue directly if the destination is named.

@@ -31,7 +31,8 @@ def events_to_a_missing_bus_are_confirmed(scratch: Scratch) -> Seen:
 
 @check(only_aws="emulators evaluate no alarm")
 def alarm_notifies_its_topic(scratch: Scratch) -> Seen:
-    """An alarm of the template that set-alarm-state sets notifies the topic of AlarmTopicArn, and SNS its subscriber.
+    """An alarm of the template that set-alarm-state sets notifies the topic of AlarmTopicArn when it begins and when it
+    ends, and SNS its subscriber.
 
     Where:
     docs/runbook.md: set-alarm-state
@@ -40,11 +41,14 @@ def alarm_notifies_its_topic(scratch: Scratch) -> Seen:
     alarm = resources(scratch)["FunctionThrottles"]
     url = scratch.client("sqs").get_queue_url(QueueName=f"{scratch.name}-alarms")["QueueUrl"]
     reason = "test of the notification"
-    scratch.client("cloudwatch").set_alarm_state(AlarmName=alarm, StateValue="ALARM", StateReason=reason)
+    states: set[str] = set()
 
-    def read() -> list[Json]:
-        return [json.loads(json.loads(message["Body"])["Message"]) for message in receive(scratch, url)]
+    def read() -> set[str]:
+        found = [json.loads(json.loads(message["Body"])["Message"]) for message in receive(scratch, url)]
+        states.update(one["NewStateValue"] for one in found if one.get("AlarmName") == alarm)
+        return states
 
-    found = scratch.eventually(read, lambda now: any(one.get("AlarmName") == alarm for one in now), within=60)
-    states = [one["NewStateValue"] for one in found if one.get("AlarmName") == alarm]
-    return Seen("ALARM" in states, f"states received: {', '.join(states) or 'none'}")
+    for state in ("ALARM", "OK"):
+        scratch.client("cloudwatch").set_alarm_state(AlarmName=alarm, StateValue=state, StateReason=reason)
+        scratch.eventually(read, lambda now, state=state: state in now, within=60)  # type: ignore[misc]
+    return Seen(states >= {"ALARM", "OK"}, f"states received: {', '.join(sorted(states)) or 'none'}")
