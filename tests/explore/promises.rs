@@ -115,8 +115,15 @@ impl Promises {
         }
     }
 
-    /// The table renewed a worker's lease, as its worker asked `at` this time by its own clock.
-    pub fn renews(&mut self, worker: usize, at: Timestamp, clocks_differ: bool) {
+    /// The table renewed a worker's lease, as its worker asked `at` this time by its own clock. Before an
+    /// attempt alone, the lease lasts for the message's rest after a death, whenever the table renews it.
+    pub fn renews(
+        &mut self,
+        worker: usize,
+        at: Timestamp,
+        rest: Option<Duration>,
+        clocks_differ: bool,
+    ) {
         // By a clock that is ahead the lease is longer by the margin, and the other clocks see it
         // end earlier by the margin.
         let margin = if clocks_differ {
@@ -125,8 +132,9 @@ impl Promises {
             MARGIN
         };
         let (claimed_at, lease) = self.claim(worker);
-        let lease_until = (at + HEARTBEAT).min(claimed_at + BUDGET) + margin;
-        let lease_until = lease.max(lease_until);
+        let renewed = (at + HEARTBEAT).min(claimed_at + BUDGET) + margin;
+        let rested = rest.map_or(renewed, |rest| at + (rest - MARGIN) + margin);
+        let lease_until = lease.max(renewed).max(rested);
         self.claims[worker].1 = lease_until;
         if let Some(run) = self.runs.iter_mut().find(|run| run.worker == worker) {
             run.lease_until = lease_until;

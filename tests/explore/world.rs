@@ -32,6 +32,13 @@ pub static KEY: LazyLock<Key> =
     LazyLock::new(|| Key::new(&Namespace::new("payments").unwrap(), ["order-1"]).unwrap());
 pub static FINGERPRINT: LazyLock<Fingerprint> = LazyLock::new(|| Fingerprint::of(b"amount: 1"));
 
+/// How long the message rests after each death of its process while it ran alone.
+const RESTS: [Duration; 3] = [
+    Duration::from_secs(20 * 60),
+    Duration::from_secs(2 * 60 * 60),
+    Duration::from_secs(10 * 60 * 60),
+];
+
 /// A worker holds this for as long as one step takes.
 pub type Shared = Arc<Mutex<World>>;
 
@@ -216,12 +223,19 @@ impl World {
             Request::Item(request) => Ok(Answer::Item(self.change(worker, request, finds))),
         };
         let after = self.table.records.record(&KEY);
-        if let Request::Settle(fence, Settlement::Renew { lease_until, .. }, now) = request
+        if let Request::Settle(fence, renewal, now) = request
+            && let Settlement::Renew {
+                lease_until,
+                exclusive_attempts,
+                ..
+            } = renewal
             && let Some(record) = &after
             && record.owner.as_ref() == Some(&fence.owner)
             && matches!(record.state, State::InProgress { lease_until: kept } if kept == *lease_until)
         {
-            self.promises.renews(worker, *now, self.clocks_differ);
+            let rest = exclusive_attempts.and_then(|n| RESTS.get(usize::try_from(n).ok()? - 1));
+            self.promises
+                .renews(worker, *now, rest.copied(), self.clocks_differ);
         }
         if self.effect == Effect::InTable {
             let holder = self.live_lease().and(self.record.as_ref());
