@@ -380,7 +380,9 @@ class WholeRuns(unittest.TestCase):
         assert "the caller may not use dynamodb:UpdateItem, which docs/verify-aws.md" in row["seen"], row
         self.nothing_is_left(output)
 
-    def interrupted(self, deadly: signal.Signals, at: Callable[[str], bool], when: str) -> tuple[int, str]:
+    def interrupted(
+        self, deadly: signal.Signals, at: Callable[[str], bool], when: str, only: str = FEW
+    ) -> tuple[int, str]:
         """Sends a signal to a run at the first request for which `at` is true. Returns status and output."""
         processes: list[subprocess.Popen[str]] = []
 
@@ -389,7 +391,7 @@ class WholeRuns(unittest.TestCase):
                 processes.pop().send_signal(deadly)
 
         setattr(self.proxy, when, hit)
-        process = self.start("--only", FEW)
+        process = self.start("--only", only)
         processes.append(process)
         output, _ = process.communicate(timeout=300)
         assert not processes, f"the run never came to the request\n{output}"
@@ -413,6 +415,15 @@ class WholeRuns(unittest.TestCase):
                 status, cleaned = self.ended("--clean", "1")
                 assert status == 0, cleaned
                 self.nothing_is_left(output + cleaned)
+
+    def test_run_killed_with_a_function_leaves_nothing_after_clean(self) -> None:
+        create, only = "POST /2015-03-31/functions", "killed_workers_message_is_taken_over"
+        status, output = self.interrupted(signal.SIGKILL, create.__eq__, "after", only)
+        assert status == -signal.SIGKILL, output
+        assert any("-killed" in one for one in inventory(self.cloud)), output
+        status, cleaned = self.ended("--clean", "1")
+        assert status == 0, cleaned
+        self.nothing_is_left(output + cleaned)
 
     @unittest.skipUnless(os.environ.get("VERIFY_AWS_EVERY_STEP"), "VERIFY_AWS_EVERY_STEP is not set")
     def test_run_killed_at_every_request_leaves_nothing_after_clean(self) -> None:
