@@ -30,7 +30,7 @@ from verify_aws import account, teardown
 from verify_aws.__main__ import confirmed, judged, opened, options
 from verify_aws.account import Aws, Refused, actions, require, watch
 from verify_aws.answers import PAIRS
-from verify_aws.answers.stub import ACCOUNT, Stubbed, ok, run
+from verify_aws.answers.stub import ACCOUNT, Answer, Stubbed, ok, run
 from verify_aws.answers.stub import scratch as scratch_of
 from verify_aws.check import Check, Seen, Verdict
 from verify_aws.checks import CHECKS, SUBJECTS, batches, choice, permissions
@@ -107,7 +107,9 @@ class EachCheck(unittest.TestCase):
 
         with mock.patch.object(account, "watch", watched), tempfile.TemporaryDirectory() as folder:
             for check in CHECKS:
-                run(check, PAIRS[check.name].holds, Path(folder), set())
+                given = PAIRS[check.name].holds
+                if any(isinstance(answer, Answer) and answer.service == "lambda" for answer in given):
+                    run(check, given, Path(folder), set())
         of_functions = [p["ScalingConfig"] for name, p in asked if name == "CreateEventSourceMapping"]
         reserved = [p["ReservedConcurrentExecutions"] for name, p in asked if name == "PutFunctionConcurrency"]
         most = int(PARAMETERS["MaximumConcurrency"])

@@ -4,14 +4,14 @@ import dataclasses
 import json
 from typing import Any
 
+from botocore.exceptions import WaiterError
+
 from verify_aws.check import NotChecked, Seen, check
 from verify_aws.checks.messages import DECLINED, ended, fresh, key_of, order, send
 from verify_aws.checks.queues import receive
 from verify_aws.scratch import DeployFailed, Scratch, begin_stack, finish_stack, policy
 
 Json = dict[str, Any]
-
-HOUR = 3600.0
 
 
 def make_key(scratch: Scratch) -> str:
@@ -91,14 +91,10 @@ def restored_table_has_the_records_alone(scratch: Scratch) -> Seen:
     scratch.rest(600)
     scratch.journal.intends("table", name)
     dynamodb.restore_table_to_point_in_time(SourceTableName=source, TargetTableName=name, UseLatestRestorableTime=True)
-    status = scratch.eventually(
-        lambda: dynamodb.describe_table(TableName=name)["Table"]["TableStatus"],
-        lambda now: now == "ACTIVE",
-        within=4 * HOUR,
-        pause=30,
-    )
-    if status != "ACTIVE":
-        raise NotChecked(f"the restored table is {status} after four hours")
+    try:
+        dynamodb.get_waiter("table_exists").wait(TableName=name, WaiterConfig={"Delay": 30, "MaxAttempts": 480})
+    except WaiterError:
+        raise NotChecked("the table was not restored within four hours") from None
 
     def switched() -> tuple[bool, bool, bool]:
         ttl = dynamodb.describe_time_to_live(TableName=name)["TimeToLiveDescription"]["TimeToLiveStatus"]
