@@ -637,10 +637,9 @@ impl Settings {
     /// command-line tool.
     #[cfg(feature = "cli")]
     #[doc(hidden)]
-    #[must_use]
-    pub fn problems(mut self) -> Vec<String> {
+    pub fn problems(&mut self) -> Vec<String> {
         self.read_all();
-        self.errors
+        self.errors.clone()
     }
 
     /// Reads every variable of a consumer with a table of records.

@@ -10,6 +10,8 @@
 mod dead_letters;
 #[path = "cli/doctor.rs"]
 mod doctor;
+#[path = "cli/doctor_outbox.rs"]
+mod doctor_outbox;
 #[path = "cli/outputs.rs"]
 mod outputs;
 #[cfg(feature = "postgres")]

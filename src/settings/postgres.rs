@@ -147,6 +147,28 @@ impl Settings {
 
 #[cfg(feature = "cli")]
 impl Settings {
+    /// Returns every error of the variables of a consumer with records in PostgreSQL, for the
+    /// command-line tool.
+    #[doc(hidden)]
+    pub fn problems_in_postgres(&mut self) -> Vec<String> {
+        let _database = self.database();
+        let batches = self.batches(Some("20d"));
+        let _batches = batches.and_then(|batches| self.without_leases(batches));
+        #[cfg(feature = "outbox")]
+        let _relay = self.relay_after_commit();
+        // The tool may have fewer features than the consumer.
+        #[cfg(not(feature = "outbox"))]
+        for name in [
+            "OUTBOX_TARGETS",
+            "OUTBOX_DEAD_LETTER_QUEUE_URL",
+            "OUTBOX_EVENT_SOURCE",
+        ] {
+            let _unchecked = self.value(name);
+        }
+        let _threads = self.has_threads();
+        self.errors.clone()
+    }
+
     /// The records in PostgreSQL, for the command-line tool. `config` signs tokens of RDS.
     ///
     /// # Errors

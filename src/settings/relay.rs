@@ -104,6 +104,18 @@ impl Settings {
         }
     }
 
+    /// Returns every error of the variables of a relay, for the command-line tool.
+    #[cfg(feature = "cli")]
+    #[doc(hidden)]
+    pub fn problems_of_relay(&mut self) -> Vec<String> {
+        #[cfg(feature = "postgres")]
+        if self.value("IDEMPOTENCY_POSTGRES_URL").is_some() {
+            let _database = self.database();
+        }
+        let (_relay, _threads) = (self.relay_settings(), self.has_threads());
+        self.errors.clone()
+    }
+
     fn relay_settings(&mut self) -> Result<RelaySettings, SettingsError> {
         let function = self.function();
         let targets = self.required(

@@ -19,13 +19,13 @@ use futures_util::future::join_all;
 use serde_json::{Value, json};
 
 use crate::{
-    Ended, run,
+    Ended, doctor_outbox as outbox, run,
     support::{self, prerequisite::report_skipped},
 };
 
 /// The answers of a stack without a fault, as AWS gives them for the template. A test changes one
 /// value by its JSON pointer.
-fn healthy() -> Value {
+pub(crate) fn healthy() -> Value {
     let arn =
         |service: &str, name: &str| format!("arn:aws:{service}:eu-central-1:123456789012:{name}");
     let redrive = json!({"deadLetterTargetArn": arn("sqs", "orders-dead"), "maxReceiveCount": 130});
@@ -67,6 +67,25 @@ fn healthy() -> Value {
             "KeySchema": [{"AttributeName": "id", "KeyType": "HASH"}],
             "AttributeDefinitions": [{"AttributeName": "id", "AttributeType": "S"}],
         },
+        "outbox": {
+            "TableName": "outbox",
+            "TableArn": arn("dynamodb", "table/outbox"),
+            "TableStatus": "ACTIVE",
+            "KeySchema": [
+                {"AttributeName": "group", "KeyType": "HASH"},
+                {"AttributeName": "sequence", "KeyType": "RANGE"},
+            ],
+            "AttributeDefinitions": [
+                {"AttributeName": "group", "AttributeType": "S"},
+                {"AttributeName": "sequence", "AttributeType": "S"},
+            ],
+            "StreamSpecification": {"StreamEnabled": true, "StreamViewType": "NEW_IMAGE"},
+        },
+        // Type, logical id and physical id.
+        "resources": [["AWS::Lambda::Function", "Consumer", "shop-consumer"]],
+        "rules": {},
+        "concurrency": {},
+        "invoke_config": null,
         "aliases": [],
         "mappings_of_alias": [],
         "notifications": arn("sns", "on-call"),
@@ -91,7 +110,11 @@ fn healthy() -> Value {
 
 /// Changes the value at a JSON pointer. `null` removes it.
 fn with(pointer: &str, value: Value) -> Value {
-    let mut answers = healthy();
+    with_in(healthy(), pointer, value)
+}
+
+/// Changes the value at a JSON pointer in `answers`. `null` removes it.
+pub(crate) fn with_in(mut answers: Value, pointer: &str, value: Value) -> Value {
     let (parent, name) = pointer.rsplit_once('/').unwrap();
     match answers.pointer_mut(parent).unwrap() {
         Value::Object(object) if value.is_null() => drop(object.remove(name)),
@@ -111,6 +134,18 @@ async fn answer(
     let json = |value: Value| value.to_string().into_response();
     if uri.path().ends_with("/configuration") {
         return json(answers["function"].clone());
+    }
+    if uri.path().ends_with("/concurrency") {
+        return json(answers["concurrency"].clone());
+    }
+    if uri.path().ends_with("/event-invoke-config") {
+        return match &answers["invoke_config"] {
+            Value::Null => {
+                let kind = [("x-amzn-errortype", "ResourceNotFoundException")];
+                (StatusCode::NOT_FOUND, kind, "{}").into_response()
+            }
+            config => json(config.clone()),
+        };
     }
     if uri.path().ends_with("/aliases") {
         return json(json!({"Aliases": answers["aliases"]}));
@@ -132,6 +167,10 @@ async fn answer(
     match target.to_str().unwrap().split_once('.').unwrap().1 {
         "GetQueueUrl" => {
             let name = body["QueueName"].as_str().unwrap();
+            if answers["queues"][name].is_null() {
+                let error = json!({"__type": "com.amazonaws.sqs#QueueDoesNotExist"});
+                return (StatusCode::BAD_REQUEST, error.to_string()).into_response();
+            }
             json(json!({"QueueUrl": format!("https://sqs.example/123456789012/{name}")}))
         }
         "GetQueueAttributes" => {
@@ -143,12 +182,26 @@ async fn answer(
                 .unwrap();
             json(json!({"Attributes": answers["queues"][name]}))
         }
-        "DescribeTable" if answers["table"].is_null() => {
-            let error =
-                json!({"__type": "com.amazonaws.dynamodb.v20120810#ResourceNotFoundException"});
-            (StatusCode::BAD_REQUEST, error.to_string()).into_response()
+        "DescribeTable" => {
+            let table = match body["TableName"].as_str().unwrap() {
+                "outbox" => &answers["outbox"],
+                _ => &answers["table"],
+            };
+            if table.is_null() {
+                let error =
+                    json!({"__type": "com.amazonaws.dynamodb.v20120810#ResourceNotFoundException"});
+                return (StatusCode::BAD_REQUEST, error.to_string()).into_response();
+            }
+            json(json!({ "Table": table }))
         }
-        "DescribeTable" => json(json!({"Table": answers["table"]})),
+        "ListRuleNamesByTarget" => {
+            let rules = answers["rules"].as_object().unwrap();
+            json(json!({"RuleNames": rules.keys().collect::<Vec<_>>()}))
+        }
+        "DescribeRule" => {
+            let name = body["Name"].as_str().unwrap();
+            json(json!({"Name": name, "State": answers["rules"][name]}))
+        }
         "DescribeTimeToLive" => json(json!({"TimeToLiveDescription": answers["ttl"]})),
         other => panic!("unexpected call of {other}"),
     }
@@ -170,17 +223,21 @@ fn xml(answers: &Value, body: &str) -> String {
     };
     let result = match action {
         "ListStackResources" => {
-            let member = |kind: &str, id: &str| format!(
-                "<member><LogicalResourceId>A</LogicalResourceId><PhysicalResourceId>{id}</PhysicalResourceId>\
+            let member = |kind: &str, logical: &str, id: &str| format!(
+                "<member><LogicalResourceId>{logical}</LogicalResourceId><PhysicalResourceId>{id}</PhysicalResourceId>\
                  <ResourceType>{kind}</ResourceType><ResourceStatus>CREATE_COMPLETE</ResourceStatus>\
                  <LastUpdatedTimestamp>2026-11-21T10:50:00Z</LastUpdatedTimestamp></member>"
             );
             // Two pages.
             if body.contains("NextToken=more") {
-                let function = member("AWS::Lambda::Function", "shop-consumer");
-                format!("<StackResourceSummaries>{function}</StackResourceSummaries>")
+                let text = |of: &Value, index: usize| of[index].as_str().unwrap().to_owned();
+                let resources = answers["resources"].as_array().unwrap().iter();
+                let members: String = resources
+                    .map(|of| member(&text(of, 0), &text(of, 1), &text(of, 2)))
+                    .collect();
+                format!("<StackResourceSummaries>{members}</StackResourceSummaries>")
             } else {
-                let queue = member("AWS::SQS::Queue", "https://sqs.example/123456789012/orders");
+                let queue = member("AWS::SQS::Queue", "Orders", "https://sqs.example/123456789012/orders");
                 format!("<StackResourceSummaries>{queue}</StackResourceSummaries><NextToken>more</NextToken>")
             }
         }
@@ -212,10 +269,37 @@ fn xml(answers: &Value, body: &str) -> String {
     format!("<{action}Response><{action}Result>{result}</{action}Result></{action}Response>")
 }
 
-async fn doctor(answers: Value, arguments: &[&str]) -> Ended {
+pub(crate) async fn doctor(answers: Value, arguments: &[&str]) -> Ended {
     let app = Router::new().fallback(answer).with_state(Arc::new(answers));
     let endpoint = format!("http://{}", support::serve(app).await);
     run(&endpoint, &[&["doctor", "shop"], arguments].concat()).await
+}
+
+/// The checks that found something.
+pub(crate) async fn checks(answers: Value, arguments: &[&str]) -> Vec<String> {
+    let ended = doctor(answers, &[arguments, &["--output", "json"]].concat()).await;
+    let findings = ended.json()["findings"].as_array().unwrap().clone();
+    assert_eq!(ended.code, i32::from(!findings.is_empty()), "{ended:?}");
+    for finding in &findings {
+        for part in ["resource", "found", "consequence", "fix"] {
+            assert!(!finding[part].as_str().unwrap().is_empty(), "{finding}");
+        }
+    }
+    let check = |finding: &Value| finding["check"].as_str().unwrap().to_owned();
+    findings.iter().map(check).collect()
+}
+
+/// Demands that each change of `answers` has findings of one check alone.
+pub(crate) async fn assert_found(
+    answers: &Value,
+    seeds: impl IntoIterator<Item = (String, Value, &'static str)>,
+    arguments: &[&str],
+) {
+    for (pointer, value, wanted) in seeds {
+        let mut found = checks(with_in(answers.clone(), &pointer, value.clone()), arguments).await;
+        found.dedup();
+        assert_eq!(found, [wanted], "{pointer} {value}");
+    }
 }
 
 #[tokio::test]
@@ -231,14 +315,54 @@ async fn healthy_stack_has_no_finding() {
 }
 
 #[tokio::test]
-async fn consumer_in_postgres_is_not_checked() {
-    let variables = json!({"IDEMPOTENCY_POSTGRES_URL": "postgres://orders@db.example/orders"});
-    let answers = with("/function/Environment/Variables", variables);
+async fn other_function_is_named() {
+    let mut answers = healthy();
+    answers["function"]["Environment"]["Variables"] = json!({"TABLE": "orders"});
     let ended = doctor(answers, &[]).await;
     assert_eq!((ended.code, &*ended.stdout), (1, ""), "{ended:?}");
-    let told =
-        "Not checked, because doctor reads only consumers with a DynamoDB table: shop-consumer";
-    assert!(ended.stderr.contains(told), "{ended:?}");
+    let named = "not checked: function shop-consumer: no variable of a consumer or relay";
+    assert!(ended.stderr.contains(named), "{ended:?}");
+}
+
+/// On a FIFO queue the age of a message starts anew in the dead-letter queue.
+#[tokio::test]
+async fn fifo_queue_may_share_the_retention_of_dead_letters() {
+    let short = with(
+        "/queues/orders-dead/MessageRetentionPeriod",
+        json!("345600"),
+    );
+    assert_eq!(checks(short.clone(), &[]).await, ["dead-letter-retention"]);
+    let fifo: Value = {
+        let text = short.to_string();
+        let text = text.replace("orders-dead", "orders-dead.fifo");
+        let text = text.replace(":orders\"", ":orders.fifo\"");
+        serde_json::from_str(&text.replace("\"orders\"", "\"orders.fifo\"")).unwrap()
+    };
+    assert_eq!(checks(fifo, &[]).await, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn outbox_table_and_its_permission_are_checked() {
+    let mut answers = with(
+        "/function/Environment/Variables/OUTBOX_TABLE_NAME",
+        json!("outbox"),
+    );
+    assert_eq!(checks(answers.clone(), &[]).await, ["permissions"]);
+    let outbox = answers["outbox"]["TableArn"].clone();
+    let records = answers["policy"]["Statement"][0]["Resource"].clone();
+    answers["policy"]["Statement"][0]["Resource"] = json!([records, outbox]);
+    assert_eq!(checks(answers.clone(), &[]).await, Vec::<String>::new());
+    let seeds = [
+        ("/outbox", Value::Null),
+        ("/outbox/StreamSpecification", Value::Null),
+        (
+            "/outbox/StreamSpecification/StreamViewType",
+            json!("KEYS_ONLY"),
+        ),
+        ("/outbox/KeySchema/1/AttributeName", json!("sk")),
+    ];
+    let seeds = seeds.map(|(pointer, value)| (pointer.to_owned(), value, "outbox-table"));
+    assert_found(&answers, seeds, &[]).await;
 }
 
 #[tokio::test]
@@ -411,6 +535,7 @@ async fn each_seeded_fault_is_the_one_finding() {
             Value::Null,
             "dead-letter-queue",
         ),
+        ("/queues/orders-dead", Value::Null, "dead-letter-queue"),
         ("/table", Value::Null, "table"),
         (
             "/notifications",
@@ -423,7 +548,8 @@ async fn each_seeded_fault_is_the_one_finding() {
             "unknown-variables",
         ),
     ];
-    let mut seeded = BTreeSet::from(["table-region"]);
+    let mut seeded = BTreeSet::from(["table-region", "outbox-table"]);
+    seeded.extend(outbox::CHECKS);
     for (pointer, value, wanted) in seeds {
         seeded.insert(wanted);
         let ended = doctor(with(pointer, value), &["--output", "json"]).await;
@@ -450,6 +576,14 @@ async fn each_seeded_fault_is_the_one_finding() {
     let (_, names) = refused.split_once("possible values: ").unwrap();
     let (names, _) = names.split_once(']').unwrap();
     assert_eq!(seeded, names.split(", ").collect());
+    let page = include_str!("../../docs/cli.md");
+    let (_, table) = page.split_once("| check | finds |").unwrap();
+    let (table, _) = table.split_once("\n\n").unwrap();
+    let documented = table.lines().flat_map(|row| {
+        let names = row.split('|').nth(1).unwrap_or_default();
+        names.split('`').skip(1).step_by(2)
+    });
+    assert_eq!(seeded, documented.collect());
 }
 
 #[tokio::test]
@@ -557,8 +691,8 @@ async fn stack_without_consumer_ends_with_1() {
     assert!(ended.stderr.contains("nothing was checked"), "{ended:?}");
 }
 
-/// A stack of the template, deployed on the emulator at `AWS_ENDPOINT_URL`.
-struct Stack {
+/// A stack, deployed on the emulator at `AWS_ENDPOINT_URL`.
+pub(crate) struct Stack {
     endpoint: String,
     name: String,
     cloudformation: aws_sdk_cloudformation::Client,
@@ -566,8 +700,17 @@ struct Stack {
 }
 
 impl Stack {
-    /// Deploys the template after `change`. Returns `None` if there is no emulator.
+    /// Deploys the template of the consumer after `change`. Returns `None` if there is no emulator.
     async fn deploy(change: impl Fn(String) -> String) -> Option<Self> {
+        let template = include_str!("../../template.yaml").to_owned();
+        let template = short_enough_for_a_request(&template);
+        // The function never runs, so its code is not needed.
+        let template = replace(&template, "CodeUri: .", "CodeUri: s3://none/none.zip");
+        Self::create(change(template), &[("PaymentGatewayUrl", "sandbox")]).await
+    }
+
+    /// Deploys a template with these parameters. Returns `None` if there is no emulator.
+    pub(crate) async fn create(template: String, parameters: &[(&str, &str)]) -> Option<Self> {
         let endpoint = std::env::var("AWS_ENDPOINT_URL").unwrap_or_default();
         if endpoint.is_empty() {
             report_skipped("AWS_ENDPOINT_URL names no emulator");
@@ -580,18 +723,14 @@ impl Stack {
             dynamodb: aws_sdk_dynamodb::Client::new(&config),
             endpoint,
         };
-        let template = include_str!("../../template.yaml").to_owned();
-        let template = short_enough_for_a_request(&template);
-        // The function never runs, so its code is not needed.
-        let template = replace(&template, "CodeUri: .", "CodeUri: s3://none/none.zip");
-        let gateway = Parameter::builder();
-        let gateway = gateway
-            .parameter_key("PaymentGatewayUrl")
-            .parameter_value("sandbox");
         let create = stack.cloudformation.create_stack().stack_name(&stack.name);
+        let parameter = |(name, value): &(&str, &str)| {
+            let parameter = Parameter::builder().parameter_key(*name);
+            parameter.parameter_value(*value).build()
+        };
         let create = create
-            .template_body(change(template))
-            .parameters(gateway.build());
+            .template_body(template)
+            .set_parameters(Some(parameters.iter().map(parameter).collect()));
         let create = create.capabilities(Capability::CapabilityIam);
         let create = create.capabilities(Capability::CapabilityAutoExpand);
         create.send().await.unwrap();
@@ -602,6 +741,20 @@ impl Stack {
             .await;
         created.unwrap();
         Some(stack)
+    }
+
+    /// The checks that find something in the stack. Deletes it.
+    pub(crate) async fn checks(&self) -> Vec<String> {
+        let ended = run(&self.endpoint, &["doctor", &self.name, "--output", "json"]).await;
+        let delete = self.cloudformation.delete_stack().stack_name(&self.name);
+        delete.send().await.unwrap();
+        let answer = ended.json();
+        let findings = answer["findings"].as_array().unwrap().iter();
+        let checks: Vec<_> = findings
+            .map(|f| f["check"].as_str().unwrap().to_owned())
+            .collect();
+        assert_eq!(ended.code, i32::from(!checks.is_empty()), "{ended:?}");
+        checks
     }
 
     async fn table(&self) -> String {
@@ -623,17 +776,9 @@ impl Stack {
         let ttl = ttl.attribute_name("expires_at").build().unwrap();
         let update = self.dynamodb.update_time_to_live().table_name(&table);
         update.time_to_live_specification(ttl).send().await.unwrap();
-        let ended = run(&self.endpoint, &["doctor", &self.name, "--output", "json"]).await;
-        let delete = self.cloudformation.delete_stack().stack_name(&self.name);
-        delete.send().await.unwrap();
+        let checks = self.checks().await;
         // The template retains the table.
         let _may_be_deleted = self.dynamodb.delete_table().table_name(&table).send().await;
-        let answer = ended.json();
-        let findings = answer["findings"].as_array().unwrap().iter();
-        let checks: Vec<_> = findings
-            .map(|f| f["check"].as_str().unwrap().to_owned())
-            .collect();
-        assert_eq!(ended.code, i32::from(!checks.is_empty()), "{ended:?}");
         checks
     }
 }

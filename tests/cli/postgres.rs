@@ -38,13 +38,13 @@ const NOWHERE: &str = "http://127.0.0.1:1";
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// A schema with a table of records.
-struct World {
-    pool: PgPool,
-    url: String,
+pub(crate) struct World {
+    pub(crate) pool: PgPool,
+    pub(crate) url: String,
 }
 
 impl World {
-    async fn start() -> Option<Self> {
+    pub(crate) async fn start() -> Option<Self> {
         let world = Self::without_table().await?;
         postgres::migrate(&world.pool).await.unwrap();
         Some(world)

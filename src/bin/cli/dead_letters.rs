@@ -5,6 +5,7 @@ use std::{collections::HashSet, time::Duration};
 use aws_config::SdkConfig;
 use aws_sdk_sqs::{
     Client,
+    error::{ProvideErrorMetadata, SdkError},
     types::{
         ChangeMessageVisibilityBatchRequestEntry as Visible, Message,
         MessageSystemAttributeName as System,
@@ -21,6 +22,12 @@ pub(crate) const KEY: &str = "SqsOnceKey";
 
 /// Messages of one call, a limit of SQS.
 const BATCH: i32 = 10;
+
+/// Returns whether SQS knows no such queue. Its older protocol has another code.
+fn is_missing<E: ProvideErrorMetadata>(error: &SdkError<E>) -> bool {
+    let code = error.as_service_error().and_then(E::code);
+    code.is_some_and(|code| code.contains("NonExistentQueue") || code == "QueueDoesNotExist")
+}
 
 /// Parses a visibility timeout that SQS accepts.
 pub(crate) fn visibility_timeout(text: &str) -> Result<Duration, String> {
@@ -44,10 +51,27 @@ impl Queue {
     ///
     /// If SQS knows no such queue, or did not answer.
     pub(crate) async fn find(config: &SdkConfig, name: &str) -> Result<Self, Error> {
+        let found = Self::find_existing(config, name).await?;
+        found.ok_or_else(|| {
+            Error::remote(format!(
+                "could not find queue `{name}`: SQS knows no such queue; check the name, the account and AWS_REGION"
+            ))
+        })
+    }
+
+    /// Finds a queue by its URL, ARN or name. `None` if SQS knows no such queue. A URL is not looked up.
+    ///
+    /// # Errors
+    ///
+    /// If SQS did not answer.
+    pub(crate) async fn find_existing(
+        config: &SdkConfig,
+        name: &str,
+    ) -> Result<Option<Self>, Error> {
         let client = Client::new(config);
         if name.starts_with("https://") || name.starts_with("http://") {
             let url = name.to_owned();
-            return Ok(Self { client, url });
+            return Ok(Some(Self { client, url }));
         }
         let parts: Vec<_> = name.split(':').collect();
         let (name, account) = match *parts {
@@ -60,11 +84,17 @@ impl Queue {
             }
         };
         let call = client.get_queue_url().queue_name(name);
-        let found = call.set_queue_owner_aws_account_id(account).send().await;
-        let found = found
-            .map_err(|error| failed(&format!("find queue `{name}`"), "sqs:GetQueueUrl", &error))?;
-        let url = found.queue_url.unwrap_or_default();
-        Ok(Self { client, url })
+        match call.set_queue_owner_aws_account_id(account).send().await {
+            Ok(found) => {
+                let url = found.queue_url.unwrap_or_default();
+                Ok(Some(Self { client, url }))
+            }
+            Err(error) if is_missing(&error) => Ok(None),
+            Err(error) => {
+                let action = format!("find queue `{name}`");
+                Err(failed(&action, "sqs:GetQueueUrl", &error))
+            }
+        }
     }
 
     pub(crate) fn name(&self) -> &str {

@@ -3,6 +3,7 @@
 mod checks;
 mod facts;
 mod policies;
+mod reads;
 
 use clap::{Args, builder::PossibleValuesParser};
 use serde_json::json;
@@ -11,7 +12,7 @@ use crate::{
     aws,
     output::{End, Error, Format, answer, count},
 };
-use checks::{Check, Finding, check, notifications};
+use checks::{Check, Client, Finding, Findings, NotChecked, check, check_relay, notifications};
 use facts::{Account, Function};
 
 #[derive(Args, Debug)]
@@ -21,67 +22,175 @@ pub(crate) struct Doctor {
     /// Omits a check. Repeat the option for more than one.
     #[arg(long, value_name = "CHECK", value_parser = PossibleValuesParser::new(Check::NAMES))]
     skip: Vec<String>,
+    /// PostgreSQL database of the stack's functions, to check its connections, tables and privileges:
+    /// postgres://user@host/database. Set PGPASSWORD for the password.
+    #[arg(
+        long,
+        env = "IDEMPOTENCY_POSTGRES_URL",
+        hide_env_values = true,
+        value_name = "URL"
+    )]
+    postgres: Option<String>,
+    /// Authentication in PostgreSQL: password, iam for a token of RDS, or the ARN of a secret.
+    #[arg(long, env = "IDEMPOTENCY_POSTGRES_AUTH", value_name = "KIND")]
+    postgres_auth: Option<String>,
 }
 
 impl Doctor {
     pub(crate) async fn run(self, format: Format) -> Result<End, Error> {
         let account = Account::new(aws::config().await?);
-        let skips = |check: Check| self.skip.iter().any(|name| name == check.name());
-        let (mut functions, mut in_postgres) = (Vec::new(), Vec::new());
-        let mut findings = Vec::new();
-        for name in account.functions(&self.stack).await? {
-            match account.function(&name, !skips(Check::Permissions)).await? {
-                Function::Consumer(consumer) => {
-                    findings.extend(check(&consumer));
-                    functions.push(name);
-                }
-                Function::InPostgres => in_postgres.push(name),
-                Function::Other => {}
-            }
-        }
-        let not_checked = match in_postgres.is_empty() {
-            true => String::new(),
-            false => format!(
-                "\nNot checked, because doctor reads only consumers with a DynamoDB table: {}",
-                in_postgres.join(", ")
-            ),
-        };
+        let mut findings = Findings::default();
+        let functions = self.check_stack(&account, &mut findings).await?;
+        let Findings {
+            mut all,
+            not_checked,
+            ..
+        } = findings;
+        all.retain(|finding| !self.skips(finding.check));
         if functions.is_empty() {
             return Err(Error::negative(format!(
-                "stack `{}` has no function with the variable IDEMPOTENCY_TABLE_NAME: nothing was checked{not_checked}",
-                self.stack
+                "stack `{}` has no function with the variable IDEMPOTENCY_TABLE_NAME, IDEMPOTENCY_POSTGRES_URL or OUTBOX_TARGETS: nothing was checked{}",
+                self.stack,
+                not_checked.iter().map(show_not_checked).collect::<String>()
             )));
         }
-        if !skips(Check::AlarmActions)
-            && let Some(told) = account.notifications(&self.stack).await?
-        {
-            findings.extend(notifications(&self.stack, &told));
-        }
-        findings.retain(|finding| !skips(finding.check));
         let text = || {
-            let mut text: String = findings.iter().map(show).collect();
-            let findings = count(findings.len(), "finding");
-            text.push_str(&format!(
-                "{}: {findings}{not_checked}",
-                functions.join(", ")
-            ));
+            let mut text: String = all.iter().map(show).collect();
+            let findings = count(all.len(), "finding");
+            text.push_str(&format!("{}: {findings}", functions.join(", ")));
+            text.extend(not_checked.iter().map(show_not_checked));
             text
         };
         let json = || {
-            let all: Vec<_> = findings.iter().map(Finding::json).collect();
             json!({
                 "stack": self.stack,
                 "functions": functions,
-                "not_checked": in_postgres,
+                "not_checked": not_checked.iter().map(NotChecked::json).collect::<Vec<_>>(),
                 "skipped": self.skip,
-                "findings": all,
+                "findings": all.iter().map(Finding::json).collect::<Vec<_>>(),
             })
         };
         answer(format, text, json)?;
-        Ok(match findings.is_empty() {
+        Ok(match all.is_empty() {
             true => End::Done,
             false => End::NotDone,
         })
+    }
+
+    /// Checks each function of the stack, and the rest of it. Returns the functions that were checked.
+    async fn check_stack(
+        &self,
+        account: &Account,
+        findings: &mut Findings,
+    ) -> Result<Vec<String>, Error> {
+        let resources = account.resources(&self.stack).await?;
+        let (mut functions, mut clients) = (Vec::new(), Vec::new());
+        let of_lambda = resources
+            .iter()
+            .filter(|of| of.kind == "AWS::Lambda::Function");
+        for name in of_lambda.map(|function| &function.physical) {
+            let with_policies = !self.skips(Check::Permissions);
+            match account.function(name, &resources, with_policies).await? {
+                Function::Consumer(consumer) => {
+                    check(&consumer, findings);
+                    clients.extend(Client::consumer(&consumer));
+                }
+                Function::Relay(relay) => {
+                    check_relay(&relay, &resources, findings);
+                    clients.extend(Client::relay(&relay));
+                }
+                Function::Other => {
+                    findings.about(format!("function {name}"));
+                    findings.skip("no variable of a consumer or relay");
+                    continue;
+                }
+            }
+            functions.push(name.clone());
+        }
+        self.check_clients(account, &clients, findings).await?;
+        if !functions.is_empty()
+            && !self.skips(Check::AlarmActions)
+            && let Some(told) = account.notifications(&self.stack).await?
+        {
+            findings.all.extend(notifications(&self.stack, &told));
+        }
+        Ok(functions)
+    }
+
+    fn skips(&self, check: Check) -> bool {
+        self.skip.iter().any(|name| name == check.name())
+    }
+
+    /// Checks the functions that use PostgreSQL, and their database if `--postgres` names it.
+    async fn check_clients(
+        &self,
+        account: &Account,
+        clients: &[Client],
+        findings: &mut Findings,
+    ) -> Result<(), Error> {
+        for client in clients {
+            client.check(findings);
+        }
+        let url = self.postgres.as_ref().filter(|url| !url.is_empty());
+        match url {
+            Some(url) if !clients.is_empty() => {
+                self.check_database(url, account, clients, findings).await
+            }
+            _ => {
+                for client in clients {
+                    client.was_not_read("pass --postgres URL", findings);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    #[cfg(feature = "postgres")]
+    async fn check_database(
+        &self,
+        url: &str,
+        account: &Account,
+        clients: &[Client],
+        findings: &mut Findings,
+    ) -> Result<(), Error> {
+        let auth = self.postgres_auth.as_deref().unwrap_or_default();
+        let variables = [
+            ("IDEMPOTENCY_POSTGRES_URL", url),
+            ("IDEMPOTENCY_POSTGRES_AUTH", auth),
+        ];
+        let mut settings = sqs_once::Settings::from_vars(variables);
+        let store = settings
+            .postgres_store(&account.config)
+            .map_err(Error::usage)?;
+        let failed = |reason| Error::remote(format!("could not read the database: {reason}"));
+        let (mut in_database, mut server) = (Vec::new(), None);
+        for client in clients {
+            let examined = store.examine(&client.user).await.map_err(failed)?;
+            let examined: checks::Server =
+                serde_json::from_value(examined).map_err(|error| failed(error.to_string()))?;
+            if client.check_in(&examined, findings) {
+                in_database.push(client);
+                server = Some(examined);
+            }
+        }
+        if let Some(server) = server {
+            let oldest = store.oldest_event_age().await;
+            checks::check_server(&in_database, &server, oldest, findings);
+        }
+        Ok(())
+    }
+
+    #[cfg(not(feature = "postgres"))]
+    async fn check_database(
+        &self,
+        _url: &str,
+        _account: &Account,
+        _clients: &[Client],
+        _findings: &mut Findings,
+    ) -> Result<(), Error> {
+        Err(Error::usage(
+            "--postgres needs a tool with the feature `postgres`: install sqs-once with --features cli,postgres",
+        ))
     }
 }
 
@@ -93,5 +202,12 @@ fn show(finding: &Finding) -> String {
         finding.found,
         finding.consequence,
         finding.fix
+    )
+}
+
+fn show_not_checked(not_checked: &NotChecked) -> String {
+    format!(
+        "\nnot checked: {}: {}",
+        not_checked.resource, not_checked.reason
     )
 }

@@ -52,7 +52,7 @@ enum Command {
     #[command(after_help = "\
 Each finding says its effect on messages, and the fix. Nothing is changed.
 
-Exit code 1: there are findings, or the stack has no consumer.")]
+Exit code 1: there are findings, or the stack has no consumer and no relay.")]
     Doctor(doctor::Doctor),
     /// Writes a completion script for a shell to standard output.
     Completions {

@@ -3,36 +3,46 @@
 use std::{collections::HashMap, time::Duration};
 
 use aws_config::SdkConfig;
-use aws_sdk_dynamodb::types::{
-    KeyType, MultiRegionConsistency, ScalarAttributeType, TimeToLiveStatus,
-};
-use aws_sdk_lambda::types::{ApplicationLogLevel, FunctionResponseType};
-use aws_sdk_sqs::types::QueueAttributeName;
-use serde_json::Value;
+use aws_sdk_dynamodb::types::{KeyType, StreamViewType};
+use aws_sdk_lambda::types::ApplicationLogLevel;
 
 use super::policies::{self, Policies};
-use crate::{aws::failed, dead_letters::Queue, output::Error};
+use crate::{aws::failed, output::Error};
 
 /// The variable by which a function is known as a consumer of this crate.
 const TABLE: &str = "IDEMPOTENCY_TABLE_NAME";
-
-/// The variable by which a function is known as a consumer with records in PostgreSQL.
+/// The variable by which a function is known as a consumer with records in PostgreSQL, or as the relay of
+/// an outbox there.
 const POSTGRES: &str = "IDEMPOTENCY_POSTGRES_URL";
+/// The variable by which a function without a queue is known as a relay.
+const TARGETS: &str = "OUTBOX_TARGETS";
+/// The variable of a consumer that publishes events.
+const OUTBOX: &str = "OUTBOX_TABLE_NAME";
 
 /// The output of the template that says where the alarms notify.
 const NOTIFICATIONS: &str = "AlarmNotifications";
 
+/// A resource of the stack.
+pub(crate) struct Resource {
+    pub(crate) kind: String,
+    /// Its name in the template.
+    pub(crate) logical: String,
+    /// Its name in the account.
+    pub(crate) physical: String,
+}
+
 /// A function of the stack.
 pub(crate) enum Function {
     Consumer(Box<Consumer>),
-    /// A consumer with records in PostgreSQL.
-    InPostgres,
+    Relay(Box<Relay>),
+    /// A function without the variables of a consumer or relay.
     Other,
 }
 
-/// A function of the stack that consumes queues.
-pub(crate) struct Consumer {
+/// The facts of any function.
+pub(crate) struct Deployed {
     pub(crate) name: String,
+    pub(crate) arn: String,
     pub(crate) region: String,
     pub(crate) timeout: Duration,
     pub(crate) variables: HashMap<String, String>,
@@ -40,10 +50,64 @@ pub(crate) struct Consumer {
     pub(crate) log_level: Option<ApplicationLogLevel>,
     /// ARN of a stream in the log group of the function.
     pub(crate) log_stream: String,
+    role: Option<String>,
     /// `None` if the policies were not to be read.
     pub(crate) policies: Option<Policies>,
+}
+
+/// A function of the stack that consumes queues.
+pub(crate) struct Consumer {
+    pub(crate) function: Deployed,
     pub(crate) mappings: Vec<Mapping>,
-    pub(crate) table: Option<Table>,
+    pub(crate) records: Records,
+    /// The table of published events. The inner `None`: there is no such table.
+    pub(crate) outbox: Option<Option<Table>>,
+}
+
+/// The place of a consumer's records.
+pub(crate) enum Records {
+    /// `None` if there is no such table.
+    DynamoDb(Option<Table>),
+    Postgres {
+        /// Most executions at a time. `None` without a limit.
+        reserved: Option<u32>,
+    },
+}
+
+/// A function of the stack that sends published events.
+pub(crate) struct Relay {
+    pub(crate) function: Deployed,
+    pub(crate) source: Source,
+}
+
+/// The place of a relay's events.
+pub(crate) enum Source {
+    Streams(Vec<Stream>),
+    Postgres {
+        schedules: Schedules,
+        /// Invocations after one that failed.
+        retries: i32,
+    },
+}
+
+/// The event source mapping of a table's stream.
+pub(crate) struct Stream {
+    pub(crate) id: String,
+    pub(crate) arn: String,
+    pub(crate) enabled: bool,
+    pub(crate) reports_failures: bool,
+    pub(crate) parallelization: i32,
+    pub(crate) has_destination: bool,
+    /// Patterns of the filters.
+    pub(crate) filters: Vec<String>,
+}
+
+/// The schedules that start a relay.
+pub(crate) enum Schedules {
+    /// Rules of EventBridge: name, and whether it is enabled.
+    Rules(Vec<(String, bool)>),
+    /// Schedules of EventBridge Scheduler, which are not read.
+    Unread,
 }
 
 /// An event source mapping of a queue.
@@ -62,7 +126,15 @@ pub(crate) struct SourceQueue {
     pub(crate) arn: String,
     pub(crate) visibility_timeout: Duration,
     pub(crate) retention: Duration,
-    pub(crate) dead_letters: Option<DeadLetterQueue>,
+    pub(crate) dead_letters: DeadLetters,
+}
+
+/// The redrive policy of a queue.
+pub(crate) enum DeadLetters {
+    None,
+    /// It names a queue that does not exist.
+    Missing(String),
+    Queue(DeadLetterQueue),
 }
 
 pub(crate) struct DeadLetterQueue {
@@ -80,14 +152,37 @@ pub(crate) struct Table {
     /// Other Regions of a global table.
     pub(crate) replicas: Vec<String>,
     pub(crate) strongly_consistent: bool,
+    /// `None` if the table has no stream.
+    pub(crate) stream: Option<StreamViewType>,
+}
+
+impl Deployed {
+    /// The value of a variable. An empty one counts as not set.
+    pub(crate) fn variable(&self, name: &str) -> Option<&str> {
+        let value = self.variables.get(name).map(String::as_str);
+        value.filter(|value| !value.is_empty())
+    }
+
+    /// A duration of the variables. An invalid one is a finding of its own.
+    pub(crate) fn span(&self, name: &str, default: Duration) -> Duration {
+        let text = self.variable(name);
+        let parsed = text.and_then(|text| humantime::parse_duration(text).ok());
+        parsed.unwrap_or(default)
+    }
+
+    /// The partition in the ARN, such as `aws`.
+    pub(crate) fn partition(&self) -> &str {
+        self.arn.split(':').nth(1).unwrap_or("aws")
+    }
 }
 
 /// The clients that read a stack.
 pub(crate) struct Account {
-    pub(crate) config: SdkConfig,
+    pub(super) config: SdkConfig,
     cloudformation: aws_sdk_cloudformation::Client,
-    lambda: aws_sdk_lambda::Client,
-    dynamodb: aws_sdk_dynamodb::Client,
+    pub(super) lambda: aws_sdk_lambda::Client,
+    pub(super) dynamodb: aws_sdk_dynamodb::Client,
+    pub(super) events: aws_sdk_eventbridge::Client,
     iam: aws_sdk_iam::Client,
 }
 
@@ -97,14 +192,15 @@ impl Account {
             cloudformation: aws_sdk_cloudformation::Client::new(&config),
             lambda: aws_sdk_lambda::Client::new(&config),
             dynamodb: aws_sdk_dynamodb::Client::new(&config),
+            events: aws_sdk_eventbridge::Client::new(&config),
             iam: aws_sdk_iam::Client::new(&config),
             config,
         }
     }
 
-    /// Names the Lambda functions of a stack.
-    pub(crate) async fn functions(&self, stack: &str) -> Result<Vec<String>, Error> {
-        let (mut functions, mut next) = (Vec::new(), None);
+    /// Lists the resources of a stack.
+    pub(crate) async fn resources(&self, stack: &str) -> Result<Vec<Resource>, Error> {
+        let (mut resources, mut next) = (Vec::new(), None);
         loop {
             let list = self.cloudformation.list_stack_resources();
             let list = list.stack_name(stack).set_next_token(next).send().await;
@@ -112,14 +208,19 @@ impl Account {
                 let permission = "cloudformation:ListStackResources";
                 failed(&format!("read stack `{stack}`"), permission, &error)
             })?;
-            for resource in page.stack_resource_summaries() {
-                if resource.resource_type() == Some("AWS::Lambda::Function") {
-                    functions.extend(resource.physical_resource_id().map(str::to_owned));
-                }
-            }
+            let text = |text: Option<&str>| text.unwrap_or_default().to_owned();
+            resources.extend(
+                page.stack_resource_summaries()
+                    .iter()
+                    .map(|resource| Resource {
+                        kind: text(resource.resource_type()),
+                        logical: text(resource.logical_resource_id()),
+                        physical: text(resource.physical_resource_id()),
+                    }),
+            );
             next = page.next_token;
             if next.is_none() {
-                return Ok(functions);
+                return Ok(resources);
             }
         }
     }
@@ -136,12 +237,76 @@ impl Account {
         Ok(output.and_then(|output| output.output_value().map(str::to_owned)))
     }
 
-    /// Reads a function, and all that belongs to it if it is a consumer with a DynamoDB table.
+    /// Reads a function, and all that belongs to it if it is a consumer or a relay.
     pub(crate) async fn function(
         &self,
         function: &str,
+        resources: &[Resource],
         with_policies: bool,
     ) -> Result<Function, Error> {
+        let function = self.deployed(function).await?;
+        let is_set = |name| function.variable(name).is_some();
+        if !is_set(TABLE) && !is_set(POSTGRES) && !is_set(TARGETS) {
+            return Ok(Function::Other);
+        }
+        let sources = self.sources(&function.name).await?;
+        let is_relay =
+            !is_set(TABLE) && is_set(TARGETS) && !sources.iter().any(|of| of.is_of("sqs"));
+        let function = match with_policies {
+            true => self.with_policies(function).await?,
+            false => function,
+        };
+        Ok(match is_relay {
+            true => {
+                let source = self.source(&function, &sources, resources).await?;
+                Function::Relay(Box::new(Relay { function, source }))
+            }
+            false => {
+                let mappings = self.mappings(&sources).await?;
+                Function::Consumer(Box::new(self.consumer(function, mappings).await?))
+            }
+        })
+    }
+
+    async fn consumer(
+        &self,
+        function: Deployed,
+        mappings: Vec<Mapping>,
+    ) -> Result<Consumer, Error> {
+        let records = match function.variable(TABLE) {
+            Some(table) => Records::DynamoDb(self.table(table).await?),
+            None => Records::Postgres {
+                reserved: self.reserved_concurrency(&function.name).await?,
+            },
+        };
+        let outbox = match (&records, function.variable(OUTBOX)) {
+            (Records::DynamoDb(_), Some(outbox)) => Some(self.table(outbox).await?),
+            _ => None,
+        };
+        Ok(Consumer {
+            function,
+            mappings,
+            records,
+            outbox,
+        })
+    }
+
+    async fn source(
+        &self,
+        function: &Deployed,
+        sources: &[super::reads::EventSource],
+        resources: &[Resource],
+    ) -> Result<Source, Error> {
+        if function.variable(POSTGRES).is_none() {
+            return Ok(Source::Streams(Self::streams(sources)));
+        }
+        Ok(Source::Postgres {
+            schedules: self.schedules(&function.arn, resources).await?,
+            retries: self.retries(&function.name).await?,
+        })
+    }
+
+    async fn deployed(&self, function: &str) -> Result<Deployed, Error> {
         let read = self.lambda.get_function_configuration();
         let read = read.function_name(function).send().await.map_err(|error| {
             let permission = "lambda:GetFunctionConfiguration";
@@ -150,17 +315,6 @@ impl Account {
         let variables = read
             .environment
             .and_then(|environment| environment.variables);
-        let variables = variables.unwrap_or_default();
-        let Some(table) = variables.get(TABLE).cloned() else {
-            return Ok(match variables.contains_key(POSTGRES) {
-                true => Function::InPostgres,
-                false => Function::Other,
-            });
-        };
-        let policies = match (with_policies, read.role) {
-            (true, Some(role)) => Some(policies::read(&self.iam, &role).await?),
-            _ => None,
-        };
         let region = self.config.region().map(ToString::to_string);
         let logging = read.logging_config;
         let arn = read.function_arn.unwrap_or_default();
@@ -168,179 +322,28 @@ impl Account {
             .as_ref()
             .and_then(|logging| logging.log_group.clone());
         let group = group.unwrap_or_else(|| format!("/aws/lambda/{function}"));
-        Ok(Function::Consumer(Box::new(Consumer {
+        Ok(Deployed {
             name: function.to_owned(),
             region: region.unwrap_or_default(),
             timeout: Duration::from_secs(read.timeout.and_then(|s| s.try_into().ok()).unwrap_or(3)),
+            variables: variables.unwrap_or_default(),
             log_level: logging.and_then(|logging| logging.application_log_level),
             log_stream: log_stream(&arn, &group),
-            policies,
-            mappings: self.mappings(function).await?,
-            table: self.table(&table).await?,
-            variables,
-        })))
-    }
-
-    /// The mappings of a function and of its aliases.
-    async fn mappings(&self, function: &str) -> Result<Vec<Mapping>, Error> {
-        let mut mappings = self.mappings_of(function).await?;
-        let list = self.lambda.list_aliases().function_name(function);
-        let mut aliases = list.into_paginator().items().send();
-        while let Some(read) = aliases.next().await {
-            let alias = read.map_err(|error| {
-                let action = format!("read the aliases of `{function}`");
-                failed(&action, "lambda:ListAliases", &error)
-            })?;
-            let arn = alias.alias_arn().unwrap_or_default();
-            for mapping in self.mappings_of(arn).await? {
-                if mappings.iter().all(|known| known.id != mapping.id) {
-                    mappings.push(mapping);
-                }
-            }
-        }
-        Ok(mappings)
-    }
-
-    async fn mappings_of(&self, function: &str) -> Result<Vec<Mapping>, Error> {
-        let mut pages = self
-            .lambda
-            .list_event_source_mappings()
-            .function_name(function)
-            .into_paginator()
-            .items()
-            .send();
-        let mut mappings = Vec::new();
-        while let Some(mapping) = pages.next().await {
-            let mapping = mapping.map_err(|error| {
-                let permission = "lambda:ListEventSourceMappings";
-                failed(
-                    &format!("read the mappings of `{function}`"),
-                    permission,
-                    &error,
-                )
-            })?;
-            let Some(arn) = mapping.event_source_arn.as_deref() else {
-                continue;
-            };
-            if !arn.contains(":sqs:") {
-                continue;
-            }
-            let scaling = mapping.scaling_config.as_ref();
-            let filters = mapping.filter_criteria.as_ref();
-            let window = mapping.maximum_batching_window_in_seconds.unwrap_or(0);
-            mappings.push(Mapping {
-                id: mapping.uuid.clone().unwrap_or_default(),
-                enabled: !matches!(mapping.state.as_deref(), Some("Disabled" | "Disabling")),
-                reports_failures: mapping
-                    .function_response_types()
-                    .contains(&FunctionResponseType::ReportBatchItemFailures),
-                maximum_concurrency: scaling.and_then(|scaling| scaling.maximum_concurrency),
-                provisioned_pollers: mapping.provisioned_poller_config.is_some(),
-                filters: filters.is_some_and(|criteria| !criteria.filters().is_empty()),
-                window: Duration::from_secs(window.try_into().unwrap_or(0)),
-                queue: self.queue(arn).await?,
-            });
-        }
-        Ok(mappings)
-    }
-
-    async fn queue(&self, arn: &str) -> Result<SourceQueue, Error> {
-        let attributes = self.attributes(arn).await?;
-        let policy = attributes.get(&QueueAttributeName::RedrivePolicy);
-        let policy = policy.and_then(|policy| serde_json::from_str::<Value>(policy).ok());
-        let dead_letters = match policy {
-            None => None,
-            Some(policy) => {
-                let arn = policy["deadLetterTargetArn"].as_str().unwrap_or_default();
-                let count = &policy["maxReceiveCount"];
-                let count = count.as_u64().or_else(|| count.as_str()?.parse().ok());
-                Some(DeadLetterQueue {
-                    arn: arn.to_owned(),
-                    max_receive_count: count.unwrap_or(0),
-                    retention: retention(&self.attributes(arn).await?),
-                })
-            }
-        };
-        Ok(SourceQueue {
-            arn: arn.to_owned(),
-            visibility_timeout: seconds(&attributes, &QueueAttributeName::VisibilityTimeout),
-            retention: retention(&attributes),
-            dead_letters,
+            role: read.role,
+            policies: None,
+            arn,
         })
     }
 
-    async fn attributes(&self, arn: &str) -> Result<Attributes, Error> {
-        let queue = Queue::find(&self.config, arn).await?;
-        let read = queue.client.get_queue_attributes().queue_url(&queue.url);
-        let read = read.attribute_names(QueueAttributeName::All).send().await;
-        let read = read.map_err(|error| {
-            failed(
-                &format!("read queue `{arn}`"),
-                "sqs:GetQueueAttributes",
-                &error,
-            )
-        })?;
-        Ok(read.attributes.unwrap_or_default())
-    }
-
-    /// `None` if there is no such table.
-    async fn table(&self, name: &str) -> Result<Option<Table>, Error> {
-        let described = self.dynamodb.describe_table().table_name(name).send().await;
-        let described = match described {
-            Ok(described) => described.table,
-            Err(error)
-                if error
-                    .as_service_error()
-                    .is_some_and(|error| error.is_resource_not_found_exception()) =>
-            {
-                return Ok(None);
-            }
-            Err(error) => {
-                let action = format!("read table `{name}`");
-                return Err(failed(&action, "dynamodb:DescribeTable", &error));
-            }
+    async fn with_policies(&self, function: Deployed) -> Result<Deployed, Error> {
+        let policies = match &function.role {
+            Some(role) => Some(policies::read(&self.iam, role).await?),
+            None => None,
         };
-        let Some(table) = described else {
-            return Ok(None);
-        };
-        let ttl = self.dynamodb.describe_time_to_live().table_name(name);
-        let ttl = ttl.send().await.map_err(|error| {
-            let permission = "dynamodb:DescribeTimeToLive";
-            failed(
-                &format!("read the TTL of table `{name}`"),
-                permission,
-                &error,
-            )
-        })?;
-        let ttl = ttl.time_to_live_description.filter(|ttl| {
-            let status = ttl.time_to_live_status();
-            matches!(
-                status,
-                Some(TimeToLiveStatus::Enabled | TimeToLiveStatus::Enabling)
-            )
-        });
-        let is_string = |name: &str| {
-            let mut definitions = table.attribute_definitions().iter();
-            definitions.any(|definition| {
-                definition.attribute_name() == name
-                    && *definition.attribute_type() == ScalarAttributeType::S
-            })
-        };
-        let keys = table.key_schema().iter().map(|key| {
-            let name = key.attribute_name();
-            (name.to_owned(), key.key_type().clone(), is_string(name))
-        });
-        let replicas = table.replicas().iter();
-        Ok(Some(Table {
-            arn: table.table_arn().unwrap_or_default().to_owned(),
-            keys: keys.collect(),
-            ttl_attribute: ttl.and_then(|ttl| ttl.attribute_name),
-            replicas: replicas
-                .filter_map(|replica| replica.region_name().map(str::to_owned))
-                .collect(),
-            strongly_consistent: table.multi_region_consistency()
-                == Some(&MultiRegionConsistency::Strong),
-        }))
+        Ok(Deployed {
+            policies,
+            ..function
+        })
     }
 }
 
@@ -353,17 +356,4 @@ fn log_stream(function: &str, group: &str) -> String {
         }
         _ => String::new(),
     }
-}
-
-type Attributes = HashMap<QueueAttributeName, String>;
-
-fn seconds(attributes: &Attributes, name: &QueueAttributeName) -> Duration {
-    let seconds = attributes
-        .get(name)
-        .and_then(|seconds| seconds.parse().ok());
-    Duration::from_secs(seconds.unwrap_or(0))
-}
-
-fn retention(attributes: &Attributes) -> Duration {
-    seconds(attributes, &QueueAttributeName::MessageRetentionPeriod)
 }

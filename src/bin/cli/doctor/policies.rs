@@ -47,19 +47,33 @@ impl Policies {
         };
         of("Allow").next().is_some() && !of("Deny").any(|statement| certain(&statement))
     }
+
+    /// Returns whether the policies may allow `action` on a resource whose ARN ends with a slash and this
+    /// name, such as a database user. Statements that deny are not read.
+    pub(crate) fn may_allow_name(&self, action: &str, name: &str) -> bool {
+        let covers = |pattern: &str| match pattern.rsplit_once('/') {
+            Some((_, pattern)) => matches(pattern, name),
+            None => pattern.ends_with('*'),
+        };
+        let may = |statement: &Value| {
+            statement["Effect"] == "Allow"
+                && any(&statement["Action"], action, str::to_owned)
+                && patterns(&statement["Resource"]).any(covers)
+        };
+        self.0.iter().any(may)
+    }
 }
 
-/// Returns whether one of the patterns, a text or a list of texts, matches.
-fn any(patterns: &Value, text: &str, fold: impl Fn(&str) -> String) -> bool {
-    match patterns {
-        Value::String(pattern) => matches(&fold(pattern), text),
-        Value::Array(patterns) => patterns.iter().any(|pattern| {
-            pattern
-                .as_str()
-                .is_some_and(|pattern| matches(&fold(pattern), text))
-        }),
-        _ => false,
-    }
+/// The patterns of a statement: one text, or a list.
+fn patterns(patterns: &Value) -> impl Iterator<Item = &str> {
+    let one = patterns.as_str().into_iter();
+    let list = patterns.as_array().into_iter().flatten();
+    one.chain(list.filter_map(Value::as_str))
+}
+
+/// Returns whether one of the patterns matches.
+fn any(of: &Value, text: &str, fold: impl Fn(&str) -> String) -> bool {
+    patterns(of).any(|pattern| matches(&fold(pattern), text))
 }
 
 /// Returns whether a pattern with `*` and `?` matches the whole text.
@@ -195,6 +209,24 @@ mod tests {
         assert!(deny(
             r#","Condition":{"Bool":{"aws:SecureTransport":"false"}}"#
         ));
+    }
+
+    #[test]
+    fn database_user_is_the_end_of_its_arn() {
+        let of = |resource: &str| {
+            let document = format!(
+                r#"{{"Statement":[{{"Effect":"Allow","Action":"rds-db:connect","Resource":["{resource}"]}}]}}"#
+            );
+            policies(&document).may_allow_name("rds-db:connect", "orders")
+        };
+        let users = "arn:aws:rds-db:eu-west-1:123456789012:dbuser:";
+        for user in ["db-A1/orders", "*/ord*", "*"] {
+            assert!(of(&format!("{users}{user}")), "{user}");
+        }
+        assert!(of("*"));
+        for user in ["db-A1/other", "db-A1/orders2"] {
+            assert!(!of(&format!("{users}{user}")), "{user}");
+        }
     }
 
     #[test]

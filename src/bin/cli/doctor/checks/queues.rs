@@ -1,0 +1,233 @@
+//! Checks of event source mappings, queues and dead-letter queues.
+
+use std::time::Duration;
+
+use super::{Check, Findings, VALUES};
+use crate::{
+    doctor::facts::{Consumer, DeadLetterQueue, DeadLetters, Mapping, Records, SourceQueue},
+    output::in_words,
+};
+
+/// Time for which trouble must last before it moves a message to the dead-letter queue.
+const SHORTEST_WAY: Duration = Duration::from_secs(12 * 3600);
+/// Visibility timeout that AWS recommends, in function timeouts (*AWS Lambda Developer Guide*,
+/// "Using Lambda with Amazon SQS").
+const TIMEOUTS: u32 = 6;
+
+/// The default of `CONSUMER_CRASH_WAITS`.
+const CRASH_WAITS: &str = "20m,2h,10h";
+
+pub(super) fn source(consumer: &Consumer, mapping: &Mapping, findings: &mut Findings) {
+    if !mapping.enabled {
+        findings.add(
+            Check::MappingEnabled,
+            "the mapping is disabled",
+            "messages wait in the queue until its retention ends, and are then lost",
+            "enable the mapping once the reason for the pause is gone",
+        );
+    }
+    if !mapping.reports_failures {
+        findings.add(
+            Check::PartialResponses,
+            "FunctionResponseTypes lacks ReportBatchItemFailures",
+            "Lambda ignores which messages failed, and deletes them: they are lost",
+            "set FunctionResponseTypes: [ReportBatchItemFailures]",
+        );
+    }
+    if mapping.filters {
+        findings.add(
+            Check::FilterCriteria,
+            "the mapping has filter criteria",
+            "Lambda deletes each message that matches no filter: it is lost",
+            "filter in the handler, or at the producer; if the loss is intended, pass --skip filter-criteria",
+        );
+    }
+    if let (Some(maximum), true) = (mapping.maximum_concurrency, mapping.provisioned_pollers) {
+        findings.add(
+            Check::Scaling,
+            format!("MaximumConcurrency is {maximum}, and the mapping has provisioned pollers"),
+            "Lambda takes one of the two: the next deployment fails, or the limit does not hold",
+            "remove MaximumConcurrency or ProvisionedPollerConfig",
+        );
+    }
+    let wanted = consumer.function.timeout * TIMEOUTS + mapping.window;
+    if mapping.queue.visibility_timeout < wanted {
+        findings.add(
+            Check::VisibilityTimeout,
+            format!(
+                "the visibility timeout of the queue is {}, and the function has {}",
+                in_words(mapping.queue.visibility_timeout),
+                in_words(consumer.function.timeout)
+            ),
+            "SQS delivers messages again while the first delivery is retried by Lambda or still runs: receives are used up by conflicts",
+            format!(
+                "set VisibilityTimeout to {} s or more: six function timeouts, and the batching window",
+                wanted.as_secs()
+            ),
+        );
+    }
+}
+
+pub(super) fn queue(consumer: &Consumer, mapping: &Mapping, findings: &mut Findings) {
+    let queue: &SourceQueue = &mapping.queue;
+    // A crash in PostgreSQL rolls the claim back, so no message is known to have crashed.
+    let isolates = matches!(consumer.records, Records::DynamoDb(_));
+    if isolates && consumer.function.variable("CONSUMER_CRASH_WAITS") == Some("off") {
+        findings.add(
+            Check::CrashWaits,
+            "CONSUMER_CRASH_WAITS is off",
+            "a message that ends its process takes its batch with it at each receive, until all of them are in the dead-letter queue",
+            "remove CONSUMER_CRASH_WAITS",
+        );
+    }
+    let mut longest = queue.retention;
+    match &queue.dead_letters {
+        DeadLetters::Missing(arn) => findings.add(
+            Check::DeadLetterQueue,
+            format!("the redrive policy names a queue that does not exist: {arn}"),
+            "a message that fails permanently is received again until the retention ends, and is then lost",
+            "create the dead-letter queue again, or correct the RedrivePolicy",
+        ),
+        DeadLetters::None => findings.add(
+            Check::DeadLetterQueue,
+            "the queue has no dead-letter queue",
+            "a message that fails permanently is received again until the retention ends, and is then lost",
+            format!("set a RedrivePolicy with a dead-letter queue and the maxReceiveCount of {VALUES}"),
+        ),
+        DeadLetters::Queue(dead) => {
+            let dead: &DeadLetterQueue = dead;
+            longest += dead.retention;
+            let receives = dead.max_receive_count;
+            let (shortest, longest) = ways(consumer, mapping, receives);
+            if shortest < SHORTEST_WAY {
+                findings.add(
+                    Check::Receives,
+                    format!(
+                        "maxReceiveCount is {receives}: a message may be in the dead-letter queue after {}",
+                        in_words(shortest)
+                    ),
+                    "an outage of that length, a broken build or dying workers move good messages to the dead-letter queue",
+                    format!(
+                        "set maxReceiveCount, visibility timeout and CONSUMER_BACKOFF_CAP as in {VALUES}; a stack of the template needs one deployment with MaxReceiveCount=\"\""
+                    ),
+                );
+            }
+            let needed = receives_until_crashed(consumer, mapping).filter(|_| isolates);
+            if let Some(needed) = needed.filter(|needed| shortest >= SHORTEST_WAY && receives < *needed)
+            {
+                findings.add(
+                    Check::CrashWaits,
+                    format!(
+                        "maxReceiveCount is {receives}, and a message that ends its process needs {needed} receives until it is `crashed`"
+                    ),
+                    "it is in the dead-letter queue before, without a reason",
+                    "shorten CONSUMER_CRASH_WAITS, or raise maxReceiveCount",
+                );
+            }
+            if longest > queue.retention * 3 / 4 {
+                findings.add(
+                    Check::QueueRetention,
+                    format!(
+                        "{receives} receives can last {}, and the queue keeps messages for {}",
+                        in_words(longest),
+                        in_words(queue.retention)
+                    ),
+                    "SQS deletes a message that fails for so long before it reaches the dead-letter queue: it is lost",
+                    format!(
+                        "set maxReceiveCount, visibility timeout and CONSUMER_BACKOFF_CAP as in {VALUES}, or raise MessageRetentionPeriod"
+                    ),
+                );
+            }
+            // On a FIFO queue the age starts anew in the dead-letter queue.
+            let keeps_age = !queue.arn.ends_with(".fifo");
+            if keeps_age && dead.retention <= queue.retention {
+                findings.add(
+                    Check::DeadLetterRetention,
+                    format!(
+                        "the dead-letter queue keeps messages for {}, and the queue for {}",
+                        in_words(dead.retention),
+                        in_words(queue.retention)
+                    ),
+                    "on a standard queue the age counts from the first send: a dead letter can be deleted as soon as it arrives",
+                    "raise MessageRetentionPeriod of the dead-letter queue to 1209600 s (14 days)",
+                );
+            }
+        }
+    }
+    let kept = consumer
+        .function
+        .span("IDEMPOTENCY_RETENTION", Duration::from_secs(20 * 86_400));
+    if kept < longest {
+        findings.add(
+            Check::RecordRetention,
+            format!(
+                "records are kept for {}, and a message can live for {} in queue and dead-letter queue",
+                in_words(kept),
+                in_words(longest)
+            ),
+            "a message that is redriven after its record expired runs a second time",
+            format!("set IDEMPOTENCY_RETENTION to {}d or more", longest.as_secs().div_ceil(86_400)),
+        );
+    }
+}
+
+/// Receives of a message that ends its process until it is `crashed`: one for each death, one or more conflicts
+/// while it rests, and the last. `None` if it never is.
+fn receives_until_crashed(consumer: &Consumer, mapping: &Mapping) -> Option<u64> {
+    let waits = consumer
+        .function
+        .variable("CONSUMER_CRASH_WAITS")
+        .unwrap_or(CRASH_WAITS);
+    let waits = waits
+        .split(',')
+        .map(|wait| humantime::parse_duration(wait.trim()));
+    let waits: Vec<_> = waits.collect::<Result<_, _>>().ok()?;
+    let conflicts = |wait: &Duration| {
+        if consumer.function.variable("CONSUMER_VISIBILITY") == Some("off") {
+            wait.as_secs()
+                .div_ceil(mapping.queue.visibility_timeout.as_secs().max(1))
+        } else {
+            1
+        }
+    };
+    // The first death is beside others. The last one alone has no rest.
+    let deaths = waits.len() as u64 + 2;
+    Some(deaths + waits.iter().map(conflicts).sum::<u64>() + 1)
+}
+
+/// The shortest and the longest time from the first receive of a message to the dead-letter queue, if
+/// no time passes in the queue. A worker that dies leaves the visibility timeout. After a failure the
+/// message waits for at least half of the back-off.
+fn ways(consumer: &Consumer, mapping: &Mapping, receives: u64) -> (Duration, Duration) {
+    let visibility_timeout = mapping.queue.visibility_timeout;
+    let sets_timeouts = consumer.function.variable("CONSUMER_VISIBILITY") != Some("off");
+    let base = consumer
+        .function
+        .span("CONSUMER_BACKOFF_BASE", Duration::from_secs(10));
+    let cap = consumer
+        .function
+        .span("CONSUMER_BACKOFF_CAP", Duration::from_secs(15 * 60));
+    let back_off = |receive: u64| {
+        let doubled = u32::try_from(receive - 1).ok();
+        let doubled = doubled.and_then(|exponent| 2_u32.checked_pow(exponent));
+        base.saturating_mul(doubled.unwrap_or(u32::MAX)).min(cap)
+    };
+    let shortest = |receive| {
+        if sets_timeouts {
+            visibility_timeout.min(back_off(receive) / 2)
+        } else {
+            visibility_timeout
+        }
+    };
+    let longest = |receive| {
+        if sets_timeouts {
+            visibility_timeout.max(back_off(receive) + consumer.function.timeout + mapping.window)
+        } else {
+            visibility_timeout
+        }
+    };
+    (
+        (1..receives).map(shortest).sum(),
+        (1..=receives).map(longest).sum(),
+    )
+}
