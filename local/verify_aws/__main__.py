@@ -71,7 +71,7 @@ def opened(given: argparse.Namespace) -> Iterator[tuple[Cloud, str, str]]:
 
 def confirmed(given: argparse.Namespace, run: str, account_id: str, region: str) -> bool:
     say(f"verify-aws {run}: account {account_id}, Region {region}, {architecture(given)}")
-    slow = "; with SLOW=1, up to 12 hours more" if given.slow else ""
+    slow = "; with SLOW=1, up to 12 hours more, provisioned pollers, and a key of KMS for a week" if given.slow else ""
     console.print(RESOURCES.format(name=name_of(run), run=run, slow=slow))
     console.print("The stack's parameters: " + ", ".join(f"{k}={v}" for k, v in PARAMETERS.items()), markup=False)
     if given.dry_run:
