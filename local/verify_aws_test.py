@@ -67,6 +67,14 @@ def commands_of_the_runbook() -> set[str]:
     return found
 
 
+def actions_of_doctor() -> set[str]:
+    """The actions that docs/cli.md gives to `sqs-once doctor`, for a stack without PostgreSQL and managed policies."""
+    page = (ROOT / "docs" / "cli.md").read_text()
+    text = page[page.index("It needs `cloudformation:") :].split("\n\n")[0]
+    text = re.sub(r"For functions that use\s+PostgreSQL .*?\.\s", "", text, flags=re.DOTALL)
+    return set(re.findall(r"`(\w+:\w+)`", text)) - {"iam:GetPolicy", "iam:GetPolicyVersion"}
+
+
 class EachCheck(unittest.TestCase):
     def test_has_both_answers(self) -> None:
         names = [check.name for check in CHECKS]
@@ -77,6 +85,10 @@ class EachCheck(unittest.TestCase):
 
     def test_page_allows_the_commands_of_the_runbook(self) -> None:
         assert not commands_of_the_runbook() - policy_of_the_page(), "missing in the policy of docs/verify-aws.md"
+
+    def test_page_allows_doctor(self) -> None:
+        assert len(actions_of_doctor()) > 10
+        assert not actions_of_doctor() - policy_of_the_page(), "missing in the policy of docs/verify-aws.md"
 
     def test_holds_and_differs(self) -> None:
         used: set[str] = set()
