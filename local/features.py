@@ -29,6 +29,7 @@ S3 = ("--features", "s3")
 COMBINATIONS = (
     NONE,
     ("--no-default-features", "--features", "testing"),
+    ("--no-default-features", "--features", "cli"),
     ("--no-default-features", "--features", "s3"),
     ("--no-default-features", "--features", "opentelemetry"),
     ("--no-default-features", "--features", "outbox"),

@@ -26,6 +26,10 @@ macro_rules! checks {
     ($($check:ident $name:literal)+) => {
         /// A check. Its name is stable: `--skip` takes it.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[cfg_attr(
+            not(feature = "postgres"),
+            allow(dead_code, reason = "without the feature, no database is read")
+        )]
         pub(crate) enum Check { $($check,)+ }
 
         impl Check {

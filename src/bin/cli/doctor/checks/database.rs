@@ -1,5 +1,10 @@
 //! Checks of a PostgreSQL database: its connections, its tables, and the privileges of a function's user.
 
+#![cfg_attr(
+    not(feature = "postgres"),
+    allow(dead_code, reason = "without the feature, no database is read")
+)]
+
 use std::time::Duration;
 
 use serde::Deserialize;
