@@ -326,14 +326,18 @@ async fn fault_of_postgres_consumer_is_the_one_finding() {
         json!("off"),
     );
     assert_eq!(checks(alone, &[]).await, Vec::<String>::new());
-    // Reserved concurrency limits the environments too, and RDS Proxy their connections.
+    // Reserved concurrency limits the environments too, and a pooler their connections.
     let mut unlimited = with_in(healthy, "/mappings/0/ScalingConfig", Value::Null);
     let mut reserved = unlimited.clone();
     reserved["concurrency"] = json!({"ReservedConcurrentExecutions": 4});
     assert_eq!(checks(reserved, &[]).await, Vec::<String>::new());
-    unlimited["function"]["Environment"]["Variables"]["IDEMPOTENCY_POSTGRES_URL"] =
-        json!("postgres://orders@orders.proxy-abc.eu-central-1.rds.amazonaws.com/orders");
-    assert_eq!(checks(unlimited, &[]).await, Vec::<String>::new());
+    for url in [
+        "postgres://orders@orders.proxy-abc.eu-central-1.rds.amazonaws.com/orders",
+        "postgres://orders@pooler.example/orders?sslmode=require&statement-cache-capacity=0",
+    ] {
+        unlimited["function"]["Environment"]["Variables"]["IDEMPOTENCY_POSTGRES_URL"] = json!(url);
+        assert_eq!(checks(unlimited.clone(), &[]).await, Vec::<String>::new());
+    }
 }
 
 /// Deploys a template of examples on the emulator, and checks it. An empty list without an emulator.

@@ -27,6 +27,7 @@ pub(super) struct Address<'a> {
     pub(super) user: &'a str,
     host: &'a str,
     database: &'a str,
+    parameters: &'a str,
 }
 
 impl<'a> Address<'a> {
@@ -36,7 +37,7 @@ impl<'a> Address<'a> {
             .variable("IDEMPOTENCY_POSTGRES_URL")
             .unwrap_or_default();
         let (_, rest) = url.split_once("://").unwrap_or_default();
-        let (rest, _) = rest.split_once('?').unwrap_or((rest, ""));
+        let (rest, parameters) = rest.split_once('?').unwrap_or((rest, ""));
         let (server, database) = rest.split_once('/').unwrap_or((rest, ""));
         let (login, host) = server.rsplit_once('@').unwrap_or(("", server));
         let (user, _) = login.split_once(':').unwrap_or((login, ""));
@@ -44,6 +45,7 @@ impl<'a> Address<'a> {
             user,
             host,
             database,
+            parameters,
         }
     }
 }
@@ -52,8 +54,9 @@ impl<'a> Address<'a> {
 pub(crate) struct Client {
     function: String,
     pub(crate) user: String,
-    host: String,
     database: String,
+    /// A pooler limits the connections of the server.
+    has_pooler: bool,
     /// The user may be the one in a secret.
     has_secret: bool,
     /// Most connections of all environments. `None` without a limit.
@@ -102,6 +105,7 @@ impl Client {
             user,
             host,
             database,
+            parameters,
         } = Address::of(function);
         let auth = function
             .variable("IDEMPOTENCY_POSTGRES_AUTH")
@@ -109,7 +113,11 @@ impl Client {
         Self {
             function: function.name.clone(),
             user: user.to_owned(),
-            host: host.to_owned(),
+            // The host of RDS Proxy, or the parameter that every pooler needs.
+            has_pooler: host.contains(".proxy-")
+                || parameters
+                    .split('&')
+                    .any(|of| of == "statement-cache-capacity=0"),
             // The default of PostgreSQL.
             database: if database.is_empty() { user } else { database }.to_owned(),
             has_secret: auth.starts_with("arn:"),
@@ -119,20 +127,15 @@ impl Client {
         }
     }
 
-    /// RDS Proxy shares the connections of the server among its clients.
-    fn has_proxy(&self) -> bool {
-        self.host.contains(".proxy-")
-    }
-
     /// Checks what the function's settings show.
     pub(crate) fn check(&self, findings: &mut Findings) {
         findings.about(format!("function {}", self.function));
-        if self.connections.is_none() && !self.has_proxy() {
+        if self.connections.is_none() && !self.has_pooler {
             findings.add(
                 Check::PostgresConnections,
                 "nothing limits the environments of the function, and each opens connections to the database",
                 "under load they use up max_connections: messages, and other clients of the server, fail with 53300",
-                "set MaximumConcurrency of the event source, or ReservedConcurrentExecutions of the function; behind PgBouncer, pass --skip postgres-connections",
+                "set MaximumConcurrency of the event source, or ReservedConcurrentExecutions of the function, or use a pooler",
             );
         }
     }
@@ -278,7 +281,7 @@ pub(crate) fn check_server(
     findings: &mut Findings,
 ) {
     findings.about(format!("database {}", server.database));
-    let direct = clients.iter().filter(|client| !client.has_proxy());
+    let direct = clients.iter().filter(|client| !client.has_pooler);
     let total: u32 = direct.filter_map(|client| client.connections).sum();
     if i64::from(total) > server.connections {
         findings.add(
@@ -288,11 +291,11 @@ pub(crate) fn check_server(
                 server.connections
             ),
             "under load messages, and other clients of the server, fail with 53300",
-            "lower MaximumConcurrency or IDEMPOTENCY_POSTGRES_CONNECTIONS, or use a pooler, and pass --skip postgres-connections",
+            "lower MaximumConcurrency or IDEMPOTENCY_POSTGRES_CONNECTIONS, or use a pooler",
         );
     }
-    if clients.iter().any(|client| client.has_proxy()) {
-        findings.skip("connections behind RDS Proxy, which shares those of the server");
+    if clients.iter().any(|client| client.has_pooler) {
+        findings.skip("connections behind a pooler, which limits those of the server");
     }
     match oldest {
         Ok(Some(age)) if age > MAX_AGE => findings.add(
