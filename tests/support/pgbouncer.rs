@@ -1,0 +1,55 @@
+//! PgBouncer in front of a PostgreSQL server, on a free port of 127.0.0.1.
+
+use std::{
+    env,
+    io::{BufRead, BufReader},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+};
+
+use super::{postgres::root, prerequisite::report_skipped};
+
+/// A pooler that runs until this is dropped: `local/pgbouncer.py` stops it at the end of its input.
+pub struct PgBouncer {
+    pub port: u16,
+    process: Child,
+}
+
+impl PgBouncer {
+    /// A pooler in transaction mode, whose sessions on the server at `port` have this user. `None` if
+    /// there is no PgBouncer.
+    pub fn start(port: u16, user: &str, settings: &[&str]) -> Option<Self> {
+        let python = root().join(".venv/bin/python");
+        let python = env::var_os("POSTGRES_PYTHON").map_or(python, PathBuf::from);
+        let mut process = Command::new(python)
+            .arg(root().join("local/pgbouncer.py"))
+            .args([port.to_string(), format!("user={user}")])
+            .args(settings)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let mut answers = BufReader::new(process.stdout.take().unwrap());
+        answers.read_line(&mut line).unwrap();
+        let Some(port) = line.strip_prefix("ready ") else {
+            let _status = process.wait();
+            report_skipped(
+                "PgBouncer did not start, see the message of local/pgbouncer.py \
+                 (on Debian, `make .venv/pgbouncer` installs it; elsewhere, install `pgbouncer`)",
+            );
+            return None;
+        };
+        Some(Self {
+            port: port.trim().parse().unwrap(),
+            process,
+        })
+    }
+}
+
+impl Drop for PgBouncer {
+    fn drop(&mut self) {
+        drop(self.process.stdin.take());
+        let _status = self.process.wait();
+    }
+}
