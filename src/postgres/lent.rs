@@ -242,12 +242,21 @@ impl Lent {
     ) -> Result<T, Error> {
         let left = time_left_of_request().unwrap_or(ACQUIRE_TIME);
         let until = Instant::now() + left;
-        if connections.is_pooled() {
-            let mut lent = Self::begin(connections, Limits::of_request(left), until).await?;
+        let mut lent = if connections.is_pooled() {
+            Self::begin(connections, Limits::of_request(left), until).await?
+        } else {
+            Self::acquire(connections, until).await?
+        };
+        if time_left_of_request().is_none() || lent.trust == Trust::New {
             return lent.request(requests).await;
         }
-        let mut lent = Self::acquire(connections, until).await?;
-        lent.request(requests).await
+        // An old connection may have fallen silent. The caller repeats the request on another one.
+        let half = until.saturating_duration_since(Instant::now()) / 2;
+        let answer = timeout(half, lent.request(requests)).await;
+        answer.unwrap_or_else(|_elapsed| {
+            lent.close();
+            Err(Error::Io(std::io::ErrorKind::TimedOut.into()))
+        })
     }
 
     /// Runs requests that need no transaction on this connection. Behind a pooler they have one

@@ -1,9 +1,15 @@
 //! Every request of an operation, cut or held on its way.
 
-use std::{pin::pin, task::Poll};
+use std::{
+    pin::pin,
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    task::Poll,
+};
 
 use futures_util::poll;
-use sqs_once::{Deadline, Once, Outcome, postgres, protocol::Timestamp};
+use sqs_once::{
+    Attempt, Deadline, Once, Outcome, postgres, protocol::Timestamp, store::PostgresStore,
+};
 use tokio::{
     join, select,
     time::{sleep, timeout},
@@ -144,6 +150,33 @@ async fn silent_server_ends_attempt_at_deadline() {
             "{again:?}"
         );
         assert_eq!(world.effect(id).await, 1);
+    }
+}
+
+/// The claim, and the read and the write of the completion, on a connection that was just used.
+#[tokio::test]
+async fn store_repeats_each_request_on_another_connection() {
+    let world = World::start().await;
+    for cut in [Cut::Before, Cut::After, Cut::Silence] {
+        for number in 0..3 {
+            let (_mode, pool, wire) = world.worker_behind_wire().await;
+            let once = Once::new(PostgresStore::new(pool));
+            let charges = AtomicUsize::new(0);
+            for id in ["warm", "o"] {
+                wire.cut(if id == "o" { number } else { 1000 }, cut);
+                let id = format!("{id}-{number}-{cut:?}");
+                let deadline = Deadline::after(Timestamp::now(), 8 * SECOND, SECOND);
+                let charge = async |_: Attempt| Ok(charges.fetch_add(1, Relaxed));
+                let outcome = once.run(operation(&id, deadline), charge).await;
+                assert!(
+                    matches!(outcome, Outcome::Completed(_)),
+                    "{cut:?} {number}: {outcome:?}"
+                );
+            }
+            assert_eq!(charges.into_inner(), 2);
+            let requests = wire.take();
+            assert!(requests.len() > 3, "{cut:?} {number}: {requests:?}");
+        }
     }
 }
 
