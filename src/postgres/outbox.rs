@@ -13,13 +13,15 @@ use crate::{event::Published, protocol::Timestamp};
 /// Locks the groups, and inserts the events in their order.
 ///
 /// All answers lock groups in one order, so that two of them do not wait for each other. The join needs
-/// the number of locks, which is known after the last lock, so no row gets its number before. The seed
-/// keeps the locks apart from those of an application.
+/// the number of locks, which is known after the last lock, so no row gets its number before.
+///
+/// Groups share 256 locks: the lock table of a server has room for some thousands, for all sessions
+/// together. The first one's number keeps them apart from the locks of an application.
 const INSERT: &str = "\
     INSERT INTO sqs_once_outbox (id, group_id, name, body, published_at) \
     SELECT id, group_id, name, body, $5 \
     FROM (SELECT count(pg_advisory_xact_lock(lock)) AS locked FROM \
-            (SELECT DISTINCT hashtextextended(name, 8390891638214061135) AS lock \
+            (SELECT DISTINCT 8390891638214062000 + (hashtextextended(name, 0) & 255) AS lock \
              FROM unnest($1::text[], $2::text[]) AS event (id, name) WHERE id <> name \
              ORDER BY lock) AS locks) AS groups \
     JOIN unnest($1::text[], $2::text[], $3::text[], $4::text[]) WITH ORDINALITY \

@@ -71,9 +71,10 @@ impl<O> InTransaction<O> {
     /// transaction, in the table `sqs_once_outbox`. A relay sends it at least once: `docs/outbox.md`.
     ///
     /// Events of one group are sent in the order of the commits, and those of one answer in this order.
-    /// So commits with events of one group wait for each other, each for two round trips.
+    /// So commits with events of one group wait for each other, each for two round trips. So do those of
+    /// any two groups that share one of 256 locks.
     ///
-    /// An answer has at most 1,000 events: each group takes one of the server's locks until the commit.
+    /// An answer has at most 1,000 events.
     /// More events are a permanent failure of the operation, as an event beyond the limits of [`Event`]
     /// is.
     ///
