@@ -119,6 +119,7 @@ CHAOS_MESSAGES      ?= 20000
 CHAOS_FIFO_MESSAGES ?= 2000
 OUTBOX_ORDERS         ?= 10000
 CHAOS_POSTGRES_ORDERS ?= 10000
+EXPIRED_MINUTES       ?= 10
 
 .PHONY: soak
 soak: export CHAOS_SEED ?= new
@@ -126,10 +127,11 @@ soak: export CHAOS_MESSAGES := $(CHAOS_MESSAGES)
 soak: export CHAOS_FIFO_MESSAGES := $(CHAOS_FIFO_MESSAGES)
 soak: export CHAOS_POSTGRES_ORDERS := $(CHAOS_POSTGRES_ORDERS)
 soak: export OUTBOX_ORDERS := $(OUTBOX_ORDERS)
+soak: export EXPIRED_MINUTES := $(EXPIRED_MINUTES)
 soak: $(VENV) ## Kill, freeze and disconnect workers over tens of thousands of messages
 	$(CONSUMER)
 	cargo test --locked --test chaos -- --nocapture
-	cargo test --locked --features postgres --test postgres -- chaos --nocapture
+	cargo test --locked --features postgres --test postgres -- chaos expired::table --nocapture
 	cargo test --locked --features outbox,postgres --test outbox -- end_to_end --nocapture
 	$(TOOL)
 	VERIFY_AWS_EVERY_STEP=1 python local/verify_aws_test.py

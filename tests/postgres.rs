@@ -16,6 +16,8 @@ mod chaos;
 mod ends;
 #[path = "postgres/example.rs"]
 mod example;
+#[path = "postgres/expired.rs"]
+mod expired;
 #[path = "postgres/failover.rs"]
 mod failover;
 #[path = "postgres/locks.rs"]
