@@ -63,8 +63,9 @@ fn orders() -> usize {
     orders.map_or(300, |orders| orders.parse().unwrap())
 }
 
-/// Most orders of one emulator. For each write, dynoxide reads all records of a stream.
-const ORDERS_OF_ONE_EMULATOR: usize = 1000;
+/// Most orders of one emulator. For each write, dynoxide reads all records of a stream, and consumer B
+/// writes all events of a customer.
+const ORDERS_OF_ONE_EMULATOR: usize = 500;
 
 /// The numbers of orders of each emulator.
 fn rounds() -> impl Iterator<Item = usize> {

@@ -13,7 +13,7 @@ use tokio::time::{Duration, timeout};
 
 use super::{
     EFFECTS_OF_B, EVENTS, Fifo, GROUPS, Order, RECORDS_OF_B, TIME, arrive, behaviour, consumer,
-    deliver, disturb, note, now, orders, produce, relay, report, verify,
+    deliver, disturb, note, now, produce, relay, report, rounds, verify,
 };
 use crate::support::{
     dynamo::Dynamo,
@@ -106,7 +106,12 @@ impl Schedule {
     }
 }
 
-async fn run(name: &str, mode: impl FnOnce(InPostgres, &Sqs) -> InPostgres, seed: u64) {
+async fn run(
+    name: &str,
+    mode: impl FnOnce(InPostgres, &Sqs) -> InPostgres,
+    orders: usize,
+    seed: u64,
+) {
     let Some(server) = &*OPTIONAL_SERVER else {
         return;
     };
@@ -123,7 +128,7 @@ async fn run(name: &str, mode: impl FnOnce(InPostgres, &Sqs) -> InPostgres, seed
     let b = Once::new(DynamoStore::new(client, RECORDS_OF_B)).clock(now);
     let b = consumer(b.inbox(), "b", handler_fn(note), "attribute:idempotencyKey");
     let scheduled = PostgresRelay::new(relay(&sqs), PostgresStore::new(pool_of_relay));
-    let (mut to_a, mut to_b, mut arrived) = (produce(orders(), &mut rng), Fifo::default(), 0);
+    let (mut to_a, mut to_b, mut arrived) = (produce(orders, &mut rng), Fifo::default(), 0);
     let mut schedule = Schedule::default();
 
     let mut waiting = true;
@@ -149,13 +154,13 @@ async fn run(name: &str, mode: impl FnOnce(InPostgres, &Sqs) -> InPostgres, seed
             || sqs.sent_count() > arrived;
     }
 
-    let events = orders() * EVENTS.len();
-    verify(&dynamo, orders(), &[(EFFECTS_OF_B, events)]).await;
+    let events = orders * EVENTS.len();
+    verify(&dynamo, orders, &[(EFFECTS_OF_B, events)]).await;
     let of_a = "SELECT count(*) FROM effects WHERE n = 1";
-    assert_eq!(database.number(of_a).await, orders(), "effects of A");
+    assert_eq!(database.number(of_a).await, orders, "effects of A");
     assert_eq!(
         database.number("SELECT count(*) FROM effects").await,
-        orders()
+        orders
     );
     assert!(sqs.sent_to("dead").is_empty());
     let Schedule {
@@ -166,7 +171,7 @@ async fn run(name: &str, mode: impl FnOnce(InPostgres, &Sqs) -> InPostgres, seed
     let relayed = format!(
         "{killed} invocations killed, {failed} without the database, {partial} sent again in part"
     );
-    report(name, orders(), (&to_a, &to_b), &relayed, arrived);
+    report(name, orders, (&to_a, &to_b), &relayed, arrived);
     for disturbances in [to_a.lost, to_b.lost, killed, failed] {
         assert!(disturbances > 0, "nothing was disturbed");
     }
@@ -175,12 +180,16 @@ async fn run(name: &str, mode: impl FnOnce(InPostgres, &Sqs) -> InPostgres, seed
 #[tokio::test]
 async fn scheduled_events_reach_b_once_and_in_order() {
     let alone = |mode, _: &Sqs| mode;
-    Box::pin(run("consumer A is in PostgreSQL", alone, 3)).await;
+    for (seed, orders) in (300..).zip(rounds()) {
+        Box::pin(run("consumer A is in PostgreSQL", alone, orders, seed)).await;
+    }
 }
 
 #[tokio::test]
 async fn events_after_commit_reach_b_once_and_in_order() {
     let sends = |mode: InPostgres, sqs: &Sqs| mode.relay(relay(sqs));
     let name = "consumer A is in PostgreSQL, and sends right after commits";
-    Box::pin(run(name, sends, 4)).await;
+    for (seed, orders) in (400..).zip(rounds()) {
+        Box::pin(run(name, sends, orders, seed)).await;
+    }
 }
