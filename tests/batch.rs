@@ -365,14 +365,14 @@ async fn hanging_handler_is_cut_off_in_time() {
 }
 
 /// Claims and completions go ahead of the handlers.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn handlers_stay_bounded_with_claims_ahead() {
     let (store, handler) = (MemoryStore::default(), ScriptedHandler::default());
     let consumer = consumer(store.clone(), &handler);
     let consumer = consumer.concurrency(NonZeroUsize::new(3).unwrap());
     let consumer = Arc::new(consumer.claims_ahead(4));
     let event = batch((0..20).map(|n| record(&format!("m-{n}"), &json!("hang"))));
-    let processing = process(&consumer, event, within(SECOND));
+    let processing = process(&consumer, event, within(60 * SECOND));
     let failed = tokio::join!(processing, async {
         while handler.ran().len() < 3 {
             tokio::task::yield_now().await;
@@ -386,7 +386,7 @@ async fn handlers_stay_bounded_with_claims_ahead() {
     assert_eq!((handler.ran().len(), store.len()), (3, 3));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn message_claimed_ahead_in_vain_is_not_started() {
     let (store, handler) = (MemoryStore::default(), ScriptedHandler::default());
     let consumer = consumer(store.clone(), &handler).concurrency(NonZeroUsize::MIN);
@@ -396,7 +396,7 @@ async fn message_claimed_ahead_in_vain_is_not_started() {
         received("waits", &json!("succeed"), 1),
     ]);
     log::start();
-    let failed = process(&consumer, event, within(SECOND)).await;
+    let failed = process(&consumer, event, within(60 * SECOND)).await;
     assert_eq!(failed, ["hangs", "waits"]);
     assert_eq!(handler.ran(), ["hangs"], "started without time to run");
     assert_eq!(store.len(), 1, "released");
@@ -613,22 +613,18 @@ async fn time_of_handler(messages: usize) -> Duration {
     });
     let once = Once::new(MemoryStore::default());
     let consumer = Consumer::new(once, namespace(), look)
-        .deadline_reserve_per_message(Duration::from_micros(200));
+        .deadline_reserve_per_message(Duration::from_millis(20));
     let event = batch((0..messages).map(|n| record(&format!("m-{n}"), "{}")));
-    let deadline = Deadline::after(Timestamp::now(), 10 * SECOND, SECOND);
+    let deadline = Deadline::after(Timestamp::now(), 1_000 * SECOND, 100 * SECOND);
     assert_eq!(process(&Arc::new(consumer), event, deadline).await, [""; 0]);
     left.lock().unwrap().take().unwrap()
 }
 
 #[tokio::test(start_paused = true)]
 async fn reserve_grows_with_the_batch() {
-    assert_eq!(time_of_handler(10).await, 9 * SECOND - SECOND / 500);
-    assert_eq!(time_of_handler(5_000).await, 8 * SECOND);
-    assert_eq!(
-        time_of_handler(40_000).await,
-        9 * SECOND / 2,
-        "half is left"
-    );
+    assert_eq!(time_of_handler(10).await, 900 * SECOND - SECOND / 5);
+    assert_eq!(time_of_handler(5_000).await, 800 * SECOND);
+    assert_eq!(time_of_handler(40_000).await, 450 * SECOND, "half is left");
 }
 
 #[tokio::test]

@@ -35,7 +35,7 @@ async fn dynamo() -> Dynamo {
 
 /// The store of a worker whose SDK would retry.
 fn store(dynamo: &Dynamo) -> DynamoStore {
-    DynamoStore::new(dynamo.worker(Some(SECOND)), TABLE).grouping(true)
+    DynamoStore::new(dynamo.worker(Some(10 * SECOND)), TABLE).grouping(true)
 }
 
 fn key(part: &str) -> Key {

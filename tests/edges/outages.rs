@@ -32,16 +32,16 @@ async fn within(time: Duration, lambda: &Lambda, event: Value) -> Answer {
 #[tokio::test]
 async fn completion_throttled_for_long_is_recorded() {
     let stage = Stage::set().await;
-    // Of four seconds, outcomes are written until half a second before the end.
-    let settings = [("CONSUMER_DEADLINE_RESERVE", "2s")];
+    // The handler has four seconds, and the outcome the eight after them.
+    let settings = [("CONSUMER_DEADLINE_RESERVE", "8s")];
     let lambda = stage.consumer(&settings).await;
     stage.dynamo.fail_all("UpdateItem", Fault::Throttle);
     let start = Instant::now();
     let (answer, met) = join!(
-        within(4 * SECOND, &lambda, batch([first_message(1)])),
+        within(12 * SECOND, &lambda, batch([first_message(1)])),
         async {
             stage.gateway.arrived("o-1", 1).await;
-            sleep_until(start + 3 * SECOND).await;
+            sleep_until(start + 5 * SECOND).await;
             stage.dynamo.heal().await
         }
     );
