@@ -30,6 +30,7 @@ impl RelayReport {
     }
 
     /// The oldest event in the table was published at this time, when the relay began.
+    #[cfg(feature = "postgres")]
     pub(crate) fn waiting(&mut self, oldest: Option<Timestamp>) {
         self.oldest_waiting = oldest;
     }
