@@ -82,47 +82,45 @@ impl S3Bodies {
     pub fn max_bytes(self, max_bytes: NonZeroU32) -> Self {
         Self { max_bytes, ..self }
     }
-
-    async fn read(&self, pointer: &S3Pointer) -> Result<String, Outcome> {
-        let bucket = self.buckets.iter().find(|name| **name == pointer.bucket);
-        let bucket = bucket.ok_or_else(|| {
-            // A missing name in the setting is no verdict on the message.
-            Outcome::NoEffect(
-                "the body is a pointer to a bucket that CONSUMER_S3_BUCKETS does not name; nothing \
-                 was read"
-                    .into(),
-            )
-        })?;
-        let limit = usize::try_from(self.max_bytes.get()).unwrap_or(usize::MAX);
-        let objects = Bucket {
-            client: &self.client,
-            name: bucket,
-            setting: "CONSUMER_S3_BUCKETS",
-        };
-        let body = objects.read(&pointer.key, limit).await;
-        let body = body.map_err(|error| match error {
-            ReadError::Missing => Outcome::Invalid(format!(
-                "NoSuchKey: the bucket {bucket} has no object under the key of the pointer; keep \
-                 objects longer than messages of the queue and its dead-letter queue"
-            )),
-            ReadError::TooLong => Outcome::Invalid(format!(
-                "the body in the bucket {bucket} has more than {limit} bytes: \
-                 CONSUMER_S3_MAX_BYTES is {limit}"
-            )),
-            ReadError::Failed(why) => {
-                Outcome::NoEffect(format!("no body from the bucket {bucket}: {why}"))
-            }
-        })?;
-        String::from_utf8(body).map_err(|_| {
-            Outcome::Invalid(format!(
-                "the object in the bucket {bucket} is not UTF-8 text, so it is no message body"
-            ))
-        })
-    }
 }
 
 impl ReadBodies for S3Bodies {
     fn read<'a>(&'a self, pointer: &'a S3Pointer) -> BoxFuture<'a, Result<String, Outcome>> {
-        Box::pin(self.read(pointer))
+        Box::pin(async move {
+            let bucket = self.buckets.iter().find(|name| **name == pointer.bucket);
+            let bucket = bucket.ok_or_else(|| {
+                // A missing name in the setting is no verdict on the message.
+                Outcome::NoEffect(
+                    "the body is a pointer to a bucket that CONSUMER_S3_BUCKETS does not name; nothing \
+                     was read"
+                        .into(),
+                )
+            })?;
+            let limit = usize::try_from(self.max_bytes.get()).unwrap_or(usize::MAX);
+            let objects = Bucket {
+                client: &self.client,
+                name: bucket,
+                setting: "CONSUMER_S3_BUCKETS",
+            };
+            let body = objects.read(&pointer.key, limit).await;
+            let body = body.map_err(|error| match error {
+                ReadError::Missing => Outcome::Invalid(format!(
+                    "NoSuchKey: the bucket {bucket} has no object under the key of the pointer; keep \
+                     objects longer than messages of the queue and its dead-letter queue"
+                )),
+                ReadError::TooLong => Outcome::Invalid(format!(
+                    "the body in the bucket {bucket} has more than {limit} bytes: \
+                     CONSUMER_S3_MAX_BYTES is {limit}"
+                )),
+                ReadError::Failed(why) => {
+                    Outcome::NoEffect(format!("no body from the bucket {bucket}: {why}"))
+                }
+            })?;
+            String::from_utf8(body).map_err(|_| {
+                Outcome::Invalid(format!(
+                    "the object in the bucket {bucket} is not UTF-8 text, so it is no message body"
+                ))
+            })
+        })
     }
 }

@@ -36,48 +36,6 @@ impl S3Results {
         }
     }
 
-    async fn keep(&self, key: &Key, owner: &Owner, json: String, end: Instant) -> StoredResult {
-        let bytes = json.len();
-        let omitted =
-            |why: &str| StoredResult::Omitted(format!("output of {bytes} bytes not stored: {why}"));
-        if bytes > MAX_BYTES {
-            return omitted(&format!("an output in S3 has at most {MAX_BYTES}"));
-        }
-        let digest = Sha256::digest(json.as_bytes());
-        let pointer = ResultPointer::of_digest(&*self.bucket, key, owner, &digest, bytes);
-        let sha256 = BASE64_STANDARD.encode(digest);
-        // Half of the time left is for the record.
-        let left = end.saturating_duration_since(Instant::now());
-        let limit = Instant::now() + MAX_PUT_TIME.min(left / 2);
-        let bucket = self.bucket(&self.bucket);
-        match timeout_at(limit, bucket.put(&pointer.key, sha256, json)).await {
-            Ok(Ok(())) => StoredResult::InS3(Box::new(pointer)),
-            Ok(Err(why)) => omitted(&why),
-            Err(_elapsed) => omitted("S3 did not take it in time"),
-        }
-    }
-
-    async fn read_within(&self, time: Duration, pointer: &ResultPointer) -> Result<String, String> {
-        const ALTERED: &str = "the object was altered: its SHA-256 is not the record's";
-        if pointer.bytes > MAX_BYTES {
-            return Err(format!("an output in S3 has at most {MAX_BYTES} bytes"));
-        }
-        let bucket = self.bucket(&pointer.bucket);
-        let read = bucket.read(&pointer.key, pointer.bytes);
-        let output = match timeout(time, read).await {
-            Ok(Ok(output)) if pointer.is_of(&output) => output,
-            Ok(Ok(_) | Err(ReadError::TooLong)) => return Err(ALTERED.to_owned()),
-            Ok(Err(ReadError::Missing)) => {
-                return Err(
-                    "NoSuchKey: the object is lost; keep objects longer than records".into(),
-                );
-            }
-            Ok(Err(ReadError::Failed(why))) => return Err(why),
-            Err(_elapsed) => return Err("S3 did not return the object in time".to_owned()),
-        };
-        String::from_utf8(output).map_err(|_| ALTERED.to_owned())
-    }
-
     fn bucket<'a>(&'a self, name: &'a str) -> Bucket<'a> {
         Bucket {
             client: &self.client,
@@ -95,7 +53,27 @@ impl KeepOutputs for S3Results {
         json: String,
         end: Instant,
     ) -> BoxFuture<'a, StoredResult> {
-        Box::pin(self.keep(key, owner, json, end))
+        Box::pin(async move {
+            let bytes = json.len();
+            let omitted = |why: &str| {
+                StoredResult::Omitted(format!("output of {bytes} bytes not stored: {why}"))
+            };
+            if bytes > MAX_BYTES {
+                return omitted(&format!("an output in S3 has at most {MAX_BYTES}"));
+            }
+            let digest = Sha256::digest(json.as_bytes());
+            let pointer = ResultPointer::of_digest(&*self.bucket, key, owner, &digest, bytes);
+            let sha256 = BASE64_STANDARD.encode(digest);
+            // Half of the time left is for the record.
+            let left = end.saturating_duration_since(Instant::now());
+            let limit = Instant::now() + MAX_PUT_TIME.min(left / 2);
+            let bucket = self.bucket(&self.bucket);
+            match timeout_at(limit, bucket.put(&pointer.key, sha256, json)).await {
+                Ok(Ok(())) => StoredResult::InS3(Box::new(pointer)),
+                Ok(Err(why)) => omitted(&why),
+                Err(_elapsed) => omitted("S3 did not take it in time"),
+            }
+        })
     }
 
     fn read_within<'a>(
@@ -103,6 +81,25 @@ impl KeepOutputs for S3Results {
         time: Duration,
         pointer: &'a ResultPointer,
     ) -> BoxFuture<'a, Result<String, String>> {
-        Box::pin(self.read_within(time, pointer))
+        Box::pin(async move {
+            const ALTERED: &str = "the object was altered: its SHA-256 is not the record's";
+            if pointer.bytes > MAX_BYTES {
+                return Err(format!("an output in S3 has at most {MAX_BYTES} bytes"));
+            }
+            let bucket = self.bucket(&pointer.bucket);
+            let read = bucket.read(&pointer.key, pointer.bytes);
+            let output = match timeout(time, read).await {
+                Ok(Ok(output)) if pointer.is_of(&output) => output,
+                Ok(Ok(_) | Err(ReadError::TooLong)) => return Err(ALTERED.to_owned()),
+                Ok(Err(ReadError::Missing)) => {
+                    return Err(
+                        "NoSuchKey: the object is lost; keep objects longer than records".into(),
+                    );
+                }
+                Ok(Err(ReadError::Failed(why))) => return Err(why),
+                Err(_elapsed) => return Err("S3 did not return the object in time".to_owned()),
+            };
+            String::from_utf8(output).map_err(|_| ALTERED.to_owned())
+        })
     }
 }

@@ -389,6 +389,18 @@ async fn templates_of_examples_have_no_finding() {
     assert_eq!(findings_in(consumer, &DATABASE).await, Vec::<String>::new());
 }
 
+/// Deploys a template with one text in place of another, which is the one finding.
+async fn fault_is_found(
+    template: &str,
+    parameters: &[(&str, &str)],
+    (from, to): (&str, &str),
+    wanted: &str,
+) {
+    assert!(template.contains(from), "{from}");
+    let found = findings_in(&template.replace(from, to), parameters).await;
+    assert_eq!(found, [wanted], "{to}");
+}
+
 #[tokio::test]
 async fn misdeployed_relay_is_found() {
     if std::env::var_os("AWS_ENDPOINT_URL").is_none_or(|endpoint| endpoint.is_empty()) {
@@ -413,12 +425,7 @@ async fn misdeployed_relay_is_found() {
             "permissions",
         ),
     ] {
-        assert!(relay.contains(from), "{from}");
-        assert_eq!(
-            findings_in(&relay.replace(from, to), &DATABASE).await,
-            [wanted],
-            "{to}"
-        );
+        fault_is_found(relay, &DATABASE, (from, to), wanted).await;
     }
     let outbox = include_str!("../../examples/outbox.template.yaml");
     for (from, to, wanted) in [
@@ -434,12 +441,7 @@ async fn misdeployed_relay_is_found() {
         ),
         ("- dynamodb:GetRecords", "- dynamodb:Query", "permissions"),
     ] {
-        assert!(outbox.contains(from), "{from}");
-        assert_eq!(
-            findings_in(&outbox.replace(from, to), &[]).await,
-            [wanted],
-            "{to}"
-        );
+        fault_is_found(outbox, &[], (from, to), wanted).await;
     }
 }
 

@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 NEIGHBOURS = 3
 # Starts the gateway in the environment of the consumer, since only there it can send it a signal. The consumer has the
-# process id of this shell. On AWS, Lambda's runtime for Python starts this script in the place of its own program.
+# process id of this shell. On AWS, Lambda's runtime for Python starts this script instead of its own program.
 BOOTSTRAP_SCRIPT = """\
 #!/bin/sh
 cd "$LAMBDA_TASK_ROOT" || exit 1

@@ -188,9 +188,7 @@ impl Doctor {
         _clients: &[Client],
         _findings: &mut Findings,
     ) -> Result<(), Error> {
-        Err(Error::usage(
-            "--postgres needs a tool with the feature `postgres`: install sqs-once with --features cli,postgres",
-        ))
+        Err(crate::table::needs_postgres())
     }
 }
 

@@ -92,9 +92,7 @@ impl Table {
 
     #[cfg(not(feature = "postgres"))]
     async fn postgres(&self) -> Result<Records, Error> {
-        Err(Error::usage(
-            "--postgres needs a tool with the feature `postgres`: install sqs-once with --features cli,postgres",
-        ))
+        Err(needs_postgres())
     }
 
     fn settings(&self) -> Settings {
@@ -128,6 +126,14 @@ impl Table {
 /// The value of an option. An empty variable counts as not set, as in the consumer.
 fn named(option: &Option<String>) -> Option<&str> {
     option.as_deref().filter(|value| !value.is_empty())
+}
+
+/// The error of `--postgres` in a tool without the feature.
+#[cfg(not(feature = "postgres"))]
+pub(crate) fn needs_postgres() -> Error {
+    Error::usage(
+        "--postgres needs a tool with the feature `postgres`: install sqs-once with --features cli,postgres",
+    )
 }
 
 /// Records in one of two stores.

@@ -73,14 +73,15 @@ impl Client {
         };
         let mut queues = Some(0);
         for mapping in consumer.mappings.iter().filter(|mapping| mapping.enabled) {
-            let of_queue = mapping.maximum_concurrency;
-            let of_queue = of_queue.and_then(|maximum| u32::try_from(maximum).ok());
+            let maximum = mapping.maximum_concurrency;
+            let of_queue = maximum.and_then(|maximum| u32::try_from(maximum).ok());
             queues = queues.zip(of_queue).map(|(all, one)| all + one);
         }
         let environments = queues.into_iter().chain(reserved).min();
         let number = |name| consumer.function.variable(name)?.parse::<u32>().ok();
-        let each = number("IDEMPOTENCY_POSTGRES_CONNECTIONS").or(number("CONSUMER_CONCURRENCY"));
-        let each = each.unwrap_or(CONCURRENCY);
+        let each = number("IDEMPOTENCY_POSTGRES_CONNECTIONS")
+            .or(number("CONSUMER_CONCURRENCY"))
+            .unwrap_or(CONCURRENCY);
         Some(Self {
             connections: environments.map(|environments| environments.saturating_mul(each)),
             is_consumer: true,

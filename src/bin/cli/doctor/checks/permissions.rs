@@ -19,12 +19,12 @@ impl Bucket {
 
 /// The buckets from which the consumer reads bodies.
 fn buckets(consumer: &Consumer) -> Vec<Bucket> {
-    let names = consumer
-        .function
-        .variable("CONSUMER_S3_BUCKETS")
-        .into_iter();
-    let names = names.flat_map(|names| names.split(','));
-    names.map(|name| Bucket::new(consumer, name, "*")).collect()
+    let names = consumer.function.variable("CONSUMER_S3_BUCKETS");
+    names
+        .into_iter()
+        .flat_map(|names| names.split(','))
+        .map(|name| Bucket::new(consumer, name, "*"))
+        .collect()
 }
 
 /// The bucket of large outputs.

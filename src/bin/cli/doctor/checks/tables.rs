@@ -47,17 +47,9 @@ fn outbox_table(table: Option<&Table>, findings: &mut Findings) {
         );
         return;
     };
-    if table.keys != wanted {
-        findings.add(
-            Check::OutboxTable,
-            format!(
-                "the primary key is {}, and the consumer writes {}",
-                text(&table.keys),
-                text(&wanted)
-            ),
-            NOT_PUBLISHED,
-            "create a table with that key, as examples/outbox.template.yaml has it",
-        );
+    if let Some(what) = other_key(table, &wanted) {
+        let fix = "create a table with that key, as examples/outbox.template.yaml has it";
+        findings.add(Check::OutboxTable, what, NOT_PUBLISHED, fix);
     }
     if !matches!(
         table.stream,
@@ -72,8 +64,19 @@ fn outbox_table(table: Option<&Table>, findings: &mut Findings) {
     }
 }
 
+/// A key attribute: its name, its role, and whether its type is string.
+type KeyAttribute = (String, KeyType, bool);
+
+/// How the primary key of a table differs from the one that the consumer writes.
+fn other_key(table: &Table, wanted: &[KeyAttribute]) -> Option<String> {
+    (table.keys != wanted).then(|| {
+        let (found, wanted) = (text(&table.keys), text(wanted));
+        format!("the primary key is {found}, and the consumer writes {wanted}")
+    })
+}
+
 /// The key attributes, with their roles and types.
-fn text(keys: &[(String, KeyType, bool)]) -> String {
+fn text(keys: &[KeyAttribute]) -> String {
     let keys = keys.iter().map(|(name, role, string)| {
         let kind = if *string { "string" } else { "no string" };
         format!("{name} ({role}, {kind})")
@@ -103,14 +106,10 @@ fn table(consumer: &Consumer, table: &Table, findings: &mut Findings) {
         let name = sort.split_once('=').map_or(sort, |(name, _)| name);
         wanted.push((name.to_owned(), KeyType::Range, true));
     }
-    if table.keys != wanted {
+    if let Some(what) = other_key(table, &wanted) {
         findings.add(
             Check::KeySchema,
-            format!(
-                "the primary key is {}, and the consumer writes {}",
-                text(&table.keys),
-                text(&wanted)
-            ),
+            what,
             "DynamoDB refuses every claim: every message fails",
             "create a table with that key, or set IDEMPOTENCY_ATTRIBUTES and IDEMPOTENCY_SORT_KEY",
         );
