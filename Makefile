@@ -121,6 +121,8 @@ OUTBOX_ORDERS         ?= 10000
 CHAOS_POSTGRES_ORDERS ?= 10000
 EXPIRED_MINUTES       ?= 10
 
+DEEP := cargo test --locked --profile deep --features cli,opentelemetry,outbox,postgres
+
 .PHONY: soak
 soak: export CHAOS_SEED ?= new
 soak: export CHAOS_MESSAGES := $(CHAOS_MESSAGES)
@@ -130,9 +132,9 @@ soak: export OUTBOX_ORDERS := $(OUTBOX_ORDERS)
 soak: export EXPIRED_MINUTES := $(EXPIRED_MINUTES)
 soak: $(VENV) ## Kill, freeze and disconnect workers over tens of thousands of messages
 	$(CONSUMER)
-	cargo test --locked --test chaos -- --nocapture
-	cargo test --locked --features postgres --test postgres -- chaos expired::table --nocapture
-	cargo test --locked --features outbox,postgres --test outbox -- end_to_end --nocapture
+	$(DEEP) --test chaos -- --nocapture
+	$(DEEP) --test postgres -- chaos expired::table --nocapture
+	$(DEEP) --test outbox -- end_to_end --nocapture
 	$(TOOL)
 	VERIFY_AWS_EVERY_STEP=1 python local/verify_aws_test.py
 
@@ -156,6 +158,7 @@ bench: $(VENV) ## Compare the release build with a plain loop of SDK calls and w
 	$(PROGRAM) raw_loop
 	python -B local/compare/packages.py
 	ulimit -n $$(ulimit -Hn) && cargo bench --locked --bench compare # The plain loop opens thousands of connections.
+	cargo bench --locked --features outbox,postgres --bench postgres
 	python local/sizing.py
 
 .PHONY: outage

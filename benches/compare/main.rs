@@ -22,6 +22,8 @@ mod numbers;
 mod process;
 mod report;
 mod results;
+#[path = "../postgres_section.rs"]
+mod section;
 mod stub;
 mod targets;
 
@@ -86,7 +88,9 @@ async fn main() {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
     let directory = repository.join(if quick { "target/bench" } else { "docs" });
     fs::create_dir_all(directory.join("images")).unwrap();
-    fs::write(directory.join("speed.md"), page).unwrap();
+    let file = directory.join("speed.md");
+    let old = fs::read_to_string(&file).unwrap_or_default();
+    fs::write(file, page + section::split(&old).1).unwrap();
     fs::write(directory.join("images/speed.svg"), chart::svg(&results)).unwrap();
 }
 

@@ -57,6 +57,8 @@ pub(crate) struct Client {
     database: String,
     /// A pooler limits the connections of the server.
     has_pooler: bool,
+    /// The URL lets RDS Proxy refuse the login.
+    is_refused_by_proxy: bool,
     /// The user may be the one in a secret.
     has_secret: bool,
     /// Most connections of all environments. `None` without a limit.
@@ -111,14 +113,15 @@ impl Client {
         let auth = function
             .variable("IDEMPOTENCY_POSTGRES_AUTH")
             .unwrap_or_default();
+        let is_rds_proxy = host.contains(".proxy-");
+        let is_for_poolers = parameters
+            .split('&')
+            .any(|of| of == "statement-cache-capacity=0");
         Self {
             function: function.name.clone(),
             user: user.to_owned(),
-            // The host of RDS Proxy, or the parameter that every pooler needs.
-            has_pooler: host.contains(".proxy-")
-                || parameters
-                    .split('&')
-                    .any(|of| of == "statement-cache-capacity=0"),
+            has_pooler: is_rds_proxy || is_for_poolers,
+            is_refused_by_proxy: is_rds_proxy && !is_for_poolers,
             // The default of PostgreSQL.
             database: if database.is_empty() { user } else { database }.to_owned(),
             has_secret: auth.starts_with("arn:"),
@@ -137,6 +140,14 @@ impl Client {
                 "nothing limits the environments of the function, and each opens connections to the database",
                 "under load they use up max_connections: messages, and other clients of the server, fail with 53300",
                 "set MaximumConcurrency of the event source, or ReservedConcurrentExecutions of the function, or use a pooler",
+            );
+        }
+        if self.is_refused_by_proxy {
+            findings.add(
+                Check::PostgresConnections,
+                "the URL names RDS Proxy, and lacks statement-cache-capacity=0",
+                "every login has startup parameters that RDS Proxy refuses: messages and events wait",
+                "add ?statement-cache-capacity=0 to IDEMPOTENCY_POSTGRES_URL (docs/effects-in-postgresql.md#poolers)",
             );
         }
     }

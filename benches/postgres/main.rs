@@ -1,0 +1,134 @@
+//! Messages a second of [`InPostgres`](sqs_once::InPostgres) beside a plain sqlx loop of the same
+//! statements, round trips of a message, and events a second of the relay. Writes the section
+//! "PostgreSQL" of docs/speed.md.
+//!
+//! Consumer and loop take turns over several rounds, in this process, on one thread. The server is a real
+//! one on this machine. Another thread delays its answers. `BENCH_ROUNDS=1` is a quick look, which
+//! writes no page.
+
+#![recursion_limit = "256"]
+#![allow(
+    clippy::unwrap_used,
+    reason = "a bench that cannot set up its surroundings has nothing better to do than panic"
+)]
+
+mod messages;
+mod plain_loop;
+mod relay;
+mod slow_wire;
+#[path = "../../tests/support/mod.rs"]
+mod support;
+
+#[path = "../compare/numbers.rs"]
+mod numbers;
+#[path = "../postgres_section.rs"]
+mod section;
+
+use std::{fmt::Write as _, fs, path::Path, time::Duration};
+
+use messages::{Candidate, Load};
+use numbers::thousands;
+use slow_wire::SlowWire;
+use sqlx::{Executor as _, PgPool, postgres::PgConnectOptions};
+use sqs_once::postgres::{migrate, pool};
+
+const BATCHES: [usize; 3] = [1, 10, 100];
+const CONNECTIONS: [u32; 3] = [1, 5, 10];
+/// Time by which the wire delays each answer.
+const DELAYS: [Duration; 2] = [Duration::ZERO, Duration::from_millis(1)];
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() {
+    // `cargo bench` passes arguments for libtest, which this is not.
+    let rounds = std::env::var("BENCH_ROUNDS").map_or(3, |rounds| rounds.parse().unwrap());
+    let time = Duration::from_millis(if rounds == 1 { 300 } else { 1500 });
+    let options = support::postgres::SERVER.schema().await;
+    let admin = pool(options.clone(), 1);
+    migrate(&admin).await.unwrap();
+    let things = "CREATE TABLE things (id text PRIMARY KEY, n bigint NOT NULL)";
+    admin.execute(things).await.unwrap();
+
+    let mut section = introduction(rounds);
+    for delay in DELAYS {
+        section += &table(&options, &admin, delay, rounds, time).await;
+    }
+    section += &messages::round_trips(&options).await;
+    section += &relay::measure(&options, &admin).await;
+    println!("{section}");
+    if rounds > 1 {
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/speed.md");
+        let old = fs::read_to_string(&page).unwrap();
+        let (rest, _) = section::split(&old);
+        fs::write(page, format!("{rest}{}\n{section}", section::TITLE)).unwrap();
+    }
+}
+
+fn introduction(rounds: usize) -> String {
+    format!(
+        "`make bench` measures the PostgreSQL mode beside the best plain loop of sqlx, `benches/postgres/plain_loop.rs`: the same five\n\
+         statements, as many messages at a time as there are connections, nothing decided and nothing logged. Both run on one thread\n\
+         of one process, which shares the machine with the server. Each figure is the median of {rounds} rounds.\n\n"
+    )
+}
+
+/// Messages a second of both candidates, and their ratio.
+async fn table(
+    options: &PgConnectOptions,
+    admin: &PgPool,
+    delay: Duration,
+    rounds: usize,
+    time: Duration,
+) -> String {
+    let wire = SlowWire::start(options.get_port(), delay);
+    let options = options.clone().port(wire.port);
+    let round_trip = messages::round_trip(&options).await;
+    let mut text = format!(
+        "| messages a second, {:.2} ms a round trip | plain loop | consumer |\n| --- | ---: | ---: |\n",
+        round_trip.as_secs_f64() * 1e3
+    );
+    for messages in BATCHES {
+        for connections in CONNECTIONS {
+            let load = Load {
+                messages,
+                connections,
+                time,
+            };
+            let mut rates = [Vec::new(), Vec::new()];
+            for round in 0..rounds {
+                let turns = match round % 2 {
+                    0 => Candidate::ALL,
+                    _ => [Candidate::ALL[1], Candidate::ALL[0]],
+                };
+                for candidate in turns {
+                    eprint!(
+                        "\r{delay:?}, batch {messages}, {connections} connections, {candidate:?}      "
+                    );
+                    let empty = "TRUNCATE sqs_once_records, things";
+                    admin.execute(empty).await.unwrap();
+                    rates[candidate as usize].push(candidate.rate(&options, load).await);
+                }
+            }
+            let [plain, consumer] = rates.map(median);
+            let (of, s) = match connections {
+                1 => ("connection", ""),
+                _ => ("connection", "s"),
+            };
+            writeln!(
+                text,
+                "| {}, {connections} {of}{s} | {} | {} ({:.2} x) |",
+                numbers::batch_of(messages),
+                thousands(plain),
+                thousands(consumer),
+                consumer / plain,
+            )
+            .unwrap();
+        }
+    }
+    eprintln!();
+    text + "\n"
+}
+
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}

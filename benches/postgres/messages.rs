@@ -1,0 +1,194 @@
+//! Both candidates under load.
+
+use std::{
+    num::NonZeroUsize,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+
+use aws_lambda_events::event::sqs::SqsEvent;
+use serde::Deserialize;
+use serde_json::json;
+use sqlx::{
+    AssertSqlSafe, Connection as _, Error, PgConnection, postgres::PgConnectOptions, raw_sql,
+};
+use sqs_once::{
+    Attempt, Consumer, Deadline, Failure, Handler, InPostgres, InTransaction, Once, handler_fn,
+    postgres::pool,
+    protocol::{Namespace, Timestamp},
+};
+
+use super::{
+    plain_loop,
+    support::{
+        event::{batch, record},
+        pgbouncer::PgBouncer,
+        postgres::SERVER,
+        postgres_wire::{Cut, Wire},
+    },
+};
+
+/// Batches before the first that counts.
+const WARM_UP: usize = 5;
+
+#[derive(Clone, Copy)]
+pub(crate) struct Load {
+    pub(crate) messages: usize,
+    pub(crate) connections: u32,
+    /// Time of a run.
+    pub(crate) time: Duration,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Candidate {
+    PlainLoop,
+    Consumer,
+}
+
+impl Candidate {
+    pub(crate) const ALL: [Self; 2] = [Self::PlainLoop, Self::Consumer];
+
+    /// Messages a second.
+    pub(crate) async fn rate(self, options: &PgConnectOptions, load: Load) -> f64 {
+        match self {
+            Self::PlainLoop => {
+                let pool = plain_loop::pool(options, load.connections);
+                let rate = load
+                    .rate(async |event| plain_loop::process(&pool, event).await)
+                    .await;
+                pool.close().await;
+                rate
+            }
+            Self::Consumer => {
+                let pool = pool(options.clone(), load.connections);
+                let consumer = consumer(Once::in_postgres(pool.clone()), load.connections);
+                let rate = load
+                    .rate(async |event| process(&consumer, event).await)
+                    .await;
+                pool.close().await;
+                rate
+            }
+        }
+    }
+}
+
+impl Load {
+    async fn rate(self, process: impl AsyncFn(SqsEvent)) -> f64 {
+        for _ in 0..WARM_UP {
+            process(event(self.messages)).await;
+        }
+        let (mut batches, mut busy) = (0, Duration::ZERO);
+        while busy < self.time {
+            let event = event(self.messages);
+            let start = Instant::now();
+            process(event).await;
+            busy += start.elapsed();
+            batches += 1;
+        }
+        (batches * self.messages) as f64 / busy.as_secs_f64()
+    }
+}
+
+/// A batch of new messages.
+fn event(messages: usize) -> SqsEvent {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let message = |_| {
+        let id = NEXT.fetch_add(1, Relaxed);
+        record(
+            &format!("m-{id}"),
+            &json!({ "orderId": format!("o-{id}") }).to_string(),
+        )
+    };
+    serde_json::from_value(batch((0..messages).map(message))).unwrap()
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Order {
+    order_id: String,
+}
+
+async fn place(order: Order, attempt: Attempt) -> Result<InTransaction<()>, Failure> {
+    let mut tx = attempt.transaction()?;
+    increment(&mut tx, &order.order_id).await?;
+    Ok(tx.done(()))
+}
+
+/// The business write of both candidates.
+pub(crate) async fn increment(connection: &mut PgConnection, id: &str) -> Result<(), Error> {
+    let sql = "INSERT INTO things VALUES ($1, 1) ON CONFLICT (id) DO UPDATE SET n = things.n + 1";
+    sqlx::query(sql).bind(id).execute(connection).await?;
+    Ok(())
+}
+
+fn consumer(
+    mode: InPostgres,
+    at_once: u32,
+) -> Consumer<InPostgres, impl Handler<Output = InTransaction<()>>> {
+    let namespace = Namespace::new("bench").unwrap();
+    Consumer::new(mode, namespace, handler_fn(place))
+        .concurrency(NonZeroUsize::new(at_once as usize).unwrap())
+        .metrics(None)
+}
+
+async fn process(
+    consumer: &Consumer<InPostgres, impl Handler<Output = InTransaction<()>>>,
+    event: SqsEvent,
+) {
+    let deadline = Deadline::after(
+        Timestamp::now(),
+        Duration::from_secs(60),
+        Duration::from_secs(1),
+    );
+    let response = consumer.process(event, deadline).await.unwrap();
+    assert!(response.batch_item_failures.is_empty());
+}
+
+/// Time of a request without work.
+pub(crate) async fn round_trip(options: &PgConnectOptions) -> Duration {
+    const PINGS: u32 = 100;
+    let mut connection = PgConnection::connect_with(options).await.unwrap();
+    let start = Instant::now();
+    for _ in 0..PINGS {
+        connection.ping().await.unwrap();
+    }
+    start.elapsed() / PINGS
+}
+
+/// Requests of a message on a used connection, direct and behind PgBouncer.
+pub(crate) async fn round_trips(options: &PgConnectOptions) -> String {
+    let direct = requests(options).await;
+    let pooled = pooled(options).await;
+    let pooled = pooled.map_or("not measured: there is no PgBouncer".to_owned(), |n| {
+        n.to_string()
+    });
+    format!(
+        "| round trips of a message | |\n| --- | ---: |\n| to the server | {direct} |\n\
+         | to PgBouncer in transaction mode, `statement-cache-capacity=0` | {pooled} |\n\n"
+    )
+}
+
+async fn requests(options: &PgConnectOptions) -> usize {
+    let wire = Wire::to(([127, 0, 0, 1], options.get_port()).into()).await;
+    let options = options.clone().port(wire.address.port());
+    let consumer = consumer(Once::in_postgres(pool(options, 1)), 1);
+    process(&consumer, event(1)).await;
+    // A fault that no request meets: the wire begins to record.
+    wire.cut(usize::MAX, Cut::Before);
+    process(&consumer, event(1)).await;
+    wire.take().len()
+}
+
+async fn pooled(options: &PgConnectOptions) -> Option<usize> {
+    let schema = options.get_application_name().unwrap();
+    let role =
+        format!("CREATE ROLE pooled SUPERUSER LOGIN; ALTER ROLE pooled SET search_path = {schema}");
+    let mut admin = PgConnection::connect_with(options).await.unwrap();
+    raw_sql(AssertSqlSafe(role))
+        .execute(&mut admin)
+        .await
+        .unwrap();
+    let pooler = PgBouncer::start(options.get_port(), "pooled", &[])?;
+    let options = SERVER.options().username("pooled").port(pooler.port);
+    Some(requests(&options.statement_cache_capacity(0)).await)
+}

@@ -1,0 +1,86 @@
+//! Events a second of the scheduled relay, and the time from a commit to the target.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use sqlx::{PgPool, postgres::PgConnectOptions};
+use sqs_once::{
+    Deadline,
+    outbox::{PostgresRelay, Relay},
+    postgres::pool,
+    protocol::Timestamp,
+    store::PostgresStore,
+};
+
+use super::{
+    median,
+    numbers::thousands,
+    support::{
+        self,
+        sqs::{Sqs, SqsBehaviour},
+    },
+};
+
+const EVENTS: usize = 5000;
+/// Single events whose time to the target is measured.
+const SINGLE: usize = 100;
+
+pub(crate) async fn measure(options: &PgConnectOptions, admin: &PgPool) -> String {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let targets = "*=https://sqs.example/1/shipping.fifo".parse().unwrap();
+    let dead = "https://sqs.example/1/dead";
+    let sender = Relay::new(&support::sdk_config(sqs.endpoint()), targets, dead).unwrap();
+    let relay = PostgresRelay::new(sender, PostgresStore::new(pool(options.clone(), 1)));
+
+    publish(admin, 10, 10).await;
+    send(&relay, 10).await;
+    let mut rates = Vec::new();
+    for groups in [1, 100] {
+        publish(admin, EVENTS, groups).await;
+        let time = send(&relay, EVENTS).await;
+        rates.push((groups, EVENTS as f64 / time.as_secs_f64()));
+    }
+    let mut single = Vec::new();
+    for _ in 0..SINGLE {
+        publish(admin, 1, 1).await;
+        single.push(send(&relay, 1).await.as_secs_f64() * 1e3);
+    }
+    let [(_, of_one), (_, of_many)] = rates[..] else {
+        unreachable!("two rates")
+    };
+    format!(
+        "| scheduled relay, {} events, a stub of SQS that answers at once | |\n| --- | ---: |\n\
+         | events a second, all in one group | {} |\n| events a second, in 100 groups | {} |\n\
+         | from the start of the relay to the target, one event, median | {:.1} ms |\n\n\
+         The relay starts each minute. So an event is at its target on average 30 s after its commit, and after 60 s at most.\n",
+        thousands(EVENTS as f64),
+        thousands(of_one),
+        thousands(of_many),
+        median(single),
+    )
+}
+
+/// Inserts committed events.
+async fn publish(admin: &PgPool, events: usize, groups: usize) {
+    let body = json!({ "orderId": "o-1" }).to_string();
+    let insert = "INSERT INTO sqs_once_outbox (id, group_id, name, body, published_at) \
+        SELECT gen_random_uuid()::text, 'g-' || n % $2, 'placed', $3, $4 FROM generate_series(1, $1) AS n";
+    let now = i64::try_from(Timestamp::now().as_millis()).unwrap();
+    let (events, groups) = (events as i64, groups as i64);
+    let insert = sqlx::query(insert)
+        .bind(events)
+        .bind(groups)
+        .bind(body)
+        .bind(now);
+    insert.execute(admin).await.unwrap();
+}
+
+/// Sends all events. Returns the time.
+async fn send(relay: &PostgresRelay, events: usize) -> Duration {
+    let minute = Duration::from_secs(60);
+    let deadline = Deadline::after(Timestamp::now(), minute, minute / 4);
+    let start = Instant::now();
+    let relayed = relay.send_due(deadline).await.unwrap();
+    assert_eq!(relayed.sent, events as u64);
+    start.elapsed()
+}
