@@ -36,7 +36,7 @@ demo-inbox: $(VENV) ## Sell 100 pieces to 300 orders on a local cloud, kill work
 
 .PHONY: demo-outbox
 demo-outbox: $(VENV) ## Send 300 orders (OUTBOX_ORDERS) through two consumers and an outbox, with kills, duplicates and lost answers
-	cargo test --locked --features cli,opentelemetry,outbox,postgres --test outbox -- --nocapture --test-threads 1 end_to_end
+	$(TEST) --test outbox -- --nocapture --test-threads 1 end_to_end
 
 .PHONY: dev
 dev: export PAYMENT_GATEWAY_URL ?= sandbox
@@ -81,6 +81,9 @@ RELEASE := CARGO_LAMBDA_COMPILER=cargo cargo lambda build --locked --release
 else
 RELEASE := cargo build --locked --release
 endif
+# The tests of all packages. One set of features serves every verb, so that each crate is compiled once.
+WORKSPACE := --workspace --features sqs-once-cli/postgres,sqs-once-outbox/postgres
+TEST      := cargo test --locked $(WORKSPACE)
 # One command per package: a common one would unify the features of their dependencies.
 CONSUMER := $(RELEASE) --bin consumer
 PROGRAM  := $(RELEASE) --package programs --bin
@@ -92,7 +95,7 @@ test test-localstack test-powertools soak: export SQS_ONCE_REQUIRE_ALL := 1
 test: programs $(POOLER) ## Run every test and the runbook; a local cloud is started, unless AWS_ENDPOINT_URL names one
 	python local/cloud.py run -- python local/suites.py
 	python local/recorded.py
-	cargo test --locked --features cli,opentelemetry,outbox,postgres --doc
+	$(TEST) --doc
 	python local/watch_test.py
 	python local/runbook.py
 	python local/verify_aws_test.py
@@ -113,7 +116,7 @@ programs: $(VENV) ## Build the release programs that the tests run
 .PHONY: test-deep
 test-deep: export EXPLORE_BOUND ?= 4
 test-deep: ## Try every schedule with one deviation more than `make test` (25 minutes; EXPLORE_BOUND)
-	cargo test --locked --profile deep --test explore -- promise loses
+	$(DEEP) --test explore -- promise loses
 
 CHAOS_MESSAGES      ?= 20000
 CHAOS_FIFO_MESSAGES ?= 2000
@@ -121,7 +124,7 @@ OUTBOX_ORDERS         ?= 10000
 CHAOS_POSTGRES_ORDERS ?= 10000
 EXPIRED_MINUTES       ?= 10
 
-DEEP := cargo test --locked --profile deep --features cli,opentelemetry,outbox,postgres
+DEEP := $(TEST) --profile deep
 
 .PHONY: soak
 soak: export CHAOS_SEED ?= new
@@ -142,11 +145,11 @@ soak: $(VENV) ## Kill, freeze and disconnect workers over tens of thousands of m
 test-localstack: $(VENV) ## Run the integration suite against LocalStack in Docker, or the emulator at AWS_ENDPOINT_URL
 	python local/localstack.py check
 	$(CONSUMER)
-	python local/localstack.py run -- cargo test --locked --test integration
+	python local/localstack.py run -- $(TEST) --test integration
 
 .PHONY: test-powertools
 test-powertools: $(VENV) ## Share a table with Powertools for AWS Lambda (Python), in both directions
-	cargo test --locked --test powertools
+	$(TEST) --test powertools
 
 .PHONY: compare
 compare: $(VENV) ## Try the known failures of other libraries on them and on sqs-once
@@ -158,15 +161,15 @@ bench: $(VENV) ## Compare the release build with a plain loop of SDK calls and w
 	$(PROGRAM) raw_loop
 	python -B local/compare/packages.py
 	ulimit -n $$(ulimit -Hn) && cargo bench --locked --bench compare # The plain loop opens thousands of connections.
-	cargo bench --locked --features outbox,postgres --bench postgres
+	cargo bench --locked --bench postgres
 	python local/sizing.py
 
 .PHONY: outage
 outage: export OUTAGE_MESSAGES ?= 2000
 outage: $(VENV) ## Simulate an outage of twelve hours with the template's values, and run it 300 times faster; no message may be a dead letter
-	cargo test --locked --lib -- --nocapture --include-ignored survival
+	$(TEST) --lib -- --nocapture --include-ignored survival
 	$(CONSUMER)
-	cargo test --locked --test chaos -- --nocapture outage_of_half_a_day
+	$(TEST) --test chaos -- --nocapture outage_of_half_a_day
 
 .PHONY: simulate
 simulate: $(VENV) ## Simulate queue, function and table under load; writes the table of docs/sizing.md
@@ -185,13 +188,13 @@ fuzz: $(CARGO_FUZZ) ## Fuzz events and bodies with a nightly Rust: make fuzz [SE
 	cargo +nightly fuzz run --target-dir target/fuzz event target/fuzz/event fuzz/corpus/event -- -max_total_time=$(SECONDS)
 	cargo +nightly fuzz run --target-dir target/fuzz body target/fuzz/body fuzz/corpus/body -- -max_total_time=$(SECONDS)
 
-FILES         ?= src/protocol/** src/store/** src/once/** src/sqs/**
+FILES         ?= crates/core/src/** crates/dynamodb/src/store/** crates/sqs-once/src/sqs/**
 CARGO_MUTANTS := target/tools/bin/cargo-mutants
 
 .PHONY: mutants
 mutants: export CARGO_TARGET_DIR := $(CURDIR)/target/mutants
 mutants: export CARGO_PROFILE_DEV_DEBUG := false
-mutants: $(VENV) $(CARGO_MUTANTS) ## Break the source in one place after another; tests must fail (hours): make mutants [FILES="src/once/**"]
+mutants: $(VENV) $(CARGO_MUTANTS) ## Break the source in one place after another; tests must fail (hours): make mutants [FILES="crates/core/src/once/**"]
 	cargo mutants --output target --timeout 240 $(foreach glob,$(FILES),--file '$(glob)')
 
 CARGO_DENY := target/tools/bin/cargo-deny
@@ -200,11 +203,11 @@ CARGO_DENY := target/tools/bin/cargo-deny
 lint: export RUSTDOCFLAGS := -D warnings
 lint: $(VENV) $(CHECKOV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licences, the one TLS stack, features, Python, prose and templates
 	cargo fmt --all --check
-	cargo clippy --locked --workspace --all-targets --features cli,opentelemetry,outbox,postgres -- -D warnings
-	cargo doc --locked --no-deps
+	cargo clippy --locked $(WORKSPACE) --all-targets -- -D warnings
+	cargo doc --locked --no-deps --package sqs-once-core --package sqs-once-dynamodb
+	cargo doc --locked --no-deps --package sqs-once --all-features
 	cargo deny --locked check bans licenses sources
-	python local/one_tls_stack.py
-	python local/features.py
+	$(MAKE) features
 	ruff check --config local/pyproject.toml local tests examples
 	ruff format --config local/pyproject.toml --check local tests examples
 	mypy --config-file local/pyproject.toml
@@ -253,8 +256,11 @@ audit: $(CARGO_DENY) ## Check the dependencies for known vulnerabilities (downlo
 	cargo deny --locked check advisories
 
 .PHONY: features
-features: $(VENV) ## Check combinations of features, the crates they bring, and a handler in the sample's place
-	python local/features.py
+features: ## Check the features of the library, one at a time
+	cargo clippy --locked --bin consumer -- -D warnings
+	for feature in '' s3 opentelemetry outbox postgres testing; do \
+	  cargo clippy --quiet --locked --package sqs-once --lib --features "$$feature" -- -D warnings || exit 1; \
+	done
 
 MDBOOK := target/tools/bin/mdbook
 
@@ -295,7 +301,7 @@ deploy: linker $(if $(GRADUAL),$(GRADUAL_TEMPLATE)) ## Deploy to AWS: make deplo
 	  "PaymentGatewayUrl=$(GATEWAY_URL)" $(PARAMETERS) $(if $(GRADUAL),Release=$$(date +%s))
 
 # As for the test suites, so that both share one build.
-TOOL := cargo test --locked --features cli,opentelemetry,outbox,postgres --no-run --test cli
+TOOL := $(TEST) --no-run --test cli
 MACHINE = $(if $(filter arm64 aarch64,$(shell uname -m)),arm64,x86_64)
 VERIFY  = PYTHONPATH=local python -B -m verify_aws --architecture $(ARCH) --account "$(ACCOUNT)" --region "$(REGION)" --only "$(ONLY)" \
   --clean "$(CLEAN)" $(if $(SLOW),--slow) $(if $(YES),--yes) $(if $(DRY_RUN),--dry-run) $(if $(LIST),--list) \
@@ -318,7 +324,7 @@ dist: linker $(CARGO_CYCLONEDX) ## Build the bootstrap zip and its bill of mater
 	mkdir -p target/dist
 	mv target/lambda/consumer/bootstrap.zip target/dist/consumer-$(ARCH).zip
 	mv consumer_bin.cdx.json target/dist/consumer-$(ARCH).cdx.json
-	rm tests/programs/*_bin.cdx.json
+	find crates tests -name "*.cdx.json" -delete
 
 # Installs the linker that builds for Amazon Linux on any machine.
 .PHONY: linker

@@ -34,7 +34,7 @@ use serde_json::json;
 use sqlx::{Connection as _, PgConnection};
 use sqs_once::{
     Attempt, Consumer, Event, Failure, Handler, InPostgres, InTransaction, Settings, SettingsError,
-    handler_fn, telemetry,
+    Transaction, handler_fn, telemetry,
 };
 
 #[derive(Deserialize)]
@@ -64,7 +64,7 @@ async fn place(order: Order, attempt: Attempt) -> Result<InTransaction<Answer>, 
     if order.products.is_empty() {
         return Err(Failure::permanent("the order has no products"));
     }
-    let mut tx = attempt.transaction()?;
+    let mut tx = Transaction::of(&attempt)?;
     // A savepoint: a declined order leaves no writes, and its answer is recorded.
     let mut writes = tx.begin().await?;
     // The order is kept longer than its record. A message that returns after the record expired must

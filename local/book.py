@@ -3,7 +3,7 @@
 1. A link between documents names an existing file, and an existing heading of it. A page of the book links to a file
    outside of docs/ by the repository's address, because mdBook copies docs/ alone.
 2. docs/SUMMARY.md lists each page once.
-3. src/lib.rs includes each page with Rust blocks, so that `cargo test --doc` compiles them.
+3. tests/pages includes each page with Rust blocks, so that `cargo test --doc` compiles them.
 4. A block below a comment `<!-- from FILE -->` is a part of that file.
 5. A price, and a number that is bold in docs/aws-numbers.md, stands in that page alone and in tables that a script
    writes. In a template it may be a value, and in no text. Each number of that page has its source and its date.
@@ -30,6 +30,7 @@ RUST = re.compile(r"^\s*```rust\b(?!,ignore)", re.MULTILINE)
 WRITTEN = re.compile(r"<!-- local/\S+: .*? -->\n.*?<!-- end -->", re.DOTALL)
 WRITTEN_PAGES = ("speed.md",)  # by `make bench`
 NUMBERS = "aws-numbers.md"
+PAGES = "tests/pages/src/lib.rs"
 BOLD = re.compile(r"\*\*([\d,.]+)\*\*")
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
 PRICE = re.compile(r"\$\d[\d,.]*")
@@ -134,10 +135,10 @@ def problems(root: Path) -> Iterator[str]:
         for file, quote in QUOTE.findall((docs / name).read_text()):
             if quote not in (root / file).read_text():
                 yield f"docs/{name}: a block is not a part of {file}"
-    library = (root / "src/lib.rs").read_text()
+    included = (root / PAGES).read_text()
     for name in pages:
-        if RUST.search((docs / name).read_text()) and f'include_str!("../docs/{name}")' not in library:
-            yield f"src/lib.rs: the Rust blocks of docs/{name} are no doctests"
+        if RUST.search((docs / name).read_text()) and f'/docs/{name}")' not in included:
+            yield f"{PAGES}: the Rust blocks of docs/{name} are no doctests"
 
 
 def self_test() -> None:
@@ -146,6 +147,7 @@ def self_test() -> None:
         root = Path(folder).resolve()
         (root / "docs").mkdir()
         (root / "src").mkdir()
+        (root / PAGES).parent.mkdir(parents=True)
         (root / "README.md").write_text("# Top\n\n[a](docs/a.md#one-two_x) [b](docs/none.md)\n")
         page = [
             "# One `two_x`",
@@ -174,6 +176,7 @@ def self_test() -> None:
         (root / "SECURITY.md").write_text(f"$1 `$2` 11,250 1,250,000 1,250.\n{written}\n")
         (root / "template.yaml").write_text("A: 1250 # 1250\nDescription: from 1,250 a second, 11250 and 1250000\n")
         (root / "src/lib.rs").write_text(' include_str!("../docs/b.md")\n')
+        (root / PAGES).write_text('include_str!("../../../docs/b.md")\n')
         found = [line.split(": ")[:2] for line in problems(root)]
         expected = [
             ["SECURITY.md:1", "$1 stands in docs/aws-numbers.md"],
@@ -189,7 +192,7 @@ def self_test() -> None:
             ["docs/a.md:6", f"{REPOSITORY}/blob/main/src/none.rs"],
             ["docs/SUMMARY.md", "a.md is listed 0 times"],
             ["docs/b.md", "a block is not a part of src/lib.rs"],
-            ["src/lib.rs", "the Rust blocks of docs/a.md are no doctests"],
+            [PAGES, "the Rust blocks of docs/a.md are no doctests"],
         ]
         if found != expected:
             sys.exit(f"book.py does not work: {found}")

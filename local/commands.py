@@ -17,7 +17,7 @@ import aws_cli
 import jmespath  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).resolve().parent.parent
-PLACES = ("*.md", "docs/*.md", "starter/**/*.md", "src/**/*.rs", "examples/**/*.rs")
+PLACES = ("*.md", "docs/*.md", "starter/**/*.md", "src/**/*.rs", "crates/**/*.rs", "examples/**/*.rs")
 
 # Commands of the AWS CLI itself, which botocore does not have.
 OWN = {("configure", "export-credentials")}

@@ -415,7 +415,7 @@ def look_closer(stack: Stack) -> None:
     tool = "target/debug/sqs-once"
     say("the local cloud runs until Ctrl-C. To look closer, in another terminal:")
     for line in (
-        "cargo build --features cli --bin sqs-once",
+        "cargo build --package sqs-once-cli --bin sqs-once",
         f"export AWS_ENDPOINT_URL={stack.cloud.endpoint} AWS_REGION={REGION}",
         *(f"export {name}={CREDENTIALS[name]}" for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")),
         f"export IDEMPOTENCY_TABLE_NAME={stack.table}",

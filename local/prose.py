@@ -224,13 +224,25 @@ def config_texts(source: str) -> Iterator[Text]:
 READERS: dict[str, tuple[Callable[[str], Iterator[Text]], tuple[str, ...]]] = {
     "Rust": (
         rust_texts,
-        ("src/**/*.rs", "tests/**/*.rs", "benches/**/*.rs", "examples/**/*.rs", "fuzz/*.rs", "fuzz/fuzz_targets/*.rs"),
+        (
+            *(f"{folder}/**/*.rs" for folder in ("src", "crates", "tests", "benches", "examples")),
+            "fuzz/*.rs",
+            "fuzz/fuzz_targets/*.rs",
+        ),
     ),
     "Markdown": (markdown, ("*.md", "docs/**/*.md", "examples/**/*.md")),
     "Python": (python_texts, ("local/**/*.py", "tests/**/*.py")),
     "configuration": (
         config_texts,
-        ("Makefile", "template.yaml", "examples/**/*.yaml", "*.toml", ".ci/run", ".github/workflows/*.yml"),
+        (
+            "Makefile",
+            "template.yaml",
+            "examples/**/*.yaml",
+            "*.toml",
+            "crates/*/Cargo.toml",
+            ".ci/run",
+            ".github/workflows/*.yml",
+        ),
     ),
 }
 

@@ -314,7 +314,7 @@ def main() -> int:
     say("building the consumer and sqs-once")
     demo.build()
     # The command of the test suites, so that both share one build.
-    if run(["cargo", "test", "--locked", "--features", suites.FEATURES, "--no-run", "--test", "cli"], os.environ) != 0:
+    if run([*suites.CARGO_TEST, "--no-run", "--test", "cli"], os.environ) != 0:
         raise Failed("sqs-once does not compile")
     with ministack("runbook") as cloud, gateway.serve(workers_of=cloud.pid) as ledger, contextlib.ExitStack() as files:
         programs = Path(files.enter_context(tempfile.TemporaryDirectory(dir=STATE)))

@@ -27,7 +27,7 @@ NOISY_SHARE = sizing.aws("share of a noisy tenant of a fair queue") / 100
 NOISY_MESSAGES = int(sizing.aws("messages of a noisy tenant of a fair queue"))
 DOUBLING = 60.0 * sizing.aws("growth of a table on demand")
 
-# The consumer: src/store/dynamodb/mod.rs, and the template's timeout.
+# The consumer: crates/dynamodb/src/store/mod.rs, and the template's timeout.
 CLAIM_ATTEMPTS, FIRST_PAUSE, LONGEST_PAUSE = 4, 0.05, 0.5
 DEADLINE = 29.5
 

@@ -19,7 +19,7 @@ import yaml
 from cloud import ROOT, MiniStack, ministack, unwind_on_signals
 from driven_dev import COLD, Failed, check, environment, make_dev
 from stack import Template
-from suites import FEATURES
+from suites import CARGO_TEST
 
 LINES_OF_MAIN = 25
 LINES_TO_EDIT = 25
@@ -230,7 +230,7 @@ def main() -> int:
     check_lists()
     check_own_template()
     # The tool, from the build of `make test`.
-    tool = ["cargo", "test", "--quiet", "--locked", "--features", FEATURES, "--test", "cli", "--no-run"]
+    tool = [*CARGO_TEST, "--quiet", "--test", "cli", "--no-run"]
     subprocess.run(tool, cwd=ROOT, check=True)
     report: list[str] = []
     with tempfile.TemporaryDirectory(prefix="starter-") as name, ministack("starter") as cloud:

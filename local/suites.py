@@ -24,8 +24,9 @@ COMPUTING = ("explore", "store_conformance", "properties")
 WAITING_AT_ONCE = 2
 LONGEST = ("chaos", "outbox", "faults", "modes", "integration", "security")
 
-# One compilation serves the tool, the traces, PostgreSQL and all other suites.
-FEATURES = "cli,opentelemetry,outbox,postgres"
+# One compilation serves all packages.
+FEATURES = "sqs-once-cli/postgres,sqs-once-outbox/postgres"
+CARGO_TEST = ("cargo", "test", "--locked", "--workspace", "--features", FEATURES)
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,7 @@ class Suite:
     @property
     def selector(self) -> str:
         """The options of `cargo test` that select the suite."""
-        with_features = ("cli", "outbox", "postgres", "relay", "s3_bodies", "sqs-once", "traces")
-        features = f"--features {FEATURES} " if self.name in with_features else ""
-        return "--lib" if self.kind == "lib" else f"{features}--{self.kind} {self.name}"
+        return " ".join(CARGO_TEST[2:]) + (" --lib" if self.kind == "lib" else f" --{self.kind} {self.name}")
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,7 @@ class Result:
 
 def build() -> list[Suite]:
     """Builds the suites, and returns them in the order of their start."""
-    command = ["cargo", "test", "--locked", "--features", FEATURES, "--no-run"]
-    command += ["--message-format=json-render-diagnostics"]
+    command = [*CARGO_TEST, "--no-run", "--message-format=json-render-diagnostics"]
     built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if built.returncode != 0:
         sys.exit(built.returncode)

@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass
 
 import psutil
 from cloud import CREDENTIALS, STATE, Cloud, Unavailable, cloud, create_table, free_port, run, unwind_on_signals
+from postgres import server
 from rich.console import Console
 
 from examples import ON_POSTGRES, TABLES, create_tables, sql_of_tables
-from postgres import server
 
 PORT = 9000  # the default of cargo-lambda
 WATCHES = STATE / "watches.json"

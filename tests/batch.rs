@@ -6,8 +6,6 @@
     reason = "tests fail by panicking"
 )]
 
-mod support;
-
 use std::{
     collections::BTreeMap,
     num::NonZeroUsize,

@@ -54,7 +54,6 @@ mod queue;
 mod receives;
 #[path = "chaos/report.rs"]
 mod report;
-mod support;
 
 use std::{
     collections::HashMap,

@@ -14,7 +14,6 @@ mod keys;
 mod outages;
 #[path = "edges/queue.rs"]
 mod queue;
-mod support;
 
 use serde_json::Value;
 use support::{

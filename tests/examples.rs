@@ -24,7 +24,6 @@ example!(debit_account "../examples/debit_account.rs");
 example!(order_events "../examples/order_events.rs");
 example!(place_order "../examples/place_order.rs");
 example!(protobuf "../examples/protobuf.rs");
-mod support;
 
 use std::{
     collections::BTreeMap,

@@ -7,12 +7,10 @@
     reason = "tests fail by panicking"
 )]
 
-#[cfg(feature = "s3")]
 #[path = "faults/results.rs"]
 mod results;
 #[path = "faults/story.rs"]
 mod story;
-mod support;
 
 use std::{
     io,

@@ -7,8 +7,6 @@
     reason = "tests fail by panicking"
 )]
 
-mod support;
-
 use std::{collections::BTreeSet, sync::Mutex, time::Duration};
 
 use aws_sdk_dynamodb::types::{AttributeValue, BatchStatementRequest};
@@ -19,7 +17,7 @@ use sqs_once::{
         AttemptEnd, ClaimRequest, Claimed, Fingerprint, Key, Owner, ResultPointer, Settlement,
         StoredResult, Timestamp,
     },
-    store::{ClaimAnswer, DynamoStore, Layout, SettleAnswer, Store as _},
+    store::{ClaimAnswer, DynamoStore, Layout, SettleAnswer, Store as _, StoreError},
 };
 use support::{PATIENCE, consumer::namespace, dynamo::Dynamo, faults::Fault, log};
 use tokio::sync::Barrier;
@@ -81,16 +79,8 @@ fn fail(request: &ClaimRequest, first_open: bool) -> Settlement {
 
 /// Claims in the same turn of the runtime.
 async fn claim_all(store: &DynamoStore, requests: &[ClaimRequest]) -> Vec<ClaimAnswer> {
-    let claims = requests.iter().map(async |request| {
-        // As a caller repeats a claim without an answer.
-        for _ in 0..2 {
-            if let Ok(answer) = store.claim(request).await {
-                return answer;
-            }
-        }
-        store.claim(request).await.unwrap()
-    });
-    join_all(claims).await
+    let claims: Vec<_> = requests.iter().collect();
+    together(3, &claims, async |request| store.claim(request).await).await
 }
 
 /// Settles in the same turn of the runtime.
@@ -99,15 +89,30 @@ async fn settle_all(
     requests: &[ClaimRequest],
     settlement: impl Fn(&ClaimRequest) -> Settlement,
 ) -> Vec<SettleAnswer> {
-    let settled = requests.iter().map(async |request| {
+    let settle = async |request: &&ClaimRequest| {
         let (fence, settlement) = (request.fence(), settlement(request));
-        let settle = || store.settle(&fence, &settlement, request.now + SECOND);
-        match settle().await {
-            Ok(answer) => answer,
-            Err(_) => settle().await.unwrap(),
-        }
-    });
-    join_all(settled).await
+        let now = request.now + SECOND;
+        store.settle(&fence, &settlement, now).await
+    };
+    let requests: Vec<_> = requests.iter().collect();
+    together(2, &requests, settle).await
+}
+
+/// Sends requests in the same turn of the runtime, and those without an answer again, also in one turn:
+/// callers that wait for their own timeouts would send their copies one after the other.
+async fn together<R, T>(
+    copies: usize,
+    requests: &[R],
+    send: impl AsyncFn(&R) -> Result<T, StoreError>,
+) -> Vec<T> {
+    let mut answers: Vec<_> = requests.iter().map(|_| None).collect();
+    for _ in 0..copies {
+        let open = answers.iter_mut().zip(requests);
+        let open = open.filter(|(answer, _)| answer.is_none());
+        let sent = open.map(async |(answer, request)| *answer = send(request).await.ok());
+        join_all(sent).await;
+    }
+    answers.into_iter().map(Option::unwrap).collect()
 }
 
 const FRESH: ClaimAnswer = ClaimAnswer::Applied { replaced: None };

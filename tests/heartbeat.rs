@@ -6,10 +6,6 @@
     reason = "tests fail by panicking"
 )]
 
-#[path = "support/lossy.rs"]
-#[allow(unreachable_pub, dead_code, reason = "shared between test crates")]
-mod lossy;
-
 use std::{
     sync::{
         Arc,
@@ -18,12 +14,12 @@ use std::{
     time::Duration,
 };
 
-use lossy::{Fate, Lossy};
 use sqs_once::{
     Attempt, Deadline, Failure, Once, Operation, Outcome,
     protocol::{AttemptEnd, ClaimRequest, Key, Namespace, Owner, Record, State, Timestamp},
     store::Store as _,
 };
+use support::lossy::{Fate, Lossy};
 use tokio::time::{Instant, sleep, timeout};
 
 const SECOND: Duration = Duration::from_secs(1);

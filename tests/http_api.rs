@@ -13,7 +13,6 @@
     reason = "an example has a main of its own"
 )]
 mod http_api;
-mod support;
 
 use lambda_http::{Body, http::StatusCode, request};
 use serde_json::{Value, json};

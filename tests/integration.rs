@@ -10,8 +10,6 @@
     reason = "in a test, what cannot be set up is a failure"
 )]
 
-mod support;
-
 use std::{
     collections::BTreeSet,
     panic::{AssertUnwindSafe, resume_unwind},

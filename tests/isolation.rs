@@ -2,13 +2,12 @@
 //!
 //! A death is played by dropping the batch's future, and with it its tasks: nothing is recorded any more.
 
+#![recursion_limit = "256"]
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
     reason = "tests fail by panicking"
 )]
-
-mod support;
 
 use std::{
     collections::BTreeMap,

@@ -10,7 +10,6 @@
     reason = "tests fail by panicking"
 )]
 
-mod support;
 #[path = "known_failures/world.rs"]
 mod world;
 

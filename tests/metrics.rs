@@ -5,8 +5,6 @@
     reason = "in a test, what cannot be set up is a failure"
 )]
 
-mod support;
-
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},

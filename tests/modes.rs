@@ -26,4 +26,3 @@ mod on_item;
 mod refusals;
 #[path = "modes/requests.rs"]
 mod requests;
-mod support;

@@ -6,10 +6,6 @@
     reason = "tests fail by panicking"
 )]
 
-#[path = "support/lossy.rs"]
-#[allow(unreachable_pub, dead_code, reason = "shared between test crates")]
-mod lossy;
-
 use std::{
     cell::Cell,
     io,
@@ -17,7 +13,6 @@ use std::{
     time::Duration,
 };
 
-use lossy::{Fate, Lossy};
 use sqs_once::{
     Attempt, Deadline, Delivery, Failure, History, Once, OpenAttempts, Operation, Outcome,
     ResultExt,
@@ -27,6 +22,7 @@ use sqs_once::{
     },
     store::{ClaimAnswer, Store},
 };
+use support::lossy::{Fate, Lossy};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MILLISECOND: Duration = Duration::from_millis(1);

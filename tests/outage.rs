@@ -8,7 +8,6 @@
 
 #[path = "outage/breaker.rs"]
 mod breaker;
-mod support;
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,7 +16,7 @@ use aws_sdk_dynamodb::Client;
 use axum::{Json, Router, http::StatusCode};
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, BatchError, Consumer, Done, Failure, Handler, Mode, Once, Write, handler_fn,
+    Attempt, BatchError, Consumer, Done, Failure, Handler, Inbox, Mode, Once, Write, handler_fn,
     sqs::Visibility, store::DynamoStore,
 };
 use support::{
@@ -110,7 +109,11 @@ async fn missing_table_fails_invocation() {
     let store = || store(&dynamo, "no-such-table");
     let claims = Consumer::new(Once::new(store()), namespace(), handler_fn(take));
     assert_fails(process(claims, messages()).await, "no such table");
-    let commits = Consumer::new(Once::new(store()).inbox(), namespace(), handler_fn(plan));
+    let commits = Consumer::new(
+        Inbox::new(Once::new(store())),
+        namespace(),
+        handler_fn(plan),
+    );
     assert_fails(process(commits, messages()).await, "no such table");
 }
 

@@ -35,19 +35,13 @@ mod poolers;
 mod publish;
 #[path = "postgres/records.rs"]
 mod records;
-#[cfg(feature = "outbox")]
-#[path = "postgres/relay.rs"]
-mod relay;
 #[path = "postgres/results.rs"]
 mod results;
 #[path = "postgres/secret.rs"]
 mod secret;
 #[path = "postgres/stock.rs"]
 mod stock;
-mod support;
 #[path = "postgres/tls.rs"]
 mod tls;
 #[path = "postgres/wire.rs"]
 mod wire;
-#[path = "postgres/world.rs"]
-mod world;

@@ -11,7 +11,6 @@
 
 #[path = "powertools/both.rs"]
 mod both;
-mod support;
 
 use std::time::Duration;
 

@@ -14,7 +14,6 @@
     reason = "an example has a main of its own"
 )]
 mod send_order;
-mod support;
 
 use std::{
     env, fs,

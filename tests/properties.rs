@@ -14,4 +14,3 @@ mod decisions;
 mod identities;
 #[path = "properties/isolation.rs"]
 mod isolation;
-mod support;

@@ -8,7 +8,6 @@
 
 #[path = "queries/insights.rs"]
 mod insights;
-mod support;
 
 use std::{collections::BTreeSet, time::Duration};
 

@@ -7,7 +7,6 @@
 
 #[path = "runtime_api/credential.rs"]
 mod credential;
-mod support;
 
 use std::time::Duration;
 

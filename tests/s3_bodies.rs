@@ -6,8 +6,6 @@
     reason = "tests fail by panicking"
 )]
 
-mod support;
-
 use std::{
     sync::{
         Arc, Mutex,

@@ -6,8 +6,6 @@
     reason = "tests fail by panicking"
 )]
 
-mod support;
-
 use std::{
     sync::{Arc, Mutex},
     time::Duration,
@@ -15,9 +13,9 @@ use std::{
 
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Consumer, Done, Failure, Handler, Once, Settings, Stored, handler_fn,
+    Attempt, Consumer, Done, Failure, Handler, Inbox, Once, Settings, Stored, handler_fn,
     sqs::Visibility,
-    store::{DynamoStore, Results},
+    store::{DynamoStore, Results, S3Results},
 };
 use support::{
     consumer::{namespace, process, within},
@@ -71,7 +69,7 @@ impl World {
     }
 
     fn results(&self) -> Results {
-        Results::s3(&impatient(self.s3.endpoint()), BUCKET)
+        Results::outside(S3Results::new(&impatient(self.s3.endpoint()), BUCKET))
     }
 
     fn once(&self, results: Results) -> Once<DynamoStore> {
@@ -293,7 +291,7 @@ async fn write_units(results: impl Fn(&World) -> Results) -> [f64; 2] {
     assert_eq!(deliver(&Arc::new(consumer), 200 << 10).await, [""; 0]);
     world.dynamo.delete(TABLE, "test#m-1").await;
     let count = units.clone();
-    let consumer = Consumer::new(once.inbox(), namespace(), handler_fn(write));
+    let consumer = Consumer::new(Inbox::new(once), namespace(), handler_fn(write));
     let consumer = consumer.on_outcome(move |message| {
         count.lock().unwrap().push(message.write_units());
     });
@@ -324,9 +322,9 @@ async fn real_bucket_keeps_and_loses_outputs() {
     let world = World::start().await;
     let config = support::sdk_config(&endpoint);
     let s3 = s3::client(&config);
-    let results = || Results::s3(&config, OUTPUTS);
+    let results = || Results::outside(S3Results::new(&config, OUTPUTS));
 
-    let missing = || Results::s3(&config, "never-created");
+    let missing = || Results::outside(S3Results::new(&config, "never-created"));
     assert_eq!(world.process(70_000, missing()).await, [""; 0]);
     let why = text(&world.record().await, "result_omitted").to_owned();
     assert!(why.contains("NoSuchBucket"), "{why}");

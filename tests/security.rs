@@ -22,6 +22,5 @@ mod parameters;
 mod quoting_server;
 #[path = "security/secrets.rs"]
 mod secrets;
-mod support;
 #[path = "security/template.rs"]
 mod template;

@@ -6,8 +6,6 @@
     reason = "tests fail by panicking"
 )]
 
-mod support;
-
 use std::time::Duration;
 
 use sqs_once::{
@@ -20,7 +18,7 @@ use support::dynamo::Dynamo;
 /// Makes a module of tests, one per promise, for the store that `$new` makes.
 macro_rules! conformance {
     ($backend:ident, $new:expr) => {
-        sqs_once::for_each_promise_of_a_store!(conformance, $backend, $new,);
+        sqs_once::testing::for_each_promise_of_a_store!(conformance, $backend, $new,);
     };
     ($backend:ident, $new:expr, $($promise:ident)+) => {
         mod $backend {

@@ -8,7 +8,6 @@
 
 #[path = "traces/collector.rs"]
 mod collector;
-mod support;
 
 use std::{path::Path, time::Duration};
 

@@ -5,8 +5,6 @@
     reason = "in a test, what cannot be set up is a failure"
 )]
 
-mod support;
-
 use std::{sync::Arc, time::Duration};
 
 use serde_json::{Value, json};

@@ -4,8 +4,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
 };
-
-use crate::support::runtime_api::{Env, consumer, program};
+use support::runtime_api::{Env, consumer, program};
 
 pub(crate) const RAW: &str = "raw loop";
 pub(crate) const CONSUMER: &str = "consumer";

@@ -12,9 +12,6 @@
     reason = "a bench that cannot set up its surroundings has nothing better to do than panic"
 )]
 
-#[path = "../../tests/support/mod.rs"]
-mod support;
-
 mod candidates;
 mod chart;
 mod instructions;

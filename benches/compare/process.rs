@@ -5,15 +5,15 @@ use std::{
     path::Path,
     time::{Duration, Instant},
 };
+use support::{
+    event,
+    runtime_api::{Answer, Env, Lambda},
+    throttle::{self, Throttle, cpu_time},
+};
 
 use crate::{
     candidates::Candidate,
     stub::{Counts, Stub},
-    support::{
-        event,
-        runtime_api::{Answer, Env, Lambda},
-        throttle::{self, Throttle, cpu_time},
-    },
 };
 
 /// Each invocation's time until its deadline.

@@ -1,6 +1,7 @@
 //! The page of a run, in Markdown.
 
 use std::{fmt::Write, fs, process::Command, time::SystemTime};
+use support::runtime_api::{consumer, program};
 
 use crate::{
     BATCHES, CUT_OFF, CUT_OFF_MEMORY_MB, LATENCY_MS, LIMITED_BATCHES, MEMORY_MB,
@@ -9,7 +10,6 @@ use crate::{
     numbers::{batch_of, thousands},
     process::{DEADLINE, Run},
     results::{Measure, Results},
-    support::runtime_api::{consumer, program},
     targets::{PEAK, targets},
 };
 

@@ -16,8 +16,6 @@ mod messages;
 mod plain_loop;
 mod relay;
 mod slow_wire;
-#[path = "../../tests/support/mod.rs"]
-mod support;
 
 #[path = "../compare/numbers.rs"]
 mod numbers;
@@ -34,8 +32,8 @@ use sqs_once::postgres::{migrate, pool};
 
 const BATCHES: [usize; 3] = [1, 10, 100];
 const CONNECTIONS: [u32; 3] = [1, 5, 10];
-/// Time by which the wire delays each answer.
-const DELAYS: [Duration; 2] = [Duration::ZERO, Duration::from_millis(1)];
+/// Time by which the wire delays each answer. Without a delay, the disk of the server decides.
+const DELAY: Duration = Duration::from_millis(1);
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
@@ -49,9 +47,7 @@ async fn main() {
     admin.execute(things).await.unwrap();
 
     let mut section = introduction(rounds);
-    for delay in DELAYS {
-        section += &table(&options, &admin, delay, rounds, time).await;
-    }
+    section += &table(&options, &admin, rounds, time).await;
     section += &messages::round_trips(&options).await;
     section += &relay::measure(&options, &admin).await;
     println!("{section}");
@@ -75,11 +71,10 @@ fn introduction(rounds: usize) -> String {
 async fn table(
     options: &PgConnectOptions,
     admin: &PgPool,
-    delay: Duration,
     rounds: usize,
     time: Duration,
 ) -> String {
-    let wire = SlowWire::start(options.get_port(), delay);
+    let wire = SlowWire::start(options.get_port(), DELAY);
     let options = options.clone().port(wire.port);
     let round_trip = messages::round_trip(&options).await;
     let mut text = format!(
@@ -100,9 +95,7 @@ async fn table(
                     _ => [Candidate::ALL[1], Candidate::ALL[0]],
                 };
                 for candidate in turns {
-                    eprint!(
-                        "\r{delay:?}, batch {messages}, {connections} connections, {candidate:?}      "
-                    );
+                    eprint!("\rbatch {messages}, {connections} connections, {candidate:?}      ");
                     let empty = "TRUNCATE sqs_once_records, things";
                     admin.execute(empty).await.unwrap();
                     rates[candidate as usize].push(candidate.rate(&options, load).await);

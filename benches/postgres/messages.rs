@@ -13,20 +13,20 @@ use sqlx::{
     AssertSqlSafe, Connection as _, Error, PgConnection, postgres::PgConnectOptions, raw_sql,
 };
 use sqs_once::{
-    Attempt, Consumer, Deadline, Failure, Handler, InPostgres, InTransaction, Once, handler_fn,
+    Attempt, Consumer, Deadline, Failure, Handler, InPostgres, InTransaction, Transaction,
+    handler_fn,
     postgres::pool,
     protocol::{Namespace, Timestamp},
 };
 
-use super::{
-    plain_loop,
-    support::{
-        event::{batch, record},
-        pgbouncer::PgBouncer,
-        postgres::SERVER,
-        postgres_wire::{Cut, Wire},
-    },
+use support::{
+    event::{batch, record},
+    pgbouncer::PgBouncer,
+    postgres::SERVER,
+    postgres_wire::{Cut, Wire},
 };
+
+use super::plain_loop;
 
 /// Batches before the first that counts.
 const WARM_UP: usize = 5;
@@ -61,7 +61,7 @@ impl Candidate {
             }
             Self::Consumer => {
                 let pool = pool(options.clone(), load.connections);
-                let consumer = consumer(Once::in_postgres(pool.clone()), load.connections);
+                let consumer = consumer(InPostgres::new(pool.clone()), load.connections);
                 let rate = load
                     .rate(async |event| process(&consumer, event).await)
                     .await;
@@ -109,7 +109,7 @@ struct Order {
 }
 
 async fn place(order: Order, attempt: Attempt) -> Result<InTransaction<()>, Failure> {
-    let mut tx = attempt.transaction()?;
+    let mut tx = Transaction::of(&attempt)?;
     increment(&mut tx, &order.order_id).await?;
     Ok(tx.done(()))
 }
@@ -171,7 +171,7 @@ pub(crate) async fn round_trips(options: &PgConnectOptions) -> String {
 async fn requests(options: &PgConnectOptions) -> usize {
     let wire = Wire::to(([127, 0, 0, 1], options.get_port()).into()).await;
     let options = options.clone().port(wire.address.port());
-    let consumer = consumer(Once::in_postgres(pool(options, 1)), 1);
+    let consumer = consumer(InPostgres::new(pool(options, 1)), 1);
     process(&consumer, event(1)).await;
     // A fault that no request meets: the wire begins to record.
     wire.cut(usize::MAX, Cut::Before);

@@ -12,14 +12,9 @@ use sqs_once::{
     store::PostgresStore,
 };
 
-use super::{
-    median,
-    numbers::thousands,
-    support::{
-        self,
-        sqs::{Sqs, SqsBehaviour},
-    },
-};
+use support::sqs::{Sqs, SqsBehaviour};
+
+use super::{median, numbers::thousands};
 
 const EVENTS: usize = 5000;
 /// Single events whose time to the target is measured.

@@ -52,9 +52,7 @@ async fn later(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, delay: Duration)
     let (send, mut pieces) = mpsc::unbounded_channel::<(Instant, Vec<u8>)>();
     tokio::spawn(async move {
         while let Some((due, piece)) = pieces.recv().await {
-            if !delay.is_zero() {
-                sleep_until(due).await;
-            }
+            sleep_until(due).await;
             if to.write_all(&piece).await.is_err() {
                 break;
             }

@@ -6,12 +6,12 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU32, Ordering},
 };
 
+use support::runtime_api::{Env, Lambda};
 use tokio::sync::{Mutex, watch};
 
 use crate::{
     fate::signal,
     ledger::{Event, Invocation, Ledger, Worker},
-    support::runtime_api::{Env, Lambda},
 };
 
 pub(crate) struct Environment {

@@ -13,6 +13,11 @@ use std::{
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
+use support::{
+    emf,
+    event::{QUEUE_ARN, batch, received},
+    runtime_api::{Answer, Env, of_message},
+};
 use tokio::{task::JoinSet, time::sleep};
 
 use crate::{
@@ -21,11 +26,6 @@ use crate::{
     ledger::{Death, End, Event, Invocation, Ledger, Worker},
     plan::Seed,
     queue::{NAME, Queue, Received},
-    support::{
-        emf,
-        event::{QUEUE_ARN, batch, received},
-        runtime_api::{Answer, Env, of_message},
-    },
 };
 
 /// A worker's log line about unfinished messages.

@@ -7,13 +7,13 @@ use std::{
 };
 
 use serde_json::Value;
+use support::runtime_api::Answer;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::{
     environment::Environment,
     ledger::{Death, Invocation, Ledger, Worker},
     plan::Seed,
-    support::runtime_api::Answer,
 };
 
 /// Timeout after which Lambda kills the function.

@@ -14,17 +14,16 @@ use axum::{
     http::{HeaderMap, Response, StatusCode, Uri},
 };
 use serde_json::{Value, json};
+use support::{
+    dynamo::{forward, forwarder, request_name},
+    faults::{cut, error},
+};
 use tokio::time::sleep;
 
 use crate::{
     groups,
     ledger::{Event, Ledger, Settled, Worker},
     plan::Seed,
-    support::{
-        self,
-        dynamo::{forward, forwarder, request_name},
-        faults::{cut, error},
-    },
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -17,12 +17,12 @@ use axum::{
     routing::post,
 };
 use serde_json::{Value, json};
+use support::faults::cut;
 use tokio::time::{Instant, sleep};
 
 use crate::{
     ledger::{ChargeEnd, Death, Event, Ledger, Worker},
     plan::{Kind, Seed},
-    support::{self, faults::cut},
 };
 
 pub(crate) struct Gateway {

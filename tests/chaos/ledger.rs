@@ -9,9 +9,10 @@ use std::{
     time::Duration,
 };
 
+use support::emf::BatchMetrics;
 use tokio::sync::Notify;
 
-use crate::{faults::Fault, plan::Message, support::emf::BatchMetrics};
+use crate::{faults::Fault, plan::Message};
 
 /// One process: an execution environment. Numbers are never reused.
 pub(crate) type Worker = u32;

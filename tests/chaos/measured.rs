@@ -6,12 +6,12 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     fmt,
 };
+use support::emf::{BatchMetrics, documented_outcomes};
 
 use crate::{
     account::PERMANENT,
     ledger::{Death, Delivery, End, Event, Invocation, Settled, Worker},
     report::list,
-    support::emf::{BatchMetrics, documented_outcomes},
 };
 
 /// A process and the number of its invocation.

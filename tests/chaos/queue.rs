@@ -9,6 +9,7 @@ use std::{
 
 use axum::{Json, Router, body::Bytes, extract::State, http::HeaderMap};
 use serde_json::{Value, json};
+use support::event::QUEUE_ARN;
 use tokio::{
     sync::Notify,
     time::{Instant, sleep_until},
@@ -17,7 +18,6 @@ use tokio::{
 use crate::{
     ledger::{Delivery, Event, Ledger},
     plan::{Message, Seed},
-    support::{self, event::QUEUE_ARN},
 };
 
 /// Attribute of a message that names it. Copies keep it.

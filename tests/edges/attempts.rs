@@ -4,18 +4,16 @@ use std::{collections::HashMap, time::Duration};
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use serde_json::{Value, json};
+use support::{
+    dynamo::{Item, number, text},
+    event::{batch, order, record},
+    gateway::Reply,
+    runtime_api::{Answer, Lambda, of_retry, of_takeover},
+    stage::{Stage, TABLE, TIME, id, now_ms, outcome, outcomes, shown},
+};
 use tokio::join;
 
-use super::{
-    deliver, first_message,
-    support::{
-        dynamo::{Item, number, text},
-        event::{batch, order, record},
-        gateway::Reply,
-        runtime_api::{Answer, Lambda, of_retry, of_takeover},
-        stage::{Stage, TABLE, TIME, id, now_ms, outcome, outcomes, shown},
-    },
-};
+use super::{deliver, first_message};
 
 /// Checks that nothing informed a handler of an earlier attempt.
 fn assert_fresh(lambda: &Lambda) {

@@ -2,17 +2,15 @@
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use serde_json::{Value, json};
+use support::{
+    dynamo::{number, text},
+    event::{batch, in_group, order, received, record},
+    gateway::Reply,
+    stage::{Stage, TIME, now_ms, outcome, outcomes, shown},
+};
 use tokio::join;
 
-use super::{
-    BY_ORDER, deliver, first_message, line_of,
-    support::{
-        dynamo::{number, text},
-        event::{batch, in_group, order, received, record},
-        gateway::Reply,
-        stage::{Stage, TIME, now_ms, outcome, outcomes, shown},
-    },
-};
+use super::{BY_ORDER, deliver, first_message, line_of};
 
 /// A second message for order o-1, received for the `n`th time.
 fn second_message(n: u32) -> Value {

@@ -3,22 +3,20 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use serde_json::Value;
+use support::{
+    dynamo::{number, text},
+    event::{batch, failed, order, record},
+    faults::Fault,
+    gateway::Reply,
+    runtime_api::{Answer, Lambda, of_batch, says},
+    stage::{Stage, TABLE, TIME, now_ms, outcome, outcomes},
+};
 use tokio::{
     join,
     time::{Instant, sleep_until},
 };
 
-use super::{
-    deliver, first_message, line_of,
-    support::{
-        dynamo::{number, text},
-        event::{batch, failed, order, record},
-        faults::Fault,
-        gateway::Reply,
-        runtime_api::{Answer, Lambda, of_batch, says},
-        stage::{Stage, TABLE, TIME, now_ms, outcome, outcomes},
-    },
-};
+use super::{deliver, first_message, line_of};
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -1,19 +1,17 @@
 //! Permanent failures on their way to the dead-letter queue, or without one.
 
 use serde_json::Value;
+use support::{
+    PATIENCE,
+    event::{in_group, order, received, record},
+    gateway::Reply,
+    runtime_api::{FUNCTION_NAME, of_batch, says},
+    sqs::{DEAD_LETTER_QUEUE_ARN, SqsBehaviour},
+    stage::{Stage, outcome, outcomes},
+};
 use tokio::time::timeout;
 
-use super::{
-    deliver, first_message, line_of,
-    support::{
-        PATIENCE,
-        event::{in_group, order, received, record},
-        gateway::Reply,
-        runtime_api::{FUNCTION_NAME, of_batch, says},
-        sqs::{DEAD_LETTER_QUEUE_ARN, SqsBehaviour},
-        stage::{Stage, outcome, outcomes},
-    },
-};
+use super::{deliver, first_message, line_of};
 
 const BACKOFF: (&str, &str) = ("CONSUMER_BACKOFF_BASE", "10s");
 

@@ -1,7 +1,7 @@
 //! Handlers whose effect is a write: they plan it, and it commits with the record.
 
 use serde_json::{Value, json};
-use sqs_once::{Attempt, Delivery, Done, Failure, Outcome, Write};
+use sqs_once::{Attempt, Delivery, Done, Failure, Inbox, Outcome, Write};
 
 use crate::{
     handler::{HandlerEnd, Inside, obey, once, operation},
@@ -31,7 +31,7 @@ pub async fn plan_commit(
     delivery: Delivery,
     first_look: bool,
 ) -> Outcome {
-    let inbox = once(&world, worker).inbox();
+    let inbox = Inbox::new(once(&world, worker));
     let inbox = if first_look {
         inbox.first_look()
     } else {

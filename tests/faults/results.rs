@@ -7,21 +7,18 @@ use std::{
 
 use aws_config::{retry::RetryConfig, timeout::TimeoutConfig};
 use sqs_once::{
-    Attempt, Deadline, Delivery, Done, Once, Operation, Outcome, Write,
+    Attempt, Deadline, Delivery, Done, Inbox, Once, Operation, Outcome, Write,
     protocol::{Key, StoredResult, Timestamp},
-    store::{DynamoStore, Results},
+    store::{DynamoStore, Results, S3Results},
+};
+use support::{
+    consumer::namespace,
+    dynamo::{Dynamo, number, text},
+    faults::Fault,
+    s3::{BUCKET, S3, S3Put},
 };
 
-use crate::{
-    SECOND,
-    support::{
-        self,
-        consumer::namespace,
-        dynamo::{Dynamo, number, text},
-        faults::Fault,
-        s3::{BUCKET, S3, S3Put},
-    },
-};
+use crate::SECOND;
 
 const RECORDS: &str = "idempotency";
 const THINGS: &str = "things";
@@ -87,7 +84,7 @@ impl World {
             .timeout_config(TimeoutConfig::disabled())
             .build();
         Once::new(DynamoStore::new(self.dynamo.worker(None), RECORDS))
-            .results(Results::s3(&config, BUCKET).inline_limit(10))
+            .results(Results::outside(S3Results::new(&config, BUCKET)).inline_limit(10))
             .clock(clock)
     }
 
@@ -108,7 +105,7 @@ impl World {
         match self.way {
             Way::Claim => once.run(operation, claim).await,
             Way::Commit => once.run(operation, commit).await,
-            Way::Inbox => once.inbox().run(operation, commit).await,
+            Way::Inbox => Inbox::new(once).run(operation, commit).await,
         }
     }
 
@@ -260,7 +257,7 @@ async fn late_put_of_a_refused_answer_changes_nothing() {
         let once = world.once(now);
         let run = async {
             match way {
-                Way::Inbox => once.clone().inbox().run(operation, plan).await,
+                Way::Inbox => Inbox::new(once.clone()).run(operation, plan).await,
                 Way::Claim | Way::Commit => once.run(operation, plan).await,
             }
         };

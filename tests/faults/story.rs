@@ -12,8 +12,7 @@ use serde_json::{Value, json};
 use sqs_once::{
     Attempt, Consumer, Deadline, Failure, Handler, Once, protocol::Timestamp, store::DynamoStore,
 };
-
-use crate::support::{
+use support::{
     PATIENCE,
     consumer::{namespace, process},
     dynamo::{Dynamo, number, text},

@@ -13,8 +13,7 @@ use sqs_once::{
     Attempt, Consumer, Deadline, Failure, Handler, Once, handler_fn, protocol::Timestamp,
     store::DynamoStore,
 };
-
-use super::support::{
+use support::{
     consumer::{namespace, process, within},
     dynamo::{Dynamo, Item},
     event::{batch, record},
@@ -81,7 +80,7 @@ pub fn in_an_hour() -> Timestamp {
     Timestamp::now() + Duration::from_secs(3600)
 }
 
-/// As [`within`](crate::support::consumer::within), by that clock.
+/// As [`within`](support::consumer::within), by that clock.
 pub fn an_hour_later(budget: Duration) -> Deadline {
     Deadline::after(in_an_hour(), budget, budget / 4)
 }

@@ -1,5 +1,5 @@
 // error[E0277]: `sqs_once::Once<MemoryStore>` does not run handlers that return `sqs_once::Done<u64>`
-// = note: for `Done`, use `Once` or `Once::inbox` on a `DynamoStore`: a `MemoryStore` has no transactions
+// = note: for `Done`, use `Once` or `Inbox` on a `DynamoStore`: a `MemoryStore` has no transactions
 
 use sqs_once::{Attempt, Consumer, Done, Failure, Once};
 use sqs_once::{handler_fn, protocol::Namespace, store::MemoryStore};

@@ -9,18 +9,16 @@ use sqs_once::{
     Attempt, Change, Consumer, Done, Failure, Handler, Mode, Write, handler_fn,
     sqs::{FingerprintSource, KeySource, Visibility},
 };
+use support::{
+    consumer::{namespace, process, within},
+    event::{batch, in_group, received, record},
+    faults::Fault,
+    log,
+    sqs::{Sqs, SqsBehaviour},
+};
 use tokio::{sync::Notify, time::Instant};
 
-use super::{
-    support::{
-        consumer::{namespace, process, within},
-        event::{batch, in_group, received, record},
-        faults::Fault,
-        log,
-        sqs::{Sqs, SqsBehaviour},
-    },
-    world::{SECOND, THINGS, World, now},
-};
+use super::world::{SECOND, THINGS, World, now};
 
 #[derive(Deserialize)]
 struct Entry {

@@ -1,11 +1,9 @@
 //! Crashes, lost responses, contention, and two workers at once.
 
 use std::time::Duration;
+use support::{dynamo::text, faults::Fault};
 
-use super::{
-    support::{dynamo::text, faults::Fault},
-    world::{Attempt, EffectMode, RECORDS, RETENTION, SECOND, World, ample, pass},
-};
+use super::world::{Attempt, EffectMode, RECORDS, RETENTION, SECOND, World, ample, pass};
 
 /// Longer than any lease in these tests.
 pub const LEASE: Duration = Duration::from_secs(120);

@@ -2,10 +2,10 @@
 
 use futures_util::{StreamExt as _, stream};
 use sqs_once::{Deadline, Done, Failure, Outcome};
+use support::{PATIENCE, faults::Fault};
 
 use super::{
     crashes::{LEASE, Meets, STORIES},
-    support::{PATIENCE, faults::Fault},
     world::{SECOND, THINGS, World, ample, now, one_more, operation, pass},
 };
 

@@ -15,14 +15,12 @@ use sqs_once::{
     Change, Done, Failure, OnItem, Outcome, Write,
     protocol::{Fingerprint, StoredResult, Timestamp},
 };
-
-use super::{
-    support::{
-        dynamo::{Item, number, text},
-        faults::Fault,
-    },
-    world::{RETENTION, SECOND, THINGS, Thing, World, ample, now, operation, pass},
+use support::{
+    dynamo::{Item, number, text},
+    faults::Fault,
 };
+
+use super::world::{RETENTION, SECOND, THINGS, Thing, World, ample, now, operation, pass};
 
 /// Runs the operation `key` with this change.
 async fn run<O: Serialize>(on_item: &OnItem, key: &str, change: Change<O>) -> Outcome {

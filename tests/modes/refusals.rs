@@ -8,18 +8,18 @@ use std::{
 use aws_sdk_dynamodb::types::{AttributeValue, Put, ReturnValuesOnConditionCheckFailure, Update};
 use serde_json::json;
 use sqs_once::{
-    Attempt, Change, Delivery, Done, Failure, Once, Outcome, Write,
+    Attempt, Change, Delivery, Done, Failure, Inbox, Once, Outcome, Write,
     protocol::{Key, StoredResult},
     store::{DynamoStore, Layout},
+};
+use support::{
+    consumer::namespace,
+    dynamo::{number, text},
+    faults::Fault,
 };
 
 use super::{
     crashes::LEASE,
-    support::{
-        consumer::namespace,
-        dynamo::{number, text},
-        faults::Fault,
-    },
     world::{RECORDS, THINGS, World, ample, operation, pass},
 };
 
@@ -317,7 +317,7 @@ async fn failure_refused_by_table_is_not_final() {
     let world = World::start().await;
     let layout = Layout::native().rename([("id", "pk")]);
     let store = DynamoStore::new(world.no_timeout_client(), RECORDS).layout(layout.unwrap());
-    let inbox = Once::new(store).inbox();
+    let inbox = Inbox::new(Once::new(store));
     let denied = async |_| Err::<Done<()>, _>(Failure::permanent("declined"));
     let placed = async |_| Ok(order("b"));
     let denied = inbox.run(operation("a", ample()), denied).await;

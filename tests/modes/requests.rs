@@ -14,14 +14,12 @@ use aws_sdk_dynamodb::{
 };
 use serde_json::json;
 use sqs_once::{Done, Write};
-
-use super::{
-    support::{
-        dynamo::{Counts, text},
-        faults::Fault,
-    },
-    world::{Attempt, EffectMode, RECORDS, THINGS, World, ample, operation},
+use support::{
+    dynamo::{Counts, text},
+    faults::Fault,
 };
+
+use super::world::{Attempt, EffectMode, RECORDS, THINGS, World, ample, operation};
 
 fn counted(counts: &Counts) -> Vec<String> {
     let counted = counts.iter().map(|(name, n)| format!("{n} {name}"));

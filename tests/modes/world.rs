@@ -11,13 +11,12 @@ use sqs_once::{
     protocol::{Fingerprint, Key, Timestamp},
     store::DynamoStore,
 };
-use tokio::sync::Notify;
-
-use super::support::{
+use support::{
     PATIENCE,
     consumer::namespace,
     dynamo::{Dynamo, number},
 };
+use tokio::sync::Notify;
 
 pub const RECORDS: &str = "idempotency";
 pub const THINGS: &str = "things";
@@ -143,7 +142,7 @@ impl World {
     }
 
     pub fn inbox(&self, client: &Client) -> Inbox<DynamoStore> {
-        self.once(client).inbox()
+        Inbox::new(self.once(client))
     }
 
     pub fn on_item(&self, client: &Client) -> OnItem {

@@ -17,12 +17,11 @@ use sqs_once::{
     store::{ClaimAnswer, MemoryStore, SettleAnswer, Store, StoreError},
 };
 
-use tokio::time::{Instant, timeout};
-
-use crate::support::{
+use support::{
     consumer::{namespace, process},
     event::{batch, in_group, received},
 };
+use tokio::time::{Instant, timeout};
 
 const SECOND: Duration = Duration::from_secs(1);
 

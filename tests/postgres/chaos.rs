@@ -14,23 +14,20 @@ use fastrand::Rng;
 use serde_json::{Value, json};
 use sqlx::raw_sql;
 use sqs_once::{Settings, telemetry};
+use support::world::{SECOND, World};
+use support::{
+    PATIENCE,
+    event::{batch, failed, received},
+    postgres::Server,
+    runtime_api::{Answer, Lambda},
+};
 use tokio::{
     process::Command,
     task::JoinHandle,
     time::{sleep, timeout},
 };
 
-use super::{
-    example::TABLES,
-    place_order_postgres::consumer,
-    support::{
-        PATIENCE,
-        event::{batch, failed, received},
-        postgres::Server,
-        runtime_api::{Answer, Lambda},
-    },
-    world::{SECOND, World},
-};
+use super::{example::TABLES, place_order_postgres::consumer};
 
 const WORKERS: usize = 3;
 const BATCH: usize = 10;
@@ -101,7 +98,7 @@ impl Chaos {
         let mut queue: Vec<_> = sent.collect();
         random.shuffle(&mut queue);
         Self {
-            url: super::example::url(server, &world),
+            url: support::world::url(server, &world),
             world,
             messages: queue.len(),
             queue: Mutex::new(queue),

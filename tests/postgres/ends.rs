@@ -4,12 +4,11 @@ use std::{future::pending, sync::Mutex};
 
 use sqlx::{Connection, Executor};
 use sqs_once::{
-    Attempt, Deadline, Failure, InTransaction, Once, Operation, Outcome, ResultExt,
+    Attempt, Deadline, Failure, InTransaction, Once, Operation, Outcome, ResultExt, Transaction,
     protocol::{Fingerprint, StoredResult, Timestamp},
     store::{MemoryStore, PostgresStore},
 };
-
-use super::world::{
+use support::world::{
     SECOND, World, ample, increment, increments, key, operation, operation_of, short,
 };
 
@@ -36,7 +35,7 @@ async fn success_commits_writes_and_record() {
 async fn permanent_failure_is_recorded_alone() {
     let world = World::start().await;
     let declined = async |attempt: Attempt| {
-        let mut tx = attempt.transaction()?;
+        let mut tx = Transaction::of(&attempt)?;
         increment(&mut tx, "o-1").await?;
         Err::<InTransaction<()>, _>(Failure::permanent("declined"))
     };
@@ -63,7 +62,7 @@ async fn permanent_failure_is_recorded_alone() {
 async fn permanent_failure_after_failed_statement() {
     let world = World::start().await;
     let invalid = async |attempt: Attempt| {
-        let mut tx = attempt.transaction()?;
+        let mut tx = Transaction::of(&attempt)?;
         tx.execute("SELECT 1 / 0").await.permanent()?;
         Ok(tx.done(()))
     };
@@ -87,7 +86,7 @@ async fn other_ends_roll_back_and_run_again() {
         "cut-off in a statement",
     ] {
         let fails = async |attempt: Attempt| {
-            let mut tx = attempt.transaction()?;
+            let mut tx = Transaction::of(&attempt)?;
             increment(&mut tx, end).await?;
             match end {
                 "retryable" => return Err(Failure::retryable(end)),
@@ -194,7 +193,7 @@ async fn handlers_own_commit_is_permanent_failure() {
     let world = World::start().await;
     for sql in ["COMMIT", "ROLLBACK", "COMMIT; BEGIN", "COMMIT AND CHAIN"] {
         let ends = async |attempt: Attempt| {
-            let mut tx = attempt.transaction()?;
+            let mut tx = Transaction::of(&attempt)?;
             sqlx::raw_sql(sql).execute(&mut *tx).await?;
             increment(&mut tx, sql).await?;
             Ok(tx.done(()))
@@ -217,7 +216,7 @@ async fn handlers_own_commit_is_permanent_failure() {
 async fn nested_begin_is_savepoint() {
     let world = World::start().await;
     let nested = async |attempt: Attempt| {
-        let mut tx = attempt.transaction()?;
+        let mut tx = Transaction::of(&attempt)?;
         let mut inner = tx.begin().await?;
         increment(&mut inner, "rolled back").await?;
         inner.rollback().await?;
@@ -242,7 +241,7 @@ async fn nested_begin_is_savepoint() {
 async fn ignored_error_of_statement_commits_nothing() {
     let world = World::start().await;
     let ignores = async |attempt: Attempt| {
-        let mut tx = attempt.transaction()?;
+        let mut tx = Transaction::of(&attempt)?;
         increment(&mut tx, "o-1").await?;
         let _ignored = tx.execute("SELECT 1 / 0").await;
         Ok(tx.done(()))
@@ -265,7 +264,7 @@ async fn deferred_constraint_fails_at_commit() {
         .run_sql("ALTER TABLE things ADD UNIQUE (n) DEFERRABLE INITIALLY DEFERRED")
         .await;
     let twice = async |attempt: Attempt| {
-        let mut tx = attempt.transaction()?;
+        let mut tx = Transaction::of(&attempt)?;
         increment(&mut tx, "o-1").await?;
         increment(&mut tx, "o-2").await?;
         Ok(tx.done(()))
@@ -288,9 +287,9 @@ async fn deferred_constraint_fails_at_commit() {
 async fn transaction_is_for_one_user_at_a_time() {
     let world = World::start().await;
     let twice = async |attempt: Attempt| {
-        drop(attempt.transaction()?);
-        let tx = attempt.transaction()?;
-        let error = attempt.transaction().unwrap_err();
+        drop(Transaction::of(&attempt)?);
+        let tx = Transaction::of(&attempt)?;
+        let error = Transaction::of(&attempt).unwrap_err();
         assert!(error.to_string().contains("in use"), "{error}");
         Ok(tx.done(()))
     };
@@ -301,14 +300,14 @@ async fn transaction_is_for_one_user_at_a_time() {
 async fn other_mode_has_no_transaction() {
     let once = Once::new(MemoryStore::default());
     let asks = async |attempt: Attempt| {
-        attempt.transaction()?;
+        Transaction::of(&attempt)?;
         Ok(())
     };
     let outcome = once.run(operation("o-1", ample()), asks).await;
     let Outcome::PermanentFailure(why) = &outcome else {
         panic!("{outcome:?}")
     };
-    assert!(why.contains("Once::in_postgres"), "{why}");
+    assert!(why.contains("InPostgres"), "{why}");
 }
 
 #[tokio::test]
@@ -317,7 +316,7 @@ async fn task_that_keeps_transaction_loses_it() {
     let (mode, pool) = world.worker();
     let leaked = Mutex::new(None);
     let leaks = async |attempt: Attempt| {
-        let mut tx = attempt.transaction()?;
+        let mut tx = Transaction::of(&attempt)?;
         increment(&mut tx, "o-1").await?;
         *leaked.lock().unwrap() = Some((tx, attempt));
         Err::<InTransaction<()>, _>(Failure::retryable("a task goes on"))
@@ -329,7 +328,7 @@ async fn task_that_keeps_transaction_loses_it() {
     );
     let (tx, attempt) = leaked.lock().unwrap().take().unwrap();
     drop(tx);
-    let error = attempt.transaction().unwrap_err();
+    let error = Transaction::of(&attempt).unwrap_err();
     assert!(error.to_string().contains("has ended"), "{error}");
     assert_completed(&mode.run(operation("o-1", ample()), increments("o-1")).await);
     assert_eq!((world.effect("o-1").await, pool.size()), (1, 1));

@@ -8,16 +8,14 @@ use sqlx::{
     raw_sql,
 };
 use sqs_once::{Consumer, Handler, Mode, Settings, SettingsError};
-
-use super::{
-    place_order_postgres::consumer,
-    support::{
-        self, PATIENCE,
-        consumer::within,
-        postgres::{SERVER, Server, one},
-    },
-    world::World,
+use support::world::{World, url};
+use support::{
+    PATIENCE,
+    consumer::within,
+    postgres::{SERVER, one},
 };
+
+use super::place_order_postgres::consumer;
 
 pub(crate) const TABLES: &str = "
     CREATE TABLE stock (product text PRIMARY KEY, quantity bigint NOT NULL CHECK (quantity >= 0));
@@ -26,14 +24,6 @@ pub(crate) const TABLES: &str = "
     INSERT INTO stock VALUES ('cup', 10), ('teapot', 2)";
 
 /// The URL of a world.
-pub(crate) fn url(server: &Server, world: &World) -> String {
-    let schema = world.options.get_application_name().unwrap();
-    let port = server.options().get_port();
-    format!(
-        "postgres://postgres@127.0.0.1:{port}/postgres?sslmode=disable&options=-c%20search_path%3D{schema}"
-    )
-}
-
 fn settings(world: &World) -> Settings {
     settings_of(&url(&SERVER, world))
 }

@@ -9,9 +9,8 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use sqs_once::{Attempt, InPostgres, Once, Outcome, postgres, protocol::Timestamp};
-
-use super::world::{World, ample, operation};
+use sqs_once::{Attempt, InPostgres, Outcome, Transaction, postgres, protocol::Timestamp};
+use support::world::{World, ample, operation};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const WORKERS: u32 = 8;
@@ -43,7 +42,7 @@ async fn minute(mode: &InPostgres, minute: usize, is_real: bool) -> usize {
                 return completed;
             }
             let operation = operation(&format!("{minute}-{number}"), ample());
-            let done = async |attempt: Attempt| Ok(attempt.transaction()?.done(()));
+            let done = async |attempt: Attempt| Ok(Transaction::of(&attempt)?.done(()));
             let outcome = mode.run(operation, done).await;
             assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
             completed += 1;
@@ -58,7 +57,7 @@ async fn table_stops_growing_when_records_expire() {
     let is_real = minutes.is_some();
     let minutes = minutes.map_or(8, |minutes| minutes.parse().unwrap());
     let world = World::start().await;
-    let mode = Once::in_postgres(postgres::pool(world.options.clone(), WORKERS));
+    let mode = InPostgres::new(postgres::pool(world.options.clone(), WORKERS));
     let mode = mode.retention(MINUTE).clock(now);
     let mut completed = Vec::new();
     for number in 0..minutes {

@@ -3,12 +3,9 @@
 
 use futures_util::future::join_all;
 use sqlx::{Executor, PgPool};
-use sqs_once::{Attempt, Once, Outcome, postgres, store::PostgresStore};
-
-use super::{
-    support::{log, postgres::Server},
-    world::{World, ample, increments, operation},
-};
+use sqs_once::{Attempt, InPostgres, Once, Outcome, Transaction, postgres, store::PostgresStore};
+use support::world::{World, ample, increments, operation};
+use support::{log, postgres::Server};
 
 #[track_caller]
 fn assert_completed(outcome: &Outcome) {
@@ -44,7 +41,7 @@ async fn connections_to_demoted_server_are_replaced() {
     warm_up(&pool, 3).await;
     // The name of the cluster is that of the new writer by now.
     pool.set_connect_options(new.options.clone());
-    let mode = Once::in_postgres(pool);
+    let mode = InPostgres::new(pool);
     let messages = ["o-1", "o-2", "o-3"];
     let run = messages.map(|id| mode.run(operation(id, ample()), increments(id)));
     for outcome in join_all(run).await {
@@ -103,9 +100,9 @@ async fn request_tries_three_new_connections_at_most() {
 #[tokio::test]
 async fn statement_with_stale_plan_runs_on_new_connection() {
     let world = World::start().await;
-    let mode = Once::in_postgres(postgres::pool(world.options.clone(), 1));
+    let mode = InPostgres::new(postgres::pool(world.options.clone(), 1));
     let reads = async |attempt: Attempt| {
-        let mut tx = attempt.transaction()?;
+        let mut tx = Transaction::of(&attempt)?;
         sqlx::query("SELECT * FROM things")
             .fetch_all(&mut *tx)
             .await?;
@@ -125,7 +122,7 @@ async fn statement_with_stale_plan_runs_on_new_connection() {
 async fn forgotten_statements_cost_no_message() {
     let world = World::start().await;
     let pool = postgres::pool(world.options.clone(), 1);
-    let mode = Once::in_postgres(pool.clone());
+    let mode = InPostgres::new(pool.clone());
     assert_completed(&mode.run(operation("o-1", ample()), increments("o-1")).await);
     pool.execute("DEALLOCATE ALL").await.unwrap();
     assert_completed(&mode.run(operation("o-2", ample()), increments("o-2")).await);

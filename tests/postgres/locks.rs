@@ -11,19 +11,17 @@ use std::{
 use serde_json::json;
 use sqlx::{Executor, PgPool, postgres::PgConnectOptions};
 use sqs_once::{
-    Attempt, Consumer, Deadline, Failure, InTransaction, Once, Outcome, handler_fn,
+    Attempt, Consumer, Deadline, Failure, InPostgres, InTransaction, Outcome, Transaction,
+    handler_fn,
     protocol::{Namespace, StoredResult, Timestamp},
     testing,
 };
+use support::world::{SECOND, World, ample, increment, increments, operation, short};
+use support::{PATIENCE, postgres::one};
 use tokio::{
     join, select,
     sync::Notify,
     time::{Instant, timeout},
-};
-
-use super::{
-    support::{PATIENCE, postgres::one},
-    world::{SECOND, World, ample, increment, increments, operation, short},
 };
 
 #[track_caller]
@@ -39,7 +37,7 @@ async fn hold_open<T>(
 ) -> (Outcome, T) {
     let (running, go_on) = (Notify::new(), Notify::new());
     let holds = async |attempt: Attempt| {
-        let mut tx = attempt.transaction()?;
+        let mut tx = Transaction::of(&attempt)?;
         increment(&mut tx, "o-1").await?;
         running.notify_one();
         go_on.notified().await;
@@ -134,7 +132,7 @@ async fn increments_after_rival(
     rival: PgPool,
     runs: Arc<AtomicUsize>,
 ) -> Result<InTransaction<()>, Failure> {
-    let mut tx = attempt.transaction()?;
+    let mut tx = Transaction::of(&attempt)?;
     tx.execute("SELECT n FROM things WHERE id = 'o-1'").await?;
     if runs.fetch_add(1, Relaxed) == 0 {
         increment(&mut *rival.acquire().await?, "o-1").await?;
@@ -147,7 +145,7 @@ async fn increments_after_rival(
 async fn serialization_failure_is_contended() {
     let world = World::start().await;
     let pool = one(serializable(&world));
-    let mode = Once::in_postgres(pool.clone());
+    let mode = InPostgres::new(pool.clone());
     let (rival, runs) = (world.pool.clone(), Arc::default());
     let work = |attempt| increments_after_rival(attempt, rival, Arc::clone(&runs));
     let outcome = mode.run(operation("o-1", ample()), work).await;
@@ -170,7 +168,7 @@ async fn consumer_runs_contended_message_again() {
             increments_after_rival(attempt, rival.clone(), Arc::clone(&runs))
         }
     });
-    let mode = Once::in_postgres(one(serializable(&world)));
+    let mode = InPostgres::new(one(serializable(&world)));
     let consumer = Consumer::new(mode, Namespace::new("tests").unwrap(), handler);
     let batch = testing::event([testing::Message::new("m-1", &json!({}))]);
     let failed = testing::process(&Arc::new(consumer), batch).await;
@@ -186,7 +184,7 @@ async fn deadlock_is_contended() {
         .await;
     // The session whose check comes first is the victim.
     let options = world.options.clone().options([("deadlock_timeout", "10")]);
-    let mode = Once::in_postgres(one(options));
+    let mode = InPostgres::new(one(options));
     let mut rival = world.pool.begin().await.unwrap();
     rival
         .execute("SET LOCAL deadlock_timeout = '1min'")
@@ -194,7 +192,7 @@ async fn deadlock_is_contended() {
         .unwrap();
     increment(&mut rival, "b").await.unwrap();
     let crosswise = async |attempt: Attempt| {
-        let mut tx = attempt.transaction()?;
+        let mut tx = Transaction::of(&attempt)?;
         increment(&mut tx, "a").await?;
         // A session checks once, so the rival must wait by then.
         let ours = async {
@@ -221,7 +219,7 @@ async fn frozen_worker_loses_lock_after_deadline() {
     let deadline = Deadline::after(Timestamp::now(), SECOND, SECOND / 2);
     let start = Instant::now();
     let holds = async |attempt: Attempt| {
-        let mut tx = attempt.transaction()?;
+        let mut tx = Transaction::of(&attempt)?;
         increment(&mut tx, "o-1").await?;
         running.notify_one();
         std::future::pending::<()>().await;
@@ -252,7 +250,7 @@ async fn thawed_worker_cannot_commit() {
     let (frozen, pool) = world.worker();
     let (running, thaw) = (Notify::new(), Notify::new());
     let holds = async |attempt: Attempt| {
-        let mut tx = attempt.transaction()?;
+        let mut tx = Transaction::of(&attempt)?;
         increment(&mut tx, "o-1").await?;
         running.notify_one();
         thaw.notified().await;
@@ -285,12 +283,12 @@ async fn clients_connection_is_checked_only_on_linux() {
         let options = world.options.clone();
         let pool = PgPool::connect_lazy_with(options.options([("search_path", search_path)]));
         let reads = async |attempt: Attempt| {
-            let mut tx = attempt.transaction()?;
+            let mut tx = Transaction::of(&attempt)?;
             let setting = "SELECT current_setting('client_connection_check_interval')";
             let setting: String = sqlx::query_scalar(setting).fetch_one(&mut *tx).await?;
             Ok(tx.done(setting))
         };
-        let mode = Once::in_postgres(pool);
+        let mode = InPostgres::new(pool);
         let outcome = mode.run(operation(search_path, ample()), reads).await;
         let Outcome::Completed(StoredResult::Json(setting)) = outcome else {
             panic!("{outcome:?}");
@@ -322,11 +320,11 @@ async fn connection_closed_by_server_is_replaced() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn crashed_server_rolls_back() {
     // A server of its own.
-    let server = super::support::postgres::Server::start();
+    let server = support::postgres::Server::start();
     let world = World::on(&server).await;
     let outcome = {
         let crashes = async |attempt: Attempt| {
-            let mut tx = attempt.transaction()?;
+            let mut tx = Transaction::of(&attempt)?;
             increment(&mut tx, "o-1").await?;
             tokio::task::block_in_place(|| server.crash());
             Ok(tx.done(()))
@@ -350,7 +348,7 @@ async fn handler_waits_longer_for_lock_than_claim() {
     // Claims may wait for a second.
     let deadline = Deadline::after(now, 60 * SECOND, SECOND).min_time_to_start(58 * SECOND);
     let waits = async |attempt: Attempt| {
-        let mut tx = attempt.transaction()?;
+        let mut tx = Transaction::of(&attempt)?;
         let limit = "SELECT setting::bigint FROM pg_settings WHERE name = 'lock_timeout'";
         let limit: i64 = sqlx::query_scalar(limit).fetch_one(&mut *tx).await?;
         Ok(tx.done(limit))

@@ -1,92 +1,18 @@
 //! PgBouncer in transaction mode between the workers and the server.
 
 use futures_util::future::join_all;
-use sqlx::{
-    AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool,
-    postgres::PgConnectOptions, raw_sql,
-};
+use sqlx::{Executor as _, PgConnection};
 use sqs_once::{
-    Attempt, Failure, InPostgres, InTransaction, Once, Outcome, Settings, handler_fn, postgres,
-    store::PostgresStore, testing::conformance,
+    Attempt, Failure, InPostgres, InTransaction, Once, Outcome, Settings, Transaction, handler_fn,
+    postgres, store::PostgresStore, testing::conformance,
 };
+use support::pooled::Pooled;
+use support::world::{SECOND, ample, increments, operation};
+use support::{log, postgres::Server, postgres_wire::Cut};
 use tokio::{join, time::sleep};
-
-use super::{
-    support::{
-        self, log,
-        pgbouncer::PgBouncer,
-        postgres::{SERVER, Server},
-        postgres_wire::{Cut, Wire},
-    },
-    world::{SECOND, World, ample, increments, operation},
-};
 
 const MORE: &str = "UPDATE things SET n = n + 1 WHERE id = $1";
 const LESS: &str = "UPDATE things SET n = n - 1 WHERE id = $1";
-
-/// A world whose workers connect through a pooler.
-pub(crate) struct Pooled {
-    world: World,
-    pooler: PgBouncer,
-    /// The way through the pooler, as its documentation here says: without kept statements.
-    options: PgConnectOptions,
-}
-
-impl Pooled {
-    /// `None` if there is no PgBouncer.
-    pub(crate) async fn start(settings: &[&str]) -> Option<Self> {
-        Self::before(&SERVER, settings).await
-    }
-
-    async fn before(server: &Server, settings: &[&str]) -> Option<Self> {
-        let world = World::on(server).await;
-        let schema = world.options.get_application_name().unwrap();
-        let user = format!("pooled_{schema}");
-        let create = format!(
-            "CREATE ROLE {user} SUPERUSER LOGIN; ALTER ROLE {user} SET search_path = {schema}"
-        );
-        raw_sql(AssertSqlSafe(create))
-            .execute(&world.pool)
-            .await
-            .unwrap();
-        let pooler = PgBouncer::start(server.options().get_port(), &user, settings)?;
-        let options = server.options().username(&user).port(pooler.port);
-        let options = options.application_name(schema).statement_cache_capacity(0);
-        Some(Self {
-            world,
-            pooler,
-            options,
-        })
-    }
-
-    pub(crate) fn pool(&self, connections: u32) -> PgPool {
-        postgres::pool(self.options.clone(), connections)
-    }
-
-    pub(crate) fn mode(&self, connections: u32) -> InPostgres {
-        Once::in_postgres(self.pool(connections))
-    }
-
-    /// A worker with one connection, through a wire that counts logins.
-    async fn worker_behind_wire(&self) -> (InPostgres, PgPool, Wire) {
-        let wire = Wire::to(([127, 0, 0, 1], self.pooler.port).into()).await;
-        let options = self.options.clone().port(wire.address.port());
-        let pool = postgres::pool(options, 1);
-        (Once::in_postgres(pool.clone()), pool, wire)
-    }
-
-    /// A client that does nothing for the pooler.
-    async fn plain_client(&self) -> PgConnection {
-        let options = self.options.clone().statement_cache_capacity(100);
-        let options = options.extra_float_digits(None);
-        PgConnection::connect_with(&options).await.unwrap()
-    }
-
-    async fn insert_things(&self) {
-        let things = "INSERT INTO things VALUES ('more', 0), ('less', 0)";
-        self.world.run_sql(things).await;
-    }
-}
 
 #[track_caller]
 fn unavailable(outcome: &Outcome) -> String {
@@ -125,7 +51,7 @@ async fn sqlx_runs_statement_of_another_client() {
 }
 
 async fn changes(sql: &'static str, attempt: Attempt) -> Result<InTransaction<i32>, Failure> {
-    let mut tx = attempt.transaction()?;
+    let mut tx = Transaction::of(&attempt)?;
     let session = sqlx::query_scalar("SELECT pg_backend_pid()");
     let session = session.fetch_one(&mut *tx).await?;
     let id = if sql == MORE { "more" } else { "less" };
@@ -186,7 +112,7 @@ macro_rules! conformance {
 mod conforms {
     use super::*;
 
-    sqs_once::for_each_promise_of_a_store!(conformance,);
+    sqs_once::testing::for_each_promise_of_a_store!(conformance,);
 }
 
 /// As by default, and as its administrators tell it to accept and ignore sqlx's and our parameters.
@@ -202,7 +128,7 @@ async fn pooler_is_refused_unless_the_url_names_it() {
             postgres::pool(options, 1)
         };
         let remedy = "statement-cache-capacity=0";
-        let mode = Once::in_postgres(pool());
+        let mode = InPostgres::new(pool());
         let refused = mode.run(operation("o-1", ample()), increments("o-1")).await;
         let error = unavailable(&refused);
         assert!(error.contains(remedy), "{error}");
@@ -239,7 +165,7 @@ async fn login_that_pooler_refuses_is_explained_at_start() {
         ])
         .sdk_config(support::sdk_config("http://127.0.0.1:1"))
         .in_postgres(Ok(handler_fn(async |_: String, attempt: Attempt| {
-            Ok(attempt.transaction()?.done(()))
+            Ok(Transaction::of(&attempt)?.done(()))
         })));
         drop(consumer.await.unwrap());
         let lines = log::lines_containing("could not prepare the tables at start");

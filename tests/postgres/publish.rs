@@ -4,17 +4,16 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use sqlx::{Executor, raw_sql};
-use sqs_once::{Attempt, Deadline, Event, Failure, InTransaction, Outcome, protocol::Timestamp};
-use tokio::{join, select, time::timeout};
-
-use super::{
-    support::{
-        PATIENCE,
-        postgres::{SERVER, one},
-        postgres_wire::Cut,
-    },
-    world::{SECOND, World, ample, increment, key, operation, publishes},
+use sqs_once::{
+    Attempt, Deadline, Event, Failure, InTransaction, Outcome, Transaction, protocol::Timestamp,
 };
+use support::world::{SECOND, World, ample, increment, key, operation, publishes};
+use support::{
+    PATIENCE,
+    postgres::{SERVER, one},
+    postgres_wire::Cut,
+};
+use tokio::{join, select, time::timeout};
 
 #[track_caller]
 fn assert_completed(outcome: &Outcome) {
@@ -46,7 +45,7 @@ async fn events_commit_with_the_record() {
 async fn event_without_group_is_group_of_its_own() {
     let world = World::start().await;
     let publishes = async |attempt: Attempt| {
-        let done = attempt.transaction()?.done(());
+        let done = Transaction::of(&attempt)?.done(());
         Ok(done.publish(Event::new("placed", &1)))
     };
     assert_completed(&world.mode().run(operation("o-1", ample()), publishes).await);
@@ -71,7 +70,7 @@ async fn answer_takes_no_lock_without_groups_and_256_at_most() {
     for groups in [&[][..], &["a", "b", "a"], &many] {
         let publishes = async |attempt: Attempt| {
             let event = || Event::new("placed", &1);
-            let done = attempt.transaction()?.done(());
+            let done = Transaction::of(&attempt)?.done(());
             let done = (0..3).map(|_| event()).fold(done, InTransaction::publish);
             let grouped = groups.iter().map(|group| event().group(*group));
             Ok(grouped.fold(done, InTransaction::publish))
@@ -112,7 +111,7 @@ async fn answer_that_is_not_committed_publishes_nothing() {
         ("INSERT INTO things VALUES ('a', 7), ('b', 7)", false),
     ] {
         let spoils = async |attempt: Attempt| {
-            let mut tx = attempt.transaction()?;
+            let mut tx = Transaction::of(&attempt)?;
             let _ignored = raw_sql(sql).execute(&mut *tx).await;
             Ok(tx.done(()).publish(Event::new("placed", &1)))
         };
@@ -128,7 +127,7 @@ async fn answer_that_is_not_committed_publishes_nothing() {
 async fn event_beyond_a_limit_is_permanent_failure() {
     let world = World::start().await;
     let publishes = async |attempt: Attempt| {
-        let mut tx = attempt.transaction()?;
+        let mut tx = Transaction::of(&attempt)?;
         increment(&mut tx, "o-1").await?;
         let done = tx.done(()).publish(Event::new("placed", &1));
         Ok(done.publish(Event::new("order placed", &1)))

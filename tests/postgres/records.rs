@@ -14,12 +14,9 @@ use sqs_once::{
     store::{ClaimAnswer, PostgresStore, SettleAnswer, Store},
     testing::conformance,
 };
+use support::postgres::{SERVER, one};
+use support::world::{SECOND, World, ample, increments, key, operation};
 use tokio::sync::Notify;
-
-use super::{
-    support::postgres::{SERVER, one},
-    world::{SECOND, World, ample, increments, key, operation},
-};
 
 macro_rules! conformance {
     ($($promise:ident)+) => {
@@ -31,7 +28,7 @@ macro_rules! conformance {
     };
 }
 
-sqs_once::for_each_promise_of_a_store!(conformance,);
+sqs_once::testing::for_each_promise_of_a_store!(conformance,);
 
 fn request(id: &str, now: Timestamp, expires_at: u64) -> ClaimRequest {
     ClaimRequest::new(

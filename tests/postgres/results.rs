@@ -4,20 +4,17 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::Value;
 use sqs_once::{
-    Attempt, Consumer, Failure, Handler, InPostgres, InTransaction, Settings, Stored,
-    store::Results,
+    Attempt, Consumer, Failure, Handler, InPostgres, InTransaction, Settings, Stored, Transaction,
+    store::{Results, S3Results},
 };
-
-use super::{
-    example::url,
-    support::{
-        PATIENCE,
-        consumer::{namespace, process, within},
-        event::{batch, record},
-        postgres::SERVER,
-        s3::{BUCKET, S3, S3Put, impatient},
-    },
-    world::World,
+use support::world::World;
+use support::world::url;
+use support::{
+    PATIENCE,
+    consumer::{namespace, process, within},
+    event::{batch, record},
+    postgres::SERVER,
+    s3::{BUCKET, S3, S3Put, impatient},
 };
 
 /// Handler whose output has as many letters as the message says. It asks for the output of duplicates.
@@ -33,7 +30,7 @@ impl Handler for Writer {
         letters: usize,
         attempt: Attempt,
     ) -> Result<InTransaction<String>, Failure> {
-        Ok(attempt.transaction()?.done("x".repeat(letters)))
+        Ok(Transaction::of(&attempt)?.done("x".repeat(letters)))
     }
 
     async fn on_duplicate(&self, stored: Stored<String>, _: Attempt) -> Result<(), Failure> {
@@ -43,24 +40,22 @@ impl Handler for Writer {
     }
 }
 
-impl World {
-    /// Delivers a message with so many letters twice. Returns the output for the duplicate.
-    async fn replayed(&self, consumer: Consumer<InPostgres, Writer>, writer: &Writer) -> Value {
-        let consumer = Arc::new(consumer);
-        for _ in 0..2 {
-            let event = batch([record("m-1", "3000")]);
-            assert_eq!(process(&consumer, event, within(PATIENCE)).await, [""; 0]);
-        }
-        let outputs = std::mem::take(&mut *writer.0.lock().unwrap());
-        assert_eq!(outputs.len(), 1);
-        outputs[0].as_deref().into()
+/// Delivers a message with so many letters twice. Returns the output for the duplicate.
+async fn replayed(consumer: Consumer<InPostgres, Writer>, writer: &Writer) -> Value {
+    let consumer = Arc::new(consumer);
+    for _ in 0..2 {
+        let event = batch([record("m-1", "3000")]);
+        assert_eq!(process(&consumer, event, within(PATIENCE)).await, [""; 0]);
     }
+    let outputs = std::mem::take(&mut *writer.0.lock().unwrap());
+    assert_eq!(outputs.len(), 1);
+    outputs[0].as_deref().into()
+}
 
-    async fn of_record(&self, column: &str) -> Option<String> {
-        let sql = format!("SELECT {column} FROM sqs_once_records");
-        let value = sqlx::query_scalar(sqlx::AssertSqlSafe(sql));
-        value.fetch_one(&self.pool).await.unwrap()
-    }
+async fn of_record(world: &World, column: &str) -> Option<String> {
+    let sql = format!("SELECT {column} FROM sqs_once_records");
+    let value = sqlx::query_scalar(sqlx::AssertSqlSafe(sql));
+    value.fetch_one(&world.pool).await.unwrap()
 }
 
 /// The consumer of a world, with these settings.
@@ -87,9 +82,9 @@ async fn setting_none_stores_no_output() {
     let (world, s3, writer) = (World::start().await, S3::start().await, Writer::default());
     let none = [("IDEMPOTENCY_RESULTS", "none")];
     let consumer = configured(&world, &none, &s3, &writer).await;
-    assert_eq!(world.replayed(consumer, &writer).await, Value::Null);
-    assert_eq!(world.of_record("result").await, None);
-    assert!(world.of_record("result_omitted").await.is_some());
+    assert_eq!(replayed(consumer, &writer).await, Value::Null);
+    assert_eq!(of_record(&world, "result").await, None);
+    assert!(of_record(&world, "result_omitted").await.is_some());
 }
 
 #[tokio::test]
@@ -97,15 +92,14 @@ async fn default_stores_output_in_record() {
     let (world, s3, writer) = (World::start().await, S3::start().await, Writer::default());
     let consumer = configured(&world, &[], &s3, &writer).await;
     let output = "x".repeat(3000);
-    assert_eq!(world.replayed(consumer, &writer).await, output);
+    assert_eq!(replayed(consumer, &writer).await, output);
     assert_eq!(
-        world.of_record("result").await,
+        of_record(&world, "result").await,
         Some(format!("\"{output}\""))
     );
     assert!(s3.puts().is_empty());
 }
 
-#[cfg(feature = "s3")]
 #[tokio::test]
 async fn output_over_the_limit_is_an_object() {
     let (world, s3, writer) = (World::start().await, S3::start().await, Writer::default());
@@ -116,23 +110,23 @@ async fn output_over_the_limit_is_an_object() {
     ];
     let consumer = configured(&world, &variables, &s3, &writer).await;
     let output = "x".repeat(3000);
-    assert_eq!(world.replayed(consumer, &writer).await, output);
-    assert_eq!(world.of_record("result").await, None);
-    let pointer = world.of_record("result_in_s3").await.unwrap();
+    assert_eq!(replayed(consumer, &writer).await, output);
+    assert_eq!(of_record(&world, "result").await, None);
+    let pointer = of_record(&world, "result_in_s3").await.unwrap();
     let pointer: Value = serde_json::from_str(&pointer).unwrap();
     assert_eq!(s3.objects(), [pointer["key"].as_str().unwrap()]);
 }
 
-#[cfg(feature = "s3")]
 #[tokio::test]
 async fn lost_object_keeps_the_effect() {
     let (world, s3, writer) = (World::start().await, S3::start().await, Writer::default());
     s3.on_put(S3Put::Lost);
-    let results = Results::s3(&impatient(s3.endpoint()), BUCKET).inline_limit(10);
+    let results =
+        Results::outside(S3Results::new(&impatient(s3.endpoint()), BUCKET)).inline_limit(10);
     let mode = world.mode().results(results);
     let consumer = Consumer::new(mode, namespace(), writer.clone());
-    assert_eq!(world.replayed(consumer, &writer).await, Value::Null);
-    let omitted = world.of_record("result_omitted").await.unwrap();
+    assert_eq!(replayed(consumer, &writer).await, Value::Null);
+    let omitted = of_record(&world, "result_omitted").await.unwrap();
     let why = "output of 3002 bytes not stored: no answer in time";
     assert_eq!(omitted, why);
 }

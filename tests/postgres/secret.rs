@@ -18,8 +18,17 @@ use sqlx::{
     raw_sql,
 };
 use sqs_once::{
-    Attempt, Failure, InPostgres, InTransaction, Once, Outcome, Settings, postgres,
+    Attempt, Failure, InPostgres, InTransaction, Once, Outcome, Settings, Transaction, postgres,
     store::PostgresStore,
+};
+use support::world::url;
+use support::world::{World, ample, increment, increments, operation};
+use support::{
+    PATIENCE,
+    consumer::{process, within},
+    log,
+    postgres::SERVER,
+    s3::impatient,
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -29,18 +38,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{
-    example::{TABLES, url},
-    place_order_postgres::consumer,
-    support::{
-        self, PATIENCE,
-        consumer::{process, within},
-        log,
-        postgres::SERVER,
-        s3::impatient,
-    },
-    world::{World, ample, increment, increments, operation},
-};
+use super::{example::TABLES, place_order_postgres::consumer};
 
 const ARN: &str = "arn:aws:secretsmanager:eu-west-3:123456789012:secret:orders-AbCdEf";
 
@@ -171,7 +169,7 @@ impl Role {
     }
 
     fn mode(&self, config: &SdkConfig) -> InPostgres {
-        Once::in_postgres(self.pool(&self.name)).secret(Client::new(config), ARN)
+        InPostgres::new(self.pool(&self.name)).secret(Client::new(config), ARN)
     }
 }
 
@@ -194,7 +192,7 @@ async fn first_connection_reads_the_secret() {
     ] {
         let (vault, config) = Vault::start(secret).await;
         let client = Client::new(&config);
-        let mode = Once::in_postgres(role.pool(user)).secret(client.clone(), ARN);
+        let mode = InPostgres::new(role.pool(user)).secret(client.clone(), ARN);
         assert_eq!(vault.reads(), 0);
         let messages = (0..3).map(|n| deliver(&mode, ["a", "b", "c"][n]));
         join_all(messages).await;
@@ -219,7 +217,7 @@ async fn rotation_fails_no_message() {
     let mode = role.mode(&config);
     let (running, go_on) = (Notify::new(), Notify::new());
     let old_connection = async |attempt: Attempt| -> Result<InTransaction<()>, _> {
-        let mut tx = attempt.transaction()?;
+        let mut tx = Transaction::of(&attempt)?;
         increment(&mut tx, "o-0").await?;
         running.notify_one();
         go_on.notified().await;
@@ -455,7 +453,7 @@ async fn refused_token_is_signed_anew_once() {
     let config = impatient("http://127.0.0.1:1");
     let region = config.region().unwrap().clone();
     let credentials = config.credentials_provider().unwrap();
-    let mode = Once::in_postgres(postgres::pool(options, 1)).iam(region, credentials);
+    let mode = InPostgres::new(postgres::pool(options, 1)).iam(region, credentials);
     let outcome = mode.run(operation("o-1", ample()), increments("o-1")).await;
     let Outcome::StoreUnavailable(error) = outcome else {
         panic!("{outcome:?}")

@@ -3,17 +3,16 @@
 use std::{sync::Arc, time::Duration};
 
 use sqlx::Executor;
-use sqs_once::{Attempt, Failure, InTransaction};
+use sqs_once::{Attempt, Failure, InTransaction, Transaction};
+use support::world::{World, ample, operation};
 use tokio::{sync::Mutex, time::timeout};
-
-use super::world::{World, ample, operation};
 
 const WORKERS: usize = 8;
 const ORDERS: usize = 60;
 const PIECES: i64 = 40;
 
 async fn place(order: String, attempt: Attempt) -> Result<InTransaction<bool>, Failure> {
-    let mut tx = attempt.transaction()?;
+    let mut tx = Transaction::of(&attempt)?;
     let take = "UPDATE stock SET pieces = pieces - 1 WHERE pieces > 0";
     let taken = tx.execute(take).await?.rows_affected() == 1;
     if taken {

@@ -5,7 +5,11 @@ use std::{future::pending, pin::pin, sync::Arc};
 use futures_util::future::join_all;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use sqlx::postgres::PgSslMode;
-use sqs_once::{Deadline, Once, Outcome, postgres, protocol::Timestamp, store::PostgresStore};
+use sqs_once::{
+    Deadline, InPostgres, Once, Outcome, postgres, protocol::Timestamp, store::PostgresStore,
+};
+use support::postgres::SERVER;
+use support::world::{SECOND, World, increments, operation};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional},
     net::{TcpListener, TcpStream},
@@ -18,11 +22,7 @@ use tokio_rustls::{
     rustls::{ServerConfig, crypto::ring, pki_types::PrivateKeyDer},
 };
 
-use super::{
-    failover::warm_up,
-    support::postgres::SERVER,
-    world::{SECOND, World, increments, operation},
-};
+use super::failover::warm_up;
 
 /// A certificate authority, as PEM, and the TLS of a server that it has signed for `localhost`.
 fn signed() -> (String, TlsAcceptor) {
@@ -129,7 +129,7 @@ async fn silent_connections_cost_no_message() {
             silence.notify_waiters();
             let deadline = Deadline::after(Timestamp::now(), 7 * SECOND, SECOND);
             let (mode, once) = (
-                Once::in_postgres(pool.clone()),
+                InPostgres::new(pool.clone()),
                 Once::new(PostgresStore::new(pool.clone())),
             );
             let messages = (0..connections).map(async |number| {

@@ -8,16 +8,14 @@ use std::{
 
 use futures_util::poll;
 use sqs_once::{
-    Attempt, Deadline, Once, Outcome, postgres, protocol::Timestamp, store::PostgresStore,
+    Attempt, Deadline, InPostgres, Once, Outcome, postgres, protocol::Timestamp,
+    store::PostgresStore,
 };
+use support::world::{SECOND, World, ample, increments, operation};
+use support::{PATIENCE, postgres_wire::Cut};
 use tokio::{
     join, select,
     time::{sleep, timeout},
-};
-
-use super::{
-    support::{PATIENCE, postgres_wire::Cut},
-    world::{SECOND, World, ample, increments, operation},
 };
 
 /// Requests of an operation on a connection that knows the statements.
@@ -198,7 +196,7 @@ async fn late_begin_on_new_connection_is_not_repeated() {
 async fn message_waits_for_connection_until_its_deadline() {
     let world = World::start().await;
     let pool = postgres::pool(world.options.clone(), 1);
-    let mode = Once::in_postgres(pool.clone());
+    let mode = InPostgres::new(pool.clone());
     let used = pool.acquire().await.unwrap();
     let run = mode.run(operation("o-1", ample()), increments("o-1"));
     let (outcome, ()) = join!(run, async {

@@ -21,14 +21,12 @@ use sqs_once::{
     sqs::powertools,
     store::{ClaimAnswer, DynamoStore, Layout, SettleAnswer, Store},
 };
-use tokio::process::Command;
-
-use super::support::{
-    self,
+use support::{
     dynamo::Dynamo,
     event::{batch, failed, record},
     prerequisite::skip_suite,
 };
+use tokio::process::Command;
 
 /// Prefix of Powertools' key: function, module and function in it.
 const PREFIX: &str = "payments.__main__.charge";

@@ -15,8 +15,7 @@ use sqs_once::{
     sqs::FifoAfterPermanent,
     store::MemoryStore,
 };
-
-use crate::support::{
+use support::{
     PATIENCE,
     consumer::{namespace, process, within},
     event::{QUEUE_ARN, batch, received},

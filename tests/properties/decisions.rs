@@ -13,8 +13,7 @@ use sqs_once::{
     },
     store::{ClaimAnswer, DynamoStore, SettleAnswer, Store},
 };
-
-use crate::support::dynamo::{Dynamo, Item};
+use support::dynamo::{Dynamo, Item};
 
 /// Few enough values to collide.
 fn owner() -> impl Strategy<Value = Owner> {

@@ -9,8 +9,7 @@ use sqs_once::{
     protocol::{Fingerprint, Key, Namespace, key::MAX_KEY_BYTES},
     store::MemoryStore,
 };
-
-use crate::support::{
+use support::{
     PATIENCE,
     consumer::{namespace, process, within},
     event::{batch, record},

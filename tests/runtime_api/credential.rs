@@ -15,17 +15,14 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
-
-use crate::{
-    orders,
-    support::{
-        self,
-        event::failed,
-        gateway::Reply,
-        runtime_api::{Exit, Lambda, consumer, of_message},
-        stage::{Stage, TIME, outcome, outcomes},
-    },
+use support::{
+    event::failed,
+    gateway::Reply,
+    runtime_api::{Exit, Lambda, consumer, of_message},
+    stage::{Stage, TIME, outcome, outcomes},
 };
+
+use crate::orders;
 
 const ARN: &str = "PAYMENT_GATEWAY_CREDENTIAL_ARN";
 const SECRET: &str = "arn:aws:secretsmanager:eu-central-1:123456789012:secret:gateway-AbCdEf";

@@ -14,17 +14,15 @@ use axum::{
     http::{HeaderMap, StatusCode},
 };
 use serde_json::{Value, json};
-
-use crate::{
-    secrets::{SECRET, lines_with_secrets},
-    support::{
-        PATIENCE,
-        dynamo::{Dynamo, Item, request_name, text},
-        event::{batch, failed, order, record},
-        runtime_api::{Env, FUNCTION_NAME, Lambda, consumer_missing, of_message},
-        throttle::{Throttle, share},
-    },
+use support::{
+    PATIENCE,
+    dynamo::{Dynamo, Item, request_name, text},
+    event::{batch, failed, order, record},
+    runtime_api::{Env, FUNCTION_NAME, Lambda, consumer_missing, of_message},
+    throttle::{Throttle, share},
 };
+
+use crate::secrets::{SECRET, lines_with_secrets};
 
 const TABLE: &str = "idempotency";
 const MIB: usize = 1024 * 1024;

@@ -12,21 +12,20 @@ use std::{
 use aws_sdk_dynamodb::{Client, types::Update};
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Change, Consumer, Done, Failure, Handler, Mode, OnItem, Once, Write, handler_fn,
+    Attempt, Change, Consumer, Done, Failure, Handler, Inbox, Mode, OnItem, Once, Write,
+    handler_fn,
     store::{DynamoStore, MemoryStore},
     telemetry,
 };
-
-use crate::{
-    secrets::{BODY, lines_with_secrets, outcomes},
-    support::{
-        PATIENCE,
-        consumer::{namespace, process, within},
-        dynamo::Dynamo,
-        event::{batch, record},
-        faults::Fault,
-    },
+use support::{
+    PATIENCE,
+    consumer::{namespace, process, within},
+    dynamo::Dynamo,
+    event::{batch, record},
+    faults::Fault,
 };
+
+use crate::secrets::{BODY, lines_with_secrets, outcomes};
 
 const RECORDS: &str = "idempotency";
 const THINGS: &str = "things";
@@ -180,7 +179,7 @@ async fn write_in_every_mode() {
     run(
         &dynamo,
         Consumer::new(
-            once(client).inbox().first_look(),
+            Inbox::new(once(client)).first_look(),
             namespace(),
             handler_fn(plan),
         ),

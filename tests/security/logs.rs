@@ -5,15 +5,15 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use serde_json::{Value, json};
+use support::{
+    PATIENCE,
+    event::{batch, failed, received, record},
+    runtime_api::{Env, Lambda, consumer_missing, of_message},
+};
 
 use crate::{
     quoting_server::{PATH, QuotingServer, TABLE},
     secrets::{ATTRIBUTE_BYTES, BODY, SECRET, lines_with_secrets, outcomes},
-    support::{
-        PATIENCE,
-        event::{batch, failed, received, record},
-        runtime_api::{Env, Lambda, consumer_missing, of_message},
-    },
     template,
 };
 

@@ -14,7 +14,6 @@ use super::{
     operations::rows,
     template::{CONSUMER, OWN_TABLE, Template, met, of_type, read},
 };
-use crate::support;
 
 fn parameters() -> Value {
     read(CONSUMER)["Parameters"].clone()
@@ -356,7 +355,6 @@ fn every_parameter_has_group_description_and_docs() {
     }
 }
 
-#[cfg(feature = "s3")]
 #[tokio::test]
 async fn s3_buckets_parameter_accepts_same_as_binary() {
     let pattern = pattern(&parameters()["ConsumerS3Buckets"]);

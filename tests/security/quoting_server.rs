@@ -17,8 +17,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
-
-use crate::support::{self, dynamo::Dynamo, faults::Fault, runtime_api::FUNCTION_NAME};
+use support::{dynamo::Dynamo, faults::Fault, runtime_api::FUNCTION_NAME};
 
 pub(super) const TABLE: &str = "idempotency";
 

@@ -5,10 +5,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 use regex_lite::Regex;
 use serde_json::{Value, json};
 
-#[path = "../support/template.rs"]
-mod parsed;
-
-pub(super) use parsed::{Template, read};
+pub(super) use support::template::{Template, read};
 
 pub(super) const CONSUMER: &str = "template.yaml";
 const PLACE_ORDER: &str = "examples/place_order.template.yaml";

@@ -23,9 +23,8 @@ use opentelemetry_proto::tonic::{
     trace::v1::Span,
 };
 use prost::Message as _;
+use support::{PATIENCE, serve};
 use tokio::{net::UdpSocket, time::timeout};
-
-use crate::support::{PATIENCE, serve};
 
 /// One request or datagram: OTLP as it arrived, and its spans.
 #[derive(Clone, Debug)]

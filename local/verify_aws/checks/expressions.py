@@ -79,8 +79,8 @@ def expressions_are_understood(scratch: Scratch) -> Seen:
     layouts of the table. It refuses redundant parentheses and unused names, which emulators may accept.
 
     Where:
-    src/store/dynamodb/expressions.rs: All condition expressions on records are in this file
-    src/store/dynamodb/group/statement.rs: PartiQL twins
+    crates/dynamodb/src/store/expressions.rs: All condition expressions on records are in this file
+    crates/dynamodb/src/store/group/statement.rs: PartiQL twins
     """
     make_tables(scratch)
     problems, sent = [], 0

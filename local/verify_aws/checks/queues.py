@@ -53,7 +53,7 @@ def visibility_timeout_of_zero_returns_a_message(scratch: Scratch) -> Seen:
 
     Where:
     docs/operations.md: ChangeMessageVisibilityBatch
-    src/sqs/visibility/delay.rs: LONGEST
+    crates/sqs-once/src/sqs/visibility/delay.rs: LONGEST
     """
     url, _ = scratch.make_queue("visibility", VisibilityTimeout="60")
     sqs = scratch.client("sqs")
@@ -86,7 +86,7 @@ def visibility_timeout_delays_a_message(scratch: Scratch) -> Seen:
 
     Where:
     docs/operations.md: The **back-off** is
-    src/sqs/visibility/delay.rs: fn seconds
+    crates/sqs-once/src/sqs/visibility/delay.rs: fn seconds
     """
     # Back-offs of the first receives. The queue's own timeout is longer.
     waits = (2, 4) if scratch.emulated else (5, 20)
@@ -115,7 +115,7 @@ def last_receive_moves_a_message_with_its_id(scratch: Scratch) -> Seen:
 
     Where:
     docs/operations.md: ## The dead-letter queue
-    src/sqs/message.rs: DeadLetterQueueSourceArn
+    crates/sqs-once/src/sqs/message.rs: DeadLetterQueueSourceArn
     """
     url, arn, dead, _ = pair(scratch, "receives", 1)
     sent = scratch.client("sqs").send_message(QueueUrl=url, MessageBody="{}")["MessageId"]

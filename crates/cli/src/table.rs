@@ -1,0 +1,202 @@
+//! The table of records that a command reads, in DynamoDB or in PostgreSQL.
+
+use aws_config::SdkConfig;
+use clap::Args;
+#[cfg(feature = "postgres")]
+use sqs_once::store::PostgresStore;
+use sqs_once::{
+    Settings,
+    protocol::{AfterFailure, Timestamp},
+    store::{DynamoStore, RecordFilter, RecordPage, StoreError, StoredRecord},
+};
+
+use crate::{aws, output::Error};
+
+/// The table and the layout of its records. Each option has the variable of the consumer as its
+/// default.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Table of the records")]
+pub(crate) struct Table {
+    /// DynamoDB table of the records.
+    #[arg(long, env = "IDEMPOTENCY_TABLE_NAME", value_name = "NAME")]
+    table: Option<String>,
+    /// Format of the records in DynamoDB: native or powertools.
+    #[arg(long, env = "IDEMPOTENCY_LAYOUT", value_name = "LAYOUT")]
+    layout: Option<String>,
+    /// Other attribute names in DynamoDB, as in `id=PK,expires_at=ttl`.
+    #[arg(long, env = "IDEMPOTENCY_ATTRIBUTES", value_name = "NAMES")]
+    attributes: Option<String>,
+    /// Sort key of the DynamoDB table, as in `SK=payments`.
+    #[arg(long, env = "IDEMPOTENCY_SORT_KEY", value_name = "NAME=PARTITION")]
+    sort_key: Option<String>,
+    /// PostgreSQL database of the records, in place of --table: postgres://user@host/database. Set
+    /// PGPASSWORD for the password.
+    #[arg(
+        long,
+        env = "IDEMPOTENCY_POSTGRES_URL",
+        hide_env_values = true,
+        value_name = "URL"
+    )]
+    postgres: Option<String>,
+    /// Authentication in PostgreSQL: password, iam for a token of RDS, or the ARN of a secret.
+    #[arg(long, env = "IDEMPOTENCY_POSTGRES_AUTH", value_name = "KIND")]
+    postgres_auth: Option<String>,
+    /// Effect of a failed record on another message: retry or replay.
+    #[arg(long, env = "IDEMPOTENCY_AFTER_FAILURE", value_name = "EFFECT")]
+    after_failure: Option<String>,
+}
+
+impl Table {
+    /// The records of the table that is named.
+    ///
+    /// # Errors
+    ///
+    /// If no table or two tables are named, or an option is invalid.
+    pub(crate) async fn open(&self) -> Result<Records, Error> {
+        match (named(&self.table), named(&self.postgres)) {
+            (Some(_), None) => {
+                let store = self.dynamodb(&aws::config().await?)?;
+                Ok(Records::DynamoDb(Box::new(store)))
+            }
+            (None, Some(_)) => self.postgres().await,
+            (Some(_), Some(_)) => Err(Error::usage(
+                "two tables are named: pass --table or --postgres, and unset the variable of the other \
+                 (IDEMPOTENCY_TABLE_NAME, IDEMPOTENCY_POSTGRES_URL)",
+            )),
+            (None, None) => Err(Error::usage(
+                "no table is named: pass --table NAME or --postgres URL, or set IDEMPOTENCY_TABLE_NAME or \
+                 IDEMPOTENCY_POSTGRES_URL as the consumer has it",
+            )),
+        }
+    }
+
+    fn dynamodb(&self, config: &SdkConfig) -> Result<DynamoStore, Error> {
+        if self.sort_key.as_ref().is_some_and(|key| !key.contains('=')) {
+            return Err(Error::usage(
+                "--sort-key must name the partition too, as in SK=idempotency#payments-consumer",
+            ));
+        }
+        self.settings().store(config).map_err(Error::usage)
+    }
+
+    #[cfg(feature = "postgres")]
+    async fn postgres(&self) -> Result<Records, Error> {
+        // A password needs no Region and no credentials.
+        let config = match named(&self.postgres_auth) {
+            None | Some("password") => SdkConfig::builder().build(),
+            Some(_) => aws::config().await?,
+        };
+        let store = self.settings().postgres_store(&config);
+        Ok(Records::Postgres(store.map_err(Error::usage)?))
+    }
+
+    #[cfg(not(feature = "postgres"))]
+    async fn postgres(&self) -> Result<Records, Error> {
+        Err(needs_postgres())
+    }
+
+    fn settings(&self) -> Settings {
+        let variables = [
+            ("IDEMPOTENCY_TABLE_NAME", &self.table),
+            ("IDEMPOTENCY_LAYOUT", &self.layout),
+            ("IDEMPOTENCY_ATTRIBUTES", &self.attributes),
+            ("IDEMPOTENCY_SORT_KEY", &self.sort_key),
+            ("IDEMPOTENCY_POSTGRES_URL", &self.postgres),
+            ("IDEMPOTENCY_POSTGRES_AUTH", &self.postgres_auth),
+            ("IDEMPOTENCY_AFTER_FAILURE", &self.after_failure),
+        ];
+        let given = variables.into_iter();
+        Settings::from_vars(given.filter_map(|(name, value)| Some((name, value.as_deref()?))))
+    }
+
+    /// Returns whether a table is named.
+    pub(crate) fn is_named(&self) -> bool {
+        named(&self.table).or(named(&self.postgres)).is_some()
+    }
+
+    /// The effect of a `FAILED` record on another message.
+    pub(crate) fn after_failure(&self) -> AfterFailure {
+        match self.after_failure.as_deref() {
+            Some("replay") => AfterFailure::Replay,
+            _ => AfterFailure::Retry,
+        }
+    }
+}
+
+/// The value of an option. An empty variable counts as not set, as in the consumer.
+fn named(option: &Option<String>) -> Option<&str> {
+    option.as_deref().filter(|value| !value.is_empty())
+}
+
+/// The error of `--postgres` in a tool without the feature.
+#[cfg(not(feature = "postgres"))]
+pub(crate) fn needs_postgres() -> Error {
+    Error::usage(
+        "--postgres needs a tool with the feature `postgres`: install sqs-once-cli with --features postgres",
+    )
+}
+
+/// Records in one of two stores.
+#[derive(Debug)]
+pub(crate) enum Records {
+    DynamoDb(Box<DynamoStore>),
+    #[cfg(feature = "postgres")]
+    Postgres(PostgresStore),
+}
+
+impl Records {
+    /// Reads a record.
+    pub(crate) async fn look_up(&self, key: &str) -> Result<Option<StoredRecord>, StoreError> {
+        match self {
+            Self::DynamoDb(store) => store.look_up(key).await,
+            #[cfg(feature = "postgres")]
+            Self::Postgres(store) => store.look_up(key).await,
+        }
+    }
+
+    /// Returns whether an open transaction claims this key, which has no record.
+    pub(crate) async fn has_open_claim(&self, key: &str) -> Result<bool, StoreError> {
+        match (self, key) {
+            (Self::DynamoDb(_), _) => Ok(false),
+            #[cfg(feature = "postgres")]
+            (Self::Postgres(store), key) => store.has_open_claim(key).await,
+        }
+    }
+
+    /// Reads a page of records.
+    pub(crate) async fn list(
+        &self,
+        filter: &RecordFilter,
+        after: Option<&str>,
+        limit: i32,
+        now: Timestamp,
+    ) -> Result<RecordPage, StoreError> {
+        match self {
+            Self::DynamoDb(store) => store.list(filter, after, limit, now).await,
+            #[cfg(feature = "postgres")]
+            Self::Postgres(store) => store.list(filter, after, limit, now).await,
+        }
+    }
+
+    /// Ends the lease of a record, if the record is as it was shown.
+    pub(crate) async fn release(
+        &self,
+        shown: &StoredRecord,
+        now: Timestamp,
+    ) -> Result<bool, StoreError> {
+        match self {
+            Self::DynamoDb(store) => store.release(shown, now).await,
+            #[cfg(feature = "postgres")]
+            Self::Postgres(store) => store.release(shown, now).await,
+        }
+    }
+
+    /// Deletes a record, if the record is as it was shown.
+    pub(crate) async fn forget(&self, shown: &StoredRecord) -> Result<bool, StoreError> {
+        match self {
+            Self::DynamoDb(store) => store.forget(shown).await,
+            #[cfg(feature = "postgres")]
+            Self::Postgres(store) => store.forget(shown).await,
+        }
+    }
+}

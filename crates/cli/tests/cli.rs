@@ -1,0 +1,122 @@
+//! The built `sqs-once`, the command-line tool, against a DynamoDB, an SQS and a
+//! PostgreSQL of the tests' own.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "in a test, what cannot be set up is a failure"
+)]
+
+#[path = "cli/dead_letters.rs"]
+mod dead_letters;
+#[path = "cli/doctor.rs"]
+mod doctor;
+#[path = "cli/doctor_outbox.rs"]
+mod doctor_outbox;
+#[path = "cli/outputs.rs"]
+mod outputs;
+#[cfg(feature = "postgres")]
+#[path = "cli/postgres.rs"]
+mod postgres;
+#[path = "cli/records.rs"]
+mod records;
+#[path = "cli/redrive.rs"]
+mod redrive;
+#[path = "cli/terminal.rs"]
+mod terminal;
+
+use std::process::{Output, Stdio};
+
+use serde_json::Value;
+use tokio::process::Command;
+
+/// The end of a command.
+#[derive(Debug)]
+struct Ended {
+    code: i32,
+    stdout: String,
+    stderr: String,
+}
+
+impl Ended {
+    fn of(output: Output) -> Self {
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Self {
+            code: output.status.code().unwrap(),
+            stdout: text(output.stdout),
+            stderr: text(output.stderr),
+        }
+    }
+
+    /// The output of a command that must succeed.
+    #[track_caller]
+    fn json_of_success(&self) -> Value {
+        assert_eq!(self.code, 0, "{self:?}");
+        self.json()
+    }
+
+    #[track_caller]
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+}
+
+const TOOL: &str = env!("CARGO_BIN_EXE_sqs-once");
+
+fn tool(endpoint: &str, arguments: &[&str]) -> Command {
+    let mut command = program(TOOL, endpoint);
+    command.args(arguments);
+    command
+}
+
+/// Prepares a program in an environment without the developer's settings.
+fn program(program: &str, endpoint: &str) -> Command {
+    let mut command = Command::new(program);
+    command
+        .env_clear()
+        .env("AWS_ENDPOINT_URL", endpoint)
+        .env("AWS_REGION", support::REGION)
+        .env("AWS_ACCESS_KEY_ID", support::ACCESS_KEY)
+        .env("AWS_SECRET_ACCESS_KEY", support::ACCESS_KEY)
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
+    command
+}
+
+async fn run(endpoint: &str, arguments: &[&str]) -> Ended {
+    Ended::of(tool(endpoint, arguments).output().await.unwrap())
+}
+
+#[tokio::test]
+async fn completions_are_written_for_each_shell() {
+    for shell in ["bash", "zsh", "fish"] {
+        let ended = run("http://127.0.0.1:1", &["completions", shell]).await;
+        assert_eq!(ended.code, 0, "{ended:?}");
+        assert!(ended.stdout.contains("expired-lease"), "{shell}");
+    }
+}
+
+#[tokio::test]
+async fn invalid_command_line_ends_with_2() {
+    for arguments in [
+        &["record"][..],
+        &["record", "show", "a"],
+        &["record", "show", "a", "--table", "t", "--layout", "other"],
+        &["record", "show", "a", "--table", "t", "--sort-key", "SK"],
+        &[
+            "record",
+            "list",
+            "--table",
+            "t",
+            "--status",
+            "failed",
+            "--expired-lease",
+        ],
+    ] {
+        let ended = run("http://127.0.0.1:1", arguments).await;
+        assert_eq!(ended.code, 2, "{arguments:?}: {ended:?}");
+        assert!(
+            !ended.stderr.is_empty() && ended.stdout.is_empty(),
+            "{ended:?}"
+        );
+    }
+}

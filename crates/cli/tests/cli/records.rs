@@ -1,0 +1,489 @@
+//! `sqs-once record`.
+
+use std::time::Duration;
+
+use aws_sdk_dynamodb::types::AttributeValue;
+use serde_json::{Value, json};
+use sqs_once::{
+    protocol::Timestamp,
+    store::{DynamoStore, Layout, RecordFilter, RecordStatus},
+};
+use support::{
+    PATIENCE,
+    dynamo::{Dynamo, Item, number, text},
+};
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader},
+    time::timeout,
+};
+
+use crate::{Ended, run, tool};
+
+pub(crate) const TABLE: &str = "records";
+pub(crate) const KEY: &str = "payments#order-1";
+pub(crate) const SECRET: &str = "4111-1111-1111-1111";
+
+pub(crate) struct World {
+    pub(crate) dynamo: Dynamo,
+}
+
+impl World {
+    pub(crate) async fn new() -> Self {
+        let dynamo = Dynamo::start().await;
+        dynamo.create_table(TABLE).await;
+        Self { dynamo }
+    }
+
+    pub(crate) async fn put(&self, key: &str, status: &str, more: &[(&str, AttributeValue)]) {
+        self.dynamo.put(TABLE, item(key, status, more)).await;
+    }
+
+    async fn record(&self, arguments: &[&str]) -> Ended {
+        let all = [&["record"], arguments, &["--table", TABLE]].concat();
+        run(self.dynamo.endpoint(), &all).await
+    }
+
+    async fn json(&self, arguments: &[&str]) -> Value {
+        let arguments = [arguments, &["--output", "json"]].concat();
+        self.record(&arguments).await.json_of_success()
+    }
+
+    fn store(&self) -> DynamoStore {
+        DynamoStore::new(self.dynamo.client(), TABLE)
+    }
+}
+
+pub(crate) fn n(number: u64) -> AttributeValue {
+    AttributeValue::N(number.to_string())
+}
+
+pub(crate) fn s(text: &str) -> AttributeValue {
+    AttributeValue::S(text.into())
+}
+
+pub(crate) fn after(span: u64) -> AttributeValue {
+    n((Timestamp::now() + Duration::from_secs(span)).as_millis())
+}
+
+fn before(span: u64) -> AttributeValue {
+    n(Timestamp::now().as_millis() - span * 1000)
+}
+
+pub(crate) fn item(key: &str, status: &str, more: &[(&str, AttributeValue)]) -> Item {
+    let mut item = Item::from([
+        ("id".to_owned(), s(key)),
+        ("status".to_owned(), s(status)),
+        ("owner".to_owned(), s("owner-1")),
+        ("message_id".to_owned(), s("message-1")),
+        ("attempts".to_owned(), n(2)),
+        (
+            "expires_at".to_owned(),
+            n(Timestamp::now().as_secs() + 86_400),
+        ),
+        ("created_at".to_owned(), before(60)),
+        ("updated_at".to_owned(), before(30)),
+    ]);
+    item.extend(
+        more.iter()
+            .map(|(name, value)| ((*name).to_owned(), value.clone())),
+    );
+    item
+}
+
+#[tokio::test]
+async fn show_explains_lease_history_and_next_message() {
+    let world = World::new().await;
+    let lease = [
+        ("lease_until", before(125)),
+        ("first_claimed_at", before(155)),
+        ("last_end", s("panic")),
+    ];
+    world.put(KEY, "IN_PROGRESS", &lease).await;
+    let shown = world.record(&["show", KEY]).await;
+    assert_eq!(shown.code, 0, "{shown:?}");
+    for wanted in [
+        "IN_PROGRESS, lease ended 2m 5s ago",
+        "owner         owner-1",
+        "attempts      2",
+        "end of the last attempt: panic",
+        "the handler runs, and is informed",
+    ] {
+        assert!(shown.stdout.contains(wanted), "{wanted}: {}", shown.stdout);
+    }
+    let shown = world.json(&["show", KEY]).await;
+    assert_eq!(shown["next_message"], "runs_informed");
+    assert_eq!(
+        (&shown["attempts"], &shown["lease_left_s"]),
+        (&json!(2), &json!(0))
+    );
+    assert_eq!(shown["open_attempt"], true);
+
+    world
+        .put(KEY, "IN_PROGRESS", &[("lease_until", after(600))])
+        .await;
+    let shown = world.json(&["show", KEY]).await;
+    assert_eq!(shown["next_message"], "waits");
+    let left = shown["lease_left_s"].as_u64().unwrap();
+    assert!((540..=600).contains(&left), "{left}");
+}
+
+#[tokio::test]
+async fn result_is_shown_only_if_asked_for() {
+    let world = World::new().await;
+    let result = json!({ "card": SECRET }).to_string();
+    world.put(KEY, "COMPLETED", &[("result", s(&result))]).await;
+    for format in ["text", "json"] {
+        let shown = world.record(&["show", KEY, "--output", format]).await;
+        assert!(!shown.stdout.contains(SECRET), "{}", shown.stdout);
+        assert!(
+            shown.stdout.contains(&result.len().to_string()),
+            "{}",
+            shown.stdout
+        );
+        let shown = world
+            .record(&["show", KEY, "--result", "--output", format])
+            .await;
+        assert!(shown.stdout.contains(SECRET), "{}", shown.stdout);
+        let listed = world.record(&["list", "--output", format]).await;
+        assert!(
+            listed.stdout.contains(KEY) && !listed.stdout.contains(SECRET),
+            "{}",
+            listed.stdout
+        );
+    }
+}
+
+#[tokio::test]
+async fn result_in_s3_is_shown_with_its_place() {
+    let world = World::new().await;
+    let pointer =
+        json!({"bucket": "outputs", "key": "results/k/o/d", "sha256": "d0", "bytes": 70_000});
+    let pointer = s(&pointer.to_string());
+    world
+        .put(KEY, "COMPLETED", &[("result_in_s3", pointer)])
+        .await;
+    let shown = world.json(&["show", KEY]).await;
+    assert_eq!(shown["result_bytes"], 70_000);
+    assert_eq!(shown["result_in_s3"], "s3://outputs/results/k/o/d");
+    assert_eq!(shown["result_sha256"], "d0");
+    let shown = world.record(&["show", KEY]).await.stdout;
+    let told = "70000 bytes in s3://outputs/results/k/o/d, with the SHA-256 d0; --result reads it";
+    assert!(shown.contains(told), "{shown}");
+}
+
+#[tokio::test]
+async fn absent_record_ends_with_1_and_no_table_with_3() {
+    let world = World::new().await;
+    for command in ["show", "release", "forget"] {
+        let yes: &[&str] = if command == "show" { &[] } else { &["--yes"] };
+        let ended = world.record(&[&[command, "absent"], yes].concat()).await;
+        assert_eq!(ended.code, 1, "{ended:?}");
+        assert!(
+            ended.stderr.contains("no record under the key `absent`"),
+            "{ended:?}"
+        );
+    }
+    let arguments = ["record", "show", KEY, "--table", "other"];
+    let ended = run(world.dynamo.endpoint(), &arguments).await;
+    assert_eq!(ended.code, 3, "{ended:?}");
+    assert!(ended.stderr.contains("check the table name"), "{ended:?}");
+}
+
+#[tokio::test]
+async fn list_filters_by_status_lease_and_prefix() {
+    let world = World::new().await;
+    world
+        .put("a#live", "IN_PROGRESS", &[("lease_until", after(60))])
+        .await;
+    world
+        .put("a#stuck", "IN_PROGRESS", &[("lease_until", before(60))])
+        .await;
+    world
+        .put("b#stuck", "IN_PROGRESS", &[("lease_until", before(60))])
+        .await;
+    world.put("a#done", "COMPLETED", &[]).await;
+    world
+        .put("a#failed", "FAILED", &[("error", s("declined"))])
+        .await;
+    world.put("a#old", "FAILED", &[("expires_at", n(1))]).await;
+    for (arguments, wanted) in [
+        (
+            &[][..],
+            &["a#done", "a#failed", "a#live", "a#stuck", "b#stuck"][..],
+        ),
+        (
+            &["--status", "in-progress"],
+            &["a#live", "a#stuck", "b#stuck"],
+        ),
+        (
+            &["--status", "in-progress", "--expired-lease"],
+            &["a#stuck", "b#stuck"],
+        ),
+        (&["--expired-lease", "--prefix", "a#"], &["a#stuck"]),
+        (&["--status", "completed"], &["a#done"]),
+        (&["--status", "failed"], &["a#failed"]),
+    ] {
+        let listed = world.json(&[&["list"], arguments].concat()).await;
+        let mut keys: Vec<_> = listed["records"].as_array().unwrap().iter().collect();
+        keys.sort_by_key(|record| record["key"].to_string());
+        let keys: Vec<_> = keys
+            .iter()
+            .map(|record| record["key"].as_str().unwrap())
+            .collect();
+        assert_eq!(keys, wanted, "{arguments:?}");
+        assert_eq!(listed["items_read"], 6);
+        assert!(listed["read_units"].as_f64().unwrap() > 0.0, "{listed}");
+        assert_eq!(listed["next"], Value::Null);
+    }
+}
+
+#[tokio::test]
+async fn list_is_bounded_and_continues_after_last_key() {
+    let world = World::new().await;
+    for index in 0..7 {
+        world.put(&format!("a#{index}"), "COMPLETED", &[]).await;
+    }
+    let (mut keys, mut after) = (Vec::new(), String::new());
+    for round in 1..=4 {
+        let mut arguments = vec!["list", "--limit", "2"];
+        if !after.is_empty() {
+            arguments.extend(["--after", &after]);
+        }
+        let listed = world.json(&arguments).await;
+        let records = listed["records"].as_array().unwrap();
+        keys.extend(
+            records
+                .iter()
+                .map(|record| record["key"].as_str().unwrap().to_owned()),
+        );
+        if round < 4 {
+            assert_eq!(records.len(), 2);
+            let shown = world.record(&arguments).await.stdout;
+            after = listed["next"].as_str().unwrap().to_owned();
+            assert!(shown.contains(&format!("--after '{after}'")), "{shown}");
+        } else {
+            assert_eq!(listed["next"], Value::Null);
+        }
+    }
+    keys.sort();
+    assert_eq!(
+        keys,
+        (0..7).map(|index| format!("a#{index}")).collect::<Vec<_>>()
+    );
+}
+
+#[tokio::test]
+async fn list_stops_after_max_units_and_states_cost() {
+    let world = World::new().await;
+    // More items than one page.
+    for index in 0..1001 {
+        world.put(&format!("a#{index}"), "COMPLETED", &[]).await;
+    }
+    let arguments = ["list", "--status", "failed", "--max-units", "1"];
+    let listed = world.json(&arguments).await;
+    let counted = (&listed["records"], &listed["items_read"]);
+    assert_eq!(counted, (&json!([]), &json!(1000)));
+    let units = listed["read_units"].as_f64().unwrap();
+    assert!(units >= 1.0, "{listed}");
+    let text = world.record(&arguments).await.stdout;
+    let cost = format!("0 records found. Cost: {units} read units, for 1000 items.");
+    assert!(text.contains(&cost), "{text}");
+    let next = listed["next"].as_str().unwrap();
+    assert!(text.contains(&format!("--after '{next}'")), "{text}");
+}
+
+#[tokio::test]
+async fn release_ends_lease_and_keeps_record() {
+    let world = World::new().await;
+    let after_a_death_alone = [("lease_until", after(600)), ("exclusive_attempts", n(1))];
+    world.put(KEY, "IN_PROGRESS", &after_a_death_alone).await;
+    let unasked = world.record(&["release", KEY]).await;
+    assert_eq!(unasked.code, 2, "{unasked:?}");
+    assert!(unasked.stderr.contains("pass --yes"), "{unasked:?}");
+    let unchanged = world.dynamo.record(TABLE, KEY).await.unwrap();
+    assert!(
+        number(&unchanged, "lease_until") > i64::try_from(Timestamp::now().as_millis()).unwrap()
+    );
+
+    let released = world.json(&["release", KEY, "--yes"]).await;
+    assert_eq!(released, json!({"key": KEY, "done": "released"}));
+    let record = world.dynamo.record(TABLE, KEY).await.unwrap();
+    assert!(number(&record, "lease_until") <= i64::try_from(Timestamp::now().as_millis()).unwrap());
+    assert_eq!(
+        (text(&record, "owner"), number(&record, "attempts")),
+        ("owner-1", 2)
+    );
+    assert_eq!(record.get("exclusive_attempts"), None);
+
+    let again = world.record(&["release", KEY, "--yes"]).await;
+    assert_eq!(again.code, 1, "{again:?}");
+    assert!(again.stderr.contains("the lease ended"), "{again:?}");
+    world.put(KEY, "COMPLETED", &[]).await;
+    let completed = world.record(&["release", KEY, "--yes"]).await;
+    assert_eq!(completed.code, 1, "{completed:?}");
+    assert!(completed.stderr.contains("has no lease"), "{completed:?}");
+}
+
+#[tokio::test]
+async fn forget_deletes_the_record() {
+    let world = World::new().await;
+    world.put(KEY, "FAILED", &[("error", s("declined"))]).await;
+    let unasked = world.record(&["forget", KEY]).await;
+    assert_eq!(unasked.code, 2, "{unasked:?}");
+    assert!(unasked.stderr.contains("declined"), "{unasked:?}");
+    assert!(world.dynamo.record(TABLE, KEY).await.is_some());
+    let forgotten = world.json(&["forget", KEY, "--yes"]).await;
+    assert_eq!(forgotten, json!({"key": KEY, "done": "forgotten"}));
+    assert!(world.dynamo.record(TABLE, KEY).await.is_none());
+}
+
+#[tokio::test]
+async fn changed_record_is_neither_released_nor_forgotten() {
+    let world = World::new().await;
+    let store = world.store();
+    let found = item(KEY, "IN_PROGRESS", &[("lease_until", after(600))]);
+    for (attribute, value) in [
+        ("status", s("COMPLETED")),
+        ("owner", s("owner-2")),
+        ("lease_until", after(700)),
+        ("expires_at", n(Timestamp::now().as_secs() + 7)),
+        ("attempts", n(3)),
+        ("updated_at", before(0)),
+    ] {
+        let mut change = found.clone();
+        change.insert(attribute.to_owned(), value);
+        world.dynamo.put(TABLE, found.clone()).await;
+        let shown = store.look_up(KEY).await.unwrap().unwrap();
+        world.dynamo.put(TABLE, change.clone()).await;
+        assert!(
+            !store.release(&shown, Timestamp::now()).await.unwrap(),
+            "{attribute}"
+        );
+        assert!(!store.forget(&shown).await.unwrap(), "{attribute}");
+        assert_eq!(world.dynamo.record(TABLE, KEY).await, Some(change));
+    }
+}
+
+#[tokio::test]
+async fn layout_of_powertools_with_sort_key_is_read() {
+    let dynamo = Dynamo::start().await;
+    dynamo.create_table_keyed(TABLE, &["pk", "sk"]).await;
+    let seconds = Timestamp::now().as_secs();
+    let lease = |millis: u64| ("in_progress_expiration".to_owned(), n(millis));
+    for (key, status, lease) in [
+        ("a#1", "COMPLETED", lease(1)),
+        ("a#2", "INPROGRESS", lease(0)),
+        (
+            "a#3",
+            "INPROGRESS",
+            lease(Timestamp::now().as_millis() + 60_000),
+        ),
+        ("b#4", "INPROGRESS", lease(1)),
+    ] {
+        let text = |name: &str, value| (name.to_owned(), s(value));
+        let expiration = ("expiration".to_owned(), n(seconds + 3600));
+        let keys = [text("pk", "shared"), text("sk", key)];
+        let item = keys
+            .into_iter()
+            .chain([text("status", status), lease, expiration]);
+        dynamo.put(TABLE, item.collect()).await;
+    }
+    let other = [("pk", "other"), ("sk", "a#5"), ("status", "COMPLETED")];
+    let other = other.map(|(name, value)| (name.to_owned(), s(value)));
+    dynamo.put(TABLE, other.into()).await;
+    let layout = [
+        "--layout",
+        "powertools",
+        "--attributes",
+        "id=pk",
+        "--sort-key",
+        "sk=shared",
+    ];
+    for (arguments, wanted) in [
+        (&["--prefix", "a#"][..], &["a#1", "a#2", "a#3"][..]),
+        (&["--status", "failed"], &["a#2"]),
+        (&["--status", "completed"], &["a#1"]),
+        (&["--expired-lease"], &["b#4"]),
+    ] {
+        let list = ["record", "list", "--table", TABLE, "--output", "json"];
+        let listed = run(dynamo.endpoint(), &[&list, &layout[..], arguments].concat()).await;
+        let records = listed.json()["records"].as_array().unwrap().clone();
+        let keys: Vec<_> = records
+            .iter()
+            .map(|record| record["key"].as_str().unwrap())
+            .collect();
+        assert_eq!(keys, wanted, "{arguments:?}");
+    }
+    let forget = ["record", "forget", "b#4", "--table", TABLE, "--yes"];
+    let forgotten = run(dynamo.endpoint(), &[&forget, &layout[..]].concat()).await;
+    assert_eq!(forgotten.code, 0, "{forgotten:?}");
+    assert_eq!(dynamo.records(TABLE).await.len(), 4);
+
+    let layout = Layout::powertools().rename([("id", "pk")]).unwrap();
+    let store =
+        DynamoStore::new(dynamo.client(), TABLE).layout(layout.sort_key("sk", "shared").unwrap());
+    let filter = RecordFilter {
+        status: Some(RecordStatus::Completed),
+        ..RecordFilter::default()
+    };
+    let (mut found, mut next) = (0, None);
+    loop {
+        let page = store
+            .list(&filter, next.as_deref(), 1, Timestamp::now())
+            .await
+            .unwrap();
+        found += page.records.len();
+        next = page.next;
+        if next.is_none() {
+            break;
+        }
+    }
+    assert_eq!(found, 1);
+}
+
+#[tokio::test]
+async fn watch_shows_changes_until_record_is_completed() {
+    let world = World::new().await;
+    world
+        .put(KEY, "IN_PROGRESS", &[("lease_until", after(600))])
+        .await;
+    let arguments = [
+        "record",
+        "watch",
+        KEY,
+        "--table",
+        TABLE,
+        "--interval",
+        "20ms",
+        "--output",
+        "json",
+    ];
+    let mut watch = tool(world.dynamo.endpoint(), &arguments);
+    let mut watch = watch.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    let mut status = async || {
+        let line = timeout(PATIENCE, lines.next_line())
+            .await
+            .unwrap()
+            .unwrap()
+            .unwrap();
+        serde_json::from_str::<Value>(&line).unwrap()["status"].clone()
+    };
+    assert_eq!(status().await, "IN_PROGRESS");
+    world.put(KEY, "COMPLETED", &[]).await;
+    assert_eq!(status().await, "COMPLETED");
+    let ended = timeout(PATIENCE, watch.wait()).await.unwrap().unwrap();
+    assert_eq!(ended.code(), Some(0));
+}
+
+#[tokio::test]
+async fn watch_ends_with_1_after_its_timeout() {
+    let world = World::new().await;
+    world
+        .put(KEY, "IN_PROGRESS", &[("lease_until", after(600))])
+        .await;
+    let arguments = ["watch", KEY, "--interval", "20ms", "--timeout", "100ms"];
+    let ended = world.record(&arguments).await;
+    assert_eq!(ended.code, 1, "{ended:?}");
+    assert!(ended.stderr.contains("did not end"), "{ended:?}");
+}

@@ -1,0 +1,134 @@
+//! [`Delivery`]: one receive of a message, as SQS describes it.
+
+use std::{collections::HashMap, sync::Arc};
+
+use crate::protocol::Timestamp;
+
+/// One delivery of a message. A message id alone makes a first delivery without attributes. Clones
+/// share the facts.
+#[derive(Clone, Debug)]
+pub struct Delivery(Arc<DeliveryFacts>);
+
+/// The facts of a delivery. [`Attempt`](crate::Attempt) documents each.
+#[derive(Clone, Debug, Default)]
+pub struct DeliveryFacts {
+    /// The message id.
+    pub message_id: String,
+    /// Number of receives, this one included.
+    pub receive_count: u32,
+    /// Message attributes by name.
+    pub attributes: HashMap<String, Attribute>,
+    /// ARN of the queue.
+    pub queue_arn: Option<String>,
+    /// Message group.
+    pub group_id: Option<String>,
+    /// Deduplication id, on a FIFO queue.
+    pub deduplication_id: Option<String>,
+    /// Sequence number, on a FIFO queue.
+    pub sequence_number: Option<String>,
+    /// Time of the send.
+    pub sent_at: Option<Timestamp>,
+    /// Time of the first receive.
+    pub first_received_at: Option<Timestamp>,
+    /// Sender.
+    pub sender_id: Option<String>,
+    /// X-Ray trace header of the producer.
+    pub trace_header: Option<String>,
+    /// Queue from which SQS moved the message to a dead-letter queue.
+    pub dead_letter_source_arn: Option<String>,
+    /// Facts of the removed envelope.
+    pub envelope: Option<EnvelopeFacts>,
+    /// Shared by the messages of an invocation.
+    pub request_id: Option<Arc<str>>,
+}
+
+/// The facts of the envelope in which SNS, EventBridge or S3 sent a message.
+///
+/// | field | SNS | EventBridge | S3 |
+/// | --- | --- | --- | --- |
+/// | `id` | `MessageId` | `id` | |
+/// | `source` | `TopicArn` | `source` | ARN of the bucket |
+/// | `detail_type` | `Subject`, if there is one | `detail-type` | `eventName` |
+/// | `time` | `Timestamp` | `time` | `eventTime` |
+///
+/// Of an S3 event notification with several records, the facts are those of the first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EnvelopeFacts {
+    /// The service's id of the message. Another send by the producer has another id.
+    pub id: Option<String>,
+    /// Topic, source or bucket of the message.
+    pub source: Option<String>,
+    /// Kind of the message.
+    pub detail_type: Option<String>,
+    /// Time at which the service received the message, in the service's own format (ISO 8601).
+    pub time: Option<String>,
+    /// True for the test event that S3 sends when notifications are set up.
+    pub is_test: bool,
+}
+
+/// A message attribute (*Amazon SQS Developer Guide*, "Amazon SQS message metadata").
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attribute {
+    /// The type as it was sent, such as `Number.float`.
+    pub data_type: String,
+    /// The value.
+    pub value: AttributeValue,
+}
+
+/// The value of a message attribute.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AttributeValue {
+    /// Of type String or Number.
+    Text(String),
+    /// Of type Binary.
+    Binary(Vec<u8>),
+}
+
+impl Delivery {
+    /// The first delivery of a message, without attributes.
+    #[must_use]
+    pub fn new(message_id: impl Into<String>) -> Self {
+        Self::from(DeliveryFacts {
+            message_id: message_id.into(),
+            receive_count: 1,
+            ..DeliveryFacts::default()
+        })
+    }
+
+    /// Sets the number of receives, this one included.
+    #[must_use]
+    pub fn receive_count(mut self, receive_count: u32) -> Self {
+        Arc::make_mut(&mut self.0).receive_count = receive_count;
+        self
+    }
+
+    /// The facts.
+    #[must_use]
+    pub fn facts(&self) -> &DeliveryFacts {
+        &self.0
+    }
+
+    /// The message id.
+    #[must_use]
+    pub fn message_id(&self) -> &str {
+        &self.0.message_id
+    }
+}
+
+impl From<DeliveryFacts> for Delivery {
+    fn from(facts: DeliveryFacts) -> Self {
+        Self(Arc::new(facts))
+    }
+}
+
+impl From<String> for Delivery {
+    fn from(message_id: String) -> Self {
+        Self::new(message_id)
+    }
+}
+
+impl From<&str> for Delivery {
+    fn from(message_id: &str) -> Self {
+        Self::new(message_id)
+    }
+}

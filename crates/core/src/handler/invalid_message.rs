@@ -1,0 +1,150 @@
+//! [`InvalidMessage`]: the reason why a message can never be processed.
+
+/// Longest name of a type that an error quotes.
+const MAX_NAME: usize = 64;
+
+/// The reason why a message can never be processed, without any of its payload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidMessage(pub String);
+
+impl InvalidMessage {
+    /// A message without a body.
+    #[must_use]
+    pub fn no_body() -> Self {
+        Self("the message has no body".into())
+    }
+
+    /// A body that is not the JSON that the handler takes.
+    ///
+    /// serde's own texts quote the payload ("invalid type: string \"4242…\""), except for a missing
+    /// field, where they quote the handler's type. A path would quote the payload too: the keys of a
+    /// map. The name of an unknown variant is the one value that is quoted, if it looks like a name.
+    pub fn json(error: &serde_json::Error) -> Self {
+        let text = error.to_string();
+        let what = match error.classify() {
+            serde_json::error::Category::Data => {
+                let text = text
+                    .rsplit_once(" at line ")
+                    .map_or(&*text, |(text, _)| text);
+                match text {
+                    missing if missing.starts_with("missing field `") => missing.to_owned(),
+                    other => unknown_variant(other).unwrap_or_else(|| {
+                        "a value is not of the type the handler takes".to_owned()
+                    }),
+                }
+            }
+            _ => "not valid JSON".to_owned(),
+        };
+        // Inside a tagged enum the place is unknown.
+        let place = match (error.line(), error.column()) {
+            (0, _) => String::new(),
+            (line, column) => format!(", at line {line}, column {column}"),
+        };
+        Self(format!("the body can't be read: {what}{place}"))
+    }
+}
+
+/// serde's text of an unknown variant, without its name if that may be something else; `None` for
+/// other texts. The names after "expected" are those of the handler's type.
+fn unknown_variant(text: &str) -> Option<String> {
+    let text = text.strip_prefix("unknown variant `")?;
+    let (name, expected) = text.rsplit_once("`, expected ")?;
+    let listed = expected.chars().all(|c| is_of_name(c) || " `,".contains(c));
+    let name = if is_name(name) {
+        format!(" `{name}`")
+    } else {
+        String::new()
+    };
+    listed.then(|| format!("unknown variant{name}, expected {expected}"))
+}
+
+/// Returns whether a value looks like the name of a message type. It begins with a letter and has at
+/// most four digits, for a version or a year: no number of a card, a phone or an account does.
+fn is_name(text: &str) -> bool {
+    let digits = text.bytes().filter(u8::is_ascii_digit).count();
+    text.len() <= MAX_NAME
+        && text.starts_with(|c: char| c.is_ascii_alphabetic())
+        && digits <= 4
+        && text.chars().all(is_of_name)
+}
+
+fn is_of_name(c: char) -> bool {
+    c.is_ascii_alphanumeric() || "_.:/-".contains(c)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(tag = "type", rename_all = "snake_case")]
+    enum Event {
+        Placed {
+            #[serde(rename = "channel")]
+            _channel: Option<Channel>,
+        },
+        Cancelled,
+    }
+
+    #[derive(Debug, Deserialize)]
+    enum Channel {
+        Web,
+    }
+
+    fn refusal(body: &str) -> String {
+        InvalidMessage::json(&serde_json::from_str::<Event>(body).unwrap_err()).0
+    }
+
+    #[test]
+    fn unknown_type_is_named() {
+        assert_eq!(
+            refusal(r#"{"type":"order.shipped/v2","id":"SECRET"}"#),
+            "the body can't be read: unknown variant `order.shipped/v2`, expected `placed` or \
+             `cancelled`, at line 1, column 26"
+        );
+        assert_eq!(
+            refusal(r#"{"type":"placed","channel":"Phone"}"#),
+            "the body can't be read: unknown variant `Phone`, expected `Web`"
+        );
+        let missing = refusal(r#"{"id":"SECRET"}"#);
+        assert!(missing.contains("missing field `type`"), "{missing}");
+    }
+
+    #[test]
+    fn unknown_type_that_is_no_name_is_not_quoted() {
+        let long = "x".repeat(MAX_NAME + 1);
+        for name in [
+            "4242-SECRET",
+            "card-4242424242424242",
+            "SECRET@example.com",
+            "SECRET word",
+            "SECRET`, expected `SECRET",
+            "SECRET`, expected `placed",
+            "SECRÉT",
+            "",
+            &long,
+        ] {
+            let refusal = refusal(&format!(r#"{{"type":"{name}"}}"#));
+            let expected = "unknown variant, expected `placed` or `cancelled`, at line 1";
+            assert!(refusal.contains(expected), "{refusal}");
+            assert!(!refusal.contains("SECR"), "{refusal}");
+            assert!(!refusal.contains("4242") && !refusal.contains("xx"));
+        }
+    }
+
+    #[test]
+    fn other_custom_text_is_not_quoted() {
+        use serde::de::Error as _;
+        for text in [
+            "unknown variant `SECRET`",
+            "unknown variant `a`, expected \"SECRET\"",
+            "SECRET",
+            "missing SECRET",
+        ] {
+            let InvalidMessage(why) = InvalidMessage::json(&serde_json::Error::custom(text));
+            assert!(why.contains("not of the type the handler takes"), "{why}");
+        }
+    }
+}

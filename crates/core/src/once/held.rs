@@ -1,0 +1,266 @@
+//! [`HeldClaim`]: a claim that this worker holds, and its settlements.
+
+use std::{pin::pin, sync::Arc};
+
+use super::{
+    Outcome,
+    lease::Lease,
+    records::Records,
+    repeat::{Answered, Effort, repeat},
+    turns::{Gate, Turn, Turns},
+    work::NoAnswer,
+};
+use crate::{
+    deadline::Deadline,
+    handler::Failure,
+    protocol::{
+        AttemptEnd, Before, Claimed, Fence, Settlement, SettlementRefused, StoredResult, Timestamp,
+        decision::settlement_refused,
+        isolation::{CrashWaits, lease_alone},
+    },
+    store::{SettleAnswer, Store, StoreError},
+};
+
+/// A claim that this worker holds.
+///
+/// Only a successful claim creates a `HeldClaim`. Each settlement consumes the value, so the worker
+/// settles no claim twice.
+pub struct HeldClaim<'a, S> {
+    /// Store, place of outputs, retention and clock.
+    pub records: &'a Records<S>,
+    /// Fence of the claim.
+    pub fence: Fence,
+    /// Time of the claim, by this worker's clock.
+    pub claimed_at: Timestamp,
+    /// True if a copy of the claim got no answer, and may still be applied.
+    pub(crate) is_copy_on_its_way: bool,
+    pub(crate) message_id: String,
+    pub(crate) claimed: Claimed,
+    pub(crate) deadline: Deadline,
+    pub(crate) lease: Lease,
+    /// True once the handler is about to run: its end is recorded.
+    pub(crate) began: bool,
+    /// True once the record may count an attempt alone.
+    pub(crate) ran_alone: bool,
+    /// Ends with the claim.
+    pub(crate) turn: Option<Turn>,
+}
+
+/// The result of a settlement.
+pub(crate) enum Settled {
+    Applied,
+    LeaseLost,
+    Unknown(StoreError),
+}
+
+impl<S: Store> HeldClaim<'_, S> {
+    pub(crate) async fn complete(self, output: StoredResult) -> Outcome {
+        self.record(output).await
+    }
+
+    /// Stores the output where the settings say, and returns the result for the record.
+    pub async fn keep(&self, output: StoredResult) -> StoredResult {
+        let Fence { key, owner, .. } = &self.fence;
+        (self.records).keep(key, owner, output, self.deadline).await
+    }
+
+    /// Stores the output, and records the completion.
+    pub async fn record(&self, output: StoredResult) -> Outcome {
+        let result = self.keep(output).await;
+        let settlement = self.records.completion(&result);
+        match self.settle(self.after_effect(), &settlement).await {
+            Settled::Applied => Outcome::Completed(result),
+            Settled::LeaseLost => Outcome::LeaseLost,
+            // The effect has occurred. The claim stays, so that no retry repeats the effect at
+            // once.
+            Settled::Unknown(error) => Outcome::completion_unrecorded(error),
+        }
+    }
+
+    /// Settles the claim after a handler that returned no answer.
+    pub async fn end_without_answer(self, end: NoAnswer) -> Outcome {
+        let last_end = match &end {
+            NoAnswer::Failed(failure @ Failure::Permanent(_)) => {
+                return self.fail(failure.to_string()).await;
+            }
+            NoAnswer::Failed(Failure::NoEffect(_)) => return self.restore(end.into()).await,
+            NoAnswer::Failed(Failure::Retryable(_)) => AttemptEnd::Retryable,
+            NoAnswer::Panicked => AttemptEnd::Panic,
+            NoAnswer::OutOfTime => AttemptEnd::Deadline,
+            NoAnswer::LeaseLost => return Outcome::LeaseLost,
+        };
+        // The attempt may have had its effect.
+        let last_end = Some(last_end);
+        self.end(&Settlement::EndLease { last_end }, end.into())
+            .await
+    }
+
+    async fn fail(self, error: String) -> Outcome {
+        let (first_open, expires_at) = (self.claimed.is_first_open(), self.records.expires_at());
+        let settlement = Settlement::fail(error.clone(), &self.message_id, first_open, expires_at);
+        match self.settle(self.after_effect(), &settlement).await {
+            Settled::Applied => Outcome::PermanentFailure(error),
+            Settled::LeaseLost => Outcome::LeaseLost,
+            Settled::Unknown(cause) => Outcome::FailureUnrecorded {
+                error,
+                cause: Arc::new(cause),
+            },
+        }
+    }
+
+    /// Waits for a turn beside other handlers.
+    ///
+    /// # Errors
+    ///
+    /// The outcome of a claim that got no turn in time, and was undone.
+    pub(crate) async fn beside_others(mut self, turns: &Turns) -> Result<Self, Outcome> {
+        let turn = pin!(turns.shared(self.deadline.latest_start()));
+        match self.while_waiting(turn).await {
+            Ok(Some(turn)) if !self.lease.has_ended(self.records.now()) => {
+                self.turn = Some(turn);
+                Ok(self)
+            }
+            Err(NoAnswer::LeaseLost) => Err(Outcome::LeaseLost),
+            _ => Err(self.restore(Outcome::NotStarted).await),
+        }
+    }
+
+    /// Waits until the handler may run alone, and counts the attempt.
+    ///
+    /// # Errors
+    ///
+    /// The outcome of a claim whose handler must not start. The claim was undone, and the record has
+    /// the count of before.
+    pub(crate) async fn alone(
+        mut self,
+        exclusive_attempts: u64,
+        (gate, turns, waits): (Option<&dyn Gate>, &Turns, &CrashWaits),
+    ) -> Result<Self, Outcome> {
+        let latest = self.deadline.latest_start();
+        let turn = async {
+            match gate {
+                Some(gate) => gate.alone(exclusive_attempts).await.then_some(None),
+                None => turns.alone(latest).await.map(Some),
+            }
+        };
+        match self.while_waiting(pin!(turn)).await {
+            Ok(Some(turn)) => self.turn = turn,
+            Err(NoAnswer::LeaseLost) => return Err(Outcome::LeaseLost),
+            _ => return Err(self.restore(Outcome::NotStarted).await),
+        }
+        let now = self.records.now();
+        if !self.deadline.may_start() || self.lease.has_ended(now) {
+            return Err(self.restore(Outcome::NotStarted).await);
+        }
+        let attempt = exclusive_attempts + 1;
+        let renewed = Lease::from_now(self.lease.terms, now, self.deadline);
+        let until = lease_alone(attempt, waits, now, renewed.until().max(self.lease.until()));
+        let renewed = renewed.lasting_until(until, now, self.deadline);
+        let fence = self.fence.clone().with_lease(self.lease.until());
+        let settlement = self.records.attempt_alone(until, attempt);
+        // A record that is not known to count the attempt must not start it.
+        self.ran_alone = true;
+        match self
+            .settle_by(Effort::renewal(latest), &fence, &settlement)
+            .await
+        {
+            Settled::Applied => self.lease = renewed,
+            Settled::LeaseLost => return Err(Outcome::LeaseLost),
+            // The turn came too late for the renewal.
+            Settled::Unknown(StoreError::OutOfTime { .. }) => {
+                return Err(self.restore(Outcome::NotStarted).await);
+            }
+            Settled::Unknown(error) => {
+                let outcome = Outcome::store_unavailable(error);
+                return Err(self.restore(outcome).await);
+            }
+        }
+        if !self.deadline.may_start() || self.lease.has_ended(self.records.now()) {
+            return Err(self.restore(Outcome::NotStarted).await);
+        }
+        Ok(self)
+    }
+
+    /// Records that the message ended its process each time that it ran alone.
+    pub(crate) async fn crashed(self, exclusive_attempts: u64) -> Outcome {
+        let error = format!(
+            "the process ended {exclusive_attempts} times while the handler of this message ran alone; its effect may have happened"
+        );
+        match self.fail(error).await {
+            Outcome::PermanentFailure(error) => Outcome::Crashed(error),
+            other => other,
+        }
+    }
+
+    /// Undoes the claim after an attempt that had no effect.
+    pub(crate) async fn restore(self, outcome: Outcome) -> Outcome {
+        let mut claimed = self.claimed.clone();
+        if self.is_copy_on_its_way {
+            // A late copy would pass if the record were deleted or FAILED again. So the lease is ended,
+            // as where the record before is unknown.
+            claimed.before = Before::Unknown;
+        }
+        if self.began {
+            claimed = claimed.with_recorded_end();
+        }
+        self.end(&Settlement::Restore(claimed), outcome).await
+    }
+
+    /// Settles a claim whose message returns to the queue. If the settlement fails, logs a warning
+    /// and returns the same outcome.
+    async fn end(self, settlement: &Settlement, outcome: Outcome) -> Outcome {
+        // Without a recorded end, an attempt alone looks like a death, and the message rests for long.
+        let effort = if self.ran_alone {
+            self.after_effect()
+        } else {
+            Effort::brief(self.deadline.end())
+        };
+        match self.settle(effort, settlement).await {
+            Settled::Applied => outcome,
+            Settled::LeaseLost => Outcome::LeaseLost,
+            Settled::Unknown(error) => {
+                tracing::warn!(
+                    key = %self.fence.key,
+                    %error,
+                    "settlement failed: the claim stays until its lease expires"
+                );
+                outcome
+            }
+        }
+    }
+
+    /// The effort for the record of an effect, or of a failure after one.
+    pub fn after_effect(&self) -> Effort<'static> {
+        Effort::after_effect(self.deadline.end())
+    }
+
+    async fn settle(&self, effort: Effort<'_>, settlement: &Settlement) -> Settled {
+        self.settle_by(effort, &self.fence, settlement).await
+    }
+
+    /// Repeats a settlement until an answer, or for as long as `effort` says. The fence makes
+    /// repetitions harmless.
+    pub(crate) async fn settle_by(
+        &self,
+        effort: Effort<'_>,
+        fence: &Fence,
+        settlement: &Settlement,
+    ) -> Settled {
+        // Not before the claim, even if the clock was set back: a late copy of the claim would pass
+        // the end of the lease.
+        let (store, now) = (&self.records.store, self.records.now().max(self.claimed_at));
+        let send = || store.settle(fence, settlement, now);
+        match repeat(effort, settlement.name(), &fence.key, send).await {
+            Ok(Answered { answer, .. }) => match answer {
+                SettleAnswer::Applied => Settled::Applied,
+                SettleAnswer::Refused(record) => {
+                    match settlement_refused(record.as_ref(), fence, settlement) {
+                        SettlementRefused::AlreadySettled => Settled::Applied,
+                        SettlementRefused::LeaseLost => Settled::LeaseLost,
+                    }
+                }
+            },
+            Err(given_up) => Settled::Unknown(given_up.error),
+        }
+    }
+}

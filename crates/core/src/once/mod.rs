@@ -1,0 +1,57 @@
+//! Modes: the ways to process one operation once.
+//!
+//! | effect | mode | the handler returns |
+//! | --- | --- | --- |
+//! | outside DynamoDB | [`Once`]: claim, handler, complete | an output |
+//! | outside, and then DynamoDB writes | [`Once`]: claim, handler, commit | `Done` |
+//! | only DynamoDB writes | `Inbox`: plan, commit | `Done` |
+//! | one DynamoDB item | `OnItem`: one conditional write | `Change` |
+//!
+//! DynamoDB writes of the last three rows are applied exactly once. So are writes of `InPostgres`, which
+//! the feature `postgres` adds. For an effect outside the database, a crash between effect and completion
+//! makes the handler run again. That attempt is informed.
+//!
+//! A `Consumer` accepts every mode. Modes do not depend on SQS, so they also
+//! serve an HTTP API:
+//!
+//! ```
+//! use std::time::Duration;
+//! use sqs_once::{Deadline, Once, Operation, Outcome};
+//! use sqs_once::protocol::{Fingerprint, Key, Namespace, Timestamp};
+//! use sqs_once::store::MemoryStore;
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let once = Once::new(MemoryStore::default());
+//! let operation = || -> Result<Operation, Box<dyn std::error::Error>> {
+//!     Ok(Operation::new(
+//!         Key::new(&Namespace::new("payments")?, ["order-1"])?,
+//!         Some(Fingerprint::of(b"{\"amount\":1}")),
+//!         "request-1",
+//!         Deadline::after(Timestamp::now(), Duration::from_secs(30), Duration::ZERO),
+//!     ))
+//! };
+//! let charged = once.run(operation()?, |_attempt| async { Ok("charged") }).await;
+//! assert!(matches!(charged, Outcome::Completed(_)));
+//! let again = once.run(operation()?, |_attempt| async { Ok("never runs") }).await;
+//! assert!(matches!(again, Outcome::Duplicate(_)));
+//! # Ok(()) }
+//! ```
+
+mod claim;
+mod health;
+mod heartbeat;
+pub mod held;
+mod lease;
+pub mod mode;
+mod operation;
+mod outcome;
+pub mod records;
+pub mod repeat;
+mod turns;
+pub mod work;
+
+pub use claim::Once;
+pub use mode::Mode;
+pub use operation::Operation;
+pub use outcome::{Outcome, Retry, Severity};
+pub use turns::{Gate, OperationGate, Turn, Turns};

@@ -1,0 +1,55 @@
+//! [`Mode`]: the common interface of the modes.
+
+use super::{Operation, Outcome};
+use crate::{
+    handler::{Answer, Attempt, Failure},
+    protocol::Timestamp,
+    store::Results,
+};
+
+/// A mode: a way to process operations once, for handlers that return an `A`.
+///
+/// The modes are [`Once`](crate::Once), `Inbox` and `OnItem`,
+/// and with the feature `postgres` `InPostgres`. A `Consumer` accepts each of them.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not run handlers that return `{A}`",
+    label = "not a mode for handlers that return `{A}`",
+    note = "for an output that implements `serde::Serialize`, use `Once` on any store",
+    note = "for `Done`, use `Once` or `Inbox` on a `DynamoStore`: a `MemoryStore` has no transactions",
+    note = "for `Change`, use `OnItem`",
+    note = "for `InTransaction`, use `InPostgres`, with the feature `postgres`"
+)]
+pub trait Mode<A: Answer>: sealed::Sealed + Send + Sync + 'static {
+    /// Runs `work` and records the result.
+    ///
+    /// Does not run `work` if the operation is completed, failed permanently before, or is claimed
+    /// by another worker. Cuts `work` off when [`Deadline::time_left`](crate::Deadline::time_left)
+    /// is zero. Catches panics of `work`, except in a build with `panic = "abort"`.
+    ///
+    /// Dropping the returned future has the effect of a crash.
+    fn run<W, F>(&self, operation: Operation, work: W) -> impl Future<Output = Outcome> + Send
+    where
+        W: FnOnce(Attempt) -> F + Send,
+        F: Future<Output = Result<A, Failure>> + Send;
+
+    /// Returns the time of the mode's wall clock.
+    fn now(&self) -> Timestamp;
+
+    /// Returns the place of outputs.
+    #[doc(hidden)]
+    fn results(&self) -> Results {
+        Results::inline()
+    }
+
+    /// Returns whether this mode records permanent failures. A message with a recorded failure
+    /// never runs again.
+    fn records_failures(&self) -> bool {
+        true
+    }
+}
+
+/// Only the modes of this project implement [`Mode`].
+pub mod sealed {
+    /// Implemented beside each mode.
+    pub trait Sealed {}
+}

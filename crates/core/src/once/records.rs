@@ -1,0 +1,105 @@
+//! [`Records`]: store, place of outputs, retention and clock, shared by claim mode and inbox.
+
+use std::time::Duration;
+
+use crate::{
+    deadline::Deadline,
+    protocol::{
+        AfterFailure, ClaimRequest, Fingerprint, Key, Owner, Settlement, StoredResult, Timestamp,
+    },
+    store::Results,
+};
+
+/// Store, place of outputs, retention and clock of records.
+#[derive(Clone, Debug)]
+pub struct Records<S> {
+    /// The store.
+    pub store: S,
+    /// The place of outputs.
+    pub results: Results,
+    /// Time for which records are kept.
+    pub retention: Duration,
+    /// Effect of a `FAILED` record on another message with the same key.
+    pub after_failure: AfterFailure,
+    /// The wall clock.
+    pub clock: fn() -> Timestamp,
+    /// Table of the published events.
+    pub outbox: Option<String>,
+}
+
+impl<S> Records<S> {
+    /// The time of the wall clock.
+    pub fn now(&self) -> Timestamp {
+        (self.clock)()
+    }
+
+    /// Creates a claim request with the current time and a new owner.
+    pub fn request(
+        &self,
+        key: &Key,
+        fingerprint: Option<Fingerprint>,
+        message_id: &str,
+        lease_until: Timestamp,
+    ) -> ClaimRequest {
+        let now = self.now();
+        ClaimRequest {
+            key: key.clone(),
+            owner: Owner::fresh(),
+            fingerprint,
+            message_id: message_id.to_owned(),
+            now,
+            lease_until,
+            expires_at: (now + self.retention).max(lease_until).as_secs_ceil(),
+            after_failure: self.after_failure,
+        }
+    }
+
+    /// Stores an output, if its place is not the record. Returns the result for the record.
+    ///
+    /// The effect has occurred, so this never fails. Logs a warning if the output is not stored, with
+    /// the reason.
+    pub async fn keep(
+        &self,
+        key: &Key,
+        owner: &Owner,
+        output: StoredResult,
+        deadline: Deadline,
+    ) -> StoredResult {
+        let result = self.results.keep(key, owner, output, deadline.end()).await;
+        if let Some(why) = result.missing() {
+            tracing::warn!(%key, result_omitted = why, "the result is not stored");
+        }
+        result
+    }
+
+    /// Creates the settlement for a result, with the retention from now on.
+    pub fn completion(&self, result: &StoredResult) -> Settlement {
+        Settlement::Complete {
+            result: result.clone(),
+            expires_at: self.expires_at(),
+        }
+    }
+
+    /// Creates the renewal of a lease, with the retention from now on.
+    pub fn renewal(&self, lease_until: Timestamp) -> Settlement {
+        Settlement::Renew {
+            lease_until,
+            expires_at: self.expires_at().max(lease_until.as_secs_ceil()),
+            exclusive_attempts: None,
+        }
+    }
+
+    /// Creates the renewal before an attempt alone, which counts it.
+    pub fn attempt_alone(&self, lease_until: Timestamp, attempt: u64) -> Settlement {
+        Settlement::Renew {
+            lease_until,
+            expires_at: self.expires_at().max(lease_until.as_secs_ceil()),
+            exclusive_attempts: Some(attempt),
+        }
+    }
+
+    /// Returns the end of the retention for a record written now, in seconds since the epoch.
+    pub fn expires_at(&self) -> u64 {
+        (self.now() + self.retention).as_secs_ceil()
+    }
+}

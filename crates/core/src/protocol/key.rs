@@ -1,0 +1,417 @@
+//! [`Key`]: identifies an operation. [`Fingerprint`]: detects another payload under the same key.
+
+use std::{borrow::Cow, fmt};
+
+use sha2::{Digest, Sha256};
+
+/// Maximum size of a DynamoDB partition key, in bytes (*Amazon DynamoDB Developer Guide*,
+/// "Constraints in Amazon DynamoDB").
+pub const MAX_KEY_BYTES: usize = 2048;
+
+/// Longest key that [`Key::header_value`] returns unchanged, in bytes.
+const MAX_HEADER_BYTES: usize = 255;
+
+const SEPARATOR: char = '#';
+const ESCAPE: char = '\\';
+
+/// Maximum size of a [`Namespace`], in bytes.
+pub const MAX_NAMESPACE_BYTES: usize = 256;
+
+/// The first part of every key. A namespace separates consumers that share a table.
+///
+/// ```
+/// use sqs_once::protocol::Namespace;
+///
+/// assert!(Namespace::new("payments").is_ok());
+/// assert!(Namespace::new("").is_err());
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Namespace(String);
+
+impl Namespace {
+    /// Creates a namespace from 1 to [`MAX_NAMESPACE_BYTES`] bytes of any text.
+    ///
+    /// # Errors
+    ///
+    /// [`KeyError::NamespaceLength`] if `name` is empty or longer.
+    pub fn new(name: impl Into<String>) -> Result<Self, KeyError> {
+        let name = name.into();
+        if (1..=MAX_NAMESPACE_BYTES).contains(&name.len()) {
+            Ok(Self(name))
+        } else {
+            Err(KeyError::NamespaceLength { bytes: name.len() })
+        }
+    }
+
+    /// Returns the name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// An idempotency key: a namespace and one or more parts, written as one string.
+///
+/// The string is unambiguous: equal strings have equal namespaces and equal parts. `#` joins the
+/// parts, and `\` escapes `#` and `\` inside a part. Escaped text never contains these two
+/// markers:
+///
+/// - `\json:` precedes the canonical form of a JSON value that is not a string. The number 7 in a
+///   message body becomes `\json:7`, the string `"7"` becomes `7`.
+/// - `\sha256:` precedes the SHA-256 of all parts, if the key would exceed [`MAX_KEY_BYTES`].
+///
+/// ```
+/// use sqs_once::protocol::{Key, Namespace};
+///
+/// let payments = Namespace::new("payments")?;
+/// assert_eq!(Key::new(&payments, ["order-1"])?.as_str(), "payments#order-1");
+/// assert_ne!(Key::new(&payments, ["a#b", "c"])?, Key::new(&payments, ["a", "b#c"])?);
+/// assert!(Key::new(&payments, [""]).is_err());
+/// # Ok::<(), sqs_once::protocol::KeyError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Key(String);
+
+impl Key {
+    /// Joins `namespace` and `parts`.
+    ///
+    /// # Errors
+    ///
+    /// - [`KeyError::NoParts`] if `parts` is empty.
+    /// - [`KeyError::EmptyPart`] if a part is empty. Two messages without a key must never be
+    ///   the same operation.
+    pub fn new<'a>(
+        namespace: &Namespace,
+        parts: impl IntoIterator<Item = &'a str>,
+    ) -> Result<Self, KeyError> {
+        Self::of_parts(namespace, parts.into_iter().map(KeyPart::from))
+    }
+
+    /// The key of parts that need not be text.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn of_parts<'a>(
+        namespace: &Namespace,
+        parts: impl IntoIterator<Item = KeyPart<'a>>,
+    ) -> Result<Self, KeyError> {
+        let mut id = String::with_capacity(namespace.0.len() + 64);
+        escape_into(&mut id, &namespace.0);
+        let namespace_end = id.len();
+        let mut count = 0;
+        for part in parts {
+            id.push(SEPARATOR);
+            match part {
+                KeyPart::Text(text) if text.is_empty() => {
+                    return Err(KeyError::EmptyPart { index: count });
+                }
+                KeyPart::Text(text) => escape_into(&mut id, &text),
+                KeyPart::Json(canonical) => {
+                    id.push(ESCAPE);
+                    id.push_str("json:");
+                    escape_into(&mut id, &canonical);
+                }
+            }
+            count += 1;
+        }
+        if count == 0 {
+            return Err(KeyError::NoParts);
+        }
+        if id.len() > MAX_KEY_BYTES {
+            let hash = Fingerprint::of(&id.as_bytes()[namespace_end..]);
+            id.truncate(namespace_end);
+            id.push(SEPARATOR);
+            id.push(ESCAPE);
+            id.push_str("sha256:");
+            id.push_str(hash.as_str());
+        }
+        Ok(Self(id))
+    }
+
+    /// Takes a key as it is stored in the table.
+    pub fn from_stored(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// Returns the key as the value of an HTTP header, such as `Idempotency-Key`: the key itself if
+    /// it has at most 255 visible ASCII characters (`VCHAR` of RFC 9110, section 5.5), else its
+    /// SHA-256 as 64 hex digits. 255 characters is the longest `Idempotency-Key` that payment
+    /// gateways commonly accept.
+    ///
+    /// ```
+    /// use sqs_once::protocol::{Key, Namespace};
+    ///
+    /// let payments = Namespace::new("payments")?;
+    /// assert_eq!(Key::new(&payments, ["order-1"])?.header_value(), "payments#order-1");
+    /// assert_eq!(Key::new(&payments, ["Bestellung für Ada"])?.header_value().len(), 64);
+    /// # Ok::<(), sqs_once::protocol::KeyError>(())
+    /// ```
+    #[must_use]
+    pub fn header_value(&self) -> Cow<'_, str> {
+        if self.0.len() <= MAX_HEADER_BYTES && self.0.bytes().all(|c| c.is_ascii_graphic()) {
+            Cow::Borrowed(&self.0)
+        } else {
+            Cow::Owned(Fingerprint::of(self.0.as_bytes()).as_str().to_owned())
+        }
+    }
+
+    /// Returns the key as stored in the table: 1 to [`MAX_KEY_BYTES`] bytes of UTF-8.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// One part of a [`Key`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeyPart<'a> {
+    /// A string.
+    Text(Cow<'a, str>),
+    /// The canonical form of a JSON value that is not a string.
+    Json(String),
+}
+
+impl<'a> From<&'a str> for KeyPart<'a> {
+    fn from(text: &'a str) -> Self {
+        Self::Text(Cow::Borrowed(text))
+    }
+}
+
+fn escape_into(id: &mut String, part: &str) {
+    for c in part.chars() {
+        if c == SEPARATOR || c == ESCAPE {
+            id.push(ESCAPE);
+        }
+        id.push(c);
+    }
+}
+
+/// The reason why a [`Key`] cannot be created.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeyError {
+    /// The namespace was empty or too long.
+    #[error(
+        "the idempotency namespace has {bytes} bytes, but must have 1 to {MAX_NAMESPACE_BYTES}"
+    )]
+    NamespaceLength {
+        /// Size of the namespace in bytes.
+        bytes: usize,
+    },
+    /// The key had no parts.
+    #[error("the idempotency key has no parts: name at least one")]
+    NoParts,
+    /// A part was the empty string.
+    #[error("part {index} of the idempotency key is empty: every message needs a key of its own")]
+    EmptyPart {
+        /// Position of the part, from 0.
+        index: usize,
+    },
+}
+
+/// SHA-256 of the part of a payload that must not change under one key.
+///
+/// Displayed and stored as 64 lower-case hex digits. A fingerprint made for the Powertools layout
+/// (`sqs::powertools::hash`) has 32.
+///
+/// A fingerprint can name its scheme: what was hashed, and how. Fingerprints of two known schemes are
+/// not compared ([`differs_from`](Self::differs_from)), so the scheme can change while records live.
+///
+/// ```
+/// use sqs_once::protocol::Fingerprint;
+///
+/// let print = Fingerprint::of(b"{\"amount\":1}");
+/// assert_eq!(print.to_string().len(), 64);
+/// assert_ne!(print, Fingerprint::of(b"{\"amount\":2}"));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Fingerprint {
+    hex: String,
+    scheme: Option<String>,
+}
+
+impl Fingerprint {
+    /// Returns the fingerprint of `bytes`.
+    #[must_use]
+    pub fn of(bytes: &[u8]) -> Self {
+        Self::from_stored(hex(&Sha256::digest(bytes)))
+    }
+
+    /// Creates a fingerprint without a scheme from the text in a record.
+    #[must_use]
+    pub fn from_stored(text: String) -> Self {
+        Self {
+            hex: text,
+            scheme: None,
+        }
+    }
+
+    /// Names what was hashed, and how. `None` removes the name.
+    #[must_use]
+    pub fn with_scheme(self, scheme: impl Into<Option<String>>) -> Self {
+        Self {
+            scheme: scheme.into(),
+            ..self
+        }
+    }
+
+    /// Returns the hex digits.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.hex
+    }
+
+    /// Returns what was hashed, and how. `None` if unknown, as in records of older versions.
+    #[must_use]
+    pub fn scheme(&self) -> Option<&str> {
+        self.scheme.as_deref()
+    }
+
+    /// Returns whether the two payloads are known to differ: the hashes differ, and were not made by
+    /// two known schemes that differ.
+    ///
+    /// ```
+    /// use sqs_once::protocol::Fingerprint;
+    ///
+    /// let [one, other] = [b"1", b"2"].map(|payload| Fingerprint::of(payload));
+    /// assert!(one.differs_from(&other));
+    /// let by = |print: &Fingerprint, scheme: &str| print.clone().with_scheme(scheme.to_owned());
+    /// assert!(by(&one, "body").differs_from(&by(&other, "body")));
+    /// assert!(by(&one, "body").differs_from(&other));
+    /// assert!(!by(&one, "body").differs_from(&by(&other, "amount")));
+    /// ```
+    #[must_use]
+    pub fn differs_from(&self, other: &Self) -> bool {
+        let schemes_differ = matches!(
+            (&self.scheme, &other.scheme),
+            (Some(one), Some(other)) if one != other
+        );
+        self.hex != other.hex && !schemes_differ
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.hex)
+    }
+}
+
+/// Returns `bytes` as lower-case hex digits.
+pub fn hex(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut hex = String::with_capacity(2 * bytes.len());
+    for byte in bytes {
+        hex.push(char::from(DIGITS[usize::from(byte >> 4)]));
+        hex.push(char::from(DIGITS[usize::from(byte & 0xf)]));
+    }
+    hex
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ns(name: &str) -> Namespace {
+        Namespace::new(name).unwrap()
+    }
+
+    #[test]
+    fn namespace_displays_its_name() {
+        assert_eq!(Namespace::new("payments").unwrap().as_str(), "payments");
+    }
+
+    #[test]
+    fn key_invalid_as_header_is_hashed() {
+        let longest = "x".repeat(MAX_HEADER_BYTES - "ns#".len());
+        let key = |part: &str| Key::new(&ns("ns"), [part]).unwrap();
+        for part in ["o-1", "\"o\"", &longest] {
+            assert_eq!(key(part).header_value(), key(part).as_str());
+        }
+        for part in ["ö", "a b", "\n", &format!("{longest}x")] {
+            let hash = Fingerprint::of(key(part).as_str().as_bytes());
+            assert_eq!(key(part).header_value(), hash.as_str());
+        }
+    }
+
+    #[test]
+    fn long_key_is_hashed_within_namespace() {
+        let long = "x".repeat(MAX_KEY_BYTES);
+        for name in ["ns".to_owned(), "#".repeat(MAX_NAMESPACE_BYTES)] {
+            let key = Key::new(&ns(&name), [long.as_str()]).unwrap();
+            assert!(key.as_str().starts_with(&name.replace('#', "\\#")), "{key}");
+            assert!(key.as_str().contains("#\\sha256:"), "{key}");
+            assert!(key.as_str().len() <= MAX_KEY_BYTES);
+        }
+    }
+
+    #[test]
+    fn longest_key_that_fits_is_not_hashed() {
+        let part = "x".repeat(MAX_KEY_BYTES - "ns#".len());
+        assert_eq!(
+            Key::new(&ns("ns"), [part.as_str()]).unwrap().as_str(),
+            format!("ns#{part}")
+        );
+    }
+
+    #[test]
+    fn short_key_never_equals_hashed_key() {
+        let long = "x".repeat(MAX_KEY_BYTES);
+        let hashed = Key::new(&ns("ns"), [long.as_str()]).unwrap();
+        let forged = hashed.as_str().strip_prefix("ns#").unwrap();
+        assert_ne!(Key::new(&ns("ns"), [forged]).unwrap(), hashed);
+    }
+
+    #[test]
+    fn empty_key_is_an_error() {
+        assert_eq!(
+            Namespace::new(""),
+            Err(KeyError::NamespaceLength { bytes: 0 })
+        );
+        assert_eq!(Key::new(&ns("ns"), []), Err(KeyError::NoParts));
+        assert_eq!(
+            Key::new(&ns("ns"), ["a", ""]),
+            Err(KeyError::EmptyPart { index: 1 })
+        );
+    }
+
+    #[test]
+    fn fingerprint_is_sha_256() {
+        // FIPS 180-2, appendix B.1.
+        assert_eq!(
+            Fingerprint::of(b"abc").as_str(),
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+        );
+    }
+
+    fn part() -> impl Strategy<Value = KeyPart<'static>> {
+        // Short words over the separator and the escape, so that a wrong encoding collides.
+        let word = "[a#\\\\]{1,3}|[é\0]|x{700}|\\\\json:7|json:7|7";
+        (word, any::<bool>()).prop_map(|(word, is_text)| match is_text {
+            true => KeyPart::Text(word.into()),
+            false => KeyPart::Json(word),
+        })
+    }
+
+    fn words() -> impl Strategy<Value = (String, Vec<KeyPart<'static>>)> {
+        ("[a#\\\\]{1,3}", prop::collection::vec(part(), 1..5))
+    }
+
+    proptest! {
+        #[test]
+        fn different_parts_make_different_keys(a in words(), b in words()) {
+            let key = |(name, parts): &(String, Vec<KeyPart<'static>>)| {
+                Key::of_parts(&ns(name), parts.iter().cloned()).unwrap()
+            };
+            prop_assert_eq!(a == b, key(&a) == key(&b));
+            prop_assert!((1..=MAX_KEY_BYTES).contains(&key(&a).as_str().len()));
+        }
+    }
+}

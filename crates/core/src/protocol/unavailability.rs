@@ -1,0 +1,21 @@
+//! [`Unavailability`]: whether a failed request was applied, and whether a repetition can help.
+
+/// Class of a failed request: whether the table applied it, and whether a repetition can help.
+///
+/// | class | applied | a repetition |
+/// | --- | --- | --- |
+/// | [`Contended`](Self::Contended) | no | can succeed within seconds |
+/// | [`Denied`](Self::Denied) | no | can succeed once credentials, permissions or the table are there |
+/// | [`Invalid`](Self::Invalid) | no | fails again |
+/// | [`Unanswered`](Self::Unanswered) | perhaps | can succeed |
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unavailability {
+    /// No answer arrived, or the answer could not be read. The request may have been applied.
+    Unanswered,
+    /// Throttled, or in conflict with another write to the same item.
+    Contended,
+    /// Access denied, expired credentials, or no such table.
+    Denied,
+    /// Rejected for what the request says: a validation error, or an item that is too large.
+    Invalid,
+}

@@ -1,0 +1,63 @@
+//! Records as an operator finds and lists them, with the command-line tool `sqs-once`.
+//!
+//! An operator has no claim. So each change has the condition that the record is as it was read.
+
+use std::{any::Any, sync::Arc};
+
+use crate::protocol::Record;
+
+/// A record with its key, as read from the table.
+#[derive(Clone, Debug)]
+pub struct StoredRecord {
+    /// The key as the table has it. A key longer than the sort key of a DynamoDB table takes is hashed.
+    pub key: String,
+    /// The record, or the reason why the item or row is no valid record.
+    pub record: Result<Record, String>,
+    /// Process id of the PostgreSQL session whose open transaction claims the record. `None` in
+    /// DynamoDB, where a claim has a lease.
+    pub locked_by: Option<i32>,
+    /// The version that its store has read, as the condition of a change.
+    pub version: Arc<dyn Any + Send + Sync>,
+}
+
+impl StoredRecord {
+    /// The version that its store has read, as the condition of a change. A record of another store has none.
+    pub fn version<T: 'static>(&self) -> Option<&T> {
+        self.version.downcast_ref()
+    }
+}
+
+/// A page of records.
+#[derive(Clone, Debug)]
+pub struct RecordPage {
+    /// Records of the page that pass the filter.
+    pub records: Vec<StoredRecord>,
+    /// Number of items or rows that were read for the page.
+    pub read: usize,
+    /// Read units that the page took. `None` in PostgreSQL.
+    pub units: Option<f64>,
+    /// Key after which the next page begins. `None` after the last page.
+    pub next: Option<String>,
+}
+
+/// A status to list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordStatus {
+    /// A worker holds a claim, or left one.
+    InProgress,
+    /// The operation is completed.
+    Completed,
+    /// The last attempt failed permanently.
+    Failed,
+}
+
+/// The records to list. Records past their retention are never listed.
+#[derive(Clone, Debug, Default)]
+pub struct RecordFilter {
+    /// Records with this status; all if `None`.
+    pub status: Option<RecordStatus>,
+    /// Records whose lease has ended.
+    pub expired_lease: bool,
+    /// Records whose key begins with this text.
+    pub prefix: Option<String>,
+}

@@ -1,0 +1,105 @@
+//! Commits a handler's writes together with a record.
+
+use std::sync::OnceLock;
+
+use aws_sdk_dynamodb::types::TransactWriteItem;
+
+use super::{
+    declined::Declined,
+    done::Effects,
+    outbox,
+    transactional::{Commit, CommitAnswer, RecordWrite, TransactionalStore},
+    write::Write,
+};
+use sqs_once_core::{
+    event::{Event, Published},
+    once::{
+        Outcome,
+        records::Records,
+        repeat::{Answered, Effort, GivenUp, repeat},
+    },
+    protocol::{Key, Owner, Record},
+    store::StoreError,
+};
+
+/// The answer to a commit.
+pub(super) enum Committed {
+    Applied,
+    /// The record's condition check failed. Holds the record, or `None` if no record exists.
+    Refused(Option<Record>),
+    /// Condition checks of the writes failed, or the writes are invalid. Nothing was written.
+    Declined(Declined),
+    /// DynamoDB did not answer, so the commit may have been applied.
+    Unknown(Outcome),
+    /// The commit was denied, or contention lasted until the deadline. Nothing was written.
+    Unwritten(StoreError),
+}
+
+/// Commits writes and events with a record.
+///
+/// `round` counts the handler's answers in one attempt. With the owner, it makes the
+/// `ClientRequestToken` unique.
+pub(super) async fn commit<S: TransactionalStore>(
+    records: &Records<S>,
+    owner: &Owner,
+    round: usize,
+    record: RecordWrite,
+    effects: Effects,
+    effort: Effort<'_>,
+) -> Committed {
+    let (store, key) = (&records.store, record.key().clone());
+    // 32 characters and the round: at most 35.
+    let token = format!("{owner}{round:x}");
+    let Effects { mut writes, events } = effects;
+    match puts(records, &key, &token, events) {
+        Ok(puts) => writes.extend(puts),
+        Err(error) => return Committed::Unwritten(error),
+    }
+    let commit = Commit {
+        record,
+        writes,
+        token,
+        sent: OnceLock::new(),
+        sent_over: OnceLock::new(),
+    };
+    // Each copy is the same transaction, which DynamoDB applies once.
+    match repeat(effort, "commit", &key, || store.commit(&commit)).await {
+        Ok(Answered { answer, .. }) => match answer {
+            CommitAnswer::Applied => Committed::Applied,
+            CommitAnswer::Refused(record) => Committed::Refused(record),
+            CommitAnswer::Cancelled(refused) => Committed::Declined(Declined::Conditions(refused)),
+            CommitAnswer::Invalid(why) => Committed::Declined(Declined::Invalid(why)),
+        },
+        Err(GivenUp {
+            error,
+            may_have_been_applied,
+        }) => match error {
+            error @ StoreError::ItemTooLarge { .. } => {
+                Committed::Declined(Declined::Invalid(error.to_string()))
+            }
+            error if may_have_been_applied => Committed::Unknown(Outcome::commit_unknown(error)),
+            error => Committed::Unwritten(error),
+        },
+    }
+}
+
+/// The puts of events into the outbox. An answer that replaces a refused one has the same ids.
+fn puts<S>(
+    records: &Records<S>,
+    key: &Key,
+    commit: &str,
+    events: Vec<Event>,
+) -> Result<Vec<Write<TransactWriteItem>>, StoreError> {
+    if events.is_empty() {
+        return Ok(Vec::new());
+    }
+    let table = records.outbox.as_deref().ok_or_else(|| StoreError::Rejected {
+        action: "commit",
+        key: key.to_string(),
+        reason: "the handler publishes an event, and no outbox is set: set OUTBOX_TABLE_NAME, or call `Once::outbox`".to_owned(),
+    })?;
+    let published = |(index, event)| Published::new(key, index, event);
+    let events = events.into_iter().enumerate().map(published).collect();
+    let puts = outbox::puts(table, events, records.now(), commit);
+    Ok(puts.into_iter().map(Write::into_item).collect())
+}

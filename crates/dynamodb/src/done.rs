@@ -1,0 +1,199 @@
+//! [`Done`], the answer of a handler whose writes to DynamoDB commit with the record.
+
+use std::fmt;
+
+use aws_sdk_dynamodb::types::TransactWriteItem;
+use serde::Serialize;
+
+use super::{
+    outbox,
+    refused::Refused,
+    write::{IntoWrite, MAX_WRITES, Write},
+};
+use sqs_once_core::{
+    event::{Event, first_fault},
+    handler::{Answer, Failure, to_output},
+    protocol::StoredResult,
+};
+
+#[diagnostic::do_not_recommend]
+impl<O: Serialize + Send> Answer for Done<O> {
+    type Result = O;
+}
+
+/// An output, and writes that commit together with its record. All writes are applied exactly once,
+/// although workers crash and answers are lost.
+///
+/// ```
+/// use serde::{Deserialize, Serialize};
+/// use sqs_once::{Attempt, Done, Failure, Write};
+///
+/// #[derive(Deserialize)]
+/// struct Order { id: String, product: String }
+///
+/// #[derive(Serialize)]
+/// struct Placed { order: String, declined: bool }
+///
+/// async fn place(order: Order, _: Attempt) -> Result<Done<Placed>, Failure> {
+///     let declined = Placed { order: order.id.clone(), declined: true };
+///     Ok(Done::new(Placed { order: order.id.clone(), declined: false })
+///         .with(Write::put("orders", serde_json::json!({ "id": order.id })))
+///         .with(
+///             Write::update("products", "SET quantity = quantity - :one")
+///                 .key("product", &order.product)
+///                 .when("quantity >= :one")
+///                 .value(":one", 1)
+///                 .label("stock"),
+///         )
+///         .on_refused(move |refused| match refused.get("stock") {
+///             Some(_) => Ok(Done::new(declined)),
+///             None => Err(Failure::permanent(refused.to_string())),
+///         }))
+/// }
+/// ```
+///
+/// # Limits
+///
+/// At most [`MAX_WRITES`] writes and events, each write to another item, with 4 MB in total. A transaction consumes
+/// twice the write units of its writes.
+///
+/// # Failed condition checks
+///
+/// If the operation is completed, nothing is written. If the condition of a write fails, the operation
+/// fails permanently, unless [`on_refused`](Self::on_refused) returns another answer. After conflicts
+/// with other transactions and after throttling, the worker repeats the commit until the deadline.
+#[must_use = "the writes are made only if the handler returns this"]
+pub struct Done<O> {
+    output: O,
+    writes: Vec<Write<TransactWriteItem>>,
+    events: Vec<Event>,
+    on_refused: Option<OnRefused<Done<O>>>,
+}
+
+pub(crate) type OnRefused<T> = Box<dyn FnOnce(&Refused) -> Result<T, Failure> + Send>;
+
+impl<O> Done<O> {
+    /// An output without writes.
+    pub fn new(output: O) -> Self {
+        Self {
+            output,
+            writes: Vec::new(),
+            events: Vec::new(),
+            on_refused: None,
+        }
+    }
+
+    /// Adds a write: a [`Write`], or a `Put`, `Update`, `Delete` or `ConditionCheck` of the SDK.
+    pub fn with(mut self, write: impl IntoWrite) -> Self {
+        self.writes.push(write.into_write().into_item());
+        self
+    }
+
+    /// Adds writes.
+    pub fn with_all(self, writes: impl IntoIterator<Item = impl IntoWrite>) -> Self {
+        writes.into_iter().fold(self, Self::with)
+    }
+
+    /// Publishes an event once the operation is recorded. The event is one more item of the same
+    /// transaction, in the outbox table ([`Once::outbox`](sqs_once_core::Once::outbox)). A relay sends it at
+    /// least once: `docs/outbox.md`.
+    ///
+    /// The events of one answer that have the same group are sent in this order.
+    ///
+    /// ```
+    /// use sqs_once::{Done, Event};
+    ///
+    /// let done = Done::new(()).publish(Event::new("order-placed", &"o-1").group("customer-7"));
+    /// ```
+    pub fn publish(mut self, event: Event) -> Self {
+        self.events.push(event);
+        self
+    }
+
+    /// Sets the decision after a failed condition check: a failure, or another answer. By default, the
+    /// operation fails permanently.
+    ///
+    /// Nothing was written when the worker calls `decide`. The function must have no effect, because
+    /// another delivery may call `decide` again.
+    pub fn on_refused(
+        self,
+        decide: impl FnOnce(&Refused) -> Result<Self, Failure> + Send + 'static,
+    ) -> Self {
+        Self {
+            on_refused: Some(Box::new(decide)),
+            ..self
+        }
+    }
+}
+
+impl<O: fmt::Debug> fmt::Debug for Done<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Done")
+            .field("output", &self.output)
+            .field("writes", &self.writes)
+            .field("events", &self.events)
+            .finish_non_exhaustive()
+    }
+}
+
+/// An answer without its type. Of the handler's code only `on_refused` is left to run.
+pub(crate) struct Plan {
+    /// Of any length.
+    pub(crate) output: StoredResult,
+    pub(crate) effects: Effects,
+    pub(crate) on_refused: Option<OnRefused<Plan>>,
+}
+
+/// Writes and events that commit together with a record.
+#[derive(Default)]
+pub(crate) struct Effects {
+    pub(crate) writes: Vec<Write<TransactWriteItem>>,
+    pub(crate) events: Vec<Event>,
+}
+
+impl Effects {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.writes.is_empty() && self.events.is_empty()
+    }
+}
+
+impl<O: Serialize + Send + 'static> TryFrom<Done<O>> for Plan {
+    type Error = Failure;
+
+    fn try_from(done: Done<O>) -> Result<Self, Failure> {
+        let (writes, events) = (done.writes.len(), done.events.len());
+        if writes + events > MAX_WRITES {
+            let events = if events == 0 {
+                String::new()
+            } else {
+                format!(" and {events} events")
+            };
+            return Err(Failure::permanent(format!(
+                "{writes} writes{events}: a transaction holds at most {MAX_WRITES} beside the record; nothing was written"
+            )));
+        }
+        for (index, write) in done.writes.iter().enumerate() {
+            if let Some(fault) = &write.fault {
+                let label = write.label.as_deref().unwrap_or("without a label");
+                return Err(Failure::permanent(format!(
+                    "write {index} ({label}): {fault}; nothing was written"
+                )));
+            }
+        }
+        if let Some(fault) = first_fault(&done.events).or_else(|| outbox::first_fault(&done.events))
+        {
+            return Err(Failure::permanent(fault));
+        }
+        let plan = |decide: OnRefused<Done<O>>| -> OnRefused<Self> {
+            Box::new(|refused| decide(refused)?.try_into())
+        };
+        Ok(Self {
+            output: to_output(&done.output),
+            effects: Effects {
+                writes: done.writes,
+                events: done.events,
+            },
+            on_refused: done.on_refused.map(plan),
+        })
+    }
+}

@@ -1,0 +1,235 @@
+//! Sends changes and reads, and interprets their answers.
+
+use std::pin::pin;
+
+use aws_sdk_dynamodb::{
+    error::{ProvideErrorMetadata, SdkError},
+    operation::{put_item::PutItemError, update_item::UpdateItemError},
+    types::{Put, Update},
+};
+use tokio::time::timeout_at;
+
+use super::ChangeWriter;
+use crate::{
+    explain::{explain, kind},
+    item::{Item, sizes},
+    store::Request,
+    write::{put_item, update_item},
+};
+use sqs_once_core::{
+    meter::timed,
+    once::{
+        Outcome,
+        repeat::{Answered, Effort, GivenUp, repeat},
+    },
+    protocol::Unavailability,
+    store::StoreError,
+};
+
+/// The result of sending a change, after retries.
+pub(super) enum Sent {
+    Applied,
+    /// The condition check failed for this item, or because no item exists (`None`).
+    Refused {
+        item: Option<Item>,
+        /// Error of an earlier try without an answer. DynamoDB may still apply that request.
+        unanswered: Option<StoreError>,
+    },
+    /// The change is invalid. A retry would fail again.
+    Invalid(String),
+    /// Contention lasted until the deadline. The change was not applied.
+    Contended(String),
+    /// The change may have been applied.
+    Unknown(StoreError),
+    /// The change was rejected and not applied.
+    Unwritten(StoreError),
+}
+
+/// DynamoDB's answer to one request of a change.
+enum Answer {
+    Applied,
+    Refused(Option<Item>),
+    Invalid(String),
+    TooLarge,
+}
+
+/// The changed item would exceed 400 KB.
+struct TooLarge;
+
+impl ChangeWriter<'_> {
+    pub(super) async fn put(&self, put: &Put) -> Sent {
+        let table = &put.table_name;
+        let request = || put_item(&self.on_item.changing, put.clone()).send();
+        match self.send(table, "dynamodb:PutItem", request).await {
+            Ok(sent) => sent,
+            Err(TooLarge) => Sent::Invalid(too_large(table, Some(&put.item))),
+        }
+    }
+
+    pub(super) async fn update_item(&self, update: &Update) -> Sent {
+        let (table, key) = (&update.table_name, &update.key);
+        let request = || update_item(&self.on_item.changing, update.clone()).send();
+        match self.send(table, "dynamodb:UpdateItem", request).await {
+            Ok(sent) => sent,
+            Err(TooLarge) => {
+                let item = self.read(table, key, None).await.ok().flatten();
+                Sent::Invalid(too_large(table, item.as_ref()))
+            }
+        }
+    }
+
+    /// Sends a change, and repeats it until an answer or the deadline. An applied change stores its
+    /// key on the item, so a copy is harmless.
+    async fn send<T, E, F>(
+        &self,
+        table: &str,
+        needs: &str,
+        request: impl Fn() -> F,
+    ) -> Result<Sent, TooLarge>
+    where
+        F: Future<Output = Result<T, SdkError<E>>>,
+        E: ConditionError + ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
+    {
+        let send = async || {
+            let sent = pin!(request());
+            match self.on_item.places.run(Request::Other, sent).await {
+                Ok(_) => Ok(Answer::Applied),
+                Err(error) => self.answer(table, needs, error),
+            }
+        };
+        let effort = Effort::commit(self.deadline.end());
+        Ok(match repeat(effort, "change", self.key, send).await {
+            Ok(Answered {
+                answer, unanswered, ..
+            }) => match (answer, unanswered) {
+                (Answer::Applied, _) => Sent::Applied,
+                (Answer::Refused(item), unanswered) => Sent::Refused { item, unanswered },
+                // The copy without an answer can be valid when it arrives: that depends on the
+                // item.
+                (Answer::Invalid(_) | Answer::TooLarge, Some(unanswered)) => {
+                    Sent::Unknown(unanswered)
+                }
+                (Answer::Invalid(why), None) => Sent::Invalid(why),
+                (Answer::TooLarge, None) => return Err(TooLarge),
+            },
+            Err(GivenUp {
+                error,
+                may_have_been_applied: true,
+            }) => Sent::Unknown(error),
+            Err(GivenUp { error, .. }) => match error {
+                StoreError::Unavailable {
+                    kind: Unavailability::Contended,
+                    reason,
+                    ..
+                } => Sent::Contended(reason),
+                error => Sent::Unwritten(error),
+            },
+        })
+    }
+
+    fn answer<E>(&self, table: &str, needs: &str, error: SdkError<E>) -> Result<Answer, StoreError>
+    where
+        E: ConditionError + ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
+    {
+        let why = explain(&error, needs);
+        let service = error.as_service_error();
+        if let Some(item) = service.and_then(ConditionError::item) {
+            return Ok(Answer::Refused(item.cloned()));
+        }
+        match service.and_then(ProvideErrorMetadata::code) {
+            // "Item size has exceeded ...", "Item size to update has exceeded ...".
+            Some("ValidationException") if why.contains("Item size") => Ok(Answer::TooLarge),
+            Some("ValidationException" | "ItemCollectionSizeLimitExceededException") => {
+                Ok(Answer::Invalid(why))
+            }
+            _ => Err(self.unavailable("change", table, why, error)),
+        }
+    }
+
+    /// Reads the item with strong consistency.
+    pub(super) async fn read(
+        &self,
+        table: &str,
+        key: &Item,
+        projection: Option<&str>,
+    ) -> Result<Option<Item>, Outcome> {
+        let get = self.on_item.client.get_item().table_name(table);
+        let get = get.set_key(Some(key.clone())).consistent_read(true);
+        let get = get.set_projection_expression(projection.map(Into::into));
+        let error = match timed(timeout_at(self.deadline.stop(), get.send())).await {
+            Ok(Ok(found)) => return Ok(found.item),
+            Ok(Err(error)) => {
+                let why = explain(&error, "dynamodb:GetItem");
+                self.unavailable("read the item for", table, why, error)
+            }
+            Err(_elapsed) => StoreError::OutOfTime {
+                action: "read the item for",
+                key: self.key.to_string(),
+            },
+        };
+        Err(Outcome::StoreUnavailable(error.into()))
+    }
+
+    fn unavailable<E>(
+        &self,
+        action: &'static str,
+        table: &str,
+        reason: String,
+        error: SdkError<E>,
+    ) -> StoreError
+    where
+        E: ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
+    {
+        StoreError::Unavailable {
+            kind: kind(&error),
+            action,
+            key: self.key.to_string(),
+            store: format!("DynamoDB table `{table}`"),
+            reason,
+            source: error.into(),
+        }
+    }
+}
+
+/// An error of a conditional write.
+trait ConditionError {
+    /// Returns the item whose condition check failed. `Some(None)` if no item exists, and `None`
+    /// for any other error.
+    fn item(&self) -> Option<Option<&Item>>;
+}
+
+impl ConditionError for PutItemError {
+    fn item(&self) -> Option<Option<&Item>> {
+        match self {
+            Self::ConditionalCheckFailedException(refusal) => Some(refusal.item()),
+            _ => None,
+        }
+    }
+}
+
+impl ConditionError for UpdateItemError {
+    fn item(&self) -> Option<Option<&Item>> {
+        match self {
+            Self::ConditionalCheckFailedException(refusal) => Some(refusal.item()),
+            _ => None,
+        }
+    }
+}
+
+/// Names the largest attributes of an item that is too large.
+fn too_large(table: &str, item: Option<&Item>) -> String {
+    let mut sizes: Vec<_> = item.into_iter().flat_map(sizes).collect();
+    sizes.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    let largest = sizes.iter().take(3);
+    let largest = largest.map(|(name, bytes)| format!("`{name}` has {bytes} bytes"));
+    let largest = largest.collect::<Vec<_>>().join(", ");
+    let largest = match largest.as_str() {
+        "" => String::new(),
+        largest => format!(" ({largest})"),
+    };
+    format!(
+        "the item of table `{table}` would exceed DynamoDB's limit of 400 KB{largest}. If `processed_events` is \
+         large: set OnItem::retention, and remove the attribute after the last possible redelivery of its keys. \
+         If `processed_until` is large: set or shorten the retention. Otherwise split the item"
+    )
+}

@@ -1,0 +1,201 @@
+//! [`Plans`]: writes that handlers plan, recorded instead of sent.
+
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use aws_sdk_dynamodb::types::TransactWriteItem;
+use serde::de::DeserializeOwned;
+
+use sqs_once_core::{
+    protocol::{
+        ClaimRequest, Fence, Key, Record, Settlement, Timestamp,
+        decision::{may_claim, may_settle},
+    },
+    store::{ClaimAnswer, MemoryStore, SettleAnswer, Store, StoreError},
+};
+
+use super::{
+    item::Item,
+    refused::{Refused, RefusedWrite},
+    transactional::{Commit, CommitAnswer, RecordWrite, TransactionalStore},
+    write::{Write, table},
+};
+
+/// A write that a handler planned, and that would have been made.
+///
+/// `DryRun::writes` of the crate `sqs-once` returns them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlannedWrite {
+    /// The label of the [`Write`].
+    pub label: Option<String>,
+    /// The table.
+    pub table: String,
+    /// The write as the SDK's type: a put, update, delete or condition check.
+    pub action: TransactWriteItem,
+}
+
+impl PlannedWrite {
+    /// The item that the write puts, as a `T`. `None` if it is no put, or if the item is not a `T`.
+    ///
+    /// ```
+    /// use sqs_once::testing::{DryRun, Message};
+    /// use sqs_once::{Attempt, Done, Failure, Write, handler_fn};
+    ///
+    /// async fn register(user: String, _: Attempt) -> Result<Done<()>, Failure> {
+    ///     Ok(Done::new(()).with(Write::put("users", serde_json::json!({ "id": user }))))
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// let dry_run = DryRun::new();
+    /// dry_run.run(&handler_fn(register), Message::new("m-1", &"ada")).await;
+    /// let item: serde_json::Value = dry_run.writes()[0].put_item().unwrap();
+    /// assert_eq!(item["id"], "ada");
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn put_item<T: DeserializeOwned>(&self) -> Option<T> {
+        let item = self.action.put()?.item().clone();
+        serde_dynamo::from_item(item).ok()
+    }
+}
+
+/// The writes that were planned, and the conditions that are to be refused.
+#[derive(Clone, Debug, Default)]
+pub struct Plans {
+    records: MemoryStore,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    writes: Vec<PlannedWrite>,
+    refusals: VecDeque<(String, Option<Item>)>,
+    items: HashMap<String, Vec<Item>>,
+    /// Operations whose change was made.
+    changed: HashSet<Key>,
+}
+
+impl Plans {
+    /// The writes so far.
+    #[must_use]
+    pub fn writes(&self) -> Vec<PlannedWrite> {
+        self.state().writes.clone()
+    }
+
+    /// Refuses the next write that has `name` as its label, or as its table if it has no label.
+    pub fn refuse(&self, name: String, item: Option<Item>) {
+        self.state().refusals.push_back((name, item));
+    }
+
+    /// Keeps an item, which changes may read.
+    pub fn keep(&self, table: String, item: Item) {
+        self.state().items.entry(table).or_default().push(item);
+    }
+
+    /// The item kept last that has these attributes.
+    pub(crate) fn item(&self, table: &str, key: &Item) -> Option<Item> {
+        let state = self.state();
+        let mut items = state.items.get(table)?.iter().rev();
+        let has = |item: &&Item| {
+            key.iter()
+                .all(|(name, value)| item.get(name) == Some(value))
+        };
+        items.find(has).cloned()
+    }
+
+    /// Records the writes, unless one of them is to be refused.
+    pub(crate) fn write(&self, writes: &[Write<TransactWriteItem>]) -> Result<(), Refused> {
+        let mut state = self.state();
+        let mut refused = Vec::new();
+        for (index, write) in writes.iter().enumerate() {
+            let table = table(&write.action);
+            let name = write.label.as_deref().unwrap_or(table);
+            let place = (state.refusals.iter()).position(|(refused, _)| refused == name);
+            if let Some((_, item)) = place.and_then(|place| state.refusals.remove(place)) {
+                refused.push(RefusedWrite {
+                    index,
+                    label: write.label.clone(),
+                    table: table.to_owned(),
+                    item,
+                });
+            }
+        }
+        if !refused.is_empty() {
+            return Err(Refused::new(refused));
+        }
+        state.writes.extend(writes.iter().map(|write| PlannedWrite {
+            label: write.label.as_deref().map(str::to_owned),
+            table: table(&write.action).to_owned(),
+            action: write.action.clone(),
+        }));
+        Ok(())
+    }
+
+    pub(crate) fn is_changed(&self, key: &Key) -> bool {
+        self.state().changed.contains(key)
+    }
+
+    pub(crate) fn note_changed(&self, key: Key) {
+        self.state().changed.insert(key);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Store for Plans {
+    async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
+        self.records.claim(request).await
+    }
+
+    async fn settle(
+        &self,
+        fence: &Fence,
+        settlement: &Settlement,
+        now: Timestamp,
+    ) -> Result<SettleAnswer, StoreError> {
+        self.records.settle(fence, settlement, now).await
+    }
+}
+
+impl TransactionalStore for Plans {
+    async fn look(&self, key: &Key) -> Result<Option<Record>, StoreError> {
+        Ok(self.records.get(key))
+    }
+
+    /// The record decides first, then the writes.
+    async fn commit(&self, commit: &Commit) -> Result<CommitAnswer, StoreError> {
+        let record = self.records.get(commit.record.key());
+        let admitted = match &commit.record {
+            RecordWrite::Settle { fence, .. } => may_settle(record.as_ref(), fence),
+            RecordWrite::Insert { request, .. } => may_claim(record.as_ref(), request),
+        };
+        if !admitted {
+            return Ok(CommitAnswer::Refused(record));
+        }
+        if let Err(refused) = self.write(&commit.writes) {
+            return Ok(CommitAnswer::Cancelled(refused));
+        }
+        let (fence, settlement, now) = match &commit.record {
+            RecordWrite::Settle {
+                fence,
+                settlement,
+                now,
+            } => (fence.clone(), settlement, *now),
+            RecordWrite::Insert {
+                request,
+                settlement,
+            } => {
+                let _admitted = self.records.claim(request).await?;
+                (request.fence(), settlement, request.now)
+            }
+        };
+        Ok(match self.records.settle(&fence, settlement, now).await? {
+            SettleAnswer::Applied => CommitAnswer::Applied,
+            SettleAnswer::Refused(record) => CommitAnswer::Refused(record),
+        })
+    }
+}

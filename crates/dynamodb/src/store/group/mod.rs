@@ -1,0 +1,459 @@
+//! Group commit: claims and settlements of concurrent messages in one `BatchExecuteStatement`.
+//!
+//! ```text
+//! call ── one turn of the runtime ──┬── alone: the ordinary request
+//!                                   └── group: applied, refused or failed, or else the ordinary request
+//! ```
+//!
+//! The statements of a group make the writes of the ordinary requests, on the same or stricter
+//! conditions. To the protocol, a group and an ordinary request behind it are one request that was sent
+//! twice.
+//!
+//! The calls of a group that got no answer fail together. Their callers repeat them in the same turn of
+//! the runtime, so they form a group again. If that group gets no answer either, the third copies are
+//! ordinary requests.
+
+mod answer;
+mod statement;
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use aws_sdk_dynamodb::{
+    Client,
+    types::{BatchStatementRequest, ReturnConsumedCapacity},
+};
+use tokio::{
+    runtime::Handle,
+    sync::oneshot,
+    task::yield_now,
+    time::{Instant, timeout, timeout_at},
+};
+
+pub(super) use statement::{claim, settle};
+
+use answer::{Answer, Answers};
+
+use super::places::{Place, Places, Request};
+use crate::item::Item;
+use sqs_once_core::{deadline, meter::add_units, protocol::Unavailability};
+
+/// Maximum number of statements in one `BatchExecuteStatement` (*Amazon DynamoDB API Reference*).
+const MAX_STATEMENTS: usize = 25;
+/// A group that is not full, and a lone request, wait while so many requests are in flight: others
+/// may join them.
+const MOST_FOR_PART: usize = 4;
+/// Maximum time of that wait. The requests in flight may never be answered.
+const MAX_WAIT_FOR_OTHERS: Duration = Duration::from_millis(100);
+/// Maximum time that a call waits for its group: longer than the client of `aws::config` waits.
+const MAX_WAIT: Duration = Duration::from_secs(6);
+/// Time without groups after two of them, one after the other, got no answer.
+const REST: Duration = Duration::from_secs(10);
+
+/// The groups of one store. Clones share the groups.
+#[derive(Clone)]
+pub(super) struct Groups(Arc<Shared>);
+
+struct Shared {
+    /// Client without the SDK's retries.
+    client: Client,
+    table: String,
+    capacity: Option<ReturnConsumedCapacity>,
+    /// Calls fewer than this go as ordinary requests.
+    smallest: usize,
+    queue: Mutex<Queue>,
+    places: Places,
+    silence: Mutex<Silence>,
+    /// True after DynamoDB denied access to a group.
+    off: AtomicBool,
+}
+
+/// Calls that wait for a group, in the order of their arrival.
+#[derive(Default)]
+struct Queue(VecDeque<Call>);
+
+/// One statement, and the caller that waits for its turn.
+struct Call {
+    key: String,
+    kind: Request,
+    statement: BatchStatementRequest,
+    /// End of the caller's wait.
+    until: Instant,
+    turn: oneshot::Sender<Turn>,
+}
+
+/// The result of a call's wait.
+enum Turn {
+    /// The caller sends the ordinary request, in this place.
+    Alone(Place),
+    /// The statement's answer, and its share of the write units.
+    Answered(Answer, f64),
+}
+
+/// The end of a call.
+pub(super) enum Tried {
+    Applied,
+    /// The condition check failed because of this item.
+    Refused(Item),
+    /// The ordinary request follows, in this place if the call has one.
+    Ordinary(Option<Place>),
+    /// The call failed, for this reason.
+    Failed(Unavailability, Arc<str>),
+}
+
+/// When a group got no answer.
+#[derive(Default)]
+struct Silence {
+    /// Since then no group got an answer.
+    since: Option<Instant>,
+    /// End of the time without groups.
+    until: Option<Instant>,
+}
+
+impl fmt::Debug for Groups {
+    /// Without the calls, which hold payload.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Groups").finish_non_exhaustive()
+    }
+}
+
+impl Groups {
+    /// Creates groups of statements on `table`. Calls fewer than `smallest` go as ordinary requests.
+    pub(super) fn new(
+        client: Client,
+        table: String,
+        capacity: Option<ReturnConsumedCapacity>,
+        smallest: usize,
+        places: Places,
+    ) -> Self {
+        Self(Arc::new(Shared {
+            client,
+            table,
+            capacity,
+            smallest,
+            queue: Mutex::default(),
+            places,
+            silence: Mutex::default(),
+            off: AtomicBool::new(false),
+        }))
+    }
+
+    /// Sends a statement with those of other calls, and waits at most half of the time left.
+    pub(super) async fn send(
+        &self,
+        kind: Request,
+        key: &str,
+        statement: BatchStatementRequest,
+    ) -> Tried {
+        if self.0.off.load(Relaxed) || self.0.silence().is_rest() {
+            return Tried::Ordinary(None);
+        }
+        let until = Instant::now() + wait();
+        let (turn, mut answer) = oneshot::channel();
+        self.0.queue().0.push_back(Call {
+            key: key.to_owned(),
+            kind,
+            statement,
+            until,
+            turn,
+        });
+        // Calls of the same turn share a group. Each of them starts groups, so that none depends on
+        // another, which may be dropped.
+        yield_now().await;
+        self.0.dispatch(MOST_FOR_PART);
+        let turn = timeout_at(until, async {
+            loop {
+                match timeout(MAX_WAIT_FOR_OTHERS, &mut answer).await {
+                    Ok(turn) => break turn.ok(),
+                    Err(_elapsed) => self.0.dispatch(usize::MAX),
+                }
+            }
+        });
+        match turn.await {
+            Ok(Some(Turn::Alone(place))) => Tried::Ordinary(Some(place)),
+            Ok(Some(Turn::Answered(answer, units))) => {
+                add_units(units);
+                match answer {
+                    Answer::Applied => Tried::Applied,
+                    Answer::Refused(item) => Tried::Refused(item),
+                    Answer::Duplicate | Answer::Denied | Answer::NotApplied => {
+                        Tried::Ordinary(None)
+                    }
+                    Answer::Failed(kind, why) => Tried::Failed(kind, why),
+                }
+            }
+            // No answer in time, or the group's task ended without one.
+            Ok(None) | Err(_) => {
+                Tried::Failed(Unavailability::Unanswered, "no answer in time".into())
+            }
+        }
+    }
+
+    /// Starts the groups that waited for the end of another request.
+    pub(super) fn dispatch(&self) {
+        self.0.dispatch(MOST_FOR_PART);
+    }
+}
+
+/// Time that a call waits for its group: at most half of the time left.
+fn wait() -> Duration {
+    deadline::time_left_of_request().map_or(MAX_WAIT, |left| MAX_WAIT.min(left / 2))
+}
+
+impl Silence {
+    fn is_rest(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Notes a group that was sent then and got no answer.
+    fn unanswered(&mut self, sent: Instant) {
+        let now = Instant::now();
+        match self.since {
+            // It is the second copy of a group, or was sent after one that got no answer.
+            Some(since) if sent >= since => self.until = Some(now + REST),
+            Some(_) => {}
+            None => self.since = Some(now),
+        }
+    }
+
+    fn answered(&mut self) {
+        *self = Self::default();
+    }
+}
+
+impl Shared {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn silence(&self) -> MutexGuard<'_, Silence> {
+        self.silence.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the next group and its place.
+    fn next_group(&self, most_for_part: usize) -> Option<(Place, Vec<Call>)> {
+        let mut queue = self.queue();
+        if queue.0.len() < MAX_STATEMENTS && self.places.in_flight() >= most_for_part {
+            return None;
+        }
+        let (kind, place) = self.places.try_take()?;
+        let group = queue.next(kind)?;
+        let claims = group.iter().any(|call| call.kind == Request::Claim);
+        let place = if claims { place } else { place.without_claim() };
+        Some((place, group))
+    }
+
+    /// Starts groups while calls wait and places are free. A part of a group waits while so many
+    /// requests are in flight.
+    fn dispatch(self: &Arc<Self>, most_for_part: usize) {
+        while let Some((place, mut group)) = self.next_group(most_for_part) {
+            if group.len() >= self.smallest {
+                // A task of its own: a caller may be dropped, and the others need their answers.
+                // Without a runtime the calls are dropped, and count as unanswered.
+                if let Ok(runtime) = Handle::try_current() {
+                    let shared = Arc::clone(self);
+                    runtime.spawn(async move {
+                        shared.send(group).await;
+                        drop(place);
+                        shared.dispatch(MOST_FOR_PART);
+                    });
+                }
+            } else if let Some(call) = group.pop() {
+                // A caller that is gone drops the place.
+                let _gone = call.turn.send(Turn::Alone(place));
+            }
+        }
+    }
+
+    async fn send(&self, group: Vec<Call>) {
+        let sent = Instant::now();
+        // No caller waits longer.
+        let until = group.iter().map(|call| call.until).max();
+        let until = until.unwrap_or_else(Instant::now);
+        let (turns, statements): (Vec<_>, Vec<_>) = group
+            .into_iter()
+            .map(|call| (call.turn, call.statement))
+            .unzip();
+        let request = self
+            .client
+            .batch_execute_statement()
+            .set_statements(Some(statements))
+            .set_return_consumed_capacity(self.capacity.clone());
+        let Answers { answers, units } = match timeout_at(until, request.send()).await {
+            Ok(Ok(output)) => Answers::of(output, turns.len()),
+            Ok(Err(error)) => Answers::of_failure(&error, turns.len()),
+            Err(_elapsed) => Answers::unanswered("no answer in time", turns.len()),
+        };
+        let is_unanswered =
+            |answer: &Answer| matches!(answer, Answer::Failed(Unavailability::Unanswered, _));
+        if answers.iter().all(is_unanswered) {
+            self.silence().unanswered(sent);
+        } else {
+            self.silence().answered();
+        }
+        if answers
+            .iter()
+            .any(|answer| matches!(answer, Answer::Denied))
+        {
+            self.turn_off();
+        }
+        for (turn, answer) in turns.into_iter().zip(answers) {
+            // A caller that is gone needs no answer.
+            let _gone = turn.send(Turn::Answered(answer, units));
+        }
+    }
+
+    /// Ends grouping for this store, and says so once.
+    fn turn_off(&self) {
+        if !self.off.swap(true, Relaxed) {
+            tracing::warn!(
+                table = self.table,
+                needs = "dynamodb:PartiQLInsert and dynamodb:PartiQLUpdate",
+                "DynamoDB denied access to a group of writes: grouping is off until this process ends"
+            );
+        }
+    }
+}
+
+impl Queue {
+    /// Takes the next group, of distinct keys. Claims stay in the queue if only a place of another
+    /// request is free.
+    fn next(&mut self, place: Request) -> Option<Vec<Call>> {
+        let mut group: Vec<Call> = Vec::new();
+        let mut left = VecDeque::new();
+        while let Some(call) = self.0.pop_front() {
+            if group.len() == MAX_STATEMENTS {
+                self.0.push_front(call);
+                break;
+            }
+            if call.turn.is_closed() {
+                // Its caller is gone.
+            } else if call.kind == Request::Claim && place == Request::Other
+                || group.iter().any(|other| other.key == call.key)
+            {
+                left.push_back(call);
+            } else {
+                group.push(call);
+            }
+        }
+        while let Some(call) = left.pop_back() {
+            self.0.push_front(call);
+        }
+        Some(group).filter(|group| !group.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn groups() -> Groups {
+        let config = aws_sdk_dynamodb::Config::builder()
+            .behavior_version(aws_sdk_dynamodb::config::BehaviorVersion::latest())
+            .build();
+        let client = Client::from_conf(config);
+        Groups::new(client, "table".into(), None, 2, Places::default())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn wait_is_at_most_half_of_the_time_left() {
+        assert_eq!(wait(), MAX_WAIT);
+        for (left, expected) in [
+            (MAX_WAIT / 2, MAX_WAIT / 4),
+            (10 * MAX_WAIT, MAX_WAIT),
+            (Duration::ZERO, Duration::ZERO),
+        ] {
+            let waited = deadline::until(Instant::now() + left, async { wait() });
+            assert_eq!(waited.await.unwrap(), expected);
+        }
+    }
+
+    fn call(queue: &mut Queue, kind: Request, key: &str) -> oneshot::Receiver<Turn> {
+        let (turn, answer) = oneshot::channel();
+        let statement = BatchStatementRequest::builder().statement("");
+        queue.0.push_back(Call {
+            key: key.into(),
+            kind,
+            statement: statement.build().unwrap(),
+            until: Instant::now(),
+            turn,
+        });
+        answer
+    }
+
+    fn keys(group: Option<Vec<Call>>) -> Option<Vec<String>> {
+        Some(group?.into_iter().map(|call| call.key).collect())
+    }
+
+    #[tokio::test]
+    async fn group_has_distinct_keys_of_callers_present() {
+        let mut queue = Queue::default();
+        let mut callers: Vec<_> = ["a", "b", "a", "c", "a", "b"]
+            .into_iter()
+            .map(|key| call(&mut queue, Request::Claim, key))
+            .collect();
+        drop(callers.remove(3));
+        let mut next = || keys(queue.next(Request::Claim));
+        assert_eq!(next().unwrap(), ["a", "b"]);
+        assert_eq!(next().unwrap(), ["a", "b"]);
+        assert_eq!(next().unwrap(), ["a"]);
+        assert_eq!(next(), None);
+    }
+
+    #[tokio::test]
+    async fn settlements_pass_claims_without_a_place() {
+        let mut queue = Queue::default();
+        let _claim = call(&mut queue, Request::Claim, "a");
+        let _settlement = call(&mut queue, Request::Other, "b");
+        assert_eq!(keys(queue.next(Request::Other)).unwrap(), ["b"]);
+        assert_eq!(keys(queue.next(Request::Other)), None);
+        assert_eq!(keys(queue.next(Request::Claim)).unwrap(), ["a"]);
+    }
+
+    #[tokio::test]
+    async fn part_of_a_group_waits_for_others() {
+        let Groups(shared) = groups();
+        let numbers: Vec<_> = (0..30).map(|n| n.to_string()).collect();
+        let callers = |queue: &mut Queue| {
+            let calls = numbers.iter();
+            let calls = calls.map(|key| call(queue, Request::Other, key));
+            calls.collect::<Vec<_>>()
+        };
+        let _callers = callers(&mut shared.queue());
+        let mut places = Vec::new();
+        let (place, group) = shared.next_group(MOST_FOR_PART).unwrap();
+        places.push(place);
+        assert_eq!(keys(Some(group)).unwrap(), numbers[..25]);
+        while places.len() < MOST_FOR_PART {
+            places.push(shared.places.try_take().unwrap().1);
+        }
+        assert!(shared.next_group(MOST_FOR_PART).is_none());
+        let (_, group) = shared.next_group(usize::MAX).unwrap();
+        assert_eq!(keys(Some(group)).unwrap(), numbers[25..]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn groups_rest_after_two_without_answer() {
+        let mut silence = Silence::default();
+        let sent = Instant::now();
+        tokio::time::advance(Duration::from_secs(1)).await;
+        // Of one turn.
+        silence.unanswered(sent);
+        silence.unanswered(sent);
+        assert!(!silence.is_rest());
+        silence.unanswered(Instant::now());
+        assert!(silence.is_rest());
+        tokio::time::advance(REST).await;
+        assert!(!silence.is_rest());
+        silence.answered();
+        silence.unanswered(Instant::now());
+        assert!(!silence.is_rest());
+    }
+}

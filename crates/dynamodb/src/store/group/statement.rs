@@ -1,0 +1,204 @@
+//! PartiQL twins of a claim over nothing, and of the two settlements that end most claims.
+//!
+//! Each statement makes the write of its ordinary request in `expressions.rs`, on the same or a
+//! stricter condition.
+
+use aws_sdk_dynamodb::types::{
+    AttributeValue, BatchStatementRequest, ReturnValuesOnConditionCheckFailure::AllOld,
+};
+
+use crate::{
+    item::{Item, number, string},
+    store::{
+        expressions::REMOVED_BY_COMPLETION,
+        item::{millis, result_field},
+        layout::{Field, Layout},
+    },
+};
+use sqs_once_core::protocol::{Fence, Settlement, Timestamp};
+
+/// Settlements with a longer text go as ordinary requests. A large write gains little from a group,
+/// and would delay the others. The record of a claim has at most 8 KB.
+const MAX_BYTES: usize = 16 * 1024;
+
+/// A statement, with its values in the order of its placeholders.
+struct Statement {
+    text: String,
+    values: Vec<AttributeValue>,
+}
+
+impl Statement {
+    /// Starts a statement, with the quoted table name between `start` and `end`.
+    fn new(start: &str, table: &str, end: &str) -> Self {
+        let mut text = String::with_capacity(512);
+        text.push_str(start);
+        push_quoted(&mut text, '"', table);
+        text.push_str(end);
+        Self {
+            text,
+            values: Vec::with_capacity(16),
+        }
+    }
+
+    fn push(&mut self, before: &str, name: &str, after: &str, value: AttributeValue) {
+        self.text.push_str(before);
+        push_quoted(&mut self.text, '"', name);
+        self.text.push_str(after);
+        self.values.push(value);
+    }
+
+    fn set(&mut self, layout: &Layout, field: Field, value: AttributeValue) {
+        self.push(" SET ", layout.name(field), " = ?", value);
+    }
+
+    fn remove(&mut self, layout: &Layout, field: Field) {
+        self.text.push_str(" REMOVE ");
+        push_quoted(&mut self.text, '"', layout.name(field));
+    }
+
+    /// `set_add` creates the set if the record has none.
+    fn add_to_set(&mut self, layout: &Layout, field: Field, member: &str) {
+        let name = layout.name(field);
+        self.text.push_str(" SET ");
+        push_quoted(&mut self.text, '"', name);
+        let set = AttributeValue::Ss(vec![member.to_owned()]);
+        self.push(" = set_add(", name, ", ?)", set);
+    }
+
+    /// Sets the status FAILED, as `expressions.rs` does.
+    fn set_failed(&mut self, layout: &Layout) {
+        self.set(layout, Field::Status, string(&*layout.words.failed));
+        if layout.words.failed_is_in_progress() {
+            self.set(layout, Field::LeaseUntil, number(0));
+        } else {
+            self.remove(layout, Field::LeaseUntil);
+        }
+    }
+
+    /// The condition of the fence. Implements
+    /// [`may_settle`](sqs_once_core::protocol::decision::may_settle).
+    fn fenced(&mut self, layout: &Layout, fence: &Fence) {
+        let mut before = " WHERE ";
+        for (name, value) in sorted(layout.primary_key(fence.key.as_str())) {
+            self.push(before, &name, " = ?", value);
+            before = " AND ";
+        }
+        let owner = string(fence.owner.as_str());
+        self.push(before, layout.name(Field::Owner), " = ?", owner);
+        let in_progress = string(&*layout.words.in_progress);
+        self.push(before, layout.name(Field::Status), " = ?", in_progress);
+        if layout.words.failed_is_in_progress() {
+            let lease = layout.name(Field::LeaseUntil);
+            self.push(before, lease, " > ?", number(0));
+        }
+        if let Some(lease_until) = fence.lease_until {
+            let lease = layout.name(Field::LeaseUntil);
+            self.push(before, lease, " = ?", millis(lease_until));
+        }
+        if let Some(first_claimed_at) = fence.first_claimed_at {
+            let first = layout.name(Field::FirstClaimedAt);
+            self.push(before, first, " = ?", millis(first_claimed_at));
+        }
+    }
+
+    fn build(self) -> BatchStatementRequest {
+        let statement = BatchStatementRequest::builder()
+            .statement(self.text)
+            .set_parameters(Some(self.values))
+            .return_values_on_condition_check_failure(AllOld);
+        #[expect(clippy::expect_used, reason = "the one required field is set")]
+        statement.build().expect("the statement has a text")
+    }
+}
+
+/// Builds the statement that writes a claim's record, `item`, if no item exists.
+///
+/// DynamoDB never returns the existing item (`DuplicateItem`). An expired item exists too, until TTL
+/// deletes it.
+pub(in crate::store) fn claim(table: &str, item: Item) -> BatchStatementRequest {
+    let mut insert = Statement::new("INSERT INTO ", table, " VALUE {");
+    let mut before = "";
+    for (name, value) in sorted(item) {
+        insert.text.push_str(before);
+        // Attribute names are keys of a tuple here, so they are string literals.
+        push_quoted(&mut insert.text, '\'', &name);
+        insert.text.push_str(": ?");
+        insert.values.push(value);
+        before = ", ";
+    }
+    insert.text.push('}');
+    insert.build()
+}
+
+/// Builds the statement that settles a claim. `None` if this settlement has no twin, or is too large
+/// for a group.
+///
+/// Completions and permanent failures have a twin. A conditional `DELETE` of a missing item succeeds
+/// silently, so a claim that is undone has none. An end or a renewal of a lease is rare.
+pub(in crate::store) fn settle(
+    layout: &Layout,
+    table: &str,
+    fence: &Fence,
+    settlement: &Settlement,
+    now: Timestamp,
+) -> Option<BatchStatementRequest> {
+    let mut update = Statement::new("UPDATE ", table, "");
+    update.set(layout, Field::UpdatedAt, millis(now));
+    match settlement {
+        Settlement::Complete { result, expires_at } => {
+            let completed = string(&*layout.words.completed);
+            update.set(layout, Field::Status, completed);
+            let (field, text) = result_field(result);
+            if text.len() > MAX_BYTES {
+                return None;
+            }
+            update.set(layout, field, string(text));
+            update.set(layout, Field::ExpiresAt, number(*expires_at));
+            for field in REMOVED_BY_COMPLETION {
+                update.remove(layout, field);
+            }
+        }
+        Settlement::Fail {
+            error,
+            message_id,
+            first_open,
+            expires_at,
+        } => {
+            if error.len() + message_id.len() > MAX_BYTES {
+                return None;
+            }
+            update.set_failed(layout);
+            update.set(layout, Field::Error, string(error));
+            update.set(layout, Field::ExpiresAt, number(*expires_at));
+            update.add_to_set(layout, Field::FailedMessageIds, message_id);
+            update.remove(layout, Field::ExclusiveAttempts);
+            if *first_open {
+                update.remove(layout, Field::FirstClaimedAt);
+            }
+        }
+        Settlement::EndLease { .. } | Settlement::Restore(_) | Settlement::Renew { .. } => {
+            return None;
+        }
+    }
+    update.fenced(layout, fence);
+    Some(update.build())
+}
+
+/// Attributes by name, so that equal requests have equal text.
+fn sorted(item: Item) -> Vec<(String, AttributeValue)> {
+    let mut attributes: Vec<_> = item.into_iter().collect();
+    attributes.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+    attributes
+}
+
+/// Quotes a name. A quote inside of a name is doubled.
+fn push_quoted(text: &mut String, quote: char, name: &str) {
+    text.push(quote);
+    for part in name.split_inclusive(quote) {
+        text.push_str(part);
+        if part.ends_with(quote) {
+            text.push(quote);
+        }
+    }
+    text.push(quote);
+}

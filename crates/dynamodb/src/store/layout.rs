@@ -1,0 +1,419 @@
+//! [`Layout`]: attribute names, status words and key schema of records in the table.
+
+use std::{borrow::Cow, str::FromStr};
+
+use crate::item::{Item, string};
+use sqs_once_core::{
+    InvalidValue,
+    protocol::{ClaimRequest, Fingerprint, key::MAX_KEY_BYTES},
+};
+
+/// Maximum size of a DynamoDB sort key in bytes (*Amazon DynamoDB Developer Guide*, "Constraints in
+/// Amazon DynamoDB").
+const MAX_SORT_KEY_BYTES: usize = 1024;
+/// Maximum size of an attribute name in a key or an index, in bytes (the same page).
+const MAX_NAME_BYTES: usize = 255;
+
+/// Declares [`Field`] with its native names.
+macro_rules! fields {
+    ($($(#[$doc:meta])* $field:ident $name:literal)+) => {
+        /// An attribute of a record. Its native name is the name in [`Layout::native`].
+        ///
+        /// ```
+        /// use sqs_once::store::Field;
+        ///
+        /// assert_eq!("lease_until".parse(), Ok(Field::LeaseUntil));
+        /// assert_eq!(Field::LeaseUntil.native_name(), "lease_until");
+        /// ```
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum Field { $($(#[$doc])* $field,)+ }
+
+        impl Field {
+            pub(super) const ALL: [Self; [$($name),+].len()] = [$(Self::$field),+];
+
+            /// Returns the attribute name in [`Layout::native`].
+            #[must_use]
+            pub const fn native_name(self) -> &'static str {
+                match self { $(Self::$field => $name,)+ }
+            }
+
+            /// The placeholder of the attribute's name in expressions.
+            pub(super) const fn name_placeholder(self) -> &'static str {
+                match self { $(Self::$field => concat!("#", $name),)+ }
+            }
+
+            /// The placeholder of the attribute's new value in expressions.
+            pub(super) const fn value_placeholder(self) -> &'static str {
+                match self { $(Self::$field => concat!(":", $name),)+ }
+            }
+        }
+    };
+}
+
+fields! {
+    /// Partition key: the [`Key`](sqs_once_core::protocol::Key), or a fixed text if there is a sort key.
+    Id "id"
+    /// Status word.
+    Status "status"
+    /// Token of the current or last claim.
+    Owner "owner"
+    /// End of the lease, in epoch milliseconds. Afterwards another claim can take over.
+    LeaseUntil "lease_until"
+    /// End of the retention, in epoch seconds. The table's TTL attribute.
+    ExpiresAt "expires_at"
+    /// Fingerprint of the payload.
+    Fingerprint "fingerprint"
+    /// The part that the fingerprint is of, and how it was made.
+    FingerprintScheme "fingerprint_scheme"
+    /// Message of the current or last claim.
+    MessageId "message_id"
+    /// Number of claims since the record was created.
+    Attempts "attempts"
+    /// Claim time of the earliest open attempt, in epoch milliseconds. 0 if unknown.
+    FirstClaimedAt "first_claimed_at"
+    /// End of the last attempt: `retryable`, `panic`, `deadline` or `not_started`.
+    LastEnd "last_end"
+    /// Attempts in a row that ran alone and have no recorded end.
+    ExclusiveAttempts "exclusive_attempts"
+    /// Messages that failed permanently under this key.
+    FailedMessageIds "failed_message_ids"
+    /// The handler's output as JSON.
+    Result "result"
+    /// Object in S3 that holds the output, as JSON.
+    ResultInS3 "result_in_s3"
+    /// Reason why the output was not stored.
+    ResultOmitted "result_omitted"
+    /// Text of the last permanent failure.
+    Error "error"
+    /// Creation time of the record, in epoch milliseconds.
+    CreatedAt "created_at"
+    /// Time of the record's last change, in epoch milliseconds.
+    UpdatedAt "updated_at"
+}
+
+impl AsRef<str> for Field {
+    fn as_ref(&self) -> &str {
+        self.native_name()
+    }
+}
+
+impl FromStr for Field {
+    type Err = InvalidValue;
+
+    fn from_str(name: &str) -> Result<Self, InvalidValue> {
+        let field = Self::ALL.into_iter().find(|f| f.native_name() == name);
+        field.ok_or_else(|| InvalidValue::new(format!("a record has no attribute `{name}`")))
+    }
+}
+
+/// Attribute names, status words and key schema of the records in a table.
+///
+/// Change the layout only for a new table, or for a table whose records have this layout. The store
+/// does not find records of another layout, so handlers run again for their messages.
+///
+/// ```
+/// use sqs_once::store::Layout;
+///
+/// // A single-table design: all records in the partition `idempotency`, with the key in `SK`.
+/// let shared = Layout::native()
+///     .rename([("id", "PK"), ("expires_at", "ttl")])?
+///     .sort_key("SK", "idempotency")?;
+/// # Ok::<(), sqs_once::InvalidValue>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    names: [Cow<'static, str>; Field::ALL.len()],
+    sort: Option<SortKey>,
+    pub(super) words: Words,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct SortKey {
+    name: String,
+    partition: String,
+}
+
+/// The values of the status attribute.
+///
+/// `failed` may be the same word as `in_progress`. A failed record then has `lease_until = 0`, and
+/// a record in progress has `lease_until > 0`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Words {
+    pub(super) in_progress: Cow<'static, str>,
+    pub(super) completed: Cow<'static, str>,
+    pub(super) failed: Cow<'static, str>,
+    /// Further word that means completed, when read.
+    pub(super) expired: Option<&'static str>,
+}
+
+impl Words {
+    /// Returns whether failed records and records in progress have the same word, and differ only
+    /// in `lease_until`.
+    pub(super) fn failed_is_in_progress(&self) -> bool {
+        self.failed == self.in_progress
+    }
+}
+
+impl Default for Layout {
+    fn default() -> Self {
+        Self::native()
+    }
+}
+
+impl Layout {
+    /// The attribute names in [`DynamoStore`](crate::store::DynamoStore)'s documentation.
+    #[must_use]
+    pub fn native() -> Self {
+        Self {
+            names: Field::ALL.map(|field| field.native_name().into()),
+            sort: None,
+            words: Words {
+                in_progress: "IN_PROGRESS".into(),
+                completed: "COMPLETED".into(),
+                failed: "FAILED".into(),
+                expired: None,
+            },
+        }
+    }
+
+    /// The record format of the Powertools for AWS Lambda libraries. Functions with Powertools and
+    /// consumers of this crate can then share one table.
+    ///
+    /// | native | Powertools |
+    /// | --- | --- |
+    /// | `id`, `status` | the same names |
+    /// | `IN_PROGRESS`, `FAILED` | `INPROGRESS` |
+    /// | `COMPLETED` | `COMPLETED` |
+    /// | `expires_at` | `expiration` |
+    /// | `lease_until` | `in_progress_expiration` |
+    /// | `result` | `data` |
+    /// | `fingerprint` | `validation` |
+    ///
+    /// All other attributes keep their native names, and Powertools ignores them.
+    ///
+    /// Powertools has no status for failures. For Powertools, a `FAILED` record is a record in
+    /// progress whose lease expired. So Powertools runs the operation again, as after every
+    /// exception.
+    ///
+    /// The id is a prefix and a hash, and `validation` is a hash (`sqs::powertools::hash`).
+    ///
+    /// ```
+    /// use sqs_once::store::{Field, Layout};
+    ///
+    /// // As DynamoDBPersistenceLayer(key_attr="pk", sort_key_attr="sk", static_pk_value="orders").
+    /// let layout = Layout::powertools().rename([(Field::Id, "pk")])?.sort_key("sk", "orders")?;
+    /// # Ok::<(), sqs_once::InvalidValue>(())
+    /// ```
+    #[must_use]
+    pub fn powertools() -> Self {
+        let mut layout = Self::native();
+        for (field, name) in [
+            (Field::LeaseUntil, "in_progress_expiration"),
+            (Field::ExpiresAt, "expiration"),
+            (Field::Fingerprint, "validation"),
+            (Field::Result, "data"),
+        ] {
+            layout.names[field as usize] = name.into();
+        }
+        layout.words.in_progress = "INPROGRESS".into();
+        layout.words.failed = "INPROGRESS".into();
+        // Powertools writes this word when a function ends after its record expired.
+        layout.words.expired = Some("EXPIRED");
+        layout
+    }
+
+    /// Renames attributes: each from its [native](Self::native) name.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`] if a record has no such attribute, or if a name is empty, longer than 255
+    /// bytes, or the name of two attributes.
+    pub fn rename<N: Into<String>>(
+        mut self,
+        names: impl IntoIterator<Item = (impl AsRef<str>, N)>,
+    ) -> Result<Self, InvalidValue> {
+        for (native, name) in names {
+            let field: Field = native.as_ref().parse()?;
+            self.names[field as usize] = name.into().into();
+        }
+        self.checked()
+    }
+
+    /// Stores the key in the sort key `name`. All records of the store have the partition key
+    /// value `partition`.
+    ///
+    /// One partition takes about 1000 writes a second. A sort key has at most 1024 bytes; longer
+    /// keys are hashed.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`] if
+    ///
+    /// - `name` is empty, longer than 255 bytes, or the name of another attribute;
+    /// - `partition` is empty or longer than 2048 bytes.
+    pub fn sort_key(
+        mut self,
+        name: impl Into<String>,
+        partition: impl Into<String>,
+    ) -> Result<Self, InvalidValue> {
+        let (name, partition) = (name.into(), partition.into());
+        if !(1..=MAX_KEY_BYTES).contains(&partition.len()) {
+            let bytes = partition.len();
+            return Err(InvalidValue::new(format!(
+                "the partition key has {bytes} bytes, but must have 1 to {MAX_KEY_BYTES}"
+            )));
+        }
+        self.sort = Some(SortKey { name, partition });
+        self.checked()
+    }
+
+    /// Sets the words of the status attribute.
+    ///
+    /// `failed` may be the same word as `in_progress`, for readers without a status for failures.
+    ///
+    /// ```
+    /// use sqs_once::store::Layout;
+    ///
+    /// assert!(Layout::native().status_words("running", "done", "failed").is_ok());
+    /// assert!(Layout::native().status_words("running", "done", "done").is_err());
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`] if `completed` is the same word as `in_progress` or `failed`.
+    pub fn status_words(
+        mut self,
+        in_progress: impl Into<String>,
+        completed: impl Into<String>,
+        failed: impl Into<String>,
+    ) -> Result<Self, InvalidValue> {
+        self.words = Words {
+            in_progress: in_progress.into().into(),
+            completed: completed.into().into(),
+            failed: failed.into().into(),
+            expired: None,
+        };
+        if [&self.words.in_progress, &self.words.failed].contains(&&self.words.completed) {
+            return Err(InvalidValue::new(
+                "the status word for completed must differ from the other status words".to_owned(),
+            ));
+        }
+        Ok(self)
+    }
+
+    fn checked(self) -> Result<Self, InvalidValue> {
+        let sort = self.sort.iter().map(|sort| sort.name.as_str());
+        let names: Vec<_> = self.names.iter().map(AsRef::as_ref).chain(sort).collect();
+        for (n, name) in names.iter().enumerate() {
+            if !(1..=MAX_NAME_BYTES).contains(&name.len()) {
+                return Err(InvalidValue::new(format!(
+                    "the attribute name `{name}` has {} bytes, but must have 1 to {MAX_NAME_BYTES}",
+                    name.len()
+                )));
+            }
+            if names[..n].contains(name) {
+                return Err(InvalidValue::new(format!(
+                    "two attributes have the name `{name}`"
+                )));
+            }
+        }
+        Ok(self)
+    }
+
+    pub(super) fn name(&self, field: Field) -> &str {
+        &self.names[field as usize]
+    }
+
+    /// Returns an upper limit of the size of a claim's record, in bytes, without building the item.
+    pub(super) fn largest_claim(&self, request: &ClaimRequest) -> usize {
+        /// Status word, owner, fingerprint with its scheme and eight numbers have fewer than 400 bytes.
+        const VALUES: usize = 512;
+        let names = self.names.iter().map(|name| name.len()).sum::<usize>();
+        let sort = self.sort.as_ref();
+        let sort = sort.map_or(0, |sort| sort.name.len() + sort.partition.len());
+        VALUES + names + sort + request.key.as_str().len() + request.message_id.len()
+    }
+
+    /// Returns the primary key of the record with the key `id`.
+    pub(super) fn primary_key(&self, id: &str) -> Item {
+        let partition = self.name(Field::Id).to_owned();
+        let Some(sort) = &self.sort else {
+            return Item::from([(partition, string(id))]);
+        };
+        // No other key begins with this marker: see `Key`.
+        let id = if id.len() <= MAX_SORT_KEY_BYTES {
+            id.to_owned()
+        } else {
+            format!("\\sha256:{}", Fingerprint::of(id.as_bytes()))
+        };
+        Item::from([
+            (partition, string(&sort.partition)),
+            (sort.name.clone(), string(id)),
+        ])
+    }
+
+    /// Returns the sort key's name and the partition key's fixed value, if there is a sort key.
+    pub(super) fn sort(&self) -> Option<(&str, &str)> {
+        let sort = self.sort.as_ref()?;
+        Some((&sort.name, &sort.partition))
+    }
+
+    /// Returns the name of the key attribute that differs between records.
+    pub(super) fn key_name(&self) -> &str {
+        let sort = self.sort.as_ref().map(|sort| sort.name.as_str());
+        sort.unwrap_or_else(|| self.name(Field::Id))
+    }
+
+    /// Returns the primary key of `item`, as the item has it.
+    pub(super) fn primary_key_of(&self, item: &Item) -> Item {
+        let names = [self.name(Field::Id), self.key_name()];
+        let pairs = names.map(|name| Some((name.to_owned(), item.get(name)?.clone())));
+        pairs.into_iter().flatten().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sort_key_too_long_is_hashed() {
+        let layout = Layout::native().sort_key("sk", "all").unwrap();
+        let sort = |id: &str| layout.primary_key(id)["sk"].as_s().unwrap().clone();
+        assert_eq!(layout.primary_key("ns#a")["id"], string("all"));
+        let longest = "x".repeat(MAX_SORT_KEY_BYTES);
+        assert_eq!(sort(&longest), longest);
+        let (a, b) = (sort(&format!("{longest}a")), sort(&format!("{longest}b")));
+        assert!(a.starts_with("\\sha256:") && a.len() == 72 && a != b, "{a}");
+    }
+
+    #[test]
+    fn field_is_found_by_native_name() {
+        for field in Field::ALL {
+            assert_eq!(field.native_name().parse(), Ok(field));
+        }
+        assert!("pk".parse::<Field>().is_err());
+    }
+
+    #[test]
+    fn attribute_names_are_valid_and_distinct() {
+        for names in [
+            vec![(Field::Id, "status")],
+            vec![(Field::Id, "a"), (Field::Owner, "a")],
+            vec![(Field::Id, "")],
+        ] {
+            assert!(Layout::native().rename(names.clone()).is_err(), "{names:?}");
+        }
+        let swapped = [(Field::Id, "owner"), (Field::Owner, "id")];
+        assert!(Layout::native().rename(swapped).is_ok());
+        let too_long = "x".repeat(MAX_NAME_BYTES + 1);
+        assert!(Layout::native().rename([(Field::Id, too_long)]).is_err());
+        for (name, partition) in [("id", "all"), ("", "all"), ("sk", "")] {
+            assert!(
+                Layout::native().sort_key(name, partition).is_err(),
+                "{name}"
+            );
+        }
+    }
+}

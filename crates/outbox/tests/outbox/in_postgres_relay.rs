@@ -1,0 +1,874 @@
+//! The relay of the outbox, by schedule and right after a commit.
+
+use std::{
+    path::Path,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use aws_config::{SdkConfig, retry::RetryConfig, timeout::TimeoutConfig};
+use serde_json::{Value, json};
+use sqlx::raw_sql;
+use sqs_once::{
+    Attempt, Deadline, Event, InPostgres, InTransaction, Outcome, Settings, Transaction,
+    handler_fn,
+    outbox::{PostgresRelay, Relay, Relayed},
+    protocol::Timestamp,
+    store::PostgresStore,
+};
+use support::pooled::Pooled;
+use support::world::url;
+use support::world::{SECOND, World, ample, operation, publishes, short};
+use support::{
+    PATIENCE, emf,
+    event::{batch, record},
+    postgres::{SERVER, one},
+    runtime_api::{Lambda, says},
+    sqs::{Sqs, SqsBehaviour},
+    stopwatch::Stopwatch,
+};
+use tokio::{
+    join, select,
+    time::{sleep, timeout},
+};
+
+const SHIPPING: &str = "https://sqs.example/1/shipping.fifo";
+const DEAD: &str = "https://sqs.example/1/dead";
+
+/// Without retries, so that each call meets the next behaviour.
+fn config(sqs: &Sqs) -> SdkConfig {
+    let config = support::sdk_config(sqs.endpoint()).to_builder();
+    config.retry_config(RetryConfig::disabled()).build()
+}
+
+/// Sends events with the name `placed` to `shipping.fifo`.
+fn sender(sqs: &Sqs) -> Relay {
+    let targets = format!("placed={SHIPPING}").parse().unwrap();
+    Relay::new(&config(sqs), targets, DEAD).unwrap()
+}
+
+fn relay(world: &World, sqs: &Sqs) -> PostgresRelay {
+    PostgresRelay::new(sender(sqs), PostgresStore::new(world.pool.clone()))
+}
+
+/// A worker that sends events right after their commit.
+fn sends_after_commit(world: &World, sqs: &Sqs) -> InPostgres {
+    world.mode().relay(sender(sqs))
+}
+
+async fn publish_in(mode: &InPostgres, id: &str, groups: &[&str]) {
+    let outcome = mode
+        .run(operation(id, ample()), publishes(id, groups))
+        .await;
+    assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
+}
+
+async fn publish(world: &World, id: &str, groups: &[&str]) {
+    publish_in(&world.mode(), id, groups).await;
+}
+
+async fn send(relay: &PostgresRelay) -> Relayed {
+    relay.send_due(ample()).await.unwrap()
+}
+
+/// Sends until `time` is up.
+async fn send_within(relay: &PostgresRelay, time: Duration) -> Relayed {
+    let deadline = Deadline::after(Timestamp::now(), time, time / 4);
+    relay.send_due(deadline).await.unwrap()
+}
+
+/// Sent, dead-lettered and failed events.
+fn numbers(relayed: Relayed) -> [u64; 3] {
+    [relayed.sent, relayed.dead_lettered, relayed.failed]
+}
+
+/// Makes failed groups due, as time does.
+async fn wait_for_next_attempt(world: &World) {
+    world
+        .run_sql("UPDATE sqs_once_outbox SET next_attempt_at = 0")
+        .await;
+}
+
+/// Does `work` while each call to the target takes 0.1 seconds.
+async fn with_slow_target<T>(sqs: &Sqs, work: impl Future<Output = T>) -> T {
+    sqs.turn(SqsBehaviour::Held);
+    let answers = async {
+        loop {
+            sleep(SECOND / 10).await;
+            sqs.turn(SqsBehaviour::Held);
+        }
+    };
+    select! {
+        done = work => done,
+        () = answers => unreachable!(),
+    }
+}
+
+/// Bodies that were sent in a group, with repetitions.
+fn bodies(sqs: &Sqs, group: &str) -> Vec<String> {
+    let sent = sqs.sent_since(0, SHIPPING).into_iter();
+    let of_group = sent.filter(|entry| entry["MessageGroupId"] == group);
+    let body = |entry: Value| entry["MessageBody"].as_str().unwrap().replace('"', "");
+    of_group.map(body).collect()
+}
+
+#[tokio::test]
+async fn event_is_sent_with_its_id_and_group() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    publish(&world, "o-1", &["c-1"]).await;
+    assert_eq!(numbers(send(&relay(&world, &sqs)).await), [1, 0, 0]);
+    let [sent] = &sqs.sent_since(0, SHIPPING)[..] else {
+        panic!("{:?}", sqs.sent_since(0, SHIPPING));
+    };
+    assert_eq!(sent["MessageBody"], "\"o-1\"");
+    assert_eq!(sent["MessageGroupId"], "c-1");
+    assert_eq!(sent["MessageDeduplicationId"], "tests#o-1#00");
+    let id = &sent["MessageAttributes"]["idempotencyKey"]["StringValue"];
+    assert_eq!(id, "tests#o-1#00");
+    assert_eq!(world.events().await, []);
+    assert_eq!(numbers(send(&relay(&world, &sqs)).await), [0, 0, 0]);
+}
+
+#[tokio::test]
+async fn groups_are_sent_in_the_order_of_commits() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let orders: Vec<String> = (0..25).map(|n| format!("o-{n}")).collect();
+    for id in &orders {
+        publish(&world, id, &["a", "b"]).await;
+    }
+    assert_eq!(numbers(send(&relay(&world, &sqs)).await), [50, 0, 0]);
+    assert_eq!(
+        (bodies(&sqs, "a"), bodies(&sqs, "b")),
+        (orders.clone(), orders)
+    );
+    // Both groups side by side.
+    assert_eq!(sqs.calls("SendMessageBatch").len(), 25);
+}
+
+#[tokio::test]
+async fn failed_event_stops_its_group_alone() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let relay = relay(&world, &sqs);
+    sqs.turn_for("SendMessageBatch", SqsBehaviour::FailingFirst);
+    for (id, group) in [("1", "a"), ("2", "b"), ("3", "a")] {
+        publish(&world, id, &[group]).await;
+    }
+    assert_eq!(numbers(send(&relay).await), [1, 0, 2]);
+    assert_eq!(
+        (bodies(&sqs, "a"), bodies(&sqs, "b")),
+        (vec![], vec!["2".into()])
+    );
+    sqs.turn_for("SendMessageBatch", SqsBehaviour::Willing);
+    assert_eq!(
+        numbers(send(&relay).await),
+        [0, 0, 0],
+        "before its next attempt"
+    );
+    wait_for_next_attempt(&world).await;
+    assert_eq!(numbers(send(&relay).await), [2, 0, 0]);
+    assert_eq!(bodies(&sqs, "a"), ["1", "3"]);
+}
+
+#[tokio::test]
+async fn pause_of_failing_group_doubles_to_five_minutes() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Denying).await;
+    publish(&world, "o-1", &["a"]).await;
+    let mut pauses = Vec::new();
+    for _ in 0..9 {
+        send(&relay(&world, &sqs)).await;
+        let pause = "SELECT (next_attempt_at / 1000.0 - extract(epoch FROM clock_timestamp()))::float8 \
+            FROM sqs_once_outbox";
+        let pause: f64 = sqlx::query_scalar(pause)
+            .fetch_one(&world.pool)
+            .await
+            .unwrap();
+        pauses.push(pause);
+        wait_for_next_attempt(&world).await;
+    }
+    let expected = [5., 10., 20., 40., 80., 160., 300., 300., 300.];
+    for (pause, expected) in pauses.iter().zip(expected) {
+        assert!(
+            (expected - 5.0..expected + 0.01).contains(pause),
+            "{pauses:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn refused_event_is_dead_lettered_alone() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    publish(&world, "1", &["a"]).await;
+    let unknown = async |attempt: Attempt| {
+        let done = Transaction::of(&attempt)?.done(());
+        Ok(done.publish(Event::new("unknown", &"2").group("a")))
+    };
+    let outcome = world.mode().run(operation("2", ample()), unknown).await;
+    assert!(outcome.is_success(), "{outcome:?}");
+    publish(&world, "3", &["a"]).await;
+    assert_eq!(numbers(send(&relay(&world, &sqs)).await), [2, 1, 0]);
+    assert_eq!(bodies(&sqs, "a"), ["1", "3"]);
+    let [dead] = &sqs.sent_since(0, DEAD)[..] else {
+        panic!("{:?}", sqs.sent_since(0, DEAD));
+    };
+    let attribute = |name: &str| &dead["MessageAttributes"][name]["StringValue"];
+    let reason = attribute("SqsOnceReason");
+    assert_eq!(attribute("eventGroup"), "a");
+    assert_eq!(
+        (reason, &dead["MessageBody"]),
+        (&json!("NoTarget"), &json!("\"2\""))
+    );
+    assert_eq!(world.events().await, []);
+}
+
+/// A misspelt target refuses every call. Its events stay in the table.
+#[tokio::test]
+async fn misspelt_target_keeps_its_events() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Invalid("shipping")).await;
+    publish(&world, "1", &["a", "b"]).await;
+    let relay = relay(&world, &sqs);
+    assert_eq!(numbers(send(&relay).await), [0, 0, 2]);
+    sqs.turn(SqsBehaviour::Willing);
+    wait_for_next_attempt(&world).await;
+    assert_eq!(numbers(send(&relay).await), [2, 0, 0]);
+}
+
+#[tokio::test]
+async fn unconfirmed_event_is_sent_again() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let relay = relay(&world, &sqs);
+    for id in ["1", "2"] {
+        publish(&world, id, &["a"]).await;
+    }
+    use SqsBehaviour::{Cut, Denying, Empty, Forgetful};
+    let behaviours = [Cut, Denying, Empty, Forgetful];
+    for behaviour in behaviours {
+        sqs.turn_for("SendMessageBatch", behaviour);
+        assert_eq!(numbers(send(&relay).await), [0, 0, 2], "{behaviour:?}");
+        wait_for_next_attempt(&world).await;
+    }
+    sqs.turn_for("SendMessageBatch", SqsBehaviour::Willing);
+    assert_eq!(numbers(send(&relay).await), [2, 0, 0]);
+    assert_eq!(bodies(&sqs, "a"), ["1", "1", "1", "1", "2"]);
+}
+
+#[tokio::test]
+async fn relay_ends_before_its_deadline() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Hanging).await;
+    publish(&world, "1", &["a"]).await;
+    let started = Stopwatch::start();
+    let relayed = send_within(&relay(&world, &sqs), 2 * SECOND).await;
+    assert_eq!(numbers(relayed), [0, 0, 1]);
+    assert!(started.elapsed() < 2 * SECOND, "{:?}", started.elapsed());
+    world.open_transactions(0).await;
+}
+
+/// A call that the deadline cuts off would count as a failed attempt of its group.
+#[tokio::test]
+async fn relay_cuts_off_no_call_of_a_slow_target() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    publish(&world, "1", &["a"; 100]).await;
+    let relay = relay(&world, &sqs);
+    let deadline = Deadline::after(Timestamp::now(), 2 * SECOND, SECOND / 2);
+    let deadline = deadline.min_time_to_start(SECOND * 2 / 5);
+    let relayed = with_slow_target(&sqs, relay.send_due(deadline));
+    let relayed = relayed.await.unwrap();
+    assert!((1..100).contains(&relayed.sent), "{relayed:?}");
+    assert_eq!(relayed.failed, 0, "{relayed:?}");
+    assert_eq!(bodies(&sqs, "a").len() as u64, relayed.sent);
+}
+
+/// Copies each event into the table `history`, where it stays.
+async fn keep_history(world: &World) {
+    let history = "CREATE TABLE history AS SELECT sequence, group_id, body FROM sqs_once_outbox; \
+        CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN \
+            INSERT INTO history VALUES (NEW.sequence, NEW.group_id, NEW.body); RETURN NULL; END'; \
+        CREATE TRIGGER keeps AFTER INSERT ON sqs_once_outbox FOR EACH ROW EXECUTE FUNCTION keep()";
+    raw_sql(history).execute(&world.pool).await.unwrap();
+}
+
+async fn history(world: &World, group: &str) -> Vec<String> {
+    let bodies =
+        "SELECT replace(body, '\"', '') FROM history WHERE group_id = $1 ORDER BY sequence";
+    let bodies = sqlx::query_scalar(bodies).bind(group.to_owned());
+    bodies.fetch_all(&world.pool).await.unwrap()
+}
+
+/// Workers publish, and relays send meanwhile. No fault occurs, so each event is sent once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rival_relays_send_each_event_once_in_order() {
+    const GROUPS: [&str; 4] = ["a", "b", "c", "d"];
+    let world = Arc::new(World::start().await);
+    let sqs = Arc::new(Sqs::start(SqsBehaviour::Willing).await);
+    keep_history(&world).await;
+    let has_ended = Arc::new(AtomicBool::new(false));
+    let workers = (0..4).map(|worker| {
+        let (world, sqs) = (Arc::clone(&world), Arc::clone(&sqs));
+        tokio::spawn(async move {
+            // Two workers send right after the commit.
+            let mode = match worker % 2 {
+                0 => world.mode(),
+                _ => sends_after_commit(&world, &sqs),
+            };
+            for n in (0..120).skip(worker).step_by(4) {
+                publish_in(&mode, &n.to_string(), &[GROUPS[n % 3], GROUPS[3]]).await;
+            }
+        })
+    });
+    // The isolation of a relay does not depend on the default.
+    let options = world.options.clone();
+    let options = options.options([("default_transaction_isolation", "serializable")]);
+    let relays = (0..2).map(|_| {
+        let store = PostgresStore::new(one(options.clone()));
+        let relay = PostgresRelay::new(sender(&sqs), store);
+        let has_ended = Arc::clone(&has_ended);
+        tokio::spawn(async move {
+            while !has_ended.load(Relaxed) {
+                send(&relay).await;
+            }
+        })
+    });
+    let (workers, relays): (Vec<_>, Vec<_>) = (workers.collect(), relays.collect());
+    for worker in workers {
+        worker.await.unwrap();
+    }
+    has_ended.store(true, Relaxed);
+    for relay in relays {
+        relay.await.unwrap();
+    }
+    send(&relay(&world, &sqs)).await;
+    for group in GROUPS {
+        let history = history(&world, group).await;
+        assert!(history.len() >= 40, "{group}");
+        assert_eq!(bodies(&sqs, group), history, "{group}");
+    }
+    assert_eq!(world.events().await, []);
+}
+
+/// The relay is dropped while a call to SQS has no answer, which is the crash of its process.
+#[tokio::test]
+async fn events_of_crashed_relay_are_sent_again() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Silent).await;
+    let ids: Vec<String> = (0..12).map(|n| n.to_string()).collect();
+    for id in &ids {
+        publish(&world, id, &["a"]).await;
+    }
+    let crashed = relay(&world, &sqs);
+    select! {
+        relayed = send(&crashed) => panic!("{relayed:?}"),
+        () = sqs.called("SendMessageBatch", 1) => {}
+    }
+    sqs.turn(SqsBehaviour::Willing);
+    let next = async {
+        // Until PostgreSQL has noticed the closed connection.
+        let mut sent = 0;
+        while sent == 0 {
+            sent = send(&relay(&world, &sqs)).await.sent;
+        }
+        sent
+    };
+    assert_eq!(timeout(PATIENCE, next).await.unwrap(), 12);
+    assert_eq!(bodies(&sqs, "a")[0], "0", "sent by the crashed relay");
+    assert_eq!(bodies(&sqs, "a")[1..], ids);
+}
+
+/// A process that is frozen keeps its connections and sends nothing.
+#[tokio::test]
+async fn frozen_relay_loses_lock_after_deadline() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Silent).await;
+    publish(&world, "1", &["a"]).await;
+    let frozen = relay(&world, &sqs);
+    let started = Instant::now();
+    let mut run = pin!(send_within(&frozen, SECOND));
+    select! {
+        relayed = &mut run => panic!("{relayed:?}"),
+        () = sqs.called("SendMessageBatch", 1) => {}
+    }
+    // From here on the future is not polled.
+    sqs.turn(SqsBehaviour::Willing);
+    let next = async { while send(&relay(&world, &sqs)).await.sent == 0 {} };
+    timeout(PATIENCE, next).await.unwrap();
+    assert!(started.elapsed() > SECOND, "{:?}", started.elapsed());
+    assert_eq!(bodies(&sqs, "a"), ["1", "1"]);
+}
+
+#[tokio::test]
+async fn failing_group_delays_no_other() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let relay = relay(&world, &sqs);
+    // More failing groups than one transaction takes, each with the oldest events.
+    sqs.turn_for("SendMessageBatch", SqsBehaviour::Denying);
+    for n in 0..3 {
+        let failing: Vec<_> = (0..50)
+            .map(|group| format!("failing-{n}-{group}"))
+            .collect();
+        let failing: Vec<_> = failing.iter().map(String::as_str).collect();
+        publish(&world, &format!("failing-{n}"), &failing).await;
+    }
+    assert_eq!(numbers(send(&relay).await), [0, 0, 150]);
+    sqs.turn_for("SendMessageBatch", SqsBehaviour::Willing);
+    publish(&world, "1", &["a"]).await;
+    assert_eq!(numbers(send(&relay).await), [1, 0, 0]);
+    wait_for_next_attempt(&world).await;
+    assert_eq!(numbers(send(&relay).await), [150, 0, 0]);
+}
+
+/// Each transaction with a silent target takes the time of a call.
+#[tokio::test]
+async fn silent_target_holds_up_one_transaction() {
+    const STUCK: &str = "https://sqs.example/1/stuck.fifo";
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    sqs.turn_for(STUCK, SqsBehaviour::Hanging);
+    // Events of three transactions, each with the oldest events.
+    for n in 0..6 {
+        let stuck = async |attempt: Attempt| {
+            let event = |group| Event::new("stuck", &1).group(format!("{n}-{group}"));
+            let done = Transaction::of(&attempt)?.done(());
+            Ok((0..50).map(event).fold(done, InTransaction::publish))
+        };
+        let id = format!("stuck-{n}");
+        let outcome = world.mode().run(operation(&id, ample()), stuck).await;
+        assert!(outcome.is_success(), "{outcome:?}");
+    }
+    publish(&world, "1", &["a"]).await;
+    let timeouts = TimeoutConfig::builder().operation_timeout(2 * SECOND);
+    let config = config(&sqs).to_builder().timeout_config(timeouts.build());
+    let targets = format!("stuck={STUCK},placed={SHIPPING}").parse().unwrap();
+    let relay = Relay::new(&config.build(), targets, DEAD).unwrap();
+    let relay = PostgresRelay::new(relay, PostgresStore::new(world.pool.clone()));
+    assert_eq!(numbers(send(&relay).await), [1, 0, 300]);
+    let calls = sqs.calls("SendMessageBatch");
+    let of_stuck = calls.iter().filter(|call| call.body["QueueUrl"] == STUCK);
+    assert_eq!(
+        of_stuck.count(),
+        10,
+        "one transaction, ten events in a call"
+    );
+}
+
+#[tokio::test]
+async fn long_group_delays_no_other() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    for id in ["long-1", "long-2"] {
+        publish(&world, id, &["long"; 1000]).await;
+    }
+    publish(&world, "1", &["a"]).await;
+    let relay = relay(&world, &sqs);
+    select! {
+        relayed = send(&relay) => panic!("{relayed:?}"),
+        () = sqs.called("SendMessageBatch", 20) => {}
+    }
+    assert_eq!(bodies(&sqs, "a"), ["1"]);
+}
+
+/// One look at all groups reads every row of the table.
+#[tokio::test]
+async fn long_group_is_sent_in_few_transactions() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    publish(&world, "long", &["long"; 1000]).await;
+    // Statistics of one group make the planner expect that each row is the first of its group.
+    world.run_sql("ANALYZE sqs_once_outbox").await;
+    let pool = one(world.options.clone());
+    let relay = PostgresRelay::new(sender(&sqs), PostgresStore::new(pool.clone()));
+    assert_eq!(numbers(send(&relay).await), [1000, 0, 0]);
+    // The session reports its numbers when it ends.
+    pool.close().await;
+    let numbers = "SELECT n_tup_del, seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables \
+        WHERE relid = 'sqs_once_outbox'::regclass";
+    let rows_read = async {
+        loop {
+            let numbers = sqlx::query_as::<_, (i64, i64)>(numbers);
+            match numbers.fetch_one(&world.pool).await.unwrap() {
+                (1000, rows_read) => return rows_read,
+                _ => sleep(SECOND / 100).await,
+            }
+        }
+    };
+    let rows_read = timeout(PATIENCE, rows_read).await.unwrap();
+    assert!(rows_read < 15 * 1000, "{rows_read}");
+}
+
+/// Bodies of 8 MB fill a transaction.
+#[tokio::test]
+async fn large_events_are_sent_in_several_transactions() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let body = "x".repeat(250 * 1024);
+    for id in ["1", "2"] {
+        let publishes = async |attempt: Attempt| {
+            let done = Transaction::of(&attempt)?.done(());
+            let event = |n| Event::new("placed", &body).group(format!("{n}"));
+            Ok((0..40).map(event).fold(done, InTransaction::publish))
+        };
+        let outcome = world.mode().run(operation(id, ample()), publishes).await;
+        assert!(outcome.is_success(), "{outcome:?}");
+    }
+    assert_eq!(numbers(send(&relay(&world, &sqs)).await), [80, 0, 0]);
+}
+
+#[tokio::test]
+async fn event_is_sent_right_after_its_commit() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    publish(&world, "earlier", &["a"]).await;
+    publish(&world, "other", &["c"]).await;
+    publish_in(&sends_after_commit(&world, &sqs), "1", &["a", "b"]).await;
+    assert_eq!(bodies(&sqs, "a"), ["earlier", "1"]);
+    assert_eq!(bodies(&sqs, "b"), ["1"]);
+    let [(_, group, _)] = &world.events().await[..] else {
+        panic!("{:?}", world.events().await);
+    };
+    assert_eq!(group, "c", "a group of another answer");
+}
+
+/// The second worker finds the group locked. The first one finds the second event.
+#[tokio::test]
+async fn event_of_locked_group_is_sent_by_lock_holder() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let mode = sends_after_commit(&world, &sqs);
+    sqs.turn(SqsBehaviour::Held);
+    join!(publish_in(&mode, "1", &["a"]), async {
+        sqs.called("SendMessageBatch", 1).await;
+        sqs.turn(SqsBehaviour::Willing);
+        publish_in(&mode, "2", &["a"]).await;
+    });
+    assert_eq!(bodies(&sqs, "a"), ["1", "2"]);
+    assert_eq!(world.events().await, []);
+}
+
+/// A worker that cannot send would else keep the group of each of its commits from the relay.
+#[tokio::test]
+async fn failure_after_commit_postpones_no_group() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Denying).await;
+    let mode = sends_after_commit(&world, &sqs);
+    publish_in(&mode, "1", &["a"]).await;
+    assert_eq!(sqs.calls("SendMessageBatch").len(), 1);
+    sqs.turn(SqsBehaviour::Willing);
+    assert_eq!(numbers(send(&relay(&world, &sqs)).await), [1, 0, 0]);
+    assert_eq!(bodies(&sqs, "a"), ["1"]);
+}
+
+#[tokio::test]
+async fn failure_after_commit_pauses() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Denying).await;
+    let mode = sends_after_commit(&world, &sqs);
+    publish_in(&mode, "1", &["a"]).await;
+    sqs.turn(SqsBehaviour::Willing);
+    publish_in(&mode, "2", &["b"]).await;
+    assert_eq!(sqs.calls("SendMessageBatch").len(), 1);
+    assert_eq!(numbers(send(&relay(&world, &sqs)).await), [2, 0, 0]);
+}
+
+/// A second consumer of the table, or a newer version of this one, may have the target.
+#[tokio::test]
+async fn name_without_target_waits_for_relay() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    publish(&world, "1", &["a"]).await;
+    let bills = async |attempt: Attempt| {
+        let done = Transaction::of(&attempt)?.done(());
+        Ok(done.publish(Event::new("billed", &"2").group("a")))
+    };
+    let outcome = world.mode().run(operation("2", ample()), bills).await;
+    assert!(outcome.is_success(), "{outcome:?}");
+    let mode = sends_after_commit(&world, &sqs);
+    publish_in(&mode, "3", &["a"]).await;
+    assert_eq!(bodies(&sqs, "a"), ["1"]);
+    assert_eq!(sqs.sent_count(), 1, "dead letters too");
+    // It was no failure.
+    publish_in(&mode, "4", &["b"]).await;
+    assert_eq!(bodies(&sqs, "b"), ["4"]);
+    let targets = format!("*={SHIPPING}").parse().unwrap();
+    let relay = Relay::new(&config(&sqs), targets, DEAD).unwrap();
+    let relay = PostgresRelay::new(relay, PostgresStore::new(world.pool.clone()));
+    assert_eq!(numbers(send(&relay).await), [2, 0, 0]);
+    assert_eq!(bodies(&sqs, "a"), ["1", "2", "3"]);
+}
+
+/// A worker sends a few events for others, not all.
+#[tokio::test]
+async fn worker_sends_part_of_a_long_group() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    publish(&world, "earlier", &["a"; 200]).await;
+    let mode = sends_after_commit(&world, &sqs);
+    publish_in(&mode, "1", &["a"]).await;
+    let sent = bodies(&sqs, "a").len();
+    assert!((10..=30).contains(&sent), "{sent}");
+    publish_in(&mode, "2", &["b"]).await;
+    assert_eq!(bodies(&sqs, "b"), ["2"]);
+}
+
+/// The time is up before the group is sent, but the target works.
+#[tokio::test]
+async fn slow_target_after_commit_does_not_pause() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    publish(&world, "earlier", &["a"; 50]).await;
+    let mode = sends_after_commit(&world, &sqs);
+    with_slow_target(&sqs, publish_in(&mode, "1", &["a"])).await;
+    let attempts = "SELECT max(attempts) FROM sqs_once_outbox";
+    let attempts: i32 = sqlx::query_scalar(attempts)
+        .fetch_one(&world.pool)
+        .await
+        .unwrap();
+    assert_eq!(attempts, 0);
+    sqs.turn(SqsBehaviour::Willing);
+    publish_in(&mode, "2", &["b"]).await;
+    assert_eq!(bodies(&sqs, "b"), ["2"]);
+}
+
+/// A target that gives no answer delays one message of the process, in a minute.
+#[tokio::test]
+async fn silent_target_delays_one_message() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Hanging).await;
+    let mode = sends_after_commit(&world, &sqs);
+    let started = Stopwatch::start();
+    publish_in(&mode, "1", &["a"]).await;
+    assert!(started.elapsed() > SECOND);
+    // A call for each of them would take a second more.
+    for id in ["2", "3", "4"] {
+        publish_in(&mode, id, &["b"]).await;
+    }
+    assert_eq!(sqs.calls("SendMessageBatch").len(), 1);
+    world.open_transactions(0).await;
+    sqs.turn(SqsBehaviour::Willing);
+    assert_eq!(numbers(send(&relay(&world, &sqs)).await), [4, 0, 0]);
+}
+
+/// The row of the sent event cannot be deleted. The connection stays in the pool.
+#[tokio::test]
+async fn database_error_after_commit_pauses() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let refuse = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS \
+            'BEGIN RAISE EXCEPTION USING MESSAGE = OLD.body; END'; \
+        CREATE TRIGGER refuses BEFORE DELETE ON sqs_once_outbox FOR EACH ROW EXECUTE FUNCTION refuse()";
+    raw_sql(refuse).execute(&world.pool).await.unwrap();
+    let (mode, pool) = world.worker();
+    let mode = mode.relay(sender(&sqs));
+    let session = async || -> i32 {
+        let session = sqlx::query_scalar("SELECT pg_backend_pid()");
+        session.fetch_one(&pool).await.unwrap()
+    };
+    let before = session().await;
+    for id in ["1", "2"] {
+        publish_in(&mode, id, &["a"]).await;
+    }
+    assert_eq!(session().await, before);
+    assert_eq!(bodies(&sqs, "a"), ["1"]);
+    world
+        .run_sql("DROP TRIGGER refuses ON sqs_once_outbox")
+        .await;
+    assert_eq!(numbers(send(&relay(&world, &sqs)).await), [2, 0, 0]);
+    assert_eq!(bodies(&sqs, "a"), ["1", "1", "2"]);
+}
+
+#[tokio::test]
+async fn message_near_its_deadline_is_in_time() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Hanging).await;
+    let mode = sends_after_commit(&world, &sqs);
+    let enough = Deadline::after(Timestamp::now(), 2 * SECOND, SECOND / 2);
+    // Half a second is too short to tell a slow target from a healthy one.
+    for (id, deadline, calls) in [("1", short(), 0), ("2", enough, 1)] {
+        let started = Stopwatch::start();
+        let outcome = mode.run(operation(id, deadline), publishes(id, &["a"]));
+        let outcome = outcome.await;
+        assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
+        assert!(started.elapsed() < 2 * SECOND, "{:?}", started.elapsed());
+        assert_eq!(sqs.calls("SendMessageBatch").len(), calls);
+    }
+}
+
+#[tokio::test]
+async fn unreachable_database_is_an_error() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let pool = sqs_once::postgres::pool("postgres://orders@127.0.0.1:1/orders".parse().unwrap(), 1);
+    let relay = PostgresRelay::new(sender(&sqs), PostgresStore::new(pool));
+    let error = relay.send_due(short()).await.unwrap_err();
+    assert!(
+        error.to_string().contains("no connection in time"),
+        "{error}"
+    );
+}
+
+/// Variables of a relay and of a consumer.
+fn settings(world: &World, more: &[(&str, &str)]) -> Settings {
+    let url = url(&SERVER, world);
+    let base = [
+        ("IDEMPOTENCY_POSTGRES_URL", url.as_str()),
+        ("IDEMPOTENCY_POSTGRES_CONNECTIONS", "1"),
+        ("AWS_LAMBDA_RUNTIME_API", "unused"),
+        ("AWS_LAMBDA_FUNCTION_NAME", "orders"),
+        ("CONSUMER_VISIBILITY", "off"),
+        ("CONSUMER_METRICS", "off"),
+    ];
+    Settings::from_vars(base.iter().chain(more).copied())
+}
+
+const TARGETS: (&str, &str) = ("OUTBOX_TARGETS", "*=https://sqs.example/1/shipping.fifo");
+const DEAD_LETTERS: (&str, &str) = ("OUTBOX_DEAD_LETTER_QUEUE_URL", DEAD);
+
+#[tokio::test]
+async fn settings_send_right_after_commit_or_later() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let place = async |id: String, attempt: Attempt| publishes(&id, &["a"])(attempt).await;
+    for (n, variables) in [&[][..], &[TARGETS, DEAD_LETTERS]].into_iter().enumerate() {
+        let settings = settings(&world, variables).sdk_config(config(&sqs));
+        let consumer = settings.in_postgres(Ok(handler_fn(place))).await.unwrap();
+        let message = record(&format!("m-{n}"), &json!(n.to_string()).to_string());
+        let event = serde_json::from_value(batch([message])).unwrap();
+        let deadline = consumer.deadline(Timestamp::now() + PATIENCE);
+        let response = consumer.process(event, deadline).await.unwrap();
+        assert!(response.batch_item_failures.is_empty());
+        assert_eq!(sqs.sent_count(), 2 * n);
+    }
+    assert_eq!(bodies(&sqs, "a"), ["0", "1"]);
+
+    let half = settings(&world, &[TARGETS]).in_postgres(Ok(handler_fn(place)));
+    let error = half.await.err().unwrap();
+    let [error] = error.errors() else {
+        panic!("{error}");
+    };
+    assert!(
+        error.starts_with("OUTBOX_DEAD_LETTER_QUEUE_URL is not set"),
+        "{error}"
+    );
+}
+
+/// A consumer whose target was deleted still processes messages. EventBridge would confirm the events, and
+/// drop them.
+#[tokio::test]
+async fn consumer_sends_nothing_to_missing_target() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    sqs.turn_for("GetQueueAttributes", SqsBehaviour::Missing);
+    let place = async |id: String, attempt: Attempt| publishes(&id, &["a"])(attempt).await;
+    let settings = settings(&world, &[TARGETS, DEAD_LETTERS]).sdk_config(config(&sqs));
+    let consumer = settings.in_postgres(Ok(handler_fn(place))).await.unwrap();
+    let event = serde_json::from_value(batch([record("m-1", "\"1\"")])).unwrap();
+    let deadline = consumer.deadline(Timestamp::now() + PATIENCE);
+    let response = consumer.process(event, deadline).await.unwrap();
+    assert!(response.batch_item_failures.is_empty());
+    assert_eq!(world.events().await.len(), 1);
+    assert_eq!(sqs.sent_count(), 0);
+
+    let settings = self::settings(&world, &[TARGETS, DEAD_LETTERS]).sdk_config(config(&sqs));
+    let error = settings.postgres_relay().await.unwrap_err().to_string();
+    assert!(error.contains(SHIPPING), "{error}");
+}
+
+#[tokio::test]
+async fn settings_tell_the_two_relays_apart() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    publish(&world, "1", &["a"]).await;
+    let both = || settings(&world, &[TARGETS, DEAD_LETTERS]).sdk_config(config(&sqs));
+    let relay = both().postgres_relay().await.unwrap();
+    assert_eq!(numbers(send(&relay).await), [1, 0, 0]);
+    let error = both().relay().await.unwrap_err();
+    let [error] = error.errors() else {
+        panic!("{error}");
+    };
+    assert!(
+        error.starts_with("IDEMPOTENCY_POSTGRES_URL: is not for"),
+        "{error}"
+    );
+    let error = Settings::from_vars::<&str, &str>([])
+        .postgres_relay()
+        .await
+        .unwrap_err();
+    assert_eq!(error.errors().len(), 3, "{error}");
+}
+
+#[tokio::test]
+async fn program_answers_a_schedule_with_numbers() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let url = url(&SERVER, &world);
+    let env = [
+        ("AWS_ENDPOINT_URL", sqs.endpoint()),
+        ("IDEMPOTENCY_POSTGRES_URL", &*url),
+        TARGETS,
+        DEAD_LETTERS,
+    ];
+    let env = env.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let lambda = Lambda::start_binary(Path::new(env!("CARGO_BIN_EXE_relay")), env.into()).await;
+    for id in ["1", "2"] {
+        publish(&world, id, &["a"]).await;
+    }
+    let schedule =
+        json!({ "source": "aws.events", "detail-type": "Scheduled Event", "detail": {} });
+    let answer = lambda.invoke(schedule.clone(), PATIENCE).await;
+    assert_eq!(
+        answer.response(),
+        json!({ "sent": 2, "deadLettered": 0, "failed": 0 })
+    );
+    let lines = lambda.logged(1, |line| says(line, "events relayed")).await;
+    assert_eq!(emf::check(&lines[0]), Ok(()), "{}", lines[0]);
+    assert_eq!(lines[0]["EventsSent"], 2);
+    assert!(lines[0]["OldestWaitingEventAge"].as_f64().unwrap() < 60.0);
+    assert_eq!(bodies(&sqs, "a"), ["1", "2"]);
+
+    // A group that is not due waits all the same.
+    publish(&world, "3", &["a"]).await;
+    world
+        .run_sql("UPDATE sqs_once_outbox SET published_at = published_at - 600000, next_attempt_at = 1e15")
+        .await;
+    let answer = lambda.invoke(schedule.clone(), PATIENCE).await;
+    assert_eq!(answer.response()["sent"], 0);
+    let lines = lambda.logged(2, |line| says(line, "events relayed")).await;
+    let age = lines[1]["OldestWaitingEventAge"].as_f64().unwrap();
+    assert!((600.0..660.0).contains(&age), "{age}");
+
+    world
+        .run_sql("ALTER TABLE sqs_once_outbox RENAME TO lost")
+        .await;
+    let error = lambda.invoke(schedule, PATIENCE).await.error();
+    assert_eq!(error["errorType"], "RelayError");
+    assert!(
+        error["errorMessage"].as_str().unwrap().contains("42P01"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn relay_behind_pooler_sends_events() {
+    let Some(pooled) = Pooled::start(&["default_pool_size=1"]).await else {
+        return;
+    };
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let mode = pooled.mode(1).relay(sender(&sqs));
+    publish_in(&mode, "o-1", &["c-1"]).await;
+    assert_eq!(bodies(&sqs, "c-1"), ["o-1"], "right after the commit");
+    for id in ["o-2", "o-3"] {
+        publish_in(&pooled.mode(1), id, &["c-1"]).await;
+    }
+    let relay = PostgresRelay::new(sender(&sqs), PostgresStore::new(pooled.pool(1)));
+    assert_eq!(numbers(send(&relay).await), [2, 0, 0]);
+    assert_eq!(bodies(&sqs, "c-1"), ["o-1", "o-2", "o-3"]);
+}

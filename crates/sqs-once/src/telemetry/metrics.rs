@@ -1,0 +1,325 @@
+//! [`Metrics`]: lines in CloudWatch's embedded metric format.
+
+use std::{
+    io::{self, IsTerminal as _, Write as _},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, SystemTime},
+};
+
+use serde::{Serialize, Serializer, ser::SerializeMap as _};
+
+use crate::{InvalidValue, protocol::Timestamp};
+
+/// Limit of the embedded metric format for the values of one metric in one line.
+const MAX_VALUES: usize = 100;
+
+/// Limit of CloudWatch for names of namespaces and for values of dimensions.
+const MAX_LENGTH: usize = 255;
+
+/// Metrics of a consumer, in CloudWatch's embedded metric format.
+///
+/// The log line of each batch then carries metrics: `docs/metrics.md` lists them. The line goes to
+/// standard output at every log level. On a terminal, the line is that of a consumer without
+/// metrics.
+///
+/// Clones count as one process: one of them writes the metric `ColdStart`.
+///
+/// ```
+/// use sqs_once::telemetry::Metrics;
+///
+/// # fn consumer<M: sqs_once::Mode<H::Output>, H: sqs_once::Handler>(consumer: sqs_once::Consumer<M, H>) -> Result<(), sqs_once::InvalidValue> {
+/// let consumer = consumer.metrics(Metrics::new("sqs-once", "charge-orders")?);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    namespace: String,
+    service: String,
+    writes: bool,
+    /// True until the first batch.
+    cold: Arc<AtomicBool>,
+}
+
+impl Metrics {
+    /// Creates metrics of this namespace, with `service` as the value of the dimension `service`.
+    ///
+    /// # Errors
+    ///
+    /// If one of the two has more than 255 characters, or characters that CloudWatch rejects.
+    ///
+    /// ```
+    /// use sqs_once::telemetry::Metrics;
+    ///
+    /// assert!(Metrics::new("sqs-once", "charge-orders").is_ok());
+    /// assert!(Metrics::new("AWS/Lambda", "charge-orders").is_err());
+    /// assert!(Metrics::new("sqs-once", "").is_err());
+    /// ```
+    pub fn new(
+        namespace: impl Into<String>,
+        service: impl Into<String>,
+    ) -> Result<Self, InvalidValue> {
+        let namespace = checked_namespace(&namespace.into())?;
+        let service = checked_service(&service.into())?;
+        Ok(Self::checked(namespace, service))
+    }
+
+    /// Creates metrics of names that were checked before.
+    pub(crate) fn checked(namespace: String, service: String) -> Self {
+        Self {
+            namespace,
+            service,
+            writes: !io::stdout().is_terminal(),
+            cold: Arc::new(AtomicBool::new(true)),
+        }
+    }
+
+    /// Namespace and service.
+    #[cfg(test)]
+    pub(crate) fn names(&self) -> (&str, &str) {
+        (&self.namespace, &self.service)
+    }
+
+    /// Returns whether lines with metrics are written.
+    pub(super) fn writes(&self) -> bool {
+        self.writes
+    }
+
+    /// Returns true once for all clones.
+    pub(super) fn is_cold_start(&self) -> bool {
+        self.cold.swap(false, Ordering::Relaxed)
+    }
+
+    /// Writes a batch's line to standard output, and further lines for values beyond 100.
+    pub(super) fn write(&self, fields: &BatchFields, metrics: &[Metric], request_id: Option<&str>) {
+        match self.lines(fields, metrics, request_id, Timestamp::now()) {
+            // One write: lines of concurrent invocations do not mix. An error of standard output
+            // cannot be reported anywhere.
+            Ok(lines) => _ = io::stdout().lock().write_all(&lines),
+            Err(error) => tracing::warn!(%error, "could not write the metrics of a batch"),
+        }
+    }
+
+    /// Writes a line of this message with metrics to standard output. No metric has several values.
+    #[cfg(feature = "outbox")]
+    pub(super) fn write_line(
+        &self,
+        message: &'static str,
+        metrics: &[Metric],
+        request_id: Option<&str>,
+    ) {
+        let mut line = Vec::with_capacity(512);
+        let written = self
+            .line(message, None, metrics, request_id, Timestamp::now())
+            .write_to(&mut line);
+        match written {
+            Ok(()) => _ = io::stdout().lock().write_all(&line),
+            Err(error) => tracing::warn!(%error, "could not write the metrics of a batch"),
+        }
+    }
+
+    fn lines(
+        &self,
+        fields: &BatchFields,
+        metrics: &[Metric],
+        request_id: Option<&str>,
+        now: Timestamp,
+    ) -> serde_json::Result<Vec<u8>> {
+        let mut lines = Vec::with_capacity(1536);
+        self.line("batch processed", Some(fields), metrics, request_id, now)
+            .write_to(&mut lines)?;
+        for number in 1.. {
+            let values = values_of_line(metrics, number);
+            if values.is_empty() {
+                break;
+            }
+            self.line("further values of a batch", None, &values, request_id, now)
+                .write_to(&mut lines)?;
+        }
+        Ok(lines)
+    }
+
+    fn line<'a>(
+        &'a self,
+        message: &'static str,
+        fields: Option<&'a BatchFields>,
+        metrics: &'a [Metric],
+        request_id: Option<&'a str>,
+        now: Timestamp,
+    ) -> Line<'a> {
+        let time = SystemTime::UNIX_EPOCH + Duration::from_millis(now.as_millis());
+        Line {
+            timestamp: humantime::format_rfc3339_micros(time).to_string(),
+            level: "INFO",
+            message,
+            fields,
+            target: module_path!(),
+            span: request_id.map(|request_id| Span { request_id }),
+            service: &self.service,
+            values: Values(metrics),
+            aws: Aws {
+                timestamp: now.as_millis(),
+                directives: [Directive {
+                    namespace: &self.namespace,
+                    dimensions: [["service"]],
+                    metrics,
+                }],
+            },
+        }
+    }
+}
+
+/// Fields of a batch's line that are not metrics.
+#[derive(Debug, Serialize)]
+pub(super) struct BatchFields {
+    pub(super) messages: u64,
+    pub(super) failed: u64,
+    pub(super) dead_lettered: u64,
+    pub(super) lease_lost: u64,
+    pub(super) completion_unrecorded: u64,
+    pub(super) result_omitted: u64,
+    /// State of the circuit breaker, unless it is closed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) circuit: Option<&'static str>,
+    pub(super) duration_ms: f64,
+}
+
+/// One metric of a line.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "PascalCase")]
+pub(super) struct Metric {
+    pub(super) name: &'static str,
+    pub(super) unit: Unit,
+    #[serde(skip)]
+    pub(super) value: Value,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(super) enum Unit {
+    Count,
+    Seconds,
+    Milliseconds,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Value {
+    Count(u64),
+    Number(f64),
+    Several(Vec<f64>),
+}
+
+/// The values for the line of this number. Line 0 has the first values and all other metrics.
+fn values_of_line(metrics: &[Metric], number: usize) -> Vec<Metric> {
+    let several = metrics.iter().filter_map(|metric| match &metric.value {
+        Value::Several(values) => Some((metric, values.chunks(MAX_VALUES).nth(number)?)),
+        Value::Count(_) | Value::Number(_) => None,
+    });
+    several
+        .map(|(metric, values)| Metric {
+            value: Value::Several(values.to_owned()),
+            ..*metric
+        })
+        .collect()
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    timestamp: String,
+    level: &'static str,
+    message: &'static str,
+    #[serde(flatten)]
+    fields: Option<&'a BatchFields>,
+    target: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    span: Option<Span<'a>>,
+    service: &'a str,
+    #[serde(flatten)]
+    values: Values<'a>,
+    #[serde(rename = "_aws")]
+    aws: Aws<'a>,
+}
+
+impl Line<'_> {
+    fn write_to(&self, lines: &mut Vec<u8>) -> serde_json::Result<()> {
+        serde_json::to_writer(&mut *lines, self)?;
+        lines.push(b'\n');
+        Ok(())
+    }
+}
+
+/// As the JSON lines of `tracing` name the invocation.
+#[derive(Serialize)]
+struct Span<'a> {
+    #[serde(rename = "requestId")]
+    request_id: &'a str,
+}
+
+/// Metadata of the embedded metric format.
+#[derive(Serialize)]
+struct Aws<'a> {
+    #[serde(rename = "Timestamp")]
+    timestamp: u64,
+    #[serde(rename = "CloudWatchMetrics")]
+    directives: [Directive<'a>; 1],
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct Directive<'a> {
+    namespace: &'a str,
+    dimensions: [[&'static str; 1]; 1],
+    metrics: &'a [Metric],
+}
+
+/// The values of the metrics, as members of the line.
+struct Values<'a>(&'a [Metric]);
+
+impl Serialize for Values<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut values = serializer.serialize_map(Some(self.0.len()))?;
+        for Metric { name, value, .. } in self.0 {
+            match value {
+                Value::Count(count) => values.serialize_entry(name, count)?,
+                Value::Number(number) => values.serialize_entry(name, number)?,
+                Value::Several(several) => {
+                    let first = &several[..several.len().min(MAX_VALUES)];
+                    values.serialize_entry(name, first)?;
+                }
+            }
+        }
+        values.end()
+    }
+}
+
+/// The rules of CloudWatch for namespaces (*Amazon CloudWatch API Reference*, "PutMetricData").
+pub(crate) fn checked_namespace(namespace: &str) -> Result<String, InvalidValue> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || ".-_/#: ".contains(c);
+    if namespace.trim().is_empty()
+        || namespace.len() > MAX_LENGTH
+        || namespace.starts_with("AWS/")
+        || !namespace.chars().all(allowed)
+    {
+        return Err(InvalidValue::new(
+            "must have 1 to 255 letters, digits, spaces or characters of `.-_/#:`, and not begin with `AWS/`",
+        ));
+    }
+    Ok(namespace.to_owned())
+}
+
+/// The rules of CloudWatch for values of dimensions (*Amazon CloudWatch API Reference*,
+/// "Dimension").
+pub(crate) fn checked_service(service: &str) -> Result<String, InvalidValue> {
+    let allowed = |c: char| c == ' ' || c.is_ascii_graphic();
+    if service.trim().is_empty()
+        || service.len() > MAX_LENGTH
+        || service.starts_with(':')
+        || !service.chars().all(allowed)
+    {
+        return Err(InvalidValue::new(
+            "must have 1 to 255 ASCII characters, and not begin with a colon",
+        ));
+    }
+    Ok(service.to_owned())
+}

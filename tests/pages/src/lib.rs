@@ -1,0 +1,25 @@
+//! The Rust blocks of the README and of `docs/`, as doctests.
+
+#[doc = include_str!("../../../README.md")]
+mod readme {}
+
+#[doc = include_str!("../../../docs/choosing-a-key.md")]
+mod choosing_a_key {}
+
+#[doc = include_str!("../../../docs/effects-in-dynamodb.md")]
+mod effects_in_dynamodb {}
+
+#[doc = include_str!("../../../docs/effects-in-postgresql.md")]
+mod effects_in_postgresql {}
+
+#[doc = include_str!("../../../docs/handlers.md")]
+mod handlers {}
+
+#[doc = include_str!("../../../docs/metrics.md")]
+mod metrics {}
+
+#[doc = include_str!("../../../docs/outbox.md")]
+mod outbox {}
+
+#[doc = include_str!("../../../docs/settings.md")]
+mod settings {}

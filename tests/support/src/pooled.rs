@@ -1,0 +1,77 @@
+//! A world behind PgBouncer in transaction mode.
+
+use sqlx::{
+    AssertSqlSafe, Connection as _, PgConnection, PgPool, postgres::PgConnectOptions, raw_sql,
+};
+use sqs_once::{InPostgres, postgres};
+
+use super::{
+    pgbouncer::PgBouncer,
+    postgres::{SERVER, Server},
+    postgres_wire::Wire,
+    world::World,
+};
+
+/// A world whose workers connect through a pooler.
+pub struct Pooled {
+    pub world: World,
+    pub pooler: PgBouncer,
+    /// The way through the pooler, as its documentation here says: without kept statements.
+    pub options: PgConnectOptions,
+}
+
+impl Pooled {
+    /// `None` if there is no PgBouncer.
+    pub async fn start(settings: &[&str]) -> Option<Self> {
+        Self::before(&SERVER, settings).await
+    }
+
+    pub async fn before(server: &Server, settings: &[&str]) -> Option<Self> {
+        let world = World::on(server).await;
+        let schema = world.options.get_application_name().unwrap();
+        let user = format!("pooled_{schema}");
+        let create = format!(
+            "CREATE ROLE {user} SUPERUSER LOGIN; ALTER ROLE {user} SET search_path = {schema}"
+        );
+        raw_sql(AssertSqlSafe(create))
+            .execute(&world.pool)
+            .await
+            .unwrap();
+        let pooler = PgBouncer::start(server.options().get_port(), &user, settings)?;
+        let options = server.options().username(&user).port(pooler.port);
+        let options = options.application_name(schema).statement_cache_capacity(0);
+        Some(Self {
+            world,
+            pooler,
+            options,
+        })
+    }
+
+    pub fn pool(&self, connections: u32) -> PgPool {
+        postgres::pool(self.options.clone(), connections)
+    }
+
+    pub fn mode(&self, connections: u32) -> InPostgres {
+        InPostgres::new(self.pool(connections))
+    }
+
+    /// A worker with one connection, through a wire that counts logins.
+    pub async fn worker_behind_wire(&self) -> (InPostgres, PgPool, Wire) {
+        let wire = Wire::to(([127, 0, 0, 1], self.pooler.port).into()).await;
+        let options = self.options.clone().port(wire.address.port());
+        let pool = postgres::pool(options, 1);
+        (InPostgres::new(pool.clone()), pool, wire)
+    }
+
+    /// A client that does nothing for the pooler.
+    pub async fn plain_client(&self) -> PgConnection {
+        let options = self.options.clone().statement_cache_capacity(100);
+        let options = options.extra_float_digits(None);
+        PgConnection::connect_with(&options).await.unwrap()
+    }
+
+    pub async fn insert_things(&self) {
+        let things = "INSERT INTO things VALUES ('more', 0), ('less', 0)";
+        self.world.run_sql(things).await;
+    }
+}

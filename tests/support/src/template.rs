@@ -1,0 +1,144 @@
+//! Templates of CloudFormation, parsed and evaluated.
+
+#![allow(dead_code, reason = "each user has use for a part of it")]
+
+use std::{fs, path::Path};
+
+use regex_lite::Regex;
+use saphyr::{LoadableYamlNode, Scalar, Yaml};
+use serde_json::{Map, Value, json};
+
+/// A template as JSON. CloudFormation's short forms become members: `{"!Ref": "Table"}`.
+pub fn read(template: &str) -> Value {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = here
+        .ancestors()
+        .find(|root| root.join("template.yaml").exists());
+    let path = root.unwrap().join(template);
+    let text = fs::read_to_string(path).unwrap();
+    let documents = Yaml::load_from_str(&text).unwrap();
+    let [document] = documents.as_slice() else {
+        panic!("not one document");
+    };
+    to_json(document)
+}
+
+fn to_json(yaml: &Yaml<'_>) -> Value {
+    match yaml {
+        Yaml::Value(Scalar::Null) => Value::Null,
+        Yaml::Value(Scalar::Boolean(truth)) => json!(truth),
+        Yaml::Value(Scalar::Integer(n)) => json!(n),
+        Yaml::Value(Scalar::FloatingPoint(n)) => json!(n.into_inner()),
+        Yaml::Value(Scalar::String(text)) => json!(text),
+        Yaml::Sequence(items) => items.iter().map(to_json).collect(),
+        Yaml::Mapping(members) => members
+            .iter()
+            .map(|(name, value)| (name.as_str().unwrap().to_owned(), to_json(value)))
+            .collect::<Map<_, _>>()
+            .into(),
+        Yaml::Tagged(tag, value) => json!({format!("!{}", tag.suffix): to_json(value)}),
+        other => panic!("not in a template: {other:?}"),
+    }
+}
+
+/// template.yaml with values of its parameters.
+pub struct Template {
+    parsed: Value,
+    values: Vec<(String, String)>,
+}
+
+impl Template {
+    pub fn with(values: &[(&str, &str)]) -> Self {
+        let mut template = Self {
+            parsed: read("template.yaml"),
+            values: Vec::new(),
+        };
+        template.set(values);
+        template
+    }
+
+    /// Gives the parameters these values, and all others their defaults.
+    pub fn set(&mut self, values: &[(&str, &str)]) {
+        let values = values.iter();
+        self.values = values
+            .map(|(name, value)| ((*name).into(), (*value).into()))
+            .collect();
+    }
+
+    pub fn parameter(&self, name: &str) -> &Value {
+        &self.parsed["Parameters"][name]
+    }
+
+    /// The value of an expression of CloudFormation, as text. The name of a resource stands for it, and a
+    /// required parameter without a value is empty.
+    pub fn text(&self, expression: &Value) -> String {
+        let argument = |name: &str| &expression[name];
+        if let Some(name) = argument("!Ref").as_str() {
+            if let Some((_, given)) = self.values.iter().find(|(given, _)| given == name) {
+                return given.clone();
+            }
+            return match self.parameter(name) {
+                Value::Null => name.to_lowercase(),
+                required if required["Default"].is_null() => String::new(),
+                parameter => self.text(&parameter["Default"]),
+            };
+        }
+        if let Some([condition, yes, no]) = argument("!If").as_array().map(Vec::as_slice) {
+            let condition = &self.parsed["Conditions"][condition.as_str().unwrap()];
+            return self.text(if self.is_met(condition) { yes } else { no });
+        }
+        if let Some([map, row, column]) = argument("!FindInMap").as_array().map(Vec::as_slice) {
+            let row = self.text(row);
+            let map = &self.parsed["Mappings"][map.as_str().unwrap()];
+            return self.text(&map[row][column.as_str().unwrap()]);
+        }
+        match expression {
+            Value::String(text) => text.clone(),
+            Value::Number(number) => number.to_string(),
+            other => panic!("not evaluated here: {other}"),
+        }
+    }
+
+    fn is_met(&self, condition: &Value) -> bool {
+        let arguments = |name: &str| condition[name].as_array().map(Vec::as_slice);
+        if let Some([one, other]) = arguments("!Equals") {
+            self.text(one) == self.text(other)
+        } else if let Some([list, value]) = arguments("!Contains") {
+            let value = self.text(value);
+            (list.as_array().unwrap().iter()).any(|item| self.text(item) == value)
+        } else if let Some(name) = condition["!Condition"].as_str() {
+            self.is_met(&self.parsed["Conditions"][name])
+        } else if let Some([condition]) = arguments("!Not") {
+            !self.is_met(condition)
+        } else if let Some(conditions) = arguments("!And") {
+            conditions.iter().all(|condition| self.is_met(condition))
+        } else if let Some(conditions) = arguments("!Or") {
+            conditions.iter().any(|condition| self.is_met(condition))
+        } else {
+            panic!("not evaluated here: {condition}")
+        }
+    }
+
+    /// Returns whether patterns and rules admit these values.
+    pub fn admits(&self) -> bool {
+        let matches = |(name, value): &(String, String)| {
+            let pattern = &self.parameter(name)["AllowedPattern"];
+            let pattern = pattern.as_str().map(|pattern| Regex::new(pattern).unwrap());
+            pattern.is_none_or(|pattern| pattern.is_match(value))
+        };
+        let holds = |rule: &Value| {
+            let applies = &rule["RuleCondition"];
+            (!applies.is_null() && !self.is_met(applies))
+                || (rule["Assertions"].as_array().unwrap().iter())
+                    .all(|assertion| self.is_met(&assertion["Assert"]))
+        };
+        let rules = self.parsed["Rules"].as_object().unwrap();
+        self.values.iter().all(matches) && rules.values().all(holds)
+    }
+
+    pub fn property(&self, path: &str) -> String {
+        let (resource, property) = path.split_once('/').unwrap();
+        let property = format!("/Resources/{resource}/Properties/{property}");
+        self.text(self.parsed.pointer(&property).unwrap())
+    }
+}
