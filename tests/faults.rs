@@ -23,7 +23,7 @@ use futures_util::{StreamExt as _, future::join_all, stream};
 use sqs_once::{
     Attempt, Consumer, Deadline, Delivery, Once, Operation, handler_fn,
     protocol::{Key, Timestamp},
-    store::DynamoStore,
+    store::{AnyStore, Batched, DynamoStore},
 };
 use story::{Act, Before, FaultDuration, Grouping, RecordState, Step, Story, TABLE, When};
 use support::{
@@ -292,6 +292,14 @@ fn empty_response_is_rejected() {
 
 /// One message at a time, so that the fault hits all tries of the first message's request and no
 /// other request.
+fn store(dynamo: &Dynamo, grouping: bool) -> AnyStore {
+    let store = DynamoStore::new(dynamo.worker(None), TABLE);
+    match grouping {
+        true => AnyStore::Batched(Batched::new(store)),
+        false => AnyStore::DynamoDb(store),
+    }
+}
+
 #[tokio::test]
 async fn fault_of_one_message_spares_others() {
     use Fault::{
@@ -353,7 +361,7 @@ async fn throttled_batch_sends_at_most_forty_requests() {
         for write in ["Claim", "ClaimGroup", "UpdateItem", "PutItem"] {
             dynamo.fail_all(write, Fault::Throttle);
         }
-        let store = DynamoStore::new(dynamo.worker(None), TABLE).grouping(grouping);
+        let store = store(&dynamo, grouping);
         let consumer = Consumer::new(
             Once::new(store),
             namespace(),
@@ -398,8 +406,9 @@ async fn table_with_another_key_is_explained() {
     let dynamo = Dynamo::start().await;
     dynamo.create_table_keyed(TABLE, &["pk"]).await;
     for grouping in [false, true] {
-        let store = DynamoStore::new(dynamo.worker(None), TABLE).grouping(grouping);
-        let primed = store.prime(PATIENCE).await.unwrap_err().to_string();
+        let store = store(&dynamo, grouping);
+        let primed = DynamoStore::new(dynamo.worker(None), TABLE);
+        let primed = primed.prime(PATIENCE).await.unwrap_err().to_string();
         let once = Once::new(store);
         let runs = ["m-1", "m-2"].map(|id| once.run(operation(id, PATIENCE), async |_| Ok(())));
         for outcome in join_all(runs).await {
@@ -427,7 +436,7 @@ async fn throttled_grouped_completion_is_recorded() {
 async fn throttled_completion(grouping: bool) {
     let dynamo = Dynamo::start().await;
     dynamo.create_table(TABLE).await;
-    let store = DynamoStore::new(dynamo.worker(None), TABLE).grouping(grouping);
+    let store = store(&dynamo, grouping);
     let once = Once::new(store);
     for claim in ["Claim", "ClaimGroup"] {
         dynamo.fail_all(claim, Fault::Throttle);

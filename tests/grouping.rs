@@ -17,7 +17,7 @@ use sqs_once::{
         AttemptEnd, ClaimRequest, Claimed, Fingerprint, Key, Owner, ResultPointer, Settlement,
         StoredResult, Timestamp,
     },
-    store::{ClaimAnswer, DynamoStore, Layout, SettleAnswer, Store as _, StoreError},
+    store::{AnyStore, Batched, ClaimAnswer, DynamoStore, Layout, SettleAnswer, Store, StoreError},
 };
 use support::{PATIENCE, consumer::namespace, dynamo::Dynamo, faults::Fault, log};
 use tokio::sync::Barrier;
@@ -32,8 +32,13 @@ async fn dynamo() -> Dynamo {
 }
 
 /// The store of a worker whose SDK would retry.
-fn store(dynamo: &Dynamo) -> DynamoStore {
-    DynamoStore::new(dynamo.worker(Some(10 * SECOND)), TABLE).grouping(true)
+fn store(dynamo: &Dynamo) -> Batched {
+    laid_out(dynamo, Layout::native())
+}
+
+fn laid_out(dynamo: &Dynamo, layout: Layout) -> Batched {
+    let store = DynamoStore::new(dynamo.worker(Some(10 * SECOND)), TABLE);
+    Batched::new(store.layout(layout))
 }
 
 fn key(part: &str) -> Key {
@@ -78,14 +83,14 @@ fn fail(request: &ClaimRequest, first_open: bool) -> Settlement {
 }
 
 /// Claims in the same turn of the runtime.
-async fn claim_all(store: &DynamoStore, requests: &[ClaimRequest]) -> Vec<ClaimAnswer> {
+async fn claim_all(store: &impl Store, requests: &[ClaimRequest]) -> Vec<ClaimAnswer> {
     let claims: Vec<_> = requests.iter().collect();
     together(3, &claims, async |request| store.claim(request).await).await
 }
 
 /// Settles in the same turn of the runtime.
 async fn settle_all(
-    store: &DynamoStore,
+    store: &impl Store,
     requests: &[ClaimRequest],
     settlement: impl Fn(&ClaimRequest) -> Settlement,
 ) -> Vec<SettleAnswer> {
@@ -180,7 +185,7 @@ async fn group_holds_at_most_25_statements() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn tasks_of_several_threads_are_all_answered() {
     let dynamo = dynamo().await;
-    let store = DynamoStore::new(dynamo.worker(None), TABLE).grouping(true);
+    let store = Batched::new(DynamoStore::new(dynamo.worker(None), TABLE));
     let tasks = (0..400).map(|n| {
         let store = store.clone();
         tokio::spawn(async move {
@@ -213,7 +218,7 @@ async fn grouped_claim_writes_the_ordinary_item() {
         .into_iter()
         .enumerate()
     {
-        let grouped = store(&dynamo).layout(layout.clone());
+        let grouped = laid_out(&dynamo, layout.clone());
         let plain = DynamoStore::new(dynamo.client(), "plain").layout(layout);
         let printed = request(&format!("printed {n}"));
         let mut unprinted = request(&format!("unprinted {n}"));
@@ -260,8 +265,9 @@ async fn grouped_settlement_writes_the_ordinary_item() {
         .into_iter()
         .enumerate()
     {
-        let grouped = store(&dynamo).layout(layout.clone());
+        let grouped = AnyStore::Batched(laid_out(&dynamo, layout.clone()));
         let plain = DynamoStore::new(dynamo.client(), "plain").layout(layout);
+        let plain = AnyStore::DynamoDb(plain);
         for (m, settlement) in settlements.into_iter().enumerate() {
             for failed_before in [false, true] {
                 let case = format!("{n} {m} {failed_before}");
@@ -544,7 +550,7 @@ async fn denied_access_ends_grouping_and_is_logged_once() {
 /// Two operations in the same turn, whose handlers return in the same turn. Returns each outcome, and
 /// for each handler true if it was informed of an earlier attempt.
 async fn run_both(
-    once: &Once<DynamoStore>,
+    once: &Once<Batched>,
     clock: fn() -> Timestamp,
     budget: Duration,
 ) -> ([Outcome; 2], Vec<bool>) {
@@ -607,7 +613,7 @@ async fn hanging_group_leaves_half_of_the_time() {
     let dynamo = dynamo().await;
     dynamo.fail("ClaimGroup", Fault::HoldRequest);
     dynamo.fail("SettlementGroup", Fault::HoldRequest);
-    let once = Once::new(DynamoStore::new(dynamo.worker(None), TABLE).grouping(true));
+    let once = Once::new(Batched::new(DynamoStore::new(dynamo.worker(None), TABLE)));
     let (outcomes, informed) = run_both(&once, Timestamp::now, 2 * SECOND).await;
     assert_eq!(outcomes.each_ref().map(Outcome::name), ["completed"; 2]);
     assert_eq!(informed, [false, false]);

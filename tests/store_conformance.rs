@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use sqs_once::{
     protocol::{ClaimRequest, Fence, Key, Namespace, Owner, Settlement, Timestamp},
-    store::{ClaimAnswer, DynamoStore, Layout, MemoryStore, SettleAnswer, Store, StoreError},
+    store::{
+        Batched, ClaimAnswer, DynamoStore, Layout, MemoryStore, SettleAnswer, Store, StoreError,
+    },
     testing::conformance,
 };
 use support::dynamo::Dynamo;
@@ -133,8 +135,8 @@ fn renamed() -> Layout {
     names.status_words("running", "done", "dead").unwrap()
 }
 
-async fn grouped(store: impl Future<Output = DynamoStore>) -> DynamoStore {
-    store.await.grouping_of_lone_calls()
+async fn grouped(store: impl Future<Output = DynamoStore>) -> Batched {
+    Batched::with_lone_calls(store.await)
 }
 
 /// The real SDK, over HTTP, against an emulator in this process.

@@ -10,7 +10,9 @@ use std::{
 use aws_sdk_dynamodb::Client;
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Consumer, Deadline, Failure, Handler, Once, protocol::Timestamp, store::DynamoStore,
+    Attempt, Consumer, Deadline, Failure, Handler, Once,
+    protocol::Timestamp,
+    store::{AnyStore, Batched, DynamoStore},
 };
 use support::{
     PATIENCE,
@@ -372,8 +374,8 @@ impl Stage {
         // A lease longer than any delay of the machine.
         let store = DynamoStore::new(client, TABLE);
         let once = Once::new(match self.grouping {
-            Grouping::Off => store,
-            Grouping::On => store.grouping_of_lone_calls(),
+            Grouping::Off => AnyStore::DynamoDb(store),
+            Grouping::On => AnyStore::Batched(Batched::with_lone_calls(store)),
         });
         let once = once.clock(clock).lease_margin(HOUR / 2);
         let consumer = Arc::new(Consumer::new(once, namespace(), self.worker.clone()));

@@ -19,7 +19,7 @@ use sqs_once::{
     Attempt, Consumer, Deadline, Failure, Handler, History, Once,
     protocol::{AfterFailure, ClaimRequest, Key, Namespace, Owner, Record, Settlement, Timestamp},
     sqs::powertools,
-    store::{ClaimAnswer, DynamoStore, Layout, SettleAnswer, Store},
+    store::{AnyStore, Batched, ClaimAnswer, DynamoStore, Layout, SettleAnswer, Store},
 };
 use support::{
     dynamo::Dynamo,
@@ -100,12 +100,12 @@ impl Both {
         }
     }
 
-    pub fn store(&self) -> DynamoStore {
+    pub fn store(&self) -> AnyStore {
         let store = DynamoStore::new(self.dynamo.client(), "idempotency");
         let store = store.layout(self.layout.clone());
         match self.grouping {
-            true => store.grouping_of_lone_calls(),
-            false => store,
+            true => AnyStore::Batched(Batched::with_lone_calls(store)),
+            false => AnyStore::DynamoDb(store),
         }
     }
 

@@ -4,7 +4,7 @@
 //!
 //! | module | contents |
 //! | --- | --- |
-//! | [`store`], [`transactional`] | [`DynamoStore`](store::DynamoStore): records in a table, alone or in a transaction |
+//! | [`store`], [`transactional`] | [`DynamoStore`](store::DynamoStore): records in a table, alone, in batches or in a transaction |
 //! | [`inbox`], [`on_item`] | modes without a claim |
 //! | [`done`], [`write`](mod@write), [`refused`], [`item`] | answers of handlers: writes, and conditions that failed |
 //! | [`plans`], [`planned`] | writes that a dry run records in place of sending them |

@@ -135,7 +135,7 @@ pub mod once {
 
 /// Stores of records.
 pub mod store {
-    pub use crate::dynamodb::store::{DynamoStore, Layout};
+    pub use crate::dynamodb::store::{Batched, DynamoStore, Layout};
     #[doc(hidden)]
     pub use crate::dynamodb::{
         store::Field,

@@ -30,7 +30,7 @@ use crate::{
     dynamodb::{
         inbox::Inbox,
         on_item::OnItem,
-        store::{DynamoStore, Field, Layout},
+        store::{Batched, DynamoStore, Field, Layout},
     },
     handler::Handler,
     once::{Mode, Once},
@@ -116,7 +116,7 @@ const UNNAMED: &str = "_";
 /// | `IDEMPOTENCY_RESULTS` | `inline` | place of outputs: `inline` is the record, `none` stores no output, `s3` stores large ones in S3 and needs the feature `s3`; not used by `on_item` ([`Results`]) |
 /// | `IDEMPOTENCY_RESULT_INLINE_LIMIT` | `65536` | with `s3`, longest output in the record, in bytes |
 /// | `IDEMPOTENCY_RESULT_BUCKET` | required for `s3` | S3 bucket of longer outputs |
-/// | `IDEMPOTENCY_GROUPING` | `off` | sends claims and settlements of concurrent messages as groups; not used by `on_item` and `in_postgres` ([`DynamoStore::grouping`]) |
+/// | `IDEMPOTENCY_GROUPING` | `off` | sends claims and settlements of concurrent messages as groups; not used by `on_item` and `in_postgres` ([`Batched`]) |
 /// | `OUTBOX_TABLE_NAME` | none | DynamoDB table of published events, for handlers that publish; not used by `on_item` and `in_postgres` ([`Once::outbox`]) |
 /// | `IDEMPOTENCY_LEASE_MARGIN` | `1s` | time added to the deadline, for clocks that differ; not used by `on_item` and `in_postgres` |
 /// | `IDEMPOTENCY_LEASE_FALLBACK` | `5m` | time budget of an invocation without a known deadline |
@@ -440,7 +440,12 @@ impl Settings {
         let (store, to_read) = match table {
             Some(table) => {
                 let (store, to_read) = table.store(&config);
-                (AnyStore::DynamoDb(store), to_read)
+                let store = if grouping {
+                    AnyStore::Batched(Batched::new(store))
+                } else {
+                    AnyStore::DynamoDb(store)
+                };
+                (store, to_read)
             }
             None => {
                 tracing::warn!(
@@ -904,8 +909,7 @@ impl Table {
     fn store(self, config: &SdkConfig) -> (DynamoStore, Option<DynamoStore>) {
         let store = DynamoStore::new(Client::new(config), self.name)
             .layout(self.layout)
-            .write_units(self.write_units)
-            .grouping(self.grouping);
+            .write_units(self.write_units);
         let to_read = self.prime.then(|| store.clone());
         (store, to_read)
     }

@@ -1,7 +1,7 @@
 //! [`DynamoStore`]: records in a DynamoDB table.
 
+mod batched;
 mod expressions;
-mod group;
 mod item;
 mod layout;
 mod operator;
@@ -22,10 +22,9 @@ use aws_sdk_dynamodb::{
     types::{ReturnConsumedCapacity, ReturnValue},
 };
 
-use group::{Groups, Tried};
+pub use batched::Batched;
 pub use layout::{Field, Layout};
-use places::Place;
-pub(crate) use places::{Places, Request};
+pub(crate) use places::{Place, Places, Request};
 
 use super::{
     empty_response::reject_empty_responses,
@@ -37,7 +36,7 @@ use super::{
 use crate::write::add_write_units;
 use sqs_once_core::{
     protocol::{
-        ClaimRequest, Fence, Key, Record, Settlement, StoredResult, Timestamp,
+        ClaimRequest, Fence, Key, Record, Settlement, StoredResult, Timestamp, Unavailability,
         decision::may_claim,
         record::{MAX_ITEM_BYTES, MAX_RESULT_BYTES},
     },
@@ -106,7 +105,7 @@ use sqs_once_core::{
 /// | --- | --- |
 /// | every consumer | `dynamodb:PutItem`, `UpdateItem`, `DeleteItem` |
 /// | [`prime`](Self::prime), [`first_look`](crate::inbox::Inbox::first_look) | `dynamodb:GetItem` |
-/// | [`grouping`](Self::grouping) | `dynamodb:PartiQLInsert`, `PartiQLUpdate` |
+/// | [`Batched`] | `dynamodb:PartiQLInsert`, `PartiQLUpdate` |
 ///
 /// Writes that commit with a record need `PutItem`, `UpdateItem`, `DeleteItem` or
 /// `ConditionCheckItem` on their own tables. IAM has no separate permission for transactions.
@@ -135,15 +134,12 @@ pub struct DynamoStore {
     client: Client,
     /// Client for writes, without the SDK's retries. The store sees each answer, and throttled
     /// claims cannot use up the retry quota of settlements.
-    writing: Client,
-    table: String,
-    layout: Layout,
+    pub(crate) writing: Client,
+    pub(crate) table: String,
+    pub(crate) layout: Layout,
     /// `Some` asks DynamoDB for the consumed capacity of writes.
-    capacity: Option<ReturnConsumedCapacity>,
-    places: Places,
-    /// Number of calls from which they are grouped. `None` if grouping is off.
-    smallest_group: Option<usize>,
-    groups: Option<Groups>,
+    pub(crate) capacity: Option<ReturnConsumedCapacity>,
+    pub(crate) places: Places,
 }
 
 impl DynamoStore {
@@ -160,8 +156,6 @@ impl DynamoStore {
             layout: Layout::native(),
             capacity: None,
             places: Places::default(),
-            smallest_group: None,
-            groups: None,
         }
     }
 
@@ -195,109 +189,18 @@ impl DynamoStore {
             capacity: write_units.then_some(ReturnConsumedCapacity::Total),
             ..self
         }
-        .with_groups()
     }
 
-    /// Sends claims and settlements of concurrent messages as groups (`BatchExecuteStatement`): one
-    /// request instead of up to 25. Off by default.
-    ///
-    /// | write | in a group |
-    /// | --- | --- |
-    /// | claim of a key without a record | `INSERT` |
-    /// | completion, permanent failure | `UPDATE` with the fence as its condition |
-    /// | other settlements, results over 16 KB, transactions | never |
-    ///
-    /// A claim that finds a record is followed by the ordinary request. So a duplicate consumes two write
-    /// units instead of one.
-    ///
-    /// - A call waits for one turn of the runtime, and shares a request with the calls of that turn.
-    ///   A call without company goes as the ordinary request.
-    /// - While four requests are in flight, a group that is not full waits for further calls, for at most
-    ///   100 ms.
-    /// - A call waits for its group at most half of its time left. A group that gets no answer goes out
-    ///   once more as a group; after that, its calls go out as ordinary requests.
-    /// - Needs the permissions `dynamodb:PartiQLInsert` and `dynamodb:PartiQLUpdate`. If DynamoDB
-    ///   denies access, the store logs a warning, and sends ordinary requests from then on.
-    ///
-    /// ```no_run
-    /// # fn store(client: aws_sdk_dynamodb::Client) {
-    /// let store = sqs_once::store::DynamoStore::new(client, "idempotency").grouping(true);
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn grouping(self, grouping: bool) -> Self {
-        Self {
-            smallest_group: grouping.then_some(2),
-            ..self
-        }
-        .with_groups()
-    }
-
-    /// Sends every call as a group, even a call without company, for tests.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn grouping_of_lone_calls(self) -> Self {
-        Self {
-            smallest_group: Some(1),
-            ..self
-        }
-        .with_groups()
-    }
-
-    fn with_groups(self) -> Self {
-        let (writing, table) = (&self.writing, &self.table);
-        let groups = self.smallest_group.map(|smallest| {
-            let capacity = self.capacity.clone();
-            let places = self.places.clone();
-            Groups::new(writing.clone(), table.clone(), capacity, smallest, places)
-        });
-        Self { groups, ..self }
-    }
-
-    /// Sends an ordinary request, in `place` or when there is one.
+    /// Sends a request in `place`, or when there is one.
     async fn in_place<T>(
         &self,
         place: Option<Place>,
         kind: Request,
         request: Pin<&mut impl Future<Output = T>>,
     ) -> T {
-        let answer = match place {
+        match place {
             Some(_place) => request.await,
             None => self.places.run(kind, request).await,
-        };
-        if let Some(groups) = &self.groups {
-            groups.dispatch();
-        }
-        answer
-    }
-
-    /// Tries a claim over nothing as part of a group.
-    async fn claim_in_group(&self, request: &ClaimRequest) -> Tried {
-        let Some(groups) = &self.groups else {
-            return Tried::Ordinary(None);
-        };
-        let item = self.layout.item(&request.key, &request.record(None));
-        let insert = group::claim(&self.table, item);
-        let key = request.key.as_str();
-        groups.send(Request::Claim, key, insert).await
-    }
-
-    /// Tries a settlement as part of a group.
-    async fn settle_in_group(
-        &self,
-        fence: &Fence,
-        settlement: &Settlement,
-        now: Timestamp,
-    ) -> Tried {
-        let Some(groups) = &self.groups else {
-            return Tried::Ordinary(None);
-        };
-        match group::settle(&self.layout, &self.table, fence, settlement, now) {
-            Some(update) => {
-                let key = fence.key.as_str();
-                groups.send(Request::Other, key, update).await
-            }
-            None => Tried::Ordinary(None),
         }
     }
 
@@ -339,6 +242,17 @@ impl DynamoStore {
             table: self.table.clone(),
             reason,
         })
+    }
+
+    /// The error of a request that got no good answer, for this reason.
+    pub(crate) fn unanswered(
+        &self,
+        kind: Unavailability,
+        action: &'static str,
+        key: &Key,
+        why: &str,
+    ) -> StoreError {
+        StoreError::unavailable(kind, action, key, self.place(), why)
     }
 
     fn place(&self) -> String {
@@ -395,7 +309,11 @@ impl DynamoStore {
     }
 
     /// Reads the record that refused a settlement.
-    fn refused(&self, fence: &Fence, item: Option<&Item>) -> Result<SettleAnswer, StoreError> {
+    pub(crate) fn refused(
+        &self,
+        fence: &Fence,
+        item: Option<&Item>,
+    ) -> Result<SettleAnswer, StoreError> {
         let record = item.map(|item| self.read(&fence.key, item)).transpose()?;
         Ok(SettleAnswer::Refused(record))
     }
@@ -505,46 +423,44 @@ enum Claim {
     Refused(Record, Item),
 }
 
-impl Store for DynamoStore {
-    async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
-        // The rest of the item is reserved for the result, which must fit after the effect.
+impl DynamoStore {
+    /// Rejects a claim whose record would leave no room for a result, which must fit after the effect.
+    pub(crate) fn check_claim(&self, request: &ClaimRequest) -> Result<(), StoreError> {
         let room = MAX_ITEM_BYTES - MAX_RESULT_BYTES;
-        if self.layout.largest_claim(request) > room {
-            let item = self.layout.item(&request.key, &request.record(None));
-            check_size(&request.key, items::size(&item), room)?;
+        if self.layout.largest_claim(request) <= room {
+            return Ok(());
         }
-        let place = match self.claim_in_group(request).await {
-            Tried::Applied => return Ok(ClaimAnswer::Applied { replaced: None }),
-            // An `INSERT` has no condition of its own.
-            Tried::Refused(_) => None,
-            Tried::Ordinary(place) => place,
-            Tried::Failed(kind, why) => {
-                let place = self.place();
-                let error = StoreError::unavailable(kind, "claim", &request.key, place, &*why);
-                return Err(error);
-            }
-        };
+        let item = self.layout.item(&request.key, &request.record(None));
+        check_size(&request.key, items::size(&item), room)
+    }
+
+    /// Rejects a result that is too large, before a request is sent.
+    pub(crate) fn check_settlement(
+        &self,
+        fence: &Fence,
+        settlement: &Settlement,
+    ) -> Result<(), StoreError> {
+        check_result(&fence.key, settlement)
+    }
+
+    /// Claims in `place`, or when there is one.
+    pub(crate) async fn claim_in(
+        &self,
+        place: Option<Place>,
+        request: &ClaimRequest,
+    ) -> Result<ClaimAnswer, StoreError> {
         let claim = pin!(self.claim_once(request));
         self.in_place(place, Request::Claim, claim).await
     }
 
-    async fn settle(
+    /// Settles in `place`, or when there is one.
+    pub(crate) async fn settle_in(
         &self,
+        place: Option<Place>,
         fence: &Fence,
         settlement: &Settlement,
         now: Timestamp,
     ) -> Result<SettleAnswer, StoreError> {
-        check_result(&fence.key, settlement)?;
-        let place = match self.settle_in_group(fence, settlement, now).await {
-            Tried::Applied => return Ok(SettleAnswer::Applied),
-            Tried::Refused(item) => return self.refused(fence, Some(&item)),
-            Tried::Ordinary(place) => place,
-            Tried::Failed(kind, why) => {
-                let (action, place) = (settlement.name(), self.place());
-                let error = StoreError::unavailable(kind, action, &fence.key, place, &*why);
-                return Err(error);
-            }
-        };
         let update = expressions::settle(&self.layout, &self.table, fence, settlement, now);
         let Some(update) = update else {
             return self.delete(fence).await;
@@ -567,6 +483,23 @@ impl Store for DynamoStore {
                 }
             },
         }
+    }
+}
+
+impl Store for DynamoStore {
+    async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
+        self.check_claim(request)?;
+        self.claim_in(None, request).await
+    }
+
+    async fn settle(
+        &self,
+        fence: &Fence,
+        settlement: &Settlement,
+        now: Timestamp,
+    ) -> Result<SettleAnswer, StoreError> {
+        self.check_settlement(fence, settlement)?;
+        self.settle_in(None, fence, settlement, now).await
     }
 }
 

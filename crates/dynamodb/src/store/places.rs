@@ -18,7 +18,7 @@ pub(crate) struct Places {
 
 /// A place, free again when it is dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(crate) struct Place {
     _claim: Option<OwnedSemaphorePermit>,
     _any: OwnedSemaphorePermit,
 }
@@ -53,7 +53,7 @@ impl Places {
     }
 
     /// Takes a place for a claim or for another request, without waiting. `Other` if only that is free.
-    pub(super) fn try_take(&self) -> Option<(Request, Place)> {
+    pub(crate) fn try_take(&self) -> Option<(Request, Place)> {
         let any = Arc::clone(&self.all).try_acquire_owned().ok()?;
         let claim = Arc::clone(&self.claims).try_acquire_owned().ok();
         let kind = if claim.is_some() {
@@ -69,14 +69,14 @@ impl Places {
     }
 
     /// Returns the number of requests in flight.
-    pub(super) fn in_flight(&self) -> usize {
+    pub(crate) fn in_flight(&self) -> usize {
         MOST.saturating_sub(self.all.available_permits())
     }
 }
 
 impl Place {
     /// The place of a request that claims nothing.
-    pub(super) fn without_claim(self) -> Self {
+    pub(crate) fn without_claim(self) -> Self {
         Self {
             _claim: None,
             ..self

@@ -21,8 +21,9 @@ use futures_util::future::join_all;
 use super::*;
 use crate::{
     Attempt, Deadline, Delivery, Once, Operation,
-    dynamodb::store::DynamoStore,
+    dynamodb::store::{Batched, DynamoStore},
     protocol::{Key, Namespace},
+    settings::any_store::AnyStore,
 };
 
 thread_local! {
@@ -193,7 +194,7 @@ async fn open(client: &Client, server: &Server, connections: usize) {
 }
 
 /// Runs ten messages. Returns the names of the outcomes that are not `completed`.
-async fn batch(once: &Once<DynamoStore>, round: usize) -> Vec<&'static str> {
+async fn batch(once: &Once<impl crate::store::Store>, round: usize) -> Vec<&'static str> {
     let deadline = Deadline::after(now(), Duration::from_secs(30), Duration::from_secs(1));
     let runs = (0..10).map(async |n| {
         let id = format!("{round}-{n}");
@@ -229,7 +230,12 @@ async fn batch_after_a_thaw_fails_no_message() {
         pass(Duration::from_secs(3600));
         server.kill(death);
 
-        let once = Once::new(DynamoStore::new(client, "records").grouping(grouping)).clock(now);
+        let store = DynamoStore::new(client, "records");
+        let once = Once::new(match grouping {
+            true => AnyStore::Batched(Batched::new(store)),
+            false => AnyStore::DynamoDb(store),
+        });
+        let once = once.clock(now);
         let started = Instant::now();
         assert_eq!(batch(&once, 0).await, [""; 0], "{case}");
         let took = started.elapsed();

@@ -2,14 +2,14 @@
 
 use crate::{
     dynamodb::{
-        store::DynamoStore,
+        store::{Batched, DynamoStore},
         transactional::{Commit, CommitAnswer, TransactionalStore},
     },
     protocol::{ClaimRequest, Fence, Key, Record, Settlement, Timestamp},
     store::{ClaimAnswer, MemoryStore, SettleAnswer, Store, StoreError},
 };
 
-/// The store that `Settings::once` selects. On AWS it is always [`DynamoDb`](Self::DynamoDb).
+/// The store that `Settings::once` selects. On AWS it is never [`Memory`](Self::Memory).
 ///
 /// In memory, DynamoDB writes of a handler ([`Done`](crate::Done)) are refused: the operation fails,
 /// and the error names the missing table.
@@ -19,12 +19,13 @@ use crate::{
 ///
 /// let once = Once::new(AnyStore::Memory(MemoryStore::default()));
 /// ```
-#[expect(clippy::large_enum_variant, reason = "a process has one store")]
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum AnyStore {
     /// Records in a DynamoDB table.
     DynamoDb(DynamoStore),
+    /// Records in a DynamoDB table, whose concurrent writes share requests.
+    Batched(Batched),
     /// Records in the memory of the process, for first trials under `cargo lambda watch`.
     Memory(MemoryStore),
 }
@@ -33,6 +34,7 @@ impl Store for AnyStore {
     async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
         match self {
             Self::DynamoDb(store) => store.claim(request).await,
+            Self::Batched(store) => store.claim(request).await,
             Self::Memory(store) => store.claim(request).await,
         }
     }
@@ -45,6 +47,7 @@ impl Store for AnyStore {
     ) -> Result<SettleAnswer, StoreError> {
         match self {
             Self::DynamoDb(store) => store.settle(fence, settlement, now).await,
+            Self::Batched(store) => store.settle(fence, settlement, now).await,
             Self::Memory(store) => store.settle(fence, settlement, now).await,
         }
     }
@@ -54,6 +57,7 @@ impl TransactionalStore for AnyStore {
     async fn look(&self, key: &Key) -> Result<Option<Record>, StoreError> {
         match self {
             Self::DynamoDb(store) => store.look(key).await,
+            Self::Batched(store) => store.look(key).await,
             Self::Memory(store) => Ok(store.get(key)),
         }
     }
@@ -61,6 +65,7 @@ impl TransactionalStore for AnyStore {
     async fn commit(&self, commit: &Commit) -> Result<CommitAnswer, StoreError> {
         match self {
             Self::DynamoDb(store) => store.commit(commit).await,
+            Self::Batched(store) => store.commit(commit).await,
             Self::Memory(_) => Ok(CommitAnswer::Invalid(
                 "DynamoDB writes need a table of records: set IDEMPOTENCY_TABLE_NAME".to_owned(),
             )),

@@ -284,7 +284,7 @@ impl<M, H> Consumer<M, H> {
     /// How many messages of one batch are in progress beyond the [concurrency](Self::concurrency):
     /// claimed, and waiting for a handler, or completed. 0 by default.
     ///
-    /// For a store that [groups](crate::store::DynamoStore::grouping) claims and completions, whose
+    /// For a store that [batches](crate::store::Batched) claims and completions, whose
     /// requests then hold more of them. 40 beside the default concurrency fill two groups.
     ///
     /// A message whose handler cannot start in time is released, which costs one write. After a

@@ -13,9 +13,6 @@
 //! the runtime, so they form a group again. If that group gets no answer either, the third copies are
 //! ordinary requests.
 
-mod answer;
-mod statement;
-
 use std::{
     collections::VecDeque,
     fmt,
@@ -37,12 +34,11 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-pub(super) use statement::{claim, settle};
-
-use answer::{Answer, Answers};
-
-use super::places::{Place, Places, Request};
-use crate::item::Item;
+use super::answer::{Answer, Answers};
+use crate::{
+    item::Item,
+    store::{DynamoStore, Place, Places, Request},
+};
 use sqs_once_core::{deadline, meter::add_units, protocol::Unavailability};
 
 /// Maximum number of statements in one `BatchExecuteStatement` (*Amazon DynamoDB API Reference*).
@@ -125,21 +121,16 @@ impl fmt::Debug for Groups {
 }
 
 impl Groups {
-    /// Creates groups of statements on `table`. Calls fewer than `smallest` go as ordinary requests.
-    pub(super) fn new(
-        client: Client,
-        table: String,
-        capacity: Option<ReturnConsumedCapacity>,
-        smallest: usize,
-        places: Places,
-    ) -> Self {
+    /// Creates groups of statements on the table of `store`. Calls fewer than `smallest` go as ordinary
+    /// requests.
+    pub(super) fn new(store: &DynamoStore, smallest: usize) -> Self {
         Self(Arc::new(Shared {
-            client,
-            table,
-            capacity,
+            client: store.writing.clone(),
+            table: store.table.clone(),
+            capacity: store.capacity.clone(),
             smallest,
             queue: Mutex::default(),
-            places,
+            places: store.places.clone(),
             silence: Mutex::default(),
             off: AtomicBool::new(false),
         }))
@@ -359,7 +350,7 @@ mod tests {
             .behavior_version(aws_sdk_dynamodb::config::BehaviorVersion::latest())
             .build();
         let client = Client::from_conf(config);
-        Groups::new(client, "table".into(), None, 2, Places::default())
+        Groups::new(&DynamoStore::new(client, "table"), 2)
     }
 
     #[tokio::test(start_paused = true)]

@@ -115,7 +115,7 @@ impl Statement {
 ///
 /// DynamoDB never returns the existing item (`DuplicateItem`). An expired item exists too, until TTL
 /// deletes it.
-pub(in crate::store) fn claim(table: &str, item: Item) -> BatchStatementRequest {
+pub(super) fn claim(table: &str, item: Item) -> BatchStatementRequest {
     let mut insert = Statement::new("INSERT INTO ", table, " VALUE {");
     let mut before = "";
     for (name, value) in sorted(item) {
@@ -135,7 +135,7 @@ pub(in crate::store) fn claim(table: &str, item: Item) -> BatchStatementRequest 
 ///
 /// Completions and permanent failures have a twin. A conditional `DELETE` of a missing item succeeds
 /// silently, so a claim that is undone has none. An end or a renewal of a lease is rare.
-pub(in crate::store) fn settle(
+pub(super) fn settle(
     layout: &Layout,
     table: &str,
     fence: &Fence,

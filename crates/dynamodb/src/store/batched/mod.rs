@@ -1,0 +1,130 @@
+//! [`Batched`]: claims and settlements of concurrent messages in common requests.
+
+mod answer;
+mod queue;
+mod statement;
+
+use queue::{Groups, Tried};
+use sqs_once_core::{
+    protocol::{ClaimRequest, Fence, Key, Record, Settlement, Timestamp},
+    store::{ClaimAnswer, SettleAnswer, Store, StoreError},
+};
+
+use super::{DynamoStore, Request};
+use crate::transactional::{Commit, CommitAnswer, TransactionalStore};
+
+/// A [`DynamoStore`] that sends claims and settlements of concurrent messages in batches
+/// (`BatchExecuteStatement`): one request instead of up to 25.
+///
+/// | write | in a batch |
+/// | --- | --- |
+/// | claim of a key without a record | `INSERT` |
+/// | completion, permanent failure | `UPDATE` with the fence as its condition |
+/// | other settlements, results over 16 KB, transactions | never |
+///
+/// A claim that finds a record is followed by the ordinary request. So a duplicate consumes two write
+/// units instead of one.
+///
+/// - A call waits for one turn of the runtime, and shares a request with the calls of that turn.
+///   A call without company goes as the ordinary request.
+/// - While four requests are in flight, a batch that is not full waits for further calls, for at most
+///   100 ms.
+/// - A call waits for its batch at most half of its time left. A batch that gets no answer goes out
+///   once more as a batch; after that, its calls go out as ordinary requests.
+/// - Needs the permissions `dynamodb:PartiQLInsert` and `dynamodb:PartiQLUpdate`. If DynamoDB
+///   denies access, the store logs a warning, and sends ordinary requests from then on.
+///
+/// ```no_run
+/// use sqs_once::store::{Batched, DynamoStore};
+///
+/// # fn store(client: aws_sdk_dynamodb::Client) {
+/// let store = Batched::new(DynamoStore::new(client, "idempotency"));
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Batched {
+    store: DynamoStore,
+    groups: Groups,
+}
+
+impl Batched {
+    /// Batches the writes of `store`, whose settings stay as they are.
+    #[must_use]
+    pub fn new(store: DynamoStore) -> Self {
+        Self::from(store, 2)
+    }
+
+    /// Sends even a call without company as a batch, for tests.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_lone_calls(store: DynamoStore) -> Self {
+        Self::from(store, 1)
+    }
+
+    fn from(store: DynamoStore, smallest: usize) -> Self {
+        let groups = Groups::new(&store, smallest);
+        Self { store, groups }
+    }
+}
+
+impl Store for Batched {
+    async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
+        self.store.check_claim(request)?;
+        let item = self.store.layout.item(&request.key, &request.record(None));
+        let insert = statement::claim(&self.store.table, item);
+        let key = request.key.as_str();
+        let place = match self.groups.send(Request::Claim, key, insert).await {
+            Tried::Applied => return Ok(ClaimAnswer::Applied { replaced: None }),
+            // An `INSERT` has no condition of its own.
+            Tried::Refused(_) => None,
+            Tried::Ordinary(place) => place,
+            Tried::Failed(kind, why) => {
+                return Err(self.store.unanswered(kind, "claim", &request.key, &why));
+            }
+        };
+        let answer = self.store.claim_in(place, request).await;
+        self.groups.dispatch();
+        answer
+    }
+
+    async fn settle(
+        &self,
+        fence: &Fence,
+        settlement: &Settlement,
+        now: Timestamp,
+    ) -> Result<SettleAnswer, StoreError> {
+        self.store.check_settlement(fence, settlement)?;
+        let DynamoStore { layout, table, .. } = &self.store;
+        let tried = match statement::settle(layout, table, fence, settlement, now) {
+            Some(update) => {
+                let key = fence.key.as_str();
+                self.groups.send(Request::Other, key, update).await
+            }
+            None => Tried::Ordinary(None),
+        };
+        let place = match tried {
+            Tried::Applied => return Ok(SettleAnswer::Applied),
+            Tried::Refused(item) => return self.store.refused(fence, Some(&item)),
+            Tried::Ordinary(place) => place,
+            Tried::Failed(kind, why) => {
+                let action = settlement.name();
+                return Err(self.store.unanswered(kind, action, &fence.key, &why));
+            }
+        };
+        let answer = self.store.settle_in(place, fence, settlement, now).await;
+        self.groups.dispatch();
+        answer
+    }
+}
+
+impl TransactionalStore for Batched {
+    async fn look(&self, key: &Key) -> Result<Option<Record>, StoreError> {
+        self.store.look(key).await
+    }
+
+    async fn commit(&self, commit: &Commit) -> Result<CommitAnswer, StoreError> {
+        let answer = self.store.commit(commit).await;
+        self.groups.dispatch();
+        answer
+    }
+}
