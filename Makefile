@@ -198,6 +198,8 @@ mutants: $(VENV) $(CARGO_MUTANTS) ## Break the source in one place after another
 	cargo mutants --output target --timeout 240 $(foreach glob,$(FILES),--file '$(glob)')
 
 CARGO_DENY := target/tools/bin/cargo-deny
+# Every package that is published or deployed.
+DENY       := cargo deny --locked --workspace --exclude support --exclude pages --exclude programs
 
 .PHONY: lint
 lint: export RUSTDOCFLAGS := -D warnings
@@ -206,7 +208,7 @@ lint: $(VENV) $(CHECKOV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licence
 	cargo clippy --locked $(WORKSPACE) --all-targets -- -D warnings
 	cargo doc --locked --no-deps --package sqs-once-core --package sqs-once-dynamodb
 	cargo doc --locked --no-deps --package sqs-once --all-features
-	cargo deny --locked check bans licenses sources
+	$(DENY) check bans licenses sources
 	$(MAKE) features
 	ruff check --config local/pyproject.toml local tests examples
 	ruff format --config local/pyproject.toml --check local tests examples
@@ -253,7 +255,7 @@ typescript: $(VENV) $(CHECKOV) ## Compile the examples in TypeScript, synthesize
 # Its database of advisories is outside the package registries, so .ci/run does not run this verb.
 .PHONY: audit
 audit: $(CARGO_DENY) ## Check the dependencies for known vulnerabilities (downloads the RustSec database)
-	cargo deny --locked check advisories
+	$(DENY) check advisories
 
 .PHONY: features
 features: ## Check the features of the library, one at a time
