@@ -80,7 +80,7 @@ def expressions_are_understood(scratch: Scratch) -> Seen:
 
     Where:
     crates/dynamodb/src/store/expressions.rs: All condition expressions on records are in this file
-    crates/dynamodb/src/store/group/statement.rs: PartiQL twins
+    crates/dynamodb/src/store/batched/statement.rs: PartiQL twins
     """
     make_tables(scratch)
     problems, sent = [], 0

@@ -128,7 +128,7 @@ def writes_during_a_transaction_conflict(scratch: Scratch) -> Seen:
     Where:
     crates/dynamodb/src/explain.rs: TransactionConflictException
     crates/dynamodb/src/store/transaction.rs: TransactionConflict
-    crates/dynamodb/src/store/group/answer.rs: TransactionConflict
+    crates/dynamodb/src/store/batched/answer.rs: TransactionConflict
     """
     dynamodb = scratch.client("dynamodb")
     key = scratch.key(f"conflict-{secrets.token_hex(4)}")
