@@ -96,6 +96,11 @@ impl Dynamo {
         Client::new(&self.sdk_config())
     }
 
+    /// A client whose requests meet no fault, and are not counted.
+    pub fn client_past_faults(&self) -> Client {
+        self.backstage.clone()
+    }
+
     /// A worker's own client, with the retries of [`sqs_once::aws::config`]. Its timeouts are in
     /// proportion to `attempt`, or absent.
     pub fn worker(&self, attempt: Option<Duration>) -> Client {
