@@ -195,7 +195,7 @@ CARGO_MUTANTS := target/tools/bin/cargo-mutants
 mutants: export CARGO_TARGET_DIR := $(CURDIR)/target/mutants
 mutants: export CARGO_PROFILE_DEV_DEBUG := false
 mutants: $(VENV) $(CARGO_MUTANTS) ## Break the source in one place after another; tests must fail (hours): make mutants [FILES="crates/core/src/once/**"]
-	cargo mutants --output target --timeout 240 $(foreach glob,$(FILES),--file '$(glob)')
+	cargo mutants --workspace --output target --timeout 240 $(foreach glob,$(FILES),--file '$(glob)')
 
 CARGO_DENY := target/tools/bin/cargo-deny
 # Every package that is published or deployed.
@@ -258,8 +258,10 @@ audit: $(CARGO_DENY) ## Check the dependencies for known vulnerabilities (downlo
 	$(DENY) check advisories
 
 .PHONY: features
-features: ## Check the features of the library, one at a time
-	cargo clippy --locked --bin consumer -- -D warnings
+features: ## Check the packages as they ship, and the features of the library one at a time
+	for package in consumer sqs-once-core sqs-once-dynamodb sqs-once-outbox sqs-once-cli; do \
+	  cargo clippy --quiet --locked --package $$package -- -D warnings || exit 1; \
+	done
 	for feature in '' s3 opentelemetry outbox postgres testing; do \
 	  cargo clippy --quiet --locked --package sqs-once --lib --features "$$feature" -- -D warnings || exit 1; \
 	done

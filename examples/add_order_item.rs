@@ -15,7 +15,7 @@
 //! `make` installs cargo-lambda into `.venv/bin`: `export PATH="$PWD/.venv/bin:$PATH"`.
 //!
 //! ```sh
-//! cargo lambda build --release --arm64 --example add_order_item
+//! cargo lambda build --release --arm64 --package programs --bin add_order_item
 //! cargo lambda deploy add_order_item --role ROLE_ARN --timeout 30 --env-var ORDERS_TABLE_NAME=TABLE
 //! aws lambda create-event-source-mapping --function-name add_order_item \
 //!     --event-source-arn QUEUE_ARN --function-response-types ReportBatchItemFailures

@@ -16,7 +16,7 @@
 //! `make` installs cargo-lambda into `.venv/bin`: `export PATH="$PWD/.venv/bin:$PATH"`.
 //!
 //! ```sh
-//! cargo lambda build --release --arm64 --example create_user
+//! cargo lambda build --release --arm64 --package programs --bin create_user
 //! cargo lambda deploy create_user --role ROLE_ARN --timeout 30 --env-var USERS_TABLE_NAME=TABLE
 //! aws lambda create-event-source-mapping --function-name create_user \
 //!     --event-source-arn QUEUE_ARN --function-response-types ReportBatchItemFailures

@@ -16,7 +16,7 @@
 //! `make` installs cargo-lambda into `.venv/bin`: `export PATH="$PWD/.venv/bin:$PATH"`.
 //!
 //! ```sh
-//! cargo lambda build --release --arm64 --example debit_account
+//! cargo lambda build --release --arm64 --package programs --bin debit_account
 //! cargo lambda deploy debit_account --role ROLE_ARN --timeout 30 --env-var ACCOUNTS_TABLE_NAME=TABLE
 //! aws lambda create-event-source-mapping --function-name debit_account \
 //!     --event-source-arn QUEUE_ARN --function-response-types ReportBatchItemFailures

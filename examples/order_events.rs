@@ -18,7 +18,7 @@
 //! `dynamodb:UpdateItem`.
 //!
 //! ```sh
-//! cargo lambda build --release --arm64 --example order_events
+//! cargo lambda build --release --arm64 --package programs --bin order_events
 //! cargo lambda deploy order_events --role ROLE_ARN --timeout 30 --env-var ORDERS_TABLE_NAME=TABLE
 //! aws lambda create-event-source-mapping --function-name order_events \
 //!     --event-source-arn QUEUE_ARN --function-response-types ReportBatchItemFailures

@@ -15,7 +15,7 @@
 //! `--config-env` of its own keep this stack from replacing that of the sample.
 //!
 //! ```sh
-//! cargo lambda build --release --arm64 --example place_order
+//! cargo lambda build --release --arm64 --package programs --bin place_order
 //! sam deploy --guided --stack-name place-order --config-env place-order \
 //!     --template-file examples/place_order.template.yaml
 //! ```

@@ -13,7 +13,8 @@
 //! this machine. To deploy it beside a database in RDS, in the root of the clone:
 //!
 //! ```sh
-//! cargo lambda build --release --arm64 --example place_order_postgres --features postgres
+//! cargo lambda build --release --arm64 --package programs --bin place_order_postgres \
+//!     --features postgres
 //! # the certificate authorities of RDS
 //! curl -fo target/lambda/place_order_postgres/global-bundle.pem \
 //!     https://truststore.pki.rds.amazonaws.com/global/global-bundle.pem

@@ -22,7 +22,7 @@
 //! needs `AWSLambdaSQSQueueExecutionRole` and, on the table, `dynamodb:UpdateItem`.
 //!
 //! ```sh
-//! cargo lambda build --release --arm64 --example protobuf
+//! cargo lambda build --release --arm64 --package programs --bin protobuf
 //! cargo lambda deploy protobuf --role ROLE_ARN --timeout 30 --env-var STOCK_TABLE_NAME=TABLE
 //! aws lambda create-event-source-mapping --function-name protobuf \
 //!     --event-source-arn QUEUE_ARN --function-response-types ReportBatchItemFailures

@@ -27,6 +27,7 @@ use super::{
 ///
 /// `DryRun::writes` of the crate `sqs-once` returns them.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct PlannedWrite {
     /// The label of the [`Write`].
     pub label: Option<String>,

@@ -498,7 +498,7 @@ pub(crate) fn delete_item(client: &Client, delete: Delete) -> DeleteItemFluentBu
         )
 }
 
-/// Adds the consumed capacity of a write. Does nothing outside of [`Meter::scope`].
+/// Adds the consumed capacity of a write. Does nothing outside of [`Meter::scope`](sqs_once_core::meter::Meter::scope).
 pub(crate) fn add_write_units<'a>(consumed: impl IntoIterator<Item = &'a ConsumedCapacity>) {
     let units = consumed.into_iter();
     sqs_once_core::meter::add_units(units.filter_map(ConsumedCapacity::capacity_units).sum());

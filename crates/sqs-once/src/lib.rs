@@ -130,7 +130,9 @@ pub mod once {
     };
     #[cfg(feature = "postgres")]
     pub use crate::postgres::mode::InPostgres;
-    pub use sqs_once_core::once::*;
+    #[doc(hidden)]
+    pub use sqs_once_core::once::OperationGate;
+    pub use sqs_once_core::once::{Mode, Once, Operation, Outcome, Retry, Severity};
 }
 
 /// Stores of records.
@@ -146,7 +148,11 @@ pub mod store {
     #[cfg(feature = "s3")]
     pub use crate::s3_results::S3Results;
     pub use crate::settings::any_store::AnyStore;
-    pub use sqs_once_core::store::*;
+    pub use sqs_once_core::store::{
+        ClaimAnswer, MemoryStore, OutputStore, Results, SettleAnswer, Store, StoreError,
+    };
+    #[doc(hidden)]
+    pub use sqs_once_core::store::{RecordFilter, RecordPage, RecordStatus, StoredRecord};
 }
 
 pub mod aws;

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::protocol::StoredResult;
 
-/// The type of a handler's answer. Not exported, so that no other crate implements it.
+/// The type of a handler's answer. `sqs-once` does not export it: the answers are outputs, and those of the modes.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be the output of a handler: it does not implement `serde::Serialize`",
     label = "the output is recorded as JSON, so it must implement `serde::Serialize`",

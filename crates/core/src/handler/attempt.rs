@@ -33,6 +33,7 @@ impl Attempt {
     }
 
     /// Gives the handler a value of the mode.
+    #[doc(hidden)]
     pub fn with_extension(self, value: impl Any + Send + Sync) -> Self {
         Self {
             extension: Some(Arc::new(value)),
@@ -41,6 +42,7 @@ impl Attempt {
     }
 
     /// The value of the mode, if it has this type.
+    #[doc(hidden)]
     pub fn extension<T: 'static>(&self) -> Option<&T> {
         self.extension.as_ref()?.downcast_ref()
     }
@@ -288,6 +290,7 @@ impl Attempt {
 
     /// Logs an open attempt before the handler runs: as a retry after a failure that the handler returned,
     /// else as a takeover. A consumer logs it once the handler has its place. Without a consumer, the mode does.
+    #[doc(hidden)]
     pub fn log_history(&self) {
         let Some(open) = self.history.open else {
             return;

@@ -226,6 +226,7 @@ impl<S: Store> Once<S> {
     }
 
     /// Claims the operation and runs `work`. Settles the claim if `work` returns no answer.
+    #[doc(hidden)]
     pub async fn claim_and_run<T>(
         &self,
         operation: Operation,

@@ -49,6 +49,7 @@ pub trait Mode<A: Answer>: sealed::Sealed + Send + Sync + 'static {
 }
 
 /// Only the modes of this project implement [`Mode`].
+#[doc(hidden)]
 pub mod sealed {
     /// Implemented beside each mode.
     pub trait Sealed {}

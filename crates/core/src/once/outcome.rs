@@ -32,6 +32,7 @@ use crate::{
 /// ```
 #[derive(Clone, Debug)]
 #[must_use]
+#[non_exhaustive]
 pub enum Outcome {
     /// The handler ran, and its result is recorded.
     Completed(StoredResult),

@@ -130,6 +130,7 @@ impl Key {
     }
 
     /// Takes a key as it is stored in the table.
+    #[doc(hidden)]
     pub fn from_stored(text: impl Into<String>) -> Self {
         Self(text.into())
     }
@@ -195,6 +196,7 @@ fn escape_into(id: &mut String, part: &str) {
 
 /// The reason why a [`Key`] cannot be created.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum KeyError {
     /// The namespace was empty or too long.
     #[error(
@@ -245,6 +247,7 @@ impl Fingerprint {
 
     /// Creates a fingerprint without a scheme from the text in a record.
     #[must_use]
+    #[doc(hidden)]
     pub fn from_stored(text: String) -> Self {
         Self {
             hex: text,

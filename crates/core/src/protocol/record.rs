@@ -314,6 +314,7 @@ impl State {
 /// assert_eq!(AttemptEnd::from_name("deadline"), Some(AttemptEnd::Deadline));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum AttemptEnd {
     /// The handler returned a retryable failure.
     Retryable,

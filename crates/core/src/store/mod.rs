@@ -104,6 +104,7 @@ pub enum SettleAnswer {
 /// assert_eq!(error.to_string(), "could not claim key `payments#order-1`: no answer before the deadline");
 /// ```
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum StoreError {
     /// The item would be too large, so the request was not sent.
     #[error(

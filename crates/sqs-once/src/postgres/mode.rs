@@ -34,16 +34,17 @@ use super::{
         unanswered_commit,
     },
 };
+use sqs_once_core::once::{
+    records::Records,
+    work::{NoAnswer, guard},
+};
+
 use crate::{
     deadline::Deadline,
     event::{Published, first_fault},
     handler::{Attempt, Failure, History, to_output},
     meter::timed,
-    once::{
-        Mode, Once, Operation, Outcome,
-        records::Records,
-        work::{NoAnswer, guard},
-    },
+    once::{Mode, Once, Operation, Outcome},
     postgres,
     protocol::{
         AfterFailure, ClaimRequest, Claimed, Key, Record, Settlement, StoredResult, Timestamp,
@@ -605,7 +606,7 @@ fn cause(failure: &Failure) -> &(dyn std::error::Error + 'static) {
     &**error
 }
 
-impl crate::once::mode::sealed::Sealed for InPostgres {}
+impl sqs_once_core::once::mode::sealed::Sealed for InPostgres {}
 
 #[diagnostic::do_not_recommend]
 impl<O: Serialize + Send + 'static> Mode<InTransaction<O>> for InPostgres {

@@ -18,12 +18,13 @@ use super::{
     s3_pointer::ReadBodies,
     visibility::Visibility,
 };
+use sqs_once_core::once::Turns;
+
 use crate::{
     InvalidValue,
     deadline::{Deadline, LEAST_MEMORY, reserve_per_message},
     handler::Handler,
     once::Mode,
-    once::Turns,
     protocol::{Namespace, Timestamp},
     telemetry::{MessageOutcome, Metrics, millis},
 };

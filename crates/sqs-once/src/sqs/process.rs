@@ -32,10 +32,12 @@ use super::{
     reading::Reading,
     s3_pointer::S3Pointer,
 };
+use sqs_once_core::once::{Gate, Turns};
+
 use crate::{
     deadline::Deadline,
     handler::{Attempt, Failure, FromMessage as _, Handler, History, InvalidMessage, Stored},
-    once::{Gate, Mode, Operation, OperationGate, Outcome, Turns},
+    once::{Mode, Operation, OperationGate, Outcome},
     store::StoreError,
     telemetry::{batch::BatchReport, traces},
 };

@@ -10,10 +10,9 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use crate::{
-    once::Turn,
-    protocol::isolation::{Waiting, next_suspect},
-};
+use sqs_once_core::once::Turn;
+
+use crate::protocol::isolation::{Waiting, next_suspect};
 
 /// The messages of a batch that wait to run alone, and the turns of its handlers.
 #[derive(Default)]

@@ -3,6 +3,8 @@
 use serde::Serialize;
 
 use super::{Message, deadline};
+use sqs_once_core::once::mode::sealed::Sealed;
+
 use crate::{
     dynamodb::{
         item::Item,
@@ -10,7 +12,7 @@ use crate::{
         plans::{PlannedWrite, Plans},
     },
     handler::{Attempt, Failure, FromMessage, Handler, InvalidMessage},
-    once::{Mode, Operation, Outcome, mode::sealed::Sealed},
+    once::{Mode, Operation, Outcome},
     protocol::{Namespace, Timestamp},
     sqs::{
         Envelope, FingerprintSource, KeySource, encoding::Decoding, identity::Identity,
@@ -175,6 +177,7 @@ fn to_item(item: impl Serialize) -> Item {
 
 impl Sealed for DryRun {}
 
+#[diagnostic::do_not_recommend]
 impl<A: Planned> Mode<A> for DryRun {
     fn run<W, F>(&self, operation: Operation, work: W) -> impl Future<Output = Outcome> + Send
     where

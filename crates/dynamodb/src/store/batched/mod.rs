@@ -119,7 +119,9 @@ impl Store for Batched {
 
 impl TransactionalStore for Batched {
     async fn look(&self, key: &Key) -> Result<Option<Record>, StoreError> {
-        self.store.look(key).await
+        let found = self.store.look(key).await;
+        self.groups.dispatch();
+        found
     }
 
     async fn commit(&self, commit: &Commit) -> Result<CommitAnswer, StoreError> {

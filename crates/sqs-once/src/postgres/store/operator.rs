@@ -12,16 +12,15 @@ use super::{
     row::{self, columns, from_text, int, millis, text},
     store_error,
 };
+use sqs_once_core::store::operator::{RecordFilter, RecordPage, RecordStatus, StoredRecord};
+
 use crate::{
     postgres::{
         explain::{explain, is_lock_timeout, is_table_missing},
         lent::{Lent, Limits},
     },
     protocol::{Key, Record, State, Timestamp},
-    store::{
-        StoreError,
-        operator::{RecordFilter, RecordPage, RecordStatus, StoredRecord},
-    },
+    store::StoreError,
 };
 
 /// The transaction that wrote a row.
