@@ -27,8 +27,7 @@ use std::{fmt::Write as _, fs, path::Path, time::Duration};
 use messages::{Candidate, Load};
 use numbers::thousands;
 use slow_wire::SlowWire;
-use sqlx::{Executor as _, PgPool, postgres::PgConnectOptions};
-use sqs_once::postgres::{migrate, pool};
+use support::world::World;
 
 const BATCHES: [usize; 3] = [1, 10, 100];
 const CONNECTIONS: [u32; 3] = [1, 5, 10];
@@ -40,16 +39,12 @@ async fn main() {
     // `cargo bench` passes arguments for libtest, which this is not.
     let rounds = std::env::var("BENCH_ROUNDS").map_or(3, |rounds| rounds.parse().unwrap());
     let time = Duration::from_millis(if rounds == 1 { 300 } else { 1500 });
-    let options = support::postgres::SERVER.schema().await;
-    let admin = pool(options.clone(), 1);
-    migrate(&admin).await.unwrap();
-    let things = "CREATE TABLE things (id text PRIMARY KEY, n bigint NOT NULL)";
-    admin.execute(things).await.unwrap();
+    let world = World::start().await;
 
     let mut section = introduction(rounds);
-    section += &table(&options, &admin, rounds, time).await;
-    section += &messages::round_trips(&options).await;
-    section += &relay::measure(&options, &admin).await;
+    section += &table(&world, rounds, time).await;
+    section += &messages::round_trips(&world).await;
+    section += &relay::measure(&world).await;
     println!("{section}");
     if rounds > 1 {
         let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/speed.md");
@@ -68,15 +63,10 @@ fn introduction(rounds: usize) -> String {
 }
 
 /// Messages a second of both candidates, and their ratio.
-async fn table(
-    options: &PgConnectOptions,
-    admin: &PgPool,
-    rounds: usize,
-    time: Duration,
-) -> String {
-    let wire = SlowWire::start(options.get_port(), DELAY);
-    let options = options.clone().port(wire.port);
-    let round_trip = messages::round_trip(&options).await;
+async fn table(world: &World, rounds: usize, time: Duration) -> String {
+    let wire = SlowWire::start(world.options.get_port(), DELAY);
+    let delayed = world.options.clone().port(wire.port);
+    let round_trip = messages::round_trip(&delayed).await;
     let mut text = format!(
         "| messages a second, {:.2} ms a round trip | plain loop | consumer |\n| --- | ---: | ---: |\n",
         round_trip.as_secs_f64() * 1e3
@@ -96,9 +86,8 @@ async fn table(
                 };
                 for candidate in turns {
                     eprint!("\rbatch {messages}, {connections} connections, {candidate:?}      ");
-                    let empty = "TRUNCATE sqs_once_records, things";
-                    admin.execute(empty).await.unwrap();
-                    rates[candidate as usize].push(candidate.rate(&options, load).await);
+                    world.run_sql("TRUNCATE sqs_once_records, things").await;
+                    rates[candidate as usize].push(candidate.rate(&delayed, load).await);
                 }
             }
             let [plain, consumer] = rates.map(median);

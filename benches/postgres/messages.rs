@@ -9,21 +9,18 @@ use std::{
 use aws_lambda_events::event::sqs::SqsEvent;
 use serde::Deserialize;
 use serde_json::json;
-use sqlx::{
-    AssertSqlSafe, Connection as _, Error, PgConnection, postgres::PgConnectOptions, raw_sql,
-};
+use sqlx::{Connection as _, PgConnection, postgres::PgConnectOptions};
 use sqs_once::{
     Attempt, Consumer, Deadline, Failure, Handler, InPostgres, InTransaction, Transaction,
     handler_fn,
     postgres::pool,
     protocol::{Namespace, Timestamp},
 };
-
 use support::{
     event::{batch, record},
-    pgbouncer::PgBouncer,
-    postgres::SERVER,
+    pooled::Pooled,
     postgres_wire::{Cut, Wire},
+    world::{World, increment},
 };
 
 use super::plain_loop;
@@ -114,13 +111,6 @@ async fn place(order: Order, attempt: Attempt) -> Result<InTransaction<()>, Fail
     Ok(tx.done(()))
 }
 
-/// The business write of both candidates.
-pub(crate) async fn increment(connection: &mut PgConnection, id: &str) -> Result<(), Error> {
-    let sql = "INSERT INTO things VALUES ($1, 1) ON CONFLICT (id) DO UPDATE SET n = things.n + 1";
-    sqlx::query(sql).bind(id).execute(connection).await?;
-    Ok(())
-}
-
 fn consumer(
     mode: InPostgres,
     at_once: u32,
@@ -156,39 +146,25 @@ pub(crate) async fn round_trip(options: &PgConnectOptions) -> Duration {
 }
 
 /// Requests of a message on a used connection, direct and behind PgBouncer.
-pub(crate) async fn round_trips(options: &PgConnectOptions) -> String {
-    let direct = requests(options).await;
-    let pooled = pooled(options).await;
-    let pooled = pooled.map_or("not measured: there is no PgBouncer".to_owned(), |n| {
-        n.to_string()
-    });
+pub(crate) async fn round_trips(world: &World) -> String {
+    let direct = requests(&world.options).await;
+    let behind_pooler = match Pooled::start(&[]).await {
+        Some(pooled) => requests(&pooled.options).await.to_string(),
+        None => "not measured: PgBouncer is not installed".to_owned(),
+    };
     format!(
         "| round trips of a message | |\n| --- | ---: |\n| to the server | {direct} |\n\
-         | to PgBouncer in transaction mode, `statement-cache-capacity=0` | {pooled} |\n\n"
+         | to PgBouncer in transaction mode, `statement-cache-capacity=0` | {behind_pooler} |\n\n"
     )
 }
 
 async fn requests(options: &PgConnectOptions) -> usize {
     let wire = Wire::to(([127, 0, 0, 1], options.get_port()).into()).await;
-    let options = options.clone().port(wire.address.port());
-    let consumer = consumer(InPostgres::new(pool(options, 1)), 1);
+    let through_wire = options.clone().port(wire.address.port());
+    let consumer = consumer(InPostgres::new(pool(through_wire, 1)), 1);
     process(&consumer, event(1)).await;
     // A fault that no request meets: the wire begins to record.
     wire.cut(usize::MAX, Cut::Before);
     process(&consumer, event(1)).await;
     wire.take().len()
-}
-
-async fn pooled(options: &PgConnectOptions) -> Option<usize> {
-    let schema = options.get_application_name().unwrap();
-    let role =
-        format!("CREATE ROLE pooled SUPERUSER LOGIN; ALTER ROLE pooled SET search_path = {schema}");
-    let mut admin = PgConnection::connect_with(options).await.unwrap();
-    raw_sql(AssertSqlSafe(role))
-        .execute(&mut admin)
-        .await
-        .unwrap();
-    let pooler = PgBouncer::start(options.get_port(), "pooled", &[])?;
-    let options = SERVER.options().username("pooled").port(pooler.port);
-    Some(requests(&options.statement_cache_capacity(0)).await)
 }

@@ -10,8 +10,7 @@ use sqlx::{
     postgres::{PgConnectOptions, PgPoolOptions},
     query::Query,
 };
-
-use super::messages::increment;
+use support::world::increment;
 
 const INSERT: &str = "INSERT INTO sqs_once_records AS r (id, status, owner, lease_until, expires_at, \
     fingerprint, message_id, attempts, first_claimed_at, last_end, error, failed_message_ids, result, \

@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use sqlx::{PgPool, postgres::PgConnectOptions};
 use sqs_once::{
     Deadline,
     outbox::{PostgresRelay, Relay},
@@ -12,7 +11,10 @@ use sqs_once::{
     store::PostgresStore,
 };
 
-use support::sqs::{Sqs, SqsBehaviour};
+use support::{
+    sqs::{Sqs, SqsBehaviour},
+    world::World,
+};
 
 use super::{median, numbers::thousands};
 
@@ -20,24 +22,24 @@ const EVENTS: usize = 5000;
 /// Single events whose time to the target is measured.
 const SINGLE: usize = 100;
 
-pub(crate) async fn measure(options: &PgConnectOptions, admin: &PgPool) -> String {
+pub(crate) async fn measure(world: &World) -> String {
     let sqs = Sqs::start(SqsBehaviour::Willing).await;
     let targets = "*=https://sqs.example/1/shipping.fifo".parse().unwrap();
     let dead = "https://sqs.example/1/dead";
     let sender = Relay::new(&support::sdk_config(sqs.endpoint()), targets, dead).unwrap();
-    let relay = PostgresRelay::new(sender, PostgresStore::new(pool(options.clone(), 1)));
+    let relay = PostgresRelay::new(sender, PostgresStore::new(pool(world.options.clone(), 1)));
 
-    publish(admin, 10, 10).await;
+    publish(world, 10, 10).await;
     send(&relay, 10).await;
     let mut rates = Vec::new();
     for groups in [1, 100] {
-        publish(admin, EVENTS, groups).await;
+        publish(world, EVENTS, groups).await;
         let time = send(&relay, EVENTS).await;
         rates.push((groups, EVENTS as f64 / time.as_secs_f64()));
     }
     let mut single = Vec::new();
     for _ in 0..SINGLE {
-        publish(admin, 1, 1).await;
+        publish(world, 1, 1).await;
         single.push(send(&relay, 1).await.as_secs_f64() * 1e3);
     }
     let [(_, of_one), (_, of_many)] = rates[..] else {
@@ -47,7 +49,7 @@ pub(crate) async fn measure(options: &PgConnectOptions, admin: &PgPool) -> Strin
         "| scheduled relay, {} events, a stub of SQS that answers at once | |\n| --- | ---: |\n\
          | events a second, all in one group | {} |\n| events a second, in 100 groups | {} |\n\
          | from the start of the relay to the target, one event, median | {:.1} ms |\n\n\
-         The relay starts each minute. So an event is at its target on average 30 s after its commit, and after 60 s at most.\n",
+         The schedule starts the relay once a minute, so an event waits 30 s on average, and 60 s at most, before it is sent.\n",
         thousands(EVENTS as f64),
         thousands(of_one),
         thousands(of_many),
@@ -56,7 +58,7 @@ pub(crate) async fn measure(options: &PgConnectOptions, admin: &PgPool) -> Strin
 }
 
 /// Inserts committed events.
-async fn publish(admin: &PgPool, events: usize, groups: usize) {
+async fn publish(world: &World, events: usize, groups: usize) {
     let body = json!({ "orderId": "o-1" }).to_string();
     let insert = "INSERT INTO sqs_once_outbox (id, group_id, name, body, published_at) \
         SELECT gen_random_uuid()::text, 'g-' || n % $2, 'placed', $3, $4 FROM generate_series(1, $1) AS n";
@@ -67,7 +69,7 @@ async fn publish(admin: &PgPool, events: usize, groups: usize) {
         .bind(groups)
         .bind(body)
         .bind(now);
-    insert.execute(admin).await.unwrap();
+    insert.execute(&world.pool).await.unwrap();
 }
 
 /// Sends all events. Returns the time.

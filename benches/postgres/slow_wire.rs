@@ -1,4 +1,4 @@
-//! A wire to PostgreSQL on a thread of its own, which delivers each answer later.
+//! A proxy in front of PostgreSQL that delays each response. It runs on a separate thread.
 
 use std::{thread, time::Duration};
 

@@ -1,7 +1,7 @@
 //! The core of [sqs-once](https://docs.rs/sqs-once): rules, handlers, and the claim mode on any store.
 //!
-//! A function depends on the crate `sqs-once`, which has all of this under the same names, and the stores and modes of
-//! DynamoDB. This crate is for authors of stores, and for the other crates of this project: it knows no AWS SDK, no SQS and no Lambda.
+//! A function depends on the crate `sqs-once`, which exports what a handler needs under the same names. This crate
+//! is for authors of stores, and for the other crates of this project. It knows no AWS SDK, no SQS and no Lambda.
 //!
 //! Each module imports only from modules below it.
 //!

@@ -12,9 +12,9 @@ use sqs_once_core::{
 
 /// A [`Store`] that commits records together with other writes, all or nothing.
 ///
-/// [`DynamoStore`](crate::store::DynamoStore) is one, alone or in [`Batched`](crate::store::Batched). The contents
-/// of a [`Commit`] are private, so there is none for another database. Test handlers on DynamoDB Local or another
-/// emulator. The functions in [`sqs_once_core::protocol::decision`] interpret the answers.
+/// [`DynamoStore`](crate::store::DynamoStore) and [`Batched`](crate::store::Batched) implement it. Other crates
+/// can't, because the fields of a [`Commit`] are private. Test handlers on DynamoDB Local or another emulator. The
+/// functions in [`sqs_once_core::protocol::decision`] interpret the answers.
 pub trait TransactionalStore: Store {
     /// Reads a record with eventual consistency. The answer can be outdated, so only use it to skip
     /// work.

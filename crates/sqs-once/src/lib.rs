@@ -77,14 +77,14 @@
 //!
 //! | feature | adds |
 //! | --- | --- |
-//! | `s3` | `sqs::S3Bodies`: bodies that the Amazon SQS Extended Client stored in S3; `store::S3Results`: large outputs in S3. |
-//! | `outbox` | `outbox::Relay`, which sends published events to SQS, SNS and EventBridge. |
-//! | `opentelemetry` | `telemetry::traces`: spans of messages and requests, to X-Ray or to a collector. |
+//! | `s3` | `sqs::S3Bodies`: bodies that the Amazon SQS Extended Client stored in S3; `store::S3Results`: large outputs in S3 |
+//! | `outbox` | `outbox::Relay`, which sends published events to SQS, SNS and EventBridge |
+//! | `opentelemetry` | `telemetry::traces`: spans of messages and requests, to X-Ray or to a collector |
 //! | `postgres` | `postgres`, `store::PostgresStore` and `InPostgres`: records in PostgreSQL, and business writes in the same transaction |
-//! | `testing` | `testing`: tests of handlers without AWS, and the conformance suite for stores. |
+//! | `testing` | `testing`: tests of handlers without AWS, and the conformance suite for stores |
 //!
-//! All are off by default. For functions behind other triggers, the crates `sqs-once-core` and `sqs-once-dynamodb` have the rules,
-//! the stores and the modes alone.
+//! All are off by default. A function behind another trigger needs only the crates `sqs-once-core` and
+//! `sqs-once-dynamodb`: rules, stores and modes.
 //!
 //! # Promises
 //!

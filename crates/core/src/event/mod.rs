@@ -15,7 +15,7 @@ const MAX_NAME: usize = 128;
 
 /// Longest body, in bytes. A message of SNS and an entry of EventBridge have at most 256 KB. 1 KB of
 /// them is for the attributes.
-pub const MAX_BODY_BYTES: usize = 255 * 1024;
+pub(crate) const MAX_BODY_BYTES: usize = 255 * 1024;
 
 /// Most events of one answer. In DynamoDB fewer fit into a transaction.
 const MAX_EVENTS: usize = 1000;
@@ -98,7 +98,7 @@ impl Event {
     }
 
     /// The limit that the event exceeds.
-    pub fn fault(&self) -> Option<Cow<'static, str>> {
+    pub(crate) fn fault(&self) -> Option<Cow<'static, str>> {
         if !is_name(&self.name) {
             let limits = "the name must have 1 to 128 ASCII letters, digits and `.-_/:`";
             return Some(limits.into());

@@ -15,7 +15,7 @@ pub struct Attempt {
     delivery: Delivery,
     history: History,
     deadline: Deadline,
-    /// Of the mode, for its handlers: PostgreSQL's transaction.
+    /// A value that the mode lends to its handler: PostgreSQL's transaction.
     extension: Option<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -32,7 +32,7 @@ impl Attempt {
         }
     }
 
-    /// Gives the handler a value of the mode.
+    /// Lends a value of the mode to its handler.
     #[doc(hidden)]
     pub fn with_extension(self, value: impl Any + Send + Sync) -> Self {
         Self {

@@ -63,6 +63,7 @@ pub struct EnvelopeFacts {
     /// Time at which the service received the message, in the service's own format (ISO 8601).
     pub time: Option<String>,
     /// True for the test event that S3 sends when notifications are set up.
+    #[doc(hidden)]
     pub is_test: bool,
 }
 

@@ -81,7 +81,7 @@ impl<S> Records<S> {
     }
 
     /// Creates the renewal of a lease, with the retention from now on.
-    pub fn renewal(&self, lease_until: Timestamp) -> Settlement {
+    pub(crate) fn renewal(&self, lease_until: Timestamp) -> Settlement {
         Settlement::Renew {
             lease_until,
             expires_at: self.expires_at().max(lease_until.as_secs_ceil()),
@@ -90,7 +90,7 @@ impl<S> Records<S> {
     }
 
     /// Creates the renewal before an attempt alone, which counts it.
-    pub fn attempt_alone(&self, lease_until: Timestamp, attempt: u64) -> Settlement {
+    pub(crate) fn attempt_alone(&self, lease_until: Timestamp, attempt: u64) -> Settlement {
         Settlement::Renew {
             lease_until,
             expires_at: self.expires_at().max(lease_until.as_secs_ceil()),

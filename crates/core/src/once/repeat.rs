@@ -30,7 +30,7 @@ const MAX_DENIED: Duration = Duration::from_secs(60);
 /// Time for the answer to the last copy of a denied write.
 const TIME_FOR_A_DENIAL: Duration = Duration::from_secs(1);
 /// Maximum time for a write that only shortens somebody's wait.
-pub const MAX_BRIEF: Duration = Duration::from_secs(2);
+pub(crate) const MAX_BRIEF: Duration = Duration::from_secs(2);
 /// Upper limits of the first random pause and of every pause.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 /// The same after a denied request.
@@ -44,7 +44,7 @@ pub struct Answered<T> {
     /// Last error of an earlier copy without an answer. DynamoDB may still apply that copy.
     pub unanswered: Option<StoreError>,
     /// Number of copies without an answer.
-    pub copies_unanswered: u32,
+    pub(crate) copies_unanswered: u32,
 }
 
 /// A request without an answer in time, or one that cannot succeed.
@@ -83,7 +83,7 @@ impl<'a> Effort<'a> {
     }
 
     /// A write that records an effect: without it, the effect is repeated.
-    pub fn after_effect(end: Instant) -> Self {
+    pub(crate) fn after_effect(end: Instant) -> Self {
         let now = Instant::now();
         let left = end.saturating_duration_since(now);
         // A copy that is cut off before its answer would leave open whether it was applied.
@@ -95,7 +95,7 @@ impl<'a> Effort<'a> {
     }
 
     /// A renewal of a lease, until the lease ends.
-    pub const fn renewal(cut: Instant) -> Self {
+    pub(crate) const fn renewal(cut: Instant) -> Self {
         Self {
             denied: Some(cut),
             ..Self::commit(cut)
@@ -114,7 +114,7 @@ impl<'a> Effort<'a> {
     }
 
     /// A write that only shortens somebody's wait. A place is worth more.
-    pub fn brief(end: Instant) -> Self {
+    pub(crate) fn brief(end: Instant) -> Self {
         Self::commit(end.min(Instant::now() + MAX_BRIEF))
     }
 }

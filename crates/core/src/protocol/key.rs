@@ -247,7 +247,6 @@ impl Fingerprint {
 
     /// Creates a fingerprint without a scheme from the text in a record.
     #[must_use]
-    #[doc(hidden)]
     pub fn from_stored(text: String) -> Self {
         Self {
             hex: text,

@@ -227,7 +227,7 @@ const IN_RECORD: &str = "the output is in the record";
 
 impl StoredResult {
     /// The result of an operation whose output is not to be stored.
-    pub fn not_wanted() -> Self {
+    pub(crate) fn not_wanted() -> Self {
         Self::Omitted(NOT_WANTED.to_owned())
     }
 

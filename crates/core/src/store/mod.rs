@@ -271,7 +271,7 @@ impl StoreError {
     }
 
     /// The class of a failed request. `None` if no repetition can help.
-    pub const fn kind(&self) -> Option<Unavailability> {
+    pub(crate) const fn kind(&self) -> Option<Unavailability> {
         match self {
             Self::Unavailable { kind, .. } => Some(*kind),
             _ => None,

@@ -112,7 +112,7 @@ impl Results {
     }
 
     /// Stores an output before `end`, and returns the result for the record.
-    pub async fn keep(
+    pub(crate) async fn keep(
         &self,
         key: &Key,
         owner: &Owner,
@@ -137,7 +137,7 @@ impl Results {
     /// # Errors
     ///
     /// The reason, with the remedy. The text has no part of the output.
-    pub async fn read(&self, pointer: &ResultPointer) -> Result<String, String> {
+    pub(crate) async fn read(&self, pointer: &ResultPointer) -> Result<String, String> {
         self.read_within(MAX_READ_TIME, pointer).await
     }
 

@@ -231,11 +231,11 @@ async fn batch_after_a_thaw_fails_no_message() {
         server.kill(death);
 
         let store = DynamoStore::new(client, "records");
-        let once = Once::new(match grouping {
+        let store = match grouping {
             true => AnyStore::Batched(Batched::new(store)),
             false => AnyStore::DynamoDb(store),
-        });
-        let once = once.clock(now);
+        };
+        let once = Once::new(store).clock(now);
         let started = Instant::now();
         assert_eq!(batch(&once, 0).await, [""; 0], "{case}");
         let took = started.elapsed();

@@ -5,7 +5,7 @@
 //!
 //! ```no_run
 //! use serde::{Deserialize, Serialize};
-//! use sqs_once::{InPostgres, Transaction, Attempt, Consumer, Failure, InTransaction, Once, handler_fn, postgres};
+//! use sqs_once::{Attempt, Consumer, Failure, InPostgres, InTransaction, Once, Transaction, handler_fn, postgres};
 //! use sqs_once::protocol::Namespace;
 //!
 //! #[derive(Deserialize)]

@@ -65,7 +65,7 @@ use crate::{
 ///
 /// ```no_run
 /// use std::time::Duration;
-/// use sqs_once::{InPostgres, Transaction, Attempt, Consumer, Failure, InTransaction, Once, handler_fn, postgres};
+/// use sqs_once::{Attempt, Consumer, Failure, InPostgres, InTransaction, Once, Transaction, handler_fn, postgres};
 /// use sqs_once::protocol::Namespace;
 ///
 /// async fn register(user: String, attempt: Attempt) -> Result<InTransaction<()>, Failure> {

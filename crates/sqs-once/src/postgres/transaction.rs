@@ -105,7 +105,7 @@ impl<O> InTransaction<O> {
     /// is.
     ///
     /// ```
-    /// use sqs_once::{Transaction, Attempt, Event, Failure, InTransaction};
+    /// use sqs_once::{Attempt, Event, Failure, InTransaction, Transaction};
     ///
     /// async fn place(order: String, attempt: Attempt) -> Result<InTransaction<()>, Failure> {
     ///     let tx = Transaction::of(&attempt)?;

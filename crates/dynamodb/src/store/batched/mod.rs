@@ -75,7 +75,7 @@ impl Store for Batched {
         let key = request.key.as_str();
         let place = match self.groups.send(Request::Claim, key, insert).await {
             Tried::Applied => return Ok(ClaimAnswer::Applied { replaced: None }),
-            // An `INSERT` has no condition of its own.
+            // Never seen: an `INSERT` carries no condition.
             Tried::Refused(_) => None,
             Tried::Ordinary(place) => place,
             Tried::Failed(kind, why) => {
