@@ -87,9 +87,9 @@ impl S3Bodies {
 impl ReadBodies for S3Bodies {
     fn read<'a>(&'a self, pointer: &'a S3Pointer) -> BoxFuture<'a, Result<String, Outcome>> {
         Box::pin(async move {
-            let bucket = self.buckets.iter().find(|name| **name == pointer.bucket);
-            let bucket = bucket.ok_or_else(|| {
-                // A missing name in the setting is no verdict on the message.
+            let allowed = self.buckets.iter().find(|name| **name == pointer.bucket);
+            let bucket = allowed.ok_or_else(|| {
+                // The setting may be wrong, so the message is retried.
                 Outcome::NoEffect(
                     "the body is a pointer to a bucket that CONSUMER_S3_BUCKETS does not name; nothing \
                      was read"
@@ -102,8 +102,8 @@ impl ReadBodies for S3Bodies {
                 name: bucket,
                 setting: "CONSUMER_S3_BUCKETS",
             };
-            let body = objects.read(&pointer.key, limit).await;
-            let body = body.map_err(|error| match error {
+            let read = objects.read(&pointer.key, limit).await;
+            let body = read.map_err(|error| match error {
                 ReadError::Missing => Outcome::Invalid(format!(
                     "NoSuchKey: the bucket {bucket} has no object under the key of the pointer; keep \
                      objects longer than messages of the queue and its dead-letter queue"
