@@ -82,7 +82,7 @@ else
 RELEASE := cargo build --locked --release
 endif
 # The tests of all packages. One set of features serves every verb, so that each crate is compiled once.
-WORKSPACE := --workspace --features sqs-once-cli/postgres,sqs-once-outbox/postgres
+WORKSPACE := --workspace --features consumer/opentelemetry,sqs-once-cli/postgres,sqs-once-outbox/postgres
 TEST      := cargo test --locked $(WORKSPACE)
 # One command per package: a common one would unify the features of their dependencies.
 CONSUMER := $(RELEASE) --bin consumer
@@ -198,6 +198,7 @@ mutants: $(VENV) $(CARGO_MUTANTS) ## Break the source in one place after another
 	cargo mutants --workspace --output target --timeout 240 $(foreach glob,$(FILES),--file '$(glob)')
 
 CARGO_DENY := target/tools/bin/cargo-deny
+LIBRARIES  := sqs-once sqs-once-core sqs-once-dynamodb sqs-once-otel sqs-once-outbox sqs-once-postgres sqs-once-testing
 # Every package that is published or deployed.
 DENY       := cargo deny --locked --workspace --exclude support --exclude pages --exclude programs
 
@@ -206,8 +207,7 @@ lint: export RUSTDOCFLAGS := -D warnings
 lint: $(VENV) $(CHECKOV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licences, the one TLS stack, features, Python, prose and templates
 	cargo fmt --all --check
 	cargo clippy --locked $(WORKSPACE) --all-targets -- -D warnings
-	cargo doc --locked --no-deps --package sqs-once-core --package sqs-once-dynamodb
-	cargo doc --locked --no-deps --package sqs-once --all-features
+	cargo doc --locked --no-deps --all-features $(addprefix --package ,$(LIBRARIES))
 	$(DENY) check bans licenses sources
 	$(MAKE) features
 	ruff check --config local/pyproject.toml local tests examples
@@ -259,10 +259,10 @@ audit: $(CARGO_DENY) ## Check the dependencies for known vulnerabilities (downlo
 
 .PHONY: features
 features: ## Check the packages as they ship, and the features of the library one at a time
-	for package in consumer sqs-once-core sqs-once-dynamodb sqs-once-outbox sqs-once-cli; do \
+	for package in consumer sqs-once-cli $(filter-out sqs-once,$(LIBRARIES)); do \
 	  cargo clippy --quiet --locked --package $$package -- -D warnings || exit 1; \
 	done
-	for feature in '' s3 opentelemetry outbox postgres testing; do \
+	for feature in '' s3; do \
 	  cargo clippy --quiet --locked --package sqs-once --lib --features "$$feature" -- -D warnings || exit 1; \
 	done
 

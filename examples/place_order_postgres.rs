@@ -34,9 +34,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sqlx::{Connection as _, PgConnection};
 use sqs_once::{
-    Attempt, Consumer, Event, Failure, Handler, InPostgres, InTransaction, Settings, SettingsError,
-    Transaction, handler_fn, telemetry,
+    Attempt, Consumer, Event, Failure, Handler, Settings, SettingsError, handler_fn, telemetry,
 };
+use sqs_once_postgres::{DatabaseSettings, InPostgres, InTransaction, Transaction};
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -121,7 +121,8 @@ pub async fn consumer(
     settings.set_default("IDEMPOTENCY_NAMESPACE", "orders");
     // An order that was sent twice has two message ids, and one order id.
     settings.set_default("IDEMPOTENCY_KEY", "body:/orderId");
-    settings.in_postgres(Ok(handler_fn(place))).await
+    let database = DatabaseSettings::read(&mut settings);
+    settings.consumer(database, Ok(handler_fn(place))).await
 }
 
 #[tokio::main]

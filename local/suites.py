@@ -25,7 +25,7 @@ WAITING_AT_ONCE = 2
 LONGEST = ("chaos", "outbox", "faults", "modes", "integration", "security")
 
 # One compilation serves all packages.
-FEATURES = "sqs-once-cli/postgres,sqs-once-outbox/postgres"
+FEATURES = "consumer/opentelemetry,sqs-once-cli/postgres,sqs-once-outbox/postgres"
 CARGO_TEST = ("cargo", "test", "--locked", "--workspace", "--features", FEATURES)
 
 

@@ -6,10 +6,14 @@ mod payments;
 
 use std::process::ExitCode;
 
-use sqs_once::{Settings, telemetry};
+use sqs_once::Settings;
+#[cfg(not(feature = "opentelemetry"))]
+use sqs_once::telemetry::init;
+#[cfg(feature = "opentelemetry")]
+use sqs_once_otel::init;
 
 fn main() -> ExitCode {
-    telemetry::init();
+    init();
     match run(Settings::from_env()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use sqs_once::{
     Attempt, Change, Consumer, Done, Failure, Outcome, Refused, Write, handler_fn,
     protocol::Namespace,
-    testing::{DryRun, Message, event, output, process},
 };
+use sqs_once_testing::{DryRun, Message, event, output, process};
 
 fn message(id: &str) -> Message {
     Message::new(id, &json!({ "id": id }))

@@ -12,13 +12,14 @@ use std::{collections::BTreeSet, sync::Mutex, time::Duration};
 use aws_sdk_dynamodb::types::{AttributeValue, BatchStatementRequest};
 use futures_util::future::{join, join_all};
 use sqs_once::{
-    Deadline, Delivery, Failure, Once, Operation, Outcome,
+    Deadline, Failure, Once, Operation, Outcome,
     protocol::{
         AttemptEnd, ClaimRequest, Claimed, Fingerprint, Key, Owner, ResultPointer, Settlement,
         StoredResult, Timestamp,
     },
     store::{AnyStore, Batched, ClaimAnswer, DynamoStore, Layout, SettleAnswer, Store, StoreError},
 };
+use sqs_once_core::handler::Delivery;
 use support::{PATIENCE, consumer::namespace, dynamo::Dynamo, faults::Fault, log};
 use tokio::sync::Barrier;
 

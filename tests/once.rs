@@ -14,14 +14,14 @@ use std::{
 };
 
 use sqs_once::{
-    Attempt, Deadline, Delivery, Failure, History, Once, OpenAttempts, Operation, Outcome,
-    ResultExt,
+    Attempt, Deadline, Failure, Once, Operation, Outcome, ResultExt,
     protocol::{
         AfterFailure, AttemptEnd, Fingerprint, Key, Namespace, Owner, Record, State, StoredResult,
         Timestamp,
     },
     store::{ClaimAnswer, Store},
 };
+use sqs_once_core::handler::{Delivery, History, OpenAttempts};
 use support::lossy::{Fate, Lossy};
 
 const SECOND: Duration = Duration::from_secs(1);

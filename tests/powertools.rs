@@ -17,10 +17,10 @@ use std::time::Duration;
 use both::{Both, ours, theirs};
 use serde_json::{Value, json};
 use sqs_once::{
-    History, OpenAttempts,
     protocol::{Claimed, Settlement, State, StoredResult, Timestamp},
     store::{Layout, SettleAnswer, Store},
 };
+use sqs_once_core::handler::{History, OpenAttempts};
 use support::event::order;
 
 /// Both directions of the promise, on one table.

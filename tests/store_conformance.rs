@@ -13,14 +13,14 @@ use sqs_once::{
     store::{
         Batched, ClaimAnswer, DynamoStore, Layout, MemoryStore, SettleAnswer, Store, StoreError,
     },
-    testing::conformance,
 };
+use sqs_once_testing::conformance;
 use support::dynamo::Dynamo;
 
 /// Makes a module of tests, one per promise, for the store that `$new` makes.
 macro_rules! conformance {
     ($backend:ident, $new:expr) => {
-        sqs_once::testing::for_each_promise_of_a_store!(conformance, $backend, $new,);
+        sqs_once_testing::for_each_promise_of_a_store!(conformance, $backend, $new,);
     };
     ($backend:ident, $new:expr, $($promise:ident)+) => {
         mod $backend {

@@ -1,4 +1,4 @@
-//! Traces of the consumer, built with the feature `opentelemetry`.
+//! Traces of the consumer, built with its feature `opentelemetry`.
 
 #![allow(
     clippy::unwrap_used,
@@ -448,7 +448,7 @@ async fn unreadable_settings_are_named_in_a_warning() {
 }
 
 #[tokio::test]
-async fn build_without_the_feature_warns() {
+async fn consumer_without_tracer_warns() {
     if consumer_missing() {
         return;
     }
@@ -456,5 +456,5 @@ async fn build_without_the_feature_warns() {
     let lambda = stage.consumer(&[("OTEL_TRACES_EXPORTER", "xray")]).await;
     let lines = lambda.logged(1, |line| says(line, "traces are off")).await;
     let error = lines[0]["error"].as_str().unwrap();
-    assert!(error.contains("feature `opentelemetry`"), "{error}");
+    assert!(error.contains("crate `sqs-once-otel`"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Messages a second of [`InPostgres`](sqs_once::InPostgres) beside a plain sqlx loop of the same
+//! Messages a second of [`InPostgres`](sqs_once_postgres::InPostgres) beside a plain sqlx loop of the same
 //! statements, round trips of a message, and events a second of the relay. Writes the section
 //! "PostgreSQL" of docs/speed.md.
 //!

@@ -11,11 +11,10 @@ use serde::Deserialize;
 use serde_json::json;
 use sqlx::{Connection as _, PgConnection, postgres::PgConnectOptions};
 use sqs_once::{
-    Attempt, Consumer, Deadline, Failure, Handler, InPostgres, InTransaction, Transaction,
-    handler_fn,
-    postgres::pool,
+    Attempt, Consumer, Deadline, Failure, Handler, handler_fn,
     protocol::{Namespace, Timestamp},
 };
+use sqs_once_postgres::{InPostgres, InTransaction, Transaction, pool};
 use support::{
     event::{batch, record},
     pooled::Pooled,

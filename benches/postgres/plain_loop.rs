@@ -1,4 +1,4 @@
-//! The best plain loop: one transaction a message with the statements of the consumer, in `crates/sqs-once/src/postgres/store/row.rs`.
+//! The best plain loop: one transaction a message with the statements of the consumer, in `crates/postgres/src/store/row.rs`.
 //!
 //! It takes the answers without a look at them: it knows no duplicate, no other worker, no failed handler.
 

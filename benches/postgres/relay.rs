@@ -3,13 +3,9 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use sqs_once::{
-    Deadline,
-    outbox::{PostgresRelay, Relay},
-    postgres::pool,
-    protocol::Timestamp,
-    store::PostgresStore,
-};
+use sqs_once::{Deadline, protocol::Timestamp};
+use sqs_once_outbox::{PostgresRelay, Relay};
+use sqs_once_postgres::{PostgresStore, pool};
 
 use support::{
     sqs::{Sqs, SqsBehaviour},

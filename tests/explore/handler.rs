@@ -2,7 +2,8 @@
 
 use std::{panic::resume_unwind, time::Duration};
 
-use sqs_once::{Attempt, Deadline, Delivery, Failure, Once, Operation, Outcome};
+use sqs_once::{Attempt, Deadline, Failure, Once, Operation, Outcome};
+use sqs_once_core::handler::Delivery;
 
 use crate::{
     clock::{self, since_start},

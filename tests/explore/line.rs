@@ -4,10 +4,9 @@ use std::{future::poll_fn, task::Poll};
 
 use sqs_once::{
     protocol::{ClaimRequest, Fence, Key, Record, Settlement, Timestamp, Unavailability},
-    store::{
-        ClaimAnswer, Commit, CommitAnswer, SettleAnswer, Store, StoreError, TransactionalStore,
-    },
+    store::{ClaimAnswer, SettleAnswer, Store, StoreError},
 };
+use sqs_once_dynamodb::transactional::{Commit, CommitAnswer, TransactionalStore};
 
 use crate::{
     network::Fate,

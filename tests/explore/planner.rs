@@ -1,7 +1,8 @@
 //! Handlers whose effect is a write: they plan it, and it commits with the record.
 
 use serde_json::{Value, json};
-use sqs_once::{Attempt, Delivery, Done, Failure, Inbox, Outcome, Write};
+use sqs_once::{Attempt, Done, Failure, Inbox, Outcome, Write};
+use sqs_once_core::handler::Delivery;
 
 use crate::{
     handler::{HandlerEnd, Inside, obey, once, operation},

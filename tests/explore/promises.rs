@@ -22,9 +22,10 @@ use std::{
 };
 
 use sqs_once::{
-    History, Outcome,
+    Outcome,
     protocol::{Record, State, StoredResult, Timestamp},
 };
+use sqs_once_core::handler::History;
 
 use crate::{
     clock::{from_now, wall},

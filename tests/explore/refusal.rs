@@ -8,7 +8,8 @@ use std::sync::OnceLock;
 use aws_smithy_runtime_api::client::http::HttpConnectorFuture;
 use futures_util::FutureExt as _;
 use serde_json::json;
-use sqs_once::store::{Commit, CommitAnswer, DynamoStore, TransactionalStore as _};
+use sqs_once::store::DynamoStore;
+use sqs_once_dynamodb::transactional::{Commit, CommitAnswer, TransactionalStore as _};
 
 use crate::wire;
 

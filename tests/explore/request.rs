@@ -10,8 +10,9 @@ use sqs_once::{
         Before, ClaimRequest, Fence, Key, Owner, Record, Settlement, State, Timestamp,
         Unavailability,
     },
-    store::{ClaimAnswer, Commit, CommitAnswer, SettleAnswer, StoreError},
+    store::{ClaimAnswer, SettleAnswer, StoreError},
 };
+use sqs_once_dynamodb::transactional::{Commit, CommitAnswer};
 
 use crate::{
     clock::from_now,

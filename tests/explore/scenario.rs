@@ -6,7 +6,8 @@ use std::{
     time::Duration,
 };
 
-use sqs_once::{Delivery, Outcome};
+use sqs_once::Outcome;
+use sqs_once_core::handler::Delivery;
 
 use crate::{
     changer::{self, ChangeKind},

@@ -14,7 +14,8 @@ use std::{
     time::Duration,
 };
 
-use sqs_once::{Delivery, Outcome, protocol::Timestamp};
+use sqs_once::{Outcome, protocol::Timestamp};
+use sqs_once_core::handler::Delivery;
 
 use crate::{
     chooser::{Chooser, Visited},

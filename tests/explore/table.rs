@@ -8,8 +8,9 @@ use sqs_once::{
         Key, Owner, Record, Unavailability,
         decision::{may_claim, may_settle},
     },
-    store::{ClaimAnswer, Commit, CommitAnswer, RecordWrite, SettleAnswer, StoreError},
+    store::{ClaimAnswer, SettleAnswer, StoreError},
 };
+use sqs_once_dynamodb::transactional::{Commit, CommitAnswer, RecordWrite};
 
 use crate::{flaw::Flaw, records::Records, refusal::refused};
 

@@ -8,10 +8,11 @@ use std::{
 use aws_sdk_dynamodb::types::{AttributeValue, Put, ReturnValuesOnConditionCheckFailure, Update};
 use serde_json::json;
 use sqs_once::{
-    Attempt, Change, Delivery, Done, Failure, Inbox, Once, Outcome, Write,
+    Attempt, Change, Done, Failure, Inbox, Once, Outcome, Write,
     protocol::{Key, StoredResult},
     store::{DynamoStore, Layout},
 };
+use sqs_once_core::handler::Delivery;
 use support::{
     consumer::namespace,
     dynamo::{number, text},

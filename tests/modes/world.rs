@@ -7,10 +7,11 @@ use aws_sdk_dynamodb::{Client, types::AttributeValue};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sqs_once::{
-    Change, Deadline, Delivery, Done, Inbox, OnItem, Once, Operation, Outcome, Write,
+    Change, Deadline, Done, Inbox, OnItem, Once, Operation, Outcome, Write,
     protocol::{Fingerprint, Key, Timestamp},
     store::DynamoStore,
 };
+use sqs_once_core::handler::Delivery;
 use support::{
     PATIENCE,
     consumer::namespace,

@@ -4,10 +4,11 @@ use std::{future::pending, sync::Mutex};
 
 use sqlx::{Connection, Executor};
 use sqs_once::{
-    Attempt, Deadline, Failure, InTransaction, Once, Operation, Outcome, ResultExt, Transaction,
+    Attempt, Deadline, Failure, Once, Operation, Outcome, ResultExt,
     protocol::{Fingerprint, StoredResult, Timestamp},
-    store::{MemoryStore, PostgresStore},
+    store::MemoryStore,
 };
+use sqs_once_postgres::{InTransaction, PostgresStore, Transaction};
 use support::world::{
     SECOND, World, ample, increment, increments, key, operation, operation_of, short,
 };

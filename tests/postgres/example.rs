@@ -8,6 +8,7 @@ use sqlx::{
     raw_sql,
 };
 use sqs_once::{Consumer, Handler, Mode, Settings, SettingsError};
+use sqs_once_postgres::DatabaseSettings;
 use support::world::{World, url};
 use support::{
     PATIENCE,
@@ -260,7 +261,8 @@ async fn heartbeat_without_lease_needs_visibility() {
 
 #[tokio::test]
 async fn misspelt_variable_names_nearest_setting() {
-    let settings = Settings::from_vars([("IDEMPOTENCY_POSTGRES_ULR", "postgres://host")]);
+    let mut settings = Settings::from_vars([("IDEMPOTENCY_POSTGRES_ULR", "postgres://host")]);
+    assert!(DatabaseSettings::read(&mut settings).is_err());
     let nearest = Some("IDEMPOTENCY_POSTGRES_URL".to_owned());
     assert_eq!(
         settings.unknown(),

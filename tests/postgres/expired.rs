@@ -9,7 +9,8 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use sqs_once::{Attempt, InPostgres, Outcome, Transaction, postgres, protocol::Timestamp};
+use sqs_once::{Attempt, Outcome, protocol::Timestamp};
+use sqs_once_postgres::{InPostgres, Transaction};
 use support::world::{World, ample, operation};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -57,7 +58,7 @@ async fn table_stops_growing_when_records_expire() {
     let is_real = minutes.is_some();
     let minutes = minutes.map_or(8, |minutes| minutes.parse().unwrap());
     let world = World::start().await;
-    let mode = InPostgres::new(postgres::pool(world.options.clone(), WORKERS));
+    let mode = InPostgres::new(sqs_once_postgres::pool(world.options.clone(), WORKERS));
     let mode = mode.retention(MINUTE).clock(now);
     let mut completed = Vec::new();
     for number in 0..minutes {

@@ -3,7 +3,8 @@
 
 use futures_util::future::join_all;
 use sqlx::{Executor, PgPool};
-use sqs_once::{Attempt, InPostgres, Once, Outcome, Transaction, postgres, store::PostgresStore};
+use sqs_once::{Attempt, Once, Outcome};
+use sqs_once_postgres::{InPostgres, PostgresStore, Transaction};
 use support::world::{World, ample, increments, operation};
 use support::{log, postgres::Server};
 
@@ -37,7 +38,7 @@ async fn demoted() -> (Server, World) {
 async fn connections_to_demoted_server_are_replaced() {
     let (_server, old) = demoted().await;
     let new = World::start().await;
-    let pool = postgres::pool(old.options.clone(), 3);
+    let pool = sqs_once_postgres::pool(old.options.clone(), 3);
     warm_up(&pool, 3).await;
     // The name of the cluster is that of the new writer by now.
     pool.set_connect_options(new.options.clone());
@@ -49,7 +50,7 @@ async fn connections_to_demoted_server_are_replaced() {
     }
     assert_eq!(new.effect("o-1").await, 1);
 
-    let pool = postgres::pool(old.options.clone(), 3);
+    let pool = sqs_once_postgres::pool(old.options.clone(), 3);
     warm_up(&pool, 3).await;
     pool.set_connect_options(new.options.clone());
     let once = Once::new(PostgresStore::new(pool));
@@ -61,7 +62,7 @@ async fn connections_to_demoted_server_are_replaced() {
 #[tokio::test]
 async fn completion_after_failover_is_recorded() {
     let world = World::start().await;
-    let pool = postgres::pool(world.options.clone(), 1);
+    let pool = sqs_once_postgres::pool(world.options.clone(), 1);
     let once = Once::new(PostgresStore::new(pool.clone()));
     let charges = async |_: Attempt| {
         pool.acquire().await?.close().await?;
@@ -100,7 +101,7 @@ async fn request_tries_three_new_connections_at_most() {
 #[tokio::test]
 async fn statement_with_stale_plan_runs_on_new_connection() {
     let world = World::start().await;
-    let mode = InPostgres::new(postgres::pool(world.options.clone(), 1));
+    let mode = InPostgres::new(sqs_once_postgres::pool(world.options.clone(), 1));
     let reads = async |attempt: Attempt| {
         let mut tx = Transaction::of(&attempt)?;
         sqlx::query("SELECT * FROM things")
@@ -121,7 +122,7 @@ async fn statement_with_stale_plan_runs_on_new_connection() {
 #[tokio::test]
 async fn forgotten_statements_cost_no_message() {
     let world = World::start().await;
-    let pool = postgres::pool(world.options.clone(), 1);
+    let pool = sqs_once_postgres::pool(world.options.clone(), 1);
     let mode = InPostgres::new(pool.clone());
     assert_completed(&mode.run(operation("o-1", ample()), increments("o-1")).await);
     pool.execute("DEALLOCATE ALL").await.unwrap();

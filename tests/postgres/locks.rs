@@ -11,11 +11,10 @@ use std::{
 use serde_json::json;
 use sqlx::{Executor, PgPool, postgres::PgConnectOptions};
 use sqs_once::{
-    Attempt, Consumer, Deadline, Failure, InPostgres, InTransaction, Outcome, Transaction,
-    handler_fn,
+    Attempt, Consumer, Deadline, Failure, Outcome, handler_fn,
     protocol::{Namespace, StoredResult, Timestamp},
-    testing,
 };
+use sqs_once_postgres::{InPostgres, InTransaction, Transaction};
 use support::world::{SECOND, World, ample, increment, increments, operation, short};
 use support::{PATIENCE, postgres::one};
 use tokio::{
@@ -170,8 +169,8 @@ async fn consumer_runs_contended_message_again() {
     });
     let mode = InPostgres::new(one(serializable(&world)));
     let consumer = Consumer::new(mode, Namespace::new("tests").unwrap(), handler);
-    let batch = testing::event([testing::Message::new("m-1", &json!({}))]);
-    let failed = testing::process(&Arc::new(consumer), batch).await;
+    let batch = sqs_once_testing::event([sqs_once_testing::Message::new("m-1", &json!({}))]);
+    let failed = sqs_once_testing::process(&Arc::new(consumer), batch).await;
     assert_eq!(failed, Ok(Vec::new()));
     assert_eq!((runs.load(Relaxed), world.effect("o-1").await), (2, 2));
 }

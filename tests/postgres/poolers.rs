@@ -2,10 +2,9 @@
 
 use futures_util::future::join_all;
 use sqlx::{Executor as _, PgConnection};
-use sqs_once::{
-    Attempt, Failure, InPostgres, InTransaction, Once, Outcome, Settings, Transaction, handler_fn,
-    postgres, store::PostgresStore, testing::conformance,
-};
+use sqs_once::{Attempt, Failure, Once, Outcome, Settings, handler_fn};
+use sqs_once_postgres::{DatabaseSettings, InPostgres, InTransaction, PostgresStore, Transaction};
+use sqs_once_testing::conformance;
 use support::pooled::Pooled;
 use support::world::{SECOND, ample, increments, operation};
 use support::{log, postgres::Server, postgres_wire::Cut};
@@ -112,7 +111,7 @@ macro_rules! conformance {
 mod conforms {
     use super::*;
 
-    sqs_once::testing::for_each_promise_of_a_store!(conformance,);
+    sqs_once_testing::for_each_promise_of_a_store!(conformance,);
 }
 
 /// As by default, and as its administrators tell it to accept and ignore sqlx's and our parameters.
@@ -125,7 +124,7 @@ async fn pooler_is_refused_unless_the_url_names_it() {
         };
         let pool = || {
             let options = pooled.options.clone().statement_cache_capacity(100);
-            postgres::pool(options, 1)
+            sqs_once_postgres::pool(options, 1)
         };
         let remedy = "statement-cache-capacity=0";
         let mode = InPostgres::new(pool());
@@ -157,17 +156,21 @@ async fn login_that_pooler_refuses_is_explained_at_start() {
         ("&statement-cache-capacity=0", ""),
     ] {
         log::start();
-        let consumer = Settings::from_vars([
+        let mut settings = Settings::from_vars([
             ("IDEMPOTENCY_POSTGRES_URL", &*url(parameters)),
             ("AWS_LAMBDA_RUNTIME_API", "unused"),
             ("CONSUMER_VISIBILITY", "off"),
             ("IDEMPOTENCY_NAMESPACE", "tests"),
         ])
-        .sdk_config(support::sdk_config("http://127.0.0.1:1"))
-        .in_postgres(Ok(handler_fn(async |_: String, attempt: Attempt| {
-            Ok(Transaction::of(&attempt)?.done(()))
-        })));
-        drop(consumer.await.unwrap());
+        .sdk_config(support::sdk_config("http://127.0.0.1:1"));
+        let database = DatabaseSettings::read(&mut settings);
+        let done = async |_: String, attempt: Attempt| Ok(Transaction::of(&attempt)?.done(()));
+        drop(
+            settings
+                .consumer(database, Ok(handler_fn(done)))
+                .await
+                .unwrap(),
+        );
         let lines = log::lines_containing("could not prepare the tables at start");
         let errors: Vec<_> = lines
             .iter()

@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use sqlx::{Executor, raw_sql};
-use sqs_once::{
-    Attempt, Deadline, Event, Failure, InTransaction, Outcome, Transaction, protocol::Timestamp,
-};
+use sqs_once::{Attempt, Deadline, Event, Failure, Outcome, protocol::Timestamp};
+use sqs_once_postgres::{InTransaction, Transaction};
 use support::world::{SECOND, World, ample, increment, key, operation, publishes};
 use support::{
     PATIENCE,
@@ -275,7 +274,7 @@ async fn migration_waits_for_no_open_claim() {
     let mut open = world.pool.begin().await.unwrap();
     let claim = "LOCK TABLE sqs_once_records IN ROW EXCLUSIVE MODE";
     sqlx::query(claim).execute(&mut *open).await.unwrap();
-    sqs_once::postgres::migrate(&world.pool).await.unwrap();
+    sqs_once_postgres::migrate(&world.pool).await.unwrap();
 }
 
 #[tokio::test]
@@ -298,7 +297,7 @@ async fn migration_adds_the_outbox_to_version_1() {
     };
     assert!(why.to_string().contains("migrate"), "{why}");
     for _ in 0..2 {
-        sqs_once::postgres::migrate(&pool).await.unwrap();
+        sqs_once_postgres::migrate(&pool).await.unwrap();
     }
     assert_completed(&publish(&old, "o-1", &["g"]).await);
     assert_eq!(old.events().await.len(), 1);

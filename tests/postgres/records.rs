@@ -9,11 +9,12 @@ use std::{
 use futures_util::future::join_all;
 use sqlx::{AssertSqlSafe, Executor, postgres::PgSslMode};
 use sqs_once::{
-    Deadline, Failure, Once, Outcome, postgres,
+    Deadline, Failure, Once, Outcome,
     protocol::{ClaimRequest, Owner, Settlement, StoredResult, Timestamp, isolation::CrashWaits},
-    store::{ClaimAnswer, PostgresStore, SettleAnswer, Store},
-    testing::conformance,
+    store::{ClaimAnswer, SettleAnswer, Store},
 };
+use sqs_once_postgres::PostgresStore;
+use sqs_once_testing::conformance;
 use support::postgres::{SERVER, one};
 use support::world::{SECOND, World, ample, increments, key, operation};
 use tokio::sync::Notify;
@@ -28,7 +29,7 @@ macro_rules! conformance {
     };
 }
 
-sqs_once::testing::for_each_promise_of_a_store!(conformance,);
+sqs_once_testing::for_each_promise_of_a_store!(conformance,);
 
 fn request(id: &str, now: Timestamp, expires_at: u64) -> ClaimRequest {
     ClaimRequest::new(
@@ -46,7 +47,7 @@ async fn new_table_is_made_once_by_many() {
     let options = SERVER.schema().await;
     let migrations = (0..8).map(|_| {
         let options = options.clone();
-        async move { postgres::migrate(&one(options)).await }
+        async move { sqs_once_postgres::migrate(&one(options)).await }
     });
     for migrated in join_all(migrations).await {
         migrated.unwrap();
@@ -68,7 +69,7 @@ async fn current_table_needs_no_privilege() {
         .await
         .unwrap();
     let pool = one(options.username(&user));
-    postgres::migrate(&pool).await.unwrap();
+    sqs_once_postgres::migrate(&pool).await.unwrap();
     let once = Once::new(PostgresStore::new(pool));
     let outcome = once.run(operation("o-1", ample()), async |_| Ok(1)).await;
     assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
@@ -111,7 +112,10 @@ async fn missing_table_is_explained() {
     let Outcome::StoreUnavailable(error) = outcome else {
         panic!("{outcome:?}")
     };
-    assert!(error.to_string().contains("postgres::migrate"), "{error}");
+    assert!(
+        error.to_string().contains("sqs_once_postgres::migrate"),
+        "{error}"
+    );
     assert!(!error.may_have_been_applied());
 }
 

@@ -4,9 +4,10 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::Value;
 use sqs_once::{
-    Attempt, Consumer, Failure, Handler, InPostgres, InTransaction, Settings, Stored, Transaction,
+    Attempt, Consumer, Failure, Handler, Settings, Stored,
     store::{Results, S3Results},
 };
+use sqs_once_postgres::{DatabaseSettings, InPostgres, InTransaction, Transaction};
 use support::world::World;
 use support::world::url;
 use support::{
@@ -73,8 +74,10 @@ async fn configured(
         ("CONSUMER_VISIBILITY", "off"),
     ];
     let variables = required.into_iter().chain(more.iter().copied());
-    let settings = Settings::from_vars(variables).sdk_config(impatient(s3.endpoint()));
-    settings.in_postgres(Ok(writer.clone())).await.unwrap()
+    let mut settings = Settings::from_vars(variables).sdk_config(impatient(s3.endpoint()));
+    let database = DatabaseSettings::read(&mut settings);
+    let consumer = settings.consumer(database, Ok(writer.clone()));
+    consumer.await.unwrap()
 }
 
 #[tokio::test]

@@ -17,10 +17,8 @@ use sqlx::{
     postgres::{PgConnectOptions, PgPoolOptions, PgSslMode},
     raw_sql,
 };
-use sqs_once::{
-    Attempt, Failure, InPostgres, InTransaction, Once, Outcome, Settings, Transaction, postgres,
-    store::PostgresStore,
-};
+use sqs_once::{Attempt, Failure, Once, Outcome, Settings};
+use sqs_once_postgres::{InPostgres, InTransaction, PostgresStore, Transaction};
 use support::world::url;
 use support::world::{World, ample, increment, increments, operation};
 use support::{
@@ -453,7 +451,7 @@ async fn refused_token_is_signed_anew_once() {
     let config = impatient("http://127.0.0.1:1");
     let region = config.region().unwrap().clone();
     let credentials = config.credentials_provider().unwrap();
-    let mode = InPostgres::new(postgres::pool(options, 1)).iam(region, credentials);
+    let mode = InPostgres::new(sqs_once_postgres::pool(options, 1)).iam(region, credentials);
     let outcome = mode.run(operation("o-1", ample()), increments("o-1")).await;
     let Outcome::StoreUnavailable(error) = outcome else {
         panic!("{outcome:?}")

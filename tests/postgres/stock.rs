@@ -3,7 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use sqlx::Executor;
-use sqs_once::{Attempt, Failure, InTransaction, Transaction};
+use sqs_once::{Attempt, Failure};
+use sqs_once_postgres::{InTransaction, Transaction};
 use support::world::{World, ample, operation};
 use tokio::{sync::Mutex, time::timeout};
 

@@ -5,9 +5,8 @@ use std::{future::pending, pin::pin, sync::Arc};
 use futures_util::future::join_all;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use sqlx::postgres::PgSslMode;
-use sqs_once::{
-    Deadline, InPostgres, Once, Outcome, postgres, protocol::Timestamp, store::PostgresStore,
-};
+use sqs_once::{Deadline, Once, Outcome, protocol::Timestamp};
+use sqs_once_postgres::{InPostgres, PostgresStore};
 use support::postgres::SERVER;
 use support::world::{SECOND, World, increments, operation};
 use tokio::{
@@ -98,7 +97,7 @@ async fn certificate_and_host_are_verified() {
             options = options.ssl_root_cert_from_pem(authority.clone().into_bytes());
         }
         let answer = sqlx::query("SELECT 1")
-            .execute(&postgres::pool(options, 1))
+            .execute(&sqs_once_postgres::pool(options, 1))
             .await;
         assert_eq!(answer.is_ok(), is_accepted, "{host}: {answer:?}");
         if let Err(error) = answer {
@@ -118,7 +117,7 @@ async fn silent_connections_cost_no_message() {
         let port = serve_until(tls, silence.clone()).await;
         let options = world.options.clone().host("localhost").port(port);
         let options = options.ssl_mode(PgSslMode::VerifyFull);
-        let pool = postgres::pool(
+        let pool = sqs_once_postgres::pool(
             options.ssl_root_cert_from_pem(authority.into_bytes()),
             connections,
         );

@@ -16,11 +16,12 @@ use std::{
 use aws_lambda_events::sqs::SqsEvent;
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Consumer, Deadline, Failure, Handler, History, Once,
+    Attempt, Consumer, Deadline, Failure, Handler, Once,
     protocol::{AfterFailure, ClaimRequest, Key, Namespace, Owner, Record, Settlement, Timestamp},
     sqs::powertools,
     store::{AnyStore, Batched, ClaimAnswer, DynamoStore, Layout, SettleAnswer, Store},
 };
+use sqs_once_core::handler::History;
 use support::{
     dynamo::Dynamo,
     event::{batch, failed, record},

@@ -159,9 +159,9 @@ impl Doctor {
             ("IDEMPOTENCY_POSTGRES_AUTH", auth),
         ];
         let mut settings = sqs_once::Settings::from_vars(variables);
-        let store = settings
-            .postgres_store(&account.config)
-            .map_err(Error::usage)?;
+        let database = sqs_once_postgres::DatabaseSettings::read(&mut settings);
+        let database = settings.check(database).map_err(Error::usage)?;
+        let store = database.store(&account.config).map_err(Error::usage)?;
         let failed = |reason| Error::remote(format!("could not read the database: {reason}"));
         let (mut in_database, mut server) = (Vec::new(), None);
         for client in clients {

@@ -6,8 +6,9 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 use sqs_once::{
     protocol::{AttemptEnd, Owner, Record, State, StoredResult, Timestamp},
-    store::{RecordFilter, RecordPage, RecordStatus, Results, S3Results, StoredRecord},
+    store::{Results, S3Results},
 };
+use sqs_once_core::store::{RecordFilter, RecordPage, RecordStatus, StoredRecord};
 
 use crate::{
     aws,

@@ -2,13 +2,14 @@
 
 use aws_config::SdkConfig;
 use clap::Args;
-#[cfg(feature = "postgres")]
-use sqs_once::store::PostgresStore;
 use sqs_once::{
     Settings,
     protocol::{AfterFailure, Timestamp},
-    store::{DynamoStore, RecordFilter, RecordPage, StoreError, StoredRecord},
+    store::{DynamoStore, StoreError},
 };
+use sqs_once_core::store::{RecordFilter, RecordPage, StoredRecord};
+#[cfg(feature = "postgres")]
+use sqs_once_postgres::{DatabaseSettings, PostgresStore};
 
 use crate::{aws, output::Error};
 
@@ -86,8 +87,11 @@ impl Table {
             None | Some("password") => SdkConfig::builder().build(),
             Some(_) => aws::config().await?,
         };
-        let store = self.settings().postgres_store(&config);
-        Ok(Records::Postgres(store.map_err(Error::usage)?))
+        let mut settings = self.settings();
+        let database = DatabaseSettings::read(&mut settings);
+        let database = settings.check(database).map_err(Error::usage)?;
+        let store = database.store(&config).map_err(Error::usage)?;
+        Ok(Records::Postgres(store))
     }
 
     #[cfg(not(feature = "postgres"))]

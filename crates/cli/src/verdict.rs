@@ -1,9 +1,7 @@
 //! The effect of a record on the next delivery of its key.
 
-use sqs_once::{
-    protocol::{AfterFailure, Record, State, Timestamp, record::MAX_FAILED_MESSAGES},
-    store::StoredRecord,
-};
+use sqs_once::protocol::{AfterFailure, Record, State, Timestamp, record::MAX_FAILED_MESSAGES};
+use sqs_once_core::store::StoredRecord;
 
 /// The end of a message that arrives now, by the record under its key. The fingerprint is not
 /// compared.

@@ -4,7 +4,8 @@
 //! the store breaks the promise. `new` and `store` must hold no records yet.
 //!
 //! ```
-//! use sqs_once::{store::MemoryStore, testing::conformance};
+//! use sqs_once::store::MemoryStore;
+//! use sqs_once_testing::conformance;
 //!
 //! # #[tokio::main(flavor = "current_thread")] async fn main() {
 //! conformance::all(async || MemoryStore::default()).await;

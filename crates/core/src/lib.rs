@@ -8,11 +8,13 @@
 //! | module | contents |
 //! | --- | --- |
 //! | [`conformance`] | the suite that every store passes |
+//! | [`settings`] | environment variables, and settings of modes |
 //! | [`once`] | the claim mode, and what other modes share with it |
 //! | [`handler`] | the user's code, its arguments and its answer |
 //! | [`store`] | the trait of stores, records in memory, the place of outputs |
 //! | [`event`] | messages that a handler publishes with its answer |
 //! | [`deadline`], [`meter`], [`system`] | time, measurements, clock and chance |
+//! | [`unanswered`] | explanations of requests without an answer |
 //! | [`protocol`] | rules as pure functions |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -27,8 +29,10 @@ mod invalid;
 pub mod meter;
 pub mod once;
 pub mod protocol;
+pub mod settings;
 pub mod store;
 pub mod system;
+pub mod unanswered;
 
 pub use deadline::Deadline;
 pub use event::Event;

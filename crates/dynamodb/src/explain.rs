@@ -8,7 +8,9 @@ use aws_sdk_dynamodb::{
     operation::RequestId,
 };
 
-use sqs_once_core::protocol::Unavailability;
+use sqs_once_core::{protocol::Unavailability, unanswered::Unanswered};
+
+pub use sqs_once_core::unanswered::{NoAnswer, causes};
 
 /// Explains a failed request and its remedy. The text omits request and response, which contain
 /// payload.
@@ -65,30 +67,15 @@ pub fn reason_of_denial(message: Option<&str>) -> String {
     format!("the reason of AWS: {reason}")
 }
 
-/// No answer came in time on an open connection.
-#[derive(Debug, thiserror::Error)]
-#[error("no answer in time")]
-pub struct NoAnswer;
-
 /// Explains a request without an answer of the service. The text omits the request.
 pub fn unanswered<E: Error + 'static>(error: &SdkError<E>) -> String {
-    let advice = match error {
-        SdkError::TimeoutError(_) => return NoAnswer.to_string(),
-        SdkError::DispatchFailure(_) if sources(error).any(|e| e.is::<NoAnswer>()) => {
-            return NoAnswer.to_string();
-        }
-        SdkError::DispatchFailure(_) if sources(error).any(|e| e.is::<CredentialsError>()) => {
-            "no AWS credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; a deployed function needs a role"
-        }
-        SdkError::DispatchFailure(_) => {
-            "could not connect; check the endpoint, the region and the network"
-        }
-        SdkError::ConstructionFailure(_) => "could not build the request",
-        _ => return "the answer could not be read".to_owned(),
+    let unanswered = match error {
+        SdkError::TimeoutError(_) => Unanswered::Timeout,
+        SdkError::DispatchFailure(_) => Unanswered::NotSent,
+        SdkError::ConstructionFailure(_) => Unanswered::NotBuilt,
+        _ => Unanswered::Unreadable,
     };
-    // A connector's errors contain addresses and causes, no bodies.
-    let cause = error.source().map_or_else(String::new, causes);
-    format!("{advice} ({cause})")
+    unanswered.explain(error, |error| error.is::<CredentialsError>())
 }
 
 /// Codes of requests that were throttled, or met another write to the same item. All but the last two are
@@ -138,21 +125,6 @@ pub(crate) fn kind<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Unavailabili
         },
         _ => Unavailability::Unanswered,
     }
-}
-
-/// Returns an error and its causes in one line.
-pub fn causes(error: &(dyn Error + 'static)) -> String {
-    let causes: Vec<_> = sources(error).map(ToString::to_string).collect();
-    let causes = causes.join(": ");
-    let words: Vec<_> = causes.split_whitespace().collect();
-    words.join(" ")
-}
-
-/// An error, its source, the source of that, and so on.
-fn sources<'a>(
-    error: &'a (dyn Error + 'static),
-) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
-    std::iter::successors(Some(error), |&error| error.source())
 }
 
 /// Removes quoted parts of the request from a DynamoDB error message, because they are payload.

@@ -25,7 +25,7 @@ use super::{
 
 /// A write that a handler planned, and that would have been made.
 ///
-/// `DryRun::writes` of the crate `sqs-once` returns them.
+/// `DryRun::writes` of the crate `sqs-once-testing` returns them.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct PlannedWrite {
@@ -41,7 +41,7 @@ impl PlannedWrite {
     /// The item that the write puts, as a `T`. `None` if it is no put, or if the item is not a `T`.
     ///
     /// ```
-    /// use sqs_once::testing::{DryRun, Message};
+    /// use sqs_once_testing::{DryRun, Message};
     /// use sqs_once::{Attempt, Done, Failure, Write, handler_fn};
     ///
     /// async fn register(user: String, _: Attempt) -> Result<Done<()>, Failure> {

@@ -2,7 +2,10 @@
 
 use std::process::ExitCode;
 
-use sqs_once::{Settings, outbox, telemetry};
+use sqs_once::{Settings, telemetry};
+#[cfg(feature = "postgres")]
+use sqs_once_outbox::PostgresRelay;
+use sqs_once_outbox::Relay;
 
 fn main() -> ExitCode {
     telemetry::init();
@@ -18,9 +21,10 @@ fn main() -> ExitCode {
 fn run(mut settings: Settings) -> Result<(), lambda_runtime::Error> {
     settings.runtime()?.block_on(async {
         #[cfg(feature = "postgres")]
-        if std::env::var_os("IDEMPOTENCY_POSTGRES_URL").is_some_and(|url| !url.is_empty()) {
-            return outbox::run(settings.postgres_relay().await?).await;
+        if settings.value("IDEMPOTENCY_POSTGRES_URL").is_some() {
+            let relay = PostgresRelay::from_settings(settings).await?;
+            return sqs_once_outbox::run(relay).await;
         }
-        outbox::run(settings.relay().await?).await
+        sqs_once_outbox::run(Relay::from_settings(settings).await?).await
     })
 }

@@ -53,20 +53,8 @@
 //!
 //! | module | contents |
 //! | --- | --- |
-#![cfg_attr(
-    feature = "testing",
-    doc = "| [`testing`] | events, runs of a handler without AWS, the conformance suite for stores |"
-)]
 //! | [`Settings`] | environment variables into a configured consumer |
 //! | [`sqs`] | batches in, batch item failures out: [`Consumer`], [`run()`] |
-#![cfg_attr(
-    feature = "outbox",
-    doc = "| [`outbox`] | the relay: sends published events |"
-)]
-#![cfg_attr(
-    feature = "postgres",
-    doc = "| [`postgres`] | pool, table of records, [`Transaction`]; the mode is [`InPostgres`] |"
-)]
 //! | [`once`] | modes, which process one operation once: [`Once`], [`Inbox`], [`OnItem`]; [`Outcome`] |
 //! | [`Handler`], [`Attempt`], [`Failure`], [`Done`], [`Event`] | your code, its arguments and its answer |
 //! | [`store`] | records: [`DynamoStore`](store::DynamoStore), [`MemoryStore`](store::MemoryStore) |
@@ -78,13 +66,18 @@
 //! | feature | adds |
 //! | --- | --- |
 //! | `s3` | `sqs::S3Bodies`: bodies that the Amazon SQS Extended Client stored in S3; `store::S3Results`: large outputs in S3 |
-//! | `outbox` | `outbox::Relay`, which sends published events to SQS, SNS and EventBridge |
-//! | `opentelemetry` | `telemetry::traces`: spans of messages and requests, to X-Ray or to a collector |
-//! | `postgres` | `postgres`, `store::PostgresStore` and `InPostgres`: records in PostgreSQL, and business writes in the same transaction |
-//! | `testing` | `testing`: tests of handlers without AWS, and the conformance suite for stores |
 //!
-//! All are off by default. A function behind another trigger needs only the crates `sqs-once-core` and
-//! `sqs-once-dynamodb`: rules, stores and modes.
+//! It is off by default. Other crates of this project add to this one:
+//!
+//! | crate | adds |
+//! | --- | --- |
+//! | `sqs-once-postgres` | records in PostgreSQL, and business writes in the same transaction |
+//! | `sqs-once-testing` | tests of handlers without AWS, and the conformance suite of stores |
+//! | `sqs-once-otel` | traces: spans of messages and requests, to X-Ray or to a collector |
+//! | `sqs-once-outbox` | the relay, which sends published events to SQS, SNS and EventBridge |
+//!
+//! A function behind another trigger needs only the crates `sqs-once-core` and `sqs-once-dynamodb`: rules,
+//! stores and modes.
 //!
 //! # Promises
 //!
@@ -128,38 +121,21 @@ pub mod once {
         inbox::Inbox,
         on_item::{Change, OnItem},
     };
-    #[cfg(feature = "postgres")]
-    pub use crate::postgres::mode::InPostgres;
-    #[doc(hidden)]
-    pub use sqs_once_core::once::OperationGate;
     pub use sqs_once_core::once::{Mode, Once, Operation, Outcome, Retry, Severity};
 }
 
 /// Stores of records.
 pub mod store {
-    pub use crate::dynamodb::store::{Batched, DynamoStore, Layout};
-    #[doc(hidden)]
-    pub use crate::dynamodb::{
-        store::Field,
-        transactional::{Commit, CommitAnswer, RecordWrite, TransactionalStore},
-    };
-    #[cfg(feature = "postgres")]
-    pub use crate::postgres::store::PostgresStore;
+    pub use crate::dynamodb::store::{Batched, DynamoStore, Field, Layout};
     #[cfg(feature = "s3")]
     pub use crate::s3_results::S3Results;
     pub use crate::settings::any_store::AnyStore;
     pub use sqs_once_core::store::{
         ClaimAnswer, MemoryStore, OutputStore, Results, SettleAnswer, Store, StoreError,
     };
-    #[doc(hidden)]
-    pub use sqs_once_core::store::{RecordFilter, RecordPage, RecordStatus, StoredRecord};
 }
 
 pub mod aws;
-#[cfg(feature = "outbox")]
-pub mod outbox;
-#[cfg(feature = "postgres")]
-pub mod postgres;
 #[cfg(feature = "s3")]
 mod s3;
 #[cfg(feature = "s3")]
@@ -167,8 +143,6 @@ mod s3_results;
 mod settings;
 pub mod sqs;
 pub mod telemetry;
-#[cfg(feature = "testing")]
-pub mod testing;
 
 pub use sqs_once_core::{InvalidValue, protocol};
 use sqs_once_core::{deadline, event, handler, meter, system};
@@ -185,12 +159,6 @@ pub use handler::{
     Attempt, Bytes, EnvelopeFacts, Failure, FromMessage, Handler, HandlerFn, Json, Raw, ResultExt,
     Stored, Text, handler_fn,
 };
-#[doc(hidden)]
-pub use handler::{Delivery, History, OpenAttempts};
-#[cfg(feature = "postgres")]
-pub use once::InPostgres;
 pub use once::{Change, Inbox, Mode, OnItem, Once, Operation, Outcome, Retry, Severity};
-#[cfg(feature = "postgres")]
-pub use postgres::{InTransaction, Transaction};
-pub use settings::{Settings, SettingsError};
+pub use settings::{Settings, SettingsError, Variables};
 pub use sqs::{BatchError, Consumer, run};

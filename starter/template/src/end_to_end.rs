@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use sqs_once::{Settings, testing::process};
+use sqs_once::Settings;
+use sqs_once_testing::process;
 
 use crate::handler;
 

@@ -3,7 +3,7 @@
 use sqlx::{
     AssertSqlSafe, Connection as _, PgConnection, PgPool, postgres::PgConnectOptions, raw_sql,
 };
-use sqs_once::{InPostgres, postgres};
+use sqs_once_postgres::InPostgres;
 
 use super::{
     pgbouncer::PgBouncer,
@@ -48,7 +48,7 @@ impl Pooled {
     }
 
     pub fn pool(&self, connections: u32) -> PgPool {
-        postgres::pool(self.options.clone(), connections)
+        sqs_once_postgres::pool(self.options.clone(), connections)
     }
 
     pub fn mode(&self, connections: u32) -> InPostgres {
@@ -59,7 +59,7 @@ impl Pooled {
     pub async fn worker_behind_wire(&self) -> (InPostgres, PgPool, Wire) {
         let wire = Wire::to(([127, 0, 0, 1], self.pooler.port).into()).await;
         let options = self.options.clone().port(wire.address.port());
-        let pool = postgres::pool(options, 1);
+        let pool = sqs_once_postgres::pool(options, 1);
         (InPostgres::new(pool.clone()), pool, wire)
     }
 

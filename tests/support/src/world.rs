@@ -12,10 +12,11 @@ use sqlx::{
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 use sqs_once::{
-    Attempt, Deadline, Delivery, Event, Failure, InPostgres, InTransaction, Operation, Outcome,
-    Transaction, postgres,
+    Attempt, Deadline, Event, Failure, Operation, Outcome,
     protocol::{Fingerprint, Key, Namespace, Timestamp},
 };
+use sqs_once_core::handler::Delivery;
+use sqs_once_postgres::{InPostgres, InTransaction, Transaction};
 
 pub const SECOND: Duration = Duration::from_secs(1);
 
@@ -34,7 +35,7 @@ impl World {
         let options = server.schema().await;
         let pool = PgPoolOptions::new().max_connections(20);
         let pool = pool.connect_lazy_with(options.clone());
-        postgres::migrate(&pool).await.unwrap();
+        sqs_once_postgres::migrate(&pool).await.unwrap();
         let things = "CREATE TABLE things (id text PRIMARY KEY, n bigint NOT NULL)";
         pool.execute(things).await.unwrap();
         Self { options, pool }
@@ -63,7 +64,7 @@ impl World {
     pub async fn worker_behind_wire(&self) -> (InPostgres, PgPool, Wire) {
         let server = ([127, 0, 0, 1], self.options.get_port()).into();
         let wire = Wire::to(server).await;
-        let pool = postgres::pool(self.options.clone().port(wire.address.port()), 1);
+        let pool = sqs_once_postgres::pool(self.options.clone().port(wire.address.port()), 1);
         (InPostgres::new(pool.clone()), pool, wire)
     }
 

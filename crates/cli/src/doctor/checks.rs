@@ -220,16 +220,28 @@ enum Kind {
 }
 
 impl Kind {
-    /// The errors in the settings. `None` if this tool was built without the feature that reads them.
-    fn problems(self, settings: &mut Settings) -> Option<Vec<String>> {
+    /// Reads the settings, which then know their errors. Returns false if this tool was built without the
+    /// feature that reads them.
+    fn read(self, settings: &mut Settings) -> bool {
         match self {
-            Self::Consumer => Some(settings.problems()),
+            Self::Consumer => settings.read_once(),
             #[cfg(feature = "postgres")]
-            Self::InPostgres => Some(settings.problems_in_postgres()),
-            Self::Relay => Some(settings.problems_of_relay()),
+            Self::InPostgres => {
+                let _errors_are_kept = sqs_once_outbox::DatabaseWithRelay::read(settings);
+                settings.read_consumer();
+            }
+            Self::Relay => {
+                #[cfg(feature = "postgres")]
+                if settings.value("IDEMPOTENCY_POSTGRES_URL").is_some() {
+                    let _errors_are_kept = sqs_once_postgres::DatabaseSettings::read(settings);
+                }
+                let _errors_are_kept = sqs_once_outbox::RelaySettings::read(settings);
+                settings.read_runtime();
+            }
             #[cfg(not(feature = "postgres"))]
-            Self::InPostgres => None,
+            Self::InPostgres => return false,
         }
+        true
     }
 }
 
@@ -241,10 +253,10 @@ fn settings(function: &Deployed, kind: Kind, findings: &mut Findings) {
     let variables = function.variables.iter();
     let variables = variables.map(|(name, value)| (name.as_str(), value.as_str()));
     let mut settings = Settings::from_vars(variables.chain(lambda));
-    let Some(problems) = kind.problems(&mut settings) else {
+    if !kind.read(&mut settings) {
         findings.skip("its variables: this tool was built without the feature `postgres`");
         return;
-    };
+    }
     for (name, nearest) in settings.unknown() {
         findings.add(
             Check::UnknownVariables,
@@ -260,9 +272,9 @@ fn settings(function: &Deployed, kind: Kind, findings: &mut Findings) {
         Kind::Relay => "the function does not start, and no target gets events",
         _ => "the function does not start, and every message fails",
     };
-    for problem in problems {
+    for problem in settings.errors() {
         let fix = "correct the variable: see docs/settings.md";
-        findings.add(Check::Settings, problem, consequence, fix);
+        findings.add(Check::Settings, problem.clone(), consequence, fix);
     }
 }
 
@@ -302,4 +314,43 @@ fn log_level(function: &Deployed, findings: &mut Findings) {
         "the lines of completed messages and batches are dropped, and with them the metrics: no alarm on them fires",
         format!("set {setting} to INFO, or CONSUMER_METRICS to off"),
     );
+}
+
+#[cfg(all(test, feature = "postgres"))]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn documented_and_deployed_variables_are_known() {
+        let pages = [
+            include_str!("../../../../docs/settings.md"),
+            include_str!("../../../../template.yaml"),
+        ];
+        let is_of_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let words = pages.iter().flat_map(|page| page.split(|c| !is_of_name(c)));
+        let prefixes = ["CONSUMER_", "IDEMPOTENCY_", "OUTBOX_"];
+        // `CONSUMER_BACKOFF_...` stands for two names.
+        let is_name = |word: &&str| {
+            prefixes.iter().any(|prefix| word.starts_with(prefix)) && !word.ends_with('_')
+        };
+        let names: BTreeSet<_> = words.filter(is_name).collect();
+        assert!(names.len() > 25, "{names:?}");
+        let mut settings = Settings::from_vars(names.into_iter().map(|name| (name, "1")));
+        for kind in [Kind::Consumer, Kind::InPostgres, Kind::Relay] {
+            assert!(kind.read(&mut settings));
+        }
+        assert_eq!(settings.unknown(), []);
+    }
+
+    #[test]
+    fn invalid_runtime_is_an_error_of_each_kind() {
+        for kind in [Kind::Consumer, Kind::InPostgres, Kind::Relay] {
+            let mut settings = Settings::from_vars([("CONSUMER_RUNTIME", "two")]);
+            kind.read(&mut settings);
+            let is_of_runtime = |error: &&String| error.starts_with("CONSUMER_RUNTIME:");
+            assert_eq!(settings.errors().iter().filter(is_of_runtime).count(), 1);
+        }
+    }
 }

@@ -5,13 +5,17 @@ use std::{process::Stdio, time::Duration};
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Executor as _, PgPool};
 use sqs_once::{
-    Attempt, Deadline, Delivery, Failure, InPostgres, InTransaction, Operation, Outcome,
-    Transaction, postgres,
+    Attempt, Deadline, Failure, Operation, Outcome,
     protocol::{
         ClaimRequest, Key, Namespace, Owner, ResultPointer, State, StoredResult, Timestamp,
     },
-    store::{ClaimAnswer, PostgresStore, RecordFilter, RecordStatus, Store as _},
+    store::{ClaimAnswer, Store as _},
 };
+use sqs_once_core::{
+    handler::Delivery,
+    store::{RecordFilter, RecordStatus},
+};
+use sqs_once_postgres::{InPostgres, InTransaction, PostgresStore, Transaction};
 use support::{
     PATIENCE,
     postgres::{OPTIONAL_SERVER, one},
@@ -46,7 +50,7 @@ pub(crate) struct World {
 impl World {
     pub(crate) async fn start() -> Option<Self> {
         let world = Self::without_table().await?;
-        postgres::migrate(&world.pool).await.unwrap();
+        sqs_once_postgres::migrate(&world.pool).await.unwrap();
         Some(world)
     }
 
@@ -554,7 +558,10 @@ async fn missing_table_or_database_ends_with_3() {
     };
     let missing = world.record(&["show", KEY]).await;
     assert_eq!(missing.code, 3, "{missing:?}");
-    assert!(missing.stderr.contains("postgres::migrate"), "{missing:?}");
+    assert!(
+        missing.stderr.contains("sqs_once_postgres::migrate"),
+        "{missing:?}"
+    );
     let absent = world.url.replace("postgres@", "postgres:secret-1@");
     let absent = absent.replace("/postgres?", "/absent?");
     let absent = run(NOWHERE, &["record", "show", KEY, "--postgres", &absent]).await;

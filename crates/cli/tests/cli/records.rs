@@ -6,8 +6,9 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use serde_json::{Value, json};
 use sqs_once::{
     protocol::Timestamp,
-    store::{DynamoStore, Layout, RecordFilter, RecordStatus},
+    store::{DynamoStore, Layout},
 };
+use sqs_once_core::store::{RecordFilter, RecordStatus};
 use support::{
     PATIENCE,
     dynamo::{Dynamo, Item, number, text},

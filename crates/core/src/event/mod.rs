@@ -21,7 +21,7 @@ pub(crate) const MAX_BODY_BYTES: usize = 255 * 1024;
 const MAX_EVENTS: usize = 1000;
 
 /// An event that a handler publishes with its answer (`Done::publish`, and
-/// `InTransaction::publish` with the feature `postgres`).
+/// `InTransaction::publish` of the crate `sqs-once-postgres`).
 ///
 /// The event is one more item or row of the transaction that records the operation. So it is published if
 /// and only if the operation is recorded. The relay then sends it at least once, to the target that

@@ -7,8 +7,8 @@
 //! | only DynamoDB writes | `Inbox`: plan, commit | `Done` |
 //! | one DynamoDB item | `OnItem`: one conditional write | `Change` |
 //!
-//! DynamoDB writes of the last three rows are applied exactly once. So are writes of `InPostgres`, which
-//! the feature `postgres` adds. For an effect outside the database, a crash between effect and completion
+//! DynamoDB writes of the last three rows are applied exactly once. So are writes of `InPostgres`, in the
+//! crate `sqs-once-postgres`. For an effect outside the database, a crash between effect and completion
 //! makes the handler run again. That attempt is informed.
 //!
 //! A `Consumer` accepts every mode. Modes do not depend on SQS, so they also

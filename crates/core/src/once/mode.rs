@@ -10,14 +10,14 @@ use crate::{
 /// A mode: a way to process operations once, for handlers that return an `A`.
 ///
 /// The modes are [`Once`](crate::Once), `Inbox` and `OnItem`,
-/// and with the feature `postgres` `InPostgres`. A `Consumer` accepts each of them.
+/// and `InPostgres` of the crate `sqs-once-postgres`. A `Consumer` accepts each of them.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not run handlers that return `{A}`",
     label = "not a mode for handlers that return `{A}`",
     note = "for an output that implements `serde::Serialize`, use `Once` on any store",
     note = "for `Done`, use `Once` or `Inbox` on a `DynamoStore`: a `MemoryStore` has no transactions",
     note = "for `Change`, use `OnItem`",
-    note = "for `InTransaction`, use `InPostgres`, with the feature `postgres`"
+    note = "for `InTransaction`, use `InPostgres` of the crate `sqs-once-postgres`"
 )]
 pub trait Mode<A: Answer>: sealed::Sealed + Send + Sync + 'static {
     /// Runs `work` and records the result.

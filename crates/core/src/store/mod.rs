@@ -5,14 +5,14 @@
 //! and no rules of its own. The suite in `tests/store_conformance.rs` checks the conditions of a
 //! store.
 
+pub mod admin;
 mod memory;
-pub mod operator;
 mod results;
 
 use std::error::Error;
 
+pub use admin::{RecordFilter, RecordPage, RecordStatus, StoredRecord};
 pub use memory::MemoryStore;
-pub use operator::{RecordFilter, RecordPage, RecordStatus, StoredRecord};
 pub use results::{OutputStore, Results};
 
 use crate::protocol::{ClaimRequest, Fence, Key, Record, Settlement, Timestamp, Unavailability};

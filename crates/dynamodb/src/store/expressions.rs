@@ -20,7 +20,7 @@ use sqs_once_core::protocol::{
     AfterFailure, Before, ClaimRequest, Fence, Fingerprint, Record, Settlement, State, Timestamp,
     decision::Claimed, record::MAX_FAILED_MESSAGES,
 };
-use sqs_once_core::store::operator::{RecordFilter, RecordStatus};
+use sqs_once_core::store::admin::{RecordFilter, RecordStatus};
 
 /// Attributes that a completion removes: those of the claim and of earlier attempts.
 pub(super) const REMOVED_BY_COMPLETION: [Field; 6] = [

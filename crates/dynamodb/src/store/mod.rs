@@ -1,10 +1,10 @@
 //! [`DynamoStore`]: records in a DynamoDB table.
 
+mod admin;
 mod batched;
 mod expressions;
 mod item;
 mod layout;
-mod operator;
 mod places;
 mod transaction;
 

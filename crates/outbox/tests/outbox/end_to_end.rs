@@ -18,10 +18,10 @@ use serde_json::{Value, json};
 use sqs_once::{
     Attempt, BatchError, Consumer, Deadline, Done, Event, Failure, Handler, Inbox, Mode, Once,
     Write, handler_fn,
-    outbox::Relay,
     protocol::{Namespace, Timestamp},
     store::DynamoStore,
 };
+use sqs_once_outbox::Relay;
 use support::{
     dynamo::{Dynamo, Item, number, text},
     event::{batch, failed, in_group, record},

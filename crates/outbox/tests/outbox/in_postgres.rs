@@ -3,13 +3,11 @@
 use fastrand::Rng;
 use sqlx::{PgPool, postgres::PgPoolOptions};
 use sqs_once::{
-    Attempt, Deadline, Event, Failure, InPostgres, InTransaction, Inbox, Once, Transaction,
-    handler_fn,
-    outbox::PostgresRelay,
-    postgres,
-    protocol::Timestamp,
-    store::{DynamoStore, PostgresStore},
+    Attempt, Deadline, Event, Failure, Inbox, Once, handler_fn, protocol::Timestamp,
+    store::DynamoStore,
 };
+use sqs_once_outbox::{PostgresRelay, RightAfterCommit};
+use sqs_once_postgres::{InPostgres, InTransaction, PostgresStore, Transaction};
 use tokio::time::{Duration, timeout};
 
 use super::{
@@ -50,12 +48,13 @@ impl Database {
     async fn start(server: &Server) -> Self {
         let options = server.schema().await;
         let pool = PgPoolOptions::new().connect_lazy_with(options.clone());
-        postgres::migrate(&pool).await.unwrap();
+        sqs_once_postgres::migrate(&pool).await.unwrap();
         let effects = "CREATE TABLE effects (id text PRIMARY KEY, n bigint NOT NULL)";
         sqlx::query(effects).execute(&pool).await.unwrap();
         let server = ([127, 0, 0, 1], server.options().get_port()).into();
         let wires = [Wire::to(server).await, Wire::to(server).await];
-        let behind = |wire: &Wire| postgres::pool(options.clone().port(wire.address.port()), 10);
+        let behind =
+            |wire: &Wire| sqs_once_postgres::pool(options.clone().port(wire.address.port()), 10);
         let pools = [behind(&wires[0]), behind(&wires[1])];
         Self { pool, wires, pools }
     }
@@ -195,6 +194,6 @@ async fn events_after_commit_reach_b_once_and_in_order() {
         return;
     };
     let name = "consumer A is in PostgreSQL, and sends right after commits";
-    let sends = |mode: InPostgres, sqs: &Sqs| mode.relay(relay(sqs));
+    let sends = |mode: InPostgres, sqs: &Sqs| mode.after_commit(RightAfterCommit::new(relay(sqs)));
     run_rounds(400, |orders, seed| run(name, sends, server, orders, seed)).await;
 }

@@ -5,11 +5,8 @@ use std::{path::Path, time::Duration};
 use lambda_runtime::{LambdaEvent, tower::ServiceExt as _};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use sqs_once::{
-    Deadline, Settings,
-    outbox::{Relay, RelayError},
-    protocol::Timestamp,
-};
+use sqs_once::{Deadline, Settings, protocol::Timestamp};
+use sqs_once_outbox::{Relay, RelayError};
 use support::{
     emf,
     runtime_api::{Lambda, says},
@@ -32,7 +29,9 @@ async fn relay(sqs: &Sqs) -> Relay {
         ("CONSUMER_METRICS", "off"),
     ]);
     let config = support::sdk_config(sqs.endpoint());
-    settings.sdk_config(config).relay().await.unwrap()
+    Relay::from_settings(settings.sdk_config(config))
+        .await
+        .unwrap()
 }
 
 /// A record of the stream: an event of this group, with this body.
@@ -534,10 +533,8 @@ async fn program_answers_lambda_and_writes_metrics() {
 
 #[tokio::test]
 async fn settings_report_every_error() {
-    let error = Settings::from_vars([("OUTBOX_TARGETS", "placed=shipping")])
-        .relay()
-        .await
-        .unwrap_err();
+    let settings = Settings::from_vars([("OUTBOX_TARGETS", "placed=shipping")]);
+    let error = Relay::from_settings(settings).await.unwrap_err();
     let [targets, dead_letters] = error.errors() else {
         panic!("{error}");
     };
@@ -553,7 +550,8 @@ async fn settings_report_every_error() {
         ("OUTBOX_TARGETS", "*=https://sqs/1/a"),
         ("OUTBOX_DEAD_LETTER_QUEUE_URL", "dead"),
     ];
-    let error = Settings::from_vars(queue).relay().await.unwrap_err();
+    let settings = Settings::from_vars(queue);
+    let error = Relay::from_settings(settings).await.unwrap_err();
     assert_eq!(
         error.errors(),
         ["OUTBOX_DEAD_LETTER_QUEUE_URL: must be the URL of a queue"]

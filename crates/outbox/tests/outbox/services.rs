@@ -11,11 +11,11 @@ use aws_sdk_sqs::types::{Message, QueueAttributeName};
 use serde_json::{Value, json};
 use sqs_once::{
     Attempt, Consumer, Deadline, Done, Event as Published, Failure, Once, Operation, handler_fn,
-    outbox::Relay,
     protocol::{Key, Timestamp},
     sqs::{Envelope, KeySource},
     store::{DynamoStore, MemoryStore},
 };
+use sqs_once_outbox::Relay;
 use support::{PATIENCE, consumer::namespace, dynamo::create_table, prerequisite::report_skipped};
 
 use super::stream::{Stream, create_outbox};

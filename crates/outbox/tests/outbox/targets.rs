@@ -9,7 +9,8 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::json;
-use sqs_once::{Settings, SettingsError, outbox::Relay};
+use sqs_once::{Settings, SettingsError};
+use sqs_once_outbox::Relay;
 use support::{
     PATIENCE,
     runtime_api::{Lambda, says},
@@ -81,7 +82,7 @@ async fn start(targets: &[String], dead_letters: &str) -> Result<Relay, Settings
         ("CONSUMER_METRICS", "off"),
     ]);
     let config = config.retry_config(RetryConfig::disabled()).build();
-    settings.sdk_config(config).relay().await
+    Relay::from_settings(settings.sdk_config(config)).await
 }
 
 #[tokio::test]

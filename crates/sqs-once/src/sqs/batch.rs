@@ -33,7 +33,7 @@ use crate::{
     once::Outcome,
     protocol::isolation::may_start_beside,
     system::random_fraction,
-    telemetry::{MessageOutcome, traces},
+    telemetry::{MessageOutcome, tracer},
 };
 
 /// Messages of a batch that are logged and named one by one where they did not start. A batch may hold
@@ -223,7 +223,7 @@ impl Batch {
                 }
                 drop(working);
             });
-            running.spawn(traces::in_current(worker.in_current_span()));
+            running.spawn(tracer::in_current(worker.in_current_span()));
         };
         for _ in 0..workers.get().min(self.messages.len()) {
             spawn(&mut running, Arc::clone(&working));

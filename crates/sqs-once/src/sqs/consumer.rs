@@ -7,8 +7,6 @@ use std::{
     time::Duration,
 };
 
-#[cfg(feature = "s3")]
-use super::S3Bodies;
 use super::{
     Envelope,
     breaker::CircuitBreaker,
@@ -252,14 +250,12 @@ impl<M, H> Consumer<M, H> {
         Self { decoding, ..self }
     }
 
-    /// Reads bodies from S3 that the Amazon SQS Extended Client stored there. By default a pointer to
-    /// such a body is a body as any other.
-    #[cfg(feature = "s3")]
+    /// Reads bodies from S3 that the Amazon SQS Extended Client stored there: `S3Bodies` of the feature `s3`. By
+    /// default a pointer to such a body is a body as any other.
     #[must_use]
-    pub fn s3_bodies(self, s3_bodies: impl Into<Option<S3Bodies>>) -> Self {
-        let s3_bodies = s3_bodies.into();
+    pub fn s3_bodies(self, s3_bodies: impl ReadBodies + 'static) -> Self {
         Self {
-            s3_bodies: s3_bodies.map(|bodies| Arc::new(bodies) as Arc<dyn ReadBodies>),
+            s3_bodies: Some(Arc::new(s3_bodies)),
             ..self
         }
     }

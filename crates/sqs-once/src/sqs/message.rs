@@ -18,7 +18,7 @@ use super::{
 use crate::{
     handler::{Attribute, AttributeValue, Content, Delivery, DeliveryFacts, InvalidMessage},
     protocol::{Key, Timestamp},
-    telemetry::traces,
+    telemetry::tracer,
 };
 
 /// A message of a batch. It has an id: the response could not name a record without one.
@@ -180,7 +180,7 @@ impl Message {
             receive_count = self.receive_count(),
             requestId = self.delivery.facts().request_id.as_deref(),
         );
-        traces::start(&span, self.delivery.facts(), self.key());
+        tracer::message_starts(&span, self.delivery.facts(), self.key());
         span
     }
 
@@ -188,7 +188,7 @@ impl Message {
     pub(crate) fn add_key_to(&self, span: &Span) {
         if let Some(key) = self.key() {
             span.record("key", key.as_str());
-            traces::add_key(span, key);
+            tracer::key_is_known(span, key);
         }
     }
 

@@ -5,13 +5,14 @@
 //! | `message` | one record of the event: its ids, its body, its delivery |
 //! | `envelope` | the JSON of SNS, EventBridge or S3 around a message |
 //! | `encoding` | base64 and gzip around a body |
+//! | `read_message` | one message, without a batch |
 //! | `reading` | from the body in the queue to content and identity |
 //! | `identity` | key and fingerprint of a message |
 //! | `key_fn` | a key by code |
 //! | `pointer` | JSON pointers into a body |
 //! | [`powertools`] | hashes of Powertools for AWS Lambda |
 //! | `s3_pointer` | the place in S3 of a body that an extended client stored there |
-//! | `s3_bodies` | reads such bodies; without the feature `s3` `no_s3_bodies` |
+//! | `s3_bodies` | reads such bodies |
 //! | `lanes` | order of messages: which run one after the other |
 //! | `long_polls` | finds handlers that block their thread |
 //! | `batch` | workers that run lanes until the deadline |
@@ -28,20 +29,21 @@ mod batch;
 mod breaker;
 mod consumer;
 mod document;
-pub(crate) mod encoding;
+mod encoding;
 mod envelope;
-pub(crate) mod identity;
-pub(crate) mod key_fn;
+mod identity;
+mod key_fn;
 mod lambda;
 mod lanes;
 mod long_polls;
-pub(crate) mod message;
+mod message;
 mod observer;
 mod pointer;
 pub mod powertools;
 mod process;
 mod processed;
-pub(crate) mod reading;
+mod read_message;
+mod reading;
 #[cfg(feature = "s3")]
 mod s3_bodies;
 mod s3_pointer;
@@ -55,6 +57,8 @@ pub use identity::{FingerprintSource, KeySource};
 pub use key_fn::Received;
 pub use lambda::run;
 pub use process::BatchError;
+pub use read_message::read_message;
 #[cfg(feature = "s3")]
 pub use s3_bodies::S3Bodies;
+pub use s3_pointer::{ReadBodies, S3Pointer};
 pub use visibility::Visibility;

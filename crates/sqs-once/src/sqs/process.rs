@@ -32,14 +32,14 @@ use super::{
     reading::Reading,
     s3_pointer::S3Pointer,
 };
-use sqs_once_core::once::{Gate, Turns};
+use sqs_once_core::once::{Gate, OperationGate, Turns};
 
 use crate::{
     deadline::Deadline,
     handler::{Attempt, Failure, FromMessage as _, Handler, History, InvalidMessage, Stored},
-    once::{Mode, Operation, OperationGate, Outcome},
+    once::{Mode, Operation, Outcome},
     store::StoreError,
-    telemetry::{batch::BatchReport, traces},
+    telemetry::{batch::BatchReport, tracer},
 };
 
 /// Pauses between claims of a message that another worker holds.
@@ -187,7 +187,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             metrics,
             request_id,
         );
-        traces::flush(deadline).await;
+        tracer::flush(deadline).await;
         match store_unavailable(&processed) {
             Some(error) if self.fail_when_store_unavailable => Err(BatchError::StoreUnavailable {
                 messages: processed.len(),
@@ -251,7 +251,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             let recorded = (!is_last).then(|| processed.clone());
             let replay = pin!(self.replay(processed, message, batch));
             let processed = replay.instrument(span.clone()).await;
-            traces::end(&span, processed.outcome());
+            tracer::message_ends(&span, processed.outcome());
             if processed.outcome().is_permanent()
                 && let Some(visibility) = &self.visibility
             {

@@ -8,20 +8,27 @@ use serde_json::value::RawValue;
 
 use crate::{handler::InvalidMessage, once::Outcome};
 
-/// Reads the bodies that pointers name.
-pub(super) trait ReadBodies: Debug + Send + Sync {
+/// Reads the bodies that pointers name. `S3Bodies` of the feature `s3` does.
+pub trait ReadBodies: Debug + Send + Sync {
     /// Reads the body behind a pointer.
+    ///
+    /// # Errors
+    ///
+    /// The outcome of the message without its body. Its text should have no payload.
     fn read<'a>(&'a self, pointer: &'a S3Pointer) -> BoxFuture<'a, Result<String, Outcome>>;
 }
 
 /// Bucket and key of an object in S3, as the extended clients of SQS and SNS write them:
 /// `["software.amazon.payloadoffloading.PayloadS3Pointer", {"s3BucketName": "...", "s3Key": "..."}]`.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
-pub(super) struct S3Pointer {
+#[non_exhaustive]
+pub struct S3Pointer {
+    /// The bucket.
     #[serde(rename = "s3BucketName")]
-    pub(super) bucket: String,
+    pub bucket: String,
+    /// The key, without the segments `.` and `..`.
     #[serde(rename = "s3Key")]
-    pub(super) key: String,
+    pub key: String,
 }
 
 /// Name of the Java class that Jackson puts before an object of a class that is not final.

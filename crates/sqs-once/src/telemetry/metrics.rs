@@ -82,8 +82,9 @@ impl Metrics {
         (&self.namespace, &self.service)
     }
 
-    /// Returns whether lines with metrics are written.
-    pub(super) fn writes(&self) -> bool {
+    /// Returns whether lines with metrics are written: not where standard output is a terminal.
+    #[must_use]
+    pub fn writes(&self) -> bool {
         self.writes
     }
 
@@ -102,14 +103,12 @@ impl Metrics {
         }
     }
 
-    /// Writes a line of this message with metrics to standard output. No metric has several values.
-    #[cfg(feature = "outbox")]
-    pub(super) fn write_line(
-        &self,
-        message: &'static str,
-        metrics: &[Metric],
-        request_id: Option<&str>,
-    ) {
+    /// Writes one line with this message and these metrics to standard output, if [`writes`](Self::writes). Of
+    /// [several](Value::Several) values, the first 100 count.
+    pub fn write_line(&self, message: &'static str, metrics: &[Metric], request_id: Option<&str>) {
+        if !self.writes {
+            return;
+        }
         let mut line = Vec::with_capacity(512);
         let written = self
             .line(message, None, metrics, request_id, Timestamp::now())
@@ -189,24 +188,37 @@ pub(super) struct BatchFields {
 /// One metric of a line.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "PascalCase")]
-pub(super) struct Metric {
-    pub(super) name: &'static str,
-    pub(super) unit: Unit,
+pub struct Metric {
+    /// Name, in PascalCase by convention.
+    pub name: &'static str,
+    /// Unit of the value.
+    pub unit: Unit,
+    /// The value, or the values.
     #[serde(skip)]
-    pub(super) value: Value,
+    pub value: Value,
 }
 
+/// The unit of a [`Metric`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(super) enum Unit {
+#[non_exhaustive]
+pub enum Unit {
+    /// A number of things.
     Count,
+    /// Seconds.
     Seconds,
+    /// Milliseconds.
     Milliseconds,
 }
 
+/// The value of a [`Metric`].
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Value {
+#[non_exhaustive]
+pub enum Value {
+    /// A whole number.
     Count(u64),
+    /// A number.
     Number(f64),
+    /// One value for each message, for percentiles.
     Several(Vec<f64>),
 }
 

@@ -1,28 +1,20 @@
-//! Logs and metrics: one JSON object per line, as CloudWatch reads them. Traces by OpenTelemetry.
+//! Logs and metrics: one JSON object per line, as CloudWatch reads them.
 
 pub(crate) mod batch;
 mod message;
 pub(crate) mod metrics;
-#[cfg(feature = "outbox")]
-mod relay;
-#[cfg(feature = "opentelemetry")]
-pub(crate) mod traces;
-#[cfg(not(feature = "opentelemetry"))]
-#[path = "no_traces.rs"]
-pub(crate) mod traces;
+pub(crate) mod tracer;
 
 use std::{io::IsTerminal as _, panic::PanicHookInfo, time::Duration};
 
 pub use message::MessageOutcome;
-pub use metrics::Metrics;
-#[cfg(feature = "outbox")]
-pub(crate) use relay::RelayReport;
-#[cfg(feature = "opentelemetry")]
-pub use traces::{flush_traces, traces};
+pub use metrics::{Metric, Metrics, Unit, Value};
+pub use sqs_once_core::handler::DeliveryFacts;
+pub use tracer::{Parent, Tracer, set_tracer};
 
 use tracing::{Level, Subscriber};
 use tracing_subscriber::{
-    Layer,
+    Layer, Registry,
     filter::{LevelFilter, Targets},
     fmt,
     layer::SubscriberExt as _,
@@ -38,7 +30,7 @@ use tracing_subscriber::{
 /// (`warn,sqs_once=debug`), else it is `info`. A value that can't be read counts as `info`, and a
 /// warning names the variable.
 ///
-/// With the feature `opentelemetry`, `OTEL_TRACES_EXPORTER` switches traces on (`docs/traces.md`).
+/// For traces, call `init` of the crate `sqs-once-otel` instead (`docs/traces.md`).
 ///
 /// Replaces the panic hook, see [`set_panic_hook`].
 ///
@@ -69,10 +61,33 @@ pub fn init() {
 /// assert!(telemetry::try_init().is_err());
 /// ```
 pub fn try_init() -> Result<(), TryInitError> {
-    let registry = tracing_subscriber::registry().with(layer());
-    #[cfg(feature = "opentelemetry")]
-    let registry = registry.with(traces());
-    registry.try_init()?;
+    try_init_with(None::<LevelFilter>)?;
+    let exporter = std::env::var("OTEL_TRACES_EXPORTER");
+    if exporter.is_ok_and(|exporter| exporter == "otlp" || exporter == "xray") {
+        let error = "OTEL_TRACES_EXPORTER has no effect: add the crate `sqs-once-otel`, and call its `init`";
+        tracing::warn!(error, "traces are off");
+    }
+    Ok(())
+}
+
+/// Like [`try_init`], with another layer beside that of the logs. The level of the logs does not apply to it.
+///
+/// # Errors
+///
+/// If a subscriber is set already. The panic hook then stays as it is.
+///
+/// ```
+/// use sqs_once::telemetry;
+///
+/// let none = None::<tracing_subscriber::filter::LevelFilter>;
+/// assert!(telemetry::try_init_with(none).is_ok());
+/// ```
+pub fn try_init_with<L>(other: Option<L>) -> Result<(), TryInitError>
+where
+    L: Layer<Registry> + Send + Sync,
+{
+    let registry = tracing_subscriber::registry().with(other);
+    registry.with(layer()).try_init()?;
     set_panic_hook();
     if let Some((setting, text)) = setting()
         && level(&text).is_none()
@@ -81,9 +96,6 @@ pub fn try_init() -> Result<(), TryInitError> {
             setting,
             "not a log level or a list of target=level: taken as info"
         );
-    }
-    if let Some(error) = traces::setting_error() {
-        tracing::warn!(%error, "traces are off");
     }
     Ok(())
 }
@@ -139,8 +151,7 @@ fn setting() -> Option<(&'static str, String)> {
 }
 
 /// Returns whether the consumer logs lines at INFO, and with them its metrics, at this value of
-/// `RUST_LOG`. For the command-line tool.
-#[doc(hidden)]
+/// `RUST_LOG`.
 #[must_use]
 pub fn logs_info(setting: &str) -> bool {
     let filter = level(setting).unwrap_or_else(info);

@@ -176,7 +176,7 @@ impl Client {
                     Check::PostgresTables,
                     "the table sqs_once_records lacks columns of this version",
                     "a consumer that may not add them fails every message",
-                    "as the owner of the table, run `sqs_once::postgres::migrate`, or crates/sqs-once/src/postgres/tables.sql",
+                    "as the owner of the table, run `sqs_once_postgres::migrate`, or crates/postgres/src/tables.sql",
                 );
             }
         }
@@ -192,7 +192,7 @@ impl Client {
             return;
         }
         let fix = format!(
-            "as a user with CREATE on the schema, run `sqs_once::postgres::migrate`, or crates/sqs-once/src/postgres/tables.sql; the user {} finds tables by its search path",
+            "as a user with CREATE on the schema, run `sqs_once_postgres::migrate`, or crates/postgres/src/tables.sql; the user {} finds tables by its search path",
             self.user
         );
         match &table.elsewhere {

@@ -1,7 +1,7 @@
 //! Checks of the tables in DynamoDB: that of the records, and that of published events.
 
 use aws_sdk_dynamodb::types::{KeyType, StreamViewType};
-use sqs_once::store::Field;
+use sqs_once_dynamodb::store::Field;
 
 use super::{Check, Findings};
 use crate::doctor::facts::{Consumer, Records, Table};

@@ -1,0 +1,63 @@
+//! Explanations of requests that a service did not answer, for the crates that call AWS.
+
+use std::{error::Error, iter::successors};
+
+/// No answer came in time on an open connection.
+#[derive(Debug, thiserror::Error)]
+#[error("no answer in time")]
+pub struct NoAnswer;
+
+/// Where a request ended, if the service did not answer it. The AWS SDK's `SdkError` says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unanswered {
+    /// The time was up.
+    Timeout,
+    /// The connector failed.
+    NotSent,
+    /// The request could not be built.
+    NotBuilt,
+    /// The answer could not be read.
+    Unreadable,
+}
+
+impl Unanswered {
+    /// Explains the error and its remedy. `is_credentials` recognizes the SDK's error for missing
+    /// credentials, which this crate does not know. The text omits the request.
+    #[must_use]
+    pub fn explain(
+        self,
+        error: &(dyn Error + 'static),
+        is_credentials: impl Fn(&(dyn Error + 'static)) -> bool,
+    ) -> String {
+        let advice = match self {
+            Self::Timeout => return NoAnswer.to_string(),
+            Self::NotSent if sources(error).any(|e| e.is::<NoAnswer>()) => {
+                return NoAnswer.to_string();
+            }
+            Self::NotSent if sources(error).any(is_credentials) => {
+                "no AWS credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; a deployed function needs a role"
+            }
+            Self::NotSent => "could not connect; check the endpoint, the region and the network",
+            Self::NotBuilt => "could not build the request",
+            Self::Unreadable => return "the answer could not be read".to_owned(),
+        };
+        // A connector's errors contain addresses and causes, no bodies.
+        let cause = error.source().map_or_else(String::new, causes);
+        format!("{advice} ({cause})")
+    }
+}
+
+/// Returns an error and its causes in one line.
+pub fn causes(error: &(dyn Error + 'static)) -> String {
+    let causes: Vec<_> = sources(error).map(ToString::to_string).collect();
+    let causes = causes.join(": ");
+    let words: Vec<_> = causes.split_whitespace().collect();
+    words.join(" ")
+}
+
+/// An error, its source, the source of that, and so on.
+fn sources<'a>(
+    error: &'a (dyn Error + 'static),
+) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    successors(Some(error), |&error| error.source())
+}

@@ -1,0 +1,47 @@
+//! The relay of [sqs-once](https://docs.rs/sqs-once): a Lambda function that sends published events, from the
+//! stream of a DynamoDB table or from a PostgreSQL table.
+//!
+//! The binary `relay` of this package is that function. This library is for functions that add their own
+//! code, and for consumers that send events right after their commit.
+//!
+//! | module | task |
+//! | --- | --- |
+//! | `targets` | from the name of an event to a queue, a topic or an event bus |
+//! | `check` | asks at the start whether the targets exist |
+//! | `stream` | records of the stream into groups of events |
+//! | `send` | one call to SQS, SNS or EventBridge, and its result for each event |
+//! | `relay` | sends groups in rounds; of a batch, reports the first event that was not sent |
+//! | `postgres` | sends the rows of a table, by schedule and right after a commit |
+//! | `lambda` | both relays as `tower` services |
+//! | `settings` | environment variables into a relay |
+//! | `report` | the log line of a batch |
+//!
+//! Events are published by [`Done::publish`](sqs_once::Done::publish) and `InTransaction::publish`.
+//! `docs/outbox.md` has the guarantees, the deployment and the settings.
+//!
+//! EventBridge confirms an event that matches no rule of its bus, and drops it. The relay takes it for sent.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
+// Tests may read the clock; the library reads it in `sqs_once_core::system` alone.
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
+mod check;
+mod lambda;
+#[cfg(feature = "postgres")]
+mod postgres;
+mod relay;
+mod report;
+mod send;
+mod settings;
+mod stream;
+mod targets;
+
+pub use check::MissingTargets;
+pub use lambda::{RelayError, run};
+#[cfg(feature = "postgres")]
+pub use postgres::{PostgresRelay, Relayed, RightAfterCommit};
+pub use relay::Relay;
+#[cfg(feature = "postgres")]
+pub use settings::DatabaseWithRelay;
+pub use settings::RelaySettings;
+pub use targets::Targets;

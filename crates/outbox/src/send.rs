@@ -1,0 +1,376 @@
+//! One call to SQS, SNS or EventBridge, and its result for each event.
+
+use std::error::Error;
+
+use aws_config::SdkConfig;
+use aws_sdk_eventbridge::types::PutEventsRequestEntry;
+use aws_sdk_sns::types::{MessageAttributeValue as SnsAttribute, PublishBatchRequestEntry};
+use aws_sdk_sqs::{
+    config::http::HttpResponse,
+    error::{ProvideErrorMetadata, SdkError},
+    types::{
+        MessageAttributeValue as SqsAttribute, QueueAttributeName, SendMessageBatchRequestEntry,
+    },
+};
+
+use crate::targets::Target;
+use sqs_once_core::event::Published;
+use sqs_once_dynamodb::explain::unanswered;
+
+/// Entries of one call, a limit of all three services.
+pub(crate) const MAX_ENTRIES: usize = 10;
+
+/// Size of one call: the limit of SNS and EventBridge, which SQS accepts too.
+pub(crate) const MAX_CALL_BYTES: usize = 256 * 1024;
+
+/// Room for the attributes of an event.
+pub(crate) const ATTRIBUTE_BYTES: usize = 1024;
+
+/// Message attribute with the id of the event.
+const ID: &str = "idempotencyKey";
+/// Message attribute with the name of the event.
+const NAME: &str = "eventName";
+/// Message attribute of a dead letter: the reason.
+const REASON: &str = "SqsOnceReason";
+/// Message attribute of a dead letter: the group of the event.
+const GROUP: &str = "eventGroup";
+
+/// Codes by which a target refuses the contents of an event, whenever it is sent. Every error that is in
+/// neither list may be that of a missing permission or of an outage, so the event is sent again.
+const REFUSED_CONTENTS: [&str; 6] = [
+    "InvalidMessageContents",
+    "AWS.SimpleQueueService.InvalidMessageContents",
+    "BatchRequestTooLong",
+    "AWS.SimpleQueueService.BatchRequestTooLong",
+    "BatchRequestTooLongException",
+    "MalformedDetail",
+];
+
+/// Codes by which a target refuses an entry, or the whole call: SNS gives `InvalidParameter` for the ARN
+/// of a topic in another Region, and for the text of a message.
+const REFUSED_VALUES: [&str; 6] = [
+    "InvalidParameterValue",
+    "MissingParameter",
+    "InvalidParameter",
+    "ParameterValueInvalid",
+    "InvalidArgument",
+    "ValidationException",
+];
+
+/// An event on its way, and the reason if it goes to the dead-letter queue.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parcel<'a> {
+    pub(crate) event: &'a Published,
+    pub(crate) reason: Option<&'a str>,
+}
+
+/// The result for one event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    /// The target confirmed the event.
+    Confirmed,
+    /// The target refuses the event, whenever it is sent.
+    Refused(String),
+    /// The event is sent again. The target may have taken it.
+    Failed(String),
+    /// As `Failed`, and the target used up the time of the call.
+    Silent(String),
+}
+
+impl Sent {
+    fn not(code: &str) -> Self {
+        if REFUSED_CONTENTS.contains(&code) || REFUSED_VALUES.contains(&code) {
+            Self::Refused(code.to_owned())
+        } else {
+            Self::Failed(code.to_owned())
+        }
+    }
+
+    /// The result of an event whose call failed as a whole, if no call to the target succeeded. The target's
+    /// own URL or ARN may be the refused value, so the event is sent again.
+    fn of_call(self) -> Self {
+        match self {
+            Self::Refused(code) if REFUSED_VALUES.contains(&&*code) => Self::Failed(code),
+            other => other,
+        }
+    }
+}
+
+/// Clients of the three services.
+#[derive(Clone, Debug)]
+pub(crate) struct Sender {
+    sqs: aws_sdk_sqs::Client,
+    sns: aws_sdk_sns::Client,
+    events: aws_sdk_eventbridge::Client,
+    /// Source of entries of EventBridge.
+    pub(crate) source: String,
+}
+
+impl Sender {
+    pub(crate) fn new(config: &SdkConfig, source: String) -> Self {
+        Self {
+            sqs: aws_sdk_sqs::Client::new(config),
+            sns: aws_sdk_sns::Client::new(config),
+            events: aws_sdk_eventbridge::Client::new(config),
+            source,
+        }
+    }
+
+    /// Sends events in one call, and each alone if the target refuses the call. Returns the result of
+    /// each event, in order.
+    pub(crate) async fn send(&self, target: &Target, parcels: &[Parcel<'_>]) -> Vec<Sent> {
+        match self.call(target, parcels).await {
+            Err(Sent::Refused(_)) if parcels.len() > 1 => {
+                // One event may have spoilt the call.
+                let mut calls = Vec::with_capacity(parcels.len());
+                for parcel in parcels {
+                    calls.push(self.call(target, std::slice::from_ref(parcel)).await);
+                }
+                let is_willing = calls.iter().any(Result::is_ok);
+                let result = |call: Result<_, Sent>| match call {
+                    Ok(sent) => first(sent),
+                    Err(error) if is_willing => error,
+                    Err(error) => error.of_call(),
+                };
+                calls.into_iter().map(result).collect()
+            }
+            Err(error) => vec![error.of_call(); parcels.len()],
+            Ok(sent) => sent,
+        }
+    }
+
+    /// Asks the service for a target.
+    ///
+    /// # Errors
+    ///
+    /// The result that an event would have.
+    pub(crate) async fn find(&self, target: &Target) -> Result<(), Sent> {
+        match target {
+            Target::Queue { url, .. } => {
+                let get = self.sqs.get_queue_attributes().queue_url(url);
+                let get = get.attribute_names(QueueAttributeName::QueueArn);
+                get.send().await.map(drop).map_err(|error| failed(&error))
+            }
+            Target::Topic { arn, .. } => {
+                let get = self.sns.get_topic_attributes().topic_arn(arn);
+                get.send().await.map(drop).map_err(|error| failed(&error))
+            }
+            Target::Bus { arn } => {
+                let describe = self.events.describe_event_bus().name(arn);
+                let answer = describe.send().await;
+                answer.map(drop).map_err(|error| failed(&error))
+            }
+        }
+    }
+
+    /// # Errors
+    ///
+    /// The result of every event, if the call failed as a whole.
+    async fn call(&self, target: &Target, parcels: &[Parcel<'_>]) -> Result<Vec<Sent>, Sent> {
+        match target {
+            Target::Queue { url, fifo } => self.to_queue(url, *fifo, parcels).await,
+            Target::Topic { arn, fifo } => self.to_topic(arn, *fifo, parcels).await,
+            Target::Bus { arn } => self.to_bus(arn, parcels).await,
+        }
+    }
+
+    async fn to_queue(
+        &self,
+        url: &str,
+        fifo: bool,
+        parcels: &[Parcel<'_>],
+    ) -> Result<Vec<Sent>, Sent> {
+        let entries = parcels.iter().enumerate().map(|(index, parcel)| {
+            let event = parcel.event;
+            let mut entry = SendMessageBatchRequestEntry::builder()
+                .id(index.to_string())
+                .message_body(&event.body);
+            for (name, value) in attributes(*parcel) {
+                let value = SqsAttribute::builder()
+                    .data_type("String")
+                    .string_value(value);
+                entry = entry.message_attributes(name, value.build().map_err(not_built)?);
+            }
+            if fifo {
+                entry = entry
+                    .message_group_id(&event.group)
+                    .message_deduplication_id(&event.id);
+            }
+            entry.build().map_err(not_built)
+        });
+        let call = self.sqs.send_message_batch().queue_url(url);
+        let call = call.set_entries(Some(entries.collect::<Result<_, _>>()?));
+        let answer = call.send().await.map_err(|error| failed(&error))?;
+        let confirmed = answer.successful().iter().map(|entry| entry.id());
+        let refused = answer
+            .failed()
+            .iter()
+            .map(|entry| (entry.id(), entry.code()));
+        Ok(results(parcels.len(), confirmed, refused))
+    }
+
+    async fn to_topic(
+        &self,
+        arn: &str,
+        fifo: bool,
+        parcels: &[Parcel<'_>],
+    ) -> Result<Vec<Sent>, Sent> {
+        let entries = parcels.iter().enumerate().map(|(index, parcel)| {
+            let event = parcel.event;
+            let mut entry = PublishBatchRequestEntry::builder()
+                .id(index.to_string())
+                .message(&event.body);
+            for (name, value) in attributes(*parcel) {
+                let value = SnsAttribute::builder()
+                    .data_type("String")
+                    .string_value(value);
+                entry = entry.message_attributes(name, value.build().map_err(not_built)?);
+            }
+            if fifo {
+                entry = entry
+                    .message_group_id(&event.group)
+                    .message_deduplication_id(&event.id);
+            }
+            entry.build().map_err(not_built)
+        });
+        let call = self.sns.publish_batch().topic_arn(arn);
+        let call = call.set_publish_batch_request_entries(Some(entries.collect::<Result<_, _>>()?));
+        let answer = call.send().await.map_err(|error| failed(&error))?;
+        let confirmed = answer.successful().iter().filter_map(|entry| entry.id());
+        let refused = answer
+            .failed()
+            .iter()
+            .map(|entry| (entry.id(), entry.code()));
+        Ok(results(parcels.len(), confirmed, refused))
+    }
+
+    async fn to_bus(&self, arn: &str, parcels: &[Parcel<'_>]) -> Result<Vec<Sent>, Sent> {
+        let entries = parcels.iter().map(|parcel| {
+            let event = parcel.event;
+            PutEventsRequestEntry::builder()
+                .event_bus_name(arn)
+                .source(&self.source)
+                .detail_type(&event.name)
+                .detail(detail(event))
+                .build()
+        });
+        let call = self
+            .events
+            .put_events()
+            .set_entries(Some(entries.collect()));
+        let answer = call.send().await.map_err(|error| failed(&error))?;
+        let sent = answer
+            .entries()
+            .iter()
+            .map(|entry| match entry.error_code() {
+                Some(code) => Sent::not(code),
+                None if entry.event_id().is_some() => Sent::Confirmed,
+                None => unconfirmed(),
+            });
+        let missing = std::iter::repeat_with(unconfirmed);
+        Ok(sent.chain(missing).take(parcels.len()).collect())
+    }
+}
+
+/// An entry of EventBridge has no attributes, and its detail must be an object.
+fn detail(event: &Published) -> String {
+    let metadata = serde_json::json!({ ID: event.id, "group": event.group });
+    format!(r#"{{"metadata":{metadata},"data":{}}}"#, event.body)
+}
+
+fn attributes<'a>(parcel: Parcel<'a>) -> impl Iterator<Item = (&'static str, &'a str)> {
+    let Parcel { event, reason } = parcel;
+    let always = [(ID, event.id.as_str()), (NAME, event.name.as_str())];
+    let of_dead_letter = reason.map(|reason| [(REASON, reason), (GROUP, event.group.as_str())]);
+    always
+        .into_iter()
+        .chain(of_dead_letter.into_iter().flatten())
+}
+
+/// The result of each entry. An entry that the answer does not name is not confirmed.
+fn results<'a>(
+    count: usize,
+    confirmed: impl Iterator<Item = &'a str>,
+    refused: impl Iterator<Item = (&'a str, &'a str)>,
+) -> Vec<Sent> {
+    let mut sent = vec![unconfirmed(); count];
+    let confirmed = confirmed.map(|id| (id, Sent::Confirmed));
+    for (id, result) in confirmed.chain(refused.map(|(id, code)| (id, Sent::not(code)))) {
+        let index = id.parse::<usize>().ok();
+        if let Some(entry) = index.and_then(|index| sent.get_mut(index)) {
+            *entry = result;
+        }
+    }
+    sent
+}
+
+fn unconfirmed() -> Sent {
+    Sent::Failed("the answer does not name the event".to_owned())
+}
+
+fn first(sent: Vec<Sent>) -> Sent {
+    sent.into_iter().next().unwrap_or_else(unconfirmed)
+}
+
+/// An entry that lacks a field.
+fn not_built(error: impl Error) -> Sent {
+    Sent::Failed(error.to_string())
+}
+
+/// Without the message of the service, which may quote the payload.
+fn failed<E>(error: &SdkError<E, HttpResponse>) -> Sent
+where
+    E: ProvideErrorMetadata + Error + 'static,
+{
+    let is_silent = match error {
+        SdkError::TimeoutError(_) => true,
+        SdkError::DispatchFailure(failure) => failure.is_timeout(),
+        _ => false,
+    };
+    match error.as_service_error() {
+        Some(service) => Sent::not(service.code().unwrap_or("unknown error")),
+        None if is_silent => Sent::Silent(unanswered(error)),
+        None => Sent::Failed(unanswered(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unnamed_entry_is_not_confirmed() {
+        let sent = results(
+            3,
+            ["2", "7", "x"].into_iter(),
+            [("0", "MissingParameter")].into_iter(),
+        );
+        let refused = Sent::Refused("MissingParameter".to_owned());
+        assert_eq!(sent, [refused, unconfirmed(), Sent::Confirmed]);
+    }
+
+    #[test]
+    fn unknown_code_is_sent_again() {
+        for code in [
+            "AccessDenied",
+            "RequestThrottled",
+            "ThrottlingException",
+            "InternalError",
+        ] {
+            assert_eq!(Sent::not(code), Sent::Failed(code.to_owned()));
+        }
+    }
+
+    #[test]
+    fn detail_is_an_object_with_the_id() {
+        let event = Published {
+            id: "orders#\"#00".to_owned(),
+            group: "c-1".to_owned(),
+            name: "placed".to_owned(),
+            body: "[1]".to_owned(),
+        };
+        let detail: serde_json::Value = serde_json::from_str(&detail(&event)).unwrap();
+        assert_eq!(detail["metadata"][ID], event.id);
+        assert_eq!(detail["data"], serde_json::json!([1]));
+    }
+}

@@ -1,0 +1,211 @@
+//! Environment variables into a relay.
+
+use aws_config::SdkConfig;
+use sqs_once::{Settings, SettingsError, telemetry::Metrics};
+#[cfg(feature = "postgres")]
+use sqs_once_core::settings::{ModeOptions, ModeSettings};
+#[cfg(feature = "postgres")]
+use sqs_once_postgres::{DatabaseSettings, InPostgres};
+
+#[cfg(feature = "postgres")]
+use crate::{PostgresRelay, RightAfterCommit};
+use crate::{Relay, Targets};
+
+const TARGETS: &str = "OUTBOX_TARGETS";
+const DEAD_LETTERS: &str = "OUTBOX_DEAD_LETTER_QUEUE_URL";
+
+/// Settings of a relay, wherever its events are.
+///
+/// | variable | default | meaning |
+/// | --- | --- | --- |
+/// | `OUTBOX_TARGETS` | required | queue, topic or event bus for each name of an event ([`Targets`]) |
+/// | `OUTBOX_DEAD_LETTER_QUEUE_URL` | required | queue for events that their target refuses |
+/// | `OUTBOX_EVENT_SOURCE` | function name | `source` of events on EventBridge |
+///
+/// The variables of metrics are those of [`Settings`].
+#[derive(Debug)]
+pub struct RelaySettings {
+    targets: Targets,
+    dead_letters: String,
+    source: String,
+    metrics: Option<Metrics>,
+}
+
+impl RelaySettings {
+    /// Reads the settings.
+    ///
+    /// # Errors
+    ///
+    /// The first variable that is missing or invalid. The others stay in the list, as with
+    /// [`Variables::required`](sqs_once_core::settings::Variables::required).
+    pub fn read(settings: &mut Settings) -> Result<Self, SettingsError> {
+        let targets = settings.required(
+            TARGETS,
+            "queue, topic or event bus for each name of an event, as `*=URL or ARN`",
+            str::parse,
+        );
+        let dead_letters = settings.required(
+            DEAD_LETTERS,
+            "queue for events that their target refuses",
+            str::parse::<String>,
+        );
+        let function = settings.function();
+        let source = settings.optional("OUTBOX_EVENT_SOURCE", &function, str::parse::<String>);
+        let metrics = settings.metrics();
+        Ok(Self {
+            targets: targets?,
+            dead_letters: dead_letters?,
+            source: source?,
+            metrics: metrics?,
+        })
+    }
+
+    fn relay(self, config: &SdkConfig) -> Result<Relay, SettingsError> {
+        let relay = Relay::new(config, self.targets, &self.dead_letters);
+        let relay =
+            relay.map_err(|error| SettingsError::new(format!("{DEAD_LETTERS}: {error}")))?;
+        Ok(relay.source(self.source).metrics(self.metrics))
+    }
+
+    /// The relay, unless a target is missing.
+    async fn checked_relay(self, config: &SdkConfig) -> Result<Relay, SettingsError> {
+        let relay = self.relay(config)?;
+        match relay.check_targets().await {
+            Ok(()) => Ok(relay),
+            Err(missing) => Err(SettingsError::new(format!(
+                "{TARGETS} or {DEAD_LETTERS}: {missing}"
+            ))),
+        }
+    }
+}
+
+impl Relay {
+    /// The relay of an outbox in DynamoDB, from [`RelaySettings`].
+    ///
+    /// # Errors
+    ///
+    /// Every variable that is missing or invalid, and targets that do not exist
+    /// ([`check_targets`](Self::check_targets)). `IDEMPOTENCY_POSTGRES_URL` is an error: that is the
+    /// variable of `PostgresRelay`, which needs the feature `postgres`.
+    ///
+    /// ```no_run
+    /// use sqs_once::Settings;
+    /// use sqs_once_outbox::Relay;
+    ///
+    /// # async fn main_() -> Result<(), lambda_runtime::Error> {
+    /// sqs_once_outbox::run(Relay::from_settings(Settings::from_env()).await?).await
+    /// # }
+    /// ```
+    pub async fn from_settings(mut settings: Settings) -> Result<Self, SettingsError> {
+        let problem = if cfg!(feature = "postgres") {
+            "is not for the relay of a stream: call `PostgresRelay::from_settings`"
+        } else {
+            "needs the feature `postgres` of the crate sqs-once-outbox"
+        };
+        let other = |(), _: &str| Err(problem.to_owned());
+        let other = settings.changed("IDEMPOTENCY_POSTGRES_URL", (), other);
+        let relay = RelaySettings::read(&mut settings);
+        let relay = settings.check(other.and(relay))?;
+        relay.checked_relay(&settings.config().await).await
+    }
+}
+
+#[cfg(feature = "postgres")]
+impl PostgresRelay {
+    /// The relay of an outbox in PostgreSQL, from [`RelaySettings`] and [`DatabaseSettings`]. It needs
+    /// one connection, the default of `IDEMPOTENCY_POSTGRES_CONNECTIONS` here. With `CONSUMER_PRIME=on` it
+    /// creates the tables too.
+    ///
+    /// # Errors
+    ///
+    /// Every variable that is missing or invalid, and targets that do not exist.
+    ///
+    /// ```no_run
+    /// use sqs_once::Settings;
+    /// use sqs_once_outbox::PostgresRelay;
+    ///
+    /// # async fn main_() -> Result<(), lambda_runtime::Error> {
+    /// sqs_once_outbox::run(PostgresRelay::from_settings(Settings::from_env()).await?).await
+    /// # }
+    /// ```
+    pub async fn from_settings(mut settings: Settings) -> Result<Self, SettingsError> {
+        let database = DatabaseSettings::read(&mut settings);
+        let relay = RelaySettings::read(&mut settings);
+        let read = (|| Ok((database?, relay?)))();
+        let (database, relay) = settings.check(read)?;
+        let config = settings.config().await;
+        let relay = relay.checked_relay(&config).await?;
+        let store = database.prepared_store(&config, 1).await;
+        Ok(Self::new(relay, store))
+    }
+}
+
+/// Settings of a consumer in the mode [`InPostgres`] that sends events
+/// [right after their commit](RightAfterCommit).
+///
+/// It reads the variables of [`DatabaseSettings`] and [`RelaySettings`]. Without `OUTBOX_TARGETS` and
+/// `OUTBOX_DEAD_LETTER_QUEUE_URL` the events wait for the relay. One of the two alone is an error. If a
+/// target does not exist, that is logged, and the events wait for the relay too.
+///
+/// ```no_run
+/// use sqs_once::{Handler, Settings};
+/// use sqs_once_outbox::DatabaseWithRelay;
+/// use sqs_once_postgres::InTransaction;
+///
+/// # async fn main_<H: Handler<Output = InTransaction<String>>>(handler: H) -> Result<(), lambda_runtime::Error> {
+/// let mut settings = Settings::from_env();
+/// let database = DatabaseWithRelay::read(&mut settings);
+/// sqs_once::run(settings.consumer(database, Ok(handler)).await?).await
+/// # }
+/// ```
+#[cfg(feature = "postgres")]
+pub struct DatabaseWithRelay {
+    database: DatabaseSettings,
+    relay: Option<RelaySettings>,
+}
+
+#[cfg(feature = "postgres")]
+impl DatabaseWithRelay {
+    /// Reads the settings.
+    ///
+    /// # Errors
+    ///
+    /// The first variable that is missing or invalid. The others stay in the list, as with
+    /// [`Variables::required`](sqs_once_core::settings::Variables::required).
+    pub fn read(settings: &mut Settings) -> Result<Self, SettingsError> {
+        let database = DatabaseSettings::read(settings);
+        let is_set = [TARGETS, DEAD_LETTERS].map(|name| settings.value(name).is_some());
+        let relay = is_set
+            .contains(&true)
+            .then(|| RelaySettings::read(settings));
+        Ok(Self {
+            database: database?,
+            relay: relay.transpose()?,
+        })
+    }
+}
+
+#[cfg(feature = "postgres")]
+impl ModeSettings<SdkConfig> for DatabaseWithRelay {
+    type Mode = InPostgres;
+
+    async fn build(
+        self,
+        options: ModeOptions,
+        config: &SdkConfig,
+    ) -> Result<InPostgres, SettingsError> {
+        let mode = self.database.build(options, config).await?;
+        let Some(relay) = self.relay else {
+            return Ok(mode);
+        };
+        let relay = relay.relay(config)?;
+        Ok(match relay.check_targets().await {
+            Ok(()) => mode.after_commit(RightAfterCommit::new(relay)),
+            // Messages are processed all the same, and their events wait for the relay.
+            Err(error) => {
+                tracing::error!(%error, "no events are sent right after commits");
+                mode
+            }
+        })
+    }
+}

@@ -1,0 +1,318 @@
+//! The table of SQLSTATEs, and explanations of sqlx's errors for logs and errors, without payload.
+
+use std::error::Error as StdError;
+
+use sqlx::{
+    Error,
+    postgres::{PgDatabaseError, PgSeverity},
+};
+
+use super::{connections::DIRECT, migrate::TablesElsewhere, secret::NoPassword};
+use sqs_once_core::protocol::Unavailability;
+
+/// Adds the columns that the records of older versions do not have.
+const ADD_COLUMNS: &str = "ALTER TABLE sqs_once_records ADD COLUMN IF NOT EXISTS fingerprint_scheme \
+    text, ADD COLUMN IF NOT EXISTS exclusive_attempts bigint";
+
+/// One row of [`STATES`]: the meaning of an error of the server.
+#[derive(Clone, Copy, Debug)]
+struct State {
+    /// A SQLSTATE of five characters, or a class of two.
+    code: &'static str,
+    connection: Fate,
+    /// The class of a request outside of a transaction.
+    kind: Unavailability,
+    /// True if, in answer to `COMMIT`, it proves that nothing was committed.
+    is_rolled_back: bool,
+    /// True if the message of PostgreSQL quotes no values.
+    is_plain: bool,
+}
+
+/// The connection after an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    /// It goes back to the pool.
+    Kept,
+    /// It is closed. The server did nothing, and another connection may succeed: the request is made
+    /// again on the next one.
+    Useless,
+    /// It is closed, and the request may have been executed.
+    Lost,
+}
+
+const fn state(
+    code: &'static str,
+    connection: Fate,
+    kind: Unavailability,
+    is_rolled_back: bool,
+    is_plain: bool,
+) -> State {
+    State {
+        code,
+        connection,
+        kind,
+        is_rolled_back,
+        is_plain,
+    }
+}
+
+/// The consequences of each SQLSTATE, in one place. A code comes before its class. The page
+/// docs/effects-in-postgresql.md has the same table. Each error of severity FATAL or PANIC loses its
+/// connection. All other codes are [`OTHER`].
+const STATES: &[State] = {
+    use Fate::{Kept, Lost, Useless};
+    use Unavailability::{Contended, Denied, Invalid, Unanswered};
+    &[
+        // code, connection, kind, rolled back, plain message
+        state("08", Lost, Unanswered, false, false),
+        state("22", Kept, Invalid, true, false),
+        state("23", Kept, Invalid, true, false),
+        // Read-only transaction: the server was demoted in a failover.
+        state("25006", Useless, Unanswered, true, true),
+        // No such prepared statement, or one with this name: a pooler changed the server's session.
+        state("26000", Useless, Unanswered, true, true),
+        state("42P05", Useless, Unanswered, true, true),
+        // Refused login. A rotation changes the password in the database before the secret, or after.
+        state("28000", Lost, Unanswered, true, true),
+        state("28P01", Lost, Unanswered, true, true),
+        state("28", Kept, Denied, true, true),
+        state("3D", Kept, Denied, true, true),
+        state("3F", Kept, Denied, true, false),
+        state("40003", Kept, Unanswered, false, false),
+        state(SERIALIZATION_FAILURE, Kept, Contended, true, true),
+        state(DEADLOCK, Kept, Contended, true, true),
+        state("42501", Kept, Denied, true, true),
+        state("42", Kept, Denied, true, false),
+        state("53300", Kept, Contended, false, true),
+        state("53", Kept, Unanswered, false, true),
+        state("54", Kept, Invalid, true, false),
+        state(LOCK_NOT_AVAILABLE, Kept, Contended, true, true),
+        state("57014", Kept, Contended, false, true),
+        state("57", Kept, Unanswered, false, true),
+        state("58", Kept, Unanswered, false, false),
+        state("XX", Kept, Unanswered, false, false),
+    ]
+};
+
+const OTHER: State = state("", Fate::Kept, Unavailability::Unanswered, true, false);
+const UNKNOWN: State = state("", Fate::Kept, Unavailability::Unanswered, false, false);
+const SERIALIZATION_FAILURE: &str = "40001";
+const DEADLOCK: &str = "40P01";
+/// The wait for a lock reached `lock_timeout`.
+const LOCK_NOT_AVAILABLE: &str = "55P03";
+
+const POOLER: &str =
+    "a pooler such as PgBouncer or RDS Proxy needs `statement-cache-capacity=0` in the URL";
+
+/// The function of the server that finds a prepared statement with other columns than before: "cached
+/// plan must not change result type", with the code 0A000 of all unsupported features. sqlx prepares a
+/// statement once for each connection.
+const STALE_PLAN: &str = "RevalidateCachedQuery";
+
+/// The row of an error of the server.
+fn state_of(error: &PgDatabaseError) -> State {
+    // A SQLSTATE has five characters. Another server may send anything.
+    let code = error.code();
+    let row = STATES.iter().find(|row| code.starts_with(row.code));
+    let mut state = match row {
+        _ if code.len() != 5 => UNKNOWN,
+        Some(row) => *row,
+        None => OTHER,
+    };
+    if code == "0A000" && error.routine() == Some(STALE_PLAN) {
+        (state.connection, state.is_plain) = (Fate::Useless, true);
+    }
+    if is_session_of_pooler(error) {
+        state.connection = Fate::Useless;
+    }
+    if matches!(error.severity(), PgSeverity::Fatal | PgSeverity::Panic) {
+        state.connection = Fate::Lost;
+    }
+    state
+}
+
+/// Returns whether the session lacks the setting that this library gives at login.
+fn is_session_of_pooler(error: &PgDatabaseError) -> bool {
+    error.code() == "42704" && error.message().contains(DIRECT)
+}
+
+/// Returns whether a pooler refused the login because of a parameter that PostgreSQL accepts: PgBouncer, or
+/// RDS Proxy.
+fn is_parameter_refused(error: &PgDatabaseError) -> bool {
+    let says = |words: &str| error.message().contains(words);
+    matches!(error.severity(), PgSeverity::Fatal)
+        && (says("startup parameter") || says("command-line options"))
+}
+
+fn fate(error: &Error) -> Fate {
+    match (database_error(error), error) {
+        (Some(error), _) => state_of(error).connection,
+        (None, Error::RowNotFound | Error::ColumnDecode { .. } | Error::Decode(_)) => Fate::Kept,
+        (None, _) => Fate::Lost,
+    }
+}
+
+/// Returns whether the connection must be closed: it has no known state, or is of no use.
+pub(crate) fn is_connection_lost(error: &Error) -> bool {
+    fate(error) != Fate::Kept
+}
+
+/// Returns whether the server refused the request because of the connection, and did nothing. Another
+/// connection may succeed.
+fn is_connection_useless(error: &Error) -> bool {
+    fate(error) == Fate::Useless
+}
+
+/// Returns whether the wait for a lock took too long.
+pub(crate) fn is_lock_timeout(error: &Error) -> bool {
+    code(error) == Some(LOCK_NOT_AVAILABLE)
+}
+
+/// Returns whether PostgreSQL rolled the transaction back because of another transaction: after a
+/// serialization failure or a deadlock. The same transaction can succeed when it runs again.
+pub(crate) fn is_contended(error: &Error) -> bool {
+    matches!(code(error), Some(SERIALIZATION_FAILURE | DEADLOCK))
+}
+
+/// Returns whether the transaction can succeed when it runs again at once: after contention, or on
+/// another connection.
+pub(crate) fn can_run_again(error: &Error) -> bool {
+    is_contended(error) || is_connection_useless(error)
+}
+
+/// The errors of sqlx in this chain.
+fn causes<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a Error> {
+    std::iter::successors(Some(error), |&error| error.source())
+        .filter_map(|error| error.downcast_ref::<Error>())
+}
+
+/// Returns whether an error in this chain says that the transaction can run again at once.
+pub(crate) fn is_caused_by_contention(error: &(dyn StdError + 'static)) -> bool {
+    causes(error).any(can_run_again)
+}
+
+/// Returns whether an error in this chain makes the connection useless.
+pub(crate) fn is_caused_by_connection(error: &(dyn StdError + 'static)) -> bool {
+    causes(error).any(is_connection_useless)
+}
+
+/// Returns whether the server refused user or password of a new connection.
+pub(crate) fn is_login_refused(error: &Error) -> bool {
+    matches!(code(error), Some("28P01" | "28000"))
+}
+
+/// Returns whether a table does not exist.
+pub(crate) fn is_table_missing(error: &Error) -> bool {
+    code(error) == Some("42P01")
+}
+
+/// Returns whether the transaction was rolled back, because one of its statements had failed.
+pub(crate) fn is_aborted(error: &Error) -> bool {
+    code(error) == Some("25P02")
+}
+
+/// Returns whether the answer to `COMMIT` proves that nothing was committed.
+pub(crate) fn is_not_committed(error: &Error) -> bool {
+    database_error(error).is_some_and(|error| state_of(error).is_rolled_back)
+}
+
+/// Classifies a failed request outside of a transaction.
+pub(crate) fn kind(error: &Error) -> Unavailability {
+    if let Error::Configuration(error) = error {
+        let no_password = error.downcast_ref::<NoPassword>();
+        return match no_password {
+            // As tokens of IAM: a settlement is repeated until there is a password.
+            Some(why) if !why.is_permanent => Unavailability::Unanswered,
+            _ => Unavailability::Denied,
+        };
+    }
+    database_error(error).map_or(Unavailability::Unanswered, |error| state_of(error).kind)
+}
+
+/// Explains a failed request and its remedy. Messages of PostgreSQL may quote values, so a message
+/// is named only where it has none.
+#[must_use]
+pub fn explain(error: &Error) -> String {
+    let Some(database) = database_error(error) else {
+        return match error {
+            Error::PoolTimedOut => {
+                "no connection in time; check the address, the network and the size of the pool"
+                    .into()
+            }
+            Error::PoolClosed => "the pool is closed".into(),
+            Error::Io(error) => format!("the connection failed ({error})"),
+            Error::Tls(error) => format!(
+                "TLS failed ({error}); for RDS, name its certificate authority with sslrootcert"
+            ),
+            Error::Configuration(error)
+                if error.is::<NoPassword>() || error.is::<TablesElsewhere>() =>
+            {
+                error.to_string()
+            }
+            Error::Configuration(error) => format!("the connection options are invalid ({error})"),
+            _ => "the answer could not be read".into(),
+        };
+    };
+    let (code, message) = (database.code(), database.message());
+    let advice = match code {
+        "42P01" => format!("{message}; create the table with `sqs_once_postgres::migrate`"),
+        "42703" => format!(
+            "{message}; if this version of sqs-once is newer than its table, run \
+             `sqs_once_postgres::migrate`, or as the owner of the table: {ADD_COLUMNS}"
+        ),
+        // A user who is not the table's owner.
+        "42501" if message.contains("sqs_once_records") => {
+            format!("{message}; as the owner of the table, run: {ADD_COLUMNS}")
+        }
+        "25P02" => "an earlier statement of the transaction failed".into(),
+        "25P03" | "25P04" => "the transaction was open for too long, and was rolled back".into(),
+        "25006" => format!("{message}: the server is a replica, perhaps since a failover"),
+        _ if is_parameter_refused(database) => format!(
+            "{message}; {POOLER}, and no `options`: set a search path with ALTER ROLE .. SET search_path"
+        ),
+        _ if is_session_of_pooler(database) => {
+            format!("a pooler has opened the session of the server; {POOLER}")
+        }
+        "26000" | "42P05" => format!("{message}; {POOLER}"),
+        _ if state_of(database).is_plain => message.into(),
+        _ => database.constraint().map_or_else(
+            || "the statement failed".into(),
+            |constraint| format!("a write violates the constraint `{constraint}`"),
+        ),
+    };
+    format!("SQLSTATE {code}: {advice}")
+}
+
+fn code(error: &Error) -> Option<&str> {
+    // A SQLSTATE has five characters. Another server may send anything.
+    let code = database_error(error)?.code();
+    (code.len() == 5 && code.is_ascii()).then_some(code)
+}
+
+fn database_error(error: &Error) -> Option<&PgDatabaseError> {
+    error.as_database_error()?.try_downcast_ref()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn documented_table_has_every_state() {
+        let page = include_str!("../../../docs/effects-in-postgresql.md");
+        let (_, table) = page.split_once("### Errors of the server").unwrap();
+        let (table, _) = table.split_once("### Poolers").unwrap();
+        for State { code, .. } in STATES {
+            assert!(table.contains(&format!("`{code}`")), "{code}");
+        }
+    }
+
+    #[test]
+    fn code_comes_before_its_class() {
+        for (number, row) in STATES.iter().enumerate() {
+            let earlier = &STATES[..number];
+            let hides = |other: &State| row.code.starts_with(other.code);
+            assert!(!earlier.iter().any(hides), "{} is never found", row.code);
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Records and business writes in PostgreSQL, for [sqs-once](https://docs.rs/sqs-once).
+//!
+//! [`InPostgres`] commits record and business writes together.
+//! [`PostgresStore`] stores records of effects outside the database.
+//!
+//! ```no_run
+//! use serde::{Deserialize, Serialize};
+//! use sqs_once::{Attempt, Consumer, Failure, handler_fn, protocol::Namespace};
+//! use sqs_once_postgres::{InPostgres, InTransaction, Transaction};
+//!
+//! #[derive(Deserialize)]
+//! struct Order { id: String, product: String }
+//!
+//! #[derive(Serialize)]
+//! struct Placed { order: String }
+//!
+//! async fn place(order: Order, attempt: Attempt) -> Result<InTransaction<Placed>, Failure> {
+//!     let mut tx = Transaction::of(&attempt)?;
+//!     let taken = sqlx::query("UPDATE stock SET quantity = quantity - 1 WHERE product = $1 AND quantity > 0")
+//!         .bind(&order.product)
+//!         .execute(&mut *tx)
+//!         .await?;
+//!     if taken.rows_affected() == 0 {
+//!         return Err(Failure::permanent("out of stock"));
+//!     }
+//!     Ok(tx.done(Placed { order: order.id }))
+//! }
+//!
+//! # async fn main_() -> Result<(), Box<dyn std::error::Error>> {
+//! let pool = sqs_once_postgres::pool("postgres://orders@db.example/orders".parse()?, 10);
+//! sqs_once_postgres::migrate(&pool).await?;
+//! let consumer = Consumer::new(InPostgres::new(pool), Namespace::new("orders")?, handler_fn(place));
+//! # Ok(()) }
+//! ```
+//!
+//! # TLS
+//!
+//! The connection to another host than this machine uses TLS, and checks the certificate and the host
+//! name (`verify-full`), unless the URL names another `sslmode`. RDS signs with a certificate authority
+//! of its own: name its bundle with `sslrootcert`. RDS Proxy has a public certificate.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
+// Tests may read the clock; the library reads it in `sqs_once_core::system` alone.
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
+mod connections;
+mod explain;
+mod iam;
+mod migrate;
+mod mode;
+mod outbox;
+mod pool;
+pub mod relay;
+mod secret;
+mod settings;
+mod store;
+mod transaction;
+mod transaction_connection;
+
+pub use migrate::migrate;
+pub use mode::InPostgres;
+pub use pool::pool;
+pub use settings::DatabaseSettings;
+pub use store::PostgresStore;
+pub use transaction::{InTransaction, Transaction};

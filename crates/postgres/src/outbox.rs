@@ -1,0 +1,176 @@
+//! The table of published events, `sqs_once_outbox`.
+//!
+//! The rows of a group have the order of their commits: an answer with events locks its groups before
+//! its rows get their numbers, and PostgreSQL releases the locks after the commit. So no row of a
+//! group appears before a row that was read. An event without a group has no order, and takes no lock.
+
+use sqlx::{AssertSqlSafe, Error, PgConnection};
+
+use sqs_once_core::{event::Published, protocol::Timestamp};
+
+/// Locks the groups, and inserts the events in their order.
+///
+/// All answers lock groups in one order, so that two of them do not wait for each other. The join needs
+/// the number of locks, which is known after the last lock, so no row gets its number before.
+///
+/// Groups share 256 locks: the lock table of a server has room for some thousands, for all sessions
+/// together. The first one's number keeps them apart from the locks of an application.
+const INSERT: &str = "\
+    INSERT INTO sqs_once_outbox (id, group_id, name, body, published_at) \
+    SELECT id, group_id, name, body, $5 \
+    FROM (SELECT count(pg_advisory_xact_lock(lock)) AS locked FROM \
+            (SELECT DISTINCT 8390891638214062000 + (hashtextextended(name, 0) & 255) AS lock \
+             FROM unnest($1::text[], $2::text[]) AS event (id, name) WHERE id <> name \
+             ORDER BY lock) AS locks) AS groups \
+    JOIN unnest($1::text[], $2::text[], $3::text[], $4::text[]) WITH ORDINALITY \
+        AS event (id, group_id, name, body, place) ON locked >= 0 \
+    ORDER BY place";
+
+/// Inserts the events of an answer in the open transaction. They are published when it is committed.
+pub(crate) async fn insert(
+    connection: &mut PgConnection,
+    events: &[Published],
+    published_at: Timestamp,
+) -> Result<(), Error> {
+    // No text of an event has a U+0000, which PostgreSQL refuses.
+    let column = |of: fn(&Published) -> &String| -> Vec<String> {
+        events.iter().map(|event| of(event).clone()).collect()
+    };
+    let insert = sqlx::query(INSERT)
+        .bind(column(|event| &event.id))
+        .bind(column(|event| &event.group))
+        .bind(column(|event| &event.name))
+        .bind(column(|event| &event.body))
+        .bind(i64::try_from(published_at.as_millis()).unwrap_or(i64::MAX));
+    insert.execute(connection).await?;
+    Ok(())
+}
+
+/// A row of the table `sqs_once_outbox`.
+#[derive(Debug)]
+pub struct Row {
+    /// Number of the row, in the order of the commits of its group.
+    pub sequence: i64,
+    /// The event.
+    pub event: Published,
+    /// When the answer with the event was recorded.
+    pub published_at: Timestamp,
+}
+
+/// Most groups of one request.
+pub const MAX_GROUPS: usize = 100;
+
+/// Rows of each group that one request reads at least.
+pub const MIN_ROWS_OF_GROUP: usize = 10;
+
+/// Bytes of all bodies of one request. A row is left out if the bodies before it have that many bytes.
+pub const MAX_BYTES: usize = 8 * 1024 * 1024;
+
+/// The time of publication of the oldest event, also if another relay has locked it, or its next attempt
+/// is not due. By the number of the row, which has an index.
+///
+/// # Errors
+///
+/// If PostgreSQL fails.
+pub async fn oldest(connection: &mut PgConnection) -> Result<Option<Timestamp>, Error> {
+    const OLDEST: &str = "SELECT published_at FROM sqs_once_outbox ORDER BY sequence LIMIT 1";
+    let oldest: Option<i64> = sqlx::query_scalar(OLDEST)
+        .fetch_optional(connection)
+        .await?;
+    Ok(oldest.map(published_at))
+}
+
+/// The time in the column `published_at`.
+fn published_at(millis: i64) -> Timestamp {
+    Timestamp::from_millis(u64::try_from(millis).unwrap_or_default())
+}
+
+/// Locks the first row of each group whose next attempt is due. Returns the first rows of these
+/// groups, in their order. The groups share `max_rows`, but each has at least [`MIN_ROWS_OF_GROUP`].
+///
+/// The lock of a group's first row is the lock of the group. A group that another relay has locked is
+/// left out, and so is a group whose first row was sent since the statement began: the next row is not
+/// the first one in the statement's snapshot.
+///
+/// `None` stands for all groups. The server then reads every row of the table if fewer than
+/// [`MAX_GROUPS`] are due.
+///
+/// # Errors
+///
+/// If PostgreSQL fails.
+pub async fn lock_due(
+    connection: &mut PgConnection,
+    groups: Option<&[String]>,
+    max_rows: usize,
+) -> Result<Vec<Row>, Error> {
+    use sqlx::Row as _;
+
+    // One index lookup for each row of the table: the order prevents another plan, even with old
+    // statistics. `NOT EXISTS` would compare the rows of a group with each other.
+    const OF_ALL: &str = "sequence = (\
+        SELECT sequence FROM sqs_once_outbox AS first WHERE first.group_id >= head.group_id \
+        ORDER BY first.group_id, first.sequence LIMIT 1)";
+    // Two index lookups for each group, however many rows the group has.
+    const OF_GROUPS: &str = "sequence IN (\
+        SELECT first.sequence FROM unnest($1::text[]) AS wanted CROSS JOIN LATERAL (\
+            SELECT group_id, sequence FROM sqs_once_outbox WHERE group_id >= wanted \
+            ORDER BY group_id, sequence LIMIT 1) AS first \
+        WHERE first.group_id = wanted)";
+    let is_first_of_its_group = groups.map_or(OF_ALL, |_| OF_GROUPS);
+    // The columns have the order of `Row`.
+    let select = format!(
+        "WITH heads AS MATERIALIZED (\
+            SELECT group_id FROM sqs_once_outbox AS head \
+            WHERE next_attempt_at <= extract(epoch FROM clock_timestamp()) * 1000 \
+            AND {is_first_of_its_group} \
+            ORDER BY sequence LIMIT {MAX_GROUPS} FOR UPDATE OF head SKIP LOCKED), \
+         waiting AS (\
+            SELECT event.*, sum(octet_length(body)) OVER (ORDER BY place, sequence) AS bytes \
+            FROM heads CROSS JOIN LATERAL (\
+                SELECT *, row_number() OVER (ORDER BY sequence) AS place FROM sqs_once_outbox \
+                WHERE sqs_once_outbox.group_id = heads.group_id ORDER BY sequence \
+                LIMIT (SELECT greatest({MIN_ROWS_OF_GROUP}, {max_rows} / count(*)) FROM heads)\
+            ) AS event) \
+         SELECT sequence, id, group_id, name, body, published_at FROM waiting \
+         WHERE bytes - octet_length(body) < {MAX_BYTES} ORDER BY sequence"
+    );
+    let mut select = sqlx::query(AssertSqlSafe(select));
+    if let Some(groups) = groups {
+        select = select.bind(groups);
+    }
+    let rows = select.fetch_all(connection).await?;
+    let row = |row: sqlx::postgres::PgRow| {
+        Ok(Row {
+            sequence: row.try_get(0)?,
+            event: Published {
+                id: row.try_get(1)?,
+                group: row.try_get(2)?,
+                name: row.try_get(3)?,
+                body: row.try_get(4)?,
+            },
+            published_at: published_at(row.try_get(5)?),
+        })
+    };
+    rows.into_iter().map(row).collect()
+}
+
+/// Deletes the rows that are `done`. Sets the next attempt of the rows that `failed`: after 5 seconds,
+/// then twice as long each time, up to 5 minutes.
+///
+/// # Errors
+///
+/// If PostgreSQL fails.
+pub async fn settle(
+    connection: &mut PgConnection,
+    done: &[i64],
+    failed: &[i64],
+) -> Result<(), Error> {
+    const SETTLE: &str = "\
+        WITH done AS (DELETE FROM sqs_once_outbox WHERE sequence = ANY($1)) \
+        UPDATE sqs_once_outbox SET attempts = attempts + 1, next_attempt_at = \
+            extract(epoch FROM clock_timestamp()) * 1000 + least(300000, 5000 * 2 ^ least(attempts, 6)) \
+        WHERE sequence = ANY($2)";
+    let settle = sqlx::query(SETTLE).bind(done).bind(failed);
+    settle.execute(connection).await?;
+    Ok(())
+}

@@ -1,0 +1,8 @@
+//! The table of published events, for the relay in `sqs-once-outbox`. It may change with any version.
+
+pub use crate::{
+    explain::explain,
+    mode::AfterCommit,
+    outbox::{MAX_BYTES, MAX_GROUPS, MIN_ROWS_OF_GROUP, Row, lock_due, oldest, settle},
+    transaction_connection::{Limits, TransactionConnection},
+};

@@ -1,0 +1,187 @@
+//! [`DatabaseSettings`]: environment variables into a store or the mode.
+
+use std::{num::NonZeroU32, time::Duration};
+
+use aws_config::{Region, SdkConfig};
+use aws_sdk_secretsmanager::Client;
+use sqlx::postgres::PgConnectOptions;
+use sqs_once_core::settings::{
+    ModeOptions, ModeSettings, SettingsError, Variables, parse::on_or_off,
+};
+use tokio::time::timeout;
+
+use crate::{
+    connections::Passwords, explain::explain, migrate::create_first_tables, mode::InPostgres, pool,
+    store::PostgresStore, transaction_connection::TransactionConnection,
+};
+
+/// Bounds the connection at start: Lambda's init phase ends after 10 seconds.
+const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The settings of a database, read from environment variables. `sqs_once::Settings::consumer` builds a
+/// consumer in the mode [`InPostgres`] from them. The variables of the relay are those of
+/// `sqs_once_outbox::DatabaseWithRelay`: here they have no effect, which the log says at WARN.
+///
+/// | variable | default | meaning |
+/// | --- | --- | --- |
+/// | `IDEMPOTENCY_POSTGRES_URL` | required | database, as `postgres://user@host:5432/database`; parameters such as `sslrootcert` follow after `?` |
+/// | `IDEMPOTENCY_POSTGRES_AUTH` | `password` | `password`: from `PGPASSWORD` or the URL; `iam`: a token of RDS, signed by the function's role; the ARN of a secret: its password ([`PostgresStore::secret`]) |
+/// | `IDEMPOTENCY_POSTGRES_CONNECTIONS` | `CONSUMER_CONCURRENCY`; of a relay 1 | connections of one environment |
+/// | `CONSUMER_PRIME` | `on` | connects at start, and creates the tables of records and events ([`migrate`](crate::migrate)) if no schema of the database has them; a failure is logged |
+///
+/// ```no_run
+/// use sqs_once::{Handler, Settings};
+/// use sqs_once_postgres::{DatabaseSettings, InTransaction};
+///
+/// # async fn main_<H: Handler<Output = InTransaction<String>>>(handler: H) -> Result<(), lambda_runtime::Error> {
+/// let mut settings = Settings::from_env();
+/// let database = DatabaseSettings::read(&mut settings);
+/// sqs_once::run(settings.consumer(database, Ok(handler)).await?).await
+/// # }
+/// ```
+// No `Debug`: the options may hold a password.
+pub struct DatabaseSettings {
+    options: PgConnectOptions,
+    /// `None`: the concurrency of a batch, and 1 for a relay.
+    connections: Option<NonZeroU32>,
+    auth: Auth,
+    prime: bool,
+}
+
+/// Source of the password.
+enum Auth {
+    /// `PGPASSWORD` or the URL.
+    Password,
+    Iam,
+    Secret {
+        arn: String,
+        region: String,
+    },
+}
+
+impl ModeSettings<SdkConfig> for DatabaseSettings {
+    type Mode = InPostgres;
+
+    async fn build(
+        self,
+        options: ModeOptions,
+        config: &SdkConfig,
+    ) -> Result<InPostgres, SettingsError> {
+        let store = self.prepared_store(config, options.concurrency.get()).await;
+        let mode = InPostgres::on(store)
+            .after_failure(options.after_failure)
+            .results(options.results)
+            .creates_tables(self.prime);
+        Ok(match options.retention {
+            Some(retention) => mode.retention(retention),
+            None => mode,
+        })
+    }
+}
+
+impl DatabaseSettings {
+    /// Reads the settings.
+    ///
+    /// # Errors
+    ///
+    /// The first variable that is missing or invalid. The others stay in the list, as with
+    /// [`Variables::required`](sqs_once_core::settings::Variables::required). No error quotes the URL,
+    /// which may hold a password.
+    pub fn read(variables: &mut Variables) -> Result<Self, SettingsError> {
+        let meaning = "PostgreSQL database of the records, as postgres://user@host/database";
+        let options = variables.required("IDEMPOTENCY_POSTGRES_URL", meaning, |url| {
+            // The error of the parser may quote the URL.
+            let parsed = url.parse::<PgConnectOptions>();
+            parsed.map_err(|_| "is not a URL such as postgres://user@host/database")
+        });
+        let auth = variables.optional("IDEMPOTENCY_POSTGRES_AUTH", "password", auth);
+        let connections = variables.changed("IDEMPOTENCY_POSTGRES_CONNECTIONS", None, |_, text| {
+            let number = text.parse().map(Some);
+            number.map_err(|_| "must be a whole number from 1".to_owned())
+        });
+        let prime = variables.optional("CONSUMER_PRIME", "on", on_or_off);
+        Ok(Self {
+            options: options?,
+            connections: connections?,
+            auth: auth?,
+            prime: prime?,
+        })
+    }
+
+    /// The records in this database. Does not connect. `config` signs tokens of RDS, or reads the secret.
+    ///
+    /// # Errors
+    ///
+    /// If tokens must be signed, and `config` has no Region or no credentials.
+    pub fn store(&self, config: &SdkConfig) -> Result<PostgresStore, SettingsError> {
+        let passwords = self.auth.passwords(config).map_err(SettingsError::new)?;
+        Ok(self.store_with(passwords, 1))
+    }
+
+    /// The store, whose tables are created now unless `CONSUMER_PRIME` is off. A failure is logged, since
+    /// a later message may find the database. `connections` is their number unless a variable sets it.
+    pub async fn prepared_store(&self, config: &SdkConfig, connections: usize) -> PostgresStore {
+        let passwords = self.auth.passwords(config).unwrap_or_else(|why| {
+            tracing::warn!("{why}");
+            Passwords::Fixed
+        });
+        let store = self.store_with(passwords, connections);
+        if self.prime {
+            let created = TransactionConnection::run(store.connections(), create_first_tables);
+            match timeout(PRIME_TIMEOUT, created).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::warn!(
+                    error = explain(&error),
+                    "could not prepare the tables at start: messages fail until PostgreSQL answers"
+                ),
+                Err(_elapsed) => tracing::warn!(
+                    "could not prepare the tables at start in time: messages fail until PostgreSQL answers"
+                ),
+            }
+        }
+        store
+    }
+
+    fn store_with(&self, passwords: Passwords, connections: usize) -> PostgresStore {
+        let connections = self.connections.map_or_else(
+            || u32::try_from(connections).unwrap_or(u32::MAX),
+            NonZeroU32::get,
+        );
+        PostgresStore::new(pool(self.options.clone(), connections)).passwords(passwords)
+    }
+}
+
+impl Auth {
+    fn passwords(&self, config: &SdkConfig) -> Result<Passwords, &'static str> {
+        match self {
+            Self::Password => Ok(Passwords::Fixed),
+            Self::Iam => match (config.region(), config.credentials_provider()) {
+                (Some(region), Some(credentials)) => {
+                    Ok(Passwords::iam(region.clone(), credentials))
+                }
+                _ => Err("no token for RDS: the SDK has no region or no credentials"),
+            },
+            Self::Secret { arn, region } => {
+                let region = Region::new(region.clone());
+                let config = config.to_builder().region(region).build();
+                Ok(Passwords::secret(Client::new(&config), arn.clone()))
+            }
+        }
+    }
+}
+
+/// The error does not quote `text`, which may be a password.
+fn auth(text: &str) -> Result<Auth, &'static str> {
+    match text.split(':').collect::<Vec<_>>()[..] {
+        ["password"] => Ok(Auth::Password),
+        ["iam"] => Ok(Auth::Iam),
+        ["arn", _, "secretsmanager", region, _, "secret", name] if !name.is_empty() => {
+            Ok(Auth::Secret {
+                arn: text.to_owned(),
+                region: region.to_owned(),
+            })
+        }
+        _ => Err("must be `password`, `iam`, or the ARN of a secret \
+             (arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME)"),
+    }
+}

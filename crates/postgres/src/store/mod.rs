@@ -1,0 +1,309 @@
+//! [`PostgresStore`]: records in a PostgreSQL table.
+
+mod admin;
+pub(crate) mod row;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use aws_sdk_secretsmanager::Client;
+use aws_sdk_secretsmanager::config::{Region, SharedCredentialsProvider};
+use sqlx::{Error, PgConnection, PgPool};
+use tokio::time::{Instant, timeout};
+
+use super::{
+    connections::{Connections, Passwords},
+    explain::{explain, kind},
+    store::row::{delete, insert, int, read, replace},
+    transaction_connection::{Limits, TransactionConnection},
+};
+use sqs_once_core::{
+    deadline::time_left_of_request,
+    protocol::{
+        ClaimRequest, Fence, Key, Settlement, Timestamp, Unavailability,
+        decision::{may_claim, may_settle},
+    },
+    store::{ClaimAnswer, SettleAnswer, Store, StoreError},
+};
+
+/// Records in a PostgreSQL table, for effects outside the database. Clones share pool and state.
+///
+/// For business writes in the same database, use [`InPostgres`](crate::InPostgres).
+/// Both modes can share a table. [`migrate`](crate::migrate) creates it.
+///
+/// ```no_run
+/// use sqs_once::Once;
+/// use sqs_once_postgres::PostgresStore;
+///
+/// # async fn main_() -> Result<(), sqlx::Error> {
+/// let pool = sqs_once_postgres::pool("postgres://orders@db.example/orders".parse()?, 10);
+/// let once = Once::new(PostgresStore::new(pool));
+/// # Ok(()) }
+/// ```
+///
+/// # Protocol
+///
+/// 1. A claim is one `INSERT ... ON CONFLICT DO NOTHING`: one round trip for a new key.
+/// 2. If the key has a record, the store reads it, and
+///    [`may_claim`](sqs_once_core::protocol::decision::may_claim) decides. The `UPDATE` that follows has the
+///    condition that the row is as it was read. PostgreSQL's `xmin` names the version of a row.
+/// 3. A settlement reads the record, and
+///    [`may_settle`](sqs_once_core::protocol::decision::may_settle) decides. The write has the same condition.
+/// 4. If another write came between, the store reads again.
+///
+/// # Retention
+///
+/// After each 50th completion, and after its first, a process deletes at most 100 expired records: twice as
+/// many as it has made. A record past its end counts as absent, deleted or not.
+#[derive(Clone, Debug)]
+pub struct PostgresStore {
+    connections: Connections,
+    /// Completions of this process.
+    completions: Arc<AtomicU64>,
+}
+
+/// Reads and writes of one claim or settlement. Each repetition means that another write succeeded.
+const MAX_TRIES: usize = 10;
+
+/// Completions between two deletions.
+const DELETION_PERIOD: u64 = 50;
+/// Records that are deleted at a time. Each completion makes one record that expires, so with twice as
+/// many deletions the table of a steady load stops growing.
+const MAX_DELETED: u64 = 2 * DELETION_PERIOD;
+/// Time from the end of a record until it is deleted. Another worker's clock may be behind.
+const DELETED_AFTER: u64 = 60;
+const MAX_DELETION_TIME: Duration = Duration::from_secs(1);
+
+impl PostgresStore {
+    /// Records in the table `sqs_once_records`, found by the search path.
+    #[must_use]
+    pub fn new(pool: PgPool) -> Self {
+        Self {
+            connections: Connections::new(pool),
+            completions: Arc::default(),
+        }
+    }
+
+    /// Authenticates by IAM: each new connection gets a token of RDS, signed with these credentials,
+    /// in place of a password. The role needs `rds-db:connect`.
+    ///
+    /// ```no_run
+    /// # fn main_(config: &aws_config::SdkConfig, pool: sqlx::PgPool) -> Option<()> {
+    /// use sqs_once_postgres::PostgresStore;
+    ///
+    /// let (region, credentials) = (config.region()?.clone(), config.credentials_provider()?);
+    /// let store = PostgresStore::new(pool).iam(region, credentials);
+    /// # Some(()) }
+    /// ```
+    #[must_use]
+    pub fn iam(self, region: Region, credentials: SharedCredentialsProvider) -> Self {
+        self.passwords(Passwords::iam(region, credentials))
+    }
+
+    /// Authenticates with a password in AWS Secrets Manager, in place of the pool's: the JSON that RDS
+    /// stores, or the plain password. A `username` in the JSON takes the place of the pool's user.
+    ///
+    /// The first connection reads the secret. If the server refuses the password of a new connection
+    /// (28P01 or 28000), the store reads the secret again and tries once more. So a rotation needs no
+    /// deployment. A process reads at most once in 2 seconds, for at most 1.5 seconds. The role needs
+    /// `secretsmanager:GetSecretValue`. No log and no error has the password.
+    ///
+    /// ```no_run
+    /// # fn main_(config: &aws_config::SdkConfig, pool: sqlx::PgPool) {
+    /// use aws_sdk_secretsmanager::Client;
+    /// use sqs_once_postgres::PostgresStore;
+    ///
+    /// let arn = "arn:aws:secretsmanager:eu-central-1:123456789012:secret:orders-AbCdEf";
+    /// let store = PostgresStore::new(pool).secret(Client::new(config), arn);
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn secret(self, client: Client, arn: impl Into<String>) -> Self {
+        self.passwords(Passwords::secret(client, arn.into()))
+    }
+
+    pub(crate) fn passwords(self, passwords: Passwords) -> Self {
+        Self {
+            connections: self.connections.passwords(passwords),
+            ..self
+        }
+    }
+
+    /// Takes a connection, and opens a transaction on it, until this time. For a relay.
+    ///
+    /// # Errors
+    ///
+    /// If no server opens a transaction in time.
+    pub async fn begin_until(
+        &self,
+        limits: Limits,
+        until: Instant,
+    ) -> Result<TransactionConnection, Error> {
+        TransactionConnection::begin(&self.connections, limits, until).await
+    }
+
+    pub(crate) const fn connections(&self) -> &Connections {
+        &self.connections
+    }
+
+    /// Runs requests that are no transaction.
+    async fn run<T>(
+        &self,
+        requests: impl AsyncFnOnce(&mut PgConnection) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        TransactionConnection::run(&self.connections, requests).await
+    }
+
+    /// Counts a completion. After each [`DELETION_PERIOD`] of them, deletes expired records: for at most a
+    /// second, and a quarter of `time_left`. Failures are logged.
+    pub(crate) async fn completed(&self, now: Timestamp, time_left: Duration) {
+        let completed = self.completions.fetch_add(1, Relaxed);
+        if !completed.is_multiple_of(DELETION_PERIOD) {
+            return;
+        }
+        let time = MAX_DELETION_TIME.min(time_left / 4);
+        match timeout(time, self.delete_expired(now)).await {
+            Ok(Ok(0)) => {}
+            Ok(Ok(records)) => tracing::debug!(records, "deleted expired records"),
+            Ok(Err(error)) => {
+                tracing::warn!(error = explain(&error), "could not delete expired records");
+            }
+            Err(_elapsed) => tracing::warn!("could not delete expired records in time"),
+        }
+    }
+
+    /// Deletes at most [`MAX_DELETED`] expired records, in one short transaction.
+    async fn delete_expired(&self, now: Timestamp) -> Result<u64, Error> {
+        const DELETE: &str = "DELETE FROM sqs_once_records WHERE id IN (\
+            SELECT id FROM sqs_once_records WHERE expires_at < $1 \
+            ORDER BY expires_at LIMIT $2 FOR UPDATE SKIP LOCKED)";
+        let delete = sqlx::query(DELETE)
+            .bind(int(now.as_secs().saturating_sub(DELETED_AFTER)))
+            .bind(int(MAX_DELETED));
+        let deleted = self.run(async |connection| delete.execute(connection).await);
+        Ok(deleted.await?.rows_affected())
+    }
+}
+
+impl Store for PostgresStore {
+    async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
+        let key = &request.key;
+        let answer = self.run(async |connection| {
+            for _ in 0..MAX_TRIES {
+                if insert(connection, key, &request.record(None)).await? {
+                    return Ok(Some(ClaimAnswer::Applied { replaced: None }));
+                }
+                let Some(kept) = read(connection, key).await? else {
+                    continue;
+                };
+                if !may_claim(Some(&kept.record), request) {
+                    return Ok(Some(ClaimAnswer::Refused(kept.record)));
+                }
+                let replaced = Some(kept.record).filter(|record| !record.is_expired(request.now));
+                let claimed = request.record(replaced.as_ref());
+                if replace(connection, key, &claimed, &kept.version).await? {
+                    return Ok(Some(ClaimAnswer::Applied { replaced }));
+                }
+            }
+            Ok(None)
+        });
+        answered("claim", key, answer.await)
+    }
+
+    async fn settle(
+        &self,
+        fence: &Fence,
+        settlement: &Settlement,
+        now: Timestamp,
+    ) -> Result<SettleAnswer, StoreError> {
+        let key = &fence.key;
+        let answer = self.run(async |connection| {
+            for _ in 0..MAX_TRIES {
+                let Some(kept) = read(connection, key).await? else {
+                    return Ok(Some(SettleAnswer::Refused(None)));
+                };
+                if !may_settle(Some(&kept.record), fence) {
+                    return Ok(Some(SettleAnswer::Refused(Some(kept.record))));
+                }
+                let written = match settlement.apply(&kept.record, now) {
+                    Some(settled) => replace(connection, key, &settled, &kept.version).await?,
+                    None => delete(connection, key, &kept.version).await?,
+                };
+                if written {
+                    return Ok(Some(SettleAnswer::Applied));
+                }
+            }
+            Ok(None)
+        });
+        let answer = answered(settlement.name(), key, answer.await)?;
+        if matches!(
+            (settlement, &answer),
+            (Settlement::Complete { .. }, SettleAnswer::Applied)
+        ) {
+            let time_left = time_left_of_request().unwrap_or(MAX_DELETION_TIME);
+            self.completed(now, time_left).await;
+        }
+        Ok(answer)
+    }
+}
+
+/// The answer after all tries. `None` stands for contention in each of them.
+fn answered<T>(
+    action: &'static str,
+    key: &Key,
+    answer: Result<Option<T>, Error>,
+) -> Result<T, StoreError> {
+    match answer {
+        Ok(Some(answer)) => Ok(answer),
+        Ok(None) => Err(StoreError::contended(
+            action,
+            key,
+            STORE,
+            "other workers write this record",
+        )),
+        Err(error) => Err(store_error(action, key, &error)),
+    }
+}
+
+const STORE: &str = "PostgreSQL";
+
+/// The error of a request outside of a transaction.
+fn store_error(action: &'static str, key: &Key, error: &Error) -> StoreError {
+    failed(kind(error), action, key, error)
+}
+
+/// The error of a request in a transaction that was not committed.
+pub(crate) fn not_applied(action: &'static str, key: &Key, error: &Error) -> StoreError {
+    let kind = match kind(error) {
+        Unavailability::Unanswered => Unavailability::Denied,
+        answered => answered,
+    };
+    failed(kind, action, key, error)
+}
+
+/// The error of a `COMMIT` without an answer.
+pub(crate) fn unanswered_commit(key: &Key, error: &Error) -> StoreError {
+    failed(Unavailability::Unanswered, "commit", key, error)
+}
+
+fn failed(kind: Unavailability, action: &'static str, key: &Key, error: &Error) -> StoreError {
+    if let Error::Decode(why) = error {
+        return StoreError::Unreadable {
+            key: key.to_string(),
+            store: STORE.into(),
+            reason: why.to_string(),
+        };
+    }
+    let why = explain(error);
+    match kind {
+        Unavailability::Unanswered => StoreError::unanswered(action, key, STORE, why),
+        Unavailability::Contended => StoreError::contended(action, key, STORE, why),
+        Unavailability::Denied => StoreError::denied(action, key, STORE, why),
+        Unavailability::Invalid => StoreError::invalid(action, key, STORE, why),
+    }
+}

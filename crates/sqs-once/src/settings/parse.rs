@@ -1,0 +1,93 @@
+//! Parsers of the values of settings.
+
+use std::{num::NonZeroU32, time::Duration};
+
+use sqs_once_core::settings::parse::{duration, positive};
+
+use crate::{
+    dynamodb::store::{Field, Layout},
+    protocol::{isolation::CrashWaits, record::MAX_RESULT_BYTES},
+    sqs::Visibility,
+};
+
+/// Renames attributes as in `id=PK,expires_at=ttl`: native name, other name.
+pub(super) fn rename(layout: Layout, text: &str) -> Result<Layout, String> {
+    let pair = |pair: &str| {
+        let (field, name) = pair
+            .split_once('=')
+            .ok_or_else(|| format!("`{pair}` is not of the form id=PK"))?;
+        let field = field.parse::<Field>().map_err(|error| error.to_string())?;
+        Ok((field, name.to_owned()))
+    };
+    let names = text.split(',').map(pair);
+    let names = names.collect::<Result<Vec<_>, String>>()?;
+    layout.rename(names).map_err(|error| error.to_string())
+}
+
+/// The shortest heartbeat: SQS counts whole seconds, and a third of it must be more than a slow request.
+const SHORTEST_HEARTBEAT: Duration = Duration::from_secs(10);
+
+pub(super) fn heartbeat(text: &str) -> Result<Option<Duration>, String> {
+    if text == "off" {
+        return Ok(None);
+    }
+    match duration(text)? {
+        length if length < SHORTEST_HEARTBEAT => Err("must be `off`, or at least 10s".to_owned()),
+        length => Ok(Some(length)),
+    }
+}
+
+pub(super) fn crash_waits(text: &str) -> Result<CrashWaits, String> {
+    if text == "off" {
+        return Ok(CrashWaits::off());
+    }
+    let waits = text.split(',').map(|wait| duration(wait.trim()));
+    let waits = waits.collect::<Result<Vec<_>, _>>();
+    waits
+        .map(CrashWaits::new)
+        .map_err(|_| "must be `off`, or durations such as `20m,2h,10h`".to_owned())
+}
+
+pub(super) fn backoff(text: &str) -> Result<Duration, String> {
+    match positive(text)? {
+        span if span > Visibility::LONGEST_BACKOFF => Err(
+            "must be at most 11h 30m: SQS hides a message for no longer than 12 hours after its receive"
+                .to_owned(),
+        ),
+        span => Ok(span),
+    }
+}
+
+/// Names of S3 buckets, separated by commas.
+pub(super) fn buckets(text: &str) -> Result<Vec<String>, String> {
+    let names = text.split(',').map(bucket).collect::<Result<_, _>>();
+    names.map_err(|error| format!("{error}; separate names by commas"))
+}
+
+/// The name of an S3 bucket (*Amazon S3 User Guide*, "Bucket naming rules").
+pub(super) fn bucket(name: &str) -> Result<String, String> {
+    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '.' || c == '-';
+    let ends = !name.starts_with(['.', '-']) && !name.ends_with(['.', '-']);
+    if (3..=63).contains(&name.len()) && ends && name.chars().all(inner) {
+        Ok(name.to_owned())
+    } else {
+        Err(format!("`{name}` is not the name of an S3 bucket"))
+    }
+}
+
+pub(super) fn inline_limit(text: &str) -> Result<usize, String> {
+    let parsed = text.parse().ok();
+    let parsed = parsed.filter(|bytes| *bytes <= MAX_RESULT_BYTES);
+    parsed.ok_or_else(|| format!("must be a whole number of bytes from 0 to {MAX_RESULT_BYTES}"))
+}
+
+pub(super) fn bytes(text: &str) -> Result<NonZeroU32, &'static str> {
+    let parsed = text.parse();
+    parsed.map_err(|_| "must be a whole number of bytes from 1 to 4294967295")
+}
+
+pub(super) fn share(text: &str) -> Result<f64, &'static str> {
+    let parsed = text.parse().ok();
+    let parsed = parsed.filter(|share| (0.0..=1.0).contains(share));
+    parsed.ok_or("must be a number from 0 to 1")
+}

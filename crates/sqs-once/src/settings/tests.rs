@@ -1,0 +1,567 @@
+use std::env;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
+
+use aws_sdk_dynamodb::config::{
+    Credentials,
+    http::{HttpRequest, HttpResponse},
+};
+use aws_smithy_runtime_api::client::http::{
+    HttpConnector, HttpConnectorFuture, SharedHttpConnector, http_client_fn,
+};
+use tokio::{runtime::RuntimeFlavor, sync::Notify};
+
+use super::{
+    records::{Records, Table},
+    *,
+};
+use crate::{
+    dynamodb::{
+        done::Done,
+        on_item::Change,
+        store::{Field, Layout},
+    },
+    handler::{Answer, Attempt, Failure, handler_fn},
+    protocol::isolation::CrashWaits,
+    sqs::{Encoding, FifoAfterPermanent, FingerprintSource, KeySource},
+};
+
+const REQUIRED: [(&str, &str); 3] = [
+    ("AWS_LAMBDA_RUNTIME_API", "127.0.0.1:9001"),
+    ("AWS_LAMBDA_FUNCTION_NAME", "payments"),
+    ("IDEMPOTENCY_TABLE_NAME", "idempotency"),
+];
+
+fn read(variables: &[(&str, &str)]) -> Result<(Table, Records, Batches), SettingsError> {
+    let mut settings = Settings::from_vars(variables.iter().copied());
+    let (table, records) = (settings.table(), settings.records());
+    let batches = settings.batches(Some(RETENTION));
+    settings.check((|| Ok((table?, records?, batches?)))())
+}
+
+fn with(variables: &[(&str, &str)]) -> Result<(Table, Records, Batches), SettingsError> {
+    read(&[&REQUIRED, variables].concat())
+}
+
+/// The variables that `cargo lambda watch` sets for a function without a name.
+const WATCHED: [(&str, &str); 2] = [
+    ("AWS_LAMBDA_RUNTIME_API", "http://127.0.0.1:9000/.rt/_"),
+    ("AWS_LAMBDA_FUNCTION_NAME", "_"),
+];
+
+fn offline(variables: &[(&str, &str)]) -> Settings {
+    let version = aws_sdk_dynamodb::config::BehaviorVersion::latest();
+    let config = SdkConfig::builder().behavior_version(version).build();
+    Settings::from_vars(variables.iter().copied()).sdk_config(config)
+}
+
+#[tokio::test]
+async fn watched_function_has_records_in_memory() {
+    let consumer = offline(&WATCHED).once(Ok(unused::<()>())).await.unwrap();
+    let consumer = format!("{consumer:?}");
+    assert!(consumer.contains("Memory(MemoryStore"), "{consumer}");
+    assert!(consumer.contains("visibility: None"), "{consumer}");
+}
+
+#[tokio::test]
+async fn function_on_lambda_needs_a_table() {
+    let [watched, unnamed] = WATCHED;
+    for variables in [
+        // A function of AWS, also if its name is `_`.
+        vec![unnamed, ("AWS_LAMBDA_RUNTIME_API", "127.0.0.1:9001")],
+        vec![unnamed, ("AWS_LAMBDA_RUNTIME_API", "127.0.0.1:9001/_")],
+        vec![
+            unnamed,
+            watched,
+            ("AWS_LAMBDA_INITIALIZATION_TYPE", "on-demand"),
+        ],
+        // A function with a name under `cargo lambda watch`.
+        vec![
+            (
+                "AWS_LAMBDA_RUNTIME_API",
+                "http://127.0.0.1:9000/.rt/consumer",
+            ),
+            ("AWS_LAMBDA_FUNCTION_NAME", "consumer"),
+        ],
+        vec![watched, ("AWS_LAMBDA_FUNCTION_NAME", "consumer")],
+    ] {
+        let error = offline(&variables)
+            .once(Ok(unused::<()>()))
+            .await
+            .unwrap_err();
+        assert!(
+            error.errors()[0].starts_with("IDEMPOTENCY_TABLE_NAME is not set"),
+            "{variables:?}: {error}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn watched_inbox_needs_a_table() {
+    let error = offline(&WATCHED)
+        .inbox(Ok(unused::<Done<()>>()))
+        .await
+        .err()
+        .unwrap();
+    assert_eq!(error.errors().len(), 1, "{error}");
+}
+
+#[tokio::test]
+async fn heartbeat_without_lease_needs_visibility() {
+    let heartbeat = ("CONSUMER_HEARTBEAT", "30s");
+    let off = ("CONSUMER_VISIBILITY", "off");
+    let variables = [&REQUIRED[..], &[heartbeat, off]].concat();
+    let error = offline(&variables)
+        .on_item(Ok(unused::<Change<()>>()))
+        .await
+        .err()
+        .unwrap();
+    let expected = "CONSUMER_HEARTBEAT: needs CONSUMER_VISIBILITY=on: this mode has no leases";
+    assert_eq!(error.errors(), [expected]);
+    let leases = [&variables[..], &[("CONSUMER_PRIME", "off")]].concat();
+    assert!(offline(&leases).once(Ok(unused::<()>())).await.is_ok());
+}
+
+#[tokio::test]
+async fn watched_function_with_table_uses_it() {
+    let table = ("IDEMPOTENCY_TABLE_NAME", "records");
+    let prime = ("CONSUMER_PRIME", "off");
+    let variables = [&WATCHED[..], &[table, prime]].concat();
+    let consumer = offline(&variables).once(Ok(unused::<()>())).await.unwrap();
+    let consumer = format!("{consumer:?}");
+    assert!(consumer.contains("DynamoDb("), "{consumer}");
+}
+
+#[test]
+fn watched_function_is_named_after_its_program() {
+    let mut settings = Settings::from_vars(WATCHED);
+    let program = env::current_exe().unwrap();
+    let program = program.file_stem().unwrap().to_str().unwrap();
+    let batches = settings.batches(None).unwrap();
+    assert_eq!(batches.namespace.as_str(), program);
+    // On AWS the name stays.
+    let mut settings = Settings::from_vars([WATCHED[1], REQUIRED[0]]);
+    assert_eq!(settings.batches(None).unwrap().namespace.as_str(), "_");
+}
+
+#[test]
+fn defaults_match_the_documented_table() {
+    let (table, records, batches) = read(&REQUIRED).unwrap();
+    assert_eq!(table.name, "idempotency");
+    assert_eq!(table.layout, Layout::native());
+    assert!(!table.grouping);
+    assert!(table.prime);
+    assert!(!table.write_units);
+    assert_eq!(records.after_failure, AfterFailure::Retry);
+    assert_eq!(records.lease_margin, Duration::from_secs(1));
+    assert_eq!(records.results, ResultPlace::InRecord);
+    assert_eq!(batches.namespace.as_str(), "payments");
+    let metrics = batches.metrics.unwrap();
+    assert_eq!(metrics.names(), ("sqs-once", "payments"));
+    assert_eq!(batches.key, KeySource::MessageId);
+    assert_eq!(batches.encoding, Encoding::None);
+    assert_eq!(batches.max_body_bytes.get(), 10 * 1024 * 1024);
+    assert_eq!(batches.fingerprint, FingerprintSource::Body);
+    assert_eq!(batches.retention, Some(Duration::from_secs(20 * 86_400)));
+    assert_eq!(batches.assumed_timeout, Duration::from_secs(300));
+    assert_eq!(batches.heartbeat, None);
+    assert_eq!(batches.concurrency.get(), 10);
+    assert_eq!(batches.conflict_wait, Duration::ZERO);
+    assert_eq!(batches.deadline_reserve, Duration::from_millis(500));
+    assert_eq!(batches.min_time_to_start, Duration::ZERO);
+    assert!(batches.fail_when_store_unavailable);
+    assert!(batches.circuit_breaker);
+    assert_eq!(batches.crash_waits, CrashWaits::default());
+    assert_eq!(batches.log_sample_completed.to_string(), "1");
+    assert_eq!(batches.fifo_after_permanent, FifoAfterPermanent::Continue);
+    {
+        let timeouts = batches.timeouts.unwrap();
+        assert!(timeouts.dead_letter);
+        assert_eq!(timeouts.base, Duration::from_secs(10));
+        assert_eq!(timeouts.cap, Duration::from_secs(15 * 60));
+    }
+}
+
+#[tokio::test]
+async fn errors_are_reported_all_at_once() {
+    let invalid = [
+        ("IDEMPOTENCY_RETENTION", "a day"),
+        ("IDEMPOTENCY_LAYOUT", "python"),
+        ("IDEMPOTENCY_KEY", "orderId"),
+        ("IDEMPOTENCY_FINGERPRINT", "yes"),
+        ("CONSUMER_ENCODING", "deflate"),
+        ("CONSUMER_MAX_BODY_BYTES", "10MB"),
+        ("IDEMPOTENCY_AFTER_FAILURE", "strict"),
+        ("IDEMPOTENCY_GROUPING", "yes"),
+        ("IDEMPOTENCY_LEASE_MARGIN", "-1s"),
+        ("CONSUMER_CRASH_WAITS", "20m,soon"),
+        ("CONSUMER_HEARTBEAT", "9s"),
+        ("CONSUMER_CONCURRENCY", "0"),
+        ("CONSUMER_DEADLINE_RESERVE", "0s"),
+        ("CONSUMER_MIN_TIME_TO_START", "5"),
+        ("CONSUMER_PRIME", "yes"),
+        ("CONSUMER_METRICS_NAMESPACE", "AWS/SQS"),
+        ("CONSUMER_METRICS_WRITE_UNITS", "yes"),
+        ("POWERTOOLS_SERVICE_NAME", ":payments"),
+        ("CONSUMER_VISIBILITY", "yes"),
+        ("CONSUMER_DEAD_LETTER", "yes"),
+        ("CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE", "no"),
+        ("CONSUMER_FIFO_AFTER_PERMANENT", "on"),
+        ("CONSUMER_S3_BUCKETS", "Orders"),
+        ("CONSUMER_S3_MAX_BYTES", "4MiB"),
+        ("IDEMPOTENCY_RESULTS", "both"),
+        ("IDEMPOTENCY_RESULT_INLINE_LIMIT", "64KB"),
+        ("IDEMPOTENCY_RESULT_BUCKET", "Outputs"),
+        ("CONSUMER_BACKOFF_BASE", "0s"),
+        ("CONSUMER_BACKOFF_CAP", "12h"),
+        ("OWN", "0s"),
+    ];
+    let missing = [
+        "AWS_LAMBDA_RUNTIME_API",
+        "IDEMPOTENCY_TABLE_NAME",
+        "IDEMPOTENCY_NAMESPACE",
+    ];
+    let mut settings = Settings::from_vars(invalid);
+    let handler = settings.duration("OWN", "5s").map(|_| unused::<()>());
+    let error = settings.once(handler).await.unwrap_err();
+    for name in missing.iter().chain(invalid.iter().map(|(name, _)| name)) {
+        let of_name = error
+            .errors()
+            .iter()
+            .filter(|error| error.starts_with(name));
+        assert_eq!(of_name.count(), 1, "{name} in {error}");
+    }
+    let count = missing.len() + invalid.len();
+    assert_eq!(error.errors().len(), count, "{error}");
+    let text = error.to_string();
+    let start = format!("invalid configuration ({count} errors): ");
+    assert!(text.starts_with(&start), "{text}");
+}
+
+/// A handler that never runs.
+fn unused<O: Answer + 'static>() -> impl Handler<Output = O> + fmt::Debug {
+    handler_fn(|(): (), _: Attempt| async { Err::<O, _>(Failure::from("unused")) })
+}
+
+#[tokio::test]
+async fn on_item_compares_payloads_by_the_fingerprint() {
+    for (value, compares) in [
+        (None, false),
+        (Some("body:/cents"), true),
+        (Some("off"), false),
+    ] {
+        let fingerprint = value.map(|value| ("IDEMPOTENCY_FINGERPRINT", value));
+        let variables: Vec<_> = REQUIRED[..2].iter().copied().chain(fingerprint).collect();
+        let mut settings = offline(&variables);
+        settings.set_default("CONSUMER_VISIBILITY", "off");
+        let consumer = format!("{:?}", settings.on_item(Ok(unused::<Change<()>>())).await);
+        assert!(
+            consumer.contains(&format!("checks_payload: {compares}")),
+            "{consumer}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn consumer_is_built_while_table_is_read() {
+    let (sent, built) = (Arc::new(AtomicBool::new(false)), Arc::new(Notify::new()));
+    let answered = Arc::new(AtomicBool::new(false));
+    let table = StubTable {
+        sent: sent.clone(),
+        built: built.clone(),
+        answered: answered.clone(),
+    };
+    let config = aws_sdk_dynamodb::Config::builder()
+        .behavior_version_latest()
+        .region(aws_config::Region::from_static("eu-central-1"))
+        .credentials_provider(Credentials::new("a", "b", None, None, "tests"))
+        .http_client(http_client_fn(move |_, _| {
+            SharedHttpConnector::new(table.clone())
+        }))
+        .build();
+    let store = DynamoStore::new(Client::from_conf(config), "idempotency");
+    let was_sent = while_reading(Some(store), || {
+        built.notify_one();
+        sent.load(Relaxed)
+    });
+    assert!(was_sent.await, "built before the read");
+    assert!(answered.load(Relaxed), "built after the read");
+}
+
+/// A table that answers a read once the consumer is built.
+#[derive(Clone, Debug)]
+struct StubTable {
+    sent: Arc<AtomicBool>,
+    built: Arc<Notify>,
+    answered: Arc<AtomicBool>,
+}
+
+impl HttpConnector for StubTable {
+    fn call(&self, _: HttpRequest) -> HttpConnectorFuture {
+        let Self {
+            sent,
+            built,
+            answered,
+        } = self.clone();
+        HttpConnectorFuture::new(async move {
+            sent.store(true, Relaxed);
+            built.notified().await;
+            answered.store(true, Relaxed);
+            let ok = 200.try_into().unwrap();
+            Ok(HttpResponse::new(ok, "{}".into()))
+        })
+    }
+}
+
+#[test]
+fn every_error_of_the_layout_is_reported() {
+    let error = with(&[
+        ("IDEMPOTENCY_LAYOUT", "python"),
+        ("IDEMPOTENCY_ATTRIBUTES", "PK"),
+        ("IDEMPOTENCY_SORT_KEY", "=all"),
+    ]);
+    assert_eq!(error.unwrap_err().errors().len(), 3);
+}
+
+#[test]
+fn on_item_needs_no_table_and_has_no_default_retention() {
+    let mut settings = Settings::from_vars(REQUIRED[..2].iter().copied());
+    let batches = settings.batches(None);
+    assert_eq!(settings.check(batches).unwrap().retention, None);
+    settings.set_default("IDEMPOTENCY_RETENTION", "1h");
+    let retention = settings.batches(None).unwrap().retention;
+    assert_eq!(retention, Some(Duration::from_secs(3600)));
+}
+
+#[test]
+fn dead_letter_is_on_unless_visibility_is_off() {
+    let dead_letter = |vars: &[_]| {
+        let (_, _, batches) = with(vars).unwrap();
+        batches.timeouts.map(|timeouts| timeouts.dead_letter)
+    };
+    assert_eq!(dead_letter(&[]), Some(true));
+    assert_eq!(dead_letter(&[("CONSUMER_DEAD_LETTER", "off")]), Some(false));
+    let (on, off) = (
+        ("CONSUMER_DEAD_LETTER", "on"),
+        ("CONSUMER_VISIBILITY", "off"),
+    );
+    assert_eq!(dead_letter(&[on]), Some(true));
+    assert_eq!(dead_letter(&[off]), None);
+    let error = with(&[on, off]).unwrap_err();
+    assert_eq!(
+        error.errors(),
+        ["CONSUMER_DEAD_LETTER: `on` needs CONSUMER_VISIBILITY=on, which calls SQS too"]
+    );
+}
+
+#[test]
+fn runtime_has_threads_from_two_vcpus_on() {
+    let flavor = |setting: &str, memory: &str| {
+        let mut settings = Settings::from_vars([
+            ("CONSUMER_RUNTIME", setting),
+            ("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", memory),
+        ]);
+        let runtime = settings.runtime().unwrap();
+        (
+            runtime.handle().runtime_flavor(),
+            settings.errors().to_vec(),
+        )
+    };
+    use RuntimeFlavor::{CurrentThread, MultiThread};
+    for (setting, memory, expected) in [
+        ("", "", CurrentThread),
+        ("auto", "128", CurrentThread),
+        ("auto", "3537", CurrentThread),
+        ("auto", "3538", MultiThread),
+        ("single", "10240", CurrentThread),
+        ("multi", "128", MultiThread),
+    ] {
+        assert_eq!(
+            flavor(setting, memory),
+            (expected, vec![]),
+            "{setting} {memory}"
+        );
+    }
+    let error = "CONSUMER_RUNTIME: must be `auto`, `single` or `multi`".to_owned();
+    assert_eq!(flavor("two", "10240"), (CurrentThread, vec![error]));
+}
+
+#[test]
+fn log_sample_is_a_number_from_0_to_1() {
+    for text in ["0", "0.01", "1"] {
+        let (_, _, batches) = with(&[("CONSUMER_LOG_SAMPLE_COMPLETED", text)]).unwrap();
+        assert_eq!(batches.log_sample_completed.to_string(), text);
+    }
+    for text in ["-0.1", "1.01", "NaN", "1%", "all"] {
+        let error = with(&[("CONSUMER_LOG_SAMPLE_COMPLETED", text)]).unwrap_err();
+        let expected = "CONSUMER_LOG_SAMPLE_COMPLETED: must be a number from 0 to 1";
+        assert_eq!(error.errors(), [expected]);
+    }
+}
+
+#[test]
+fn fifo_after_permanent_is_continue_or_stop() {
+    for (text, parsed) in [
+        ("continue", FifoAfterPermanent::Continue),
+        ("stop", FifoAfterPermanent::Stop),
+    ] {
+        let (_, _, batches) = with(&[("CONSUMER_FIFO_AFTER_PERMANENT", text)]).unwrap();
+        assert_eq!(batches.fifo_after_permanent, parsed);
+    }
+}
+
+#[cfg(feature = "s3")]
+#[test]
+fn buckets_are_names_separated_by_commas() {
+    let buckets = |text: &str| {
+        let (.., batches) = with(&[("CONSUMER_S3_BUCKETS", text)])?;
+        Ok::<_, SettingsError>(batches.s3_bodies)
+    };
+    assert_eq!(
+        buckets("").unwrap(),
+        (vec![], 2_097_152.try_into().unwrap())
+    );
+    assert_eq!(buckets("orders").unwrap().0, ["orders"]);
+    assert_eq!(buckets("a.b-1,invoices").unwrap().0, ["a.b-1", "invoices"]);
+    let long = "x".repeat(64);
+    for invalid in [
+        ",",
+        "orders,",
+        "orders, invoices",
+        "ab",
+        "-orders",
+        "orders.",
+        "ORDERS",
+        "s3://orders",
+        "arn:aws:s3:::orders",
+        &long,
+    ] {
+        let error = buckets(invalid).unwrap_err();
+        assert!(
+            error.to_string().contains("name of an S3 bucket"),
+            "{error}"
+        );
+    }
+}
+
+#[cfg(feature = "s3")]
+#[tokio::test]
+async fn watched_function_reads_bodies_from_s3() {
+    let buckets = ("CONSUMER_S3_BUCKETS", "orders");
+    let variables = [&WATCHED[..], &[buckets]].concat();
+    let consumer = offline(&variables).once(Ok(unused::<()>())).await.unwrap();
+    let consumer = format!("{consumer:?}");
+    assert!(consumer.contains("s3_bodies: Some("), "{consumer}");
+}
+
+#[cfg(feature = "s3")]
+#[test]
+fn outputs_in_s3_need_a_bucket_and_have_a_limit() {
+    let (s3, bucket) = (
+        ("IDEMPOTENCY_RESULTS", "s3"),
+        ("IDEMPOTENCY_RESULT_BUCKET", "outputs"),
+    );
+    let limit = |text| ("IDEMPOTENCY_RESULT_INLINE_LIMIT", text);
+    let place = |variables: &[_]| with(variables).map(|(_, records, _)| records.results);
+    for (text, inline_limit) in [("", 65_536), ("0", 0), ("401408", 401_408)] {
+        let in_s3 = ResultPlace::InS3 {
+            bucket: "outputs".into(),
+            inline_limit,
+        };
+        assert_eq!(place(&[s3, bucket, limit(text)]), Ok(in_s3));
+    }
+    assert_eq!(place(&[bucket]), Ok(ResultPlace::InRecord));
+    let none = ("IDEMPOTENCY_RESULTS", "none");
+    assert_eq!(place(&[none]), Ok(ResultPlace::Nowhere));
+    let error = "IDEMPOTENCY_RESULT_BUCKET is not set (S3 bucket of large outputs)";
+    assert_eq!(place(&[s3]).unwrap_err().errors(), [error]);
+    for text in ["-1", "401409", "64KB"] {
+        let error = place(&[s3, bucket, limit(text)]).unwrap_err();
+        let told =
+            "IDEMPOTENCY_RESULT_INLINE_LIMIT: must be a whole number of bytes from 0 to 401408";
+        assert_eq!(error.errors(), [told]);
+    }
+}
+
+#[cfg(not(feature = "s3"))]
+#[test]
+fn outputs_in_s3_need_the_feature() {
+    let error = with(&[("IDEMPOTENCY_RESULTS", "s3")]).unwrap_err();
+    let expected = "IDEMPOTENCY_RESULTS: `s3` needs the feature `s3` of the crate sqs-once";
+    assert_eq!(error.errors(), [expected]);
+}
+
+#[cfg(not(feature = "s3"))]
+#[test]
+fn buckets_need_the_feature() {
+    assert!(with(&[("CONSUMER_S3_MAX_BYTES", "1")]).is_ok());
+    let error = with(&[("CONSUMER_S3_BUCKETS", "orders")]).unwrap_err();
+    let expected = "CONSUMER_S3_BUCKETS: needs the feature `s3` of the crate sqs-once";
+    assert_eq!(error.errors(), [expected]);
+}
+
+#[test]
+fn layout_is_a_preset_with_renames_and_sort_key() {
+    let layout = |variables: &[_]| with(variables).map(|(table, ..)| table.layout);
+    let powertools = ("IDEMPOTENCY_LAYOUT", "powertools");
+    let attributes = ("IDEMPOTENCY_ATTRIBUTES", "id=PK,expires_at=ttl");
+    assert_eq!(layout(&[powertools]).unwrap(), Layout::powertools());
+    let names = [(Field::Id, "PK"), (Field::ExpiresAt, "ttl")];
+    let names = Layout::powertools().rename(names).unwrap();
+    for (sort_key, partition) in [("SK", "idempotency#payments"), ("SK=all", "all")] {
+        assert_eq!(
+            layout(&[powertools, attributes, ("IDEMPOTENCY_SORT_KEY", sort_key)]).unwrap(),
+            names.clone().sort_key("SK", partition).unwrap()
+        );
+    }
+    for invalid in ["PK", "key=PK", "id=status", "id="] {
+        let layout = layout(&[("IDEMPOTENCY_ATTRIBUTES", invalid)]);
+        assert!(layout.is_err(), "{invalid}");
+    }
+    for invalid in ["status", "=all", "SK="] {
+        let layout = layout(&[("IDEMPOTENCY_SORT_KEY", invalid)]);
+        assert!(layout.is_err(), "{invalid}");
+    }
+}
+
+#[test]
+fn debug_output_has_no_values() {
+    let settings = Settings::from_vars([("A", "SECRET")]);
+    assert!(!format!("{settings:?}").contains("SECRET"));
+}
+
+#[test]
+fn misspelt_variable_is_unknown_with_nearest_name() {
+    for (name, nearest) in [
+        ("CONSUMER_CONCURENCY", Some("CONSUMER_CONCURRENCY")),
+        ("IDEMPOTENCY_TABLE", None),
+        ("IDEMPOTENCY_TABELNAME", Some("IDEMPOTENCY_TABLE_NAME")),
+        ("CONSUMER_RETENTION", Some("IDEMPOTENCY_RETENTION")),
+        ("IDEMPOTENCY_KEYS", Some("IDEMPOTENCY_KEY")),
+        ("CONSUMER_REGION", None),
+    ] {
+        let wanted = vec![(name.to_owned(), nearest.map(str::to_owned))];
+        assert_eq!(Settings::from_vars([(name, "1")]).unknown(), wanted);
+    }
+}
+
+#[test]
+fn other_and_empty_variables_are_not_unknown() {
+    let variables = [
+        ("CONSUMER_CONCURENCY", ""),
+        ("PAYMENT_CONCURENCY", "1"),
+        ("IDEMPOTENCY_TABLE_NAME", "records"),
+        ("CONSUMER_BACKOFF_CAP", "1h"),
+    ];
+    assert_eq!(Settings::from_vars(variables).unknown(), []);
+}
+
+#[test]
+fn variable_of_the_handler_is_not_unknown() {
+    let mut settings = Settings::from_vars([("CONSUMER_OWN", "1")]);
+    assert_eq!(settings.unknown().len(), 1);
+    let own = settings.optional("CONSUMER_OWN", "0", str::parse::<u8>);
+    assert_eq!((own, settings.unknown().len()), (Ok(1), 0));
+}

@@ -1,0 +1,142 @@
+//! Tests of your own handlers, without AWS: a dev-dependency beside [sqs-once](https://docs.rs/sqs-once).
+//!
+//! | item | use |
+//! | --- | --- |
+//! | [`Message`] | an SQS message with body, attributes, receive count and FIFO group |
+//! | [`DryRun`] | runs a handler, records its writes, sends nothing |
+//! | [`output`] | the output of an operation that is done |
+//! | [`event`], [`process`] | a batch through a [`Consumer`], as Lambda delivers it |
+//! | [`attempt`] | an [`Attempt`], to call a handler directly |
+//! | [`conformance`] | the suite that every [`Store`](sqs_once::store::Store) passes |
+//!
+//! A unit test of a handler:
+//!
+//! ```
+//! use serde_json::{Value, json};
+//! use sqs_once_testing::{DryRun, Message, output};
+//! use sqs_once::{Attempt, Done, Failure, Write, handler_fn};
+//!
+//! async fn place(order: Value, _: Attempt) -> Result<Done<&'static str>, Failure> {
+//!     let take = Write::update("products", "SET quantity = quantity - :one")
+//!         .key("product", &order["product"])
+//!         .when("quantity >= :one")
+//!         .value(":one", 1)
+//!         .label("stock");
+//!     let placed = Done::new("placed").with(Write::put("orders", &order)).with(take);
+//!     Ok(placed.on_refused(|_| Ok(Done::new("out of stock"))))
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() {
+//! # order_takes_from_the_stock().await; }
+//! // #[tokio::test]
+//! async fn order_takes_from_the_stock() {
+//!     let dry_run = DryRun::new();
+//!     let order = |id| Message::new(id, &json!({ "id": id, "product": "p-1" }));
+//!
+//!     let outcome = dry_run.run(&handler_fn(place), order("o-1")).await;
+//!     assert_eq!(output::<String>(&outcome).as_deref(), Some("placed"));
+//!     assert_eq!(dry_run.writes()[0].put_item::<Value>().unwrap()["id"], "o-1");
+//!
+//!     dry_run.refuse("stock");
+//!     let outcome = dry_run.run(&handler_fn(place), order("o-2")).await;
+//!     assert_eq!(output::<String>(&outcome).as_deref(), Some("out of stock"));
+//! }
+//! ```
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod dry_run;
+mod message;
+
+use std::{sync::Arc, time::Duration};
+
+use aws_lambda_events::sqs::SqsEvent;
+use serde::de::DeserializeOwned;
+
+pub use dry_run::DryRun;
+pub use message::{Message, event};
+pub use sqs_once_core::conformance;
+#[doc(hidden)]
+pub use sqs_once_core::for_each_promise_of_a_store;
+pub use sqs_once_dynamodb::plans::PlannedWrite;
+
+use sqs_once::{
+    Attempt, BatchError, Consumer, Deadline, Handler, Mode, Outcome,
+    protocol::{Key, KeyError, Namespace, StoredResult, Timestamp},
+};
+
+/// Processes a batch as in an invocation with 30 seconds left. Returns the ids of the messages that
+/// go back to the queue.
+///
+/// # Errors
+///
+/// [`BatchError`], where the invocation would fail.
+///
+/// ```
+/// use std::sync::Arc;
+/// use sqs_once_testing::{Message, event, process};
+/// use sqs_once::{Attempt, Consumer, Failure, Once, handler_fn};
+/// use sqs_once::{protocol::Namespace, store::MemoryStore};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let double = handler_fn(async |n: u32, _: Attempt| Ok(n * 2));
+/// let once = Once::new(MemoryStore::default());
+/// let consumer = Arc::new(Consumer::new(once, Namespace::new("numbers")?, double));
+/// let batch = event([Message::new("m-1", &21), Message::new("m-2", &"no number")]);
+/// assert_eq!(process(&consumer, batch).await?, ["m-2"]);
+/// # Ok(()) }
+/// ```
+pub async fn process<M: Mode<H::Output>, H: Handler>(
+    consumer: &Arc<Consumer<M, H>>,
+    event: SqsEvent,
+) -> Result<Vec<String>, BatchError> {
+    let response = consumer.process(event, deadline()).await?;
+    let failures = response.batch_item_failures.into_iter();
+    Ok(failures.map(|failure| failure.item_identifier).collect())
+}
+
+/// The first attempt at an operation with this key, in the namespace `test`, with 30 seconds left.
+///
+/// [`Attempt::interrupted`] makes a later attempt of it.
+///
+/// # Errors
+///
+/// [`KeyError::EmptyPart`] if `key` is empty.
+///
+/// ```
+/// use sqs_once::{Attempt, Failure, Handler, handler_fn};
+/// use sqs_once_testing::attempt;
+///
+/// async fn charge(order: String, attempt: Attempt) -> Result<String, Failure> {
+///     let verb = if attempt.may_have_run_before() { "look for" } else { "charge" };
+///     Ok(format!("{verb} {order}"))
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let second = attempt("o-1")?.interrupted(None, None);
+/// let output = handler_fn(charge).handle("o-1".into(), second).await;
+/// assert!(matches!(output, Ok(output) if output == "look for o-1"));
+/// # Ok(()) }
+/// ```
+pub fn attempt(key: &str) -> Result<Attempt, KeyError> {
+    let key = Key::new(&Namespace::new("test")?, [key])?;
+    Ok(Attempt::first(key, "m-1", deadline()))
+}
+
+/// The output of an operation that is done, now or before. `None` for every other outcome, for an
+/// output that was not kept or is in S3, and for one that is not a `T`.
+///
+/// See [`DryRun`] for one in use.
+#[must_use]
+pub fn output<T: DeserializeOwned>(outcome: &Outcome) -> Option<T> {
+    match outcome {
+        Outcome::Completed(StoredResult::Json(json))
+        | Outcome::Duplicate(StoredResult::Json(json)) => serde_json::from_str(json).ok(),
+        _ => None,
+    }
+}
+
+/// The deadline of an invocation with 30 seconds left.
+fn deadline() -> Deadline {
+    Deadline::after(Timestamp::now(), Duration::from_secs(30), Duration::ZERO)
+}
