@@ -257,6 +257,10 @@ typescript: $(VENV) $(CHECKOV) ## Compile the examples in TypeScript, synthesize
 audit: $(CARGO_DENY) ## Check the dependencies for known vulnerabilities (downloads the RustSec database)
 	$(DENY) check advisories
 
+.PHONY: straight-way
+straight-way: ## List the functions that one message crosses (needs valgrind)
+	$(TEST) --test runtime_api straight_way -- --ignored --nocapture
+
 .PHONY: features
 features: ## Check the packages as they ship, and the features of the library one at a time
 	for package in consumer sqs-once-cli $(filter-out sqs-once,$(LIBRARIES)); do \

@@ -7,6 +7,8 @@
 
 #[path = "runtime_api/credential.rs"]
 mod credential;
+#[path = "runtime_api/straight_way.rs"]
+mod straight_way;
 
 use std::time::Duration;
 
