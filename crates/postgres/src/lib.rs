@@ -51,6 +51,7 @@ mod mode;
 mod outbox;
 mod pool;
 pub mod relay;
+mod run;
 mod secret;
 mod settings;
 mod store;

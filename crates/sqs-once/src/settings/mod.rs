@@ -3,6 +3,7 @@
 pub(crate) mod any_store;
 mod batches;
 mod function;
+mod modes;
 mod parse;
 mod records;
 
@@ -13,8 +14,6 @@ use std::{
 };
 
 use aws_config::SdkConfig;
-use aws_sdk_dynamodb::Client;
-use futures_util::future::join;
 use sqs_once_core::settings::{ModeOptions, ModeSettings};
 
 pub use sqs_once_core::settings::{SettingsError, Variables};
@@ -22,27 +21,14 @@ pub use sqs_once_core::settings::{SettingsError, Variables};
 use self::{any_store::AnyStore, batches::Batches, records::ResultPlace};
 use crate::{
     aws,
-    dynamodb::{
-        inbox::Inbox,
-        on_item::OnItem,
-        store::{Batched, DynamoStore},
-    },
     handler::Handler,
     once::{Mode, Once},
     protocol::AfterFailure,
     sqs::Consumer,
-    store::MemoryStore,
 };
-
-/// Bounds the read at start: Lambda's init phase ends after 10 seconds.
-const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The default of `IDEMPOTENCY_RETENTION` where a table has the records.
 const RETENTION: Duration = Duration::from_secs(20 * 24 * 3600);
-
-/// Messages claimed or completed beside those whose handlers run, where their writes are grouped.
-/// With the default concurrency of 10 they fill two groups.
-const CLAIMS_AHEAD: usize = 40;
 
 /// The environment variables of a consumer, and the errors found in them so far.
 ///
@@ -98,13 +84,13 @@ const CLAIMS_AHEAD: usize = 40;
 /// | `CONSUMER_MAX_BODY_BYTES` | `10485760` | largest decompressed body, in bytes |
 /// | `CONSUMER_S3_BUCKETS` | none | names of S3 buckets, as `orders,invoices`: a body that the Amazon SQS Extended Client stored there is read; needs the feature `s3` |
 /// | `CONSUMER_S3_MAX_BYTES` | `2097152` | longest body that is read from S3 |
-/// | `IDEMPOTENCY_FINGERPRINT` | `body`; `off` for `on_item` | part of a message that must not change under one key ([`FingerprintSource`](crate::sqs::FingerprintSource)); for `on_item` see [`OnItem::check_payload`] |
+/// | `IDEMPOTENCY_FINGERPRINT` | `body`; `off` for `on_item` | part of a message that must not change under one key ([`FingerprintSource`](crate::sqs::FingerprintSource)); for `on_item` see [`OnItem::check_payload`](crate::OnItem::check_payload) |
 /// | `IDEMPOTENCY_RETENTION` | `20d`; unlimited for `on_item` | time that a record is kept |
 /// | `IDEMPOTENCY_AFTER_FAILURE` | `retry` | other message with the key of a permanent failure: `retry` or `replay`; not used by `on_item` ([`AfterFailure`]) |
 /// | `IDEMPOTENCY_RESULTS` | `inline` | place of outputs: `inline` is the record, `none` stores no output, `s3` stores large ones in S3 and needs the feature `s3`; not used by `on_item` ([`Results`](crate::store::Results)) |
 /// | `IDEMPOTENCY_RESULT_INLINE_LIMIT` | `65536` | with `s3`, longest output in the record, in bytes |
 /// | `IDEMPOTENCY_RESULT_BUCKET` | required for `s3` | S3 bucket of longer outputs |
-/// | `IDEMPOTENCY_GROUPING` | `off` | sends claims and settlements of concurrent messages as groups; not used by `on_item` and `InPostgres` ([`Batched`]) |
+/// | `IDEMPOTENCY_GROUPING` | `off` | sends claims and settlements of concurrent messages as groups; not used by `on_item` and `InPostgres` ([`Batched`](crate::store::Batched)) |
 /// | `OUTBOX_TABLE_NAME` | none | DynamoDB table of published events, for handlers that publish; not used by `on_item` and `InPostgres` ([`Once::outbox`]) |
 /// | `IDEMPOTENCY_LEASE_MARGIN` | `1s` | time added to the deadline, for clocks that differ; not used by `on_item` and `InPostgres` |
 /// | `IDEMPOTENCY_LEASE_FALLBACK` | `5m` | time budget of an invocation without a known deadline |
@@ -219,132 +205,6 @@ impl Settings {
         }
     }
 
-    /// A consumer in the mode [`Once`]. `handler` is the handler, or an error of the handler's own
-    /// variables. Reads the table once, unless `CONSUMER_PRIME` is `off`; a failure of that read
-    /// is logged. Records are in the table, or [in memory](Self::in_memory).
-    ///
-    /// # Errors
-    ///
-    /// Every error of the handler's variables and the consumer's.
-    pub async fn once<H: Handler>(
-        mut self,
-        handler: Result<H, SettingsError>,
-    ) -> Result<Consumer<Once<AnyStore>, H>, SettingsError>
-    where
-        Once<AnyStore>: Mode<H::Output>,
-    {
-        let table = if self.in_memory() {
-            // No queue holds the messages of an event file.
-            self.set_default("CONSUMER_VISIBILITY", "off");
-            Ok(None)
-        } else {
-            self.table().map(Some)
-        };
-        let (records, batches) = (self.records(), self.batches(Some(RETENTION)));
-        let read = (|| Ok((handler?, table?, records?, batches?)))();
-        let (handler, table, records, batches) = self.check(read)?;
-        let reads_s3 = batches.read_s3() || records.results.call_s3();
-        let config = if table.is_some() || batches.call_sqs() || reads_s3 {
-            self.config().await
-        } else {
-            // The SDK would look for a Region, for seconds on a machine outside AWS.
-            SdkConfig::builder().build()
-        };
-        let grouping = table.as_ref().is_some_and(|table| table.grouping);
-        let ahead = if grouping { CLAIMS_AHEAD } else { 0 };
-        let (store, to_read) = match table {
-            Some(table) => {
-                let (store, to_read) = table.store(&config);
-                let store = if grouping {
-                    AnyStore::Batched(Batched::new(store))
-                } else {
-                    AnyStore::DynamoDb(store)
-                };
-                (store, to_read)
-            }
-            None => {
-                tracing::warn!(
-                    "IDEMPOTENCY_TABLE_NAME is not set: records are in memory, and no record survives a restart; `make dev` or `make watch` runs on a local table"
-                );
-                (AnyStore::Memory(MemoryStore::default()), None)
-            }
-        };
-        let once = records.once(store, &batches, &config);
-        let build = || batches.consumer(once, handler, &config);
-        Ok(while_reading(to_read, build).await.claims_ahead(ahead))
-    }
-
-    /// A consumer in the mode [`Inbox`], otherwise as [`once`](Self::once).
-    ///
-    /// # Errors
-    ///
-    /// Every error of the handler's variables and the consumer's.
-    ///
-    /// ```no_run
-    /// use sqs_once::{Done, Handler, Settings};
-    ///
-    /// # async fn main_<H: Handler<Output = Done<String>>>(handler: H) -> Result<(), lambda_runtime::Error> {
-    /// let consumer = Settings::from_env().inbox(Ok(handler)).await?;
-    /// # sqs_once::run(consumer).await }
-    /// ```
-    pub async fn inbox<H: Handler>(
-        mut self,
-        handler: Result<H, SettingsError>,
-    ) -> Result<Consumer<Inbox<DynamoStore>, H>, SettingsError>
-    where
-        Inbox<DynamoStore>: Mode<H::Output>,
-    {
-        let (table, records) = (self.table(), self.records());
-        let batches = self.batches(Some(RETENTION));
-        let batches = batches.and_then(|batches| self.without_leases(batches));
-        let read = (|| Ok((handler?, table?, records?, batches?)))();
-        let (handler, table, records, batches) = self.check(read)?;
-        let config = self.config().await;
-        let (store, to_read) = table.store(&config);
-        let inbox = Inbox::new(records.once(store, &batches, &config));
-        let build = || batches.consumer(inbox, handler, &config);
-        Ok(while_reading(to_read, build).await)
-    }
-
-    /// A consumer in the mode [`OnItem`], otherwise as [`once`](Self::once). There is no table of
-    /// records. Items remember keys without limit, unless `IDEMPOTENCY_RETENTION` is set.
-    ///
-    /// # Errors
-    ///
-    /// Every error of the handler's variables and the consumer's.
-    ///
-    /// ```no_run
-    /// use sqs_once::{Change, Handler, Settings};
-    ///
-    /// # async fn main_<H: Handler<Output = Change<()>>>(handler: H) -> Result<(), lambda_runtime::Error> {
-    /// let consumer = Settings::from_env().on_item(Ok(handler)).await?;
-    /// # sqs_once::run(consumer).await }
-    /// ```
-    pub async fn on_item<H: Handler>(
-        mut self,
-        handler: Result<H, SettingsError>,
-    ) -> Result<Consumer<OnItem, H>, SettingsError>
-    where
-        OnItem: Mode<H::Output>,
-    {
-        let fingerprint = self.value("IDEMPOTENCY_FINGERPRINT");
-        let batches = self.batches(None);
-        let batches = batches.and_then(|batches| self.without_leases(batches));
-        let read = (|| Ok((handler?, batches?)))();
-        let (handler, batches) = self.check(read)?;
-        let config = self.config().await;
-        let mut on_item = OnItem::new(Client::new(&config));
-        // Without the option, an item stores keys alone, and the setting would have no effect.
-        if fingerprint.is_some_and(|source| source != "off") {
-            on_item = on_item.check_payload();
-        }
-        let on_item = match batches.retention {
-            Some(retention) => on_item.retention(retention),
-            None => on_item,
-        };
-        Ok(batches.consumer(on_item, handler, &config))
-    }
-
     /// A consumer in a mode of another crate, such as `sqs_once_postgres::InPostgres`. `mode` is what
     /// that crate read from these variables, or its error. It is for modes without leases: a heartbeat
     /// extends visibility timeouts alone, and no message runs alone after a crash.
@@ -438,19 +298,6 @@ impl Settings {
             }
         }
     }
-}
-
-/// Reads the table of `store` once, and calls `build` meanwhile. A failure of the read is logged.
-async fn while_reading<T>(store: Option<DynamoStore>, build: impl FnOnce() -> T) -> T {
-    let Some(store) = store else {
-        return build();
-    };
-    // The first poll of `prime` starts the connection. `build` has the time of its round trips.
-    let (read, built) = join(store.prime(PRIME_TIMEOUT), async { build() }).await;
-    if let Err(error) = read {
-        tracing::warn!(%error, "could not read the table at start: messages fail until DynamoDB answers");
-    }
-    built
 }
 
 #[cfg(test)]

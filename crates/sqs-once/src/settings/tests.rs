@@ -4,6 +4,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering::Relaxed},
 };
 
+use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::{
     Credentials,
     http::{HttpRequest, HttpResponse},
@@ -14,6 +15,7 @@ use aws_smithy_runtime_api::client::http::{
 use tokio::{runtime::RuntimeFlavor, sync::Notify};
 
 use super::{
+    modes::while_reading,
     records::{Records, Table},
     *,
 };
@@ -21,7 +23,7 @@ use crate::{
     dynamodb::{
         done::Done,
         on_item::Change,
-        store::{Field, Layout},
+        store::{DynamoStore, Field, Layout},
     },
     handler::{Answer, Attempt, Failure, handler_fn},
     protocol::isolation::CrashWaits,

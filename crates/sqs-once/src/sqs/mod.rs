@@ -17,7 +17,9 @@
 //! | `long_polls` | finds handlers that block their thread |
 //! | `batch` | workers that run lanes until the deadline |
 //! | `consumer` | its settings |
-//! | `process` | a batch, its messages, the response |
+//! | `process` | a batch, and the response |
+//! | `run` | one lane, and each message of it |
+//! | `gate` | when the handler of a message starts |
 //! | `observer` | a function that sees the result of each message |
 //! | `processed` | result of a message, and its log line |
 //! | `breaker` | the circuit breaker of the process |
@@ -31,6 +33,7 @@ mod consumer;
 mod document;
 mod encoding;
 mod envelope;
+mod gate;
 mod identity;
 mod key_fn;
 mod lambda;
@@ -44,6 +47,7 @@ mod process;
 mod processed;
 mod read_message;
 mod reading;
+mod run;
 #[cfg(feature = "s3")]
 mod s3_bodies;
 mod s3_pointer;
