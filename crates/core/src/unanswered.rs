@@ -49,9 +49,9 @@ impl Unanswered {
 
 /// Returns an error and its causes in one line.
 pub fn causes(error: &(dyn Error + 'static)) -> String {
-    let causes: Vec<_> = sources(error).map(ToString::to_string).collect();
-    let causes = causes.join(": ");
-    let words: Vec<_> = causes.split_whitespace().collect();
+    let texts: Vec<_> = sources(error).map(ToString::to_string).collect();
+    let joined = texts.join(": ");
+    let words: Vec<_> = joined.split_whitespace().collect();
     words.join(" ")
 }
 

@@ -55,12 +55,15 @@ use sqs_once::{
 };
 use sqs_once_core::handler::DeliveryFacts;
 
-use self::{export::Exporter, spans::Spans};
+use self::{
+    export::{Exporter, SettingError},
+    spans::Spans,
+};
 
 /// Longest timeout of a Lambda function.
 const LONGEST_INVOCATION: Duration = Duration::from_secs(15 * 60);
 
-static TRACES: OnceLock<Option<Traces>> = OnceLock::new();
+static TRACES: OnceLock<Result<Option<Traces>, SettingError>> = OnceLock::new();
 
 struct Traces {
     provider: SdkTracerProvider,
@@ -95,7 +98,7 @@ pub fn init() {
 /// If a subscriber is set already.
 pub fn try_init() -> Result<(), TryInitError> {
     telemetry::try_init_with(layer())?;
-    if let Err(error) = Exporter::from_env() {
+    if let Err(error) = set_up() {
         tracing::warn!(%error, "traces are off");
     }
     Ok(())
@@ -123,11 +126,17 @@ pub fn layer<S>() -> Option<impl Layer<S>>
 where
     S: Subscriber + for<'span> LookupSpan<'span>,
 {
-    let traces = TRACES.get_or_init(|| Exporter::from_env().ok()?.map(Traces::new));
+    let traces = set_up().ok().flatten();
     // Without an exporter too: your own layer of OpenTelemetry then gets parents, links and attributes. A second
     // layer has the same tracer.
-    let _is_new = set_tracer(OpenTelemetry(traces.as_ref()));
-    Some(layer_of(&traces.as_ref()?.provider))
+    let _is_new = set_tracer(OpenTelemetry(traces));
+    Some(layer_of(&traces?.provider))
+}
+
+/// Reads the environment, at the first call. `None` if it asks for no spans.
+fn set_up() -> Result<Option<&'static Traces>, &'static SettingError> {
+    let traces = TRACES.get_or_init(|| Ok(Exporter::from_env()?.map(Traces::new)));
+    traces.as_ref().map(Option::as_ref)
 }
 
 /// Sends the spans that ended, for a function without a [`Consumer`](sqs_once::Consumer). Returns after
@@ -144,7 +153,7 @@ where
 /// # }
 /// ```
 pub async fn flush(at_most: Duration) {
-    if let Some(Some(traces)) = TRACES.get() {
+    if let Some(Ok(Some(traces))) = TRACES.get() {
         // Bounded before it is added: a wait of years is no point in time.
         let at_most = at_most.min(LONGEST_INVOCATION);
         traces.flush(Instant::now() + at_most).await;

@@ -61,10 +61,9 @@ impl RelaySettings {
     }
 
     fn relay(self, config: &SdkConfig) -> Result<Relay, SettingsError> {
-        let relay = Relay::new(config, self.targets, &self.dead_letters);
-        let relay =
-            relay.map_err(|error| SettingsError::new(format!("{DEAD_LETTERS}: {error}")))?;
-        Ok(relay.source(self.source).metrics(self.metrics))
+        Relay::new(config, self.targets, &self.dead_letters)
+            .map(|relay| relay.source(self.source).metrics(self.metrics))
+            .map_err(|error| SettingsError::new(format!("{DEAD_LETTERS}: {error}")))
     }
 
     /// The relay, unless a target is missing.
@@ -134,9 +133,9 @@ impl PostgresRelay {
         let read = (|| Ok((database?, relay?)))();
         let (database, relay) = settings.check(read)?;
         let config = settings.config().await;
-        let relay = relay.checked_relay(&config).await?;
+        let checked = relay.checked_relay(&config).await?;
         let store = database.prepared_store(&config, 1).await;
-        Ok(Self::new(relay, store))
+        Ok(Self::new(checked, store))
     }
 }
 
@@ -195,10 +194,10 @@ impl ModeSettings<SdkConfig> for DatabaseWithRelay {
         config: &SdkConfig,
     ) -> Result<InPostgres, SettingsError> {
         let mode = self.database.build(options, config).await?;
-        let Some(relay) = self.relay else {
+        let Some(settings) = self.relay else {
             return Ok(mode);
         };
-        let relay = relay.relay(config)?;
+        let relay = settings.relay(config)?;
         Ok(match relay.check_targets().await {
             Ok(()) => mode.after_commit(RightAfterCommit::new(relay)),
             // Messages are processed all the same, and their events wait for the relay.

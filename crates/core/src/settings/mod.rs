@@ -15,7 +15,7 @@ pub use mode::{ModeOptions, ModeSettings};
 /// Environment variables, and the errors found in them so far.
 ///
 /// `sqs_once::Settings` and `sqs_once_postgres::DatabaseSettings` read their variables from here, and so
-/// can a handler. An empty variable counts as not set.
+/// can a handler. An empty variable is treated as if it were not set.
 ///
 /// ```
 /// use sqs_once_core::settings::Variables;
@@ -194,15 +194,15 @@ impl Variables {
 
     /// Reads a variable as text. `None` if it is neither set nor has a default.
     ///
-    /// An empty parameter of a template makes an empty variable, which counts as not set.
+    /// An empty variable is treated as if it were not set: an empty parameter of a template makes one.
     pub fn value(&mut self, name: &str) -> Option<String> {
         self.read.insert(name.to_owned());
-        let value = match &self.set {
+        let set = match &self.set {
             Some(variables) => variables.get(name).cloned(),
             None => env::var_os(name).map(|value| value.to_string_lossy().into_owned()),
         };
-        let value = value.filter(|value| !value.is_empty());
-        value.or_else(|| self.defaults.get(name).cloned())
+        set.filter(|value| !value.is_empty())
+            .or_else(|| self.defaults.get(name).cloned())
     }
 
     /// Returns `base`, changed by a variable that is set.

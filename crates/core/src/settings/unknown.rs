@@ -8,25 +8,29 @@ const PREFIXES: [&str; 3] = ["CONSUMER_", "IDEMPOTENCY_", "OUTBOX_"];
 
 impl Variables {
     /// Returns the names of variables that begin with `CONSUMER_`, `IDEMPOTENCY_` or `OUTBOX_` and that
-    /// were read neither here nor from `others`, each with the setting of the nearest name.
+    /// were read neither here nor in `others`, each with the setting of the nearest name.
     ///
-    /// `others` are the variables of other modes: to them, a name is known too.
+    /// `others` reads the variables of other modes, whose names are known too. It runs only if this function
+    /// has an unread variable, so that most starts don't pay for it.
     ///
     /// ```
     /// use sqs_once_core::settings::Variables;
     ///
     /// let mut variables = Variables::from_vars([("CONSUMER_CONCURENCY", "10")]);
     /// variables.value("CONSUMER_CONCURRENCY");
-    /// let others = Variables::from_env();
     /// let unknown = ("CONSUMER_CONCURENCY".to_owned(), Some("CONSUMER_CONCURRENCY".to_owned()));
-    /// assert_eq!(variables.unknown(&others), [unknown]);
+    /// assert_eq!(variables.unknown(Variables::from_env), [unknown]);
     /// ```
     #[must_use]
-    pub fn unknown(&self, others: &Self) -> Vec<(String, Option<String>)> {
-        let is_known = |name: &String| self.read.contains(name) || others.read.contains(name);
-        let unknown = self.names().into_iter();
-        let unknown = unknown.filter(|name| suffix(name).is_some() && !is_known(name));
-        let with_nearest = unknown.map(|name| {
+    pub fn unknown(&self, others: impl FnOnce() -> Self) -> Vec<(String, Option<String>)> {
+        let mut names = self.names();
+        names.retain(|name| suffix(name).is_some() && !self.read.contains(name));
+        if names.is_empty() {
+            return Vec::new();
+        }
+        let others = others();
+        names.retain(|name| !others.read.contains(name));
+        let with_nearest = names.into_iter().map(|name| {
             let known = self.read.union(&others.read);
             let near = known.filter_map(|known| Some((distance_between(&name, known)?, known)));
             let nearest = near.min().map(|(_, known)| known.clone());
@@ -78,4 +82,17 @@ fn edit_distance(a: &str, b: &str) -> usize {
         }
     }
     row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_are_read_only_for_an_unread_variable() {
+        let mut variables = Variables::from_vars([("CONSUMER_A", "1"), ("PAYMENT_B", "1")]);
+        let read = variables.value("CONSUMER_A");
+        assert_eq!(read.as_deref(), Some("1"));
+        assert_eq!(variables.unknown(|| panic!("nothing is unread")), []);
+    }
 }

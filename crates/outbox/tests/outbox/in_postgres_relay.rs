@@ -739,8 +739,8 @@ async fn settings_send_right_after_commit_or_later() {
     for (n, variables) in [&[][..], &[TARGETS, DEAD_LETTERS]].into_iter().enumerate() {
         let mut settings = settings(&world, variables).sdk_config(config(&sqs));
         let database = DatabaseWithRelay::read(&mut settings);
-        let consumer = settings.consumer(database, Ok(handler_fn(place)));
-        let consumer = consumer.await.unwrap();
+        let built = settings.consumer(database, Ok(handler_fn(place)));
+        let consumer = built.await.unwrap();
         let message = record(&format!("m-{n}"), &json!(n.to_string()).to_string());
         let event = serde_json::from_value(batch([message])).unwrap();
         let deadline = consumer.deadline(Timestamp::now() + PATIENCE);
@@ -752,8 +752,8 @@ async fn settings_send_right_after_commit_or_later() {
 
     let mut half = settings(&world, &[TARGETS]);
     let database = DatabaseWithRelay::read(&mut half);
-    let half = half.consumer(database, Ok(handler_fn(place)));
-    let error = half.await.err().unwrap();
+    let built = half.consumer(database, Ok(handler_fn(place)));
+    let error = built.await.err().unwrap();
     let [error] = error.errors() else {
         panic!("{error}");
     };
@@ -774,8 +774,8 @@ async fn consumer_sends_nothing_to_missing_target() {
     let both = || settings(&world, &[TARGETS, DEAD_LETTERS]).sdk_config(config(&sqs));
     let mut settings = both();
     let database = DatabaseWithRelay::read(&mut settings);
-    let consumer = settings.consumer(database, Ok(handler_fn(place)));
-    let consumer = consumer.await.unwrap();
+    let built = settings.consumer(database, Ok(handler_fn(place)));
+    let consumer = built.await.unwrap();
     let event = serde_json::from_value(batch([record("m-1", "\"1\"")])).unwrap();
     let deadline = consumer.deadline(Timestamp::now() + PATIENCE);
     let response = consumer.process(event, deadline).await.unwrap();
@@ -784,8 +784,7 @@ async fn consumer_sends_nothing_to_missing_target() {
     assert_eq!(sqs.sent_count(), 0);
 
     let error = PostgresRelay::from_settings(both()).await.unwrap_err();
-    let error = error.to_string();
-    assert!(error.contains(SHIPPING), "{error}");
+    assert!(error.to_string().contains(SHIPPING), "{error}");
 }
 
 #[tokio::test]
@@ -866,8 +865,8 @@ async fn relay_behind_pooler_sends_events() {
         return;
     };
     let sqs = Sqs::start(SqsBehaviour::Willing).await;
-    let mode = pooled.mode(1);
-    let mode = mode.after_commit(RightAfterCommit::new(sender(&sqs)));
+    let sends = RightAfterCommit::new(sender(&sqs));
+    let mode = pooled.mode(1).after_commit(sends);
     publish_in(&mode, "o-1", &["c-1"]).await;
     assert_eq!(bodies(&sqs, "c-1"), ["o-1"], "right after the commit");
     for id in ["o-2", "o-3"] {

@@ -270,9 +270,11 @@ impl Settings {
     /// modes in this crate.
     #[must_use]
     pub fn unknown(&self) -> Vec<(String, Option<String>)> {
-        let mut others = Self::from_vars::<String, String>([]);
-        others.read_once();
-        self.variables.unknown(&others)
+        self.variables.unknown(|| {
+            let mut others = Self::from_vars::<String, String>([]);
+            others.read_once();
+            others.variables
+        })
     }
 
     /// Returns `read`, or every error so far. Logs unknown variables, which may explain an error. Their
