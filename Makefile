@@ -26,14 +26,6 @@ help: ## List the verbs
 demo: $(VENV) ## Deploy to a local cloud, send orders, kill workers, and check the promises; KEEP=1 leaves it running
 	python local/demo.py
 
-.PHONY: pictures
-pictures: $(VENV) ## Draw the last `make demo` and its dashboard into docs/images
-	python local/pictures.py
-
-.PHONY: demo-inbox
-demo-inbox: $(VENV) ## Sell 100 pieces to 300 orders on a local cloud, kill workers, and check the promises
-	python local/demo_inbox.py $(SEED)
-
 .PHONY: demo-outbox
 demo-outbox: $(VENV) ## Send 300 orders (OUTBOX_ORDERS) through two consumers and an outbox, with kills, duplicates and lost answers
 	$(TEST) --test outbox -- --nocapture --test-threads 1 end_to_end
@@ -112,6 +104,7 @@ starter: $(VENV) $(CHECKOV) ## Make a project of each variant, test it, and driv
 programs: $(VENV) ## Build the release programs that the tests run
 	$(CONSUMER)
 	$(PROGRAM) panicking
+	$(RELEASE) --package adjusted --bin adjusted
 
 .PHONY: test-deep
 test-deep: export EXPLORE_BOUND ?= 4
@@ -135,6 +128,7 @@ soak: export OUTBOX_ORDERS := $(OUTBOX_ORDERS)
 soak: export EXPIRED_MINUTES := $(EXPIRED_MINUTES)
 soak: $(VENV) ## Kill, freeze and disconnect workers over tens of thousands of messages
 	$(CONSUMER)
+	$(RELEASE) --package adjusted --bin adjusted
 	$(DEEP) --test chaos -- --nocapture
 	$(DEEP) --test postgres -- chaos expired::table --nocapture
 	$(DEEP) --test outbox -- end_to_end --nocapture
@@ -142,10 +136,14 @@ soak: $(VENV) ## Kill, freeze and disconnect workers over tens of thousands of m
 	VERIFY_AWS_EVERY_STEP=1 python local/verify_aws_test.py
 
 .PHONY: test-localstack
-test-localstack: $(VENV) ## Run the integration suite against LocalStack in Docker, or the emulator at AWS_ENDPOINT_URL
-	python local/localstack.py check
+test-localstack: $(VENV) ## Run the integration suite against the emulator at AWS_ENDPOINT_URL, for example LocalStack
+	@test -n "$(AWS_ENDPOINT_URL)" || { echo 'make test-localstack: start an emulator, and set AWS_ENDPOINT_URL: see docs/local-testing.md' >&2; exit 1; }
 	$(CONSUMER)
-	python local/localstack.py run -- $(TEST) --test integration
+	python local/cloud.py run -- $(TEST) --test integration
+
+.PHONY: test-inbox
+test-inbox: $(VENV) ## Sell 100 pieces to 300 orders on a local cloud while workers are killed [SEED=7]
+	python local/inbox_test.py $(SEED)
 
 .PHONY: test-powertools
 test-powertools: $(VENV) ## Share a table with Powertools for AWS Lambda (Python), in both directions
@@ -159,6 +157,8 @@ compare: $(VENV) ## Try the known failures of other libraries on them and on sqs
 bench: $(VENV) ## Compare the release build with a plain loop of SDK calls and with Powertools; writes docs/speed.md
 	$(CONSUMER)
 	$(PROGRAM) raw_loop
+	$(PROGRAM) raw_batches
+	$(RELEASE) --package adjusted --bin adjusted
 	python -B local/compare/packages.py
 	ulimit -n $$(ulimit -Hn) && cargo bench --locked --bench compare # The plain loop opens thousands of connections.
 	cargo bench --locked --bench postgres
@@ -260,6 +260,10 @@ audit: $(CARGO_DENY) ## Check the dependencies for known vulnerabilities (downlo
 .PHONY: straight-way
 straight-way: ## List the functions that one message crosses (needs valgrind)
 	$(TEST) --test runtime_api straight_way -- --ignored --nocapture
+
+.PHONY: repeats
+repeats: $(VENV) ## Count the charges that a kill repeats, with and without batched writes (minutes)
+	python local/cloud.py run -- $(TEST) --test runtime_api repeats -- --ignored --nocapture
 
 .PHONY: features
 features: ## Check the packages as they ship, and the features of the library one at a time

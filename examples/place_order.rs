@@ -8,7 +8,7 @@
 //! make invoke EVENT=events/place-order.json
 //! ```
 //!
-//! `make demo-inbox` has it sell 100 pieces to 300 orders, and kills its workers. Deploy it with
+//! `make test-inbox` has it sell 100 pieces to 300 orders, and kills its workers. Deploy it with
 //! its queue, its role and its tables; of these you fill the stock: `{product, quantity}`.
 //!
 //! `make` installs cargo-lambda into `.venv/bin`: `export PATH="$PWD/.venv/bin:$PATH"`. A stack name and a
@@ -103,10 +103,9 @@ pub async fn consumer(
     settings.set_default("IDEMPOTENCY_NAMESPACE", "orders");
     // An order that was sent twice has two message ids, and one order id.
     settings.set_default("IDEMPOTENCY_KEY", "body:/orderId");
-    // It would need a permission that the function's role does not have.
-    settings.set_default("CONSUMER_PRIME", "off");
     let handler = PlaceOrder::read(&mut settings);
-    settings.inbox(handler).await
+    // A first read would need a permission that the function's role does not have.
+    settings.prime(false).inbox(handler).await
 }
 
 #[tokio::main]

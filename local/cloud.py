@@ -29,6 +29,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 STATE = Path(os.environ.get("SQS_ONCE_STATE", ROOT / ".local"))
 REGION = "us-east-1"
+Json = dict[str, Any]
 READY_WITHIN = 30.0
 STOP_WITHIN = 5.0
 
@@ -198,17 +199,30 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             descendant.kill()
 
 
-def run(command: list[str], environment: Mapping[str, str], **options: Any) -> int:
-    """Runs a command at the root of the repository, and returns its exit status."""
-    with group(command, env=dict(environment), cwd=ROOT, **options) as process:
+def run(command: list[str], environment: Mapping[str, str], cwd: Path = ROOT, **options: Any) -> int:
+    """Runs a command, at the root of the repository by default, and returns its exit status."""
+    with group(command, env=dict(environment), cwd=cwd, **options) as process:
         return process.wait()
 
 
 class Template(yaml.SafeLoader):
-    """Reads CloudFormation templates without their intrinsic functions: `!Ref` and others become None."""
+    """Reads the intrinsic functions of CloudFormation in their long form: `!Ref A` as {"Ref": "A"}."""
 
 
-Template.add_multi_constructor("!", lambda *_: None)
+def _intrinsic(loader: Template, name: str, node: yaml.Node) -> Json:
+    match node:
+        case yaml.ScalarNode():
+            value: Any = loader.construct_scalar(node)
+        case yaml.SequenceNode():
+            value = loader.construct_sequence(node, deep=True)
+        case _:
+            value = loader.construct_mapping(node, deep=True)  # type: ignore[arg-type]
+    if name == "GetAtt" and isinstance(value, str):
+        value = value.split(".", 1)
+    return {name if name in ("Ref", "Condition") else f"Fn::{name}": value}
+
+
+Template.add_multi_constructor("!", _intrinsic)
 
 
 def create_table(cloud: Cloud, name: str) -> bool:
@@ -216,9 +230,9 @@ def create_table(cloud: Cloud, name: str) -> bool:
     template = yaml.load((ROOT / "template.yaml").read_text(), Loader=Template)
     properties = template["Resources"]["IdempotencyTable"]["Properties"]
     dynamodb = cloud.client("dynamodb")
-    schema = {k: properties[k] for k in ("AttributeDefinitions", "KeySchema", "BillingMode")}
+    schema = {k: properties[k] for k in ("AttributeDefinitions", "KeySchema")}
     try:
-        dynamodb.create_table(TableName=name, **schema)
+        dynamodb.create_table(TableName=name, BillingMode="PAY_PER_REQUEST", **schema)
     except dynamodb.exceptions.ResourceInUseException:
         return False
     dynamodb.get_waiter("table_exists").wait(TableName=name, WaiterConfig={"Delay": 1})

@@ -7,13 +7,10 @@ The evidence is independent of the consumer: the ledgers of the gateways, the ta
 the number of deliveries and the metrics come from the logs of the consumers. The metrics are compared
 with the evidence.
 
-`make demo KEEP=1` leaves the local cloud running until Ctrl-C. `make pictures` draws the run, which this
-program keeps in .local/demo.json.
+`make demo KEEP=1` leaves the local cloud running until Ctrl-C.
 """
 
 import contextlib
-import dataclasses
-import json
 import os
 import signal
 import sys
@@ -22,7 +19,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import deployment
 import gateway
@@ -49,7 +45,6 @@ PARAMETERS = {
 }
 SETTLE_WITHIN = 85.0
 BUILT = ROOT / ".aws-sam" / "build" / "template.yaml"
-KEPT = STATE / "demo.json"
 
 
 # ---- build and deploy --------------------------------------------------------------------------
@@ -202,7 +197,6 @@ class Evidence:
     left: int  # messages still in the queue
     dead: Counter[str]  # message ids in the dead-letter queue
     records: list[deployment.Json]  # items of the table
-    lines: list[deployment.Json]  # of the log
     deliveries: Counter[str]  # by message id
     metrics: Counter[str]  # sums of the counters in the log
 
@@ -218,7 +212,6 @@ def gather(stack: Stack) -> Evidence:
         left=sum(depth(stack.cloud, stack.queue)),
         dead=deployment.dead_letters(stack.cloud, stack.dead_letters),
         records=deployment.items(stack.cloud, stack.table),
-        lines=lines,
         deliveries=deployment.deliveries(lines),
         metrics=deployment.metrics(lines),
     )
@@ -308,7 +301,15 @@ def promises(stack: Stack, evidence: Evidence) -> dict[str, list[str]]:
 
 
 # Counters of the consumer that are not of an outcome.
-OTHER_COUNTERS = ("BatchSize", "ColdStart", "Takeovers", "DeadLettered", "ResultsNotStored", "WriteUnits")
+OTHER_COUNTERS = (
+    "BatchSize",
+    "BatchedWritesOff",
+    "ColdStart",
+    "Takeovers",
+    "DeadLettered",
+    "ResultsNotStored",
+    "WriteUnits",
+)
 
 
 @dataclass(frozen=True)
@@ -396,19 +397,6 @@ def report(gathered: list[tuple[Stack, Evidence]]) -> bool:
 # ---- after the run -----------------------------------------------------------------------------
 
 
-def recorded(states: Iterator[tuple[float, list[Progress]]], into: list[deployment.Json]) -> Iterator[Any]:
-    """Passes the states on, and notes them with their time."""
-    for elapsed, now in states:
-        into.append({"time": time.time(), "queues": [dataclasses.asdict(progress) for progress in now]})
-        yield elapsed, now
-
-
-def keep(output: str, states: list[deployment.Json], gathered: list[tuple[Stack, Evidence]]) -> None:
-    """Writes the run to a file, for `make pictures`."""
-    stacks = [{"name": stack.name, "key": stack.key, "lines": evidence.lines} for stack, evidence in gathered]
-    KEPT.write_text(json.dumps({"output": output, "states": states, "stacks": stacks}))
-
-
 def look_closer(stack: Stack) -> None:
     """Prints commands for the stack, and waits for Ctrl-C."""
     order = stack.cases[0].orders[0]
@@ -453,14 +441,9 @@ def main() -> int:
             "5 to 10 s after a failure of the gateway, 0 after a permanent failure. After "
             f"{PARAMETERS['MaxReceiveCount']} receives, a message moves to the dead-letter queue. It takes 30 s"
         )
-        states: list[deployment.Json] = []
-        beginning = console.export_text(styles=True)
-        watch(recorded(drive(stacks), states), stacks)
+        watch(drive(stacks), stacks)
         console.print()
-        console.export_text()  # discards the progress
-        gathered = [(stack, gather(stack)) for stack in stacks]
-        kept = report(gathered)
-        keep(beginning + console.export_text(styles=True), states, gathered)
+        kept = report([(stack, gather(stack)) for stack in stacks])
         if os.environ.get("KEEP"):
             look_closer(stacks[-1])
         else:

@@ -3,7 +3,8 @@
     python local/dev.py watch PROGRAM [EVENT...]          sends the messages of these files, and shows their outcomes
     python local/dev.py run PROGRAM -- COMMAND...         runs COMMAND with the function's environment
 
-Queues, tables and variables are those of the function in template.yaml. Without EVENT, all of events/*.json.
+Runs in the folder of a project, here or elsewhere. Queues, tables and variables are those of the function in its
+template.yaml. Without EVENT, all of events/*.json.
 A parameter without a default takes its value from the environment: PaymentGatewayUrl from PAYMENT_GATEWAY_URL.
 """
 
@@ -27,20 +28,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from cloud import REGION, ROOT, Cloud, Unavailable, free_port, group, ministack, run, unwind_on_signals
-from rich.console import Console
+from cloud import REGION, Cloud, Json, Unavailable, free_port, group, ministack, run, unwind_on_signals
+from deployment import console, depth, say
 from rich.markup import escape
-from stack import Function, Json, Stack, deploy
+from stack import Function, Stack, deploy
 
 START = 10.0  # seconds for the start of a function that is built
 BUILDING = {"cargo", "rustc", "cc", "ld"}
-
-console = Console(highlight=False, soft_wrap=True)
-
-
-def say(text: str) -> None:
-    console.print(f"[bold]==>[/] {text}")
-
 
 # ---- messages ----------------------------------------------------------------------------------
 
@@ -258,11 +252,8 @@ class Watch:
     def count_dead_letters(self) -> None:
         if not self.stack.dead_letters:
             return
-        name = "ApproximateNumberOfMessages"
-        attributes = self.sqs.get_queue_attributes(QueueUrl=self.stack.dead_letters, AttributeNames=[name])[
-            "Attributes"
-        ]
-        if (dead := int(attributes[name])) != self.dead:
+        dead, _ = depth(self.stack.cloud, self.stack.dead_letters)
+        if dead != self.dead:
             self.dead = dead
             say(f"messages in the dead-letter queue: {dead}")
 
@@ -280,9 +271,9 @@ def watch(up: Cloud, program: str, function: Function, files: list[Path]) -> int
     say(f"queue, {len(stack.tables)} tables: AWS_ENDPOINT_URL={up.endpoint}")
     port = free_port()
     command = ["cargo", "lambda", "watch", "-A", "127.0.0.1", "-P", str(port)]
-    environment = stack.environment(program, function)
+    environment = stack.environment(program)
     output: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with group(command, env=environment, cwd=ROOT, **output) as process:
+    with group(command, env=environment, **output) as process:
 
         def show_all() -> None:
             for line in process.stdout or ():
@@ -302,7 +293,7 @@ def main() -> int:
             for file in files:
                 records(file)
             # Builds now, so that an error ends this command.
-            if status := run(["cargo", "build", "--bin", program], os.environ):
+            if status := run(["cargo", "build", "--bin", program], os.environ, Path.cwd()):
                 return status
             function = Function.read()
             try:
@@ -316,8 +307,8 @@ def main() -> int:
         case ["run", program, "--", *command] if command:
             function = Function.read()
             with ministack("test") as up:
-                environment = deploy(up, function).environment(program, function)
-                return run(command, environment | {"AWS_LAMBDA_RUNTIME_API": "unused"})
+                environment = deploy(up, function).environment(program)
+                return run(command, environment | {"AWS_LAMBDA_RUNTIME_API": "unused"}, Path.cwd())
         case _:
             print(__doc__, file=sys.stderr)
             return 2

@@ -4,6 +4,11 @@ from cloud import ROOT, Cloud
 
 Item = dict[str, dict[str, str]]
 
+STOCK = [
+    {"product": {"S": "cup"}, "quantity": {"N": "10"}},
+    {"product": {"S": "teapot"}, "quantity": {"N": "2"}},
+]
+
 # By example and environment variable: the partition key of the table, and its items.
 TABLES: dict[str, dict[str, tuple[str, list[Item]]]] = {
     "create_user": {"USERS_TABLE_NAME": ("email", [])},
@@ -13,24 +18,10 @@ TABLES: dict[str, dict[str, tuple[str, list[Item]]]] = {
     "place_order": {
         "IDEMPOTENCY_TABLE_NAME": ("id", []),
         "ORDERS_TABLE_NAME": ("orderId", []),
-        "STOCK_TABLE_NAME": (
-            "product",
-            [
-                {"product": {"S": "cup"}, "quantity": {"N": "10"}},
-                {"product": {"S": "teapot"}, "quantity": {"N": "2"}},
-            ],
-        ),
+        "STOCK_TABLE_NAME": ("product", STOCK),
     },
     "order_events": {"ORDERS_TABLE_NAME": ("orderId", [])},
-    "protobuf": {
-        "STOCK_TABLE_NAME": (
-            "product",
-            [
-                {"product": {"S": "cup"}, "quantity": {"N": "10"}},
-                {"product": {"S": "teapot"}, "quantity": {"N": "2"}},
-            ],
-        ),
-    },
+    "protobuf": {"STOCK_TABLE_NAME": ("product", STOCK)},
     "debit_account": {
         "ACCOUNTS_TABLE_NAME": ("accountId", [{"accountId": {"S": "acc-0001"}, "balance": {"N": "10000"}}]),
     },
@@ -38,14 +29,14 @@ TABLES: dict[str, dict[str, tuple[str, list[Item]]]] = {
 
 # The example on PostgreSQL, and the rows that its sample event needs.
 ON_POSTGRES = "place_order_postgres"
-STOCK = "INSERT INTO stock VALUES ('cup', 10), ('teapot', 2);"
+ROWS = "INSERT INTO stock VALUES ('cup', 10), ('teapot', 2);"
 
 
 def sql_of_tables() -> str:
     """The statements that create the tables of the example on PostgreSQL, from its documentation, and their rows."""
     lines = (ROOT / f"examples/{ON_POSTGRES}.rs").read_text().splitlines()
     tables = [line.removeprefix("//! ") for line in lines if line.startswith("//! CREATE TABLE")]
-    return "\n".join([*tables, STOCK])
+    return "\n".join([*tables, ROWS])
 
 
 def create_tables(cloud: Cloud, example: str) -> dict[str, str]:

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from cloud import ROOT
-from stack import Template
+from cloud import ROOT, Template
 
 Json = dict[str, Any]
 

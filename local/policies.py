@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from stack import Template
+from cloud import Template
 
 Json = dict[str, Any]
 

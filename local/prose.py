@@ -3,11 +3,10 @@
 Reads comments, documents, help texts, template descriptions and messages in macros. Prints one line per
 finding and a summary, and exits with 1 above a limit.
 
-    python local/prose.py [--summary] [--long] [PATH ...]
+    python local/prose.py [PATH ...]     PATH is the start of a path in the repository
     python local/prose.py --self-test
 """
 
-import argparse
 import ast
 import io
 import re
@@ -24,7 +23,6 @@ ROOT = Path(__file__).resolve().parent.parent
 FREE_RELATIVES_PER_1000 = 1
 NAME_LIMIT = 60
 NAME_MEDIAN = 40
-SENTENCE_WORDS = 25  # counted, not enforced
 
 # Regular expressions, in lower case.
 BANNED = (
@@ -265,9 +263,6 @@ def words(text: str) -> int:
 
 def findings_in(path: str, text: Text) -> Iterator[Finding]:
     for start, sentence in sentences(text.text):
-        if (length := words(sentence)) > SENTENCE_WORDS:
-            line = text.line_at(start + len(sentence) - len(sentence.lstrip()))
-            yield Finding("long sentence", path, line, f"{length} words: {' '.join(sentence.split())[:80]}")
         if sentence.rstrip("\"')]*_ \n").endswith("?"):
             continue
         hits = [("opening", found) for found in [OPENING.match(sentence)] if found]
@@ -381,7 +376,6 @@ def self_test() -> None:
     expect("Python", BAD_PYTHON, [(opening, 3), (relative, 3), (relative, 4), (banned, 5)])
     expect("configuration", BAD_CONFIG, [(opening, 1), (relative, 1), (banned, 5), (relative, 7)])
     long_name = f"#[test]\nfn {'x' * (NAME_LIMIT + 1)}() {{}}"
-    expect("Markdown", "One.\nTwo\n" + "word " * SENTENCE_WORDS, [("long sentence", 2)])
     expect("Rust", long_name, [(f"test name of {NAME_LIMIT + 1} characters", 2)])
     bad = report({"file": ("Rust", BAD_RUST + long_name)})
     good = report({"file": ("Rust", "/// Returns the lease.\n#[test]\nfn claim_is_refused() {}\n")})
@@ -390,27 +384,18 @@ def self_test() -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Checks the prose of the repository.")
-    parser.add_argument("--summary", action="store_true", help="print the counts alone")
-    parser.add_argument("--long", action="store_true", help="print the long sentences too")
-    parser.add_argument("--self-test", action="store_true", help="feed the checks bad sentences, and nothing else")
-    parser.add_argument("paths", nargs="*", metavar="PATH", help="start of a path in the repository")
-    arguments = parser.parse_args()
-    if arguments.self_test:
+    if sys.argv[1:] == ["--self-test"]:
         self_test()
         return 0
-    files = project_files(arguments.paths)
+    files = project_files(sys.argv[1:])
     if not files:
         sys.exit("prose.py: no such file")
     result = report(files)
-    if not arguments.summary:
-        for finding in result.findings:
-            if arguments.long or finding.kind != "long sentence":
-                print(f"{finding.path}:{finding.line}: {finding.kind}: {finding.text}")
+    for finding in result.findings:
+        print(f"{finding.path}:{finding.line}: {finding.kind}: {finding.text}")
     print(f"{len(files)} files, {result.words} words, {len(result.names)} tests")
     for measure, value, kept in result.measured():
         print(f"  {'ok ' if kept else 'BAD'} {value:>6} {measure}")
-    print(f"      {result.count('long'):>6} sentences over {SENTENCE_WORDS} words (no limit)")
     return 0 if all(kept for _, _, kept in result.measured()) else 1
 
 

@@ -29,6 +29,14 @@ def costs(pattern: str, page: str = "costs.md") -> float:
     return float(found[1].replace(",", ""))
 
 
+def measured(table: str, row: str, candidate: str) -> float:
+    """A figure of the page of `make bench`."""
+    header, *rows = (ROOT / "docs/speed.md").read_text().partition(f"| {table} |")[2].splitlines()
+    column = [name.strip() for name in header.split("|")].index(candidate)
+    line = next(line for line in rows if line.startswith(f"| {row} |"))
+    return float(line.split("|")[column + 2].split()[0].replace(",", ""))
+
+
 def aws(name: str) -> float:
     """The first number in a row of docs/aws-numbers.md."""
     return costs(rf"^\| {re.escape(name)} \| [^|\d]*([\d.,]*\d)", "aws-numbers.md")
@@ -39,6 +47,7 @@ LAMBDA_REQUESTS = aws("million requests of Lambda")
 LAMBDA_GB_SECOND = {name: aws(f"GB-second on {name}") for name in ("arm64", "x86_64")}
 SQS_REQUESTS = aws("million requests of a standard queue")
 WRITE_UNITS, READ_UNITS = aws("million write units on demand"), aws("million read units on demand")
+WRITE_HOUR, READ_HOUR = aws("hour of a provisioned write unit"), aws("hour of a provisioned read unit")
 TABLE_GB = aws("GB and month in a table") + aws("GB and month of point-in-time recovery")
 LOG_GB = aws("GB of logs") + aws("GB and month of stored logs")
 PUTS = aws("million `PUT`s of S3")
@@ -94,8 +103,7 @@ class Load:
 
     @property
     def computing(self) -> float:
-        # The consumer as shipped, in the second column.
-        cpu = costs(r"CPU per 1000 messages[^\0]*?\| batch of 10, 0 ms \| [^|]*\| ([\d.]+)", "speed.md") / 1e6
+        cpu = measured("CPU per 1000 messages, ms", "batch of 10, 0 ms", "consumer") / 1e6
         return self.batch * cpu / min(1.0, self.memory / VCPU_MEMORY)
 
     @property
@@ -120,8 +128,9 @@ class Load:
         # SQS takes ten messages in a request. Sending is a request each.
         sqs = 1 + receives / min(self.batch, 10) + 1 / min(self.batch, 10) + self.redelivered / min(self.batch, 10)
         new = costs(r"\| new \| 2 `UpdateItem` \| (\d+) \|")
-        failed = costs(r"\| failed now \|[^|]*\| (\d+) \|")
-        units = new + failed * self.redelivered
+        # The second receive finds a record, and so does every later one.
+        again = costs(r"\| retried after a failure \| 2 `UpdateItem` \| (\d+) \|")
+        units = new + again * self.redelivered
         batch_lines = BATCH_LINE + BATCH_LINE_PER_MESSAGE * self.batch + LINES_OF_LAMBDA
         log_bytes = receives * MESSAGE_LINE + invocations * batch_lines
         return {
@@ -139,13 +148,19 @@ def stored(kilobytes: float) -> float:
     return kilobytes * days / MONTH * TABLE_GB
 
 
+def handlers(memory: int) -> int:
+    """Handlers of a batch with `CONSUMER_CONCURRENCY=auto`, as in crates/sqs-once/src/settings/batches.rs."""
+    return min(100, max(10, (memory - 64) // 4))
+
+
 def shipped(handler: float = 0.2) -> Load:
     """The template's defaults."""
     value = defaults()
+    memory, concurrency = int(value["MemorySize"]), value["ConsumerConcurrency"]
     return Load(
         batch=int(value["BatchSize"]),
-        at_a_time=int(value["ConsumerConcurrency"]),
-        memory=int(value["MemorySize"]),
+        at_a_time=handlers(memory) if concurrency == "auto" else int(concurrency),
+        memory=memory,
         invocations=int(value["MaximumConcurrency"]),
         architecture=value["Architecture"],
         handler=handler,
@@ -171,7 +186,7 @@ def number(value: float) -> str:
 def batches() -> str:
     rows = []
     for handler in (0.05, 0.2, 1.0):
-        for batch, at_a_time in ((1, 10), (10, 10), (100, 10), (100, 100), (1000, 100)):
+        for batch, at_a_time in ((1, 10), (10, 10), (100, 10), (100, handlers(256)), (1000, handlers(256))):
             load = replace(shipped(handler), batch=batch, at_a_time=at_a_time)
             timeout = load.seconds / 0.8
             rows.append(
@@ -305,7 +320,42 @@ def large_outputs() -> str:
         inline = (small + kilobytes) * WRITE_UNITS
         in_s3 = small * WRITE_UNITS + PUTS
         rows.append([f"{kilobytes} KB", price(inline), price(stored(1.0 + kilobytes)), price(in_s3)])
-    return table(["output", "`inline`: writes", "`inline`: records", "`s3`: writes and `PUT`s"], rows)
+    return table(["output", "in the record: writes", "in the record: storage", "in S3: writes and `PUT`s"], rows)
+
+
+def provisioned() -> str:
+    """The break-even of provisioned capacity with auto-scaling, for new messages in the claim mode."""
+    resources = yaml.load((ROOT / "template.yaml").read_text(), Loader=Template)["Resources"]
+    least = int(resources["TableWriteCapacity"]["Properties"]["MinCapacity"])
+    policy = resources["TableWriteScaling"]["Properties"]["TargetTrackingScalingPolicyConfiguration"]
+    target = policy["TargetValue"] / 100
+    _, throughput, _ = resources["IdempotencyTable"]["Properties"]["ProvisionedThroughput"]["Fn::If"]
+    reads = int(throughput["ReadCapacityUnits"])
+    units = costs(r"\| new \| 2 `UpdateItem` \| (\d+) \|")
+    write = WRITE_UNITS / 1e6  # on demand
+    used = WRITE_HOUR / 3600 / write
+    # Both sides of the smallest load: an hour of the least capacity, and its messages on demand.
+    smallest = (least * WRITE_HOUR + reads * READ_HOUR) / (units * write * 3600)
+    steps = math.ceil(math.log(100) / math.log(1 / target))
+    rows = []
+    for load in (1, 10, 100, 1000):
+        # Less than one whole unit is rounded up.
+        capacity = max(least, math.ceil(round(load * units / target, 6)))
+        month = 24 * MONTH * (capacity * WRITE_HOUR + reads * READ_HOUR)
+        on_demand = 24 * MONTH * 3600 * load * units * write
+        rows.append([f"{load:,}", f"{capacity:,}", price(month), price(on_demand)])
+    header = ["new messages a second", "write capacity", "provisioned, a month", "on demand, a month"]
+    shares = [f"{share * 100:.0f} %" for share in (used, target, used / target)]
+    million = f"{price(units * 1e6 * used * write / target)} instead of {price(units * WRITE_UNITS)}"
+    return (
+        f"Provisioned write capacity is cheaper if more than {shares[0]} of it is used on average. Auto-scaling\n"
+        f"keeps {shares[1]} in use. The writes of a million new messages then cost {million}. If it never\n"
+        f"lowered the capacity for the peak, the mean load would have to be above {shares[2]} of the peak.\n\n"
+        f"Under a steady load, the break-even is at {smallest:.1f} new messages a second. With fewer, the\n"
+        f"least capacity costs more than the writes on demand:\n\n{table(header, rows)}\n\n"
+        f"A throttled table uses all of its capacity, but hardly more. So by its formula, auto-scaling raises the\n"
+        f"capacity {1 / target:.1f} times in a step, and needs {steps} steps for a load a hundred times as high."
+    )
 
 
 def cost_column(block: str) -> str:
@@ -356,7 +406,8 @@ def main() -> int:
     page, units = PAGE.read_text(), COSTS.read_text()
     new = {PAGE: computed(page)}
     priced = COST_COLUMN.sub(lambda block: cost_column(block[0]), units)
-    new[COSTS] = replaced(priced, "local/sizing.py", "large outputs", large_outputs())
+    priced = replaced(priced, "local/sizing.py", "large outputs", large_outputs())
+    new[COSTS] = replaced(priced, "local/sizing.py", "provisioned", provisioned())
     if sys.argv[1:] == ["--check"]:
         differing = [path.relative_to(ROOT) for path, text in new.items() if path.read_text() != text]
         for path in differing:

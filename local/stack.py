@@ -1,4 +1,4 @@
-"""The queue, the tables and the variables of the function in template.yaml, on a local cloud."""
+"""The queue, the tables and the variables of the function in the current folder's template.yaml, on a local cloud."""
 
 import contextlib
 import json
@@ -6,35 +6,14 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
 from botocore.exceptions import ClientError, WaiterError
-from cloud import ROOT, Cloud, Unavailable
-
-Json = dict[str, Any]
+from cloud import Cloud, Json, Template, Unavailable
 
 NAME = "dev"
-
-
-class Template(yaml.SafeLoader):
-    """Reads the intrinsic functions of CloudFormation in their long form: `!Ref A` as {"Ref": "A"}."""
-
-
-def _intrinsic(loader: Template, name: str, node: yaml.Node) -> Json:
-    match node:
-        case yaml.ScalarNode():
-            value: Any = loader.construct_scalar(node)
-        case yaml.SequenceNode():
-            value = loader.construct_sequence(node, deep=True)
-        case _:
-            value = loader.construct_mapping(node, deep=True)  # type: ignore[arg-type]
-    if name == "GetAtt" and isinstance(value, str):
-        value = value.split(".", 1)
-    return {name if name in ("Ref", "Condition") else f"Fn::{name}": value}
-
-
-Template.add_multi_constructor("!", _intrinsic)
 
 
 def references(node: Any) -> Iterator[str]:
@@ -61,7 +40,7 @@ class Function:
 
     @classmethod
     def read(cls) -> "Function":
-        template = yaml.load((ROOT / "template.yaml").read_text(), Loader=Template)
+        template = yaml.load(Path("template.yaml").read_text(), Loader=Template)
         resources = template["Resources"].items()
         names = [name for name, resource in resources if resource["Type"] == "AWS::Serverless::Function"]
         if len(names) != 1:
@@ -140,15 +119,13 @@ class Stack:
     tables: list[str]
     variables: dict[str, str]
 
-    def environment(self, program: str, function: Function) -> dict[str, str]:
+    def environment(self, program: str) -> dict[str, str]:
         """The environment of the function. Variables of the shell take precedence over those of the template."""
         of_dev = {
             "AWS_LAMBDA_FUNCTION_NAME": program,
             "CONSUMER_BACKOFF_BASE": "1s",
             "CONSUMER_BACKOFF_CAP": "5s",
             "CONSUMER_METRICS": "off",
-            # cargo-lambda states no deadline.
-            "IDEMPOTENCY_LEASE_FALLBACK": f"{function.timeout}s",
         }
         return self.variables | of_dev | self.cloud.environment()
 

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 
 import psutil
 from cloud import CREDENTIALS, STATE, Cloud, Unavailable, cloud, create_table, free_port, run, unwind_on_signals
+from deployment import console, say
 from postgres import server
-from rich.console import Console
 
 from examples import ON_POSTGRES, TABLES, create_tables, sql_of_tables
 
@@ -32,8 +32,6 @@ DEFAULTS = {
     "IDEMPOTENCY_NAMESPACE": "payments",
     "CONSUMER_VISIBILITY": "off",  # no queue holds the messages of an event file
 }
-
-console = Console(highlight=False, soft_wrap=True)
 
 
 def choose_port() -> int:
@@ -86,15 +84,15 @@ def consumer(up: Cloud) -> dict[str, str]:
     environment = DEFAULTS | up.environment()
     table = environment["IDEMPOTENCY_TABLE_NAME"]
     created = create_table(up, table)
-    console.print(f"[bold]==>[/] table {table} {'created' if created else 'found'} at {up.endpoint}")
-    console.print(f"[bold]==>[/] payment gateway: {environment['PAYMENT_GATEWAY_URL']}")
+    say(f"table {table} {'created' if created else 'found'} at {up.endpoint}")
+    say(f"payment gateway: {environment['PAYMENT_GATEWAY_URL']}")
     return environment
 
 
 def example(up: Cloud, name: str) -> dict[str, str]:
     """Creates the tables of an example, and returns the environment of the example."""
     tables = create_tables(up, name)
-    console.print(f"[bold]==>[/] tables at {up.endpoint}: {', '.join(tables.values())}")
+    say(f"tables at {up.endpoint}: {', '.join(tables.values())}")
     return up.environment() | tables
 
 
@@ -110,7 +108,7 @@ def on_postgres() -> Iterator[dict[str, str]]:
     with server() as postgres:
         postgres.start()
         postgres.run_sql(sql_of_tables())
-        console.print(f"[bold]==>[/] tables at {postgres.url}")
+        say(f"tables at {postgres.url}")
         settings = {"IDEMPOTENCY_POSTGRES_URL": postgres.url, "CONSUMER_VISIBILITY": "off"}
         yield dict(os.environ) | CREDENTIALS | settings
 
@@ -137,7 +135,7 @@ def main() -> int:
     with surroundings as environment:
         port = choose_port()
         with remembered(Watch(os.getpid(), port)):
-            console.print(f"[bold]==>[/] from another terminal: [bold]make invoke EVENT=events/{event}.json[/]")
+            say(f"from another terminal: [bold]make invoke EVENT=events/{event}.json[/]")
             return run(["cargo", "lambda", "watch", *target, "-A", "127.0.0.1", "-P", str(port)], environment)
 
 

@@ -236,16 +236,9 @@ class MakeWatch(unittest.TestCase):
         assert ended.returncode == 1
         assert "no consumer is running; start one with `make watch`" in ended.stderr
 
-    def test_localstack_without_docker_says_so(self) -> None:
-        for command in (["check"], ["run", "--", "true"]):
-            environment = without_settings() | {"PATH": ""}
-            ended = run([sys.executable, "local/localstack.py", *command], environment)
-            assert ended.returncode == 1
-            assert "Docker is not installed; install it, or set AWS_ENDPOINT_URL" in ended.stderr
-
-    def test_localstack_uses_own_endpoint(self) -> None:
+    def test_cloud_uses_own_endpoint(self) -> None:
         script = "import os; print(os.environ['AWS_ENDPOINT_URL'])"
-        command = [sys.executable, "local/localstack.py", "run", "--", sys.executable, "-c", script]
+        command = [sys.executable, "local/cloud.py", "run", "--", sys.executable, "-c", script]
         assert run(command, self.environment()).stdout.strip() == self.up.endpoint
         ended = run(command, self.environment(AWS_ENDPOINT_URL="http://127.0.0.1:1"))
         assert ended.returncode == 1

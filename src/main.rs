@@ -1,8 +1,10 @@
 //! The Lambda function that is deployed: charges each order of an SQS queue once.
 //!
-//! To run your own business, replace `payments`, `order` and `gateway`; this file stays.
+//! For your own business, replace `charge`, `order` and `gateway`. `main` and `run` stay.
 
-mod payments;
+mod charge;
+mod gateway;
+mod order;
 
 use std::process::ExitCode;
 
@@ -12,20 +14,21 @@ use sqs_once::telemetry::init;
 #[cfg(feature = "opentelemetry")]
 use sqs_once_otel::init;
 
+use charge::Charge;
+
 fn main() -> ExitCode {
     init();
-    match run(Settings::from_env()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            tracing::error!(%error, "could not start");
-            ExitCode::FAILURE
-        }
+    if let Err(error) = run(Settings::from_env()) {
+        tracing::error!(%error, "could not start");
+        return ExitCode::FAILURE;
     }
+    ExitCode::SUCCESS
 }
 
 fn run(mut settings: Settings) -> Result<(), lambda_runtime::Error> {
+    let charge = Charge::read(&mut settings);
     settings.runtime()?.block_on(async {
-        let consumer = payments::consumer(settings).await?;
-        sqs_once::run(consumer).await
+        // A charge is an effect outside DynamoDB, so its mode is `once`: a claim before, a record after.
+        sqs_once::run(settings.once(charge).await?).await
     })
 }

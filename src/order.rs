@@ -5,18 +5,18 @@ use serde_json::value::RawValue;
 
 /// An order, and its JSON as it was sent. The charge has that JSON, so rounding of a float changes no
 /// amount.
-pub(super) struct Order {
-    pub(super) json: Box<RawValue>,
-    pub(super) fields: Fields,
+pub(crate) struct Order {
+    pub(crate) json: Box<RawValue>,
+    pub(crate) fields: Fields,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Fields {
+pub(crate) struct Fields {
     order_id: String,
     amount: f64,
     currency: String,
-    pub(super) payment_token: Option<String>,
+    pub(crate) payment_token: Option<String>,
 }
 
 impl<'de> Deserialize<'de> for Order {
@@ -29,7 +29,7 @@ impl<'de> Deserialize<'de> for Order {
 
 impl Order {
     /// Rejects orders that no gateway would charge. The errors are logged, so they quote no value.
-    pub(super) fn check(&self) -> Result<(), &'static str> {
+    pub(crate) fn check(&self) -> Result<(), &'static str> {
         let currency = self.fields.currency.as_bytes();
         if self.fields.order_id.is_empty() {
             Err("the order's orderId is empty")

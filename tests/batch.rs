@@ -1249,13 +1249,25 @@ async fn unknown_variable_is_warned_of_without_value() {
         ("AWS_LAMBDA_RUNTIME_API", "127.0.0.1:9001"),
         ("AWS_LAMBDA_FUNCTION_NAME", "payments"),
         ("IDEMPOTENCY_TABLE_NAME", "records"),
-        ("CONSUMER_PRIME", "off"),
         ("CONSUMER_CONCURENCY", "4111-1111"),
         ("CONSUMER_OF", "4111-1111"),
+        ("CONSUMER_S3_MAX_BYTES", "4111-1111"),
     ];
-    let settings = Settings::from_vars(variables).sdk_config(dynamo.sdk_config());
+    let settings = Settings::from_vars(variables)
+        .sdk_config(dynamo.sdk_config())
+        .prime(false);
     settings.once(Ok(ScriptedHandler::default())).await.unwrap();
-    let lines = log::lines_containing("unknown variable");
+    // Neither read nor write: the first read is off.
+    assert!(dynamo.counts().is_empty());
+    let (removed, lines): (Vec<_>, Vec<_>) = log::lines_containing("it has no effect")
+        .into_iter()
+        .partition(|line| line.to_string().contains("removed variable"));
+    let [removed] = &removed[..] else {
+        panic!("{removed:?}");
+    };
+    assert_eq!(removed["level"], "WARN");
+    assert_eq!(removed["fields"]["variable"], "CONSUMER_S3_MAX_BYTES");
+    assert_eq!(removed["fields"]["replacement"], "CONSUMER_MAX_BODY_BYTES");
     let warned = lines.iter().map(|line| {
         assert_eq!(line["level"], "WARN");
         assert!(!line.to_string().contains("4111"), "{line}");

@@ -391,7 +391,7 @@ async fn gzip_bomb_is_refused_by_default() {
     let (consumer, _) = taking::<Bytes>();
     let why = refusal(consumer.encoding(Encoding::Gzip), record("m-1", &bomb, [])).await;
     assert!(
-        why.contains("more than 10485760 bytes after decompression"),
+        why.contains("more than 2097152 bytes after decompression"),
         "{why}"
     );
 }

@@ -112,7 +112,7 @@ struct Run {
 const RECEIVES: u32 = 130;
 
 /// Rests of a message after each of its deaths alone. After the fourth it has crashed.
-const CRASH_WAITS: &str = "3s,3s,3s";
+const CRASH_WAIT: &str = "3s";
 
 /// Deaths alone of a crashed message.
 const DEATHS: usize = 4;
@@ -535,16 +535,16 @@ fn settings(key: &str, dynamo: &str, gateway: &str, sqs: &str) -> Env {
         ("IDEMPOTENCY_TABLE_NAME", TABLE),
         ("IDEMPOTENCY_NAMESPACE", "chaos"),
         ("IDEMPOTENCY_KEY", key),
-        ("IDEMPOTENCY_LEASE_MARGIN", "100ms"),
+        ("TEST_LEASE_MARGIN", "100ms"),
         // A worker frozen before it reads its invocation finds the deadline past, which counts as
         // no deadline. Its claim then lasts for this budget, and locks the key if the worker dies.
-        ("IDEMPOTENCY_LEASE_FALLBACK", "2s"),
+        ("TEST_ASSUMED_TIMEOUT", "2s"),
         ("PAYMENT_GATEWAY_URL", gateway),
         ("PAYMENT_GATEWAY_TIMEOUT", &gateway_timeout),
-        ("CONSUMER_DEADLINE_RESERVE", &reserve),
+        ("TEST_DEADLINE_RESERVE", &reserve),
         ("CONSUMER_BACKOFF_BASE", "1s"),
         ("CONSUMER_BACKOFF_CAP", "3s"),
-        ("CONSUMER_CRASH_WAITS", CRASH_WAITS),
+        ("TEST_CRASH_WAIT", CRASH_WAIT),
     ];
     let owned = settings.map(|(name, value)| (name.to_owned(), value.to_owned()));
     owned.to_vec()

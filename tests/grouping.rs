@@ -11,17 +11,24 @@ use std::{collections::BTreeSet, sync::Mutex, time::Duration};
 
 use aws_sdk_dynamodb::types::{AttributeValue, BatchStatementRequest};
 use futures_util::future::{join, join_all};
+use serde_json::Value;
 use sqs_once::{
     Deadline, Failure, Once, Operation, Outcome,
     protocol::{
         AttemptEnd, ClaimRequest, Claimed, Fingerprint, Key, Owner, ResultPointer, Settlement,
         StoredResult, Timestamp,
     },
-    store::{AnyStore, Batched, ClaimAnswer, DynamoStore, Layout, SettleAnswer, Store, StoreError},
+    store::{
+        AnyStore, Batched, ClaimAnswer, DynamoStore, Layout, RequestContext, SettleAnswer, Store,
+        StoreError,
+    },
 };
-use sqs_once_core::handler::Delivery;
-use support::{PATIENCE, consumer::namespace, dynamo::Dynamo, faults::Fault, log};
-use tokio::sync::Barrier;
+use sqs_once_core::{
+    handler::{Delivery, DeliveryFacts},
+    meter::Meter,
+};
+use support::{CONTEXT, PATIENCE, consumer::namespace, dynamo::Dynamo, faults::Fault, log};
+use tokio::{sync::Barrier, time::Instant};
 
 const TABLE: &str = "idempotency";
 const SECOND: Duration = Duration::from_secs(1);
@@ -85,8 +92,19 @@ fn fail(request: &ClaimRequest, first_open: bool) -> Settlement {
 
 /// Claims in the same turn of the runtime.
 async fn claim_all(store: &impl Store, requests: &[ClaimRequest]) -> Vec<ClaimAnswer> {
+    claim_all_within(store, requests, &CONTEXT).await
+}
+
+async fn claim_all_within(
+    store: &impl Store,
+    requests: &[ClaimRequest],
+    context: &RequestContext,
+) -> Vec<ClaimAnswer> {
     let claims: Vec<_> = requests.iter().collect();
-    together(3, &claims, async |request| store.claim(request).await).await
+    together(3, &claims, async |request| {
+        store.claim(request, context).await
+    })
+    .await
 }
 
 /// Settles in the same turn of the runtime.
@@ -98,7 +116,7 @@ async fn settle_all(
     let settle = async |request: &&ClaimRequest| {
         let (fence, settlement) = (request.fence(), settlement(request));
         let now = request.now + SECOND;
-        store.settle(&fence, &settlement, now).await
+        store.settle(&fence, &settlement, now, &CONTEXT).await
     };
     let requests: Vec<_> = requests.iter().collect();
     together(2, &requests, settle).await
@@ -156,7 +174,7 @@ async fn calls_of_one_turn_share_requests() {
     assert_eq!(settled, vec![SettleAnswer::Applied; 10]);
     assert_sent!(dynamo, "SettlementGroup": 1);
     for request in &requests {
-        let answer = store.claim(request).await.unwrap();
+        let answer = store.claim(request, &CONTEXT).await.unwrap();
         let expected = complete(request).apply(&request.record(None), request.now + SECOND);
         assert_eq!(answer, ClaimAnswer::Refused(expected.unwrap()));
     }
@@ -167,10 +185,38 @@ async fn lone_call_is_the_ordinary_request() {
     let dynamo = dynamo().await;
     let store = store(&dynamo);
     let request = request("a");
-    assert_eq!(store.claim(&request).await.unwrap(), FRESH);
+    assert_eq!(store.claim(&request, &CONTEXT).await.unwrap(), FRESH);
     let settled = settle_all(&store, std::slice::from_ref(&request), complete).await;
     assert_eq!(settled, [SettleAnswer::Applied]);
     assert_sent!(dynamo, "Claim": 1, "UpdateItem": 1);
+}
+
+/// Its record exists, and an `INSERT` would be refused.
+#[tokio::test]
+async fn claim_of_a_later_receive_is_the_ordinary_request() {
+    let dynamo = dynamo().await;
+    let once = Once::new(store(&dynamo));
+    let deliver = async |part: &str, receive_count| {
+        let mut operation = operation(part, Timestamp::now(), 30 * SECOND);
+        let facts = operation.delivery.facts().clone();
+        operation.delivery = DeliveryFacts {
+            receive_count,
+            ..facts
+        }
+        .into();
+        let busy = async |_| Err::<(), _>(Failure::retryable("busy"));
+        once.run(operation, busy).await
+    };
+    for (receive_count, claims) in [(1, ("ClaimGroup", 1)), (2, ("Claim", 2))] {
+        let outcomes = join(deliver("a", receive_count), deliver("b", receive_count)).await;
+        assert!(matches!(
+            outcomes,
+            (Outcome::RetryableFailure(_), Outcome::RetryableFailure(_))
+        ));
+        let (name, number) = claims;
+        let sent = [(name.to_owned(), number), ("UpdateItem".to_owned(), 2)];
+        assert_eq!(counts(&dynamo), sent);
+    }
 }
 
 #[tokio::test]
@@ -191,11 +237,14 @@ async fn tasks_of_several_threads_are_all_answered() {
         let store = store.clone();
         tokio::spawn(async move {
             let request = request(&n.to_string());
-            let answer = store.claim(&request).await.unwrap();
+            let answer = store.claim(&request, &CONTEXT).await.unwrap();
             let own = ClaimAnswer::Refused(request.record(None));
             assert!(answer == FRESH || answer == own, "{answer:?}");
             let (fence, complete) = (request.fence(), complete(&request));
-            let answer = store.settle(&fence, &complete, request.now).await.unwrap();
+            let answer = store
+                .settle(&fence, &complete, request.now, &CONTEXT)
+                .await
+                .unwrap();
             let done = complete.apply(&request.record(None), request.now);
             let own = SettleAnswer::Refused(done);
             assert!(
@@ -229,7 +278,7 @@ async fn grouped_claim_writes_the_ordinary_item() {
         assert_eq!(claim_all(&grouped, &requests).await, [FRESH, FRESH]);
         assert_sent!(dynamo, "ClaimGroup": 1);
         for request in &requests {
-            assert_eq!(plain.claim(request).await.unwrap(), FRESH);
+            assert_eq!(plain.claim(request, &CONTEXT).await.unwrap(), FRESH);
             let id = request.key.as_str();
             let written = dynamo.record(TABLE, id).await.unwrap();
             assert_eq!(dynamo.record("plain", id).await.unwrap(), written);
@@ -351,7 +400,7 @@ async fn duplicate_in_group_is_refused_with_its_record() {
     let dynamo = dynamo().await;
     let store = store(&dynamo);
     let [first, new] = requests(["a", "b"]);
-    let _ = store.claim(&first).await.unwrap();
+    let _ = store.claim(&first, &CONTEXT).await.unwrap();
     dynamo.reset_counts();
     let answers = claim_all(&store, &[request("a"), new]).await;
     assert_eq!(answers, [ClaimAnswer::Refused(first.record(None)), FRESH]);
@@ -364,10 +413,10 @@ async fn takeover_in_group_returns_replaced_record() {
     let store = store(&dynamo);
     let mut dead = request("a");
     dead.lease_until = Timestamp::from_millis(dead.now.as_millis() - 1);
-    let _ = store.claim(&dead).await.unwrap();
+    let _ = store.claim(&dead, &CONTEXT).await.unwrap();
     let mut expired = request("b");
     expired.expires_at = 1;
-    let _ = store.claim(&expired).await.unwrap();
+    let _ = store.claim(&expired, &CONTEXT).await.unwrap();
     let answers = claim_all(&store, &requests(["a", "b"])).await;
     let replaced = Some(dead.record(None));
     assert_eq!(answers, [ClaimAnswer::Applied { replaced }, FRESH]);
@@ -443,7 +492,6 @@ async fn statement_that_fails_alone_is_sent_alone() {
         "TransactionConflict",
         "InternalServerError",
         "ValidationError",
-        "SomethingNew",
     ] {
         let store = store(&dynamo);
         let pair = requests([&format!("{code} a"), &format!("{code} b")]);
@@ -458,34 +506,6 @@ async fn statement_that_fails_alone_is_sent_alone() {
             "{code}"
         );
         assert_sent!(dynamo, "SettlementGroup": 1, "UpdateItem": 1);
-    }
-}
-
-/// All statements count as unanswered, and go out again as a group. Each claim finds its own record, and
-/// is fresh.
-#[tokio::test]
-async fn wrong_number_of_responses_is_no_answer() {
-    log::start();
-    let dynamo = dynamo().await;
-    for fault in [Fault::OneResponseLess, Fault::OneResponseMore] {
-        let store = store(&dynamo);
-        let pair = requests([&format!("{fault:?} a"), &format!("{fault:?} b")]);
-        dynamo.fail("ClaimGroup", fault);
-        let own = pair
-            .clone()
-            .map(|request| ClaimAnswer::Refused(request.record(None)));
-        assert_eq!(claim_all(&store, &pair).await, own);
-        assert_sent!(dynamo, "Claim": 2, "ClaimGroup": 2);
-        dynamo.fail("SettlementGroup", fault);
-        for (answer, request) in settle_all(&store, &pair, complete).await.iter().zip(&pair) {
-            let done = complete(request).apply(&request.record(None), request.now + SECOND);
-            assert_eq!(*answer, SettleAnswer::Refused(done));
-        }
-        assert_sent!(dynamo, "SettlementGroup": 2);
-        assert_eq!(
-            log::lines_containing("another number of responses").len(),
-            2
-        );
     }
 }
 
@@ -521,29 +541,101 @@ async fn second_group_without_answer_is_followed_by_single_requests() {
     }
 }
 
+/// Sends three pairs of claims. Returns the one warning about the end of the groups.
+async fn assert_first_group_is_last(dynamo: &Dynamo, fault: Fault) -> Value {
+    let store = store(dynamo);
+    let meter = Meter::default();
+    dynamo.fail("ClaimGroup", fault);
+    for turn in 0..3 {
+        let pair = [0, 1].map(|m| request(&format!("{fault:?} {turn} {m}")));
+        let own = pair
+            .clone()
+            .map(|request| ClaimAnswer::Refused(request.record(None)));
+        let context = RequestContext::until(Instant::now() + 10 * SECOND, &meter);
+        let answers = claim_all_within(&store.clone(), &pair, &context).await;
+        // A copy of a claim without an answer finds its own record.
+        let fresh = |(answer, own): (&ClaimAnswer, &ClaimAnswer)| *answer == FRESH || answer == own;
+        assert!(answers.iter().zip(&own).all(fresh), "{answers:?}");
+    }
+    assert_eq!(dynamo.reset_counts()["ClaimGroup"], 1, "{fault:?}");
+    assert!(meter.readings().batches_ended, "{fault:?}");
+    let mut lines = log::lines_containing("each write is sent alone until this process ends");
+    let line = lines.pop().unwrap();
+    assert!(lines.is_empty(), "{fault:?}");
+    assert_eq!(line["fields"]["table"], TABLE);
+    line["fields"].clone()
+}
+
 #[tokio::test]
 async fn denied_access_ends_grouping_and_is_logged_once() {
     log::start();
     let dynamo = dynamo().await;
-    for (n, fault) in [Fault::Denied, Fault::FirstStatement("AccessDenied")]
-        .into_iter()
-        .enumerate()
-    {
-        let store = store(&dynamo);
-        dynamo.fail("ClaimGroup", fault);
-        for turn in 0..3 {
-            let pair = [0, 1].map(|m| request(&format!("{n} {turn} {m}")));
-            assert_eq!(claim_all(&store.clone(), &pair).await, [FRESH, FRESH]);
-        }
-        let sent = dynamo.reset_counts();
-        assert_eq!(sent["ClaimGroup"], 1, "{fault:?}");
-        let lines = log::lines_containing("grouping is off");
-        assert_eq!(lines.len(), 1, "{fault:?}");
-        let line = &lines[0]["fields"];
+    for fault in [Fault::Denied, Fault::FirstStatement("AccessDenied")] {
+        let line = assert_first_group_is_last(&dynamo, fault).await;
         let needs = line["needs"].as_str().unwrap();
         assert!(needs.contains("dynamodb:PartiQLInsert"), "{needs}");
-        assert_eq!(line["table"], TABLE);
     }
+}
+
+#[tokio::test]
+async fn unknown_answer_ends_grouping_and_is_logged_once() {
+    log::start();
+    let dynamo = dynamo().await;
+    for (fault, answer) in [
+        (Fault::OneResponseLess, "1 responses to 2 statements"),
+        (Fault::OneResponseMore, "3 responses to 2 statements"),
+        (
+            Fault::FirstStatement("SomethingNew"),
+            "the error code SomethingNew",
+        ),
+    ] {
+        let line = assert_first_group_is_last(&dynamo, fault).await;
+        assert_eq!(line["answer"], answer);
+    }
+}
+
+/// As DynamoDB Local answers. One such answer may be a race.
+#[tokio::test]
+async fn condition_that_failed_without_its_item_ends_grouping() {
+    log::start();
+    let dynamo = dynamo().await;
+    let store = store(&dynamo);
+    let pair = requests(["a", "b", "c"]);
+    assert!(
+        claim_all(&store, &pair)
+            .await
+            .iter()
+            .all(|answer| *answer == FRESH)
+    );
+    // Another worker has taken over.
+    let others = pair.clone().map(|request| ClaimRequest {
+        owner: Owner::fresh(),
+        now: request.lease_until + SECOND,
+        lease_until: request.lease_until + 30 * SECOND,
+        ..request
+    });
+    let _ = claim_all(&store, &others).await;
+    dynamo.reset_counts();
+    dynamo.fail_all("SettlementGroup", Fault::NoItems);
+    for (answer, other) in settle_all(&store, &pair, complete)
+        .await
+        .iter()
+        .zip(&others)
+    {
+        let SettleAnswer::Refused(Some(record)) = answer else {
+            panic!("{answer:?}");
+        };
+        assert_eq!(record.owner.as_ref(), Some(&other.owner));
+    }
+    assert_sent!(dynamo, "SettlementGroup": 1, "UpdateItem": 3);
+    let lines = log::lines_containing("each write is sent alone until this process ends");
+    assert_eq!(lines.len(), 1);
+    assert_eq!(
+        lines[0]["fields"]["answer"],
+        "no item of a failed condition check"
+    );
+    let _ = settle_all(&store, &others, complete).await;
+    assert_sent!(dynamo, "UpdateItem": 3);
 }
 
 // ---- lost answers, drops, deadlines --------------------------------------------------------------
@@ -662,8 +754,8 @@ async fn dropped_call_spares_its_group() {
     let store = store(&dynamo);
     let [dropped, kept] = requests(["a", "b"]);
     dynamo.fail("ClaimGroup", Fault::HoldAnswer);
-    let mut dropped = Box::pin(store.claim(&dropped));
-    let mut kept = Box::pin(store.claim(&kept));
+    let mut dropped = Box::pin(store.claim(&dropped, &CONTEXT));
+    let mut kept = Box::pin(store.claim(&kept, &CONTEXT));
     let held_back = async {
         while dynamo.met("ClaimGroup") == 0 {
             tokio::task::yield_now().await;
@@ -687,7 +779,7 @@ async fn first_call_dropped_in_its_turn_starves_none() {
     let dynamo = dynamo().await;
     let store = store(&dynamo);
     let requests = requests(["a", "b", "c"]);
-    let mut first = Box::pin(store.claim(&requests[0]));
+    let mut first = Box::pin(store.claim(&requests[0], &CONTEXT));
     assert!(futures_util::poll!(&mut first).is_pending());
     drop(first);
     assert_eq!(claim_all(&store, &requests[1..]).await, [FRESH, FRESH]);
@@ -703,13 +795,13 @@ fn end_of_a_runtime_hangs_no_call_of_another() {
     let dynamo = server.block_on(dynamo());
     let store = store(&dynamo);
     let [theirs, ours] = requests(["a", "b"]);
-    let mut claim = Box::pin(store.claim(&ours));
+    let mut claim = Box::pin(store.claim(&ours, &CONTEXT));
     // In the queue, before its turn.
     living.block_on(async { assert!(futures_util::poll!(&mut claim).is_pending()) });
     dynamo.fail_all("ClaimGroup", Fault::HoldRequest);
     doomed.spawn({
         let store = store.clone();
-        async move { store.claim(&theirs).await }
+        async move { store.claim(&theirs, &CONTEXT).await }
     });
     while dynamo.counts().is_empty() {
         std::thread::yield_now();
@@ -717,7 +809,10 @@ fn end_of_a_runtime_hangs_no_call_of_another() {
     doomed.shutdown_background();
     let unanswered = living.block_on(claim).unwrap_err();
     assert!(unanswered.may_have_been_applied());
-    assert_eq!(living.block_on(store.claim(&ours)).unwrap(), FRESH);
+    assert_eq!(
+        living.block_on(store.claim(&ours, &CONTEXT)).unwrap(),
+        FRESH
+    );
 }
 
 #[test]
@@ -726,7 +821,7 @@ fn debug_text_of_a_store_holds_no_payload() {
     runtime.block_on(async {
         let store = store(&Dynamo::start().await);
         let request = request("private-order");
-        let mut call = Box::pin(store.claim(&request));
+        let mut call = Box::pin(store.claim(&request, &CONTEXT));
         assert!(futures_util::poll!(&mut call).is_pending());
         assert!(!format!("{store:?}").contains("private-order"));
     });

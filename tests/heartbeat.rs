@@ -19,7 +19,10 @@ use sqs_once::{
     protocol::{AttemptEnd, ClaimRequest, Key, Namespace, Owner, Record, State, Timestamp},
     store::Store as _,
 };
-use support::lossy::{Fate, Lossy};
+use support::{
+    CONTEXT,
+    lossy::{Fate, Lossy},
+};
 use tokio::time::{Instant, sleep, timeout};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -87,7 +90,7 @@ async fn other_worker_claims(store: &Lossy) {
         lease_until,
         lease_until.as_secs() + 60,
     );
-    let _ = store.store.claim(&request).await.unwrap();
+    let _ = store.store.claim(&request, &CONTEXT).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

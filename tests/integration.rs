@@ -158,8 +158,6 @@ impl World {
             ("AWS_ENDPOINT_URL", self.endpoint.as_str()),
             ("IDEMPOTENCY_TABLE_NAME", &self.table),
             ("IDEMPOTENCY_KEY", self.key.source()),
-            // The lease ends with the function's time, before SQS delivers the message again.
-            ("IDEMPOTENCY_LEASE_MARGIN", "0s"),
             ("CONSUMER_BACKOFF_BASE", "1s"),
             ("PAYMENT_GATEWAY_URL", self.gateway.url()),
         ];

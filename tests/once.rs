@@ -22,7 +22,10 @@ use sqs_once::{
     store::{ClaimAnswer, Store},
 };
 use sqs_once_core::handler::{Delivery, History, OpenAttempts};
-use support::lossy::{Fate, Lossy};
+use support::{
+    CONTEXT,
+    lossy::{Fate, Lossy},
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -699,7 +702,7 @@ async fn late_copy_of_an_undone_claim_is_refused() {
         let left = record(&store);
         assert_eq!(left.first_claimed_at, None);
         let late = store.claims().remove(0);
-        let answer = store.store.claim(&late).await.unwrap();
+        let answer = store.store.claim(&late, &CONTEXT).await.unwrap();
         assert_eq!(answer, ClaimAnswer::Refused(left));
         // The attempt had no effect.
         pass(MILLISECOND);

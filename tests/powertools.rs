@@ -21,7 +21,7 @@ use sqs_once::{
     store::{Layout, SettleAnswer, Store},
 };
 use sqs_once_core::handler::{History, OpenAttempts};
-use support::event::order;
+use support::{CONTEXT, event::order};
 
 /// Both directions of the promise, on one table.
 async fn assert_completed_is_shared(both: &Both) {
@@ -126,7 +126,11 @@ async fn in_progress_is_conflict_on_both_sides(grouping: bool) {
         }
     }
 
-    let _ = both.store().claim(&both.claim("ours")).await.unwrap();
+    let _ = both
+        .store()
+        .claim(&both.claim("ours"), &CONTEXT)
+        .await
+        .unwrap();
     let second = both.there(&order("ours")).await;
     assert_eq!(second["ran"], false);
     assert_eq!(second["error"], "IdempotencyAlreadyInProgressError");
@@ -147,7 +151,7 @@ async fn ended_lease_is_taken_over_on_both_sides(grouping: bool) {
     assert_eq!(both.there(&order("theirs")).await["answer"], ours());
 
     let mine = both.claim("ours");
-    let _ = both.store().claim(&mine).await.unwrap();
+    let _ = both.store().claim(&mine, &CONTEXT).await.unwrap();
     let abandoned = both
         .settle(&mine, Settlement::EndLease { last_end: None })
         .await;
@@ -175,7 +179,7 @@ async fn expired_record_is_absent_on_both_sides(grouping: bool) {
 
     both.config = json!({});
     let mine = both.claim("ours");
-    let _ = both.store().claim(&mine).await.unwrap();
+    let _ = both.store().claim(&mine, &CONTEXT).await.unwrap();
     let complete = Settlement::Complete {
         result: StoredResult::Json("1".into()),
         expires_at: mine.now.as_secs() - 10,

@@ -136,7 +136,9 @@ async fn run() -> Vec<Value> {
     });
     // Claims pass, settlements do not.
     stage.gateway.script("u-2", [Reply::Status(402)]);
-    stage.dynamo.fail_all("UpdateItem", Fault::ThrottleLate);
+    for settlement in ["UpdateItem", "SettlementGroup"] {
+        stage.dynamo.fail_all(settlement, Fault::ThrottleLate);
+    }
     let event = batch(["u-1", "u-2"].map(|id| record(&format!("m-{id}"), &order(id))));
     within(4, &lambda, event).await;
     stage.dynamo.heal().await;

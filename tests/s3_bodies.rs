@@ -362,7 +362,7 @@ async fn body_over_the_limit_is_a_permanent_failure() {
         let (outcome, detail) = world.failure().await;
         assert_eq!(outcome, "invalid");
         assert!(detail.contains("8192 bytes"), "{detail}");
-        assert!(detail.contains("CONSUMER_S3_MAX_BYTES"), "{detail}");
+        assert!(detail.contains("CONSUMER_MAX_BODY_BYTES"), "{detail}");
     }
     world.s3.put_object("o-1", &longest(0));
     assert_eq!(
@@ -489,12 +489,13 @@ async fn settings_name_buckets_and_limit() {
         ("AWS_LAMBDA_RUNTIME_API", "127.0.0.1:9001"),
         ("IDEMPOTENCY_TABLE_NAME", "never-asked"),
         ("IDEMPOTENCY_NAMESPACE", "test"),
-        ("CONSUMER_PRIME", "off"),
         ("CONSUMER_VISIBILITY", "off"),
         ("CONSUMER_S3_BUCKETS", "invoices,order-bodies"),
-        ("CONSUMER_S3_MAX_BYTES", "10"),
+        ("CONSUMER_MAX_BODY_BYTES", "10"),
     ]);
-    let settings = settings.sdk_config(support::sdk_config(s3.endpoint()));
+    let settings = settings
+        .sdk_config(support::sdk_config(s3.endpoint()))
+        .prime(false);
     let consumer = Arc::new(settings.once(Ok(Seen::default())).await.unwrap());
     let records = [BUCKET, "secrets"].map(|bucket| record(bucket, &pointer_to(bucket, "k")));
     let failed = process(&consumer, batch(records), within(ONE_MINUTE)).await;
@@ -503,7 +504,7 @@ async fn settings_name_buckets_and_limit() {
     let details = details.collect::<String>();
     for told in [
         "CONSUMER_S3_BUCKETS does not name",
-        "CONSUMER_S3_MAX_BYTES is 10",
+        "CONSUMER_MAX_BODY_BYTES is 10",
     ] {
         assert!(details.contains(told), "{details}");
     }

@@ -227,7 +227,7 @@ async fn output_in_s3_needs_the_setting_to_be_read() {
     assert_eq!(world.process(70_000, Results::inline()).await, ["m-1"]);
     let (outcome, detail) = last_outcome();
     assert_eq!(outcome, "no_effect");
-    assert!(detail.contains("IDEMPOTENCY_RESULTS=s3"), "{detail}");
+    assert!(detail.contains("IDEMPOTENCY_RESULT_BUCKET"), "{detail}");
 }
 
 #[tokio::test]
@@ -237,7 +237,7 @@ async fn output_is_not_stored_without_a_place() {
         assert_eq!(world.process(3, Results::none()).await, [""; 0]);
     }
     let record = world.record().await;
-    assert_eq!(text(&record, "result_omitted"), "IDEMPOTENCY_RESULTS=none");
+    assert_eq!(text(&record, "result_omitted"), "Results::none()");
     assert!(!record.contains_key("result"));
     assert_eq!(world.replayed(), [None]);
     let lines = log::lines();
@@ -249,7 +249,7 @@ async fn output_is_not_stored_without_a_place() {
 }
 
 #[tokio::test]
-async fn settings_choose_bucket_and_limit() {
+async fn setting_bucket_takes_outputs_over_64_kb() {
     let world = World::start().await;
     let config = support::sdk_config(world.s3.endpoint());
     // Table and bucket are behind one endpoint on AWS alone. In an inbox in memory, only S3 is asked.
@@ -257,21 +257,20 @@ async fn settings_choose_bucket_and_limit() {
         ("AWS_LAMBDA_FUNCTION_NAME", "_"),
         ("AWS_LAMBDA_RUNTIME_API", "http://127.0.0.1:9000/.rt/_"),
         ("IDEMPOTENCY_NAMESPACE", "test"),
-        ("IDEMPOTENCY_RESULTS", "s3"),
         ("IDEMPOTENCY_RESULT_BUCKET", BUCKET),
-        ("IDEMPOTENCY_RESULT_INLINE_LIMIT", "5"),
     ]);
     let consumer = settings.sdk_config(config).once(Ok(world.writer.clone()));
     let consumer = Arc::new(consumer.await.unwrap());
-    assert_eq!(deliver(&consumer, 3).await, [""; 0]);
+    // With its quotes, the longest output in a record.
+    assert_eq!(deliver(&consumer, 65_534).await, [""; 0]);
     assert!(world.s3.objects().is_empty());
-    let event = batch([record("m-2", "4")]);
+    let event = batch([record("m-2", "65535")]);
     for _ in 0..2 {
         let failed = process(&consumer, event.clone(), within(ONE_MINUTE)).await;
         assert_eq!(failed, [""; 0]);
     }
     assert!(world.object().starts_with("results/"));
-    assert_eq!(world.replayed(), [Some("xxxx".to_owned())]);
+    assert_eq!(world.replayed(), [Some("x".repeat(65_535))]);
 }
 
 /// Write units of a new message with an output of 200 KB: in claim mode, and in an inbox.

@@ -11,11 +11,12 @@ use std::time::Duration;
 use sqs_once::{
     protocol::{ClaimRequest, Fence, Key, Namespace, Owner, Settlement, Timestamp},
     store::{
-        Batched, ClaimAnswer, DynamoStore, Layout, MemoryStore, SettleAnswer, Store, StoreError,
+        Batched, ClaimAnswer, DynamoStore, Layout, MemoryStore, RequestContext, SettleAnswer,
+        Store, StoreError,
     },
 };
 use sqs_once_testing::conformance;
-use support::dynamo::Dynamo;
+use support::{CONTEXT, dynamo::Dynamo};
 
 /// Makes a module of tests, one per promise, for the store that `$new` makes.
 macro_rules! conformance {
@@ -63,7 +64,7 @@ async fn memory_store_reads_back_its_records() {
         assert_eq!(store.get(&key), None);
         let owner = Owner::fresh();
         let request = ClaimRequest::new(key.clone(), owner, "m-1", now, lease_until, now.as_secs());
-        let _ = store.clone().claim(&request).await.unwrap();
+        let _ = store.clone().claim(&request, &CONTEXT).await.unwrap();
         assert_eq!(store.get(&key), Some(request.record(None)));
     }
     assert_eq!((store.len(), store.is_empty()), (2, false));
@@ -74,9 +75,13 @@ async fn memory_store_reads_back_its_records() {
 struct Forgetful(MemoryStore);
 
 impl Store for Forgetful {
-    async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
+    async fn claim(
+        &self,
+        request: &ClaimRequest,
+        context: &RequestContext,
+    ) -> Result<ClaimAnswer, StoreError> {
         self.0.remove(&request.key);
-        self.0.claim(request).await
+        self.0.claim(request, context).await
     }
 
     async fn settle(
@@ -84,8 +89,9 @@ impl Store for Forgetful {
         fence: &Fence,
         settlement: &Settlement,
         now: Timestamp,
+        context: &RequestContext,
     ) -> Result<SettleAnswer, StoreError> {
-        self.0.settle(fence, settlement, now).await
+        self.0.settle(fence, settlement, now, context).await
     }
 }
 

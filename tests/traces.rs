@@ -31,6 +31,9 @@ const SAMPLED: &str = "Root=1-5759e988-bd862e3fe1be46a994272793;Parent=53995c3f4
 const PRODUCER_TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PRODUCER_SPAN: &str = "00f067aa0ba902b7";
 
+/// A request for each claim and each settlement.
+const SINGLE_WRITES: [(&str, &str); 1] = [("IDEMPOTENCY_GROUPING", "off")];
+
 /// The consumer of this build, in an invocation that X-Ray traces. A busy machine has time to send.
 async fn consumer(stage: &Stage, settings: &[(&str, &str)]) -> Lambda {
     let patient = [("OTEL_EXPORTER_OTLP_TIMEOUT", "5000")];
@@ -129,7 +132,8 @@ async fn each_message_has_one_process_span() {
 async fn requests_of_the_sdk_are_child_spans() {
     let (stage, collector) = (Stage::set().await, Collector::start().await);
     stage.gateway.script("busy", [Reply::Status(503)]);
-    let lambda = consumer(&stage, &otlp(collector.endpoint())).await;
+    let settings = [&otlp(collector.endpoint())[..], &SINGLE_WRITES].concat();
+    let lambda = consumer(&stage, &settings).await;
     let event = batch([record("m-1", &order("o-1")), record("m-2", &order("busy"))]);
     let response = lambda.invoke(event, TIME).await.response();
     assert_eq!(failed(&response), ["m-2"]);
@@ -160,6 +164,21 @@ async fn requests_of_the_sdk_are_child_spans() {
         assert_eq!(hex(&request.trace_id), TRACE);
         assert_eq!(hex(&request.parent_span_id), SEGMENT);
     }
+}
+
+#[tokio::test]
+async fn shared_request_is_child_of_one_message() {
+    let (stage, collector) = (Stage::set().await, Collector::start().await);
+    let lambda = consumer(&stage, &otlp(collector.endpoint())).await;
+    let event = batch([record("m-1", &order("o-1")), record("m-2", &order("o-2"))]);
+    let response = lambda.invoke(event, TIME).await.response();
+    assert_eq!(failed(&response), [""; 0]);
+
+    let exports = collector.exports();
+    let messages = ["m-1", "m-2"].map(|message| process_span(&exports, message).span_id);
+    let claims = named(&exports, "DynamoDB.BatchExecuteStatement").remove(0);
+    assert!(messages.contains(&claims.parent_span_id), "{exports:#?}");
+    assert_eq!(hex(&claims.trace_id), TRACE);
 }
 
 #[tokio::test]
@@ -311,7 +330,7 @@ async fn large_batch_is_split_over_datagrams() {
         ("OTEL_TRACES_EXPORTER", "xray"),
         ("AWS_XRAY_DAEMON_ADDRESS", &address),
     ];
-    let lambda = consumer(&stage, &settings).await;
+    let lambda = consumer(&stage, &[&settings[..], &SINGLE_WRITES].concat()).await;
     // The socket holds all datagrams, should the daemon be slow.
     let records = (0..70).map(|n| record(&format!("m-{n}"), &order(&format!("o-{n}"))));
     let receive = async {
@@ -353,10 +372,8 @@ async fn dead_collector_neither_fails_nor_delays() {
 async fn hanging_collector_does_not_pass_the_deadline() {
     let (stage, endpoint) = (Stage::set().await, hanging().await);
     stage.gateway.script("o-1", [Reply::Hang]);
-    // The handler is cut off after 2 s, the response is due after 3.75 s, and the spans have 5 s more.
-    let reserve = [("CONSUMER_DEADLINE_RESERVE", "2s")];
-    let settings = [&otlp(&endpoint)[..], &reserve].concat();
-    let lambda = consumer(&stage, &settings).await;
+    // The handler is cut off after 3.5 s, and the spans have 5 s.
+    let lambda = consumer(&stage, &otlp(&endpoint)).await;
     let event = batch([record("m-1", &order("o-1"))]);
     let answer = lambda.invoke(event, Duration::from_secs(4)).await;
     assert_eq!(failed(&answer.response()), ["m-1"]);

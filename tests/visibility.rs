@@ -15,6 +15,7 @@ use sqs_once::{
     store::{MemoryStore, Store},
 };
 use support::{
+    CONTEXT,
     consumer::{namespace, process, within},
     event::{QUEUE_ARN, batch, in_group, received, record},
     log,
@@ -73,7 +74,7 @@ async fn each_failure_sets_its_visibility_timeout() {
     let (lease_until, expires_at) = (now + 30 * SECOND, now.as_secs() + 60);
     let key = Key::new(&namespace(), ["busy"]).unwrap();
     let other = ClaimRequest::new(key, Owner::fresh(), "busy", now, lease_until, expires_at);
-    let _ = store.claim(&other).await.unwrap();
+    let _ = store.claim(&other, &CONTEXT).await.unwrap();
     let consumer = consumer(store, visibility(&sqs));
     let event = batch([
         order("done", "succeed", 5),

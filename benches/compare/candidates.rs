@@ -9,27 +9,22 @@ use support::runtime_api::{Env, consumer, program};
 pub(crate) const RAW: &str = "raw loop";
 pub(crate) const CONSUMER: &str = "consumer";
 pub(crate) const UNPRIMED: &str = "consumer, no warm-up read";
-pub(crate) const UNBOUNDED: &str = "consumer, unbounded";
-pub(crate) const GROUPED: &str = "consumer, grouping";
-pub(crate) const GROUPED_WIDE: &str = "consumer, grouping, 200";
+pub(crate) const RAW_BATCHES: &str = "raw loop, batched";
+pub(crate) const SINGLE: &str = "consumer, single writes";
 pub(crate) const TYPESCRIPT: &str = "Powertools TypeScript";
 pub(crate) const PYTHON: &str = "Powertools Python";
 
 /// In the order of the tables' columns.
-pub(crate) const ALL: [&str; 8] = [
+pub(crate) const ALL: [&str; 7] = [
     RAW,
+    RAW_BATCHES,
     CONSUMER,
     UNPRIMED,
-    UNBOUNDED,
-    GROUPED,
-    GROUPED_WIDE,
+    SINGLE,
     TYPESCRIPT,
     PYTHON,
 ];
 
-/// Messages of a batch that the shipped consumer processes at a time. A candidate that differs only
-/// there is measured with larger batches.
-const SHIPPED: usize = 10;
 /// Powertools for Python processes one message after the other.
 const PYTHON_MESSAGES: usize = 100;
 
@@ -74,6 +69,8 @@ impl Candidate {
             ("AWS_ENDPOINT_URL", endpoint.to_owned()),
             ("IDEMPOTENCY_TABLE_NAME", "orders".to_owned()),
             ("PAYMENT_GATEWAY_URL", "sandbox".to_owned()),
+            // That of a whole vCPU, which the program has unless it is throttled.
+            ("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", "1769".to_owned()),
         ]);
         env.extend((self.settings)(messages));
         env
@@ -86,26 +83,17 @@ pub(crate) fn compiled() -> Vec<Candidate> {
     let consumer = consumer();
     vec![
         Candidate::new(RAW, program("raw_loop"), none),
+        Candidate::new(RAW_BATCHES, program("raw_batches"), none),
         Candidate::new(CONSUMER, consumer.clone(), none),
         Candidate {
             sizes: 0..=0, // its start alone is measured
-            ..Candidate::new(UNPRIMED, consumer.clone(), |_| {
-                settings([("CONSUMER_PRIME", "off".to_owned())])
+            ..Candidate::new(UNPRIMED, program("adjusted"), |_| {
+                settings([("TEST_PRIME", "false".to_owned())])
             })
         },
-        Candidate {
-            sizes: SHIPPED + 1..=usize::MAX,
-            ..Candidate::new(UNBOUNDED, consumer.clone(), |messages| {
-                settings([("CONSUMER_CONCURRENCY", messages.to_string())])
-            })
-        },
-        Candidate::new(GROUPED, consumer.clone(), |_| settings([grouping()])),
-        Candidate {
-            sizes: SHIPPED + 1..=usize::MAX,
-            ..Candidate::new(GROUPED_WIDE, consumer, |_| {
-                settings([grouping(), ("CONSUMER_CONCURRENCY", "200".to_owned())])
-            })
-        },
+        Candidate::new(SINGLE, consumer, |_| {
+            settings([("IDEMPOTENCY_GROUPING", "off".to_owned())])
+        }),
     ]
 }
 
@@ -147,10 +135,6 @@ pub(crate) fn on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     let mut candidates = std::env::split_paths(&path).map(|directory| directory.join(name));
     candidates.find(|file| fs::metadata(file).is_ok_and(|file| file.is_file()))
-}
-
-fn grouping() -> (&'static str, String) {
-    ("IDEMPOTENCY_GROUPING", "on".to_owned())
 }
 
 fn settings<const N: usize>(settings: [(&str, String); N]) -> Env {

@@ -4,19 +4,18 @@ use std::fmt::Write;
 
 use crate::{
     BATCHES, LATENCY_MS,
-    candidates::{CONSUMER, GROUPED, GROUPED_WIDE, PYTHON, RAW, TYPESCRIPT, UNBOUNDED},
+    candidates::{CONSUMER, PYTHON, RAW, RAW_BATCHES, SINGLE, TYPESCRIPT},
     numbers::thousands,
     process::Run,
     results::{Measure, Results},
 };
 
 /// The lines. Their colours are legible on a light and on a dark ground.
-const LINES: [(&str, &str); 7] = [
+const LINES: [(&str, &str); 6] = [
     (RAW, "#8a8a8a"),
     (CONSUMER, "#d9662b"),
-    (UNBOUNDED, "#c99a06"),
-    (GROUPED, "#2f9e62"),
-    (GROUPED_WIDE, "#17a2a2"),
+    (SINGLE, "#c99a06"),
+    (RAW_BATCHES, "#17a2a2"),
     (TYPESCRIPT, "#3f8ad8"),
     (PYTHON, "#a566c9"),
 ];

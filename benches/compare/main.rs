@@ -1,4 +1,4 @@
-//! Cost of the consumer beside the best plain loop of SDK calls, and beside Powertools for AWS Lambda.
+//! Cost of the consumer beside two plain loops of SDK calls, and beside Powertools for AWS Lambda.
 //!
 //! The Runtime API drives the candidates, in turns over several rounds, against the same
 //! DynamoDB-shaped stub, so that disturbances of the machine hit all. Every number is the median

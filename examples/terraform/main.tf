@@ -151,8 +151,15 @@ data "aws_iam_policy_document" "assumed_by_lambda" {
 
 data "aws_iam_policy_document" "consumer" {
   statement {
-    sid       = "Records"
-    actions   = ["dynamodb:PutItem", "dynamodb:UpdateItem", "dynamodb:DeleteItem", "dynamodb:GetItem"]
+    sid = "Records"
+    actions = [
+      "dynamodb:PutItem",
+      "dynamodb:UpdateItem",
+      "dynamodb:DeleteItem",
+      "dynamodb:GetItem",
+      "dynamodb:PartiQLInsert", # the same writes in batches
+      "dynamodb:PartiQLUpdate",
+    ]
     resources = [aws_dynamodb_table.idempotency.arn]
   }
   statement {

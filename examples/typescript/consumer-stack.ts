@@ -59,6 +59,7 @@ class ConsumerStack extends Stack {
         "process-once": new iam.PolicyDocument({
           statements: [
             allow(["dynamodb:PutItem", "dynamodb:UpdateItem", "dynamodb:DeleteItem", "dynamodb:GetItem"], table.tableArn),
+            allow(["dynamodb:PartiQLInsert", "dynamodb:PartiQLUpdate"], table.tableArn), // the same writes in batches
             allow(["sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes"], queue.queueArn), // event source
             allow(["sqs:GetQueueUrl", "sqs:ChangeMessageVisibility"], queue.queueArn), // back-off of failed messages
             allow(["sqs:GetQueueUrl", "sqs:SendMessage"], deadLetters.queueArn), // permanent failures

@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 import deployment
 import yaml
 from botocore.exceptions import ClientError, WaiterError
-from cloud import ROOT, STATE, Cloud
-from stack import Template
+from cloud import ROOT, STATE, Cloud, Template
 
 from verify_aws import account
 from verify_aws.journal import Journal

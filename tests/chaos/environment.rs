@@ -6,7 +6,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU32, Ordering},
 };
 
-use support::runtime_api::{Env, Lambda};
+use support::runtime_api::{Env, Lambda, program};
 use tokio::sync::{Mutex, watch};
 
 use crate::{
@@ -27,7 +27,7 @@ pub(crate) struct Environment {
 impl Environment {
     /// Starts a process, and waits until it polls for as many invocations as it runs at once.
     pub(crate) async fn start(worker: Worker, env: Env, at_once: usize) -> Self {
-        let lambda = Lambda::start(env).await;
+        let lambda = Lambda::start_binary(&program("adjusted"), env).await;
         lambda.polls(at_once).await;
         Self {
             worker,

@@ -209,6 +209,7 @@ impl<'a> Measurements<'a> {
             ("Takeovers", written.takeovers, sum("Takeovers")),
             ("ColdStart", usize::from(written.first), sum("ColdStart")),
             ("ResultsNotStored", 0, sum("ResultsNotStored")),
+            ("BatchedWritesOff", 0, sum("BatchedWritesOff")),
         ]);
         if batch.answered {
             let acknowledged: Vec<_> = deliveries.iter().filter(acknowledged).collect();

@@ -58,15 +58,12 @@ async fn charge_timeout_is_retried_with_history() {
 #[tokio::test]
 async fn third_attempt_after_kills_gets_first_claim_time() {
     let stage = Stage::set().await;
-    let settings = [
-        ("IDEMPOTENCY_LEASE_MARGIN", "0s"),
-        // The second attempt runs alone, and its message would rest for 20 minutes.
-        ("CONSUMER_CRASH_WAITS", "1s,1s"),
-    ];
+    // The second attempt runs alone, and its message would rest for 20 minutes.
+    let settings = [("TEST_CRASH_WAIT", "1s")];
     stage.gateway.script("o-1", [Reply::Hang, Reply::Hang]);
     let mut first = None;
     for n in 1..=2 {
-        let victim = stage.consumer(&settings).await;
+        let victim = stage.adjusted(&settings).await;
         let event = batch([first_message(n)]);
         let (answer, _) = join!(victim.invoke(event, Duration::from_secs(2)), async {
             stage.gateway.arrived("o-1", n as usize).await;
@@ -81,7 +78,7 @@ async fn third_attempt_after_kills_gets_first_claim_time() {
         stage.lease_ended("m-1").await;
     }
 
-    let survivor = stage.consumer(&settings).await;
+    let survivor = stage.adjusted(&settings).await;
     assert_eq!(deliver(&survivor, [first_message(3)]).await, [""; 0]);
     let line = survivor.logged(1, of_takeover).await.remove(0);
     assert_eq!(line["level"], "WARN");

@@ -8,6 +8,8 @@ use sqs_once::{
     store::{ClaimAnswer, MemoryStore, Store as _},
 };
 
+use support::CONTEXT;
+
 use crate::{
     clock, finds,
     flaw::Flaw,
@@ -125,7 +127,13 @@ fn explorer_finds_claim_forgetting_attempts() {
 #[test]
 fn late_claim_does_not_replace_later_one() {
     let store = MemoryStore::default();
-    let claim = |request: &ClaimRequest| store.claim(request).now_or_never().unwrap().unwrap();
+    let claim = |request: &ClaimRequest| {
+        store
+            .claim(request, &CONTEXT)
+            .now_or_never()
+            .unwrap()
+            .unwrap()
+    };
     let early = request(0);
     let lease = BUDGET + MARGIN + Duration::from_millis(1);
     let later = request(u64::try_from(lease.as_millis()).unwrap());
@@ -133,7 +141,7 @@ fn late_claim_does_not_replace_later_one() {
     assert!(matches!(claim(&later), ClaimAnswer::Applied { .. }));
     let fence = later.fence();
     let end_lease = Settlement::EndLease { last_end: None };
-    let ended = store.settle(&fence, &end_lease, later.now);
+    let ended = store.settle(&fence, &end_lease, later.now, &CONTEXT);
     let _ = ended.now_or_never().unwrap().unwrap();
     assert!(matches!(claim(&early), ClaimAnswer::Refused(_)));
 }

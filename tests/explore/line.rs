@@ -4,7 +4,7 @@ use std::{future::poll_fn, task::Poll};
 
 use sqs_once::{
     protocol::{ClaimRequest, Fence, Key, Record, Settlement, Timestamp, Unavailability},
-    store::{ClaimAnswer, SettleAnswer, Store, StoreError},
+    store::{ClaimAnswer, RequestContext, SettleAnswer, Store, StoreError},
 };
 use sqs_once_dynamodb::transactional::{Commit, CommitAnswer, TransactionalStore};
 
@@ -83,7 +83,11 @@ impl Line {
 const ANSWERED_AS_ASKED: &str = "a request is answered as what it is";
 
 impl Store for Line {
-    async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
+    async fn claim(
+        &self,
+        request: &ClaimRequest,
+        _: &RequestContext,
+    ) -> Result<ClaimAnswer, StoreError> {
         let answer = match self.in_group(Request::Insert(request.clone())).await? {
             Some(answer) => answer,
             None => self.call(Request::Claim(request.clone())).await?,
@@ -99,6 +103,7 @@ impl Store for Line {
         fence: &Fence,
         settlement: &Settlement,
         now: Timestamp,
+        _: &RequestContext,
     ) -> Result<SettleAnswer, StoreError> {
         let (fence, of_a_group) = (fence.clone(), settlement.clone());
         let grouped = matches!(
@@ -127,14 +132,18 @@ impl Store for Line {
 }
 
 impl TransactionalStore for Line {
-    async fn look(&self, key: &Key) -> Result<Option<Record>, StoreError> {
+    async fn look(&self, key: &Key, _: &RequestContext) -> Result<Option<Record>, StoreError> {
         match self.call(Request::Look(key.clone())).await? {
             Answer::Look(record) => Ok(record),
             _ => unreachable!("{ANSWERED_AS_ASKED}"),
         }
     }
 
-    async fn commit(&self, commit: &Commit) -> Result<CommitAnswer, StoreError> {
+    async fn commit(
+        &self,
+        commit: &Commit,
+        _: &RequestContext,
+    ) -> Result<CommitAnswer, StoreError> {
         match self.call(Request::Commit(Box::new(commit.clone()))).await? {
             Answer::Commit(answer) => Ok(answer),
             _ => unreachable!("{ANSWERED_AS_ASKED}"),

@@ -9,6 +9,8 @@ use sqs_once::{
     store::{ClaimAnswer, MemoryStore, SettleAnswer, Store as _, StoreError},
 };
 
+use support::CONTEXT;
+
 use crate::flaw::Flaw;
 
 /// Returns at once: `network.rs` adds the delays.
@@ -36,7 +38,7 @@ impl Records {
 
     pub fn claim(&mut self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
         let (flaw, record) = match self {
-            Self::Sound(store) => return at_once(store.claim(request)),
+            Self::Sound(store) => return at_once(store.claim(request, &CONTEXT)),
             Self::Flawed { flaw, record } => (*flaw, record),
         };
         let overlooked = record.as_ref().is_some_and(|record| match record.state {
@@ -89,7 +91,7 @@ impl Records {
         now: Timestamp,
     ) -> Result<SettleAnswer, StoreError> {
         let (flaw, record) = match self {
-            Self::Sound(store) => return at_once(store.settle(fence, settlement, now)),
+            Self::Sound(store) => return at_once(store.settle(fence, settlement, now, &CONTEXT)),
             Self::Flawed { flaw, record } => (*flaw, record),
         };
         let in_progress = record

@@ -11,6 +11,8 @@ use serde_json::json;
 use sqs_once::store::DynamoStore;
 use sqs_once_dynamodb::transactional::{Commit, CommitAnswer, TransactionalStore as _};
 
+use support::CONTEXT;
+
 use crate::wire;
 
 /// The record's condition is met; the condition of the one write beside it is not.
@@ -24,7 +26,7 @@ pub fn refused(commit: &Commit) -> CommitAnswer {
         let client =
             wire::client(move |_| HttpConnectorFuture::ready(Ok(wire::response(Err(&cancelled)))));
         let store = DynamoStore::new(client, "records");
-        let answer = store.commit(commit).now_or_never();
+        let answer = store.commit(commit, &CONTEXT).now_or_never();
         answer.expect("the response comes at once").unwrap()
     };
     REFUSED.get_or_init(ask).clone()

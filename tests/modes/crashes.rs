@@ -198,7 +198,7 @@ async fn survives_every_fault(way: EffectMode) {
             }
             let expected = match (way, in_transaction) {
                 // The claim is kept, and counted.
-                (EffectMode::Claim, "retryable_failure") => "completion_unrecorded",
+                (way, "retryable_failure") if way.is_claim() => "completion_unrecorded",
                 _ if way.is_transaction() => in_transaction,
                 _ => on_item,
             };
@@ -214,6 +214,11 @@ async fn survives_every_fault(way: EffectMode) {
 #[tokio::test]
 async fn claim_and_commit_survive_every_fault() {
     survives_every_fault(EffectMode::Claim).await;
+}
+
+#[tokio::test]
+async fn batched_claim_and_commit_survive_every_fault() {
+    survives_every_fault(EffectMode::BatchedClaim).await;
 }
 
 #[tokio::test]
@@ -292,7 +297,7 @@ async fn commit_after_takeover_is_refused() {
             outcome = &mut first => panic!("{id}: it ended: {outcome}"),
             () = world.met(way.commit()) => {}
         }
-        if way == EffectMode::Claim {
+        if way.is_claim() {
             let meanwhile = world.deliver(way, id).await;
             assert_eq!(meanwhile.name(), "conflict", "{id}: {meanwhile}");
         }
@@ -304,7 +309,7 @@ async fn commit_after_takeover_is_refused() {
         let record = world.dynamo.record(RECORDS, key.as_str()).await;
 
         let (first, _met) = tokio::join!(first, world.dynamo.heal());
-        let refused = if way == EffectMode::Claim {
+        let refused = if way.is_claim() {
             "lease_lost"
         } else {
             "duplicate"

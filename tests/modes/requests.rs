@@ -36,6 +36,11 @@ async fn requests_per_message_match_documents() {
             &["1 Claim", transaction][..],
             &["1 Claim"][..],
         ),
+        (
+            EffectMode::BatchedClaim,
+            &["1 ClaimGroup", transaction],
+            &["1 Claim", "1 ClaimGroup"],
+        ),
         (EffectMode::Inbox, &[transaction], &[transaction]),
         (
             EffectMode::InboxWithLook,

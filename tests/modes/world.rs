@@ -9,7 +9,7 @@ use serde_json::json;
 use sqs_once::{
     Change, Deadline, Done, Inbox, OnItem, Once, Operation, Outcome, Write,
     protocol::{Fingerprint, Key, Timestamp},
-    store::DynamoStore,
+    store::{Batched, DynamoStore, Store},
 };
 use sqs_once_core::handler::Delivery;
 use support::{
@@ -43,6 +43,8 @@ pub fn pass(time: Duration) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EffectMode {
     Claim,
+    /// The same with claims in batches.
+    BatchedClaim,
     Inbox,
     InboxWithLook,
     Create,
@@ -52,8 +54,9 @@ pub enum EffectMode {
 }
 
 impl EffectMode {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Claim,
+        Self::BatchedClaim,
         Self::Inbox,
         Self::InboxWithLook,
         Self::Create,
@@ -66,6 +69,7 @@ impl EffectMode {
     pub const fn requests(self) -> &'static [&'static str] {
         match self {
             Self::Claim => &["Claim", "TransactWriteItems"],
+            Self::BatchedClaim => &["ClaimGroup", "TransactWriteItems"],
             Self::Inbox => &["TransactWriteItems"],
             Self::InboxWithLook => &["GetItem", "TransactWriteItems"],
             Self::Create => &["PutItem"],
@@ -77,6 +81,10 @@ impl EffectMode {
 
     pub fn commit(self) -> &'static str {
         self.requests().last().unwrap()
+    }
+
+    pub fn is_claim(self) -> bool {
+        matches!(self, Self::Claim | Self::BatchedClaim)
     }
 
     pub fn is_transaction(self) -> bool {
@@ -138,8 +146,12 @@ impl World {
     }
 
     pub fn once(&self, client: &Client) -> Once<DynamoStore> {
-        let once = Once::new(DynamoStore::new(client.clone(), RECORDS));
-        once.retention(RETENTION).clock(now)
+        claim_mode(DynamoStore::new(client.clone(), RECORDS))
+    }
+
+    pub fn batched(&self, client: &Client) -> Once<Batched> {
+        let store = DynamoStore::new(client.clone(), RECORDS);
+        claim_mode(Batched::with_lone_calls(store))
     }
 
     pub fn inbox(&self, client: &Client) -> Inbox<DynamoStore> {
@@ -170,6 +182,7 @@ impl World {
         let on_item = self.on_item(client);
         match way {
             EffectMode::Claim => self.once(client).run(operation, done).await,
+            EffectMode::BatchedClaim => self.batched(client).run(operation, done).await,
             EffectMode::Inbox => self.inbox(client).run(operation, done).await,
             EffectMode::InboxWithLook => self.inbox(client).first_look().run(operation, done).await,
             EffectMode::Update => on_item.run(operation, update).await,
@@ -253,6 +266,10 @@ impl World {
             tokio::task::yield_now().await;
         }
     }
+}
+
+fn claim_mode<S: Store>(store: S) -> Once<S> {
+    Once::new(store).retention(RETENTION).clock(now)
 }
 
 pub fn one_more(id: &str) -> Write<aws_sdk_dynamodb::types::Update> {

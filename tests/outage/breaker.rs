@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use sqs_once::{
     Attempt, Consumer, Deadline, Failure, Handler, Once,
     protocol::{ClaimRequest, Fence, Settlement, Timestamp},
-    store::{ClaimAnswer, MemoryStore, SettleAnswer, Store, StoreError},
+    store::{ClaimAnswer, MemoryStore, RequestContext, SettleAnswer, Store, StoreError},
 };
 
 use support::{
@@ -47,12 +47,16 @@ struct Counted {
 }
 
 impl Store for Counted {
-    async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
+    async fn claim(
+        &self,
+        request: &ClaimRequest,
+        context: &RequestContext,
+    ) -> Result<ClaimAnswer, StoreError> {
         self.writes.fetch_add(1, Relaxed);
         if self.down.load(Relaxed) {
             return Err(StoreError::denied("claim", &request.key, "table", "down"));
         }
-        self.records.claim(request).await
+        self.records.claim(request, context).await
     }
 
     async fn settle(
@@ -60,9 +64,10 @@ impl Store for Counted {
         fence: &Fence,
         settlement: &Settlement,
         now: Timestamp,
+        context: &RequestContext,
     ) -> Result<SettleAnswer, StoreError> {
         self.writes.fetch_add(1, Relaxed);
-        self.records.settle(fence, settlement, now).await
+        self.records.settle(fence, settlement, now, context).await
     }
 }
 

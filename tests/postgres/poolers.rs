@@ -243,11 +243,13 @@ async fn operation_behind_pooler_makes_eight_round_trips() {
     assert_eq!(wire.take(), expected.concat());
 }
 
-/// The pooler accepts logins, and ends each session at `BEGIN`.
+/// The pooler accepts logins and ends each session at `BEGIN`: at once if it knows that the server is gone,
+/// else after `query_wait_timeout`.
 #[tokio::test]
 async fn pooler_without_server_gets_few_logins() {
     let server = Server::start();
-    let Some(pooled) = Pooled::before(&server, &["server_login_retry=1"]).await else {
+    let settings = ["server_login_retry=1", "query_wait_timeout=1"];
+    let Some(pooled) = Pooled::before(&server, &settings).await else {
         return;
     };
     let (warm, ..) = pooled.worker_behind_wire().await;

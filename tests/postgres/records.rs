@@ -15,6 +15,7 @@ use sqs_once::{
 };
 use sqs_once_postgres::PostgresStore;
 use sqs_once_testing::conformance;
+use support::CONTEXT;
 use support::postgres::{SERVER, one};
 use support::world::{SECOND, World, ample, increments, key, operation};
 use tokio::sync::Notify;
@@ -173,14 +174,17 @@ async fn late_write_after_deletion_is_refused() {
     let now = Timestamp::now();
     let first = request("o-1", now, now.as_secs() + 60);
     assert_eq!(
-        store.claim(&first).await.unwrap(),
+        store.claim(&first, &CONTEXT).await.unwrap(),
         ClaimAnswer::Applied { replaced: None }
     );
     world.run_sql("DELETE FROM sqs_once_records").await;
     let second = request("o-1", now, now.as_secs() + 60);
-    let _ = store.claim(&second).await.unwrap();
+    let _ = store.claim(&second, &CONTEXT).await.unwrap();
     let end = Settlement::EndLease { last_end: None };
-    let late = store.settle(&first.fence(), &end, now).await.unwrap();
+    let late = store
+        .settle(&first.fence(), &end, now, &CONTEXT)
+        .await
+        .unwrap();
     assert_eq!(late, SettleAnswer::Refused(Some(second.record(None))));
 }
 
@@ -192,13 +196,13 @@ async fn concurrent_takeovers_admit_one() {
         let id = format!("o-{round}");
         let now = Timestamp::now();
         let _ = store
-            .claim(&request(&id, now, now.as_secs() + 60))
+            .claim(&request(&id, now, now.as_secs() + 60), &CONTEXT)
             .await
             .unwrap();
         let later = now + 2 * SECOND;
         let claims = (0..16).map(|_| {
             let (store, request) = (store.clone(), request(&id, later, now.as_secs() + 60));
-            tokio::spawn(async move { store.claim(&request).await.unwrap() })
+            tokio::spawn(async move { store.claim(&request, &CONTEXT).await.unwrap() })
         });
         let answers = join_all(claims.collect::<Vec<_>>()).await;
         let applied = (answers.into_iter())

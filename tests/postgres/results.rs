@@ -42,10 +42,14 @@ impl Handler for Writer {
 }
 
 /// Delivers a message with so many letters twice. Returns the output for the duplicate.
-async fn replayed(consumer: Consumer<InPostgres, Writer>, writer: &Writer) -> Value {
+async fn replayed(
+    letters: usize,
+    consumer: Consumer<InPostgres, Writer>,
+    writer: &Writer,
+) -> Value {
     let consumer = Arc::new(consumer);
     for _ in 0..2 {
-        let event = batch([record("m-1", "3000")]);
+        let event = batch([record("m-1", &letters)]);
         assert_eq!(process(&consumer, event, within(PATIENCE)).await, [""; 0]);
     }
     let outputs = std::mem::take(&mut *writer.0.lock().unwrap());
@@ -81,11 +85,12 @@ async fn configured(
 }
 
 #[tokio::test]
-async fn setting_none_stores_no_output() {
+async fn results_none_store_no_output() {
     let (world, s3, writer) = (World::start().await, S3::start().await, Writer::default());
-    let none = [("IDEMPOTENCY_RESULTS", "none")];
-    let consumer = configured(&world, &none, &s3, &writer).await;
-    assert_eq!(replayed(consumer, &writer).await, Value::Null);
+    let consumer = configured(&world, &[], &s3, &writer)
+        .await
+        .map_mode(|mode| mode.results(Results::none()));
+    assert_eq!(replayed(3000, consumer, &writer).await, Value::Null);
     assert_eq!(of_record(&world, "result").await, None);
     assert!(of_record(&world, "result_omitted").await.is_some());
 }
@@ -95,7 +100,7 @@ async fn default_stores_output_in_record() {
     let (world, s3, writer) = (World::start().await, S3::start().await, Writer::default());
     let consumer = configured(&world, &[], &s3, &writer).await;
     let output = "x".repeat(3000);
-    assert_eq!(replayed(consumer, &writer).await, output);
+    assert_eq!(replayed(3000, consumer, &writer).await, output);
     assert_eq!(
         of_record(&world, "result").await,
         Some(format!("\"{output}\""))
@@ -106,14 +111,10 @@ async fn default_stores_output_in_record() {
 #[tokio::test]
 async fn output_over_the_limit_is_an_object() {
     let (world, s3, writer) = (World::start().await, S3::start().await, Writer::default());
-    let variables = [
-        ("IDEMPOTENCY_RESULTS", "s3"),
-        ("IDEMPOTENCY_RESULT_BUCKET", BUCKET),
-        ("IDEMPOTENCY_RESULT_INLINE_LIMIT", "3001"),
-    ];
+    let variables = [("IDEMPOTENCY_RESULT_BUCKET", BUCKET)];
     let consumer = configured(&world, &variables, &s3, &writer).await;
-    let output = "x".repeat(3000);
-    assert_eq!(replayed(consumer, &writer).await, output);
+    let output = "x".repeat(65_535);
+    assert_eq!(replayed(65_535, consumer, &writer).await, output);
     assert_eq!(of_record(&world, "result").await, None);
     let pointer = of_record(&world, "result_in_s3").await.unwrap();
     let pointer: Value = serde_json::from_str(&pointer).unwrap();
@@ -128,7 +129,7 @@ async fn lost_object_keeps_the_effect() {
         Results::outside(S3Results::new(&impatient(s3.endpoint()), BUCKET)).inline_limit(10);
     let mode = world.mode().results(results);
     let consumer = Consumer::new(mode, namespace(), writer.clone());
-    assert_eq!(replayed(consumer, &writer).await, Value::Null);
+    assert_eq!(replayed(3000, consumer, &writer).await, Value::Null);
     let omitted = of_record(&world, "result_omitted").await.unwrap();
     let why = "output of 3002 bytes not stored: no answer in time";
     assert_eq!(omitted, why);

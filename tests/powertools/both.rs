@@ -23,6 +23,7 @@ use sqs_once::{
 };
 use sqs_once_core::handler::History;
 use support::{
+    CONTEXT,
     dynamo::Dynamo,
     event::{batch, failed, record},
     prerequisite::skip_suite,
@@ -126,7 +127,7 @@ impl Both {
     pub async fn kept(&self, id: &str) -> Record {
         let mut probe = self.claim(id);
         probe.now = Timestamp::default();
-        match self.store().claim(&probe).await.unwrap() {
+        match self.store().claim(&probe, &CONTEXT).await.unwrap() {
             ClaimAnswer::Refused(record) => record,
             ClaimAnswer::Applied { .. } => panic!("there was no record of {id}"),
         }
@@ -134,7 +135,10 @@ impl Both {
 
     pub async fn settle(&self, claim: &ClaimRequest, wanted: Settlement) -> SettleAnswer {
         let (store, fence) = (self.store(), claim.fence());
-        store.settle(&fence, &wanted, claim.now).await.unwrap()
+        store
+            .settle(&fence, &wanted, claim.now, &CONTEXT)
+            .await
+            .unwrap()
     }
 
     pub async fn here(&self, order: &Value) -> Delivered {

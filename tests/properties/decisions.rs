@@ -13,7 +13,10 @@ use sqs_once::{
     },
     store::{ClaimAnswer, DynamoStore, SettleAnswer, Store},
 };
-use support::dynamo::{Dynamo, Item};
+use support::{
+    CONTEXT,
+    dynamo::{Dynamo, Item},
+};
 
 /// Few enough values to collide.
 fn owner() -> impl Strategy<Value = Owner> {
@@ -460,7 +463,7 @@ async fn same_answer(
     match step {
         Step::Claim(mut request) => {
             request.key = key.clone();
-            let answer = table.claim(&request).await.unwrap();
+            let answer = table.claim(&request, &CONTEXT).await.unwrap();
             if may_claim(known.as_ref(), &request) {
                 let replaced = known.filter(|record| !record.is_expired(request.now));
                 let left = request.record(replaced.as_ref());
@@ -475,7 +478,7 @@ async fn same_answer(
         Step::Settle(mut by, wanted, at) => {
             by.key = key.clone();
             let fence = fence(&by, &wanted);
-            let answer = table.settle(&fence, &wanted, at).await.unwrap();
+            let answer = table.settle(&fence, &wanted, at, &CONTEXT).await.unwrap();
             if may_settle(known.as_ref(), &fence) {
                 prop_assert_eq!(answer, SettleAnswer::Applied);
                 Ok(known.and_then(|record| wanted.apply(&record, at)))

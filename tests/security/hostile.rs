@@ -363,10 +363,18 @@ async fn messages_of_1_mib_have_bounded_memory() {
     assert!(peak(&lambda) < MOST_MEMORY);
 }
 
-/// A gateway and a DynamoDB in one that answer with 150 KB: a charge with its receipt, and the record of
+/// The id that an `INSERT` gives to its item.
+fn inserted_id(statement: &Value) -> Option<&Value> {
+    let (_, item) = statement["Statement"].as_str()?.split_once("INSERT INTO")?;
+    let mut names = item.split('\'').skip(1).step_by(2);
+    let id = names.position(|name| name == "id")?;
+    Some(&statement["Parameters"][id]["S"])
+}
+
+/// A gateway and a DynamoDB in one that answer with so many KB: a charge with its receipt, and the record of
 /// a completed operation. Its address, and the ids that have a record.
-async fn bulky_server() -> (String, Arc<Mutex<HashSet<String>>>) {
-    let receipt = json!({"receipt": "x".repeat(150 * 1024)}).to_string();
+async fn bulky_server(output_kb: usize) -> (String, Arc<Mutex<HashSet<String>>>) {
+    let receipt = json!({"receipt": "x".repeat(output_kb * 1024)}).to_string();
     let completed = Arc::new(Mutex::new(HashSet::new()));
     let ids = Arc::clone(&completed);
     let answer = async move |headers: HeaderMap, body: Bytes| {
@@ -374,8 +382,23 @@ async fn bulky_server() -> (String, Arc<Mutex<HashSet<String>>>) {
             return (StatusCode::CREATED, receipt);
         }
         let request: Value = serde_json::from_slice(&body).unwrap();
+        if let Some(statements) = request["Statements"].as_array() {
+            // A claim of a group that finds a record gets no item, and goes out again alone.
+            let found =
+                json!({"Error": {"Code": "DuplicateItem", "Message": "Duplicate primary key"}});
+            let answer = |statement| match inserted_id(statement) {
+                Some(id) if !ids.lock().unwrap().insert(id.to_string()) => found.clone(),
+                _ => json!({}),
+            };
+            let responses: Vec<Value> = statements.iter().map(answer).collect();
+            return (StatusCode::OK, json!({"Responses": responses}).to_string());
+        }
+        let name = request_name(&headers, &body);
+        if name == "GetItem" {
+            return (StatusCode::OK, "{}".to_owned()); // the read at start
+        }
         let id = &request["Key"]["id"];
-        let is_claim = request_name(&headers, &body) == "Claim";
+        let is_claim = name == "Claim";
         let known = !ids.lock().unwrap().insert(id["S"].to_string());
         if !(is_claim && known) {
             return (StatusCode::OK, "{}".to_owned());
@@ -403,16 +426,16 @@ async fn bulky_server() -> (String, Arc<Mutex<HashSet<String>>>) {
 /// Orders of each process whose memory is compared: the more, the higher the peak by chance.
 const ORDERS: usize = 1_200;
 
-/// Peak memory of a process that gets orders with outputs of 150 KB in batches of this size, each followed
-/// by its duplicates.
-async fn peak_with_outputs(batch_size: usize) -> usize {
-    let (address, completed) = bulky_server().await;
+/// Peak memory of a process with 128 MB that gets orders in batches of this size, each followed by its duplicates.
+/// Outputs have `output_kb` KB.
+async fn peak_with_outputs(batch_size: usize, output_kb: usize, more: &[(&str, &str)]) -> usize {
+    let (address, completed) = bulky_server(output_kb).await;
     let settings = [
         ("AWS_ENDPOINT_URL", address.as_str()),
         ("PAYMENT_GATEWAY_URL", &address),
-        ("CONSUMER_PRIME", "off"),
+        ("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", "128"),
     ];
-    let lambda = start(&settings).await;
+    let lambda = start(&[&settings, more].concat()).await;
     for first in (0..ORDERS).step_by(batch_size) {
         for delivery in ["first", "second"] {
             let message = |n| {
@@ -438,14 +461,29 @@ async fn outputs_of_a_batch_are_not_kept_in_memory() {
     if consumer_missing() {
         return;
     }
+    // Claims ahead would read records of duplicates, as many as the table's answers are fast.
+    let ten_at_a_time = [
+        ("CONSUMER_CONCURRENCY", "10"),
+        ("IDEMPOTENCY_GROUPING", "off"),
+    ];
     let mut peaks = Vec::new();
     for batch_size in [100, 400, 1_000] {
-        peaks.push(peak_with_outputs(batch_size).await);
+        peaks.push(peak_with_outputs(batch_size, 150, &ten_at_a_time).await);
     }
     println!("{peaks:?} bytes at most");
     let (least, most) = (peaks.iter().min().unwrap(), peaks.iter().max().unwrap());
     assert!(*most <= 48 * MIB, "{peaks:?}");
     assert!(most - least <= 4 * MIB, "{peaks:?}");
+}
+
+#[tokio::test]
+async fn largest_outputs_fit_into_smallest_function() {
+    if consumer_missing() {
+        return;
+    }
+    let peak = peak_with_outputs(400, 380, &[]).await;
+    println!("{peak} bytes at most");
+    assert!(peak <= 112 * MIB, "{peak} bytes");
 }
 
 /// Cuts a batch off in a function with so much memory, and returns the time of its response.
@@ -473,8 +511,10 @@ async fn cut_off(memory_mb: u64, messages: usize, time: Duration) -> Duration {
     let is_completed = |record: &&Item| text(record, "status") == "COMPLETED";
     let completed = records.iter().filter(is_completed).count() - 1;
     println!("{memory_mb} MB: {completed} of {messages} in {response_time:?}");
-    assert!(completed < messages, "not cut off");
-    assert_eq!(failed(&response).len() + completed, messages);
+    let returned = failed(&response).len();
+    assert!(returned > 0, "not cut off");
+    // The answer to a completion can come too late: then a completed message returns, and is a duplicate.
+    assert!(messages - returned <= completed, "{returned} returned");
     response_time
 }
 
@@ -483,8 +523,8 @@ async fn cut_off_batch_is_answered_in_time_on_a_slow_cpu() {
     if consumer_missing() {
         return;
     }
-    for memory_mb in [128, 256] {
+    for (memory_mb, messages) in [(128, 15_000), (256, 30_000)] {
         let time = Duration::from_secs(10);
-        assert!(cut_off(memory_mb, 10_000, time).await < time);
+        assert!(cut_off(memory_mb, messages, time).await < time);
     }
 }

@@ -57,8 +57,9 @@ const OF_SERVICES: [(&str, &str, &[&str]); 5] = [
 ];
 
 /// Metrics of the consumer.
-const OF_CONSUMER: [&str; 24] = [
+const OF_CONSUMER: [&str; 25] = [
     "BatchSize",
+    "BatchedWritesOff",
     "CircuitOpen",
     "ColdStart",
     "Completed",
@@ -85,7 +86,7 @@ const OF_CONSUMER: [&str; 24] = [
 ];
 
 fn assert_exists(namespace: &str, metric: &str, dimension: &str) {
-    let exists = if namespace.contains("ConsumerMetricsNamespace") {
+    let exists = if namespace == "sqs-once" {
         dimension == "service" && OF_CONSUMER.contains(&metric)
     } else {
         OF_SERVICES.iter().any(|(name, of, metrics)| {
@@ -244,8 +245,7 @@ fn outage_begins_alarms_on_consumer_metrics() {
             .iter()
             .find(|(_, alarm)| alarm["MetricName"] == metric);
         let (_, alarm) = found.unwrap_or_else(|| panic!("{metric}"));
-        let namespace = json!({"!Ref": "ConsumerMetricsNamespace"});
-        assert_eq!(alarm["Namespace"], namespace, "{metric}");
+        assert_eq!(alarm["Namespace"], "sqs-once", "{metric}");
         let datapoints =
             ["DatapointsToAlarm", "EvaluationPeriods"].map(|name| alarm[name].as_u64());
         (alarm["Threshold"].clone(), datapoints)

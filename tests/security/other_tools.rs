@@ -189,7 +189,7 @@ type Alarms = BTreeSet<(String, String, u64, u64, u64)>;
 
 fn alarms_of_template() -> Alarms {
     let template = read(CONSUMER);
-    let own = |(_, alarm): &(&str, &Value)| alarm["Namespace"].is_object();
+    let own = |(_, alarm): &(&str, &Value)| alarm["Namespace"] == "sqs-once";
     let alarm = |(_, alarm): (&str, &Value)| {
         let text = |name: &str| alarm[name].as_str().unwrap().to_owned();
         let threshold = match &alarm["Threshold"]["!Ref"] {

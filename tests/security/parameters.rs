@@ -9,6 +9,7 @@ use sqs_once::{
     Attempt, Failure, Settings, handler_fn,
     sqs::{FingerprintSource, KeySource},
 };
+use sqs_once_core::settings::table::{SETTINGS, Setting};
 
 use super::{
     operations::rows,
@@ -25,22 +26,27 @@ fn variables(template: &Value) -> Value {
     functions[0].1["Environment"]["Variables"].clone()
 }
 
-/// `IDEMPOTENCY_KEY` as `IdempotencyKey`.
-fn parameter_of(variable: &str) -> String {
-    let words = variable.split('_');
-    words
-        .map(|word| word[..1].to_owned() + &word[1..].to_lowercase())
-        .collect()
-}
+/// Pages and rustdoc with rows of settings. `WRITE_DOCS=1` writes the rows of the table there.
+const DOCUMENTED: [&str; 6] = [
+    "docs/settings.md",
+    "docs/effects-in-postgresql.md",
+    "docs/outbox.md",
+    "crates/sqs-once/src/settings/mod.rs",
+    "crates/postgres/src/settings.rs",
+    "crates/outbox/src/settings.rs",
+];
 
-/// Rows of the tables in docs/settings.md: variable, default, meaning.
-fn documented_variables() -> Vec<Vec<String>> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/settings.md");
-    let page = fs::read_to_string(path).unwrap();
-    let name = Regex::new(r"^\| `((CONSUMER|IDEMPOTENCY|PAYMENT)_[A-Z_]+)` \| (.*?) \|").unwrap();
-    let rows = page.lines().filter_map(|line| name.captures(line));
-    rows.map(|row| vec![row[1].to_owned(), row[3].to_owned()])
-        .collect()
+/// A row of the table as it stands in this file. Links are relative to `docs`, so rustdoc has none.
+fn documented_in(file: &str, setting: &Setting) -> String {
+    let row = setting.documentation();
+    if file.starts_with("docs") {
+        // A link of a page to itself.
+        let page = file.trim_start_matches("docs/");
+        row.replace(&format!("]({page}#"), "](#")
+    } else {
+        let links = Regex::new(r"\[([^\]]*)\]\([^)]*\)").unwrap();
+        format!("/// {}", links.replace_all(&row, "$1"))
+    }
 }
 
 /// The text between the only two backticks of a table's cell.
@@ -110,47 +116,110 @@ fn key_defaults_to_message_id() {
     assert!(description.contains("body:/orderId"), "{description}");
 }
 
+/// Each file has the rows of the table, and no others. So a default or a sentence stands once.
 #[test]
-fn every_setting_has_a_parameter() {
+fn docs_have_the_rows_of_the_table() {
+    let name =
+        Regex::new(r"^(?:/// )?\| `((?:CONSUMER|IDEMPOTENCY|OUTBOX)_[A-Z0-9_]+)` \|").unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut in_settings = BTreeSet::new();
+    for file in DOCUMENTED {
+        let text = fs::read_to_string(root.join(file)).unwrap();
+        let mut expected = String::new();
+        for line in text.lines() {
+            let row = name.captures(line).map(|captures| {
+                let name = captures[1].to_owned();
+                let setting = SETTINGS
+                    .iter()
+                    .find(|setting| setting.name == name)
+                    .unwrap_or_else(|| panic!("{file}: no setting has the name {name}"));
+                if file == "docs/settings.md" {
+                    in_settings.insert(setting.name);
+                }
+                documented_in(file, setting)
+            });
+            expected += row.as_deref().unwrap_or(line);
+            expected += "\n";
+        }
+        if std::env::var_os("WRITE_DOCS").is_some() {
+            fs::write(root.join(file), &expected).unwrap();
+        } else {
+            assert_eq!(text, expected, "{file}: run this test with WRITE_DOCS=1");
+        }
+    }
+    let all = SETTINGS.iter().map(|setting| setting.name).collect();
+    assert_eq!(in_settings, all, "docs/settings.md");
+}
+
+#[test]
+fn template_sets_each_setting_to_its_default() {
     let template = read(CONSUMER);
     let variables = variables(&template);
-    let documented = documented_variables();
-    assert!(documented.len() > 20, "{documented:?}");
-    for row in &documented {
-        let (name, default) = (row[0].as_str(), row[1].as_str());
+    let rows = rows("Parameters");
+    for setting in SETTINGS.iter().filter(|row| !row.parameter.is_empty()) {
+        let (name, parameter) = (setting.name, setting.parameter);
         let variable = &variables[name];
-        if name == "IDEMPOTENCY_TABLE_NAME" {
-            let own = json!({"!Ref": "IdempotencyTable"});
-            assert_eq!(met(variable, &[OWN_TABLE]), Some(&own));
-            let existing = json!({"!Ref": "ExistingTableName"});
-            assert_eq!(met(variable, &[]), Some(&existing));
+        match name {
+            "IDEMPOTENCY_TABLE_NAME" => {
+                let own = json!({"!Ref": "IdempotencyTable"});
+                assert_eq!(met(variable, &[OWN_TABLE]), Some(&own));
+                let existing = json!({"!Ref": parameter});
+                assert_eq!(met(variable, &[]), Some(&existing));
+                continue;
+            }
+            "IDEMPOTENCY_RESULT_BUCKET" => {
+                let own = json!({"!Ref": "ResultBucket"});
+                let in_s3 = ["StoresResultsInS3", "MakesResultBucket"];
+                assert_eq!(met(variable, &in_s3), Some(&own));
+                let existing = json!({"!Ref": parameter});
+                assert_eq!(met(variable, &["StoresResultsInS3"]), Some(&existing));
+                assert_eq!(met(variable, &[]), Some(&json!("")));
+                continue;
+            }
+            "CONSUMER_BACKOFF_CAP" => {
+                let of_timeout = json!(["OfTimeout", {"!Ref": parameter}, "BackoffCap"]);
+                assert_eq!(*variable, json!({"!FindInMap": of_timeout}));
+                continue;
+            }
+            "CONSUMER_DEAD_LETTER" => {
+                let is_on = json!(["DirectlyDeadLetters", "on", "off"]);
+                assert_eq!(*variable, json!({"!If": is_on}));
+            }
+            _ => assert_eq!(*variable, json!({"!Ref": parameter}), "{name}"),
+        }
+        let default = &template["Parameters"][parameter]["Default"];
+        let default = default
+            .as_str()
+            .map_or_else(|| default.to_string(), str::to_owned);
+        assert_eq!(default, setting.default, "{name}");
+        let literal = format!("`{parameter}`");
+        let row = rows
+            .iter()
+            .find(|row| row[0] == literal)
+            .unwrap_or_else(|| panic!("docs/template.md: {parameter}"));
+        assert!(row[2].starts_with(&format!("`{name}`")), "{row:?}");
+    }
+}
+
+/// No variable of the template is one that nothing reads. Those of the sample stand in docs/settings.md alone.
+#[test]
+fn template_sets_settings_and_the_samples_variables() {
+    let template = read(CONSUMER);
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/settings.md");
+    let page = fs::read_to_string(page).unwrap();
+    for (name, value) in variables(&template).as_object().unwrap() {
+        if SETTINGS.iter().any(|setting| setting.name == name) {
             continue;
         }
-        if name == "IDEMPOTENCY_RESULT_BUCKET" {
-            let own = json!({"!Ref": "ResultBucket"});
-            assert_eq!(met(variable, &["MakesResultBucket"]), Some(&own));
-            let existing = json!({"!Ref": "IdempotencyResultBucket"});
-            assert_eq!(met(variable, &[]), Some(&existing));
-            continue;
-        }
-        if name == "CONSUMER_BACKOFF_CAP" {
-            let of_timeout = json!(["OfTimeout", {"!Ref": "FunctionTimeout"}, "BackoffCap"]);
-            assert_eq!(*variable, json!({"!FindInMap": of_timeout}));
-            continue;
-        }
-        let parameter = parameter_of(name);
-        if name == "CONSUMER_DEAD_LETTER" {
-            let is_on = json!(["DirectlyDeadLetters", "on", "off"]);
-            assert_eq!(*variable, json!({"!If": is_on}));
-        } else {
-            assert_eq!(*variable, json!({"!Ref": parameter}), "{name}");
-        }
-        let own = &template["Parameters"][&parameter]["Default"];
-        let own = own.as_str().map_or_else(|| own.to_string(), str::to_owned);
-        match literal(default) {
-            Some(default) if !own.is_empty() => assert_eq!(own, default, "{name}"),
-            _ => {}
-        }
+        assert!(name.starts_with("PAYMENT_"), "{name}");
+        let parameter = &template["Parameters"][value["!Ref"].as_str().unwrap()];
+        let default = match parameter["Default"].as_str() {
+            None => "required".to_owned(),
+            Some("") => "not set".to_owned(),
+            Some(default) => format!("`{default}`"),
+        };
+        let row = format!("| `{name}` | {default} |");
+        assert!(page.contains(&row), "docs/settings.md: {row}");
     }
 }
 
@@ -163,14 +232,6 @@ const OF_PROPERTIES: [(&str, &str); 23] = [
     (
         "BatchingWindow",
         "OrdersEventSource/MaximumBatchingWindowInSeconds",
-    ),
-    (
-        "ConsumerMetricsNamespace",
-        "CompletionsUnrecorded/Namespace",
-    ),
-    (
-        "ConsumerMetricsService",
-        "CompletionsUnrecorded/Dimensions/0/Value",
     ),
     ("FunctionTimeout", "Consumer/Timeout"),
     ("FunctionTimeout", "DurationNearTimeout/Threshold"),
@@ -202,11 +263,16 @@ const OF_PROPERTIES: [(&str, &str); 23] = [
         "OrdersQueuePolicy/PolicyDocument/Statement",
     ),
     ("RetryableFailuresAlarm", "RetryableFailures/Threshold"),
+    (
+        "TableMaxWriteCapacity",
+        "IdempotencyTable/ProvisionedThroughput",
+    ),
+    ("TableMaxWriteCapacity", "TableWriteCapacity/MaxCapacity"),
     ("TableWarmWriteUnits", "IdempotencyTable/WarmThroughput"),
 ];
 
 /// Parameters that a condition reads, with the property that the condition sets.
-const OF_CONDITIONS: [(&str, &str, &str, Value); 8] = [
+const OF_CONDITIONS: [(&str, &str, &str, Value); 9] = [
     (
         "ContentBasedDeduplication",
         "DeduplicatesByContent",
@@ -236,6 +302,12 @@ const OF_CONDITIONS: [(&str, &str, &str, Value); 8] = [
         "MaximumPollers",
         "HasProvisionedPollers",
         "OrdersEventSource/ProvisionedPollerConfig",
+        Value::Null,
+    ),
+    (
+        "TableMaxWriteCapacity",
+        "HasProvisionedCapacity",
+        "IdempotencyTable/ProvisionedThroughput",
         Value::Null,
     ),
     (
@@ -320,6 +392,53 @@ fn pollers_replace_maximum_concurrency() {
 }
 
 #[test]
+fn write_capacity_is_provisioned_and_scaled_with_maximum() {
+    for (maximum, mode) in [("0", "PAY_PER_REQUEST"), ("5", "PROVISIONED")] {
+        let template = Template::with(&[("TableMaxWriteCapacity", maximum)]);
+        let billing = template.property("IdempotencyTable/BillingMode");
+        assert_eq!(billing, mode, "{maximum}");
+    }
+    let template = read(CONSUMER);
+    for name in ["TableWriteCapacity", "TableWriteScaling"] {
+        let resource = &template["Resources"][name];
+        assert_eq!(resource["Condition"], "HasProvisionedCapacity", "{name}");
+    }
+    let target = json!({"!Ref": "TableWriteCapacity"});
+    let scaled = property(&template, "TableWriteScaling/ScalingTargetId");
+    assert_eq!(*scaled, target);
+    let table = json!({"!Sub": "table/${IdempotencyTable}"});
+    assert_eq!(*property(&template, "TableWriteCapacity/ResourceId"), table);
+    let throughput = property(&template, "IdempotencyTable/ProvisionedThroughput");
+    let throughput = met(throughput, &["HasProvisionedCapacity"]).unwrap();
+    let maximum = json!({"!Ref": "TableMaxWriteCapacity"});
+    assert_eq!(
+        throughput["WriteCapacityUnits"], maximum,
+        "from less, the table would throttle until auto-scaling has caught up"
+    );
+}
+
+/// Application Auto Scaling refuses a maximum below its minimum, and scales only the table of the stack.
+#[test]
+fn write_capacity_is_refused_if_low_or_for_other_tables() {
+    let least = property(&read(CONSUMER), "TableWriteCapacity/MinCapacity").as_u64();
+    let mut template = Template::with(&[]);
+    for maximum in 0..=2 * least.unwrap() {
+        let fits = maximum == 0 || maximum >= least.unwrap();
+        template.set(&[("TableMaxWriteCapacity", &maximum.to_string())]);
+        assert_eq!(template.admits(), fits, "{maximum}");
+    }
+    for other in [
+        ("ExistingTableName", "records"),
+        ("TableWarmWriteUnits", "9000"),
+    ] {
+        template.set(&[other, ("TableMaxWriteCapacity", "500")]);
+        assert!(!template.admits(), "{other:?}");
+        template.set(&[other, ("TableMaxWriteCapacity", "0")]);
+        assert!(template.admits(), "{other:?}");
+    }
+}
+
+#[test]
 fn every_parameter_has_group_description_and_docs() {
     let template = read(CONSUMER);
     let parameters = template["Parameters"].as_object().unwrap();
@@ -369,9 +488,11 @@ async fn s3_buckets_parameter_accepts_same_as_binary() {
         ("Orders", false),
         ("arn:aws:s3:::orders", false),
     ] {
-        let variables = environment(&[("ConsumerS3Buckets", value), ("ConsumerPrime", "off")]);
+        let variables = environment(&[("ConsumerS3Buckets", value)]);
         let settings = Settings::from_vars(variables);
-        let settings = settings.sdk_config(support::sdk_config("http://127.0.0.1:9"));
+        let settings = settings
+            .sdk_config(support::sdk_config("http://127.0.0.1:9"))
+            .prime(false);
         let starts = settings.once(Ok(handler_fn(greet))).await.is_ok();
         assert_eq!(starts, accepted, "the binary: {value:?}");
         assert_eq!(pattern.is_match(value), accepted, "the template: {value:?}");
@@ -400,10 +521,11 @@ async fn greet(_: Value, _: Attempt) -> Result<String, Failure> {
 
 /// The consumer's settings as the function with these parameters reads them.
 async fn assert_starts(values: &[(&str, &str)]) {
+    let settings = Settings::from_vars(environment(values));
     // Without the read at start, since there is no table.
-    let values = [values, &[("ConsumerPrime", "off")]].concat();
-    let settings = Settings::from_vars(environment(&values));
-    let settings = settings.sdk_config(support::sdk_config("http://127.0.0.1:9"));
+    let settings = settings
+        .sdk_config(support::sdk_config("http://127.0.0.1:9"))
+        .prime(false);
     let consumer = settings.once(Ok(handler_fn(greet))).await;
     assert!(consumer.is_ok(), "{values:?}: {:?}", consumer.err());
 }
@@ -424,15 +546,10 @@ async fn binary_accepts_defaults_and_allowed_values() {
 #[tokio::test]
 async fn binary_accepts_values_that_patterns_accept() {
     let values = [
-        ("IdempotencyLeaseMargin", &["0s", "250ms", "5m"][..]),
-        ("IdempotencyLeaseFallback", &["1s", "10m", "1h"]),
-        ("ConsumerHeartbeat", &["off", "10s", "2m"]),
+        ("ConsumerHeartbeat", &["off", "10s", "2m"][..]),
         ("IdempotencyNamespace", &["payments", "a#b"]),
         ("IdempotencyAttributes", &["id=PK", "id=PK,expires_at=ttl"]),
         ("IdempotencySortKey", &["SK", "SK=payments", "SK=a=b"]),
-        ("ConsumerConflictWait", &["0s", "2s", "500ms"]),
-        ("ConsumerDeadlineReserve", &["500ms", "2s"]),
-        ("ConsumerMinTimeToStart", &["", "0s", "5s", "1m"]),
         ("ConsumerBackoffBase", &["2s", "10s", "1m"]),
         ("IdempotencyRetention", &["36h", "20d"]),
     ];
@@ -451,7 +568,6 @@ async fn binary_accepts_values_that_patterns_accept() {
         ("ConsumerHeartbeat", "on"),
         ("ConsumerBackoffBase", "0s"),
         ("ConsumerBackoffBase", "1s"),
-        ("ConsumerDeadlineReserve", "0s"),
         ("IdempotencyAttributes", "id"),
         ("IdempotencySortKey", "=payments"),
     ] {
@@ -463,38 +579,16 @@ async fn binary_accepts_values_that_patterns_accept() {
 }
 
 #[test]
-fn credential_parameters_accept_arn_and_header() {
-    let parameters = parameters();
-    let of_secret = "arn:aws:secretsmanager:eu-central-1:123456789012:secret:";
-    for (name, accepted, rejected) in [
-        (
-            "PaymentGatewayCredentialArn",
-            vec![
-                String::new(),
-                format!("{of_secret}payments/gateway-AbCdEf"),
-                "arn:aws-cn:ssm:cn-north-1:123456789012:parameter/payments/gateway".to_owned(),
-            ],
-            vec![
-                "Bearer s3cr3t".to_owned(),
-                format!("{of_secret}gateway-AbCdEf:key::"),
-                format!("{of_secret}*"),
-                "arn:aws:ssm:eu-central-1:123456789012:parameter/*".to_owned(),
-                "arn:aws:s3:::bucket".to_owned(),
-            ],
-        ),
-        (
-            "PaymentGatewayCredentialHeader",
-            vec!["Authorization".to_owned(), "x-api-key".to_owned()],
-            vec![String::new(), "a b".to_owned(), "a:".to_owned()],
-        ),
+fn api_key_parameter_accepts_visible_ascii() {
+    let pattern = pattern(&parameters()["PaymentGatewayApiKey"]);
+    for (text, accepted) in [
+        ("", true),
+        ("sk_live_51H8/+=.~", true),
+        ("Bearer key", false),
+        ("key\n", false),
+        ("schlüssel", false),
     ] {
-        let pattern = pattern(&parameters[name]);
-        for text in accepted {
-            assert!(pattern.is_match(&text), "{name}: {text}");
-        }
-        for text in rejected {
-            assert!(!pattern.is_match(&text), "{name}: {text}");
-        }
+        assert_eq!(pattern.is_match(text), accepted, "{text}");
     }
 }
 

@@ -1,12 +1,8 @@
-//! A payment gateway, an SQS and a store of its credential in one. They quote every request in their
-//! responses.
+//! A payment gateway and an SQS in one. They quote every request in their responses.
 
 use std::{
     collections::BTreeSet,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::{Arc, Mutex},
 };
 
 use axum::{
@@ -26,15 +22,13 @@ pub(super) const ANSWER: &str = "s3cr3t-answer";
 /// Part of the gateway's URL, for users whose URL is the password.
 pub(super) const PATH: &str = "s3cr3t-path";
 
-/// First part of every value of the gateway's credential.
-const CREDENTIAL: &str = "Bearer s3cr3t-credential-";
+/// The gateway's API key.
+pub(super) const API_KEY: &str = "s3cr3t-api-key";
 
 pub(super) struct QuotingServer {
     pub(super) dynamo: Dynamo,
-    /// Requested operations of SQS, and of the store of the credential.
+    /// Requested operations of SQS.
     pub(super) asked: Mutex<BTreeSet<String>>,
-    /// Reads of the credential.
-    reads: AtomicU32,
 }
 
 async fn answer(
@@ -53,10 +47,6 @@ async fn answer(
             .unwrap()
             .insert(operation.to_owned());
         return match operation {
-            "GetSecretValue" => json!({"SecretString": quoting_server.credential()}).to_string(),
-            "GetParameter" => {
-                json!({"Parameter": {"Value": quoting_server.credential()}}).to_string()
-            }
             "GetQueueUrl" => json!({"QueueUrl": "http://sqs.example/1/orders"}).to_string(),
             "GetQueueAttributes" => {
                 let dead = "arn:aws:sqs:eu-central-1:123456789012:orders-dead";
@@ -77,7 +67,10 @@ async fn answer(
         .into_response();
     }
     assert_eq!(uri.path(), format!("/{PATH}/charges"));
-    assert!(header("authorization").unwrap().starts_with(CREDENTIAL));
+    assert_eq!(
+        header("authorization"),
+        Some(format!("Bearer {API_KEY}").as_str())
+    );
     let order: Value = serde_json::from_str(&body).unwrap();
     let status = match order["orderId"].as_str().unwrap() {
         "declined" => StatusCode::PAYMENT_REQUIRED,
@@ -114,7 +107,6 @@ impl QuotingServer {
         let quoting_server = Arc::new(Self {
             dynamo,
             asked: Mutex::default(),
-            reads: AtomicU32::new(0),
         });
         let app = Router::new()
             .fallback(answer)
@@ -123,11 +115,6 @@ impl QuotingServer {
             quoting_server,
             format!("http://{}", support::serve(app).await),
         )
-    }
-
-    /// Another value at each read.
-    fn credential(&self) -> String {
-        format!("{CREDENTIAL}{}", self.reads.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Another worker completes the operation in progress here.

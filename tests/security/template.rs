@@ -77,12 +77,6 @@ fn allowed(statement: &Value, conditions: &[&str]) -> BTreeSet<(String, String)>
 /// The condition of direct dead-lettering.
 pub(super) const DEAD_LETTERS: &str = "DirectlyDeadLetters";
 
-/// The condition of groups of writes.
-pub(super) const GROUPS: &str = "GroupsWrites";
-
-/// The condition of a credential of the payment gateway.
-pub(super) const CREDENTIAL: &str = "HasCredential";
-
 /// The condition of a table that the stack makes: it is met by default.
 pub(super) const OWN_TABLE: &str = "MakesTable";
 
@@ -193,16 +187,6 @@ fn dead_lettering_adds_only_its_permissions() {
     }
 }
 
-#[test]
-fn grouping_adds_only_its_permissions() {
-    let needed = ["dynamodb:PartiQLInsert", "dynamodb:PartiQLUpdate"];
-    let needed = needed.map(|action| (action.into(), "IdempotencyTable.Arn".into()));
-    assert_eq!(added_by(GROUPS), needed.into());
-    let template = read(CONSUMER);
-    let condition = json!({"!Equals": [{"!Ref": "IdempotencyGrouping"}, "on"]});
-    assert_eq!(template["Conditions"][GROUPS], condition);
-}
-
 /// The ARNs that a template makes of the buckets `orders` and `invoices`.
 fn of_buckets(value: &Value) -> Value {
     let parts = |name: &str| value[name].as_array().map(Vec::as_slice);
@@ -304,24 +288,23 @@ fn results_in_s3_add_only_their_objects() {
             (json!("s3:ListBucket"), Some(bucket))
         ]
     );
-    assert_eq!(
-        template["Parameters"]["IdempotencyResults"]["Default"],
-        "inline"
-    );
-    let condition = json!({"!Equals": [{"!Ref": "IdempotencyResults"}, "s3"]});
+    assert_eq!(template["Parameters"]["ResultsInS3"]["Default"], "off");
+    let condition = json!({"!Equals": [{"!Ref": "ResultsInS3"}, "on"]});
     assert_eq!(template["Conditions"]["StoresResultsInS3"], condition);
 }
 
+/// CloudFormation shows asterisks for a parameter with `NoEcho`, unless an output has its value.
 #[test]
-fn credential_adds_only_the_read_of_its_arn() {
-    let needed = ["secretsmanager:GetSecretValue", "ssm:GetParameter"];
-    let needed = needed.map(|action| (action.into(), "PaymentGatewayCredentialArn".into()));
-    assert_eq!(added_by(CREDENTIAL), needed.into());
+fn api_key_is_shown_nowhere() {
     let template = read(CONSUMER);
-    let none = json!({"!Equals": [{"!Ref": "PaymentGatewayCredentialArn"}, ""]});
-    assert_eq!(template["Conditions"][CREDENTIAL], json!({"!Not": [none]}));
-    let default = &template["Parameters"]["PaymentGatewayCredentialArn"]["Default"];
-    assert_eq!(default, "");
+    let parameter = &template["Parameters"]["PaymentGatewayApiKey"];
+    assert_eq!(parameter["NoEcho"], true);
+    assert_eq!(parameter["Default"], "");
+    assert!(
+        !template["Outputs"]
+            .to_string()
+            .contains("PaymentGatewayApiKey")
+    );
 }
 
 #[test]
@@ -413,6 +396,8 @@ fn consumer_role_allows_only_its_calls() {
             ("dynamodb:UpdateItem", "IdempotencyTable.Arn"),
             ("dynamodb:DeleteItem", "IdempotencyTable.Arn"),
             ("dynamodb:GetItem", "IdempotencyTable.Arn"),
+            ("dynamodb:PartiQLInsert", "IdempotencyTable.Arn"),
+            ("dynamodb:PartiQLUpdate", "IdempotencyTable.Arn"),
             ("sqs:GetQueueUrl", "OrdersQueue.Arn"),
             ("sqs:ChangeMessageVisibility", "OrdersQueue.Arn"),
             ("logs:CreateLogStream", "ConsumerLogGroup.Arn"),

@@ -181,9 +181,14 @@ impl Queue {
             let Ok(entries) = entries.collect::<Result<Vec<_>, _>>() else {
                 continue;
             };
-            let call = self.client.change_message_visibility_batch();
-            let call = call.queue_url(&self.url).set_entries(Some(entries));
-            if let Err(error) = call.send().await {
+            let made_visible = self
+                .client
+                .change_message_visibility_batch()
+                .queue_url(&self.url)
+                .set_entries(Some(entries))
+                .send()
+                .await;
+            if let Err(error) = made_visible {
                 let action = "make messages visible again";
                 let error = failed(action, "sqs:ChangeMessageVisibility", &error);
                 eprintln!("sqs-once: {error}; they return when their visibility timeout ends");
@@ -197,10 +202,13 @@ impl Queue {
     ///
     /// If SQS did not confirm.
     pub(crate) async fn delete(&self, letter: &DeadLetter) -> Result<(), Error> {
-        let delete = self.client.delete_message().queue_url(&self.url);
-        let delete = delete.set_receipt_handle(letter.message.receipt_handle.clone());
-        let deleted = delete.send().await;
-        deleted.map_err(|error| failed("delete a message", "sqs:DeleteMessage", &error))?;
+        self.client
+            .delete_message()
+            .queue_url(&self.url)
+            .set_receipt_handle(letter.message.receipt_handle.clone())
+            .send()
+            .await
+            .map_err(|error| failed("delete a message", "sqs:DeleteMessage", &error))?;
         Ok(())
     }
 }
@@ -208,7 +216,7 @@ impl Queue {
 /// The messages that a queue returned.
 pub(crate) struct Received {
     pub(crate) letters: Vec<DeadLetter>,
-    /// The end came before the queue was empty.
+    /// Receiving stopped before the queue was empty.
     pub(crate) more: bool,
 }
 
@@ -276,13 +284,14 @@ impl DeadLetter {
             };
         }
         let body = self.message.body.as_deref().unwrap_or_default();
-        let json = serde_json::from_str::<serde::de::IgnoredAny>(body).is_ok();
+        let error = if serde_json::from_str::<serde::de::IgnoredAny>(body).is_ok() {
+            "unknown; the body is JSON"
+        } else {
+            "the body is no JSON"
+        };
         Cause {
             reason: MOVED_BY_SQS.to_owned(),
-            error: match json {
-                true => "unknown; the body is JSON".to_owned(),
-                false => "the body is no JSON".to_owned(),
-            },
+            error: error.to_owned(),
         }
     }
 }

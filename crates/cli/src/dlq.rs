@@ -116,7 +116,7 @@ impl List {
     }
 
     fn json(&self, queue: &Queue, groups: &Groups<'_>, received: usize, more: bool) -> Value {
-        let groups = groups.iter().map(|(cause, letters)| {
+        let to_json = |(cause, letters): &(Cause, Vec<&DeadLetter>)| {
             let mut group = json!({
                 "reason": cause.reason,
                 "error": cause.error,
@@ -127,8 +127,8 @@ impl List {
                 group["messages"] = letters.iter().map(|letter| message(letter)).collect();
             }
             group
-        });
-        let groups: Vec<_> = groups.collect();
+        };
+        let groups: Vec<_> = groups.iter().map(to_json).collect();
         json!({"queue": queue.url, "received": received, "more": more, "groups": groups})
     }
 }
@@ -147,11 +147,11 @@ type Groups<'a> = Vec<(Cause, Vec<&'a DeadLetter>)>;
 
 /// Groups messages by their cause, the largest group first.
 fn group(letters: &[DeadLetter]) -> Groups<'_> {
-    let mut groups: BTreeMap<Cause, Vec<&DeadLetter>> = BTreeMap::new();
+    let mut by_cause: BTreeMap<Cause, Vec<&DeadLetter>> = BTreeMap::new();
     for letter in letters {
-        groups.entry(letter.cause()).or_default().push(letter);
+        by_cause.entry(letter.cause()).or_default().push(letter);
     }
-    let mut groups: Vec<_> = groups.into_iter().collect();
+    let mut groups: Vec<_> = by_cause.into_iter().collect();
     groups.sort_by_key(|(_, letters)| std::cmp::Reverse(letters.len()));
     groups
 }

@@ -63,9 +63,13 @@ impl Journal {
         let fault = |error: &dyn std::fmt::Display| {
             Error::usage(format!("journal {}: {error}", path.display()))
         };
-        let mut options = OpenOptions::new();
-        let options = options.create(true).read(true).write(true).truncate(false);
-        let mut file = options.open(path).map_err(|error| fault(&error))?;
+        let mut file = OpenOptions::new()
+            .create(true)
+            .read(true)
+            .write(true)
+            .truncate(false)
+            .open(path)
+            .map_err(|error| fault(&error))?;
         file.try_lock()
             .map_err(|_| fault(&"another redrive has it open"))?;
         let mut text = String::new();
@@ -127,9 +131,10 @@ impl Journal {
         };
         let mut text = serde_json::to_string(&line).map_err(|error| fault(&error))?;
         text.push('\n');
-        let written = self.file.write_all(text.as_bytes());
-        let written = written.and_then(|()| self.file.sync_data());
-        written.map_err(|error| fault(&error))?;
+        self.file
+            .write_all(text.as_bytes())
+            .and_then(|()| self.file.sync_data())
+            .map_err(|error| fault(&error))?;
         self.apply(line);
         Ok(())
     }

@@ -20,7 +20,7 @@ pub(crate) enum Format {
     Json,
 }
 
-/// The end of a command that got its answers.
+/// How a command ended that got all its responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     /// Exit code 0.
@@ -97,9 +97,10 @@ pub(crate) fn clean(text: &str) -> String {
 fn escape(json: &str) -> String {
     let mut escaped = String::with_capacity(json.len());
     for c in json.chars() {
-        match c.is_control() {
-            true => escaped.push_str(&format!("\\u{:04x}", u32::from(c))),
-            false => escaped.push(c),
+        if c.is_control() {
+            escaped.push_str(&format!("\\u{:04x}", u32::from(c)));
+        } else {
+            escaped.push(c);
         }
     }
     escaped

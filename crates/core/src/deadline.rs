@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::{
-    task::futures::TaskLocalFuture,
-    time::{Instant, Timeout, timeout_at},
-};
+use tokio::time::Instant;
 
 use crate::protocol::Timestamp;
 
@@ -206,22 +203,6 @@ impl Deadline {
     pub const fn answer(&self) -> Instant {
         self.answer
     }
-}
-
-tokio::task_local! {
-    /// Time limit of the request in progress. A store has no parameter for it.
-    static LIMIT: Instant;
-}
-
-/// Runs a request to a store until `limit`, and lets the store read the time left.
-pub fn until<F: Future>(limit: Instant, request: F) -> Timeout<TaskLocalFuture<Instant, F>> {
-    timeout_at(limit, LIMIT.scope(limit, request))
-}
-
-/// Returns the time left of the request in progress. `None` if its caller has set no limit.
-pub fn time_left_of_request() -> Option<Duration> {
-    let limit = LIMIT.try_with(|limit| *limit).ok()?;
-    Some(limit.saturating_duration_since(Instant::now()))
 }
 
 #[cfg(test)]

@@ -54,7 +54,7 @@ async fn commit_once<S: TransactionalStore>(
     plan: Plan,
 ) -> Result<Outcome, DeclinedAnswer<Plan>> {
     if plan.effects.is_empty() {
-        return Ok(claim.record(plan.output).await);
+        return Ok(claim.complete(plan.output).await);
     }
     let result = claim.keep(plan.output).await;
     let settlement = claim.records.completion(&result);
@@ -65,7 +65,7 @@ async fn commit_once<S: TransactionalStore>(
     };
     let (records, owner) = (claim.records, &claim.fence.owner);
     let (effects, effort) = (plan.effects, claim.after_effect());
-    let declined = match commit(records, owner, round, record, effects, effort).await {
+    let declined = match commit(records, owner, round, record, effects, &effort).await {
         Committed::Applied => return Ok(Outcome::Completed(result)),
         Committed::Refused(record) => {
             return Ok(

@@ -45,7 +45,7 @@ pub(super) async fn commit<S: TransactionalStore>(
     round: usize,
     record: RecordWrite,
     effects: Effects,
-    effort: Effort<'_>,
+    effort: &Effort<'_>,
 ) -> Committed {
     let (store, key) = (&records.store, record.key().clone());
     // 32 characters and the round: at most 35.
@@ -63,7 +63,8 @@ pub(super) async fn commit<S: TransactionalStore>(
         sent_over: OnceLock::new(),
     };
     // Each copy is the same transaction, which DynamoDB applies once.
-    match repeat(effort, "commit", &key, || store.commit(&commit)).await {
+    let send = || store.commit(&commit, effort.context());
+    match repeat(effort, "commit", &key, send).await {
         Ok(Answered { answer, .. }) => match answer {
             CommitAnswer::Applied => Committed::Applied,
             CommitAnswer::Refused(record) => Committed::Refused(record),
@@ -98,8 +99,8 @@ fn puts<S>(
         key: key.to_string(),
         reason: "the handler publishes an event, and no outbox is set: set OUTBOX_TABLE_NAME, or call `Once::outbox`".to_owned(),
     })?;
-    let published = |(index, event)| Published::new(key, index, event);
-    let events = events.into_iter().enumerate().map(published).collect();
-    let puts = outbox::puts(table, events, records.now(), commit);
+    let publish = |(index, event)| Published::new(key, index, event);
+    let published = events.into_iter().enumerate().map(publish).collect();
+    let puts = outbox::puts(table, published, records.now(), commit);
     Ok(puts.into_iter().map(Write::into_item).collect())
 }

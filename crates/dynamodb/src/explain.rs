@@ -8,7 +8,11 @@ use aws_sdk_dynamodb::{
     operation::RequestId,
 };
 
-use sqs_once_core::{protocol::Unavailability, unanswered::Unanswered};
+use sqs_once_core::{
+    protocol::{Key, Unavailability},
+    store::StoreError,
+    unanswered::Unanswered,
+};
 
 pub use sqs_once_core::unanswered::{NoAnswer, causes};
 
@@ -110,6 +114,32 @@ const INVALID: [&str; 4] = [
 /// Returns whether a request with this code fails only because of other requests.
 pub fn is_contended(code: &str) -> bool {
     CONTENDED.contains(&code)
+}
+
+/// The error of a request to `table` that failed for this reason.
+pub(crate) fn unavailable<E>(
+    action: &'static str,
+    key: &Key,
+    table: &str,
+    reason: String,
+    error: SdkError<E>,
+) -> StoreError
+where
+    E: ProvideErrorMetadata + Error + Send + Sync + 'static,
+{
+    StoreError::Unavailable {
+        kind: kind(&error),
+        action,
+        key: key.to_string(),
+        store: named(table),
+        reason,
+        source: error.into(),
+    }
+}
+
+/// The name of a table in errors.
+pub(crate) fn named(table: &str) -> String {
+    format!("DynamoDB table `{table}`")
 }
 
 /// Classifies a failed request. This is the only table of DynamoDB's error codes by class.

@@ -15,7 +15,7 @@ use super::{
 use sqs_once_core::{
     deadline::Deadline,
     handler::{Attempt, Failure, History},
-    meter::timed,
+    meter::Meter,
     once::{
         Mode, Once, Operation, Outcome,
         records::Records,
@@ -26,7 +26,7 @@ use sqs_once_core::{
         ClaimRefused, ClaimRequest, Settlement, Timestamp, Unavailability,
         decision::{insert_refused, may_claim, refusal},
     },
-    store::{Results, StoreError},
+    store::{RequestContext, Results, StoreError},
 };
 
 /// Inbox mode: runs operations whose whole effect is DynamoDB writes.
@@ -102,6 +102,7 @@ impl<S: TransactionalStore> Inbox<S> {
             deadline,
             // Without a claim there is no isolation.
             gate: _,
+            meter,
         } = operation;
         if !deadline.may_start() {
             return Outcome::NotStarted;
@@ -110,7 +111,7 @@ impl<S: TransactionalStore> Inbox<S> {
         let (now, message_id) = (self.records.now(), delivery.message_id());
         let request = (self.records).request(&key, fingerprint, message_id, now);
         if self.first_look
-            && let Some(outcome) = self.look(&request, deadline).await
+            && let Some(outcome) = self.look(&request, deadline, &meter).await
         {
             return outcome;
         }
@@ -122,6 +123,7 @@ impl<S: TransactionalStore> Inbox<S> {
             records: &self.records,
             request,
             deadline,
+            meter,
         };
         let attempt = Attempt::new(key, delivery, History::fresh(), deadline);
         let plan = guard(deadline, async { work(attempt).await?.try_into() }).await;
@@ -136,9 +138,15 @@ impl<S: TransactionalStore> Inbox<S> {
     }
 
     /// Reads the record. Returns an outcome if the handler must not run.
-    async fn look(&self, request: &ClaimRequest, deadline: Deadline) -> Option<Outcome> {
-        let look = self.records.store.look(&request.key);
-        match timed(timeout_at(deadline.stop(), look)).await {
+    async fn look(
+        &self,
+        request: &ClaimRequest,
+        deadline: Deadline,
+        meter: &Meter,
+    ) -> Option<Outcome> {
+        let context = RequestContext::until(deadline.stop(), meter);
+        let look = self.records.store.look(&request.key, &context);
+        match meter.timed(timeout_at(deadline.stop(), look)).await {
             Ok(Ok(Some(record))) if !may_claim(Some(&record), request) => {
                 Some(refusal(record, request).into())
             }
@@ -157,6 +165,7 @@ struct Insert<'a, S> {
     records: &'a Records<S>,
     request: ClaimRequest,
     deadline: Deadline,
+    meter: Meter,
 }
 
 impl<S: TransactionalStore> Insert<'_, S> {
@@ -218,8 +227,8 @@ impl<S: TransactionalStore> Insert<'_, S> {
             settlement: settlement.clone(),
         };
         let owner = &request.owner;
-        let effort = Effort::commit(self.deadline.end());
-        match commit(self.records, owner, round, write, effects, effort).await {
+        let effort = Effort::commit(self.deadline.end(), &self.meter);
+        match commit(self.records, owner, round, write, effects, &effort).await {
             Committed::Applied => Ok(inserted),
             // Another worker replaced the record meanwhile, and the new record admits the insert.
             Committed::Refused(Some(record)) if may_claim(Some(&record), request) => {

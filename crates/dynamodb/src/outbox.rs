@@ -12,8 +12,8 @@
 //! | `published_at` | N | epoch milliseconds |
 //! | `expires_at` | N | epoch seconds; the table's TTL attribute |
 //!
-//! Relays from before `events` take an item with it for no event, and dead-letter its key. If it had `id`,
-//! `name` and `body` too, they would send one event and lose the others.
+//! A relay that is older than `events` cannot read an item that has it, and dead-letters the item's key.
+//! If the item had `id`, `name` and `body` too, such a relay would send one event and lose the others.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -28,8 +28,8 @@ use sqs_once_core::{
     protocol::Timestamp,
 };
 
-/// Time that an event is kept. DynamoDB keeps the records of a stream for 24 hours, so that an event
-/// that no relay could send is still in the table.
+/// How long an event is kept. DynamoDB keeps the records of a stream for 24 hours, so an event that no
+/// relay could send in that time is still in the table.
 const RETENTION: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 /// Most bytes of the ids, names and bodies in one item. DynamoDB accepts 400 KB with all names and keys.
@@ -94,22 +94,22 @@ fn put(
         item.extend(events.drain(..).flat_map(attributes));
     } else {
         let map = |event| AttributeValue::M(attributes(event).into());
-        let events = events.into_iter().map(map).collect();
-        item.insert("events".to_owned(), AttributeValue::L(events));
+        let maps = events.into_iter().map(map).collect();
+        item.insert("events".to_owned(), AttributeValue::L(maps));
     }
     Write::put_item(table, item).label(label)
 }
 
 /// The limit of an item that the events of a group exceed.
 pub(crate) fn first_fault(events: &[Event]) -> Option<String> {
-    let mut bytes = HashMap::new();
+    let mut of_group = HashMap::new();
     for event in events {
         // An event without a group has an item alone, which `Event::fault` bounds.
         if let Some(group) = event.group_name() {
-            *bytes.entry(group).or_insert(0) += event.bytes() + MAX_ID;
+            *of_group.entry(group).or_insert(0) += event.bytes() + MAX_ID;
         }
     }
-    let bytes = bytes
+    let bytes = of_group
         .into_values()
         .max()
         .filter(|bytes| *bytes > MAX_BYTES)?;

@@ -13,7 +13,7 @@ use sqs_once_core::{
         ClaimRequest, Fence, Key, Record, Settlement, Timestamp,
         decision::{may_claim, may_settle},
     },
-    store::{ClaimAnswer, MemoryStore, SettleAnswer, Store, StoreError},
+    store::{ClaimAnswer, MemoryStore, RequestContext, SettleAnswer, Store, StoreError},
 };
 
 use super::{
@@ -148,8 +148,12 @@ impl Plans {
 }
 
 impl Store for Plans {
-    async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
-        self.records.claim(request).await
+    async fn claim(
+        &self,
+        request: &ClaimRequest,
+        context: &RequestContext,
+    ) -> Result<ClaimAnswer, StoreError> {
+        self.records.claim(request, context).await
     }
 
     async fn settle(
@@ -157,18 +161,23 @@ impl Store for Plans {
         fence: &Fence,
         settlement: &Settlement,
         now: Timestamp,
+        context: &RequestContext,
     ) -> Result<SettleAnswer, StoreError> {
-        self.records.settle(fence, settlement, now).await
+        self.records.settle(fence, settlement, now, context).await
     }
 }
 
 impl TransactionalStore for Plans {
-    async fn look(&self, key: &Key) -> Result<Option<Record>, StoreError> {
+    async fn look(&self, key: &Key, _: &RequestContext) -> Result<Option<Record>, StoreError> {
         Ok(self.records.get(key))
     }
 
     /// The record decides first, then the writes.
-    async fn commit(&self, commit: &Commit) -> Result<CommitAnswer, StoreError> {
+    async fn commit(
+        &self,
+        commit: &Commit,
+        context: &RequestContext,
+    ) -> Result<CommitAnswer, StoreError> {
         let record = self.records.get(commit.record.key());
         let admitted = match &commit.record {
             RecordWrite::Settle { fence, .. } => may_settle(record.as_ref(), fence),
@@ -190,11 +199,12 @@ impl TransactionalStore for Plans {
                 request,
                 settlement,
             } => {
-                let _admitted = self.records.claim(request).await?;
+                let _admitted = self.records.claim(request, context).await?;
                 (request.fence(), settlement, request.now)
             }
         };
-        Ok(match self.records.settle(&fence, settlement, now).await? {
+        let settled = self.records.settle(&fence, settlement, now, context);
+        Ok(match settled.await? {
             SettleAnswer::Applied => CommitAnswer::Applied,
             SettleAnswer::Refused(record) => CommitAnswer::Refused(record),
         })

@@ -7,7 +7,7 @@ use aws_sdk_dynamodb::types::TransactWriteItem;
 use super::{refused::Refused, write::Write};
 use sqs_once_core::{
     protocol::{ClaimRequest, Fence, Key, Record, Settlement, Timestamp},
-    store::{Store, StoreError},
+    store::{RequestContext, Store, StoreError},
 };
 
 /// A [`Store`] that commits records together with other writes, all or nothing.
@@ -22,7 +22,11 @@ pub trait TransactionalStore: Store {
     /// # Errors
     ///
     /// [`StoreError`] after the store's own retries.
-    fn look(&self, key: &Key) -> impl Future<Output = Result<Option<Record>, StoreError>> + Send;
+    fn look(
+        &self,
+        key: &Key,
+        context: &RequestContext,
+    ) -> impl Future<Output = Result<Option<Record>, StoreError>> + Send;
 
     /// Applies the record's write and all other writes, or no write. A commit that is sent twice is
     /// applied once.
@@ -35,6 +39,7 @@ pub trait TransactionalStore: Store {
     fn commit(
         &self,
         commit: &Commit,
+        context: &RequestContext,
     ) -> impl Future<Output = Result<CommitAnswer, StoreError>> + Send;
 }
 

@@ -33,7 +33,7 @@ const MAX_DATAGRAM: usize = 48_000;
 /// AWS's documents: taken from AWS's exporter for Python, `OTLPUdpSpanExporter`.
 const DAEMON_HEADER: &str = "{\"format\":\"json\",\"version\":1}\nT1S";
 
-/// Longest delay of a response by its spans, unless a variable sets it.
+/// How long sending spans may delay a response, unless a variable sets it.
 const BUDGET: Duration = Duration::from_millis(100);
 
 /// Sends spans.
@@ -192,13 +192,13 @@ impl Receiver {
         }
         let traces = variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT").unwrap_or_else(|| {
             let endpoint = variable("OTEL_EXPORTER_OTLP_ENDPOINT");
-            let endpoint = endpoint.as_deref().unwrap_or("http://localhost:4318");
-            format!("{}/v1/traces", endpoint.trim_end_matches('/'))
+            let base = endpoint.as_deref().unwrap_or("http://localhost:4318");
+            format!("{}/v1/traces", base.trim_end_matches('/'))
         });
         let traces: Uri = traces.parse().map_err(|_invalid| SettingError::Endpoint)?;
         // Errors name the address, and must not name a password or a token.
-        let is_plain = |authority: &Authority| !authority.as_str().contains('@');
-        let is_plain = traces.authority().is_some_and(is_plain) && traces.query().is_none();
+        let has_no_login = |authority: &Authority| !authority.as_str().contains('@');
+        let is_plain = traces.authority().is_some_and(has_no_login) && traces.query().is_none();
         if traces.scheme_str() != Some("http") || !is_plain {
             return Err(SettingError::Endpoint);
         }
@@ -230,15 +230,16 @@ fn resource() -> Resource {
         ("faas.instance", "AWS_LAMBDA_LOG_STREAM_NAME"),
         ("aws.log.group.names", "AWS_LAMBDA_LOG_GROUP_NAME"),
     ];
-    let lambda = lambda.into_iter();
-    let lambda = lambda.filter_map(|(name, from)| Some(KeyValue::new(name, variable(from)?)));
+    let from_lambda = lambda
+        .into_iter()
+        .filter_map(|(name, from)| Some(KeyValue::new(name, variable(from)?)));
     let fixed = [
         KeyValue::new("cloud.provider", "aws"),
         KeyValue::new("cloud.platform", "aws_lambda"),
     ];
     let service = variable("OTEL_SERVICE_NAME");
     let resource = opentelemetry_sdk::Resource::builder_empty()
-        .with_attributes(fixed.into_iter().chain(lambda))
+        .with_attributes(fixed.into_iter().chain(from_lambda))
         .with_detector(Box::new(EnvResourceDetector::new()))
         .with_attributes(service.map(|name| KeyValue::new("service.name", name)))
         .build();
@@ -260,11 +261,10 @@ fn check_sampler() -> Result<(), SettingError> {
 }
 
 fn budget() -> Result<Duration, SettingError> {
-    let Some(millis) = otlp_variable("TIMEOUT") else {
+    let Some(text) = otlp_variable("TIMEOUT") else {
         return Ok(BUDGET);
     };
-    let millis = millis.parse::<u32>();
-    let millis = millis.map_err(|_invalid| SettingError::Timeout)?;
+    let millis: u32 = text.parse().map_err(|_invalid| SettingError::Timeout)?;
     Ok(Duration::from_millis(millis.into()))
 }
 
@@ -290,8 +290,10 @@ async fn post(
 }
 
 async fn connect(address: &str) -> io::Result<UdpSocket> {
-    let address = lookup_host(address).await?.next();
-    let address = address.ok_or_else(|| io::Error::other("the name has no address"))?;
+    let address = lookup_host(address)
+        .await?
+        .next()
+        .ok_or_else(|| io::Error::other("the name has no address"))?;
     let local = if address.is_ipv4() {
         "0.0.0.0:0"
     } else {

@@ -215,10 +215,13 @@ fn layer_of<S>(provider: &SdkTracerProvider) -> impl Layer<S> + use<S>
 where
     S: Subscriber + for<'span> LookupSpan<'span>,
 {
-    let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer(export::SCOPE));
-    let layer = layer.with_location(false).with_threads(false);
-    let layer = layer.with_target(false).with_tracked_inactivity(false);
-    layer.with_filter(FilterFn::new(is_traced).with_max_level_hint(LevelFilter::DEBUG))
+    tracing_opentelemetry::layer()
+        .with_tracer(provider.tracer(export::SCOPE))
+        .with_location(false)
+        .with_threads(false)
+        .with_target(false)
+        .with_tracked_inactivity(false)
+        .with_filter(FilterFn::new(is_traced).with_max_level_hint(LevelFilter::DEBUG))
 }
 
 /// Events, and spans of the SDK at `TRACE`, may hold payload.

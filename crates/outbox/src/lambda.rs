@@ -72,10 +72,11 @@ impl Service<LambdaEvent<Box<RawValue>>> for Relay {
         let relay = self.clone();
         Box::pin(async move {
             let LambdaEvent { payload, context } = event;
-            let event = serde_json::from_str::<Event>(payload.get());
-            let event = event.map_err(|error| RelayError::NotAStream {
-                line: error.line(),
-                column: error.column(),
+            let event = serde_json::from_str::<Event>(payload.get()).map_err(|error| {
+                RelayError::NotAStream {
+                    line: error.line(),
+                    column: error.column(),
+                }
             })?;
             let deadline = relay.deadline(Timestamp::from_millis(context.deadline));
             let request_id = Some(context.request_id.as_str());

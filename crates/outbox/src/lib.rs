@@ -10,7 +10,8 @@
 //! | `check` | asks at the start whether the targets exist |
 //! | `stream` | records of the stream into groups of events |
 //! | `send` | one call to SQS, SNS or EventBridge, and its result for each event |
-//! | `relay` | sends groups in rounds; of a batch, reports the first event that was not sent |
+//! | `rounds` | sends groups in rounds |
+//! | `relay` | of a batch, reports the first event that was not sent |
 //! | `postgres` | sends the rows of a table, by schedule and right after a commit |
 //! | `lambda` | both relays as `tower` services |
 //! | `settings` | environment variables into a relay |
@@ -31,6 +32,7 @@ mod lambda;
 mod postgres;
 mod relay;
 mod report;
+mod rounds;
 mod send;
 mod settings;
 mod stream;

@@ -147,8 +147,11 @@ impl Sender {
     pub(crate) async fn find(&self, target: &Target) -> Result<(), Sent> {
         match target {
             Target::Queue { url, .. } => {
-                let get = self.sqs.get_queue_attributes().queue_url(url);
-                let get = get.attribute_names(QueueAttributeName::QueueArn);
+                let get = self
+                    .sqs
+                    .get_queue_attributes()
+                    .queue_url(url)
+                    .attribute_names(QueueAttributeName::QueueArn);
                 get.send().await.map(drop).map_err(|error| failed(&error))
             }
             Target::Topic { arn, .. } => {
@@ -198,9 +201,14 @@ impl Sender {
             }
             entry.build().map_err(not_built)
         });
-        let call = self.sqs.send_message_batch().queue_url(url);
-        let call = call.set_entries(Some(entries.collect::<Result<_, _>>()?));
-        let answer = call.send().await.map_err(|error| failed(&error))?;
+        let answer = self
+            .sqs
+            .send_message_batch()
+            .queue_url(url)
+            .set_entries(Some(entries.collect::<Result<_, _>>()?))
+            .send()
+            .await
+            .map_err(|error| failed(&error))?;
         let confirmed = answer.successful().iter().map(|entry| entry.id());
         let refused = answer
             .failed()
@@ -233,9 +241,14 @@ impl Sender {
             }
             entry.build().map_err(not_built)
         });
-        let call = self.sns.publish_batch().topic_arn(arn);
-        let call = call.set_publish_batch_request_entries(Some(entries.collect::<Result<_, _>>()?));
-        let answer = call.send().await.map_err(|error| failed(&error))?;
+        let answer = self
+            .sns
+            .publish_batch()
+            .topic_arn(arn)
+            .set_publish_batch_request_entries(Some(entries.collect::<Result<_, _>>()?))
+            .send()
+            .await
+            .map_err(|error| failed(&error))?;
         let confirmed = answer.successful().iter().filter_map(|entry| entry.id());
         let refused = answer
             .failed()
@@ -294,8 +307,10 @@ fn results<'a>(
     refused: impl Iterator<Item = (&'a str, &'a str)>,
 ) -> Vec<Sent> {
     let mut sent = vec![unconfirmed(); count];
-    let confirmed = confirmed.map(|id| (id, Sent::Confirmed));
-    for (id, result) in confirmed.chain(refused.map(|(id, code)| (id, Sent::not(code)))) {
+    let answered = confirmed
+        .map(|id| (id, Sent::Confirmed))
+        .chain(refused.map(|(id, code)| (id, Sent::not(code))));
+    for (id, result) in answered {
         let index = id.parse::<usize>().ok();
         if let Some(entry) = index.and_then(|index| sent.get_mut(index)) {
             *entry = result;

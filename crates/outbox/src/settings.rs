@@ -3,6 +3,11 @@
 use aws_config::SdkConfig;
 use sqs_once::{Settings, SettingsError, telemetry::Metrics};
 #[cfg(feature = "postgres")]
+use sqs_once_core::settings::table::IDEMPOTENCY_POSTGRES_CONNECTIONS;
+use sqs_once_core::settings::table::{
+    IDEMPOTENCY_POSTGRES_URL, OUTBOX_DEAD_LETTER_QUEUE_URL, OUTBOX_EVENT_SOURCE, OUTBOX_TARGETS,
+};
+#[cfg(feature = "postgres")]
 use sqs_once_core::settings::{ModeOptions, ModeSettings};
 #[cfg(feature = "postgres")]
 use sqs_once_postgres::{DatabaseSettings, InPostgres};
@@ -11,16 +16,16 @@ use sqs_once_postgres::{DatabaseSettings, InPostgres};
 use crate::{PostgresRelay, RightAfterCommit};
 use crate::{Relay, Targets};
 
-const TARGETS: &str = "OUTBOX_TARGETS";
-const DEAD_LETTERS: &str = "OUTBOX_DEAD_LETTER_QUEUE_URL";
+const TARGETS: &str = OUTBOX_TARGETS.name;
+const DEAD_LETTERS: &str = OUTBOX_DEAD_LETTER_QUEUE_URL.name;
 
 /// Settings of a relay, wherever its events are.
 ///
 /// | variable | default | meaning |
 /// | --- | --- | --- |
-/// | `OUTBOX_TARGETS` | required | queue, topic or event bus for each name of an event ([`Targets`]) |
-/// | `OUTBOX_DEAD_LETTER_QUEUE_URL` | required | queue for events that their target refuses |
-/// | `OUTBOX_EVENT_SOURCE` | function name | `source` of events on EventBridge |
+/// | `OUTBOX_TARGETS` | required by a relay | `NAME=TARGET`, separated by commas: the URL of an SQS queue, or the ARN of an SNS topic or of an event bus. `*` stands for all other names |
+/// | `OUTBOX_DEAD_LETTER_QUEUE_URL` | required by a relay | queue for events that their target refuses |
+/// | `OUTBOX_EVENT_SOURCE` | the function's name | `source` of events on EventBridge |
 ///
 /// The variables of metrics are those of [`Settings`].
 #[derive(Debug)]
@@ -50,7 +55,7 @@ impl RelaySettings {
             str::parse::<String>,
         );
         let function = settings.function();
-        let source = settings.optional("OUTBOX_EVENT_SOURCE", &function, str::parse::<String>);
+        let source = settings.optional(OUTBOX_EVENT_SOURCE.name, &function, str::parse::<String>);
         let metrics = settings.metrics();
         Ok(Self {
             targets: targets?,
@@ -102,7 +107,7 @@ impl Relay {
             "needs the feature `postgres` of the crate sqs-once-outbox"
         };
         let other = |(), _: &str| Err(problem.to_owned());
-        let other = settings.changed("IDEMPOTENCY_POSTGRES_URL", (), other);
+        let other = settings.changed(IDEMPOTENCY_POSTGRES_URL.name, (), other);
         let relay = RelaySettings::read(&mut settings);
         let relay = settings.check(other.and(relay))?;
         relay.checked_relay(&settings.config().await).await
@@ -112,8 +117,7 @@ impl Relay {
 #[cfg(feature = "postgres")]
 impl PostgresRelay {
     /// The relay of an outbox in PostgreSQL, from [`RelaySettings`] and [`DatabaseSettings`]. It needs
-    /// one connection, the default of `IDEMPOTENCY_POSTGRES_CONNECTIONS` here. With `CONSUMER_PRIME=on` it
-    /// creates the tables too.
+    /// one connection, the default of `IDEMPOTENCY_POSTGRES_CONNECTIONS` here. It creates the tables too.
     ///
     /// # Errors
     ///
@@ -128,13 +132,14 @@ impl PostgresRelay {
     /// # }
     /// ```
     pub async fn from_settings(mut settings: Settings) -> Result<Self, SettingsError> {
+        settings.set_default(IDEMPOTENCY_POSTGRES_CONNECTIONS.name, "1");
         let database = DatabaseSettings::read(&mut settings);
         let relay = RelaySettings::read(&mut settings);
-        let read = (|| Ok((database?, relay?)))();
+        let read = database.and_then(|database| Ok((database, relay?)));
         let (database, relay) = settings.check(read)?;
         let config = settings.config().await;
         let checked = relay.checked_relay(&config).await?;
-        let store = database.prepared_store(&config, 1).await;
+        let store = database.prepared_store(&config).await;
         Ok(Self::new(checked, store))
     }
 }

@@ -20,7 +20,7 @@ use super::{
 };
 use sqs_once_core::protocol::Timestamp;
 
-/// Idle time after which a connection is tested before use. A busy function sends no tests.
+/// A connection that was idle for this long is tested before use. A busy function sends no tests.
 const TEST_AFTER: Duration = Duration::from_secs(1);
 
 tokio::task_local! {
@@ -206,8 +206,11 @@ impl Connections {
 /// Returns whether sqlx keeps prepared statements on these connections.
 fn keeps_statements(options: &PgConnectOptions) -> bool {
     // sqlx tells the capacity in its URL only, and panics at a host that fits into no URL.
-    let url = options.clone().host("localhost").username("user");
-    let url = url.to_url_lossy();
+    let url = options
+        .clone()
+        .host("localhost")
+        .username("user")
+        .to_url_lossy();
     let mut parameters = url.query_pairs();
     !parameters.any(|(name, value)| name == "statement-cache-capacity" && value == "0")
 }

@@ -17,7 +17,7 @@ use tokio::sync::Mutex;
 
 use sqs_once_core::protocol::Timestamp;
 
-/// Time that RDS accepts a token for a new connection (*Amazon RDS User Guide*, "IAM database
+/// How long RDS accepts a token for a new connection (*Amazon RDS User Guide*, "IAM database
 /// authentication").
 const LIFETIME: Duration = Duration::from_secs(15 * 60);
 const RENEWED_AFTER: Duration = Duration::from_secs(10 * 60);
@@ -68,8 +68,8 @@ impl Tokens {
         if let Some(at) = signed.filter(|at| is_good(*at)) {
             return Ok(at);
         }
-        let credentials = self.credentials.provide_credentials().await;
-        let credentials = credentials.map_err(|error| Error::Io(std::io::Error::other(error)))?;
+        let credentials = (self.credentials.provide_credentials().await)
+            .map_err(|error| Error::Io(std::io::Error::other(error)))?;
         let options = PgConnectOptions::clone(&pool.connect_options());
         let (host, port) = (options.get_host(), options.get_port());
         let token = token(
@@ -109,8 +109,8 @@ fn token(
         .build()
         .map_err(|error| invalid(&error.to_string()))?;
     let url = format!("https://{address}");
-    let request = SignableRequest::new("GET", &url, std::iter::empty(), SignableBody::Bytes(&[]));
-    let request = request.map_err(|error| invalid(&error.to_string()))?;
+    let request = SignableRequest::new("GET", &url, std::iter::empty(), SignableBody::Bytes(&[]))
+        .map_err(|error| invalid(&error.to_string()))?;
     let signed = sign(request, &parameters.into()).map_err(|error| invalid(&error.to_string()))?;
     let (instructions, _signature) = signed.into_parts();
     let mut token = address;

@@ -31,7 +31,7 @@ const CURRENT: &str = "sqs-once 3";
 /// # Ok(()) }
 /// ```
 pub async fn migrate(pool: &PgPool) -> Result<(), Error> {
-    TransactionConnection::run(&Connections::new(pool.clone()), create_tables).await
+    TransactionConnection::run(&Connections::new(pool.clone()), None, create_tables).await
 }
 
 /// The database has tables of this library which the search path does not find, or under other names.

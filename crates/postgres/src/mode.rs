@@ -185,6 +185,7 @@ impl InPostgres {
             delivery,
             deadline,
             gate,
+            meter,
         } = operation;
         if !deadline.may_start() {
             return Outcome::NotStarted;
@@ -197,6 +198,7 @@ impl InPostgres {
             creates_tables: &self.creates_tables,
             request: (self.records).request(&key, fingerprint, message_id, now),
             deadline,
+            meter,
         };
         let (mut tx, claim) = match run.begin().await {
             Ok(begun) => begun,
@@ -223,9 +225,9 @@ impl InPostgres {
             if let Some(fault) = first_fault(&events) {
                 return Err(Failure::permanent(fault));
             }
-            let published = |(index, event)| Published::new(&run.request.key, index, event);
-            let events = events.into_iter().enumerate().map(published);
-            Ok((to_output(&output), events.collect(), transaction))
+            let publish = |(index, event)| Published::new(&run.request.key, index, event);
+            let published = events.into_iter().enumerate().map(publish);
+            Ok((to_output(&output), published.collect(), transaction))
         });
         match answer.await {
             Ok((output, events, transaction)) => {

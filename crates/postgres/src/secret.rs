@@ -131,8 +131,9 @@ impl Secret {
         }
         let started = Instant::now();
         last.next = Some(started + PAUSE);
-        let read = timeout(READ_TIMEOUT, self.login()).await;
-        let read = read.unwrap_or_else(|_elapsed| Err(NoPassword::out_of_time()));
+        let read = timeout(READ_TIMEOUT, self.login())
+            .await
+            .unwrap_or_else(|_elapsed| Err(NoPassword::out_of_time()));
         last.started = Some(started);
         last.error = None;
         match read {
@@ -156,11 +157,18 @@ impl Secret {
     }
 
     async fn login(&self) -> Result<Login, NoPassword> {
-        let answer = self.client.get_secret_value().secret_id(&self.arn).send();
-        let answer = answer.await.map_err(|error| explain(&error))?;
-        let text = answer.secret_string;
-        let text = text.ok_or("the secret is binary; store it as text");
-        text.and_then(parse).map_err(NoPassword::permanent)
+        let answer = self
+            .client
+            .get_secret_value()
+            .secret_id(&self.arn)
+            .send()
+            .await
+            .map_err(|error| explain(&error))?;
+        answer
+            .secret_string
+            .ok_or("the secret is binary; store it as text")
+            .and_then(parse)
+            .map_err(NoPassword::permanent)
     }
 }
 

@@ -6,7 +6,10 @@ use aws_config::{Region, SdkConfig};
 use aws_sdk_secretsmanager::Client;
 use sqlx::postgres::PgConnectOptions;
 use sqs_once_core::settings::{
-    ModeOptions, ModeSettings, SettingsError, Variables, parse::on_or_off,
+    ModeOptions, ModeSettings, SettingsError, Variables,
+    table::{
+        IDEMPOTENCY_POSTGRES_AUTH, IDEMPOTENCY_POSTGRES_CONNECTIONS, IDEMPOTENCY_POSTGRES_URL,
+    },
 };
 use tokio::time::timeout;
 
@@ -24,10 +27,9 @@ const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
 ///
 /// | variable | default | meaning |
 /// | --- | --- | --- |
-/// | `IDEMPOTENCY_POSTGRES_URL` | required | database, as `postgres://user@host:5432/database`; parameters such as `sslrootcert` follow after `?` |
-/// | `IDEMPOTENCY_POSTGRES_AUTH` | `password` | `password`: from `PGPASSWORD` or the URL; `iam`: a token of RDS, signed by the function's role; the ARN of a secret: its password ([`PostgresStore::secret`]) |
-/// | `IDEMPOTENCY_POSTGRES_CONNECTIONS` | `CONSUMER_CONCURRENCY`; of a relay 1 | connections of one environment |
-/// | `CONSUMER_PRIME` | `on` | connects at start, and creates the tables of records and events ([`migrate`](crate::migrate)) if no schema of the database has them; a failure is logged |
+/// | `IDEMPOTENCY_POSTGRES_URL` | required by `InPostgres` | `postgres://user@host:5432/database`; parameters such as `sslrootcert` follow after `?` |
+/// | `IDEMPOTENCY_POSTGRES_AUTH` | `password` | `password`: from `PGPASSWORD` or the URL; `iam`: a token of RDS, signed by the function's IAM role; the ARN of a secret in Secrets Manager: its password. See authentication |
+/// | `IDEMPOTENCY_POSTGRES_CONNECTIONS` | `10`; of a relay 1 | most connections of one environment; more handlers than that wait for each other |
 ///
 /// ```no_run
 /// use sqs_once::{Handler, Settings};
@@ -42,8 +44,8 @@ const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
 // No `Debug`: the options may hold a password.
 pub struct DatabaseSettings {
     options: PgConnectOptions,
-    /// `None`: the concurrency of a batch, and 1 for a relay.
-    connections: Option<NonZeroU32>,
+    /// As set, or else as the table of settings says.
+    connections: NonZeroU32,
     auth: Auth,
     prime: bool,
 }
@@ -67,7 +69,7 @@ impl ModeSettings<SdkConfig> for DatabaseSettings {
         options: ModeOptions,
         config: &SdkConfig,
     ) -> Result<InPostgres, SettingsError> {
-        let store = self.prepared_store(config, options.concurrency.get()).await;
+        let store = self.prepared_store(config).await;
         let mode = InPostgres::on(store)
             .after_failure(options.after_failure)
             .results(options.results)
@@ -89,23 +91,29 @@ impl DatabaseSettings {
     /// which may hold a password.
     pub fn read(variables: &mut Variables) -> Result<Self, SettingsError> {
         let meaning = "PostgreSQL database of the records, as postgres://user@host/database";
-        let options = variables.required("IDEMPOTENCY_POSTGRES_URL", meaning, |url| {
+        let options = variables.required(IDEMPOTENCY_POSTGRES_URL.name, meaning, |url| {
             // The error of the parser may quote the URL.
             let parsed = url.parse::<PgConnectOptions>();
             parsed.map_err(|_| "is not a URL such as postgres://user@host/database")
         });
-        let auth = variables.optional("IDEMPOTENCY_POSTGRES_AUTH", "password", auth);
-        let connections = variables.changed("IDEMPOTENCY_POSTGRES_CONNECTIONS", None, |_, text| {
-            let number = text.parse().map(Some);
-            number.map_err(|_| "must be a whole number from 1".to_owned())
+        let auth = variables.setting(&IDEMPOTENCY_POSTGRES_AUTH, auth);
+        let connections = variables.setting(&IDEMPOTENCY_POSTGRES_CONNECTIONS, |text| {
+            text.parse().map_err(|_| "must be a whole number from 1")
         });
-        let prime = variables.optional("CONSUMER_PRIME", "on", on_or_off);
         Ok(Self {
             options: options?,
             connections: connections?,
             auth: auth?,
-            prime: prime?,
+            prime: true,
         })
+    }
+
+    /// Switches the connection at start on or off. It is on by default: the consumer connects, and creates the tables
+    /// of records and events ([`migrate`](crate::migrate)) if no schema of the database has them. Without it, messages
+    /// create no tables either.
+    #[must_use]
+    pub fn prime(self, prime: bool) -> Self {
+        Self { prime, ..self }
     }
 
     /// The records in this database. Does not connect. `config` signs tokens of RDS, or reads the secret.
@@ -115,19 +123,20 @@ impl DatabaseSettings {
     /// If tokens must be signed, and `config` has no Region or no credentials.
     pub fn store(&self, config: &SdkConfig) -> Result<PostgresStore, SettingsError> {
         let passwords = self.auth.passwords(config).map_err(SettingsError::new)?;
-        Ok(self.store_with(passwords, 1))
+        Ok(self.store_with(passwords))
     }
 
-    /// The store, whose tables are created now unless `CONSUMER_PRIME` is off. A failure is logged, since
-    /// a later message may find the database. `connections` is their number unless a variable sets it.
-    pub async fn prepared_store(&self, config: &SdkConfig, connections: usize) -> PostgresStore {
+    /// The store, whose tables are created now unless [`prime`](Self::prime) is off. A failure is logged, since
+    /// a later message may find the database.
+    pub async fn prepared_store(&self, config: &SdkConfig) -> PostgresStore {
         let passwords = self.auth.passwords(config).unwrap_or_else(|why| {
             tracing::warn!("{why}");
             Passwords::Fixed
         });
-        let store = self.store_with(passwords, connections);
+        let store = self.store_with(passwords);
         if self.prime {
-            let created = TransactionConnection::run(store.connections(), create_first_tables);
+            let created =
+                TransactionConnection::run(store.connections(), None, create_first_tables);
             match timeout(PRIME_TIMEOUT, created).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::warn!(
@@ -142,11 +151,8 @@ impl DatabaseSettings {
         store
     }
 
-    fn store_with(&self, passwords: Passwords, connections: usize) -> PostgresStore {
-        let connections = self.connections.map_or_else(
-            || u32::try_from(connections).unwrap_or(u32::MAX),
-            NonZeroU32::get,
-        );
+    fn store_with(&self, passwords: Passwords) -> PostgresStore {
+        let connections = self.connections.get();
         PostgresStore::new(pool(self.options.clone(), connections)).passwords(passwords)
     }
 }

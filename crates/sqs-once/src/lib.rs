@@ -29,9 +29,12 @@
 //!         .header("Content-Type", "application/json")
 //!         .body(serde_json::to_vec(&order)?)
 //!         .timeout(Duration::from_secs(5));
-//!     let response = request.send().await.map_err(|error| match error.is_connect() {
-//!         true => Failure::no_effect(error),  // nothing was sent
-//!         false => Failure::retryable(error), // the gateway may have charged
+//!     let response = request.send().await.map_err(|error| {
+//!         if error.is_connect() {
+//!             Failure::no_effect(error) // nothing was sent
+//!         } else {
+//!             Failure::retryable(error) // the gateway may have charged
+//!         }
 //!     })?;
 //!     match response.status().as_u16() {
 //!         200..=299 => Ok(response.text().await?), // stored, as the answer to duplicates
@@ -131,7 +134,8 @@ pub mod store {
     pub use crate::s3_results::S3Results;
     pub use crate::settings::any_store::AnyStore;
     pub use sqs_once_core::store::{
-        ClaimAnswer, MemoryStore, OutputStore, Results, SettleAnswer, Store, StoreError,
+        ClaimAnswer, MemoryStore, OutputStore, RequestContext, Results, SettleAnswer, Store,
+        StoreError,
     };
 }
 
@@ -160,5 +164,5 @@ pub use handler::{
     Stored, Text, handler_fn,
 };
 pub use once::{Change, Inbox, Mode, OnItem, Once, Operation, Outcome, Retry, Severity};
-pub use settings::{Settings, SettingsError, Variables};
+pub use settings::{Settings, SettingsError, UnknownVariable, Variables};
 pub use sqs::{BatchError, Consumer, run};

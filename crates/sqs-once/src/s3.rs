@@ -12,7 +12,7 @@ use aws_sdk_s3::{
 
 use crate::dynamodb::explain::{causes, explain};
 
-/// Longest time without a byte of an object.
+/// How long a read of an object waits for its next bytes.
 const LONGEST_STALL: Duration = Duration::from_secs(2);
 
 /// A client for S3. A configuration with an endpoint of its own, such as an emulator's, has the
@@ -65,8 +65,11 @@ impl Bucket<'_> {
     ///
     /// The error has the reason and the remedy.
     pub(crate) async fn put(&self, key: &str, sha256: String, json: String) -> Result<(), String> {
-        let put = self.client.put_object().bucket(self.name).key(key);
-        let put = put
+        let put = self
+            .client
+            .put_object()
+            .bucket(self.name)
+            .key(key)
             .content_type("application/json")
             .checksum_sha256(sha256)
             .body(json.into_bytes().into());
@@ -116,8 +119,10 @@ fn code<E: ProvideErrorMetadata>(error: &SdkError<E, HttpResponse>) -> Option<&s
 }
 
 async fn collect(object: GetObjectOutput, max_bytes: usize) -> Result<Vec<u8>, ReadError> {
-    let announced = object.content_length.and_then(|size| size.try_into().ok());
-    let announced: usize = announced.unwrap_or(0);
+    let announced: usize = object
+        .content_length
+        .and_then(|size| size.try_into().ok())
+        .unwrap_or(0);
     if announced > max_bytes {
         return Err(ReadError::TooLong);
     }

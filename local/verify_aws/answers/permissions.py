@@ -26,8 +26,6 @@ NOTHING = {
     "delete_item": "ConditionalCheckFailedException",
     "transact_write_items": "TransactionCanceledException",
     "delete_message": "ReceiptHandleIsInvalid",
-    "get_secret_value": "ResourceNotFoundException",
-    "get_parameter": "ParameterNotFound",
     "create_log_stream": "ResourceAlreadyExistsException",
 }
 

@@ -1,4 +1,4 @@
-"""Batched writes by PartiQL: the answers by which `IdempotencyGrouping=on` tells how each claim ended."""
+"""Batched writes by PartiQL: the answers by which the consumer tells how each claim ended."""
 
 import secrets
 from typing import Any

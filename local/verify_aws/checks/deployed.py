@@ -6,8 +6,7 @@ from typing import Any
 
 import yaml
 from botocore.exceptions import ClientError, WaiterError
-from cloud import ROOT
-from stack import Template
+from cloud import ROOT, Template
 
 from verify_aws.check import NotChecked, Seen, check
 from verify_aws.scratch import CAPABILITIES, PARAMETERS, Scratch

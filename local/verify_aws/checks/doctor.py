@@ -75,7 +75,7 @@ def of_variables(scratch: Scratch) -> Iterator[Fault]:
     yield fault("settings", "CONSUMER_CONCURRENCY", "many")
     yield fault("unknown-variables", "CONSUMER_CONCURENCY", "10")
     yield fault("time-to-start", "CONSUMER_MIN_TIME_TO_START", "30s")
-    yield fault("crash-waits", "CONSUMER_CRASH_WAITS", "off")
+    yield fault("crash-waits", "CONSUMER_CRASH_ISOLATION", "off")
     yield fault("record-retention", "IDEMPOTENCY_RETENTION", "1d")
     yield fault("table", "IDEMPOTENCY_TABLE_NAME", f"{scratch.name}-missing")
     yield fault("key-schema", "IDEMPOTENCY_ATTRIBUTES", "id=PK")

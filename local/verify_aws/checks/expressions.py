@@ -79,7 +79,7 @@ def expressions_are_understood(scratch: Scratch) -> Seen:
     layouts of the table. It refuses redundant parentheses and unused names, which emulators may accept.
 
     Where:
-    crates/dynamodb/src/store/expressions.rs: All condition expressions on records are in this file
+    crates/dynamodb/src/store/expressions/mod.rs: All condition expressions on records are in this folder
     crates/dynamodb/src/store/batched/statement.rs: PartiQL twins
     """
     make_tables(scratch)

@@ -77,7 +77,8 @@ def deploy(scratch: Scratch, source: str, timeout: int) -> str:
     }
     code = archive({"bootstrap": BOOTSTRAP_SCRIPT, "gateway.py": GATEWAY, "consumer": BOOTSTRAP})
     table = scratch.client("dynamodb").describe_table(TableName=scratch.table)["Table"]["TableArn"]
-    writes = ["dynamodb:PutItem", "dynamodb:UpdateItem", "dynamodb:DeleteItem", "dynamodb:GetItem"]
+    single = ["dynamodb:PutItem", "dynamodb:UpdateItem", "dynamodb:DeleteItem", "dynamodb:GetItem"]
+    writes = [*single, "dynamodb:PartiQLInsert", "dynamodb:PartiQLUpdate"]
     hides = ["sqs:GetQueueUrl", "sqs:ChangeMessageVisibility"]
     return make_function(
         scratch,

@@ -113,8 +113,6 @@ def requests(at: Places) -> dict[str, Request]:
     add("GetObject", "s3", "get_object", in_bucket | {"Key": PRESENT}, "GetObject")
     # Without s3:ListBucket, a missing object looks like a missing permission.
     add("GetObject without an object", "s3", "get_object", in_bucket | {"Key": "results/no"}, "GetObject", "ListBucket")
-    add("GetSecretValue", "secretsmanager", "get_secret_value", {"SecretId": f"{at.bucket}-none"}, "GetSecretValue")
-    add("GetParameter", "ssm", "get_parameter", {"Name": f"/{at.bucket}/none"}, "GetParameter")
     add("CreateLogStream", "logs", "create_log_stream", stream, "CreateLogStream")
     add("PutLogEvents", "logs", "put_log_events", stream | {"logEvents": line}, "PutLogEvents")
     return found
@@ -170,8 +168,6 @@ def make_role(scratch: Scratch, every: list[str]) -> tuple[str, Places]:
         f"arn:{partition}:dynamodb:{here}:table/{scratch.table}",
         *(queue, dead, bucket, f"{bucket}/results/*"),
         f"arn:{partition}:logs:{here}:log-group:{group}:*",
-        f"arn:{partition}:secretsmanager:{here}:secret:{scratch.name}-*",
-        f"arn:{partition}:ssm:{here}:parameter/{scratch.name}/*",
     ]
     role = scratch.make_role(
         f"{scratch.name}-permissions",

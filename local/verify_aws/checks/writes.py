@@ -48,7 +48,7 @@ def refused_update_returns_the_item(scratch: Scratch) -> Seen:
     """A refused UpdateItem returns the item as it is, so that a refused claim needs no read.
 
     Where:
-    crates/dynamodb/src/store/expressions.rs: ReturnValuesOnConditionCheckFailure
+    crates/dynamodb/src/store/expressions/builder.rs: ReturnValuesOnConditionCheckFailure
     docs/costs.md: 1 `UpdateItem`, refused
     """
     values = {":now": {"N": "1"}}
@@ -60,7 +60,7 @@ def refused_put_returns_the_item(scratch: Scratch) -> Seen:
     """A refused PutItem returns the item as it is.
 
     Where:
-    crates/dynamodb/src/store/expressions.rs: put_over
+    crates/dynamodb/src/store/expressions/claims.rs: put_over
     """
     return refused_with_item(scratch, "put_item")
 
@@ -70,7 +70,7 @@ def refused_delete_returns_the_item(scratch: Scratch) -> Seen:
     """A refused DeleteItem returns the item as it is, and a conditional one of no item is refused.
 
     Where:
-    crates/dynamodb/src/store/expressions.rs: fn delete
+    crates/dynamodb/src/store/expressions/settlements.rs: fn delete
     """
     seen = refused_with_item(scratch, "delete_item")
     code, answer = refusal(
@@ -89,7 +89,7 @@ def cancelled_transaction_returns_reasons_in_order(scratch: Scratch) -> Seen:
     """A cancelled transaction has one reason for each write, in order, and the item of the one that was refused.
 
     Where:
-    crates/dynamodb/src/store/transaction.rs: cancellation_reasons
+    crates/dynamodb/src/store/transaction/mod.rs: cancellation_reasons
     """
     dynamodb = scratch.client("dynamodb")
     item = scratch.key(f"transaction-{secrets.token_hex(4)}") | {"owner": {"S": "first"}}
@@ -127,7 +127,7 @@ def writes_during_a_transaction_conflict(scratch: Scratch) -> Seen:
 
     Where:
     crates/dynamodb/src/explain.rs: TransactionConflictException
-    crates/dynamodb/src/store/transaction.rs: TransactionConflict
+    crates/dynamodb/src/store/transaction/cancellation.rs: TransactionConflict
     crates/dynamodb/src/store/batched/answer.rs: TransactionConflict
     """
     dynamodb = scratch.client("dynamodb")
@@ -175,7 +175,7 @@ def repeated_transaction_is_applied_once(scratch: Scratch) -> Seen:
     refused.
 
     Where:
-    crates/dynamodb/src/store/transaction.rs: client_request_token
+    crates/dynamodb/src/store/transaction/mod.rs: client_request_token
     """
     dynamodb = scratch.client("dynamodb")
     key, token = scratch.key(f"token-{secrets.token_hex(4)}"), secrets.token_hex(16)

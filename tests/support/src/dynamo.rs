@@ -166,8 +166,8 @@ impl Dynamo {
     /// Every record in the table.
     pub async fn records(&self, table: &str) -> Vec<Item> {
         let scan = self.backstage.scan().table_name(table);
-        let output = scan.consistent_read(true).send().await.unwrap();
-        output.items.unwrap_or_default()
+        let items = scan.consistent_read(true).into_paginator().items();
+        items.send().try_collect().await.unwrap()
     }
 
     /// The next request for `operation` without a planned fault meets this one.

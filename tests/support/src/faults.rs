@@ -79,6 +79,8 @@ pub enum Fault {
     OneResponseLess,
     /// `BatchExecuteStatement`: applied; the response has one statement too many.
     OneResponseMore,
+    /// `BatchExecuteStatement`: applied; no error has the item of its failed condition check.
+    NoItems,
 }
 
 /// Planned failures, by operation.
@@ -210,6 +212,16 @@ impl Faults {
             Fault::OneResponseLess => answered(forward.await, |answers| drop(answers.pop())).await,
             Fault::OneResponseMore => {
                 answered(forward.await, |answers| answers.push(json!({}))).await
+            }
+            Fault::NoItems => {
+                answered(forward.await, |answers| {
+                    for answer in answers {
+                        if let Some(error) = answer["Error"].as_object_mut() {
+                            error.remove("Item");
+                        }
+                    }
+                })
+                .await
             }
             Fault::FirstStatement(_) => unreachable!("handled above"),
         }

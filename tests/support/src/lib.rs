@@ -30,7 +30,7 @@ pub mod template;
 pub mod throttle;
 pub mod world;
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, sync::LazyLock, time::Duration};
 
 use aws_config::{BehaviorVersion, Region, SdkConfig};
 use aws_sdk_dynamodb::config::{Credentials, SharedCredentialsProvider, SharedHttpClient};
@@ -39,9 +39,13 @@ use aws_smithy_http_client::{
     tls::{Provider, rustls_provider::CryptoMode},
 };
 use axum::serve::ListenerExt;
+use sqs_once::store::RequestContext;
 
 /// Longer than any awaited event takes on a busy machine; reached only when the test fails.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The context of a request whose costs nobody reads, and which may take any time.
+pub static CONTEXT: LazyLock<RequestContext> = LazyLock::new(RequestContext::default);
 
 /// Region and credentials of every client and every function under test.
 pub const REGION: &str = "eu-central-1";

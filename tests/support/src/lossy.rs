@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use sqs_once::{
     protocol::{ClaimRequest, Fence, Settlement, Timestamp, Unavailability},
-    store::{ClaimAnswer, MemoryStore, SettleAnswer, Store, StoreError},
+    store::{ClaimAnswer, MemoryStore, RequestContext, SettleAnswer, Store, StoreError},
 };
 
 /// Fate of one request.
@@ -150,10 +150,16 @@ impl Lossy {
 }
 
 impl Store for Lossy {
-    async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
+    async fn claim(
+        &self,
+        request: &ClaimRequest,
+        context: &RequestContext,
+    ) -> Result<ClaimAnswer, StoreError> {
         self.claims.lock().unwrap().push(request.clone());
-        self.meet("claim", request.key.as_str(), || self.store.claim(request))
-            .await
+        self.meet("claim", request.key.as_str(), || {
+            self.store.claim(request, context)
+        })
+        .await
     }
 
     async fn settle(
@@ -161,10 +167,11 @@ impl Store for Lossy {
         fence: &Fence,
         settlement: &Settlement,
         now: Timestamp,
+        context: &RequestContext,
     ) -> Result<SettleAnswer, StoreError> {
         let name = settlement.name();
         self.meet(name, fence.key.as_str(), || {
-            self.store.settle(fence, settlement, now)
+            self.store.settle(fence, settlement, now, context)
         })
         .await
     }

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{
     dynamo::{Dynamo, Item, number, text},
     gateway::Gateway,
-    runtime_api::{Env, FUNCTION_NAME, Lambda, of_message},
+    runtime_api::{Env, FUNCTION_NAME, Lambda, of_message, program},
     sqs::{Sqs, SqsBehaviour},
 };
 
@@ -60,6 +60,11 @@ impl Stage {
 
     pub async fn consumer(&self, settings: &[(&str, &str)]) -> Lambda {
         Lambda::start(self.env(settings)).await
+    }
+
+    /// A consumer whose builder methods take what no setting says: see `tests/programs/adjusted.rs`.
+    pub async fn adjusted(&self, settings: &[(&str, &str)]) -> Lambda {
+        Lambda::start_binary(&program("adjusted"), self.env(settings)).await
     }
 
     /// The record of a key, under the default namespace.

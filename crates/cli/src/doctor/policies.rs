@@ -110,25 +110,34 @@ pub(crate) async fn read(iam: &Client, role: &str) -> Result<Policies, Error> {
             .role_name(role)
             .policy_name(name)
             .send()
-            .await;
-        let read = read.map_err(|error| failed(&action, "iam:GetRolePolicy", &error))?;
+            .await
+            .map_err(|error| failed(&action, "iam:GetRolePolicy", &error))?;
         policies.add(&decoded(&read.policy_document));
     }
-    let attached = iam.list_attached_role_policies().role_name(role);
-    let mut attached = attached.into_paginator().items().send();
+    let mut attached = iam
+        .list_attached_role_policies()
+        .role_name(role)
+        .into_paginator()
+        .items()
+        .send();
     while let Some(policy) = attached.next().await {
         let permission = "iam:ListAttachedRolePolicies";
         let policy = policy.map_err(|error| failed(&action, permission, &error))?;
         let arn = policy.policy_arn.unwrap_or_default();
-        let read = iam.get_policy().policy_arn(&arn).send().await;
-        let read = read.map_err(|error| failed(&action, "iam:GetPolicy", &error))?;
-        let version = read.policy.and_then(|policy| policy.default_version_id);
+        let current = iam
+            .get_policy()
+            .policy_arn(&arn)
+            .send()
+            .await
+            .map_err(|error| failed(&action, "iam:GetPolicy", &error))?;
+        let version = current.policy.and_then(|policy| policy.default_version_id);
         let read = iam
             .get_policy_version()
             .policy_arn(&arn)
-            .set_version_id(version);
-        let read = read.send().await;
-        let read = read.map_err(|error| failed(&action, "iam:GetPolicyVersion", &error))?;
+            .set_version_id(version)
+            .send()
+            .await
+            .map_err(|error| failed(&action, "iam:GetPolicyVersion", &error))?;
         let document = read.policy_version.and_then(|version| version.document);
         policies.add(&decoded(&document.unwrap_or_default()));
     }

@@ -8,12 +8,15 @@ use aws_sdk_lambda::types::{EventSourceMappingConfiguration, FunctionResponseTyp
 use aws_sdk_sqs::types::QueueAttributeName;
 use serde_json::Value;
 
-use super::facts::{
-    Account, DeadLetterQueue, DeadLetters, Mapping, Resource, Schedules, SourceQueue, Stream, Table,
+use super::{
+    account::Account,
+    facts::{
+        DeadLetterQueue, DeadLetters, Mapping, Resource, Schedules, SourceQueue, Stream, Table,
+    },
 };
 use crate::{aws::failed, dead_letters::Queue, output::Error};
 
-/// Invocations after an asynchronous one that failed, unless the function has another number (*AWS
+/// How often Lambda retries a failed asynchronous invocation, unless the function sets a number (*AWS
 /// Lambda API Reference*, "PutFunctionEventInvokeConfig").
 const RETRIES: i32 = 2;
 
@@ -74,14 +77,20 @@ impl Account {
     }
 
     async fn sources_of(&self, function: &str) -> Result<Vec<EventSource>, Error> {
-        let list = self.lambda.list_event_source_mappings();
-        let list = list.function_name(function).into_paginator().items();
-        let read: Result<Vec<_>, _> = list.send().collect().await;
-        let read = read.map_err(|error| {
-            let action = format!("read the mappings of `{function}`");
-            failed(&action, "lambda:ListEventSourceMappings", &error)
-        })?;
-        Ok(read.into_iter().map(EventSource).collect())
+        let mappings = self
+            .lambda
+            .list_event_source_mappings()
+            .function_name(function)
+            .into_paginator()
+            .items()
+            .send()
+            .collect::<Result<Vec<_>, _>>()
+            .await
+            .map_err(|error| {
+                let action = format!("read the mappings of `{function}`");
+                failed(&action, "lambda:ListEventSourceMappings", &error)
+            })?;
+        Ok(mappings.into_iter().map(EventSource).collect())
     }
 
     /// The mappings of queues.
@@ -129,32 +138,46 @@ impl Account {
         arn: &str,
         resources: &[Resource],
     ) -> Result<Schedules, Error> {
-        let list = self.events.list_rule_names_by_target().target_arn(arn);
-        let list = list.send().await.map_err(|error| {
-            let action = format!("read the rules that invoke `{arn}`");
-            failed(&action, "events:ListRuleNamesByTarget", &error)
-        })?;
+        let list = self
+            .events
+            .list_rule_names_by_target()
+            .target_arn(arn)
+            .send()
+            .await
+            .map_err(|error| {
+                let action = format!("read the rules that invoke `{arn}`");
+                failed(&action, "events:ListRuleNamesByTarget", &error)
+            })?;
         let mut rules = Vec::new();
         for name in list.rule_names() {
-            let rule = self.events.describe_rule().name(name).send().await;
-            let rule = rule.map_err(|error| {
-                let action = format!("read rule `{name}`");
-                failed(&action, "events:DescribeRule", &error)
-            })?;
+            let rule = self
+                .events
+                .describe_rule()
+                .name(name)
+                .send()
+                .await
+                .map_err(|error| {
+                    let action = format!("read rule `{name}`");
+                    failed(&action, "events:DescribeRule", &error)
+                })?;
             rules.push((name.clone(), rule.state != Some(RuleState::Disabled)));
         }
         let schedules = "AWS::Scheduler::Schedule";
         let has_others = resources.iter().any(|resource| resource.kind == schedules);
-        Ok(match rules.is_empty() && has_others {
-            true => Schedules::Unread,
-            false => Schedules::Rules(rules),
+        Ok(if rules.is_empty() && has_others {
+            Schedules::Unread
+        } else {
+            Schedules::Rules(rules)
         })
     }
 
     /// Invocations after an asynchronous one that failed.
     pub(super) async fn retries(&self, function: &str) -> Result<i32, Error> {
-        let read = self.lambda.get_function_event_invoke_config();
-        let read = read.function_name(function).qualifier("$LATEST");
+        let read = self
+            .lambda
+            .get_function_event_invoke_config()
+            .function_name(function)
+            .qualifier("$LATEST");
         match read.send().await {
             Ok(config) => Ok(config.maximum_retry_attempts.unwrap_or(RETRIES)),
             Err(error)
@@ -174,11 +197,16 @@ impl Account {
 
     /// Most executions of a function at a time. `None` if it has no limit of its own.
     pub(super) async fn reserved_concurrency(&self, function: &str) -> Result<Option<u32>, Error> {
-        let read = self.lambda.get_function_concurrency();
-        let read = read.function_name(function).send().await.map_err(|error| {
-            let action = format!("read the concurrency of `{function}`");
-            failed(&action, "lambda:GetFunctionConcurrency", &error)
-        })?;
+        let read = self
+            .lambda
+            .get_function_concurrency()
+            .function_name(function)
+            .send()
+            .await
+            .map_err(|error| {
+                let action = format!("read the concurrency of `{function}`");
+                failed(&action, "lambda:GetFunctionConcurrency", &error)
+            })?;
         let reserved = read.reserved_concurrent_executions;
         Ok(reserved.and_then(|reserved| reserved.try_into().ok()))
     }
@@ -187,8 +215,9 @@ impl Account {
         let attributes = self
             .attributes(&Queue::find(&self.config, arn).await?)
             .await?;
-        let policy = attributes.get(&QueueAttributeName::RedrivePolicy);
-        let policy = policy.and_then(|policy| serde_json::from_str::<Value>(policy).ok());
+        let policy = attributes
+            .get(&QueueAttributeName::RedrivePolicy)
+            .and_then(|policy| serde_json::from_str::<Value>(policy).ok());
         let dead_letters = match policy {
             None => DeadLetters::None,
             Some(policy) => self.dead_letters(&policy).await?,
@@ -206,22 +235,30 @@ impl Account {
         let Some(queue) = Queue::find_existing(&self.config, arn).await? else {
             return Ok(DeadLetters::Missing(arn.to_owned()));
         };
-        let count = &policy["maxReceiveCount"];
-        let count = count.as_u64().or_else(|| count.as_str()?.parse().ok());
+        let limit = &policy["maxReceiveCount"];
+        let max_receive_count = limit
+            .as_u64()
+            .or_else(|| limit.as_str()?.parse().ok())
+            .unwrap_or(0);
         Ok(DeadLetters::Queue(DeadLetterQueue {
             arn: arn.to_owned(),
-            max_receive_count: count.unwrap_or(0),
+            max_receive_count,
             retention: retention(&self.attributes(&queue).await?),
         }))
     }
 
     async fn attributes(&self, queue: &Queue) -> Result<Attributes, Error> {
-        let read = queue.client.get_queue_attributes().queue_url(&queue.url);
-        let read = read.attribute_names(QueueAttributeName::All).send().await;
-        let read = read.map_err(|error| {
-            let action = format!("read queue `{}`", queue.name());
-            failed(&action, "sqs:GetQueueAttributes", &error)
-        })?;
+        let read = queue
+            .client
+            .get_queue_attributes()
+            .queue_url(&queue.url)
+            .attribute_names(QueueAttributeName::All)
+            .send()
+            .await
+            .map_err(|error| {
+                let action = format!("read queue `{}`", queue.name());
+                failed(&action, "sqs:GetQueueAttributes", &error)
+            })?;
         Ok(read.attributes.unwrap_or_default())
     }
 
@@ -245,16 +282,17 @@ impl Account {
         let Some(table) = described else {
             return Ok(None);
         };
-        let ttl = self.dynamodb.describe_time_to_live().table_name(name);
-        let ttl = ttl.send().await.map_err(|error| {
-            let permission = "dynamodb:DescribeTimeToLive";
-            failed(
-                &format!("read the TTL of table `{name}`"),
-                permission,
-                &error,
-            )
-        })?;
-        let ttl = ttl.time_to_live_description.filter(|ttl| {
+        let described = self
+            .dynamodb
+            .describe_time_to_live()
+            .table_name(name)
+            .send()
+            .await
+            .map_err(|error| {
+                let action = format!("read the TTL of table `{name}`");
+                failed(&action, "dynamodb:DescribeTimeToLive", &error)
+            })?;
+        let ttl = described.time_to_live_description.filter(|ttl| {
             let status = ttl.time_to_live_status();
             matches!(
                 status,

@@ -162,15 +162,18 @@ impl World {
                 .sqs
                 .receive_message()
                 .queue_url(url)
-                .wait_time_seconds(1);
-            let receive = receive
+                .wait_time_seconds(1)
                 .max_number_of_messages(10)
                 .message_system_attribute_names(MessageSystemAttributeName::All)
                 .message_attribute_names("All");
             for message in receive.send().await.unwrap().messages.unwrap_or_default() {
-                let delete = self.sqs.delete_message().queue_url(url);
-                let delete = delete.set_receipt_handle(message.receipt_handle.clone());
-                delete.send().await.unwrap();
+                self.sqs
+                    .delete_message()
+                    .queue_url(url)
+                    .set_receipt_handle(message.receipt_handle.clone())
+                    .send()
+                    .await
+                    .unwrap();
                 messages.push(message);
             }
         }
@@ -274,8 +277,10 @@ async fn list_groups_by_reason_and_leaves_messages_visible() {
         assert_eq!(listed.code, 0, "{listed:?}");
         assert!(!listed.stdout.contains(SECRET), "{listed:?}");
         let listed = listed.json();
-        let groups = listed["groups"].as_array().unwrap().iter();
-        let groups: Vec<_> = groups
+        let groups: Vec<_> = listed["groups"]
+            .as_array()
+            .unwrap()
+            .iter()
             .map(|g| {
                 (
                     g["reason"].as_str().unwrap(),

@@ -91,6 +91,7 @@ pub(crate) fn healthy() -> Value {
         "policy": {"Version": "2012-10-17", "Statement": [
             {"Effect": "Allow", "Resource": arn("dynamodb", "table/records"), "Action": [
                 "dynamodb:PutItem", "dynamodb:UpdateItem", "dynamodb:DeleteItem", "dynamodb:GetItem",
+                "dynamodb:PartiQLInsert", "dynamodb:PartiQLUpdate",
             ]},
             {"Effect": "Allow", "Resource": arn("sqs", "orders"), "Action": [
                 "sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes",
@@ -429,13 +430,8 @@ async fn each_seeded_fault_is_the_one_finding() {
             "receives",
         ),
         (
-            &variable("CONSUMER_CRASH_WAITS"),
+            &variable("CONSUMER_CRASH_ISOLATION"),
             json!("off"),
-            "crash-waits",
-        ),
-        (
-            &variable("CONSUMER_CRASH_WAITS"),
-            json!(["1m"; 70].join(",")),
             "crash-waits",
         ),
         (
@@ -449,6 +445,11 @@ async fn each_seeded_fault_is_the_one_finding() {
             "record-retention",
         ),
         (&variable("IDEMPOTENCY_KEY"), json!("orderId"), "settings"),
+        (
+            &variable("CONSUMER_PRIME"),
+            json!("off"),
+            "unknown-variables",
+        ),
         (
             &variable("CONSUMER_MIN_TIME_TO_START"),
             json!("30s"),
@@ -509,8 +510,8 @@ async fn each_seeded_fault_is_the_one_finding() {
         ),
         ("/policy/Statement/0/Effect", json!("Deny"), "permissions"),
         (
-            &variable("IDEMPOTENCY_GROUPING"),
-            json!("on"),
+            "/policy/Statement/0/Action/4",
+            json!("dynamodb:Query"),
             "permissions",
         ),
         (
@@ -585,12 +586,19 @@ async fn each_seeded_fault_is_the_one_finding() {
 }
 
 #[tokio::test]
+async fn single_writes_need_no_permission_for_statements() {
+    let off = "/function/Environment/Variables/IDEMPOTENCY_GROUPING";
+    let mut answers = with(off, json!("off"));
+    let actions = &mut answers["policy"]["Statement"][0]["Action"];
+    actions.as_array_mut().unwrap().truncate(4);
+    assert_eq!(doctor(answers, &[]).await.code, 0);
+}
+
+#[tokio::test]
 async fn outputs_in_s3_need_permissions_of_the_bucket() {
     let mut answers = healthy();
     let variables = &mut answers["function"]["Environment"]["Variables"];
     variables["IDEMPOTENCY_RESULT_BUCKET"] = json!("outputs");
-    assert_eq!(doctor(answers.clone(), &[]).await.code, 0);
-    answers["function"]["Environment"]["Variables"]["IDEMPOTENCY_RESULTS"] = json!("s3");
     let found = doctor(answers, &[]).await.stdout;
     for needed in [
         "s3:PutObject on arn:aws:s3:::outputs/results/*",
@@ -881,7 +889,7 @@ const MISDEPLOYMENTS: [(&str, &str, &str); 20] = [
         "unknown-variables",
     ),
     (
-        "CONSUMER_MIN_TIME_TO_START: !Ref ConsumerMinTimeToStart",
+        "CONSUMER_HEARTBEAT: !Ref ConsumerHeartbeat",
         "CONSUMER_MIN_TIME_TO_START: 15m",
         "time-to-start",
     ),

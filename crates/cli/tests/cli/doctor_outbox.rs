@@ -322,7 +322,7 @@ async fn fault_of_postgres_consumer_is_the_one_finding() {
     // A crash leaves no record that a later attempt could find.
     let alone = with_in(
         healthy.clone(),
-        &variable("CONSUMER_CRASH_WAITS"),
+        &variable("CONSUMER_CRASH_ISOLATION"),
         json!("off"),
     );
     assert_eq!(checks(alone, &[]).await, Vec::<String>::new());

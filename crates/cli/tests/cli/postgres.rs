@@ -17,7 +17,7 @@ use sqs_once_core::{
 };
 use sqs_once_postgres::{InPostgres, InTransaction, PostgresStore, Transaction};
 use support::{
-    PATIENCE,
+    CONTEXT, PATIENCE,
     postgres::{OPTIONAL_SERVER, one},
     s3::{BUCKET, S3},
 };
@@ -83,7 +83,7 @@ impl World {
         let (lease_until, kept) = (now + 10 * MINUTE, (now + 60 * MINUTE).as_secs());
         let owner = Owner::fresh();
         let claim = ClaimRequest::new(key(), owner, "message-1", now, lease_until, kept);
-        self.store().claim(&claim).await.unwrap()
+        self.store().claim(&claim, &CONTEXT).await.unwrap()
     }
 
     async fn put(&self, sql: &str) {

@@ -23,10 +23,10 @@ impl InvalidMessage {
         let text = error.to_string();
         let what = match error.classify() {
             serde_json::error::Category::Data => {
-                let text = text
+                let without_place = text
                     .rsplit_once(" at line ")
-                    .map_or(&*text, |(text, _)| text);
-                match text {
+                    .map_or(&*text, |(before, _)| before);
+                match without_place {
                     missing if missing.starts_with("missing field `") => missing.to_owned(),
                     other => unknown_variant(other).unwrap_or_else(|| {
                         "a value is not of the type the handler takes".to_owned()
@@ -47,8 +47,9 @@ impl InvalidMessage {
 /// serde's text of an unknown variant, without its name if that may be something else; `None` for
 /// other texts. The names after "expected" are those of the handler's type.
 fn unknown_variant(text: &str) -> Option<String> {
-    let text = text.strip_prefix("unknown variant `")?;
-    let (name, expected) = text.rsplit_once("`, expected ")?;
+    let (name, expected) = text
+        .strip_prefix("unknown variant `")?
+        .rsplit_once("`, expected ")?;
     let listed = expected.chars().all(|c| is_of_name(c) || " `,".contains(c));
     let name = if is_name(name) {
         format!(" `{name}`")

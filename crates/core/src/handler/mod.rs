@@ -6,6 +6,7 @@ mod attempt;
 mod body;
 mod delivery;
 mod failure;
+mod history;
 mod invalid_message;
 
 use std::{borrow::Cow, fmt, marker::PhantomData};
@@ -13,12 +14,13 @@ use std::{borrow::Cow, fmt, marker::PhantomData};
 use serde::de::DeserializeOwned;
 
 pub use answer::{Answer, to_output, to_result};
-pub use attempt::{Attempt, History, OpenAttempts};
+pub use attempt::Attempt;
 pub use body::{Body, Content};
 pub use body::{Bytes, FromMessage, Json, Raw, Text};
 pub use delivery::{Attribute, AttributeValue, DeliveryFacts};
 pub use delivery::{Delivery, EnvelopeFacts};
 pub use failure::{Failure, ResultExt};
+pub use history::{History, OpenAttempts};
 pub use invalid_message::InvalidMessage;
 
 use crate::{protocol::StoredResult, store::Results};

@@ -71,7 +71,7 @@ impl<S: Store> HeldClaim<'_, S> {
         let settlement = self.records.renewal(renewed.until());
         // The same renewal is repeated: an earlier copy may have been applied.
         match self
-            .settle_by(Effort::renewal(cut), &fence, &settlement)
+            .settle_by(&Effort::renewal(cut, &self.meter), &fence, &settlement)
             .await
         {
             Settled::Applied => Ok(renewed),

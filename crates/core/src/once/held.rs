@@ -13,6 +13,7 @@ use super::{
 use crate::{
     deadline::Deadline,
     handler::Failure,
+    meter::Meter,
     protocol::{
         AttemptEnd, Before, Claimed, Fence, Settlement, SettlementRefused, StoredResult, Timestamp,
         decision::settlement_refused,
@@ -37,6 +38,7 @@ pub struct HeldClaim<'a, S> {
     pub(crate) message_id: String,
     pub(crate) claimed: Claimed,
     pub(crate) deadline: Deadline,
+    pub(crate) meter: Meter,
     pub(crate) lease: Lease,
     /// True once the handler is about to run: its end is recorded.
     pub(crate) began: bool,
@@ -54,10 +56,6 @@ pub(crate) enum Settled {
 }
 
 impl<S: Store> HeldClaim<'_, S> {
-    pub(crate) async fn complete(self, output: StoredResult) -> Outcome {
-        self.record(output).await
-    }
-
     /// Stores the output where the settings say, and returns the result for the record.
     pub async fn keep(&self, output: StoredResult) -> StoredResult {
         let Fence { key, owner, .. } = &self.fence;
@@ -65,10 +63,10 @@ impl<S: Store> HeldClaim<'_, S> {
     }
 
     /// Stores the output, and records the completion.
-    pub async fn record(&self, output: StoredResult) -> Outcome {
+    pub async fn complete(&self, output: StoredResult) -> Outcome {
         let result = self.keep(output).await;
         let settlement = self.records.completion(&result);
-        match self.settle(self.after_effect(), &settlement).await {
+        match self.settle(&self.after_effect(), &settlement).await {
             Settled::Applied => Outcome::Completed(result),
             Settled::LeaseLost => Outcome::LeaseLost,
             // The effect has occurred. The claim stays, so that no retry repeats the effect at
@@ -98,7 +96,7 @@ impl<S: Store> HeldClaim<'_, S> {
     async fn fail(self, error: String) -> Outcome {
         let (first_open, expires_at) = (self.claimed.is_first_open(), self.records.expires_at());
         let settlement = Settlement::fail(error.clone(), &self.message_id, first_open, expires_at);
-        match self.settle(self.after_effect(), &settlement).await {
+        match self.settle(&self.after_effect(), &settlement).await {
             Settled::Applied => Outcome::PermanentFailure(error),
             Settled::LeaseLost => Outcome::LeaseLost,
             Settled::Unknown(cause) => Outcome::FailureUnrecorded {
@@ -112,7 +110,7 @@ impl<S: Store> HeldClaim<'_, S> {
     ///
     /// # Errors
     ///
-    /// The outcome of a claim that got no turn in time, and was undone.
+    /// The outcome, if no turn came in time. The claim was undone.
     pub(crate) async fn beside_others(mut self, turns: &Turns) -> Result<Self, Outcome> {
         let turn = pin!(turns.shared(self.deadline.latest_start()));
         match self.while_waiting(turn).await {
@@ -129,8 +127,8 @@ impl<S: Store> HeldClaim<'_, S> {
     ///
     /// # Errors
     ///
-    /// The outcome of a claim whose handler must not start. The claim was undone, and the record has
-    /// the count of before.
+    /// The outcome, if the handler must not start. The claim was undone, and the record has its earlier
+    /// count again.
     pub(crate) async fn alone(
         mut self,
         exclusive_attempts: u64,
@@ -153,15 +151,15 @@ impl<S: Store> HeldClaim<'_, S> {
             return Err(self.restore(Outcome::NotStarted).await);
         }
         let attempt = exclusive_attempts + 1;
-        let renewed = Lease::from_now(self.lease.terms, now, self.deadline);
-        let until = lease_alone(attempt, waits, now, renewed.until().max(self.lease.until()));
-        let renewed = renewed.lasting_until(until, now, self.deadline);
+        let usual = Lease::from_now(self.lease.terms, now, self.deadline);
+        let until = lease_alone(attempt, waits, now, usual.until().max(self.lease.until()));
+        let renewed = usual.lasting_until(until, now, self.deadline);
         let fence = self.fence.clone().with_lease(self.lease.until());
         let settlement = self.records.attempt_alone(until, attempt);
         // A record that is not known to count the attempt must not start it.
         self.ran_alone = true;
         match self
-            .settle_by(Effort::renewal(latest), &fence, &settlement)
+            .settle_by(&Effort::renewal(latest, &self.meter), &fence, &settlement)
             .await
         {
             Settled::Applied => self.lease = renewed,
@@ -213,9 +211,9 @@ impl<S: Store> HeldClaim<'_, S> {
         let effort = if self.ran_alone {
             self.after_effect()
         } else {
-            Effort::brief(self.deadline.end())
+            Effort::brief(self.deadline.end(), &self.meter)
         };
-        match self.settle(effort, settlement).await {
+        match self.settle(&effort, settlement).await {
             Settled::Applied => outcome,
             Settled::LeaseLost => Outcome::LeaseLost,
             Settled::Unknown(error) => {
@@ -231,10 +229,10 @@ impl<S: Store> HeldClaim<'_, S> {
 
     /// The effort for the record of an effect, or of a failure after one.
     pub fn after_effect(&self) -> Effort<'static> {
-        Effort::after_effect(self.deadline.end())
+        Effort::after_effect(self.deadline.end(), &self.meter)
     }
 
-    async fn settle(&self, effort: Effort<'_>, settlement: &Settlement) -> Settled {
+    async fn settle(&self, effort: &Effort<'_>, settlement: &Settlement) -> Settled {
         self.settle_by(effort, &self.fence, settlement).await
     }
 
@@ -242,14 +240,14 @@ impl<S: Store> HeldClaim<'_, S> {
     /// repetitions harmless.
     pub(crate) async fn settle_by(
         &self,
-        effort: Effort<'_>,
+        effort: &Effort<'_>,
         fence: &Fence,
         settlement: &Settlement,
     ) -> Settled {
         // Not before the claim, even if the clock was set back: a late copy of the claim would pass
         // the end of the lease.
         let (store, now) = (&self.records.store, self.records.now().max(self.claimed_at));
-        let send = || store.settle(fence, settlement, now);
+        let send = || store.settle(fence, settlement, now, effort.context());
         match repeat(effort, settlement.name(), &fence.key, send).await {
             Ok(Answered { answer, .. }) => match answer {
                 SettleAnswer::Applied => Settled::Applied,

@@ -38,6 +38,7 @@
 //! ```
 
 mod claim;
+mod claim_mode;
 mod health;
 mod heartbeat;
 pub mod held;
@@ -50,7 +51,7 @@ pub mod repeat;
 mod turns;
 pub mod work;
 
-pub use claim::Once;
+pub use claim_mode::Once;
 pub use mode::Mode;
 pub use operation::Operation;
 pub use outcome::{Outcome, Retry, Severity};

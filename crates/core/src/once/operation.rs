@@ -4,6 +4,7 @@ use super::turns::OperationGate;
 use crate::{
     deadline::Deadline,
     handler::Delivery,
+    meter::Meter,
     protocol::{Fingerprint, Key},
 };
 
@@ -37,6 +38,9 @@ pub struct Operation {
     /// Decides when the handler of a suspect starts. `None`: when no other handler of the mode runs.
     #[doc(hidden)]
     pub gate: Option<OperationGate>,
+    /// Measures the requests to the store.
+    #[doc(hidden)]
+    pub meter: Meter,
 }
 
 impl Operation {
@@ -54,6 +58,7 @@ impl Operation {
             delivery: delivery.into(),
             deadline,
             gate: None,
+            meter: Meter::default(),
         }
     }
 }

@@ -9,25 +9,24 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::health::Health;
 use crate::{
-    deadline::{self, Deadline},
-    meter::timed,
+    deadline::Deadline,
+    meter::Meter,
     protocol::{Key, Unavailability},
-    store::StoreError,
+    store::{RequestContext, StoreError},
     system,
 };
 
-/// Maximum time for repetitions of a contended claim.
+/// How long a contended claim is retried.
 const MAX_CLAIM_TIME: Duration = Duration::from_secs(2);
-/// Maximum number of repetitions of a claim without an answer.
+/// How often an unanswered claim is retried.
 const CLAIM_REPETITIONS: u32 = 2;
-/// Maximum time for repetitions of a denied write after an effect. New credentials and permissions take
-/// seconds.
+/// How long a denied write is retried after an effect. New credentials and permissions take seconds.
 const MAX_DENIED: Duration = Duration::from_secs(60);
-/// Time for the answer to the last copy of a denied write.
+/// How long the last retry of a denied write waits for its response.
 const TIME_FOR_A_DENIAL: Duration = Duration::from_secs(1);
 /// Maximum time for a write that only shortens somebody's wait.
 pub(crate) const MAX_BRIEF: Duration = Duration::from_secs(2);
@@ -57,24 +56,27 @@ pub struct GivenUp {
 }
 
 /// How long a request is repeated.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Effort<'a> {
     /// End of the last copy's wait for an answer.
     until: Instant,
-    /// Time for repetitions after the first contention. `None`: until `until`.
+    /// For the store.
+    context: RequestContext,
+    /// How long to retry after the first contention. `None`: until `until`.
     contended: Option<Duration>,
-    /// End of repetitions after a denial. `None`: there are none.
+    /// When to stop retrying a denied write. `None`: it is not retried.
     denied: Option<Instant>,
-    /// Maximum number of repetitions of a copy without an answer. `None`: until `until`.
+    /// How often an unanswered request is retried. `None`: until `until`.
     unanswered: Option<u32>,
     budget: Option<&'a Health>,
 }
 
 impl<'a> Effort<'a> {
     /// A claim: nothing has happened yet, and the message returns anyway.
-    pub(super) fn claim(deadline: Deadline, budget: &'a Health) -> Self {
+    pub(super) fn claim(deadline: Deadline, budget: &'a Health, context: RequestContext) -> Self {
         Self {
             until: deadline.stop(),
+            context,
             contended: Some(MAX_CLAIM_TIME.min(deadline.time_left() / 10)),
             denied: None,
             unanswered: Some(CLAIM_REPETITIONS),
@@ -83,29 +85,30 @@ impl<'a> Effort<'a> {
     }
 
     /// A write that records an effect: without it, the effect is repeated.
-    pub(crate) fn after_effect(end: Instant) -> Self {
+    pub(crate) fn after_effect(end: Instant, meter: &Meter) -> Self {
         let now = Instant::now();
         let left = end.saturating_duration_since(now);
         // A copy that is cut off before its answer would leave open whether it was applied.
         let for_last_answer = TIME_FOR_A_DENIAL.min(left / 4);
         Self {
             denied: Some(now + (left - for_last_answer).min(MAX_DENIED)),
-            ..Self::commit(end)
+            ..Self::commit(end, meter)
         }
     }
 
     /// A renewal of a lease, until the lease ends.
-    pub(crate) const fn renewal(cut: Instant) -> Self {
+    pub(crate) fn renewal(cut: Instant, meter: &Meter) -> Self {
         Self {
             denied: Some(cut),
-            ..Self::commit(cut)
+            ..Self::commit(cut, meter)
         }
     }
 
     /// A write that is the effect itself. A denied one has changed nothing.
-    pub const fn commit(end: Instant) -> Self {
+    pub fn commit(end: Instant, meter: &Meter) -> Self {
         Self {
             until: end,
+            context: RequestContext::until(end, meter),
             contended: None,
             denied: None,
             unanswered: None,
@@ -114,8 +117,13 @@ impl<'a> Effort<'a> {
     }
 
     /// A write that only shortens somebody's wait. A place is worth more.
-    pub(crate) fn brief(end: Instant) -> Self {
-        Self::commit(end.min(Instant::now() + MAX_BRIEF))
+    pub(crate) fn brief(end: Instant, meter: &Meter) -> Self {
+        Self::commit(end.min(Instant::now() + MAX_BRIEF), meter)
+    }
+
+    /// For the store that the request goes to.
+    pub const fn context(&self) -> &RequestContext {
+        &self.context
     }
 }
 
@@ -125,7 +133,7 @@ impl<'a> Effort<'a> {
 ///
 /// [`GivenUp`] after an error that no repetition can help, or when the effort ends.
 pub async fn repeat<T, F>(
-    effort: Effort<'_>,
+    effort: &Effort<'_>,
     action: &'static str,
     key: &Key,
     send: impl Fn() -> F,
@@ -133,6 +141,7 @@ pub async fn repeat<T, F>(
 where
     F: Future<Output = Result<T, StoreError>>,
 {
+    let meter = &effort.context.meter;
     let mut contended = None;
     let mut unanswered_pauses = RetryPauses::until(effort.until);
     let mut denied = effort.denied.map(RetryPauses::long_until);
@@ -140,7 +149,7 @@ where
     let (mut unanswered, mut rejected) = (None, None);
     let mut copies_unanswered = 0;
     loop {
-        let error = match timed(deadline::until(effort.until, send())).await {
+        let error = match meter.timed(timeout_at(effort.until, send())).await {
             Ok(Ok(answer)) => {
                 return Ok(Answered {
                     answer,
@@ -150,11 +159,12 @@ where
             }
             Ok(Err(error)) => error,
             Err(_elapsed) => {
-                let error = rejected.or(unanswered);
-                let error = error.unwrap_or_else(|| StoreError::OutOfTime {
-                    action,
-                    key: key.to_string(),
-                });
+                let error = rejected
+                    .or(unanswered)
+                    .unwrap_or_else(|| StoreError::OutOfTime {
+                        action,
+                        key: key.to_string(),
+                    });
                 return Err(GivenUp {
                     error,
                     may_have_been_applied: true,
@@ -208,7 +218,7 @@ pub struct RetryPauses {
     until: Instant,
 }
 
-/// Minimum time left for another copy. With less time, no answer can arrive.
+/// Least time left for a retry. With less, no response could arrive.
 const MIN_TIME_FOR_TRY: Duration = Duration::from_millis(10);
 
 impl RetryPauses {

@@ -396,9 +396,12 @@ mod tests {
     fn part() -> impl Strategy<Value = KeyPart<'static>> {
         // Short words over the separator and the escape, so that a wrong encoding collides.
         let word = "[a#\\\\]{1,3}|[é\0]|x{700}|\\\\json:7|json:7|7";
-        (word, any::<bool>()).prop_map(|(word, is_text)| match is_text {
-            true => KeyPart::Text(word.into()),
-            false => KeyPart::Json(word),
+        (word, any::<bool>()).prop_map(|(word, is_text)| {
+            if is_text {
+                KeyPart::Text(word.into())
+            } else {
+                KeyPart::Json(word)
+            }
         })
     }
 

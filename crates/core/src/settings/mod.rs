@@ -2,6 +2,7 @@
 
 mod mode;
 pub mod parse;
+pub mod table;
 mod unknown;
 
 use std::{
@@ -11,6 +12,9 @@ use std::{
 };
 
 pub use mode::{ModeOptions, ModeSettings};
+pub use unknown::UnknownVariable;
+
+use table::Setting;
 
 /// Environment variables, and the errors found in them so far.
 ///
@@ -30,6 +34,8 @@ pub struct Variables {
     /// `None`: the process's environment.
     set: Option<BTreeMap<String, String>>,
     defaults: BTreeMap<String, String>,
+    /// Values that the code fixes, whatever is set.
+    fixed: BTreeMap<String, String>,
     /// Names that were read, set or not.
     read: BTreeSet<String>,
     errors: Vec<String>,
@@ -97,6 +103,7 @@ impl Variables {
         Self {
             set: None,
             defaults: BTreeMap::new(),
+            fixed: BTreeMap::new(),
             read: BTreeSet::new(),
             errors: Vec::new(),
         }
@@ -128,6 +135,30 @@ impl Variables {
     /// ```
     pub fn set_default(&mut self, name: impl Into<String>, value: impl Into<String>) {
         self.defaults.insert(name.into(), value.into());
+    }
+
+    /// Fixes the value of a variable in code. A different value in the environment is then an error.
+    ///
+    /// Key, fingerprint, envelope and encoding are facts of the message format: with a different value, every
+    /// message in the queue would be a new operation. Fixed in code, they change only together with the handler.
+    ///
+    /// ```
+    /// # use sqs_once::Settings;
+    /// let mut settings = Settings::from_vars([("IDEMPOTENCY_KEY", "message-id")]);
+    /// settings.fix("IDEMPOTENCY_KEY", "body:/orderId");
+    /// assert_eq!(
+    ///     settings.errors(),
+    ///     ["IDEMPOTENCY_KEY: the code of the function fixes it as `body:/orderId`; remove the variable"]
+    /// );
+    /// ```
+    pub fn fix(&mut self, name: impl Into<String>, value: impl Into<String>) {
+        let (name, value) = (name.into(), value.into());
+        if self.set_value(&name).is_some_and(|set| set != value) {
+            self.error(format!(
+                "{name}: the code of the function fixes it as `{value}`; remove the variable"
+            ));
+        }
+        self.fixed.insert(name, value);
     }
 
     /// Reads a variable that must be set. The error contains `meaning`.
@@ -174,6 +205,20 @@ impl Variables {
         self.parse(name, &value, parse)
     }
 
+    /// Reads a setting of the [`table`], which has its default.
+    ///
+    /// # Errors
+    ///
+    /// If `parse` rejects the value. The error stays in the list, as with
+    /// [`required`](Self::required).
+    pub fn setting<T, E: fmt::Display>(
+        &mut self,
+        setting: &Setting,
+        parse: impl FnOnce(&str) -> Result<T, E>,
+    ) -> Result<T, SettingsError> {
+        self.optional(setting.name, setting.default, parse)
+    }
+
     /// Reads a duration of more than 0.
     ///
     /// # Errors
@@ -197,12 +242,20 @@ impl Variables {
     /// An empty variable is treated as if it were not set: an empty parameter of a template makes one.
     pub fn value(&mut self, name: &str) -> Option<String> {
         self.read.insert(name.to_owned());
+        self.fixed
+            .get(name)
+            .cloned()
+            .or_else(|| self.set_value(name))
+            .or_else(|| self.defaults.get(name).cloned())
+    }
+
+    /// The value in the environment, unless it is empty.
+    fn set_value(&self, name: &str) -> Option<String> {
         let set = match &self.set {
             Some(variables) => variables.get(name).cloned(),
             None => env::var_os(name).map(|value| value.to_string_lossy().into_owned()),
         };
         set.filter(|value| !value.is_empty())
-            .or_else(|| self.defaults.get(name).cloned())
     }
 
     /// Returns `base`, changed by a variable that is set.
@@ -229,6 +282,12 @@ impl Variables {
         parse: impl FnOnce(&str) -> Result<T, E>,
     ) -> Result<T, SettingsError> {
         parse(value).map_err(|problem| self.error(format!("{name}: {problem}")))
+    }
+
+    /// Returns whether a variable was read, set or not.
+    #[must_use]
+    pub fn was_read(&self, name: &str) -> bool {
+        self.read.contains(name)
     }
 
     /// Adds an error to the list, and returns it. It should name its variable.

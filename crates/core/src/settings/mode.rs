@@ -1,6 +1,6 @@
 //! [`ModeSettings`]: what a mode's crate read from variables, and builds the mode from.
 
-use std::{num::NonZeroUsize, time::Duration};
+use std::time::Duration;
 
 use super::SettingsError;
 use crate::{protocol::AfterFailure, store::Results};
@@ -32,8 +32,6 @@ pub struct ModeOptions {
     pub retention: Option<Duration>,
     /// `IDEMPOTENCY_AFTER_FAILURE`: effect of a `FAILED` record on another message with its key.
     pub after_failure: AfterFailure,
-    /// `IDEMPOTENCY_RESULTS`: place of outputs.
+    /// Place of outputs, which `IDEMPOTENCY_RESULT_BUCKET` selects.
     pub results: Results,
-    /// `CONSUMER_CONCURRENCY`: handlers of one batch that run at a time.
-    pub concurrency: NonZeroUsize,
 }

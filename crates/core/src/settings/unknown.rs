@@ -1,42 +1,62 @@
-//! Variables that begin as settings do, and that no setting reads: misspelt names.
+//! Variables that begin as settings do, and that no setting reads: misspelt and removed names.
 
 use std::env;
 
-use super::Variables;
+use super::{
+    Variables,
+    table::{REMOVED, Reader, SETTINGS},
+};
 
 const PREFIXES: [&str; 3] = ["CONSUMER_", "IDEMPOTENCY_", "OUTBOX_"];
 
+/// A variable that begins as settings do, and has no effect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct UnknownVariable {
+    /// Its name.
+    pub name: String,
+    /// The replacement of a setting that once had this name.
+    pub replacement: Option<&'static str>,
+    /// The setting of the nearest name.
+    pub nearest: Option<String>,
+}
+
 impl Variables {
-    /// Returns the names of variables that begin with `CONSUMER_`, `IDEMPOTENCY_` or `OUTBOX_` and that
-    /// were read neither here nor in `others`, each with the setting of the nearest name.
-    ///
-    /// `others` reads the variables of other modes, whose names are known too. It runs only if this function
-    /// has an unread variable, so that most starts don't pay for it.
+    /// Returns the variables that begin with `CONSUMER_`, `IDEMPOTENCY_` or `OUTBOX_` and that were not read.
+    /// A setting that a consumer in a different mode reads is known.
     ///
     /// ```
     /// use sqs_once_core::settings::Variables;
     ///
-    /// let mut variables = Variables::from_vars([("CONSUMER_CONCURENCY", "10")]);
-    /// variables.value("CONSUMER_CONCURRENCY");
-    /// let unknown = ("CONSUMER_CONCURENCY".to_owned(), Some("CONSUMER_CONCURRENCY".to_owned()));
-    /// assert_eq!(variables.unknown(Variables::from_env), [unknown]);
+    /// let variables = Variables::from_vars([("CONSUMER_CONCURENCY", "10"), ("CONSUMER_S3_MAX_BYTES", "1")]);
+    /// let [misspelt, removed] = &variables.unknown()[..] else { panic!() };
+    /// assert_eq!(misspelt.nearest.as_deref(), Some("CONSUMER_CONCURRENCY"));
+    /// assert_eq!(removed.replacement, Some("CONSUMER_MAX_BODY_BYTES"));
     /// ```
     #[must_use]
-    pub fn unknown(&self, others: impl FnOnce() -> Self) -> Vec<(String, Option<String>)> {
+    pub fn unknown(&self) -> Vec<UnknownVariable> {
+        let of_consumers = SETTINGS
+            .iter()
+            .filter(|setting| setting.reader == Reader::Consumer)
+            .map(|setting| setting.name);
+        let known = || {
+            of_consumers
+                .clone()
+                .chain(self.read.iter().map(|name| &**name))
+        };
         let mut names = self.names();
-        names.retain(|name| suffix(name).is_some() && !self.read.contains(name));
-        if names.is_empty() {
-            return Vec::new();
-        }
-        let others = others();
-        names.retain(|name| !others.read.contains(name));
-        let with_nearest = names.into_iter().map(|name| {
-            let known = self.read.union(&others.read);
-            let near = known.filter_map(|known| Some((distance_between(&name, known)?, known)));
-            let nearest = near.min().map(|(_, known)| known.clone());
-            (name, nearest)
+        names.retain(|name| suffix(name).is_some() && known().all(|known| known != name));
+        let hints = names.into_iter().map(|name| {
+            let removed = REMOVED.iter().find(|(old, _)| *old == name);
+            let near = known().filter_map(|known| Some((distance_between(&name, known)?, known)));
+            let nearest = near.min().map(|(_, known)| known.to_owned());
+            UnknownVariable {
+                name,
+                replacement: removed.map(|(_, replacement)| *replacement),
+                nearest: nearest.filter(|_| removed.is_none()),
+            }
         });
-        with_nearest.collect()
+        hints.collect()
     }
 
     /// Names of the variables that are set.
@@ -89,10 +109,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn others_are_read_only_for_an_unread_variable() {
+    fn read_variables_and_other_prefixes_are_known() {
         let mut variables = Variables::from_vars([("CONSUMER_A", "1"), ("PAYMENT_B", "1")]);
-        let read = variables.value("CONSUMER_A");
-        assert_eq!(read.as_deref(), Some("1"));
-        assert_eq!(variables.unknown(|| panic!("nothing is unread")), []);
+        assert_eq!(variables.value("CONSUMER_A").as_deref(), Some("1"));
+        assert_eq!(variables.unknown(), []);
     }
 }

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use super::{ClaimAnswer, SettleAnswer, Store, StoreError};
+use super::{ClaimAnswer, RequestContext, SettleAnswer, Store, StoreError};
 use crate::protocol::{
     ClaimRequest, Fence, Key, Record, Settlement, Timestamp,
     decision::{may_claim, may_settle},
@@ -59,7 +59,11 @@ impl MemoryStore {
 }
 
 impl Store for MemoryStore {
-    async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
+    async fn claim(
+        &self,
+        request: &ClaimRequest,
+        _: &RequestContext,
+    ) -> Result<ClaimAnswer, StoreError> {
         let mut records = self.records();
         let record = records.get(&request.key);
         if !may_claim(record, request)
@@ -79,6 +83,7 @@ impl Store for MemoryStore {
         fence: &Fence,
         settlement: &Settlement,
         now: Timestamp,
+        _: &RequestContext,
     ) -> Result<SettleAnswer, StoreError> {
         let mut records = self.records();
         let record = records.get(&fence.key);

@@ -6,12 +6,14 @@
 //! store.
 
 pub mod admin;
+mod context;
 mod memory;
 mod results;
 
 use std::error::Error;
 
 pub use admin::{RecordFilter, RecordPage, RecordStatus, StoredRecord};
+pub use context::RequestContext;
 pub use memory::MemoryStore;
 pub use results::{OutputStore, Results};
 
@@ -24,18 +26,19 @@ use crate::protocol::{ClaimRequest, Fence, Key, Record, Settlement, Timestamp, U
 ///
 /// ```
 /// use sqs_once::protocol::{ClaimRequest, Key, Namespace, Owner, Settlement, Timestamp};
-/// use sqs_once::store::{ClaimAnswer, MemoryStore, SettleAnswer, Store};
+/// use sqs_once::store::{ClaimAnswer, MemoryStore, RequestContext, SettleAnswer, Store};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let store = MemoryStore::default();
+/// let (store, context) = (MemoryStore::default(), RequestContext::default());
 /// let now = Timestamp::now();
 /// let key = Key::new(&Namespace::new("payments")?, ["order-1"])?;
 /// let lease_until = now + std::time::Duration::from_secs(30);
 /// let expires_at = now.as_secs() + 3600;
 /// let request = ClaimRequest::new(key, Owner::fresh(), "m-1", now, lease_until, expires_at);
-/// assert_eq!(store.claim(&request).await?, ClaimAnswer::Applied { replaced: None });
-/// assert_eq!(store.claim(&request).await?, ClaimAnswer::Refused(request.record(None)));
-/// let ended = store.settle(&request.fence(), &Settlement::EndLease { last_end: None }, now).await?;
+/// assert_eq!(store.claim(&request, &context).await?, ClaimAnswer::Applied { replaced: None });
+/// assert_eq!(store.claim(&request, &context).await?, ClaimAnswer::Refused(request.record(None)));
+/// let end = Settlement::EndLease { last_end: None };
+/// let ended = store.settle(&request.fence(), &end, now, &context).await?;
 /// assert_eq!(ended, SettleAnswer::Applied);
 /// # Ok(()) }
 /// ```
@@ -50,6 +53,7 @@ pub trait Store: Send + Sync + 'static {
     fn claim(
         &self,
         request: &ClaimRequest,
+        context: &RequestContext,
     ) -> impl Future<Output = Result<ClaimAnswer, StoreError>> + Send;
 
     /// Applies `settlement` if [`may_settle`](crate::protocol::decision::may_settle) returns true.
@@ -65,6 +69,7 @@ pub trait Store: Send + Sync + 'static {
         fence: &Fence,
         settlement: &Settlement,
         now: Timestamp,
+        context: &RequestContext,
     ) -> impl Future<Output = Result<SettleAnswer, StoreError>> + Send;
 }
 

@@ -155,7 +155,7 @@ impl Results {
         let read = match &self.0 {
             Place::Outside { outputs, .. } => outputs.read_within(time, pointer).await,
             Place::Nowhere | Place::InRecord => {
-                Err("set IDEMPOTENCY_RESULTS=s3, which needs the feature `s3`".to_owned())
+                Err("set IDEMPOTENCY_RESULT_BUCKET, which needs the feature `s3`".to_owned())
             }
         };
         read.map_err(|why| format!("the stored output cannot be read from {pointer}: {why}"))

@@ -62,8 +62,8 @@ impl ProcessedKeys<'_> {
     /// Looks up the key on an item.
     pub(super) fn lookup(&self, item: &Item) -> Lookup {
         let in_set = item.get(EVENTS).and_then(|keys| keys.as_ss().ok());
-        let end = item.get(UNTIL).and_then(|ends| ends.as_m().ok());
-        let end = end.and_then(|ends| ends.get(self.key.as_str()));
+        let ends = item.get(UNTIL).and_then(|ends| ends.as_m().ok());
+        let end = ends.and_then(|ends| ends.get(self.key.as_str()));
         match end.filter(|end| !self.is_expired(end)) {
             Some(end) if self.is_of_other_payload(end) => Lookup::OtherPayload,
             Some(_) => Lookup::Processed,
@@ -74,7 +74,7 @@ impl ProcessedKeys<'_> {
         }
     }
 
-    /// Returns an error text if an attribute for processed keys has another type, because another
+    /// Returns an error text if an attribute for processed keys has the wrong type, because a different
     /// program wrote it.
     pub(super) fn type_error(item: &Item) -> Option<String> {
         let (name, kind) = if item.get(EVENTS).is_some_and(|keys| !keys.is_ss()) {
@@ -150,16 +150,18 @@ impl ProcessedKeys<'_> {
     pub(super) fn insert(&self, item: &mut Item) {
         let key = self.key.as_str().to_owned();
         let Some(end) = self.end() else {
-            let keys = item.entry(EVENTS.to_owned());
-            let keys = keys.or_insert_with(|| AttributeValue::Ss(Vec::new()));
+            let keys = item
+                .entry(EVENTS.to_owned())
+                .or_insert_with(|| AttributeValue::Ss(Vec::new()));
             match keys {
                 AttributeValue::Ss(keys) => keys.push(key),
                 other => *other = AttributeValue::Ss(vec![key]),
             }
             return;
         };
-        let ends = item.entry(UNTIL.to_owned());
-        let ends = ends.or_insert_with(|| AttributeValue::M(Item::new()));
+        let ends = item
+            .entry(UNTIL.to_owned())
+            .or_insert_with(|| AttributeValue::M(Item::new()));
         if let AttributeValue::M(ends) = ends {
             ends.retain(|_, end| !self.is_expired(end));
             ends.insert(key, end);
@@ -180,11 +182,13 @@ impl ProcessedKeys<'_> {
         };
         let expired = ends
             .iter()
-            .filter(|(key, end)| self.is_expired(end) && key.as_str() != self.key.as_str());
-        let expired = expired.map(|(key, _)| key.clone()).take(MAX_PRUNED);
+            .filter(|(key, end)| self.is_expired(end) && key.as_str() != self.key.as_str())
+            .map(|(key, _)| key.clone())
+            .take(MAX_PRUNED)
+            .collect();
         UpdateFacts {
             has_map: true,
-            expired: expired.collect(),
+            expired,
         }
     }
 
@@ -263,8 +267,8 @@ fn fingerprint_digits(fingerprint: &Fingerprint) -> String {
 
 /// Extends an update: it removes expired keys, as far as the expressions have room.
 ///
-/// The update's condition requires that the keys are still expired. A new operation may have stored
-/// one of the keys again meanwhile.
+/// The update's condition requires that the keys are still expired, because a new operation may have
+/// stored one of them again.
 fn prune(mut update: Write<Update>, expired: &[String]) -> Write<Update> {
     let condition = update.action.condition_expression.as_deref();
     let mut room = [

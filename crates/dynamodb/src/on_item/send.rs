@@ -1,7 +1,5 @@
 //! Sends changes and reads, and interprets their answers.
 
-use std::pin::pin;
-
 use aws_sdk_dynamodb::{
     error::{ProvideErrorMetadata, SdkError},
     operation::{put_item::PutItemError, update_item::UpdateItemError},
@@ -9,15 +7,14 @@ use aws_sdk_dynamodb::{
 };
 use tokio::time::timeout_at;
 
-use super::ChangeWriter;
+use super::writer::ChangeWriter;
 use crate::{
-    explain::{explain, kind},
+    explain::{explain, unavailable},
     item::{Item, sizes},
     store::Request,
     write::{put_item, update_item},
 };
 use sqs_once_core::{
-    meter::timed,
     once::{
         Outcome,
         repeat::{Answered, Effort, GivenUp, repeat},
@@ -91,14 +88,14 @@ impl ChangeWriter<'_> {
         E: ConditionError + ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
     {
         let send = async || {
-            let sent = pin!(request());
-            match self.on_item.places.run(Request::Other, sent).await {
+            let _place = self.on_item.places.take(Request::Other).await;
+            match request().await {
                 Ok(_) => Ok(Answer::Applied),
                 Err(error) => self.answer(table, needs, error),
             }
         };
-        let effort = Effort::commit(self.deadline.end());
-        Ok(match repeat(effort, "change", self.key, send).await {
+        let effort = Effort::commit(self.deadline.end(), &self.meter);
+        Ok(match repeat(&effort, "change", self.key, send).await {
             Ok(Answered {
                 answer, unanswered, ..
             }) => match (answer, unanswered) {
@@ -142,7 +139,7 @@ impl ChangeWriter<'_> {
             Some("ValidationException" | "ItemCollectionSizeLimitExceededException") => {
                 Ok(Answer::Invalid(why))
             }
-            _ => Err(self.unavailable("change", table, why, error)),
+            _ => Err(unavailable("change", self.key, table, why, error)),
         }
     }
 
@@ -153,14 +150,20 @@ impl ChangeWriter<'_> {
         key: &Item,
         projection: Option<&str>,
     ) -> Result<Option<Item>, Outcome> {
-        let get = self.on_item.client.get_item().table_name(table);
-        let get = get.set_key(Some(key.clone())).consistent_read(true);
-        let get = get.set_projection_expression(projection.map(Into::into));
-        let error = match timed(timeout_at(self.deadline.stop(), get.send())).await {
+        let get = (self.on_item.client)
+            .get_item()
+            .table_name(table)
+            .set_key(Some(key.clone()))
+            .consistent_read(true)
+            .set_projection_expression(projection.map(Into::into));
+        let error = match (self.meter)
+            .timed(timeout_at(self.deadline.stop(), get.send()))
+            .await
+        {
             Ok(Ok(found)) => return Ok(found.item),
             Ok(Err(error)) => {
                 let why = explain(&error, "dynamodb:GetItem");
-                self.unavailable("read the item for", table, why, error)
+                unavailable("read the item for", self.key, table, why, error)
             }
             Err(_elapsed) => StoreError::OutOfTime {
                 action: "read the item for",
@@ -168,26 +171,6 @@ impl ChangeWriter<'_> {
             },
         };
         Err(Outcome::StoreUnavailable(error.into()))
-    }
-
-    fn unavailable<E>(
-        &self,
-        action: &'static str,
-        table: &str,
-        reason: String,
-        error: SdkError<E>,
-    ) -> StoreError
-    where
-        E: ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
-    {
-        StoreError::Unavailable {
-            kind: kind(&error),
-            action,
-            key: self.key.to_string(),
-            store: format!("DynamoDB table `{table}`"),
-            reason,
-            source: error.into(),
-        }
     }
 }
 
@@ -220,15 +203,19 @@ impl ConditionError for UpdateItemError {
 fn too_large(table: &str, item: Option<&Item>) -> String {
     let mut sizes: Vec<_> = item.into_iter().flat_map(sizes).collect();
     sizes.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-    let largest = sizes.iter().take(3);
-    let largest = largest.map(|(name, bytes)| format!("`{name}` has {bytes} bytes"));
-    let largest = largest.collect::<Vec<_>>().join(", ");
-    let largest = match largest.as_str() {
-        "" => String::new(),
-        largest => format!(" ({largest})"),
+    let largest = sizes
+        .iter()
+        .take(3)
+        .map(|(name, bytes)| format!("`{name}` has {bytes} bytes"))
+        .collect::<Vec<_>>()
+        .join(", ");
+    let examples = if largest.is_empty() {
+        String::new()
+    } else {
+        format!(" ({largest})")
     };
     format!(
-        "the item of table `{table}` would exceed DynamoDB's limit of 400 KB{largest}. If `processed_events` is \
+        "the item of table `{table}` would exceed DynamoDB's limit of 400 KB{examples}. If `processed_events` is \
          large: set OnItem::retention, and remove the attribute after the last possible redelivery of its keys. \
          If `processed_until` is large: set or shorten the retention. Otherwise split the item"
     )

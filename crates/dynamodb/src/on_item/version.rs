@@ -32,8 +32,8 @@ impl Unchanged {
         let Some(version) = item.get(VERSION) else {
             return Ok(Self::Unversioned);
         };
-        let version = version.as_n().ok().and_then(|version| version.parse().ok());
-        version.map(Self::Version).ok_or_else(|| {
+        let number = version.as_n().ok().and_then(|digits| digits.parse().ok());
+        number.map(Self::Version).ok_or_else(|| {
             format!(
                 "attribute `{VERSION}` of the item must be a whole number from 0, to count changes"
             )

@@ -61,7 +61,7 @@ impl DynamoStore {
         let start = after.map(|key| self.layout.primary_key(key));
         let unavailable = Key::from_stored(filter.prefix.as_deref().unwrap_or("*"));
         let (items, read, capacity, last) = if let Some(condition) = with.key_condition {
-            let query = self
+            let page = self
                 .client
                 .query()
                 .table_name(&self.table)
@@ -72,14 +72,14 @@ impl DynamoStore {
                 .set_expression_attribute_values(Some(with.values))
                 .set_exclusive_start_key(start)
                 .limit(limit)
-                .return_consumed_capacity(ReturnConsumedCapacity::Total);
-            let page = query.send().await;
-            let page = page
+                .return_consumed_capacity(ReturnConsumedCapacity::Total)
+                .send()
+                .await
                 .map_err(|error| self.unavailable("list", "dynamodb:Query", &unavailable, error))?;
             let last = page.last_evaluated_key;
             (page.items, page.scanned_count, page.consumed_capacity, last)
         } else {
-            let scan = self
+            let page = self
                 .client
                 .scan()
                 .table_name(&self.table)
@@ -89,16 +89,16 @@ impl DynamoStore {
                 .set_expression_attribute_values(Some(with.values))
                 .set_exclusive_start_key(start)
                 .limit(limit)
-                .return_consumed_capacity(ReturnConsumedCapacity::Total);
-            let page = scan.send().await;
-            let page = page
+                .return_consumed_capacity(ReturnConsumedCapacity::Total)
+                .send()
+                .await
                 .map_err(|error| self.unavailable("list", "dynamodb:Scan", &unavailable, error))?;
             let last = page.last_evaluated_key;
             (page.items, page.scanned_count, page.consumed_capacity, last)
         };
-        let items = items.unwrap_or_default().into_iter();
+        let found = items.unwrap_or_default().into_iter();
         Ok(RecordPage {
-            records: items.map(|item| self.stored(item)).collect(),
+            records: found.map(|item| self.stored(item)).collect(),
             read: usize::try_from(read).unwrap_or(0),
             units: Some(capacity.and_then(|used| used.capacity_units).unwrap_or(0.0)),
             next: last.and_then(|last| self.key_of(&last)),

@@ -4,7 +4,10 @@ use std::{borrow::Cow, collections::BTreeSet};
 
 use aws_sdk_dynamodb::types::AttributeValue;
 
-use super::layout::{Field, Layout, Words};
+use super::{
+    field::Field,
+    layout::{Layout, Words},
+};
 use crate::item::{Item, number, string};
 use sqs_once_core::protocol::{
     AttemptEnd, Fingerprint, Key, Owner, Record, State, StoredResult, Timestamp,
@@ -93,10 +96,12 @@ impl Layout {
     /// The error text contains the attribute's name and never its value.
     pub(super) fn record(&self, item: &Item) -> Result<Record, String> {
         let required = |field| format!("attribute `{}` is missing", self.name(field));
-        let status = self.string(item, Field::Status)?;
-        let status = status.ok_or_else(|| required(Field::Status))?;
-        let expires_at = self.number(item, Field::ExpiresAt)?;
-        let expires_at = expires_at.ok_or_else(|| required(Field::ExpiresAt))?;
+        let status = self
+            .string(item, Field::Status)?
+            .ok_or_else(|| required(Field::Status))?;
+        let expires_at = self
+            .number(item, Field::ExpiresAt)?
+            .ok_or_else(|| required(Field::ExpiresAt))?;
         let Words {
             in_progress,
             completed,
@@ -134,9 +139,9 @@ impl Layout {
             }
         };
         let last_end = self.string(item, Field::LastEnd)?;
-        let fingerprint = self.string(item, Field::Fingerprint)?;
+        let hex = self.string(item, Field::Fingerprint)?;
         let scheme = self.string(item, Field::FingerprintScheme)?;
-        let fingerprint = fingerprint.map(|hex| Fingerprint::from_stored(hex).with_scheme(scheme));
+        let fingerprint = hex.map(|hex| Fingerprint::from_stored(hex).with_scheme(scheme));
         Ok(Record {
             owner: self.string(item, Field::Owner)?.map(Owner::from_stored),
             expires_at,
@@ -158,7 +163,7 @@ impl Layout {
         })
     }
 
-    /// Reads the result. An unreadable result is no error, because the operation is completed.
+    /// Reads the result. A result that cannot be read does not fail the call: the operation is completed.
     fn result(&self, item: &Item) -> Result<StoredResult, String> {
         let name = self.name(Field::Result);
         Ok(match item.get(name) {

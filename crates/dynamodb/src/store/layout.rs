@@ -1,7 +1,8 @@
 //! [`Layout`]: attribute names, status words and key schema of records in the table.
 
-use std::{borrow::Cow, str::FromStr};
+use std::borrow::Cow;
 
+use super::field::Field;
 use crate::item::{Item, string};
 use sqs_once_core::{
     InvalidValue,
@@ -13,99 +14,6 @@ use sqs_once_core::{
 const MAX_SORT_KEY_BYTES: usize = 1024;
 /// Maximum size of an attribute name in a key or an index, in bytes (the same page).
 const MAX_NAME_BYTES: usize = 255;
-
-/// Declares [`Field`] with its native names.
-macro_rules! fields {
-    ($($(#[$doc:meta])* $field:ident $name:literal)+) => {
-        /// An attribute of a record. Its native name is the name in [`Layout::native`].
-        ///
-        /// ```
-        /// use sqs_once::store::Field;
-        ///
-        /// assert_eq!("lease_until".parse(), Ok(Field::LeaseUntil));
-        /// assert_eq!(Field::LeaseUntil.native_name(), "lease_until");
-        /// ```
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        #[non_exhaustive]
-        pub enum Field { $($(#[$doc])* $field,)+ }
-
-        impl Field {
-            pub(super) const ALL: [Self; [$($name),+].len()] = [$(Self::$field),+];
-
-            /// Returns the attribute name in [`Layout::native`].
-            #[must_use]
-            pub const fn native_name(self) -> &'static str {
-                match self { $(Self::$field => $name,)+ }
-            }
-
-            /// The placeholder of the attribute's name in expressions.
-            pub(super) const fn name_placeholder(self) -> &'static str {
-                match self { $(Self::$field => concat!("#", $name),)+ }
-            }
-
-            /// The placeholder of the attribute's new value in expressions.
-            pub(super) const fn value_placeholder(self) -> &'static str {
-                match self { $(Self::$field => concat!(":", $name),)+ }
-            }
-        }
-    };
-}
-
-fields! {
-    /// Partition key: the [`Key`](sqs_once_core::protocol::Key), or a fixed text if there is a sort key.
-    Id "id"
-    /// Status word.
-    Status "status"
-    /// Token of the current or last claim.
-    Owner "owner"
-    /// End of the lease, in epoch milliseconds. Afterwards another claim can take over.
-    LeaseUntil "lease_until"
-    /// End of the retention, in epoch seconds. The table's TTL attribute.
-    ExpiresAt "expires_at"
-    /// Fingerprint of the payload.
-    Fingerprint "fingerprint"
-    /// The part that the fingerprint is of, and how it was made.
-    FingerprintScheme "fingerprint_scheme"
-    /// Message of the current or last claim.
-    MessageId "message_id"
-    /// Number of claims since the record was created.
-    Attempts "attempts"
-    /// Claim time of the earliest open attempt, in epoch milliseconds. 0 if unknown.
-    FirstClaimedAt "first_claimed_at"
-    /// End of the last attempt: `retryable`, `panic`, `deadline` or `not_started`.
-    LastEnd "last_end"
-    /// Attempts in a row that ran alone and have no recorded end.
-    ExclusiveAttempts "exclusive_attempts"
-    /// Messages that failed permanently under this key.
-    FailedMessageIds "failed_message_ids"
-    /// The handler's output as JSON.
-    Result "result"
-    /// Object in S3 that holds the output, as JSON.
-    ResultInS3 "result_in_s3"
-    /// Reason why the output was not stored.
-    ResultOmitted "result_omitted"
-    /// Text of the last permanent failure.
-    Error "error"
-    /// Creation time of the record, in epoch milliseconds.
-    CreatedAt "created_at"
-    /// Time of the record's last change, in epoch milliseconds.
-    UpdatedAt "updated_at"
-}
-
-impl AsRef<str> for Field {
-    fn as_ref(&self) -> &str {
-        self.native_name()
-    }
-}
-
-impl FromStr for Field {
-    type Err = InvalidValue;
-
-    fn from_str(name: &str) -> Result<Self, InvalidValue> {
-        let field = Self::ALL.into_iter().find(|f| f.native_name() == name);
-        field.ok_or_else(|| InvalidValue::new(format!("a record has no attribute `{name}`")))
-    }
-}
 
 /// Attribute names, status words and key schema of the records in a table.
 ///
@@ -330,8 +238,7 @@ impl Layout {
         /// Status word, owner, fingerprint with its scheme and eight numbers have fewer than 400 bytes.
         const VALUES: usize = 512;
         let names = self.names.iter().map(|name| name.len()).sum::<usize>();
-        let sort = self.sort.as_ref();
-        let sort = sort.map_or(0, |sort| sort.name.len() + sort.partition.len());
+        let sort = (self.sort.as_ref()).map_or(0, |sort| sort.name.len() + sort.partition.len());
         VALUES + names + sort + request.key.as_str().len() + request.message_id.len()
     }
 
@@ -386,14 +293,6 @@ mod tests {
         assert_eq!(sort(&longest), longest);
         let (a, b) = (sort(&format!("{longest}a")), sort(&format!("{longest}b")));
         assert!(a.starts_with("\\sha256:") && a.len() == 72 && a != b, "{a}");
-    }
-
-    #[test]
-    fn field_is_found_by_native_name() {
-        for field in Field::ALL {
-            assert_eq!(field.native_name().parse(), Ok(field));
-        }
-        assert!("pk".parse::<Field>().is_err());
     }
 
     #[test]

@@ -2,45 +2,30 @@
 
 mod admin;
 mod batched;
+mod claims;
+mod errors;
 mod expressions;
+mod field;
 mod item;
 mod layout;
 mod places;
+mod settlements;
+mod size;
 mod transaction;
 
-use std::{
-    pin::{Pin, pin},
-    time::Duration,
-};
+use std::time::Duration;
 
-use aws_sdk_dynamodb::{
-    Client,
-    error::{ProvideErrorMetadata, SdkError},
-    operation::{
-        delete_item::DeleteItemError, put_item::PutItemError, update_item::UpdateItemError,
-    },
-    types::{ReturnConsumedCapacity, ReturnValue},
-};
+use aws_sdk_dynamodb::{Client, types::ReturnConsumedCapacity};
 
 pub use batched::Batched;
-pub use layout::{Field, Layout};
+pub use field::Field;
+pub use layout::Layout;
 pub(crate) use places::{Place, Places, Request};
 
-use super::{
-    empty_response::reject_empty_responses,
-    explain::{explain, kind},
-    item::{self as items, Item},
-    without_retries,
-    write::{delete_item, put_item, update_item},
-};
-use crate::write::add_write_units;
+use super::{empty_response::reject_empty_responses, without_retries};
 use sqs_once_core::{
-    protocol::{
-        ClaimRequest, Fence, Key, Record, Settlement, StoredResult, Timestamp, Unavailability,
-        decision::may_claim,
-        record::{MAX_ITEM_BYTES, MAX_RESULT_BYTES},
-    },
-    store::{ClaimAnswer, SettleAnswer, Store, StoreError},
+    protocol::{ClaimRequest, Fence, Settlement, Timestamp},
+    store::{ClaimAnswer, RequestContext, SettleAnswer, Store, StoreError},
 };
 
 /// Records in a DynamoDB table.
@@ -60,7 +45,7 @@ use sqs_once_core::{
 ///
 /// | attribute | type | meaning |
 /// | --- | --- | --- |
-/// | `id` | S | the [`Key`] |
+/// | `id` | S | the [`Key`](sqs_once_core::protocol::Key) |
 /// | `status` | S | `IN_PROGRESS`, `COMPLETED` or `FAILED` |
 /// | `owner` | S | random token of the current or last claim |
 /// | `lease_until` | N | end of the lease in epoch milliseconds; a takeover can follow |
@@ -85,8 +70,8 @@ use sqs_once_core::{
 /// # Protocol
 ///
 /// 1. A claim is one `UpdateItem`, with the condition of
-///    [`may_claim`]. If the record is past `expires_at`, or
-///    another program wrote it, a `PutItem` follows.
+///    [`may_claim`](sqs_once_core::protocol::decision::may_claim). If the record is past
+///    `expires_at`, or another program wrote it, a `PutItem` follows.
 /// 2. Every write after the claim is one `UpdateItem` or `DeleteItem`. Its condition is that the
 ///    record still has this owner and is `IN_PROGRESS`.
 /// 3. DynamoDB returns the record when a condition check fails
@@ -96,7 +81,7 @@ use sqs_once_core::{
 ///
 /// | limit | value |
 /// | --- | --- |
-/// | partition key | 2048 bytes; [`Key`] hashes longer keys |
+/// | partition key | 2048 bytes; [`Key`](sqs_once_core::protocol::Key) hashes longer keys |
 /// | item | 400 KB, checked before a request is sent |
 ///
 /// # Permissions
@@ -191,19 +176,6 @@ impl DynamoStore {
         }
     }
 
-    /// Sends a request in `place`, or when there is one.
-    async fn in_place<T>(
-        &self,
-        place: Option<Place>,
-        kind: Request,
-        request: Pin<&mut impl Future<Output = T>>,
-    ) -> T {
-        match place {
-            Some(_place) => request.await,
-            None => self.places.run(kind, request).await,
-        }
-    }
-
     /// Opens the connection and checks read access to the table.
     ///
     /// Sends one eventually consistent `GetItem` for a record that never exists, and waits at most
@@ -243,253 +215,16 @@ impl DynamoStore {
             reason,
         })
     }
-
-    /// The error of a request that got no good answer, for this reason.
-    pub(crate) fn unanswered(
-        &self,
-        kind: Unavailability,
-        action: &'static str,
-        key: &Key,
-        why: &str,
-    ) -> StoreError {
-        StoreError::unavailable(kind, action, key, self.place(), why)
-    }
-
-    fn place(&self) -> String {
-        format!("DynamoDB table `{}`", self.table)
-    }
-
-    fn unavailable<E>(
-        &self,
-        action: &'static str,
-        needs: &str,
-        key: &Key,
-        error: SdkError<E>,
-    ) -> StoreError
-    where
-        E: ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
-    {
-        StoreError::Unavailable {
-            kind: kind(&error),
-            action,
-            key: key.to_string(),
-            store: self.place(),
-            reason: self.explain(&error, needs),
-            source: error.into(),
-        }
-    }
-
-    /// Explains a failed request, and the key that the table must have where that is the reason.
-    fn explain<E>(&self, error: &SdkError<E>, needs: &str) -> String
-    where
-        E: ProvideErrorMetadata + std::error::Error + 'static,
-    {
-        let why = explain(error, needs);
-        // "The provided key element does not match the schema", "Missing the key id in the item".
-        if !(why.contains("key element") || why.contains("Missing the key")) {
-            return why;
-        }
-        let keys = self.layout.primary_key("");
-        let mut names: Vec<_> = keys.keys().map(|name| format!("`{name}`")).collect();
-        names.sort_unstable();
-        format!(
-            "{why}; the table must have the primary key {}: name its own in IDEMPOTENCY_ATTRIBUTES or `Layout::rename`, or create another table",
-            names.join(" and ")
-        )
-    }
-
-    fn read(&self, key: &Key, item: &Item) -> Result<Record, StoreError> {
-        self.layout
-            .record(item)
-            .map_err(|reason| StoreError::Unreadable {
-                key: key.to_string(),
-                store: self.place(),
-                reason,
-            })
-    }
-
-    /// Reads the record that refused a settlement.
-    pub(crate) fn refused(
-        &self,
-        fence: &Fence,
-        item: Option<&Item>,
-    ) -> Result<SettleAnswer, StoreError> {
-        let record = item.map(|item| self.read(&fence.key, item)).transpose()?;
-        Ok(SettleAnswer::Refused(record))
-    }
-
-    async fn delete(&self, fence: &Fence) -> Result<SettleAnswer, StoreError> {
-        let delete = expressions::delete(&self.layout, &self.table, fence);
-        let delete = delete_item(&self.writing, delete);
-        let delete = delete.set_return_consumed_capacity(self.capacity.clone());
-        let sent = pin!(delete.send());
-        match self.in_place(None, Request::Other, sent).await {
-            Ok(answer) => {
-                add_write_units(answer.consumed_capacity());
-                Ok(SettleAnswer::Applied)
-            }
-            Err(error) => match error.as_service_error() {
-                Some(DeleteItemError::ConditionalCheckFailedException(refusal)) => {
-                    self.refused(fence, refusal.item())
-                }
-                _ => Err(self.unavailable("restore", "dynamodb:DeleteItem", &fence.key, error)),
-            },
-        }
-    }
-
-    /// Claims in one request, or in two if only a put can replace the record, which is expired or
-    /// another program's.
-    async fn claim_once(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
-        let (record, item) = match self.claim_by_update(request).await? {
-            Claim::Applied(replaced) => return Ok(ClaimAnswer::Applied { replaced }),
-            Claim::Refused(record, item) => (record, item),
-        };
-        if !may_claim(Some(&record), request) {
-            return Ok(ClaimAnswer::Refused(record));
-        }
-        match self.claim_by_put(request, record, &item).await? {
-            // The new record admits the claim.
-            ClaimAnswer::Refused(record) if may_claim(Some(&record), request) => {
-                Err(StoreError::contended(
-                    "claim",
-                    &request.key,
-                    self.place(),
-                    "another worker changed the record before this write",
-                ))
-            }
-            answer => Ok(answer),
-        }
-    }
-
-    async fn claim_by_update(&self, request: &ClaimRequest) -> Result<Claim, StoreError> {
-        let update = expressions::claim(&self.layout, &self.table, request);
-        let update = update_item(&self.writing, update).return_values(ReturnValue::AllOld);
-        let update = update.set_return_consumed_capacity(self.capacity.clone());
-        match update.send().await {
-            Ok(answer) => {
-                add_write_units(answer.consumed_capacity());
-                // An emulator returns only the key if no record existed.
-                let status = self.layout.name(Field::Status);
-                let replaced = answer.attributes().filter(|old| old.contains_key(status));
-                let replaced = replaced.map(|old| self.read(&request.key, old));
-                Ok(Claim::Applied(replaced.transpose()?))
-            }
-            Err(error) => match error.as_service_error() {
-                Some(UpdateItemError::ConditionalCheckFailedException(refusal)) => {
-                    // An emulator that ignores `ReturnValuesOnConditionCheckFailure` returns no
-                    // item.
-                    let item = refusal.item().cloned().unwrap_or_default();
-                    let record = self.read(&request.key, &item)?;
-                    Ok(Claim::Refused(record, item))
-                }
-                _ => Err(self.unavailable("claim", "dynamodb:UpdateItem", &request.key, error)),
-            },
-        }
-    }
-
-    /// Replaces the record `found`, which is expired or another program's, by a claim.
-    async fn claim_by_put(
-        &self,
-        request: &ClaimRequest,
-        found: Record,
-        item: &Item,
-    ) -> Result<ClaimAnswer, StoreError> {
-        let replaced = Some(found).filter(|found| !found.is_expired(request.now));
-        let record = self
-            .layout
-            .item(&request.key, &request.record(replaced.as_ref()));
-        let put = expressions::put_over(&self.layout, &self.table, item, record);
-        let put = put_item(&self.writing, put);
-        let put = put.set_return_consumed_capacity(self.capacity.clone());
-        match put.send().await {
-            Ok(answer) => {
-                add_write_units(answer.consumed_capacity());
-                Ok(ClaimAnswer::Applied { replaced })
-            }
-            Err(error) => match error.as_service_error() {
-                Some(PutItemError::ConditionalCheckFailedException(refusal)) => {
-                    let record = self.read(&request.key, refusal.item().unwrap_or(&Item::new()))?;
-                    Ok(ClaimAnswer::Refused(record))
-                }
-                _ => Err(self.unavailable("claim", "dynamodb:PutItem", &request.key, error)),
-            },
-        }
-    }
-}
-
-/// The answer to a claim by `UpdateItem`.
-enum Claim {
-    Applied(Option<Record>),
-    Refused(Record, Item),
-}
-
-impl DynamoStore {
-    /// Rejects a claim whose record would leave no room for a result, which must fit after the effect.
-    pub(crate) fn check_claim(&self, request: &ClaimRequest) -> Result<(), StoreError> {
-        let room = MAX_ITEM_BYTES - MAX_RESULT_BYTES;
-        if self.layout.largest_claim(request) <= room {
-            return Ok(());
-        }
-        let item = self.layout.item(&request.key, &request.record(None));
-        check_size(&request.key, items::size(&item), room)
-    }
-
-    /// Rejects a result that is too large, before a request is sent.
-    pub(crate) fn check_settlement(
-        &self,
-        fence: &Fence,
-        settlement: &Settlement,
-    ) -> Result<(), StoreError> {
-        check_result(&fence.key, settlement)
-    }
-
-    /// Claims in `place`, or when there is one.
-    pub(crate) async fn claim_in(
-        &self,
-        place: Option<Place>,
-        request: &ClaimRequest,
-    ) -> Result<ClaimAnswer, StoreError> {
-        let claim = pin!(self.claim_once(request));
-        self.in_place(place, Request::Claim, claim).await
-    }
-
-    /// Settles in `place`, or when there is one.
-    pub(crate) async fn settle_in(
-        &self,
-        place: Option<Place>,
-        fence: &Fence,
-        settlement: &Settlement,
-        now: Timestamp,
-    ) -> Result<SettleAnswer, StoreError> {
-        let update = expressions::settle(&self.layout, &self.table, fence, settlement, now);
-        let Some(update) = update else {
-            return self.delete(fence).await;
-        };
-        let update = update_item(&self.writing, update);
-        let update = update.set_return_consumed_capacity(self.capacity.clone());
-        let sent = pin!(update.send());
-        match self.in_place(place, Request::Other, sent).await {
-            Ok(answer) => {
-                add_write_units(answer.consumed_capacity());
-                Ok(SettleAnswer::Applied)
-            }
-            Err(error) => match error.as_service_error() {
-                Some(UpdateItemError::ConditionalCheckFailedException(refusal)) => {
-                    self.refused(fence, refusal.item())
-                }
-                _ => {
-                    let action = settlement.name();
-                    Err(self.unavailable(action, "dynamodb:UpdateItem", &fence.key, error))
-                }
-            },
-        }
-    }
 }
 
 impl Store for DynamoStore {
-    async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
+    async fn claim(
+        &self,
+        request: &ClaimRequest,
+        context: &RequestContext,
+    ) -> Result<ClaimAnswer, StoreError> {
         self.check_claim(request)?;
-        self.claim_in(None, request).await
+        self.claim_in(None, request, context).await
     }
 
     async fn settle(
@@ -497,42 +232,11 @@ impl Store for DynamoStore {
         fence: &Fence,
         settlement: &Settlement,
         now: Timestamp,
+        context: &RequestContext,
     ) -> Result<SettleAnswer, StoreError> {
         self.check_settlement(fence, settlement)?;
-        self.settle_in(None, fence, settlement, now).await
+        self.settle_in(None, fence, settlement, now, context).await
     }
-}
-
-/// Rejects a result over [`MAX_RESULT_BYTES`] before a request is sent ([`StoredResult::fit`]
-/// limits results).
-fn check_result(key: &Key, settlement: &Settlement) -> Result<(), StoreError> {
-    let bytes = match settlement {
-        Settlement::Complete {
-            result: StoredResult::Json(text) | StoredResult::Omitted(text),
-            ..
-        }
-        | Settlement::Fail { error: text, .. } => text.len(),
-        // A pointer has a few hundred bytes.
-        Settlement::Complete {
-            result: StoredResult::InS3(_),
-            ..
-        }
-        | Settlement::EndLease { .. }
-        | Settlement::Restore(_)
-        | Settlement::Renew { .. } => 0,
-    };
-    check_size(key, bytes, MAX_RESULT_BYTES)
-}
-
-fn check_size(key: &Key, bytes: usize, limit: usize) -> Result<(), StoreError> {
-    if bytes <= limit {
-        return Ok(());
-    }
-    Err(StoreError::ItemTooLarge {
-        key: key.to_string(),
-        bytes,
-        limit,
-    })
 }
 
 /// The reason why [`DynamoStore::prime`] could not read the table.
@@ -541,82 +245,4 @@ fn check_size(key: &Key, bytes: usize, limit: usize) -> Result<(), StoreError> {
 pub struct PrimeError {
     table: String,
     reason: String,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use sqs_once_core::protocol::{AfterFailure, Fingerprint, Namespace, Owner};
-
-    fn request() -> ClaimRequest {
-        ClaimRequest {
-            key: Key::new(&Namespace::new("ns").unwrap(), ["key"]).unwrap(),
-            owner: Owner::fresh(),
-            fingerprint: None,
-            message_id: "m-1".to_owned(),
-            now: Timestamp::now(),
-            lease_until: Timestamp::now(),
-            expires_at: 0,
-            after_failure: AfterFailure::Retry,
-        }
-    }
-
-    #[test]
-    fn size_limit_of_claims_is_never_too_low() {
-        let layouts = [
-            Layout::native(),
-            Layout::powertools(),
-            Layout::native()
-                .sort_key("SK", "p".repeat(1024))
-                .unwrap()
-                .rename([("message_id", "m".repeat(255).as_str())])
-                .unwrap(),
-        ];
-        for layout in layouts {
-            for length in [1, 100, 2000] {
-                let part = "k".repeat(length);
-                let mut request = request();
-                request.key = Key::new(&Namespace::new("ns").unwrap(), [&*part]).unwrap();
-                request.message_id = "x".repeat(length);
-                request.fingerprint = Some(Fingerprint::of(b""));
-                let item = layout.item(&request.key, &request.record(None));
-                assert!(layout.largest_claim(&request) >= items::size(&item));
-            }
-        }
-    }
-
-    #[tokio::test]
-    async fn item_over_400_kb_is_refused_before_sending() {
-        // A client without an endpoint: the error can only come from the library's own check.
-        let config = aws_sdk_dynamodb::Config::builder()
-            .behavior_version(aws_sdk_dynamodb::config::BehaviorVersion::latest())
-            .build();
-        let store = DynamoStore::new(Client::from_conf(config), "table");
-        let mut request = request();
-        request.message_id = "x".repeat(MAX_ITEM_BYTES - MAX_RESULT_BYTES);
-        let refused = store.claim(&request).await.unwrap_err();
-        assert!(
-            matches!(refused, StoreError::ItemTooLarge { .. }),
-            "{refused}"
-        );
-
-        request.message_id.clear();
-        let not_sent = store.claim(&request).await.unwrap_err().to_string();
-        let wanted = "could not claim key `ns#key` in DynamoDB table `table`: could not ";
-        assert!(not_sent.starts_with(wanted), "{not_sent}");
-
-        let result = StoredResult::Json("x".repeat(MAX_RESULT_BYTES + 1));
-        let complete = Settlement::Complete {
-            result,
-            expires_at: 0,
-        };
-        let refused = store
-            .settle(&request.fence(), &complete, request.now)
-            .await
-            .unwrap_err();
-        assert!(
-            matches!(refused, StoreError::ItemTooLarge { .. }),
-            "{refused}"
-        );
-    }
 }

@@ -1,6 +1,6 @@
 //! [`Places`]: a bound on the requests of one store that are in flight in a process.
 
-use std::{pin::Pin, sync::Arc};
+use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -20,7 +20,7 @@ pub(crate) struct Places {
 #[derive(Debug)]
 pub(crate) struct Place {
     _claim: Option<OwnedSemaphorePermit>,
-    _any: OwnedSemaphorePermit,
+    _any: Option<OwnedSemaphorePermit>,
 }
 
 /// A claim, or a request that comes after one.
@@ -40,16 +40,23 @@ impl Default for Places {
 }
 
 impl Places {
-    /// Runs a request when there is a place for it. Takes the request by reference, because the SDK's
-    /// futures are large, and a wrapper would copy them.
-    pub(crate) async fn run<T>(&self, kind: Request, sent: Pin<&mut impl Future<Output = T>>) -> T {
+    /// Waits for a place.
+    pub(crate) async fn take(&self, kind: Request) -> Place {
         // The semaphores are never closed. Claims wait for each other first, and hold up nothing else.
         let _claim = match kind {
-            Request::Claim => self.claims.acquire().await.ok(),
+            Request::Claim => Arc::clone(&self.claims).acquire_owned().await.ok(),
             Request::Other => None,
         };
-        let _any = self.all.acquire().await.ok();
-        sent.await
+        let _any = Arc::clone(&self.all).acquire_owned().await.ok();
+        Place { _claim, _any }
+    }
+
+    /// Waits for a place, unless there is one already.
+    pub(crate) async fn or_take(&self, place: Option<Place>, kind: Request) -> Place {
+        match place {
+            Some(place) => place,
+            None => self.take(kind).await,
+        }
     }
 
     /// Takes a place for a claim or for another request, without waiting. `Other` if only that is free.
@@ -63,7 +70,7 @@ impl Places {
         };
         let place = Place {
             _claim: claim,
-            _any: any,
+            _any: Some(any),
         };
         Some((kind, place))
     }
@@ -87,7 +94,6 @@ impl Place {
 #[cfg(test)]
 mod tests {
     use std::{
-        pin::pin,
         sync::atomic::{AtomicUsize, Ordering::Relaxed},
         time::Duration,
     };
@@ -104,12 +110,10 @@ mod tests {
         let started = Instant::now();
         let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
         join_all((0..requests).map(|_| async {
-            let request = async {
-                most.fetch_max(now.fetch_add(1, Relaxed) + 1, Relaxed);
-                sleep(TAKES).await;
-                now.fetch_sub(1, Relaxed);
-            };
-            places.run(kind, pin!(request)).await;
+            let _place = places.take(kind).await;
+            most.fetch_max(now.fetch_add(1, Relaxed) + 1, Relaxed);
+            sleep(TAKES).await;
+            now.fetch_sub(1, Relaxed);
         }))
         .await;
         (most.into_inner(), started.elapsed())

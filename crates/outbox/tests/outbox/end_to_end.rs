@@ -102,8 +102,8 @@ async fn note(event: Happened, _: Attempt) -> Result<Done<()>, Failure> {
     let id = format!("{} {}", event.order_id, event.name);
     let effect = Write::update(EFFECTS_OF_B, "ADD n :one").key("id", &id);
     let append = "SET seen = list_append(if_not_exists(seen, :none), :event)";
-    let append = Write::update(GROUPS, append).key("id", &event.customer_id);
-    let append = append
+    let append = Write::update(GROUPS, append)
+        .key("id", &event.customer_id)
         .value(":none", Vec::<String>::new())
         .value(":event", [id]);
     Ok(Done::new(()).with(effect.value(":one", 1)).with(append))

@@ -34,8 +34,9 @@ async fn create_queue(sqs: &aws_sdk_sqs::Client, name: &str) -> Queue {
         .unwrap()
         .queue_url
         .unwrap();
-    let attributes = sqs.get_queue_attributes().queue_url(&url);
-    let attributes = attributes
+    let attributes = sqs
+        .get_queue_attributes()
+        .queue_url(&url)
         .attribute_names(QueueAttributeName::QueueArn)
         .send()
         .await

@@ -104,7 +104,7 @@ impl PostgresStore {
     /// [`StoreError`] if the table could not be read.
     pub async fn look_up(&self, key: &str) -> Result<Option<StoredRecord>, StoreError> {
         let find = sqlx::query(FIND).bind(text(key));
-        let found = self.run(async |connection| {
+        let found = self.run(None, async |connection| {
             let row = find.fetch_optional(connection).await?;
             row.as_ref().map(stored).transpose()
         });
@@ -153,10 +153,13 @@ impl PostgresStore {
             RecordStatus::Failed => "FAILED",
         });
         // Planned for each page: a plan for any prefix would read the whole table.
-        let page = sqlx::query(PAGE).persistent(false);
-        let page = page.bind(&after).bind(&prefix).bind(limit);
-        let listed = self.run(async |connection: &mut PgConnection| {
-            let page = page.fetch_one(&mut *connection).await?;
+        let query = sqlx::query(PAGE)
+            .persistent(false)
+            .bind(&after)
+            .bind(&prefix)
+            .bind(limit);
+        let listed = self.run(None, async |connection: &mut PgConnection| {
+            let page = query.fetch_one(&mut *connection).await?;
             let (read, last): (i64, Option<String>) =
                 (page.try_get("read")?, page.try_get("last")?);
             let list = sqlx::query(LIST)
@@ -188,8 +191,10 @@ impl PostgresStore {
     /// [`StoreError`]. The lease may have been ended nevertheless.
     pub async fn release(&self, shown: &StoredRecord, now: Timestamp) -> Result<bool, StoreError> {
         let write = async |connection: &mut PgConnection, key: &Key, version: &str| {
-            let release = sqlx::query(RELEASE).bind(text(key.as_str()));
-            let release = release.bind(version).bind(millis(now));
+            let release = sqlx::query(RELEASE)
+                .bind(text(key.as_str()))
+                .bind(version)
+                .bind(millis(now));
             Ok(release.execute(connection).await?.rows_affected() == 1)
         };
         self.change("release", shown, write).await
@@ -212,7 +217,7 @@ impl PostgresStore {
     /// The explanation.
     pub async fn examine(&self, user: &str) -> Result<serde_json::Value, String> {
         let examine = sqlx::query_scalar(EXAMINE).bind(user);
-        let examined = self.run(async |connection| examine.fetch_one(connection).await);
+        let examined = self.run(None, async |connection| examine.fetch_one(connection).await);
         let text: String = explained(examined).await?;
         serde_json::from_str(&text).map_err(|error| error.to_string())
     }
@@ -226,12 +231,16 @@ impl PostgresStore {
     pub async fn oldest_event_age(&self) -> Result<Option<Duration>, String> {
         const OLDEST: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint \
             - published_at FROM sqs_once_outbox ORDER BY sequence LIMIT 1";
-        let oldest = self.run(async |connection: &mut PgConnection| {
-            match sqlx::query_scalar(OLDEST).fetch_optional(connection).await {
+        let oldest = self.run(
+            None,
+            async |connection: &mut PgConnection| match sqlx::query_scalar(OLDEST)
+                .fetch_optional(connection)
+                .await
+            {
                 Err(error) if is_table_missing(&error) => Ok(None),
                 read => read,
-            }
-        });
+            },
+        );
         let oldest: Option<i64> = explained(oldest).await?;
         let millis = oldest.map(|millis| u64::try_from(millis).unwrap_or(0));
         Ok(millis.map(Duration::from_millis))

@@ -23,12 +23,11 @@ use super::{
     transaction_connection::{Limits, TransactionConnection},
 };
 use sqs_once_core::{
-    deadline::time_left_of_request,
     protocol::{
         ClaimRequest, Fence, Key, Settlement, Timestamp, Unavailability,
         decision::{may_claim, may_settle},
     },
-    store::{ClaimAnswer, SettleAnswer, Store, StoreError},
+    store::{ClaimAnswer, RequestContext, SettleAnswer, Store, StoreError},
 };
 
 /// Records in a PostgreSQL table, for effects outside the database. Clones share pool and state.
@@ -154,9 +153,10 @@ impl PostgresStore {
     /// Runs requests that are no transaction.
     async fn run<T>(
         &self,
+        time_left: Option<Duration>,
         requests: impl AsyncFnOnce(&mut PgConnection) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        TransactionConnection::run(&self.connections, requests).await
+        TransactionConnection::run(&self.connections, time_left, requests).await
     }
 
     /// Counts a completion. After each [`DELETION_PERIOD`] of them, deletes expired records: for at most a
@@ -185,15 +185,19 @@ impl PostgresStore {
         let delete = sqlx::query(DELETE)
             .bind(int(now.as_secs().saturating_sub(DELETED_AFTER)))
             .bind(int(MAX_DELETED));
-        let deleted = self.run(async |connection| delete.execute(connection).await);
+        let deleted = self.run(None, async |connection| delete.execute(connection).await);
         Ok(deleted.await?.rows_affected())
     }
 }
 
 impl Store for PostgresStore {
-    async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
+    async fn claim(
+        &self,
+        request: &ClaimRequest,
+        context: &RequestContext,
+    ) -> Result<ClaimAnswer, StoreError> {
         let key = &request.key;
-        let answer = self.run(async |connection| {
+        let answer = self.run(context.time_left(), async |connection| {
             for _ in 0..MAX_TRIES {
                 if insert(connection, key, &request.record(None)).await? {
                     return Ok(Some(ClaimAnswer::Applied { replaced: None }));
@@ -220,9 +224,10 @@ impl Store for PostgresStore {
         fence: &Fence,
         settlement: &Settlement,
         now: Timestamp,
+        context: &RequestContext,
     ) -> Result<SettleAnswer, StoreError> {
         let key = &fence.key;
-        let answer = self.run(async |connection| {
+        let answer = self.run(context.time_left(), async |connection| {
             for _ in 0..MAX_TRIES {
                 let Some(kept) = read(connection, key).await? else {
                     return Ok(Some(SettleAnswer::Refused(None)));
@@ -245,7 +250,7 @@ impl Store for PostgresStore {
             (settlement, &answer),
             (Settlement::Complete { .. }, SettleAnswer::Applied)
         ) {
-            let time_left = time_left_of_request().unwrap_or(MAX_DELETION_TIME);
+            let time_left = context.time_left().unwrap_or(MAX_DELETION_TIME);
             self.completed(now, time_left).await;
         }
         Ok(answer)

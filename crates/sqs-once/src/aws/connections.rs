@@ -1,4 +1,4 @@
-//! [`Watched`]: tells a dead connection from a slow service by the time that it has rested.
+//! [`Watched`]: tells a dead connection from a slow service by how long the connection was idle.
 
 use std::{
     collections::HashMap,
@@ -76,11 +76,11 @@ impl Watched {
 impl HttpConnector for Watched {
     fn call(&self, mut request: HttpRequest) -> HttpConnectorFuture {
         // The SDK's interceptor for broken connections captures it already.
-        let used = request.extension::<CaptureSmithyConnection>().cloned();
-        let used = used.unwrap_or_else(|| {
-            let used = CaptureSmithyConnection::new();
-            request.add_extension(used.clone());
-            used
+        let captured = request.extension::<CaptureSmithyConnection>().cloned();
+        let used = captured.unwrap_or_else(|| {
+            let capture = CaptureSmithyConnection::new();
+            request.add_extension(capture.clone());
+            capture
         });
         let (limit, clock, known) = (self.limit, self.clock, Arc::clone(&self.known));
         let sent = clock();
@@ -125,8 +125,10 @@ impl Known {
         };
         let mut known = self.lock();
         if known.len() == MOST && !known.contains_key(&address) {
-            let oldest = known.iter().min_by_key(|(_, known)| known.answered);
-            let oldest = oldest.map(|(address, _)| *address);
+            let oldest = known
+                .iter()
+                .min_by_key(|(_, known)| known.answered)
+                .map(|(address, _)| *address);
             oldest.and_then(|address| known.remove(&address));
         }
         let answered = now;

@@ -233,9 +233,10 @@ async fn batch_after_a_thaw_fails_no_message() {
         server.kill(death);
 
         let store = DynamoStore::new(client, "records");
-        let store = match grouping {
-            true => AnyStore::Batched(Batched::new(store)),
-            false => AnyStore::DynamoDb(store),
+        let store = if grouping {
+            AnyStore::Batched(Batched::new(store))
+        } else {
+            AnyStore::DynamoDb(store)
         };
         let once = Once::new(store).clock(now);
         let started = Instant::now();

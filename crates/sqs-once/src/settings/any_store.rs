@@ -6,7 +6,7 @@ use crate::{
         transactional::{Commit, CommitAnswer, TransactionalStore},
     },
     protocol::{ClaimRequest, Fence, Key, Record, Settlement, Timestamp},
-    store::{ClaimAnswer, MemoryStore, SettleAnswer, Store, StoreError},
+    store::{ClaimAnswer, MemoryStore, RequestContext, SettleAnswer, Store, StoreError},
 };
 
 /// The store that `Settings::once` selects. On AWS it is never [`Memory`](Self::Memory).
@@ -31,11 +31,15 @@ pub enum AnyStore {
 }
 
 impl Store for AnyStore {
-    async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
+    async fn claim(
+        &self,
+        request: &ClaimRequest,
+        context: &RequestContext,
+    ) -> Result<ClaimAnswer, StoreError> {
         match self {
-            Self::DynamoDb(store) => store.claim(request).await,
-            Self::Batched(store) => store.claim(request).await,
-            Self::Memory(store) => store.claim(request).await,
+            Self::DynamoDb(store) => store.claim(request, context).await,
+            Self::Batched(store) => store.claim(request, context).await,
+            Self::Memory(store) => store.claim(request, context).await,
         }
     }
 
@@ -44,28 +48,37 @@ impl Store for AnyStore {
         fence: &Fence,
         settlement: &Settlement,
         now: Timestamp,
+        context: &RequestContext,
     ) -> Result<SettleAnswer, StoreError> {
         match self {
-            Self::DynamoDb(store) => store.settle(fence, settlement, now).await,
-            Self::Batched(store) => store.settle(fence, settlement, now).await,
-            Self::Memory(store) => store.settle(fence, settlement, now).await,
+            Self::DynamoDb(store) => store.settle(fence, settlement, now, context).await,
+            Self::Batched(store) => store.settle(fence, settlement, now, context).await,
+            Self::Memory(store) => store.settle(fence, settlement, now, context).await,
         }
     }
 }
 
 impl TransactionalStore for AnyStore {
-    async fn look(&self, key: &Key) -> Result<Option<Record>, StoreError> {
+    async fn look(
+        &self,
+        key: &Key,
+        context: &RequestContext,
+    ) -> Result<Option<Record>, StoreError> {
         match self {
-            Self::DynamoDb(store) => store.look(key).await,
-            Self::Batched(store) => store.look(key).await,
+            Self::DynamoDb(store) => store.look(key, context).await,
+            Self::Batched(store) => store.look(key, context).await,
             Self::Memory(store) => Ok(store.get(key)),
         }
     }
 
-    async fn commit(&self, commit: &Commit) -> Result<CommitAnswer, StoreError> {
+    async fn commit(
+        &self,
+        commit: &Commit,
+        context: &RequestContext,
+    ) -> Result<CommitAnswer, StoreError> {
         match self {
-            Self::DynamoDb(store) => store.commit(commit).await,
-            Self::Batched(store) => store.commit(commit).await,
+            Self::DynamoDb(store) => store.commit(commit, context).await,
+            Self::Batched(store) => store.commit(commit, context).await,
             Self::Memory(_) => Ok(CommitAnswer::Invalid(
                 "DynamoDB writes need a table of records: set IDEMPOTENCY_TABLE_NAME".to_owned(),
             )),

@@ -6,11 +6,21 @@ use std::{
 };
 
 use aws_config::SdkConfig;
-use sqs_once_core::settings::parse::{duration, on_or_off, positive};
+use sqs_once_core::settings::{
+    parse::{duration, on_or_off, positive},
+    table::{
+        CONSUMER_BACKOFF_BASE, CONSUMER_BACKOFF_CAP, CONSUMER_CIRCUIT_BREAKER,
+        CONSUMER_CONCURRENCY, CONSUMER_CRASH_ISOLATION, CONSUMER_DEAD_LETTER, CONSUMER_ENCODING,
+        CONSUMER_ENVELOPE, CONSUMER_FIFO_AFTER_PERMANENT, CONSUMER_HEARTBEAT,
+        CONSUMER_LOG_SAMPLE_COMPLETED, CONSUMER_MAX_BODY_BYTES, CONSUMER_METRICS,
+        CONSUMER_MIN_TIME_TO_START, CONSUMER_S3_BUCKETS, CONSUMER_VISIBILITY,
+        IDEMPOTENCY_FINGERPRINT, IDEMPOTENCY_KEY, IDEMPOTENCY_NAMESPACE, IDEMPOTENCY_RETENTION,
+    },
+};
 
 use super::{
     Settings, SettingsError,
-    parse::{backoff, buckets, bytes, crash_waits, heartbeat, share},
+    parse::{backoff, buckets, bytes, heartbeat, of_s3, share},
 };
 #[cfg(feature = "s3")]
 use crate::sqs::S3Bodies;
@@ -28,11 +38,30 @@ use crate::{
     },
 };
 
+/// Handlers of a batch with `auto`: in claim mode at least, in the other modes exactly.
+pub(super) const CONCURRENCY: NonZeroUsize = NonZeroUsize::new(10).unwrap();
+/// Maximum number of handlers that run at a time without a setting.
+const MOST_HANDLERS: usize = 100;
+/// Memory of the process without messages, with room for its allocator, in MB.
+const MEMORY_OF_PROCESS: u32 = 64;
+/// Memory that one handler may need, in MB: the largest output that fits into a record has 400 KB, and is there about
+/// ten times while the handler returns it and the completion is sent.
+const MEMORY_OF_HANDLER: u32 = 4;
+
+/// How long a record is kept without a setting.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum DefaultRetention {
+    /// As the table of settings says.
+    OfTable,
+    /// Without limit.
+    None,
+}
+
 impl Settings {
     /// Reads the settings of batches. A mode without a table of records has no default retention.
     pub(super) fn batches(
         &mut self,
-        default_retention: Option<Duration>,
+        default_retention: DefaultRetention,
     ) -> Result<Batches, SettingsError> {
         let lambda = self.required(
             "AWS_LAMBDA_RUNTIME_API",
@@ -40,44 +69,39 @@ impl Settings {
             |_| Ok::<_, String>(()),
         );
         let function = self.function();
-        let namespace = self.optional("IDEMPOTENCY_NAMESPACE", &function, |text| {
+        let namespace = self.optional(IDEMPOTENCY_NAMESPACE.name, &function, |text| {
             Namespace::new(text)
         });
-        let key = self.optional("IDEMPOTENCY_KEY", "message-id", str::parse::<KeySource>);
-        let envelope = self.optional("CONSUMER_ENVELOPE", "none", str::parse::<Envelope>);
-        let encoding = self.optional("CONSUMER_ENCODING", "none", str::parse::<Encoding>);
-        let max_body_bytes = self.optional("CONSUMER_MAX_BODY_BYTES", "10485760", bytes);
-        let s3_bodies = self.s3_bodies();
-        let fingerprint = self.optional(
-            "IDEMPOTENCY_FINGERPRINT",
-            "body",
-            str::parse::<FingerprintSource>,
-        );
-        let retention = self.changed("IDEMPOTENCY_RETENTION", default_retention, |_, text| {
-            positive(text).map(Some)
+        let key = self.setting(&IDEMPOTENCY_KEY, str::parse::<KeySource>);
+        let envelope = self.setting(&CONSUMER_ENVELOPE, str::parse::<Envelope>);
+        let encoding = self.setting(&CONSUMER_ENCODING, str::parse::<Encoding>);
+        let max_body_bytes = self.setting(&CONSUMER_MAX_BODY_BYTES, bytes);
+        let s3_buckets = self.changed(CONSUMER_S3_BUCKETS.name, Vec::new(), of_s3(buckets));
+        let fingerprint = self.setting(&IDEMPOTENCY_FINGERPRINT, str::parse::<FingerprintSource>);
+        let retention = match default_retention {
+            DefaultRetention::OfTable => self.setting(&IDEMPOTENCY_RETENTION, positive).map(Some),
+            DefaultRetention::None => self.changed(IDEMPOTENCY_RETENTION.name, None, |_, text| {
+                positive(text).map(Some)
+            }),
+        };
+        let heartbeat = self.setting(&CONSUMER_HEARTBEAT, heartbeat);
+        let concurrency = self.setting(&CONSUMER_CONCURRENCY, |text| match text {
+            "auto" => Ok(None),
+            number => {
+                (number.parse().map(Some)).map_err(|_| "must be `auto`, or a whole number from 1")
+            }
         });
-        let assumed_timeout = self.duration("IDEMPOTENCY_LEASE_FALLBACK", "5m");
-        let heartbeat = self.optional("CONSUMER_HEARTBEAT", "off", heartbeat);
-        let concurrency = self.optional("CONSUMER_CONCURRENCY", "10", |text| {
-            let parsed = text.parse::<NonZeroUsize>();
-            parsed.map_err(|_| "must be a whole number from 1")
-        });
-        let conflict_wait = self.optional("CONSUMER_CONFLICT_WAIT", "0s", duration);
-        let deadline_reserve = self.duration("CONSUMER_DEADLINE_RESERVE", "500ms");
-        let reserve_per_message = self.memory().map(reserve_per_message);
-        let min_time_to_start = self.optional("CONSUMER_MIN_TIME_TO_START", "0s", duration);
-        let fifo_after_permanent = self.optional(
-            "CONSUMER_FIFO_AFTER_PERMANENT",
-            "continue",
+        let memory = self.memory();
+        let min_time_to_start = self.setting(&CONSUMER_MIN_TIME_TO_START, duration);
+        let fifo_after_permanent = self.setting(
+            &CONSUMER_FIFO_AFTER_PERMANENT,
             str::parse::<FifoAfterPermanent>,
         );
-        let fail_when_store_unavailable =
-            self.optional("CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE", "on", on_or_off);
-        let circuit_breaker = self.optional("CONSUMER_CIRCUIT_BREAKER", "on", on_or_off);
-        let crash_waits = self.optional("CONSUMER_CRASH_WAITS", "20m,2h,10h", crash_waits);
+        let circuit_breaker = self.setting(&CONSUMER_CIRCUIT_BREAKER, on_or_off);
+        let crash_isolation = self.setting(&CONSUMER_CRASH_ISOLATION, on_or_off);
         let timeouts = self.timeouts();
         let metrics = self.metrics();
-        let log_sample_completed = self.optional("CONSUMER_LOG_SAMPLE_COMPLETED", "1", share);
+        let log_sample_completed = self.setting(&CONSUMER_LOG_SAMPLE_COMPLETED, share);
         lambda?;
         Ok(Batches {
             namespace: namespace?,
@@ -85,20 +109,16 @@ impl Settings {
             envelope: envelope?,
             encoding: encoding?,
             max_body_bytes: max_body_bytes?,
-            s3_bodies: s3_bodies?,
+            s3_buckets: s3_buckets?,
             fingerprint: fingerprint?,
             retention: retention?,
-            assumed_timeout: assumed_timeout?,
             heartbeat: heartbeat?,
             concurrency: concurrency?,
-            conflict_wait: conflict_wait?,
-            deadline_reserve: deadline_reserve?,
-            reserve_per_message,
+            memory,
             min_time_to_start: min_time_to_start?,
             fifo_after_permanent: fifo_after_permanent?,
-            fail_when_store_unavailable: fail_when_store_unavailable?,
             circuit_breaker: circuit_breaker?,
-            crash_waits: crash_waits?,
+            crash_isolation: crash_isolation?,
             timeouts: timeouts?,
             metrics: metrics?,
             log_sample_completed: log_sample_completed?,
@@ -111,34 +131,29 @@ impl Settings {
         if batches.heartbeat.is_none() || batches.call_sqs() {
             return Ok(batches);
         }
-        self.optional("CONSUMER_HEARTBEAT", "off", |_| {
+        self.setting(&CONSUMER_HEARTBEAT, |_| {
             Err::<Batches, _>("needs CONSUMER_VISIBILITY=on: this mode has no leases")
         })
     }
 
-    /// Buckets and the longest body; no buckets, no reads.
-    fn s3_bodies(&mut self) -> Result<(Vec<String>, NonZeroU32), SettingsError> {
-        let read = |_, names: &str| match cfg!(feature = "s3") {
-            true => buckets(names),
-            false => Err("needs the feature `s3` of the crate sqs-once".to_owned()),
-        };
-        let buckets = self.changed("CONSUMER_S3_BUCKETS", Vec::new(), read);
-        let max_bytes = self.optional("CONSUMER_S3_MAX_BYTES", "2097152", bytes);
-        Ok((buckets?, max_bytes?))
-    }
-
     fn timeouts(&mut self) -> Result<Option<Timeouts>, SettingsError> {
-        let on = self.optional("CONSUMER_VISIBILITY", "on", on_or_off);
-        let base = self.optional("CONSUMER_BACKOFF_BASE", "10s", backoff);
-        let cap = self.optional("CONSUMER_BACKOFF_CAP", "15m", backoff);
+        let on = self.setting(&CONSUMER_VISIBILITY, on_or_off);
+        let base = self.setting(&CONSUMER_BACKOFF_BASE, backoff);
+        let cap = self.setting(&CONSUMER_BACKOFF_CAP, backoff);
         let calls_sqs = on != Ok(false);
-        let default = if calls_sqs { "on" } else { "off" };
-        let dead_letter = self.optional("CONSUMER_DEAD_LETTER", default, |text| {
-            match on_or_off(text)? {
+        let default = if calls_sqs {
+            CONSUMER_DEAD_LETTER.default
+        } else {
+            "off"
+        };
+        let dead_letter = self.optional(
+            CONSUMER_DEAD_LETTER.name,
+            default,
+            |text| match on_or_off(text)? {
                 true if !calls_sqs => Err("`on` needs CONSUMER_VISIBILITY=on, which calls SQS too"),
                 on => Ok(on),
-            }
-        });
+            },
+        );
         let timeouts = Timeouts {
             base: base?,
             cap: cap?,
@@ -154,24 +169,20 @@ impl Settings {
     /// The first variable that is missing or invalid. The others stay in the list, as with
     /// [`Variables::required`](sqs_once_core::settings::Variables::required).
     pub fn metrics(&mut self) -> Result<Option<Metrics>, SettingsError> {
-        let on = self.optional("CONSUMER_METRICS", "on", on_or_off);
-        let namespace = self.fallback("CONSUMER_METRICS_NAMESPACE", "POWERTOOLS_METRICS_NAMESPACE");
-        let namespace = self.optional(namespace, "sqs-once", checked_namespace);
-        let service = self.fallback("CONSUMER_METRICS_SERVICE", "POWERTOOLS_SERVICE_NAME");
+        let on = self.setting(&CONSUMER_METRICS, on_or_off);
+        let namespace = self.optional(
+            "POWERTOOLS_METRICS_NAMESPACE",
+            "sqs-once",
+            checked_namespace,
+        );
         // The default of Powertools, where no function is named.
         let default = match self.function() {
             function if function.is_empty() => "service_undefined".to_owned(),
             function => function,
         };
-        let service = self.optional(service, &default, checked_service);
+        let service = self.optional("POWERTOOLS_SERVICE_NAME", &default, checked_service);
         let metrics = Metrics::checked(namespace?, service?);
         Ok(on?.then_some(metrics))
-    }
-
-    /// The name of the variable that counts: `other` if it is set and `name` is not.
-    fn fallback(&mut self, name: &'static str, other: &'static str) -> &'static str {
-        let only_other = self.value(name).is_none() && self.value(other).is_some();
-        if only_other { other } else { name }
     }
 }
 
@@ -183,31 +194,53 @@ pub(super) struct Batches {
     pub(super) envelope: Envelope,
     pub(super) encoding: Encoding,
     pub(super) max_body_bytes: NonZeroU32,
-    /// Without the feature `s3` no buckets are set.
-    pub(super) s3_bodies: (Vec<String>, NonZeroU32),
+    /// Without the feature `s3` none are set.
+    /// Of bodies. Without buckets, nothing is read from S3.
+    pub(super) s3_buckets: Vec<String>,
     pub(super) fingerprint: FingerprintSource,
     pub(super) retention: Option<Duration>,
-    pub(super) assumed_timeout: Duration,
     pub(super) heartbeat: Option<Duration>,
-    pub(super) concurrency: NonZeroUsize,
-    pub(super) conflict_wait: Duration,
-    pub(super) deadline_reserve: Duration,
-    /// `None` where Lambda did not set the function's memory.
-    pub(super) reserve_per_message: Option<Duration>,
+    /// `None`: the mode decides.
+    pub(super) concurrency: Option<NonZeroUsize>,
+    /// Memory of the function in MB; `None` where Lambda did not set it.
+    pub(super) memory: Option<u32>,
     pub(super) min_time_to_start: Duration,
     pub(super) fifo_after_permanent: FifoAfterPermanent,
-    pub(super) fail_when_store_unavailable: bool,
     pub(super) circuit_breaker: bool,
-    pub(super) crash_waits: CrashWaits,
+    pub(super) crash_isolation: bool,
     pub(super) metrics: Option<Metrics>,
     pub(super) log_sample_completed: f64,
     pub(super) timeouts: Option<Timeouts>,
 }
 
 impl Batches {
+    /// Handlers of a batch that run at a time, in modes whose handlers hold a connection or an item.
+    pub(super) fn concurrency(&self) -> NonZeroUsize {
+        self.concurrency.unwrap_or(CONCURRENCY)
+    }
+
+    /// The same in claim mode, with outputs in the record. With `auto`, all of a batch of 100, or as many as the memory
+    /// holds with the largest outputs, but not less than 10.
+    pub(super) fn concurrency_of_claims(&self) -> NonZeroUsize {
+        let of_memory = self.memory.map_or(MOST_HANDLERS, |memory| {
+            (memory.saturating_sub(MEMORY_OF_PROCESS) / MEMORY_OF_HANDLER)
+                .try_into()
+                .unwrap_or(MOST_HANDLERS)
+        });
+        let auto = NonZeroUsize::new(of_memory.min(MOST_HANDLERS)).unwrap_or(CONCURRENCY);
+        self.concurrency.unwrap_or(auto.max(CONCURRENCY))
+    }
+
+    pub(super) fn crash_waits(&self) -> CrashWaits {
+        if self.crash_isolation {
+            CrashWaits::default()
+        } else {
+            CrashWaits::off()
+        }
+    }
+
     pub(super) const fn read_s3(&self) -> bool {
-        let (buckets, _max_bytes) = &self.s3_bodies;
-        !buckets.is_empty()
+        !self.s3_buckets.is_empty()
     }
 
     pub(super) const fn call_sqs(&self) -> bool {
@@ -220,34 +253,30 @@ impl Batches {
         handler: H,
         config: &SdkConfig,
     ) -> Consumer<M, H> {
+        let concurrency = self.concurrency();
         let consumer = Consumer::new(mode, self.namespace, handler)
             .key(self.key)
             .envelope(self.envelope)
             .encoding(self.encoding)
             .max_body_bytes(self.max_body_bytes)
             .fingerprint(self.fingerprint)
-            .concurrency(self.concurrency)
-            .conflict_wait(self.conflict_wait)
-            .deadline_reserve(self.deadline_reserve)
-            .assumed_timeout(self.assumed_timeout)
+            .concurrency(concurrency)
+            .large_bodies(concurrency)
             .min_time_to_start(self.min_time_to_start)
-            .fail_when_store_unavailable(self.fail_when_store_unavailable)
             .circuit_breaker(self.circuit_breaker)
             .fifo_after_permanent(self.fifo_after_permanent)
             .metrics(self.metrics)
             .log_sample_completed(self.log_sample_completed);
-        let consumer = match self.reserve_per_message {
+        let consumer = match self.memory.map(reserve_per_message) {
             Some(time) => consumer.deadline_reserve_per_message(time),
             None => consumer,
         };
         #[cfg(feature = "s3")]
-        let consumer = {
-            let (buckets, max_bytes) = self.s3_bodies;
-            if buckets.is_empty() {
-                consumer
-            } else {
-                consumer.s3_bodies(S3Bodies::new(config, buckets).max_bytes(max_bytes))
-            }
+        let consumer = if self.s3_buckets.is_empty() {
+            consumer
+        } else {
+            let bodies = S3Bodies::new(config, self.s3_buckets).max_bytes(self.max_body_bytes);
+            consumer.s3_bodies(bodies)
         };
         let timeouts = self.timeouts;
         let visibility =

@@ -2,33 +2,31 @@
 
 use std::{env, ffi::OsStr, io, path::Path};
 
+use sqs_once_core::settings::table::IDEMPOTENCY_TABLE_NAME;
 use tokio::runtime::{Builder, Runtime};
 
-#[cfg(doc)]
-use super::Variables;
-use super::{Settings, SettingsError};
+use super::Settings;
 use crate::deadline::MEMORY_OF_A_VCPU;
 
 /// The name that cargo-lambda gives a function that is invoked without a name.
 const UNNAMED: &str = "_";
 
 impl Settings {
-    /// The runtime of the function, as `CONSUMER_RUNTIME` says.
+    /// The runtime of the function, with one thread or with one for each vCPU.
     ///
-    /// - `single` runs everything on one thread. A batch of ten messages then needs a quarter less
-    ///   CPU time. A handler that blocks this thread stops the whole batch: no other message runs,
-    ///   no outcome is recorded and no deadline is kept. Concurrent invocations in one process
-    ///   (`AWS_LAMBDA_MAX_CONCURRENCY`) share this thread. A poll of more than 100 ms is logged. Run
-    ///   blocking code by [`spawn_blocking`](tokio::task::spawn_blocking).
-    /// - `multi` runs one thread for each vCPU. While one of them is not blocked, the response is in
-    ///   time, but messages whose next step is queued on a blocked thread wait. Handlers that block
-    ///   every thread have the effect of `single`.
-    /// - `auto`, the default, is `multi` with at least two vCPUs: `AWS_LAMBDA_FUNCTION_MEMORY_SIZE`
-    ///   from 3,538, since 1,769 MB have one vCPU (*AWS Lambda Developer Guide*, "Configure Lambda
-    ///   function memory"). Otherwise, and without this variable, it is `single`.
+    /// - One thread runs a batch of ten messages with a quarter less CPU time. But a handler that
+    ///   blocks this thread stops the whole batch: no other message runs, no outcome is recorded
+    ///   and no deadline is kept. A poll of more than 100 ms is logged. Run blocking code by
+    ///   [`spawn_blocking`](tokio::task::spawn_blocking).
+    /// - With several threads, the response is in time while one of them is not blocked, but messages
+    ///   whose next step is queued on a blocked thread wait. Handlers that block every thread stop the
+    ///   whole batch, as with one.
     ///
-    /// An invalid value is reported with the errors of the other variables. Until then `single`
-    /// stands in.
+    /// A function has several threads from the memory of two vCPUs on: `AWS_LAMBDA_FUNCTION_MEMORY_SIZE`
+    /// from 3,538, since 1,769 MB have one vCPU (*AWS Lambda Developer Guide*, "Configure Lambda
+    /// function memory"). It also has them if `AWS_LAMBDA_MAX_CONCURRENCY` is above 1: Lambda Managed
+    /// Instances run so many invocations in one process. To decide it in code, build your own runtime,
+    /// as `#[tokio::main]` does.
     ///
     /// # Errors
     ///
@@ -50,33 +48,28 @@ impl Settings {
     /// }
     /// ```
     pub fn runtime(&mut self) -> io::Result<Runtime> {
-        let mut builder = match self.has_threads() {
-            Ok(true) => Builder::new_multi_thread(),
-            Ok(false) | Err(_) => Builder::new_current_thread(),
+        let mut builder = if self.has_threads() {
+            Builder::new_multi_thread()
+        } else {
+            Builder::new_current_thread()
         };
         builder.enable_all().build()
     }
 
     /// The function's memory in MB, where Lambda set it.
     pub(super) fn memory(&mut self) -> Option<u32> {
-        let megabytes = self.value("AWS_LAMBDA_FUNCTION_MEMORY_SIZE")?;
-        megabytes.parse().ok()
+        self.number("AWS_LAMBDA_FUNCTION_MEMORY_SIZE")
     }
 
-    /// Reads the variable of [`runtime`](Self::runtime) without building the runtime, so that
-    /// [`errors`](Variables::errors) lists what is wrong with it.
-    pub fn read_runtime(&mut self) {
-        let _threads = self.has_threads();
+    fn number(&mut self, name: &str) -> Option<u32> {
+        self.value(name)?.parse().ok()
     }
 
-    fn has_threads(&mut self) -> Result<bool, SettingsError> {
+    fn has_threads(&mut self) -> bool {
+        let at_once = self.number("AWS_LAMBDA_MAX_CONCURRENCY");
         let memory = self.memory();
-        self.optional("CONSUMER_RUNTIME", "auto", |text| match text {
-            "auto" => Ok(memory.is_some_and(|memory| memory >= 2 * MEMORY_OF_A_VCPU)),
-            "single" => Ok(false),
-            "multi" => Ok(true),
-            _ => Err("must be `auto`, `single` or `multi`"),
-        })
+        memory.is_some_and(|memory| memory >= 2 * MEMORY_OF_A_VCPU)
+            || at_once.is_some_and(|at_once| at_once > 1)
     }
 
     /// Returns whether [`once`](Self::once) keeps records in memory: under `cargo lambda watch`, for
@@ -99,7 +92,7 @@ impl Settings {
     /// assert_eq!(settings.optional("PRINTER_URL", "", str::parse), Ok("sandbox".to_owned()));
     /// ```
     pub fn in_memory(&mut self) -> bool {
-        self.is_unnamed_under_watch() && self.value("IDEMPOTENCY_TABLE_NAME").is_none()
+        self.is_unnamed_under_watch() && self.value(IDEMPOTENCY_TABLE_NAME.name).is_none()
     }
 
     /// Returns whether this is the function that `cargo lambda watch` runs for an invocation without

@@ -10,15 +10,18 @@ mod records;
 use std::{
     fmt,
     ops::{Deref, DerefMut},
-    time::Duration,
 };
 
 use aws_config::SdkConfig;
 use sqs_once_core::settings::{ModeOptions, ModeSettings};
 
-pub use sqs_once_core::settings::{SettingsError, Variables};
+pub use sqs_once_core::settings::{SettingsError, UnknownVariable, Variables};
 
-use self::{any_store::AnyStore, batches::Batches, records::ResultPlace};
+use self::{
+    any_store::AnyStore,
+    batches::{Batches, DefaultRetention},
+    records::ResultPlace,
+};
 use crate::{
     aws,
     handler::Handler,
@@ -26,9 +29,6 @@ use crate::{
     protocol::AfterFailure,
     sqs::Consumer,
 };
-
-/// The default of `IDEMPOTENCY_RETENTION` where a table has the records.
-const RETENTION: Duration = Duration::from_secs(20 * 24 * 3600);
 
 /// The environment variables of a consumer, and the errors found in them so far.
 ///
@@ -73,57 +73,52 @@ const RETENTION: Duration = Duration::from_secs(20 * 24 * 3600);
 ///
 /// | variable | default | meaning |
 /// | --- | --- | --- |
-/// | `IDEMPOTENCY_TABLE_NAME` | required, not used by `on_item` and `InPostgres` | DynamoDB table of the records; under `cargo lambda watch` see [`in_memory`](Settings::in_memory) |
-/// | `IDEMPOTENCY_LAYOUT` | `native` | attribute names of the records: `native` or `powertools`; not used by `on_item` and `InPostgres`, nor are the next two ([`Layout`](crate::store::Layout)) |
-/// | `IDEMPOTENCY_ATTRIBUTES` | none | other attribute names, as `id=PK,expires_at=ttl` ([`Layout::rename`](crate::store::Layout::rename)) |
-/// | `IDEMPOTENCY_SORT_KEY` | none | `SK` or `SK=PARTITION`: sort key that holds the idempotency key; the partition defaults to `idempotency#<function name>` ([`Layout::sort_key`](crate::store::Layout::sort_key)) |
-/// | `IDEMPOTENCY_NAMESPACE` | function name | first part of every key ([`Namespace`](crate::protocol::Namespace)) |
-/// | `IDEMPOTENCY_KEY` | `message-id` | source of a message's key ([`KeySource`](crate::sqs::KeySource)) |
-/// | `CONSUMER_ENVELOPE` | `none` | service that puts its own JSON around each message: `none`, `sns`, `eventbridge` or `s3` ([`Envelope`](crate::sqs::Envelope)) |
-/// | `CONSUMER_ENCODING` | `none` | encoding of messages without the attribute `Content-Encoding`: `none`, `base64`, `gzip` or `base64+gzip` ([`Encoding`](crate::sqs::Encoding)) |
-/// | `CONSUMER_MAX_BODY_BYTES` | `10485760` | largest decompressed body, in bytes |
-/// | `CONSUMER_S3_BUCKETS` | none | names of S3 buckets, as `orders,invoices`: a body that the Amazon SQS Extended Client stored there is read; needs the feature `s3` |
-/// | `CONSUMER_S3_MAX_BYTES` | `2097152` | longest body that is read from S3 |
-/// | `IDEMPOTENCY_FINGERPRINT` | `body`; `off` for `on_item` | part of a message that must not change under one key ([`FingerprintSource`](crate::sqs::FingerprintSource)); for `on_item` see [`OnItem::check_payload`](crate::OnItem::check_payload) |
-/// | `IDEMPOTENCY_RETENTION` | `20d`; unlimited for `on_item` | time that a record is kept |
-/// | `IDEMPOTENCY_AFTER_FAILURE` | `retry` | other message with the key of a permanent failure: `retry` or `replay`; not used by `on_item` ([`AfterFailure`]) |
-/// | `IDEMPOTENCY_RESULTS` | `inline` | place of outputs: `inline` is the record, `none` stores no output, `s3` stores large ones in S3 and needs the feature `s3`; not used by `on_item` ([`Results`](crate::store::Results)) |
-/// | `IDEMPOTENCY_RESULT_INLINE_LIMIT` | `65536` | with `s3`, longest output in the record, in bytes |
-/// | `IDEMPOTENCY_RESULT_BUCKET` | required for `s3` | S3 bucket of longer outputs |
-/// | `IDEMPOTENCY_GROUPING` | `off` | sends claims and settlements of concurrent messages as groups; not used by `on_item` and `InPostgres` ([`Batched`](crate::store::Batched)) |
-/// | `OUTBOX_TABLE_NAME` | none | DynamoDB table of published events, for handlers that publish; not used by `on_item` and `InPostgres` ([`Once::outbox`]) |
-/// | `IDEMPOTENCY_LEASE_MARGIN` | `1s` | time added to the deadline, for clocks that differ; not used by `on_item` and `InPostgres` |
-/// | `IDEMPOTENCY_LEASE_FALLBACK` | `5m` | time budget of an invocation without a known deadline |
-/// | `CONSUMER_HEARTBEAT` | `off` | length of leases and visibility timeouts that are renewed while handlers run, from `10s`; `off`: the deadline of the invocation ends the lease ([`Once::heartbeat`]) |
-/// | `CONSUMER_CONCURRENCY` | `10` | handlers of one batch that run at a time |
-/// | `CONSUMER_CONFLICT_WAIT` | `0s` | time to wait for the outcome of another worker that holds the claim |
-/// | `CONSUMER_DEADLINE_RESERVE` | `500ms` | time reserved to record outcomes and answer |
-/// | `CONSUMER_MIN_TIME_TO_START` | `0s` | longest run of the handler: a message is not started with less time left |
-/// | `CONSUMER_VISIBILITY` | `on` | sets the visibility timeout of each failed message |
-/// | `CONSUMER_BACKOFF_BASE` | `10s` | longest back-off after the first receive, doubled with each receive |
-/// | `CONSUMER_BACKOFF_CAP` | `15m` | longest back-off, at most `11h 30m` |
-/// | `CONSUMER_DEAD_LETTER` | `on`; `off` with `CONSUMER_VISIBILITY=off` | copies permanent failures to the dead-letter queue after one receive (`Visibility::dead_letter`) |
-/// | `CONSUMER_FIFO_AFTER_PERMANENT` | `continue` | messages of a FIFO group behind a permanent failure: `continue` or `stop` ([`FifoAfterPermanent`](crate::sqs::FifoAfterPermanent)) |
-/// | `CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE` | `on` | fails the invocation if DynamoDB or PostgreSQL was unavailable for every message |
-/// | `CONSUMER_CIRCUIT_BREAKER` | `on` | after 20 handlers failed in a row, messages wait until a probe succeeds ([`Consumer::circuit_breaker`]) |
-/// | `CONSUMER_CRASH_WAITS` | `20m,2h,10h` | rest of a message after each death of its process while it ran alone; `off`: no message runs alone ([`Once::crash_waits`]) |
-/// | `CONSUMER_METRICS` | `on` | adds metrics to the log line of each batch ([`Metrics`](crate::telemetry::Metrics)) |
-/// | `CONSUMER_METRICS_NAMESPACE` | `POWERTOOLS_METRICS_NAMESPACE`, else `sqs-once` | namespace of the metrics |
-/// | `CONSUMER_METRICS_SERVICE` | `POWERTOOLS_SERVICE_NAME`, else function name | dimension `service` of the metrics |
-/// | `CONSUMER_METRICS_WRITE_UNITS` | `off` | asks DynamoDB for the write units, for the metric `WriteUnits`; not used by `on_item` and `InPostgres` |
-/// | `CONSUMER_LOG_SAMPLE_COMPLETED` | `1` | share of the completed messages that are logged, from `0` to `1`; all other outcomes are logged |
-/// | `CONSUMER_RUNTIME` | `auto` | threads of the runtime: `single`, `multi`, or `auto`, which is `multi` with two vCPUs or more ([`Settings::runtime`]) |
-/// | `CONSUMER_PRIME` | `on` | reads the table once at start, or creates it (`InPostgres`); not used by `on_item` |
+/// | `IDEMPOTENCY_TABLE_NAME` | required; not used by `on_item` and `InPostgres` | DynamoDB table of the records. Only under `cargo lambda watch` `once` runs without a table, in memory |
+/// | `IDEMPOTENCY_LAYOUT` | `native`; not used by `on_item` and `InPostgres` | or `powertools`: the record of Powertools for AWS Lambda |
+/// | `IDEMPOTENCY_ATTRIBUTES` | not set; not used by `on_item` and `InPostgres` | other attribute names, as `id=PK,expires_at=ttl`; the native names are in the protocol |
+/// | `IDEMPOTENCY_SORT_KEY` | not set; not used by `on_item` and `InPostgres` | `SK`: this sort key holds the key, in the partition `idempotency#<function's name>`; `SK=TEXT`: in the partition `TEXT` |
+/// | `IDEMPOTENCY_NAMESPACE` | the function's name; the program's, if cargo-lambda runs it without a name | first part of every key; separates consumers that share a table |
+/// | `IDEMPOTENCY_KEY` | `message-id` | `body:/orderId`, `body:/tenant,/orderId`, `attribute:NAME` or `deduplication-id`: see choosing a key; with `powertools:` before it, the hash of Powertools |
+/// | `CONSUMER_ENVELOPE` | `none` | service that puts its own JSON around each message: `none`, `sns`, `eventbridge` or `s3`. The consumer removes it before it looks for the key |
+/// | `CONSUMER_ENCODING` | `none` | encoding of messages without the attribute `Content-Encoding`: `none`, `base64`, `gzip` or `base64+gzip` |
+/// | `CONSUMER_MAX_BODY_BYTES` | `2097152` | largest body that is decompressed or read from S3, in bytes; a larger one is a permanent failure. Ten such bodies can be in memory at a time |
+/// | `CONSUMER_S3_BUCKETS` | not set | S3 buckets, as `orders,invoices`, from which the consumer reads bodies that the Amazon SQS Extended Client stored there; needs the feature `s3` |
+/// | `IDEMPOTENCY_FINGERPRINT` | `body`; `off` for `on_item` | the payload that must not change under one key; `body:/amount,/currency` for parts of it, or `off`; with `powertools:` before it, the hash of Powertools |
+/// | `IDEMPOTENCY_RETENTION` | `20d`; unlimited for `on_item` | how long a record is kept; longer than the queue (4 days in the template) and its dead-letter queue (14 days) together |
+/// | `IDEMPOTENCY_AFTER_FAILURE` | `retry`; not used by `on_item` | a different message under a key that failed permanently: `retry` runs it, until 20 messages have failed; `replay` answers it with the stored error |
+/// | `IDEMPOTENCY_RESULT_BUCKET` | not set; not used by `on_item` | S3 bucket for outputs of more than 64 KB, under `results/`; needs the feature `s3`, and `s3:PutObject`, `s3:GetObject` and `s3:ListBucket` there. Without a bucket, the record holds the output, up to 392 KB |
+/// | `IDEMPOTENCY_GROUPING` | `on`; in claim mode only | claims and completions of concurrent messages share requests to DynamoDB, for which the role needs `dynamodb:PartiQLInsert` and `PartiQLUpdate`. `off`: a request for each |
+/// | `OUTBOX_TABLE_NAME` | not set; not used by `on_item` and `InPostgres` | DynamoDB table of the events that handlers publish |
+/// | `CONSUMER_HEARTBEAT` | `off` | length of leases and visibility timeouts that the consumer renews while handlers run, at least `10s`: see long handlers. `off`: a lease ends with its invocation |
+/// | `CONSUMER_CONCURRENCY` | `auto` | handlers of one batch that run at a time. `auto` is 10. In claim mode with outputs in the record it is one for each 4 MB of memory beyond 64 MB, at least 10 and at most 100: 16 with 128 MB, 48 with 256 MB, 100 from 464 MB on. At most 10 of them then have a body in S3, or one that is decompressed. After a crash, each message whose handler may have run runs alone, so more handlers mean more of these. With fewer than 50 handlers, 50 messages are in progress: those beyond the handlers are claimed or completed meanwhile, unless `IDEMPOTENCY_GROUPING` is `off` |
+/// | `CONSUMER_MIN_TIME_TO_START` | `0s` | the longest run of the handler: with less time left, a message is not started and returns to the queue. The handler knows it best: set it in code, by `set_default` |
+/// | `CONSUMER_VISIBILITY` | `on` | sets the visibility timeout of each failed message; `off` leaves the queue's own |
+/// | `CONSUMER_BACKOFF_BASE` | `10s` | longest back-off after the first receive, doubled with each further receive |
+/// | `CONSUMER_BACKOFF_CAP` | `15m` | longest back-off after any receive; at most `11h 30m` |
+/// | `CONSUMER_DEAD_LETTER` | `on` | `on`: copies a message that failed permanently to the dead-letter queue after one receive. With `CONSUMER_VISIBILITY=off` the default is `off`, and `on` is an error |
+/// | `CONSUMER_FIFO_AFTER_PERMANENT` | `continue` | messages of a FIFO group behind a recorded permanent failure: `continue` runs them, `stop` reports them as failed |
+/// | `CONSUMER_CIRCUIT_BREAKER` | `on` | after 20 handlers of a process failed in a row, for at least 10 keys, messages return without a claim until a probe succeeds: the circuit breaker |
+/// | `CONSUMER_CRASH_ISOLATION` | `on`; in claim mode only | after a crash, each message whose handler may have run runs alone; if it ends its process again, it rests for 20 minutes, 2 hours and 10 hours, and then its outcome is `crashed`. `off`: no message runs alone: isolation after a crash |
+/// | `CONSUMER_METRICS` | `on` | adds metrics to the log line of each batch |
+/// | `CONSUMER_METRICS_WRITE_UNITS` | `off`; not used by `on_item` and `InPostgres` | `on`: DynamoDB reports the consumed units of each write, for the metric `WriteUnits` |
+/// | `CONSUMER_LOG_SAMPLE_COMPLETED` | `1` | share of the `completed` messages that are logged, from `0` to `1`, chosen at random; all other outcomes are logged, and metrics count every message |
 ///
 /// Under `cargo lambda watch` a function that is invoked without a name takes the name of its program.
 ///
 /// `AWS_LAMBDA_RUNTIME_API` must be set, since [`run`](crate::run) needs it.
 ///
+/// `POWERTOOLS_METRICS_NAMESPACE` and `POWERTOOLS_SERVICE_NAME` name the metrics, else they are named `sqs-once` and
+/// after the function.
+///
 /// A variable that begins with `CONSUMER_`, `IDEMPOTENCY_` or `OUTBOX_` and that is not read has no effect, and
-/// is logged at WARN with the setting of the nearest name.
+/// is logged at WARN, with the setting of the nearest name or with what replaced a removed one.
+///
+/// Builder methods of [`Consumer`] set what no variable does. [`Consumer::map_mode`] changes the mode.
 pub struct Settings {
     variables: Variables,
     config: Option<SdkConfig>,
+    /// The table is read at start.
+    prime: bool,
 }
 
 impl fmt::Debug for Settings {
@@ -175,6 +170,7 @@ impl Settings {
         Self {
             variables: Variables::from_env(),
             config: None,
+            prime: true,
         }
     }
 
@@ -193,6 +189,7 @@ impl Settings {
         Self {
             variables: Variables::from_vars(variables),
             config: None,
+            prime: true,
         }
     }
 
@@ -203,6 +200,14 @@ impl Settings {
             config: Some(config),
             ..self
         }
+    }
+
+    /// Switches the read of the table at start on or off. It is on by default: one read opens the connection, and
+    /// reports a missing table or permission before a message is at stake. It needs `dynamodb:GetItem`. `on_item` has
+    /// no table to read.
+    #[must_use]
+    pub fn prime(self, prime: bool) -> Self {
+        Self { prime, ..self }
     }
 
     /// A consumer in a mode of another crate, such as `sqs_once_postgres::InPostgres`. `mode` is what
@@ -236,7 +241,6 @@ impl Settings {
             retention: batches.retention,
             after_failure,
             results: results.results(&config),
-            concurrency: batches.concurrency,
         };
         let mode = mode.build(options, &config).await?;
         Ok(batches.consumer(mode, handler, &config))
@@ -245,7 +249,7 @@ impl Settings {
     /// Reads everything for [`consumer`](Self::consumer) except the variables of the mode.
     fn shared(&mut self) -> Result<(AfterFailure, ResultPlace, Batches), SettingsError> {
         let (after_failure, results) = (self.after_failure(), self.results());
-        let batches = self.batches(Some(RETENTION));
+        let batches = self.batches(DefaultRetention::OfTable);
         let batches = batches.and_then(|batches| self.without_leases(batches));
         Ok((after_failure?, results?, batches?))
     }
@@ -254,27 +258,13 @@ impl Settings {
     /// [`errors`](Variables::errors) lists what is wrong with them.
     pub fn read_once(&mut self) {
         let (_table, _records) = (self.table(), self.records());
-        let _batches = self.batches(Some(RETENTION));
-        self.read_runtime();
+        let _batches = self.batches(DefaultRetention::OfTable);
     }
 
     /// Reads every variable of [`consumer`](Self::consumer) except the mode's own, without building it, so
     /// that [`errors`](Variables::errors) lists what is wrong with them.
     pub fn read_consumer(&mut self) {
         let _shared = self.shared();
-        self.read_runtime();
-    }
-
-    /// Returns the names of variables that begin with `CONSUMER_`, `IDEMPOTENCY_` or `OUTBOX_` and that
-    /// nothing has read so far, each with the setting of the nearest name. It knows the variables of all
-    /// modes in this crate.
-    #[must_use]
-    pub fn unknown(&self) -> Vec<(String, Option<String>)> {
-        self.variables.unknown(|| {
-            let mut others = Self::from_vars::<String, String>([]);
-            others.read_once();
-            others.variables
-        })
     }
 
     /// Returns `read`, or every error so far. Logs unknown variables, which may explain an error. Their
@@ -284,8 +274,17 @@ impl Settings {
     ///
     /// As [`Variables::checked`].
     pub fn check<T>(&self, read: Result<T, SettingsError>) -> Result<T, SettingsError> {
-        for (variable, nearest) in self.unknown() {
-            tracing::warn!(variable, nearest, "unknown variable: it has no effect");
+        for unknown in self.unknown() {
+            let variable = unknown.name;
+            match unknown.replacement {
+                Some(replacement) => {
+                    tracing::warn!(variable, replacement, "removed variable: it has no effect");
+                }
+                None => {
+                    let nearest = unknown.nearest;
+                    tracing::warn!(variable, nearest, "unknown variable: it has no effect");
+                }
+            }
         }
         self.checked(read)
     }

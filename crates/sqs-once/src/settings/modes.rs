@@ -5,8 +5,9 @@ use std::time::Duration;
 use aws_config::SdkConfig;
 use aws_sdk_dynamodb::Client;
 use futures_util::future::join;
+use sqs_once_core::settings::table::{CONSUMER_VISIBILITY, IDEMPOTENCY_FINGERPRINT};
 
-use super::{RETENTION, Settings, SettingsError, any_store::AnyStore};
+use super::{Settings, SettingsError, any_store::AnyStore, batches::DefaultRetention};
 use crate::{
     dynamodb::{
         inbox::Inbox,
@@ -22,14 +23,14 @@ use crate::{
 /// Bounds the read at start: Lambda's init phase ends after 10 seconds.
 const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Messages claimed or completed beside those whose handlers run, where their writes are grouped.
-/// With the default concurrency of 10 they fill two groups.
-const CLAIMS_AHEAD: usize = 40;
+/// Messages in progress where writes are grouped: they fill two groups. Those beyond the concurrency are claimed
+/// before their handlers can run, or completed behind them.
+const IN_PROGRESS: usize = 50;
 
 impl Settings {
     /// A consumer in the mode [`Once`]. `handler` is the handler, or an error of the handler's own
-    /// variables. Reads the table once, unless `CONSUMER_PRIME` is `off`; a failure of that read
-    /// is logged. Records are in the table, or [in memory](Self::in_memory).
+    /// variables. Reads the table once; a failure of that [read](Self::prime) is logged. Records are in
+    /// the table, or [in memory](Self::in_memory).
     ///
     /// # Errors
     ///
@@ -43,12 +44,12 @@ impl Settings {
     {
         let table = if self.in_memory() {
             // No queue holds the messages of an event file.
-            self.set_default("CONSUMER_VISIBILITY", "off");
+            self.set_default(CONSUMER_VISIBILITY.name, "off");
             Ok(None)
         } else {
             self.table().map(Some)
         };
-        let (records, batches) = (self.records(), self.batches(Some(RETENTION)));
+        let (records, batches) = (self.records(), self.batches(DefaultRetention::OfTable));
         let read = (|| Ok((handler?, table?, records?, batches?)))();
         let (handler, table, records, batches) = self.check(read)?;
         let reads_s3 = batches.read_s3() || records.results.call_s3();
@@ -59,10 +60,10 @@ impl Settings {
             SdkConfig::builder().build()
         };
         let grouping = table.as_ref().is_some_and(|table| table.grouping);
-        let ahead = if grouping { CLAIMS_AHEAD } else { 0 };
         let (store, to_read) = match table {
             Some(table) => {
-                let (store, to_read) = table.store(&config);
+                let store = table.store(&config);
+                let to_read = self.prime.then(|| store.clone());
                 let store = if grouping {
                     AnyStore::Batched(Batched::new(store))
                 } else {
@@ -77,9 +78,27 @@ impl Settings {
                 (AnyStore::Memory(MemoryStore::default()), None)
             }
         };
+        // Outputs in S3 may have any size.
+        let concurrency = if records.results.call_s3() {
+            batches.concurrency()
+        } else {
+            batches.concurrency_of_claims()
+        };
         let once = records.once(store, &batches, &config);
+        let ahead = if grouping {
+            IN_PROGRESS.saturating_sub(concurrency.get())
+        } else {
+            0
+        };
+        if batches.concurrency.is_none() {
+            tracing::info!(
+                handlers = concurrency.get(),
+                "CONSUMER_CONCURRENCY is `auto`: at most this many handlers of one batch run at a time"
+            );
+        }
         let build = || batches.consumer(once, handler, &config);
-        Ok(while_reading(to_read, build).await.claims_ahead(ahead))
+        let consumer = while_reading(to_read, build).await;
+        Ok(consumer.concurrency(concurrency).claims_ahead(ahead))
     }
 
     /// A consumer in the mode [`Inbox`], otherwise as [`once`](Self::once).
@@ -103,12 +122,13 @@ impl Settings {
         Inbox<DynamoStore>: Mode<H::Output>,
     {
         let (table, records) = (self.table(), self.records());
-        let batches = self.batches(Some(RETENTION));
+        let batches = self.batches(DefaultRetention::OfTable);
         let batches = batches.and_then(|batches| self.without_leases(batches));
         let read = (|| Ok((handler?, table?, records?, batches?)))();
         let (handler, table, records, batches) = self.check(read)?;
         let config = self.config().await;
-        let (store, to_read) = table.store(&config);
+        let store = table.store(&config);
+        let to_read = self.prime.then(|| store.clone());
         let inbox = Inbox::new(records.once(store, &batches, &config));
         let build = || batches.consumer(inbox, handler, &config);
         Ok(while_reading(to_read, build).await)
@@ -135,8 +155,8 @@ impl Settings {
     where
         OnItem: Mode<H::Output>,
     {
-        let fingerprint = self.value("IDEMPOTENCY_FINGERPRINT");
-        let batches = self.batches(None);
+        let fingerprint = self.value(IDEMPOTENCY_FINGERPRINT.name);
+        let batches = self.batches(DefaultRetention::None);
         let batches = batches.and_then(|batches| self.without_leases(batches));
         let read = (|| Ok((handler?, batches?)))();
         let (handler, batches) = self.check(read)?;

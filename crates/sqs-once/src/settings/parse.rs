@@ -6,7 +6,6 @@ use sqs_once_core::settings::parse::{duration, positive};
 
 use crate::{
     dynamodb::store::{Field, Layout},
-    protocol::{isolation::CrashWaits, record::MAX_RESULT_BYTES},
     sqs::Visibility,
 };
 
@@ -37,17 +36,6 @@ pub(super) fn heartbeat(text: &str) -> Result<Option<Duration>, String> {
     }
 }
 
-pub(super) fn crash_waits(text: &str) -> Result<CrashWaits, String> {
-    if text == "off" {
-        return Ok(CrashWaits::off());
-    }
-    let waits = text.split(',').map(|wait| duration(wait.trim()));
-    let waits = waits.collect::<Result<Vec<_>, _>>();
-    waits
-        .map(CrashWaits::new)
-        .map_err(|_| "must be `off`, or durations such as `20m,2h,10h`".to_owned())
-}
-
 pub(super) fn backoff(text: &str) -> Result<Duration, String> {
     match positive(text)? {
         span if span > Visibility::LONGEST_BACKOFF => Err(
@@ -55,6 +43,19 @@ pub(super) fn backoff(text: &str) -> Result<Duration, String> {
                 .to_owned(),
         ),
         span => Ok(span),
+    }
+}
+
+/// Parses a value that has an effect only with the feature `s3`. Without it, every value is an error.
+pub(super) fn of_s3<T>(
+    parse: impl FnOnce(&str) -> Result<T, String>,
+) -> impl FnOnce(T, &str) -> Result<T, String> {
+    |_default, text| {
+        if cfg!(feature = "s3") {
+            parse(text)
+        } else {
+            Err("needs the feature `s3` of the crate sqs-once".to_owned())
+        }
     }
 }
 
@@ -73,12 +74,6 @@ pub(super) fn bucket(name: &str) -> Result<String, String> {
     } else {
         Err(format!("`{name}` is not the name of an S3 bucket"))
     }
-}
-
-pub(super) fn inline_limit(text: &str) -> Result<usize, String> {
-    let parsed = text.parse().ok();
-    let parsed = parsed.filter(|bytes| *bytes <= MAX_RESULT_BYTES);
-    parsed.ok_or_else(|| format!("must be a whole number of bytes from 0 to {MAX_RESULT_BYTES}"))
 }
 
 pub(super) fn bytes(text: &str) -> Result<NonZeroU32, &'static str> {

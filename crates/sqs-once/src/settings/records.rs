@@ -1,15 +1,20 @@
 //! Settings of the records and their table.
 
-use std::time::Duration;
-
 use aws_config::SdkConfig;
 use aws_sdk_dynamodb::Client;
-use sqs_once_core::settings::parse::{duration, on_or_off};
+use sqs_once_core::settings::{
+    parse::on_or_off,
+    table::{
+        CONSUMER_METRICS_WRITE_UNITS, IDEMPOTENCY_AFTER_FAILURE, IDEMPOTENCY_ATTRIBUTES,
+        IDEMPOTENCY_GROUPING, IDEMPOTENCY_LAYOUT, IDEMPOTENCY_RESULT_BUCKET, IDEMPOTENCY_SORT_KEY,
+        IDEMPOTENCY_TABLE_NAME, OUTBOX_TABLE_NAME,
+    },
+};
 
 use super::{
     Settings, SettingsError,
     batches::Batches,
-    parse::{bucket, inline_limit, rename},
+    parse::{bucket, of_s3, rename},
 };
 use crate::{
     dynamodb::store::{DynamoStore, Layout},
@@ -21,66 +26,45 @@ use crate::{
 impl Settings {
     pub(super) fn table(&mut self) -> Result<Table, SettingsError> {
         let name = self.required(
-            "IDEMPOTENCY_TABLE_NAME",
+            IDEMPOTENCY_TABLE_NAME.name,
             "DynamoDB table of the records; on your own machine, `make watch` sets it",
             str::parse,
         );
         let layout = self.layout();
-        let grouping = self.optional("IDEMPOTENCY_GROUPING", "off", on_or_off);
-        let prime = self.optional("CONSUMER_PRIME", "on", on_or_off);
-        let write_units = self.optional("CONSUMER_METRICS_WRITE_UNITS", "off", on_or_off);
+        let grouping = self.setting(&IDEMPOTENCY_GROUPING, on_or_off);
+        let write_units = self.setting(&CONSUMER_METRICS_WRITE_UNITS, on_or_off);
         Ok(Table {
             name: name?,
             layout: layout?,
             grouping: grouping?,
-            prime: prime?,
             write_units: write_units?,
         })
     }
 
     pub(super) fn records(&mut self) -> Result<Records, SettingsError> {
         let after_failure = self.after_failure();
-        let lease_margin = self.optional("IDEMPOTENCY_LEASE_MARGIN", "1s", duration);
-        let outbox = self.value("OUTBOX_TABLE_NAME");
+        let outbox = self.value(OUTBOX_TABLE_NAME.name);
         let results = self.results();
         Ok(Records {
             outbox,
             after_failure: after_failure?,
-            lease_margin: lease_margin?,
             results: results?,
         })
     }
 
     pub(super) fn after_failure(&mut self) -> Result<AfterFailure, SettingsError> {
-        self.optional("IDEMPOTENCY_AFTER_FAILURE", "retry", |text| match text {
+        self.setting(&IDEMPOTENCY_AFTER_FAILURE, |text| match text {
             "retry" => Ok(AfterFailure::Retry),
             "replay" => Ok(AfterFailure::Replay),
             _ => Err("must be `retry` or `replay`"),
         })
     }
 
+    /// The bucket of large outputs. `None`: every output is in its record.
     pub(super) fn results(&mut self) -> Result<ResultPlace, SettingsError> {
-        // `None`: in S3, at the place that the other two variables give.
-        let place = |text: &str| match text {
-            "none" => Ok(Some(ResultPlace::Nowhere)),
-            "inline" => Ok(Some(ResultPlace::InRecord)),
-            "s3" if cfg!(feature = "s3") => Ok(None),
-            "s3" => Err("`s3` needs the feature `s3` of the crate sqs-once"),
-            _ => Err("must be `none`, `inline` or `s3`"),
-        };
-        let place = self.optional("IDEMPOTENCY_RESULTS", "inline", place);
-        let limit = self.optional("IDEMPOTENCY_RESULT_INLINE_LIMIT", "65536", inline_limit);
-        let name = "IDEMPOTENCY_RESULT_BUCKET";
-        let bucket = if place == Ok(None) {
-            self.required(name, "S3 bucket of large outputs", bucket)
-        } else {
-            self.changed(name, String::new(), |_, text| bucket(text))
-        };
-        let (bucket, inline_limit) = (bucket?, limit?);
-        Ok(place?.unwrap_or(ResultPlace::InS3 {
-            bucket,
-            inline_limit,
-        }))
+        let some = of_s3(|name| bucket(name).map(Some));
+        self.changed(IDEMPOTENCY_RESULT_BUCKET.name, None, some)
+            .map(|bucket| ResultPlace { bucket })
     }
 
     /// The table of records that [`once`](Self::once) uses, for programs that read it.
@@ -96,16 +80,16 @@ impl Settings {
 
     fn layout(&mut self) -> Result<Layout, SettingsError> {
         // After an error the native layout stands in, so that the next variables are read too.
-        let preset = self.optional("IDEMPOTENCY_LAYOUT", "native", |text| match text {
+        let preset = self.setting(&IDEMPOTENCY_LAYOUT, |text| match text {
             "native" => Ok(Layout::native()),
             "powertools" => Ok(Layout::powertools()),
             _ => Err("must be `native` or `powertools`"),
         });
         let layout = preset.clone().unwrap_or_default();
-        let renamed = self.changed("IDEMPOTENCY_ATTRIBUTES", layout, rename);
+        let renamed = self.changed(IDEMPOTENCY_ATTRIBUTES.name, layout, rename);
         let layout = renamed.clone().unwrap_or_default();
         let function = self.function();
-        let sorted = self.changed("IDEMPOTENCY_SORT_KEY", layout, |layout, text| {
+        let sorted = self.changed(IDEMPOTENCY_SORT_KEY.name, layout, |layout, text| {
             let partition = format!("idempotency#{function}");
             let (name, partition) = text.split_once('=').unwrap_or((text, &partition));
             let layout = layout.sort_key(name, partition);
@@ -121,18 +105,14 @@ pub(super) struct Table {
     pub(super) name: String,
     pub(super) layout: Layout,
     pub(super) grouping: bool,
-    pub(super) prime: bool,
     pub(super) write_units: bool,
 }
 
 impl Table {
-    /// The store, and the same again if the table is to be read at start.
-    pub(super) fn store(self, config: &SdkConfig) -> (DynamoStore, Option<DynamoStore>) {
-        let store = DynamoStore::new(Client::new(config), self.name)
+    pub(super) fn store(self, config: &SdkConfig) -> DynamoStore {
+        DynamoStore::new(Client::new(config), self.name)
             .layout(self.layout)
-            .write_units(self.write_units);
-        let to_read = self.prime.then(|| store.clone());
-        (store, to_read)
+            .write_units(self.write_units)
     }
 }
 
@@ -141,25 +121,18 @@ impl Table {
 pub(super) struct Records {
     pub(super) outbox: Option<String>,
     pub(super) after_failure: AfterFailure,
-    pub(super) lease_margin: Duration,
     pub(super) results: ResultPlace,
 }
 
-/// The place of outputs.
+/// The place of outputs: the record, and for large ones the bucket if there is one.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum ResultPlace {
-    Nowhere,
-    InRecord,
-    /// Without the feature `s3`, no setting selects it.
-    InS3 {
-        bucket: String,
-        inline_limit: usize,
-    },
+pub(super) struct ResultPlace {
+    pub(super) bucket: Option<String>,
 }
 
 impl ResultPlace {
     pub(super) const fn call_s3(&self) -> bool {
-        matches!(self, Self::InS3 { .. })
+        self.bucket.is_some()
     }
 
     #[cfg_attr(
@@ -167,14 +140,9 @@ impl ResultPlace {
         expect(unused_variables, reason = "read by the feature")
     )]
     pub(super) fn results(self, config: &SdkConfig) -> Results {
-        match self {
-            Self::Nowhere => Results::none(),
+        match self.bucket {
             #[cfg(feature = "s3")]
-            Self::InS3 {
-                bucket,
-                inline_limit,
-            } => Results::outside(crate::s3_results::S3Results::new(config, bucket))
-                .inline_limit(inline_limit),
+            Some(bucket) => Results::outside(crate::s3_results::S3Results::new(config, bucket)),
             _ => Results::inline(),
         }
     }
@@ -184,10 +152,9 @@ impl Records {
     pub(super) fn once<S: Store>(self, store: S, batches: &Batches, config: &SdkConfig) -> Once<S> {
         let once = Once::new(store)
             .after_failure(self.after_failure)
-            .lease_margin(self.lease_margin)
             .outbox(self.outbox)
             .results(self.results.results(config))
-            .crash_waits(batches.crash_waits.clone())
+            .crash_waits(batches.crash_waits())
             .heartbeat(batches.heartbeat);
         match batches.retention {
             Some(retention) => once.retention(retention),

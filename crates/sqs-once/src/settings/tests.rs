@@ -1,7 +1,10 @@
-use std::env;
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering::Relaxed},
+use std::{
+    env,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
 };
 
 use aws_sdk_dynamodb::Client;
@@ -39,7 +42,7 @@ const REQUIRED: [(&str, &str); 3] = [
 fn read(variables: &[(&str, &str)]) -> Result<(Table, Records, Batches), SettingsError> {
     let mut settings = Settings::from_vars(variables.iter().copied());
     let (table, records) = (settings.table(), settings.records());
-    let batches = settings.batches(Some(RETENTION));
+    let batches = settings.batches(DefaultRetention::OfTable);
     settings.check((|| Ok((table?, records?, batches?)))())
 }
 
@@ -122,18 +125,18 @@ async fn heartbeat_without_lease_needs_visibility() {
         .unwrap();
     let expected = "CONSUMER_HEARTBEAT: needs CONSUMER_VISIBILITY=on: this mode has no leases";
     assert_eq!(error.errors(), [expected]);
-    let leases = [&variables[..], &[("CONSUMER_PRIME", "off")]].concat();
-    assert!(offline(&leases).once(Ok(unused::<()>())).await.is_ok());
+    let leases = offline(&variables).prime(false);
+    assert!(leases.once(Ok(unused::<()>())).await.is_ok());
 }
 
 #[tokio::test]
 async fn watched_function_with_table_uses_it() {
     let table = ("IDEMPOTENCY_TABLE_NAME", "records");
-    let prime = ("CONSUMER_PRIME", "off");
-    let variables = [&WATCHED[..], &[table, prime]].concat();
-    let consumer = offline(&variables).once(Ok(unused::<()>())).await.unwrap();
+    let variables = [&WATCHED[..], &[table]].concat();
+    let settings = offline(&variables).prime(false);
+    let consumer = settings.once(Ok(unused::<()>())).await.unwrap();
     let consumer = format!("{consumer:?}");
-    assert!(consumer.contains("DynamoDb("), "{consumer}");
+    assert!(consumer.contains("Batched("), "{consumer}");
 }
 
 #[test]
@@ -141,11 +144,18 @@ fn watched_function_is_named_after_its_program() {
     let mut settings = Settings::from_vars(WATCHED);
     let program = env::current_exe().unwrap();
     let program = program.file_stem().unwrap().to_str().unwrap();
-    let batches = settings.batches(None).unwrap();
+    let batches = settings.batches(DefaultRetention::None).unwrap();
     assert_eq!(batches.namespace.as_str(), program);
     // On AWS the name stays.
     let mut settings = Settings::from_vars([WATCHED[1], REQUIRED[0]]);
-    assert_eq!(settings.batches(None).unwrap().namespace.as_str(), "_");
+    assert_eq!(
+        settings
+            .batches(DefaultRetention::None)
+            .unwrap()
+            .namespace
+            .as_str(),
+        "_"
+    );
 }
 
 #[test]
@@ -153,37 +163,45 @@ fn defaults_match_the_documented_table() {
     let (table, records, batches) = read(&REQUIRED).unwrap();
     assert_eq!(table.name, "idempotency");
     assert_eq!(table.layout, Layout::native());
-    assert!(!table.grouping);
-    assert!(table.prime);
+    assert!(table.grouping);
     assert!(!table.write_units);
     assert_eq!(records.after_failure, AfterFailure::Retry);
-    assert_eq!(records.lease_margin, Duration::from_secs(1));
-    assert_eq!(records.results, ResultPlace::InRecord);
+    assert_eq!(records.results, ResultPlace { bucket: None });
     assert_eq!(batches.namespace.as_str(), "payments");
-    let metrics = batches.metrics.unwrap();
+    let metrics = batches.metrics.as_ref().unwrap();
     assert_eq!(metrics.names(), ("sqs-once", "payments"));
     assert_eq!(batches.key, KeySource::MessageId);
     assert_eq!(batches.encoding, Encoding::None);
-    assert_eq!(batches.max_body_bytes.get(), 10 * 1024 * 1024);
+    assert_eq!(batches.max_body_bytes.get(), 2 << 20);
     assert_eq!(batches.fingerprint, FingerprintSource::Body);
     assert_eq!(batches.retention, Some(Duration::from_secs(20 * 86_400)));
-    assert_eq!(batches.assumed_timeout, Duration::from_secs(300));
     assert_eq!(batches.heartbeat, None);
-    assert_eq!(batches.concurrency.get(), 10);
-    assert_eq!(batches.conflict_wait, Duration::ZERO);
-    assert_eq!(batches.deadline_reserve, Duration::from_millis(500));
+    assert_eq!(batches.concurrency, None);
     assert_eq!(batches.min_time_to_start, Duration::ZERO);
-    assert!(batches.fail_when_store_unavailable);
     assert!(batches.circuit_breaker);
-    assert_eq!(batches.crash_waits, CrashWaits::default());
+    assert_eq!(batches.crash_waits(), CrashWaits::default());
     assert_eq!(batches.log_sample_completed.to_string(), "1");
     assert_eq!(batches.fifo_after_permanent, FifoAfterPermanent::Continue);
     {
-        let timeouts = batches.timeouts.unwrap();
+        let timeouts = batches.timeouts.as_ref().unwrap();
         assert!(timeouts.dead_letter);
         assert_eq!(timeouts.base, Duration::from_secs(10));
         assert_eq!(timeouts.cap, Duration::from_secs(15 * 60));
     }
+}
+
+#[test]
+fn handlers_of_a_batch_fit_into_the_memory() {
+    let handlers = |memory: &str| {
+        let auto = ("CONSUMER_CONCURRENCY", "auto");
+        let memory = [auto, ("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", memory)];
+        let (_, _, batches) = read(&[&REQUIRED[..], &memory].concat()).unwrap();
+        batches.concurrency_of_claims().get()
+    };
+    let of_memory = ["40", "128", "256", "10240", ""].map(handlers);
+    assert_eq!(of_memory, [10, 16, 48, 100, 100]);
+    let (_, _, set) = read(&[&REQUIRED[..], &[("CONSUMER_CONCURRENCY", "7")]].concat()).unwrap();
+    assert_eq!(set.concurrency_of_claims().get(), 7);
 }
 
 #[tokio::test]
@@ -197,24 +215,17 @@ async fn errors_are_reported_all_at_once() {
         ("CONSUMER_MAX_BODY_BYTES", "10MB"),
         ("IDEMPOTENCY_AFTER_FAILURE", "strict"),
         ("IDEMPOTENCY_GROUPING", "yes"),
-        ("IDEMPOTENCY_LEASE_MARGIN", "-1s"),
-        ("CONSUMER_CRASH_WAITS", "20m,soon"),
+        ("CONSUMER_CRASH_ISOLATION", "20m"),
         ("CONSUMER_HEARTBEAT", "9s"),
         ("CONSUMER_CONCURRENCY", "0"),
-        ("CONSUMER_DEADLINE_RESERVE", "0s"),
         ("CONSUMER_MIN_TIME_TO_START", "5"),
-        ("CONSUMER_PRIME", "yes"),
-        ("CONSUMER_METRICS_NAMESPACE", "AWS/SQS"),
+        ("POWERTOOLS_METRICS_NAMESPACE", "AWS/SQS"),
         ("CONSUMER_METRICS_WRITE_UNITS", "yes"),
         ("POWERTOOLS_SERVICE_NAME", ":payments"),
         ("CONSUMER_VISIBILITY", "yes"),
         ("CONSUMER_DEAD_LETTER", "yes"),
-        ("CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE", "no"),
         ("CONSUMER_FIFO_AFTER_PERMANENT", "on"),
         ("CONSUMER_S3_BUCKETS", "Orders"),
-        ("CONSUMER_S3_MAX_BYTES", "4MiB"),
-        ("IDEMPOTENCY_RESULTS", "both"),
-        ("IDEMPOTENCY_RESULT_INLINE_LIMIT", "64KB"),
         ("IDEMPOTENCY_RESULT_BUCKET", "Outputs"),
         ("CONSUMER_BACKOFF_BASE", "0s"),
         ("CONSUMER_BACKOFF_CAP", "12h"),
@@ -330,10 +341,10 @@ fn every_error_of_the_layout_is_reported() {
 #[test]
 fn on_item_needs_no_table_and_has_no_default_retention() {
     let mut settings = Settings::from_vars(REQUIRED[..2].iter().copied());
-    let batches = settings.batches(None);
+    let batches = settings.batches(DefaultRetention::None);
     assert_eq!(settings.check(batches).unwrap().retention, None);
     settings.set_default("IDEMPOTENCY_RETENTION", "1h");
-    let retention = settings.batches(None).unwrap().retention;
+    let retention = settings.batches(DefaultRetention::None).unwrap().retention;
     assert_eq!(retention, Some(Duration::from_secs(3600)));
 }
 
@@ -359,35 +370,24 @@ fn dead_letter_is_on_unless_visibility_is_off() {
 }
 
 #[test]
-fn runtime_has_threads_from_two_vcpus_on() {
-    let flavor = |setting: &str, memory: &str| {
+fn runtime_has_threads_with_two_vcpus_or_invocations() {
+    let flavor = |memory: &str, at_once: &str| {
         let mut settings = Settings::from_vars([
-            ("CONSUMER_RUNTIME", setting),
             ("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", memory),
+            ("AWS_LAMBDA_MAX_CONCURRENCY", at_once),
         ]);
-        let runtime = settings.runtime().unwrap();
-        (
-            runtime.handle().runtime_flavor(),
-            settings.errors().to_vec(),
-        )
+        settings.runtime().unwrap().handle().runtime_flavor()
     };
     use RuntimeFlavor::{CurrentThread, MultiThread};
-    for (setting, memory, expected) in [
+    for (memory, at_once, expected) in [
         ("", "", CurrentThread),
-        ("auto", "128", CurrentThread),
-        ("auto", "3537", CurrentThread),
-        ("auto", "3538", MultiThread),
-        ("single", "10240", CurrentThread),
-        ("multi", "128", MultiThread),
+        ("128", "1", CurrentThread),
+        ("3537", "", CurrentThread),
+        ("3538", "", MultiThread),
+        ("128", "2", MultiThread),
     ] {
-        assert_eq!(
-            flavor(setting, memory),
-            (expected, vec![]),
-            "{setting} {memory}"
-        );
+        assert_eq!(flavor(memory, at_once), expected, "{memory} {at_once}");
     }
-    let error = "CONSUMER_RUNTIME: must be `auto`, `single` or `multi`".to_owned();
-    assert_eq!(flavor("two", "10240"), (CurrentThread, vec![error]));
 }
 
 #[test]
@@ -419,14 +419,11 @@ fn fifo_after_permanent_is_continue_or_stop() {
 fn buckets_are_names_separated_by_commas() {
     let buckets = |text: &str| {
         let (.., batches) = with(&[("CONSUMER_S3_BUCKETS", text)])?;
-        Ok::<_, SettingsError>(batches.s3_bodies)
+        Ok::<_, SettingsError>(batches.s3_buckets)
     };
-    assert_eq!(
-        buckets("").unwrap(),
-        (vec![], 2_097_152.try_into().unwrap())
-    );
-    assert_eq!(buckets("orders").unwrap().0, ["orders"]);
-    assert_eq!(buckets("a.b-1,invoices").unwrap().0, ["a.b-1", "invoices"]);
+    assert_eq!(buckets("").unwrap(), [""; 0]);
+    assert_eq!(buckets("orders").unwrap(), ["orders"]);
+    assert_eq!(buckets("a.b-1,invoices").unwrap(), ["a.b-1", "invoices"]);
     let long = "x".repeat(64);
     for invalid in [
         ",",
@@ -460,48 +457,20 @@ async fn watched_function_reads_bodies_from_s3() {
 
 #[cfg(feature = "s3")]
 #[test]
-fn outputs_in_s3_need_a_bucket_and_have_a_limit() {
-    let (s3, bucket) = (
-        ("IDEMPOTENCY_RESULTS", "s3"),
-        ("IDEMPOTENCY_RESULT_BUCKET", "outputs"),
-    );
-    let limit = |text| ("IDEMPOTENCY_RESULT_INLINE_LIMIT", text);
-    let place = |variables: &[_]| with(variables).map(|(_, records, _)| records.results);
-    for (text, inline_limit) in [("", 65_536), ("0", 0), ("401408", 401_408)] {
-        let in_s3 = ResultPlace::InS3 {
-            bucket: "outputs".into(),
-            inline_limit,
-        };
-        assert_eq!(place(&[s3, bucket, limit(text)]), Ok(in_s3));
-    }
-    assert_eq!(place(&[bucket]), Ok(ResultPlace::InRecord));
-    let none = ("IDEMPOTENCY_RESULTS", "none");
-    assert_eq!(place(&[none]), Ok(ResultPlace::Nowhere));
-    let error = "IDEMPOTENCY_RESULT_BUCKET is not set (S3 bucket of large outputs)";
-    assert_eq!(place(&[s3]).unwrap_err().errors(), [error]);
-    for text in ["-1", "401409", "64KB"] {
-        let error = place(&[s3, bucket, limit(text)]).unwrap_err();
-        let told =
-            "IDEMPOTENCY_RESULT_INLINE_LIMIT: must be a whole number of bytes from 0 to 401408";
-        assert_eq!(error.errors(), [told]);
-    }
-}
-
-#[cfg(not(feature = "s3"))]
-#[test]
-fn outputs_in_s3_need_the_feature() {
-    let error = with(&[("IDEMPOTENCY_RESULTS", "s3")]).unwrap_err();
-    let expected = "IDEMPOTENCY_RESULTS: `s3` needs the feature `s3` of the crate sqs-once";
-    assert_eq!(error.errors(), [expected]);
+fn bucket_of_outputs_is_their_place() {
+    let (_, records, _) = with(&[("IDEMPOTENCY_RESULT_BUCKET", "outputs")]).unwrap();
+    let bucket = Some("outputs".to_owned());
+    assert_eq!(records.results, ResultPlace { bucket });
 }
 
 #[cfg(not(feature = "s3"))]
 #[test]
 fn buckets_need_the_feature() {
-    assert!(with(&[("CONSUMER_S3_MAX_BYTES", "1")]).is_ok());
-    let error = with(&[("CONSUMER_S3_BUCKETS", "orders")]).unwrap_err();
-    let expected = "CONSUMER_S3_BUCKETS: needs the feature `s3` of the crate sqs-once";
-    assert_eq!(error.errors(), [expected]);
+    for name in ["CONSUMER_S3_BUCKETS", "IDEMPOTENCY_RESULT_BUCKET"] {
+        let error = with(&[(name, "orders")]).unwrap_err();
+        let expected = format!("{name}: needs the feature `s3` of the crate sqs-once");
+        assert_eq!(error.errors(), [expected]);
+    }
 }
 
 #[test]
@@ -544,8 +513,51 @@ fn misspelt_variable_is_unknown_with_nearest_name() {
         ("IDEMPOTENCY_KEYS", Some("IDEMPOTENCY_KEY")),
         ("CONSUMER_REGION", None),
     ] {
-        let wanted = vec![(name.to_owned(), nearest.map(str::to_owned))];
-        assert_eq!(Settings::from_vars([(name, "1")]).unknown(), wanted);
+        let unknown = Settings::from_vars([(name, "1")]).unknown();
+        assert_eq!(unknown[0].name, name);
+        assert_eq!(unknown[0].nearest.as_deref(), nearest);
+        assert_eq!(unknown[0].replacement, None);
+    }
+}
+
+#[test]
+fn removed_variable_names_its_replacement() {
+    for (name, replacement) in [
+        ("CONSUMER_METRICS_SERVICE", "POWERTOOLS_SERVICE_NAME"),
+        ("CONSUMER_S3_MAX_BYTES", "CONSUMER_MAX_BODY_BYTES"),
+    ] {
+        let unknown = Settings::from_vars([(name, "1")]).unknown();
+        assert_eq!(unknown[0].replacement, Some(replacement));
+        assert_eq!(unknown[0].nearest, None);
+    }
+}
+
+#[tokio::test]
+async fn key_fixed_in_code_rejects_a_different_variable() {
+    let key = ("IDEMPOTENCY_KEY", "message-id");
+    let cap = ("CONSUMER_BACKOFF_CAP", "12h");
+    let mut settings = offline(&[&REQUIRED[..], &[key, cap]].concat());
+    settings.fix("IDEMPOTENCY_KEY", "body:/orderId");
+    settings.fix("IDEMPOTENCY_FINGERPRINT", "body:/amount");
+    let error = settings.once(Ok(unused::<()>())).await.unwrap_err();
+    let [of_key, of_cap] = error.errors() else {
+        panic!("{error}");
+    };
+    assert!(of_key.starts_with("IDEMPOTENCY_KEY: the code"), "{error}");
+    assert!(of_cap.starts_with("CONSUMER_BACKOFF_CAP: "), "{error}");
+}
+
+#[test]
+fn value_fixed_in_code_is_the_setting() {
+    // Set to the same value, it is no error.
+    for variables in [&[][..], &[("IDEMPOTENCY_KEY", "body:/orderId")]] {
+        let variables = [&REQUIRED[..], variables].concat();
+        let mut settings = Settings::from_vars(variables);
+        settings.set_default("IDEMPOTENCY_KEY", "deduplication-id");
+        settings.fix("IDEMPOTENCY_KEY", "body:/orderId");
+        let batches = settings.batches(DefaultRetention::OfTable);
+        let batches = settings.check(batches).unwrap();
+        assert_eq!(batches.key, "body:/orderId".parse().unwrap());
     }
 }
 

@@ -88,12 +88,22 @@ impl Default for Decoding {
     fn default() -> Self {
         Self {
             encoding: Encoding::None,
-            max_body_bytes: const { NonZeroU32::new(10 * 1024 * 1024).unwrap() },
+            max_body_bytes: const { NonZeroU32::new(2 << 20).unwrap() },
         }
     }
 }
 
 impl Decoding {
+    /// Returns whether the decoded body may be larger than the one in the queue.
+    pub(crate) fn may_grow(self, facts: &DeliveryFacts) -> bool {
+        matches!(self.encoding(facts), Ok(Encoding::Gzip))
+    }
+
+    /// The encoding of a message: that of its attribute, or else of the setting.
+    fn encoding(self, facts: &DeliveryFacts) -> Result<Encoding, InvalidMessage> {
+        attribute(facts).map_or(Ok(self.encoding), of_attribute)
+    }
+
     /// Decodes a body. `is_binary` tells a handler that takes bytes.
     pub(crate) fn decode<'a>(
         self,
@@ -101,11 +111,7 @@ impl Decoding {
         facts: &DeliveryFacts,
         is_binary: bool,
     ) -> Result<Content<'a>, InvalidMessage> {
-        let encoding = match attribute(facts) {
-            Some(value) => of_attribute(value)?,
-            None => self.encoding,
-        };
-        let decoded = match (encoding, &raw) {
+        let decoded = match (self.encoding(facts)?, &raw) {
             (Encoding::None, Body::Text(text)) if is_binary => Some(base64(text)?),
             (Encoding::None, _) => None,
             (Encoding::Base64, Body::Text(text)) => Some(base64(text)?),

@@ -103,10 +103,11 @@ impl<M: Mode<H::Output>, H: Handler> Service<LambdaEvent<Box<RawValue>>> for Con
         Box::pin(async move {
             let LambdaEvent { payload, context } = event;
             let deadline = consumer.deadline(Timestamp::from_millis(context.deadline));
-            let event = serde_json::from_str::<SqsEvent>(payload.get());
-            let event = event.map_err(|error| BatchError::NotSqs {
-                line: error.line(),
-                column: error.column(),
+            let event = serde_json::from_str::<SqsEvent>(payload.get()).map_err(|error| {
+                BatchError::NotSqs {
+                    line: error.line(),
+                    column: error.column(),
+                }
             })?;
             let request_id = Some(context.request_id.as_str());
             let batch = consumer.process_batch(event, deadline, request_id);

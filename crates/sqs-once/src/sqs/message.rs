@@ -241,8 +241,8 @@ impl Message {
 }
 
 fn attributes(sent: HashMap<String, SqsMessageAttribute>) -> HashMap<String, Attribute> {
-    let sent = sent.into_iter();
-    sent.filter_map(|(name, value)| Some((name, attribute(value)?)))
+    sent.into_iter()
+        .filter_map(|(name, value)| Some((name, attribute(value)?)))
         .collect()
 }
 
@@ -261,10 +261,7 @@ mod tests {
     use serde::Deserialize;
 
     use super::{
-        super::{
-            encoding::Decoding,
-            identity::{FingerprintSource, KeySource},
-        },
+        super::{encoding::Decoding, fingerprint_source::FingerprintSource, key_source::KeySource},
         *,
     };
     use crate::{handler::FromMessage as _, protocol::Namespace};

@@ -8,6 +8,8 @@
 //! | `read_message` | one message, without a batch |
 //! | `reading` | from the body in the queue to content and identity |
 //! | `identity` | key and fingerprint of a message |
+//! | `key_source` | which messages are the same operation |
+//! | `fingerprint_source` | which part of a message must not change under one key |
 //! | `key_fn` | a key by code |
 //! | `pointer` | JSON pointers into a body |
 //! | [`powertools`] | hashes of Powertools for AWS Lambda |
@@ -16,50 +18,69 @@
 //! | `lanes` | order of messages: which run one after the other |
 //! | `long_polls` | finds handlers that block their thread |
 //! | `batch` | workers that run lanes until the deadline |
-//! | `consumer` | its settings |
+//! | `batch::progress` | how far each message is |
+//! | `consumer` | the type [`Consumer`] |
+//! | `consumer_settings` | its settings |
+//! | `fifo_after_permanent` | how a FIFO group goes on behind a permanent failure |
 //! | `process` | a batch, and the response |
-//! | `run` | one lane, and each message of it |
+//! | `run_lane` | one lane of a batch |
+//! | `run_message` | one message of a lane |
+//! | `prepare` | a message with its key and its body |
 //! | `gate` | when the handler of a message starts |
-//! | `observer` | a function that sees the result of each message |
-//! | `processed` | result of a message, and its log line |
+//! | `processed` | how a message ended, and its log line |
+//! | `message_outcome` | the same with the facts of the message, for the response, metrics and observers |
+//! | `observer` | a function that sees each of them |
+//! | `report` | the log line of a batch, with metrics |
 //! | `breaker` | the circuit breaker of the process |
 //! | `suspects` | messages of a batch that run alone after a crash |
 //! | `visibility` | visibility timeouts of failed messages, and direct dead-lettering |
+//! | `visibility::change` | the calls that change visibility timeouts |
 //! | `lambda` | the consumer as a `tower` service, and the loop that asks Lambda for batches |
 
 mod batch;
 mod breaker;
 mod consumer;
+mod consumer_settings;
 mod document;
 mod encoding;
 mod envelope;
+mod fifo_after_permanent;
+mod fingerprint_source;
 mod gate;
 mod identity;
 mod key_fn;
+mod key_source;
 mod lambda;
 mod lanes;
 mod long_polls;
 mod message;
+mod message_outcome;
 mod observer;
 mod pointer;
 pub mod powertools;
+mod prepare;
 mod process;
 mod processed;
 mod read_message;
 mod reading;
-mod run;
+mod report;
+mod run_lane;
+mod run_message;
 #[cfg(feature = "s3")]
 mod s3_bodies;
 mod s3_pointer;
 mod suspects;
 mod visibility;
 
-pub use consumer::{Consumer, FifoAfterPermanent};
+pub use consumer::Consumer;
 pub use encoding::Encoding;
 pub use envelope::Envelope;
-pub use identity::{FingerprintSource, KeySource};
+pub use fifo_after_permanent::FifoAfterPermanent;
+pub use fingerprint_source::FingerprintSource;
 pub use key_fn::Received;
+pub use key_source::KeySource;
 pub use lambda::run;
+pub use message_outcome::MessageOutcome;
 pub use process::BatchError;
 pub use read_message::read_message;
 #[cfg(feature = "s3")]

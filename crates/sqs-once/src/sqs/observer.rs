@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use crate::telemetry::MessageOutcome;
+use super::message_outcome::MessageOutcome;
 
 /// A function that sees the result of each message. Clones share it.
 #[derive(Clone)]

@@ -30,6 +30,14 @@ pub fn hash(value: &Value) -> String {
     hex(&Md5::digest(text))
 }
 
+/// The value of a JMESPath expression: one value, or the list that a multi-select makes.
+pub(super) fn one_or_list(mut values: Vec<Value>) -> Value {
+    match values.len() {
+        1 => values.remove(0),
+        _ => values.into(),
+    }
+}
+
 /// `json.dumps(value, sort_keys=True)`.
 fn write(text: &mut String, value: &Value) {
     match value {
@@ -47,10 +55,10 @@ fn write(text: &mut String, value: &Value) {
         }
         Value::Object(members) => {
             // By code point, which is the order of UTF-8's bytes too.
-            let mut members: Vec<_> = members.iter().collect();
-            members.sort_by_key(|(name, _)| *name);
+            let mut sorted: Vec<_> = members.iter().collect();
+            sorted.sort_by_key(|(name, _)| *name);
             text.push('{');
-            for (n, (name, value)) in members.into_iter().enumerate() {
+            for (n, (name, value)) in sorted.into_iter().enumerate() {
                 text.push_str(if n == 0 { "" } else { ", " });
                 write_string(text, name);
                 text.push_str(": ");

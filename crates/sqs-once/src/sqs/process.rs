@@ -11,15 +11,12 @@ use super::{
     consumer::Consumer,
     lanes::{First, Lane},
     message::Message,
-    processed::Processed,
+    message_outcome::MessageOutcome,
     reading::Reading,
+    report::BatchReport,
 };
 use crate::{
-    deadline::Deadline,
-    handler::Handler,
-    once::Mode,
-    store::StoreError,
-    telemetry::{batch::BatchReport, tracer},
+    deadline::Deadline, handler::Handler, once::Mode, store::StoreError, telemetry::tracer,
 };
 
 /// The invocation fails, and SQS keeps all messages of the batch.
@@ -84,16 +81,68 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     ) -> Result<SqsBatchResponse, BatchError> {
         let started = Instant::now();
         let mut report = BatchReport::new(self.mode.now());
-        let request_id = request_id.map(Arc::from);
-        let mut messages = Vec::with_capacity(event.records.len());
-        let reading = self.reading();
         let size = u32::try_from(event.records.len()).unwrap_or(u32::MAX);
         let deadline = deadline.keep_back(self.reserve_per_message.saturating_mul(size));
+        let messages = self.read(event, deadline, request_id).await?;
+        let batch = Arc::new(Batch::new(
+            messages,
+            deadline,
+            self.log_sample_completed,
+            self.concurrency,
+            self.large_bodies,
+        ));
+        let run = self.run_lanes(&batch);
+        match &self.visibility {
+            Some(visibility) => visibility.while_extended(&batch, run).await,
+            None => run.await,
+        }
+        batch.close();
+        let mut ended = batch.outcomes();
+        let answer = deadline.answer();
+        if let Some(visibility) = &self.visibility {
+            let not_sent = visibility.dead_letter_all(&mut ended, answer).await;
+            report.dead_letters_not_sent(not_sent);
+        }
+        let response = response(&ended);
+        for message in &ended {
+            report.add(message);
+            if let Some(observer) = &self.observer {
+                observer.observe(message);
+            }
+        }
+        if let Some(visibility) = &self.visibility {
+            visibility.apply(&ended, self.mode.now(), answer).await;
+        }
+        report.log(
+            response.batch_item_failures.len(),
+            started.elapsed(),
+            self.circuit(),
+            self.metrics.as_ref(),
+            request_id,
+        );
+        tracer::flush(deadline).await;
+        match store_unavailable(&ended) {
+            Some(error) if self.fail_when_store_unavailable => Err(BatchError::StoreUnavailable {
+                messages: ended.len(),
+                reason: error.to_string(),
+            }),
+            _ => Ok(response),
+        }
+    }
+
+    /// Turns records into messages. Bodies that are decoded in the first half of the time get keys already.
+    async fn read(
+        &self,
+        event: SqsEvent,
+        deadline: Deadline,
+        request_id: Option<&str>,
+    ) -> Result<Vec<Message>, BatchError> {
+        let (reading, request_id) = (self.reading(), request_id.map(Arc::from));
+        let mut messages = Vec::with_capacity(event.records.len());
         let kept_for_handlers = deadline.time_left() / 2;
         for (index, record) in event.records.into_iter().enumerate() {
-            let request_id = request_id.as_ref();
-            let message = Message::new(record, request_id, self.envelope, &reading);
-            let message = message.ok_or(BatchError::NoMessageId { index })?;
+            let message = Message::new(record, request_id.as_ref(), self.envelope, &reading)
+                .ok_or(BatchError::NoMessageId { index })?;
             // Lanes need keys. But a batch of bodies that are slow to decode must not take the time of
             // its other messages: the rest get their keys when they run.
             if deadline.time_left() >= kept_for_handlers {
@@ -105,12 +154,11 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             }
             messages.push(message);
         }
-        let batch = Arc::new(Batch::new(
-            messages,
-            deadline,
-            self.log_sample_completed,
-            self.concurrency,
-        ));
+        Ok(messages)
+    }
+
+    /// Runs the lanes of a batch until all have ended, or the batch must be answered.
+    async fn run_lanes(&self, batch: &Arc<Batch>) {
         let consumer = Arc::new(self.clone());
         let run_lane = move |batch: Arc<Batch>, lane: Lane| {
             let consumer = Arc::clone(&consumer);
@@ -121,56 +169,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             Some(_not_closed) => First::Probe,
             None => First::HighestReceiveCount,
         };
-        let run = batch.run(in_progress, first, run_lane);
-        match &self.visibility {
-            Some(visibility) => visibility.while_extended(&batch, run).await,
-            None => run.await,
-        }
-        batch.close();
-        let processed = batch.results();
-        let answer = deadline.answer();
-        let (dead_lettered, not_sent) = match &self.visibility {
-            Some(visibility) => visibility.dead_letter_all(&processed, answer).await,
-            None => (HashSet::new(), 0),
-        };
-        report.dead_letters_not_sent(not_sent);
-        let (mut response, mut named) = (SqsBatchResponse::default(), HashSet::new());
-        for (message, processed) in &processed {
-            let settled = processed.is_success() || dead_lettered.contains(message.id());
-            if !settled && named.insert(message.id()) {
-                response.add_failure(message.id().as_str());
-            }
-        }
-        for message in batch.outcomes(|id| dead_lettered.contains(id)) {
-            report.add(&message);
-            if let Some(observer) = &self.observer {
-                observer.observe(&message);
-            }
-        }
-        if let Some(visibility) = &self.visibility {
-            let now = self.mode.now();
-            visibility
-                .apply(&processed, &dead_lettered, now, answer)
-                .await;
-        }
-        let failed = response.batch_item_failures.len();
-        let metrics = self.metrics.as_ref();
-        let request_id = request_id.as_deref();
-        report.log(
-            failed,
-            started.elapsed(),
-            self.circuit(),
-            metrics,
-            request_id,
-        );
-        tracer::flush(deadline).await;
-        match store_unavailable(&processed) {
-            Some(error) if self.fail_when_store_unavailable => Err(BatchError::StoreUnavailable {
-                messages: processed.len(),
-                reason: error.to_string(),
-            }),
-            _ => Ok(response),
-        }
+        batch.run(in_progress, first, run_lane).await;
     }
 
     /// The state of the circuit breaker, unless it is closed.
@@ -185,10 +184,21 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     }
 }
 
-/// The store's error, where every message of a batch failed by it, or for lack of time behind it.
-fn store_unavailable<'a>(batch: &[(&Message, &'a Processed)]) -> Option<&'a StoreError> {
+/// Names each message once that goes back to the queue.
+fn response(ended: &[MessageOutcome<'_>]) -> SqsBatchResponse {
+    let (mut response, mut named) = (SqsBatchResponse::default(), HashSet::new());
+    for message in ended {
+        if !message.is_settled() && named.insert(message.message_id) {
+            response.add_failure(message.message_id);
+        }
+    }
+    response
+}
+
+/// The store's error, if each message of the batch failed because of it, or had no time left after it.
+fn store_unavailable<'a>(batch: &[MessageOutcome<'a>]) -> Option<&'a StoreError> {
     let mut first = None;
-    for (_, processed) in batch {
+    for MessageOutcome { processed, .. } in batch {
         match processed.store_unavailable() {
             Some(error) => first = first.or(Some(error)),
             None if processed.is_not_started() => {}

@@ -1,4 +1,4 @@
-//! [`Processed`]: the result of one message of a batch, and its log line.
+//! [`Processed`]: how one message of a batch ended, and its log line.
 
 use std::time::Duration;
 
@@ -10,11 +10,12 @@ use crate::{
     telemetry::millis,
 };
 
-/// The result of one message of a batch: an outcome, and the attempt that had it.
+/// How one message of a batch ended: an outcome, the attempt that had it, and the time it took.
 #[derive(Clone, Debug)]
 pub(super) struct Processed {
     outcome: Outcome,
     attempt: By,
+    duration: Duration,
 }
 
 /// The attempt that an outcome is of.
@@ -34,6 +35,7 @@ impl From<Outcome> for Processed {
         Self {
             outcome,
             attempt: By::Message,
+            duration: Duration::ZERO,
         }
     }
 }
@@ -42,8 +44,8 @@ impl Processed {
     /// The result of a duplicate whose `on_duplicate` failed.
     pub(super) fn by_on_duplicate(outcome: Outcome) -> Self {
         Self {
-            outcome,
             attempt: By::OnDuplicate,
+            ..outcome.into()
         }
     }
 
@@ -56,7 +58,10 @@ impl Processed {
             (outcome, By::Message) if outcome.is_success() => (outcome.clone(), By::Message),
             (outcome, _) => (outcome.clone(), By::OtherDelivery),
         };
-        Self { outcome, attempt }
+        Self {
+            attempt,
+            ..outcome.into()
+        }
     }
 
     /// Returns whether `other`, a further delivery of the key in the batch, takes this result of `message`.
@@ -74,12 +79,18 @@ impl Processed {
         }
     }
 
-    /// The same without the output, and with the first part of an error's text.
-    pub(super) fn shortened(self) -> Self {
+    /// The same as it is kept: after this time, without the output, and with the first part of an error's
+    /// text.
+    pub(super) fn kept(self, duration: Duration) -> Self {
         Self {
             outcome: self.outcome.shortened(),
+            duration,
             ..self
         }
+    }
+
+    pub(super) fn duration(&self) -> Duration {
+        self.duration
     }
 
     pub(super) fn outcome(&self) -> &Outcome {
@@ -127,7 +138,7 @@ impl Processed {
     }
 
     /// Writes one log line, without any of the payload.
-    pub(super) fn log(&self, message: &Message, duration: Duration, detail: Option<&str>) {
+    pub(super) fn log(&self, message: &Message, detail: Option<&str>) {
         macro_rules! line {
             ($level:ident) => {
                 tracing::$level!(
@@ -135,7 +146,7 @@ impl Processed {
                     detail,
                     key = message.key().map(Key::as_str),
                     message_id = message.id().as_str(),
-                    duration_ms = millis(duration),
+                    duration_ms = millis(self.duration),
                     receive_count = message.receive_count(),
                     "message processed"
                 )

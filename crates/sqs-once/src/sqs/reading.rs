@@ -1,10 +1,8 @@
 //! [`Reading`]: from the body in the queue to content and identity.
 
 use super::{
-    encoding::Decoding,
-    identity::{FingerprintSource, Identity, KeySource},
-    key_fn::NoIdentity,
-    s3_pointer::S3Pointer,
+    encoding::Decoding, fingerprint_source::FingerprintSource, identity::Identity,
+    key_fn::NoIdentity, key_source::KeySource, s3_pointer::S3Pointer,
 };
 use crate::{
     handler::{Body, Content, DeliveryFacts, FromMessage, InvalidMessage},
@@ -54,6 +52,11 @@ impl<'a> Reading<'a> {
         body: Option<&str>,
     ) -> Option<Result<S3Pointer, InvalidMessage>> {
         S3Pointer::find(body.filter(|_| self.reads_s3)?)
+    }
+
+    /// Returns whether the decoded body may be larger than the one in the queue.
+    pub(super) fn may_grow(&self, facts: &DeliveryFacts) -> bool {
+        self.decoding.may_grow(facts)
     }
 
     /// Decodes a body. Content without an encoding borrows the body.

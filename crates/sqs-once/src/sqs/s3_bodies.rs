@@ -110,7 +110,7 @@ impl ReadBodies for S3Bodies {
                 )),
                 ReadError::TooLong => Outcome::Invalid(format!(
                     "the body in the bucket {bucket} has more than {limit} bytes: \
-                     CONSUMER_S3_MAX_BYTES is {limit}"
+                     CONSUMER_MAX_BODY_BYTES is {limit}"
                 )),
                 ReadError::Failed(why) => {
                     Outcome::NoEffect(format!("no body from the bucket {bucket}: {why}"))

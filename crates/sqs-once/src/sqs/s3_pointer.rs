@@ -49,8 +49,9 @@ impl S3Pointer {
     pub(super) fn find(body: &str) -> Option<Result<Self, InvalidMessage>> {
         // Ends at the first character that no pointer has.
         let (_class, place) = serde_json::from_str::<(PointerClass, &RawValue)>(body).ok()?;
-        let pointer = serde_json::from_str::<Self>(place.get());
-        let pointer = pointer.ok().filter(Self::is_sound);
+        let pointer = serde_json::from_str::<Self>(place.get())
+            .ok()
+            .filter(Self::is_sound);
         Some(pointer.ok_or_else(|| {
             InvalidMessage(
                 "the pointer to S3 is invalid: it needs an s3BucketName, and an s3Key without the \

@@ -89,12 +89,12 @@ impl Metrics {
     }
 
     /// Returns true once for all clones.
-    pub(super) fn is_cold_start(&self) -> bool {
+    pub(crate) fn is_cold_start(&self) -> bool {
         self.cold.swap(false, Ordering::Relaxed)
     }
 
     /// Writes a batch's line to standard output, and further lines for values beyond 100.
-    pub(super) fn write(&self, fields: &BatchFields, metrics: &[Metric], request_id: Option<&str>) {
+    pub(crate) fn write(&self, fields: &BatchFields, metrics: &[Metric], request_id: Option<&str>) {
         match self.lines(fields, metrics, request_id, Timestamp::now()) {
             // One write: lines of concurrent invocations do not mix. An error of standard output
             // cannot be reported anywhere.
@@ -172,17 +172,17 @@ impl Metrics {
 
 /// Fields of a batch's line that are not metrics.
 #[derive(Debug, Serialize)]
-pub(super) struct BatchFields {
-    pub(super) messages: u64,
-    pub(super) failed: u64,
-    pub(super) dead_lettered: u64,
-    pub(super) lease_lost: u64,
-    pub(super) completion_unrecorded: u64,
-    pub(super) result_omitted: u64,
+pub(crate) struct BatchFields {
+    pub(crate) messages: u64,
+    pub(crate) failed: u64,
+    pub(crate) dead_lettered: u64,
+    pub(crate) lease_lost: u64,
+    pub(crate) completion_unrecorded: u64,
+    pub(crate) result_omitted: u64,
     /// State of the circuit breaker, unless it is closed.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) circuit: Option<&'static str>,
-    pub(super) duration_ms: f64,
+    pub(crate) circuit: Option<&'static str>,
+    pub(crate) duration_ms: f64,
 }
 
 /// One metric of a line.

@@ -1,13 +1,10 @@
 //! Logs and metrics: one JSON object per line, as CloudWatch reads them.
 
-pub(crate) mod batch;
-mod message;
 pub(crate) mod metrics;
 pub(crate) mod tracer;
 
 use std::{io::IsTerminal as _, panic::PanicHookInfo, time::Duration};
 
-pub use message::MessageOutcome;
 pub use metrics::{Metric, Metrics, Unit, Value};
 pub use sqs_once_core::handler::DeliveryFacts;
 pub use tracer::{Parent, Tracer, set_tracer};

@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use serde::Deserialize;
+use sqs_once_core::settings::table::IDEMPOTENCY_POSTGRES_CONNECTIONS;
 
 use super::{Check, Findings};
 use crate::{
@@ -17,9 +18,6 @@ use crate::{
 
 /// Age of the oldest event from which the template's alarm `EventsDelayed` fires.
 const MAX_AGE: Duration = Duration::from_secs(300);
-
-/// The default of `CONSUMER_CONCURRENCY`, which is that of a consumer's connections.
-const CONCURRENCY: u32 = 10;
 
 /// The database of `IDEMPOTENCY_POSTGRES_URL`.
 #[derive(Clone, Copy)]
@@ -81,9 +79,9 @@ impl Client {
         }
         let environments = queues.into_iter().chain(reserved).min();
         let number = |name| consumer.function.variable(name)?.parse::<u32>().ok();
-        let each = number("IDEMPOTENCY_POSTGRES_CONNECTIONS")
-            .or(number("CONSUMER_CONCURRENCY"))
-            .unwrap_or(CONCURRENCY);
+        let each = number(IDEMPOTENCY_POSTGRES_CONNECTIONS.name)
+            .or(IDEMPOTENCY_POSTGRES_CONNECTIONS.default.parse().ok())
+            .unwrap_or(1);
         Some(Self {
             connections: environments.map(|environments| environments.saturating_mul(each)),
             is_consumer: true,
@@ -96,7 +94,9 @@ impl Client {
         let Source::Postgres { .. } = relay.source else {
             return None;
         };
-        let each = relay.function.variable("IDEMPOTENCY_POSTGRES_CONNECTIONS");
+        let each = relay
+            .function
+            .variable(IDEMPOTENCY_POSTGRES_CONNECTIONS.name);
         Some(Self {
             connections: Some(each.and_then(|each| each.parse().ok()).unwrap_or(1)),
             ..Self::of(&relay.function)

@@ -30,9 +30,7 @@ fn buckets(consumer: &Consumer) -> Vec<Bucket> {
 /// The bucket of large outputs.
 fn result_bucket(consumer: &Consumer) -> Option<Bucket> {
     let name = consumer.function.variable("IDEMPOTENCY_RESULT_BUCKET");
-    let in_s3 = consumer.function.variable("IDEMPOTENCY_RESULTS") == Some("s3");
-    let name = name.filter(|_| in_s3)?;
-    Some(Bucket::new(consumer, name, "results/*"))
+    Some(Bucket::new(consumer, name?, "results/*"))
 }
 
 /// A permission that a role needs: action, resource, and the consequence without it.
@@ -112,16 +110,14 @@ fn on_records<'a>(function: &Deployed, arn: &str, needed: &mut Vec<Needed<'a>>) 
     ] {
         add(action, "every message fails");
     }
-    if function.variable("IDEMPOTENCY_GROUPING") == Some("on") {
-        let alone = "grouping is off, with a warning, after the first group of writes";
+    if function.variable("IDEMPOTENCY_GROUPING") != Some("off") {
+        let alone = "in claim mode each process logs a warning, and sends each write alone";
         for action in ["dynamodb:PartiQLInsert", "dynamodb:PartiQLUpdate"] {
             add(action, alone);
         }
     }
-    if function.variable("CONSUMER_PRIME") != Some("off") {
-        let slow = "each start logs a warning, and the first message waits for the connection";
-        add("dynamodb:GetItem", slow);
-    }
+    let slow = "each start logs a warning, and the first message waits for the connection";
+    add("dynamodb:GetItem", slow);
 }
 
 fn on_queues<'a>(consumer: &Consumer, needed: &mut Vec<Needed<'a>>) {
@@ -170,8 +166,9 @@ fn on_buckets<'a>(consumer: &Consumer, needed: &mut Vec<Needed<'a>>) {
 
 /// The targets of published events, and the queue of refused ones.
 fn on_targets<'a>(function: &Deployed, consequence: &'static str, needed: &mut Vec<Needed<'a>>) {
-    let targets = function.variable("OUTBOX_TARGETS").unwrap_or_default();
-    let targets = targets
+    let targets = function
+        .variable("OUTBOX_TARGETS")
+        .unwrap_or_default()
         .split(',')
         .filter_map(|pair| Some(pair.split_once('=')?.1));
     for target in targets {

@@ -2,20 +2,23 @@
 
 use std::time::Duration;
 
+use sqs_once::protocol::isolation::CrashWaits;
+use sqs_once_core::settings::table::{
+    CONSUMER_BACKOFF_BASE, CONSUMER_BACKOFF_CAP, CONSUMER_CRASH_ISOLATION, CONSUMER_VISIBILITY,
+    IDEMPOTENCY_RETENTION,
+};
+
 use super::{Check, Findings, VALUES};
 use crate::{
     doctor::facts::{Consumer, DeadLetterQueue, DeadLetters, Mapping, Records, SourceQueue},
     output::in_words,
 };
 
-/// Time for which trouble must last before it moves a message to the dead-letter queue.
+/// How long an outage must last before messages may move to the dead-letter queue.
 const SHORTEST_WAY: Duration = Duration::from_secs(12 * 3600);
 /// Visibility timeout that AWS recommends, in function timeouts (*AWS Lambda Developer Guide*,
 /// "Using Lambda with Amazon SQS").
 const TIMEOUTS: u32 = 6;
-
-/// The default of `CONSUMER_CRASH_WAITS`.
-const CRASH_WAITS: &str = "20m,2h,10h";
 
 pub(super) fn source(consumer: &Consumer, mapping: &Mapping, findings: &mut Findings) {
     if !mapping.enabled {
@@ -72,12 +75,12 @@ pub(super) fn queue(consumer: &Consumer, mapping: &Mapping, findings: &mut Findi
     let queue: &SourceQueue = &mapping.queue;
     // A crash in PostgreSQL rolls the claim back, so no message is known to have crashed.
     let isolates = matches!(consumer.records, Records::DynamoDb(_));
-    if isolates && consumer.function.variable("CONSUMER_CRASH_WAITS") == Some("off") {
+    if isolates && consumer.function.variable(CONSUMER_CRASH_ISOLATION.name) == Some("off") {
         findings.add(
             Check::CrashWaits,
-            "CONSUMER_CRASH_WAITS is off",
+            "CONSUMER_CRASH_ISOLATION is off",
             "a message that ends its process takes its batch with it at each receive, until all of them are in the dead-letter queue",
-            "remove CONSUMER_CRASH_WAITS",
+            "remove CONSUMER_CRASH_ISOLATION",
         );
     }
     let mut longest = queue.retention;
@@ -95,68 +98,12 @@ pub(super) fn queue(consumer: &Consumer, mapping: &Mapping, findings: &mut Findi
             format!("set a RedrivePolicy with a dead-letter queue and the maxReceiveCount of {VALUES}"),
         ),
         DeadLetters::Queue(dead) => {
-            let dead: &DeadLetterQueue = dead;
             longest += dead.retention;
-            let receives = dead.max_receive_count;
-            let (shortest, longest) = ways(consumer, mapping, receives);
-            if shortest < SHORTEST_WAY {
-                findings.add(
-                    Check::Receives,
-                    format!(
-                        "maxReceiveCount is {receives}: a message may be in the dead-letter queue after {}",
-                        in_words(shortest)
-                    ),
-                    "an outage of that length, a broken build or dying workers move good messages to the dead-letter queue",
-                    format!(
-                        "set maxReceiveCount, visibility timeout and CONSUMER_BACKOFF_CAP as in {VALUES}; a stack of the template needs one deployment with MaxReceiveCount=\"\""
-                    ),
-                );
-            }
-            let needed = receives_until_crashed(consumer, mapping).filter(|_| isolates);
-            if let Some(needed) = needed.filter(|needed| shortest >= SHORTEST_WAY && receives < *needed)
-            {
-                findings.add(
-                    Check::CrashWaits,
-                    format!(
-                        "maxReceiveCount is {receives}, and a message that ends its process needs {needed} receives until it is `crashed`"
-                    ),
-                    "it is in the dead-letter queue before, without a reason",
-                    "shorten CONSUMER_CRASH_WAITS, or raise maxReceiveCount",
-                );
-            }
-            if longest > queue.retention * 3 / 4 {
-                findings.add(
-                    Check::QueueRetention,
-                    format!(
-                        "{receives} receives can last {}, and the queue keeps messages for {}",
-                        in_words(longest),
-                        in_words(queue.retention)
-                    ),
-                    "SQS deletes a message that fails for so long before it reaches the dead-letter queue: it is lost",
-                    format!(
-                        "set maxReceiveCount, visibility timeout and CONSUMER_BACKOFF_CAP as in {VALUES}, or raise MessageRetentionPeriod"
-                    ),
-                );
-            }
-            // On a FIFO queue the age starts anew in the dead-letter queue.
-            let keeps_age = !queue.arn.ends_with(".fifo");
-            if keeps_age && dead.retention <= queue.retention {
-                findings.add(
-                    Check::DeadLetterRetention,
-                    format!(
-                        "the dead-letter queue keeps messages for {}, and the queue for {}",
-                        in_words(dead.retention),
-                        in_words(queue.retention)
-                    ),
-                    "on a standard queue the age counts from the first send: a dead letter can be deleted as soon as it arrives",
-                    "raise MessageRetentionPeriod of the dead-letter queue to 1209600 s (14 days)",
-                );
-            }
+            receives(consumer, mapping, dead, isolates, findings);
+            dead_letter_retention(queue, dead, findings);
         }
     }
-    let kept = consumer
-        .function
-        .span("IDEMPOTENCY_RETENTION", Duration::from_secs(20 * 86_400));
+    let kept = consumer.function.span(&IDEMPOTENCY_RETENTION);
     if kept < longest {
         findings.add(
             Check::RecordRetention,
@@ -171,19 +118,81 @@ pub(super) fn queue(consumer: &Consumer, mapping: &Mapping, findings: &mut Findi
     }
 }
 
+/// Checks how long a message can fail before it is in the dead-letter queue.
+fn receives(
+    consumer: &Consumer,
+    mapping: &Mapping,
+    dead: &DeadLetterQueue,
+    isolates: bool,
+    findings: &mut Findings,
+) {
+    let queue = &mapping.queue;
+    let receives = dead.max_receive_count;
+    let (shortest, longest) = ways(consumer, mapping, receives);
+    if shortest < SHORTEST_WAY {
+        findings.add(
+            Check::Receives,
+            format!(
+                "maxReceiveCount is {receives}: a message may be in the dead-letter queue after {}",
+                in_words(shortest)
+            ),
+            "an outage of that length, a broken build or dying workers move good messages to the dead-letter queue",
+            format!(
+                "set maxReceiveCount, visibility timeout and CONSUMER_BACKOFF_CAP as in {VALUES}; a stack of the template needs one deployment with MaxReceiveCount=\"\""
+            ),
+        );
+    }
+    let needed = receives_until_crashed(consumer, mapping);
+    if isolates && shortest >= SHORTEST_WAY && receives < needed {
+        findings.add(
+            Check::CrashWaits,
+            format!(
+                "maxReceiveCount is {receives}, and a message that ends its process needs {needed} receives until it is `crashed`"
+            ),
+            "it is in the dead-letter queue before, without a reason",
+            "raise maxReceiveCount",
+        );
+    }
+    if longest > queue.retention * 3 / 4 {
+        findings.add(
+            Check::QueueRetention,
+            format!(
+                "{receives} receives can last {}, and the queue keeps messages for {}",
+                in_words(longest),
+                in_words(queue.retention)
+            ),
+            "SQS deletes a message that fails for so long before it reaches the dead-letter queue: it is lost",
+            format!(
+                "set maxReceiveCount, visibility timeout and CONSUMER_BACKOFF_CAP as in {VALUES}, or raise MessageRetentionPeriod"
+            ),
+        );
+    }
+}
+
+fn dead_letter_retention(queue: &SourceQueue, dead: &DeadLetterQueue, findings: &mut Findings) {
+    // On a FIFO queue the age starts anew in the dead-letter queue.
+    let keeps_age = !queue.arn.ends_with(".fifo");
+    if keeps_age && dead.retention <= queue.retention {
+        findings.add(
+            Check::DeadLetterRetention,
+            format!(
+                "the dead-letter queue keeps messages for {}, and the queue for {}",
+                in_words(dead.retention),
+                in_words(queue.retention)
+            ),
+            "on a standard queue the age counts from the first send: a dead letter can be deleted as soon as it arrives",
+            "raise MessageRetentionPeriod of the dead-letter queue to 1209600 s (14 days)",
+        );
+    }
+}
+
 /// Receives of a message that ends its process until it is `crashed`: one for each death, one or more conflicts
-/// while it rests, and the last. `None` if it never is.
-fn receives_until_crashed(consumer: &Consumer, mapping: &Mapping) -> Option<u64> {
-    let waits = consumer
-        .function
-        .variable("CONSUMER_CRASH_WAITS")
-        .unwrap_or(CRASH_WAITS);
-    let waits = waits
-        .split(',')
-        .map(|wait| humantime::parse_duration(wait.trim()));
-    let waits: Vec<_> = waits.collect::<Result<_, _>>().ok()?;
+/// while it rests, and the last.
+fn receives_until_crashed(consumer: &Consumer, mapping: &Mapping) -> u64 {
+    let waits = CrashWaits::default();
+    let waits: Vec<_> = (1..).map_while(|n| waits.after_death(n)).collect();
     let conflicts = |wait: &Duration| {
-        if consumer.function.variable("CONSUMER_VISIBILITY") == Some("off") {
+        if consumer.function.variable(CONSUMER_VISIBILITY.name) == Some("off") {
             wait.as_secs()
                 .div_ceil(mapping.queue.visibility_timeout.as_secs().max(1))
         } else {
@@ -192,7 +201,7 @@ fn receives_until_crashed(consumer: &Consumer, mapping: &Mapping) -> Option<u64>
     };
     // The first death is beside others. The last one alone has no rest.
     let deaths = waits.len() as u64 + 2;
-    Some(deaths + waits.iter().map(conflicts).sum::<u64>() + 1)
+    deaths + waits.iter().map(conflicts).sum::<u64>() + 1
 }
 
 /// The shortest and the longest time from the first receive of a message to the dead-letter queue, if
@@ -200,16 +209,13 @@ fn receives_until_crashed(consumer: &Consumer, mapping: &Mapping) -> Option<u64>
 /// message waits for at least half of the back-off.
 fn ways(consumer: &Consumer, mapping: &Mapping, receives: u64) -> (Duration, Duration) {
     let visibility_timeout = mapping.queue.visibility_timeout;
-    let sets_timeouts = consumer.function.variable("CONSUMER_VISIBILITY") != Some("off");
-    let base = consumer
-        .function
-        .span("CONSUMER_BACKOFF_BASE", Duration::from_secs(10));
-    let cap = consumer
-        .function
-        .span("CONSUMER_BACKOFF_CAP", Duration::from_secs(15 * 60));
+    let sets_timeouts = consumer.function.variable(CONSUMER_VISIBILITY.name) != Some("off");
+    let base = consumer.function.span(&CONSUMER_BACKOFF_BASE);
+    let cap = consumer.function.span(&CONSUMER_BACKOFF_CAP);
     let back_off = |receive: u64| {
-        let doubled = u32::try_from(receive - 1).ok();
-        let doubled = doubled.and_then(|exponent| 2_u32.checked_pow(exponent));
+        let doubled = u32::try_from(receive - 1)
+            .ok()
+            .and_then(|exponent| 2_u32.checked_pow(exponent));
         base.saturating_mul(doubled.unwrap_or(u32::MAX)).min(cap)
     };
     let shortest = |receive| {

@@ -47,8 +47,9 @@ pub(super) fn relay(relay: &Relay, resources: &[Resource], findings: &mut Findin
     }
     findings.about(function);
     let has = |alarm: &str| {
-        let mut resources = resources.iter();
-        resources.any(|of| of.kind == "AWS::CloudWatch::Alarm" && of.logical == alarm)
+        resources
+            .iter()
+            .any(|of| of.kind == "AWS::CloudWatch::Alarm" && of.logical == alarm)
     };
     alarms.retain(|alarm| !has(alarm));
     if !alarms.is_empty() {
@@ -114,8 +115,9 @@ fn lets_events_pass(pattern: &str) -> bool {
         return false;
     };
     let is_insert = |names: &Value| {
-        let mut names = names.as_array().into_iter().flatten();
-        names.any(|name| name == "INSERT")
+        names
+            .as_array()
+            .is_some_and(|names| names.iter().any(|name| name == "INSERT"))
     };
     pattern
         .iter()

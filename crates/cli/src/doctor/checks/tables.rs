@@ -77,11 +77,11 @@ fn other_key(table: &Table, wanted: &[KeyAttribute]) -> Option<String> {
 
 /// The key attributes, with their roles and types.
 fn text(keys: &[KeyAttribute]) -> String {
-    let keys = keys.iter().map(|(name, role, string)| {
+    let text = |(name, role, string): &KeyAttribute| {
         let kind = if *string { "string" } else { "no string" };
         format!("{name} ({role}, {kind})")
-    });
-    keys.collect::<Vec<_>>().join(", ")
+    };
+    keys.iter().map(text).collect::<Vec<_>>().join(", ")
 }
 
 /// The name of a record's attribute in this consumer's layout.

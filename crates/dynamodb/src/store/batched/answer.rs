@@ -22,19 +22,28 @@ pub(super) enum Answer {
     Applied,
     /// The condition check failed because of this item.
     Refused(Item),
-    /// An `INSERT` found an item.
-    Duplicate,
-    /// This role may not send the statement.
-    Denied,
-    /// DynamoDB rejected the statement, and may accept the ordinary request.
+    /// The condition check failed, and no item came with the answer: there is none, or an emulator left it out.
+    RefusedWithoutItem,
+    /// Not applied. The ordinary request may be.
     NotApplied,
     /// The statement failed for this reason. If it got no answer, it may have been applied.
     Failed(Unavailability, Arc<str>),
 }
 
+/// The reason why a process sends no more groups.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum EndOfGroups {
+    /// The role may not send statements.
+    Denied,
+    /// The answer has a form that DynamoDB is not known to send.
+    UnknownAnswer(Arc<str>),
+}
+
 /// Answers to the statements of a group, in their order.
 pub(super) struct Answers {
     pub(super) answers: Vec<Answer>,
+    /// Set if this group is the last.
+    pub(super) end: Option<EndOfGroups>,
     /// Each statement's share of the group's write units.
     pub(super) units: f64,
 }
@@ -44,19 +53,28 @@ impl Answers {
     /// responses than statements.
     pub(super) fn of(output: BatchExecuteStatementOutput, statements: usize) -> Self {
         // DynamoDB reports one sum for each table, refused statements included.
-        let units = output.consumed_capacity().iter();
-        let units: f64 = units.filter_map(ConsumedCapacity::capacity_units).sum();
+        let units: f64 = output
+            .consumed_capacity()
+            .iter()
+            .filter_map(ConsumedCapacity::capacity_units)
+            .sum();
         let responses = output.responses.unwrap_or_default();
         if responses.len() != statements {
-            tracing::warn!(
-                statements,
-                responses = responses.len(),
-                "a group of writes got another number of responses than statements: each write is repeated alone"
-            );
-            return Self::unanswered("the answer could not be read", statements);
+            let why = format!("{} responses to {statements} statements", responses.len());
+            return Self {
+                end: Some(EndOfGroups::UnknownAnswer(why.into())),
+                ..Self::unanswered("the answer could not be read", statements)
+            };
         }
+        let mut end = None;
+        let answers = responses.into_iter().map(|response| {
+            let (answer, ends) = Answer::of(response);
+            end = end.take().or(ends);
+            answer
+        });
         Self {
-            answers: responses.into_iter().map(Answer::of).collect(),
+            answers: answers.collect(),
+            end,
             units: units / statements as f64,
         }
     }
@@ -67,8 +85,13 @@ impl Answers {
         statements: usize,
     ) -> Self {
         let why: Arc<str> = explain(error, "dynamodb:PartiQLInsert and PartiQLUpdate").into();
+        if error.code() == Some("AccessDeniedException") {
+            return Self {
+                end: Some(EndOfGroups::Denied),
+                ..Self::all(statements, || Answer::NotApplied)
+            };
+        }
         Self::all(statements, || match kind(error) {
-            _ if error.code() == Some("AccessDeniedException") => Answer::Denied,
             Unavailability::Denied | Unavailability::Invalid => Answer::NotApplied,
             kind => Answer::Failed(kind, Arc::clone(&why)),
         })
@@ -85,23 +108,27 @@ impl Answers {
     fn all(statements: usize, answer: impl Fn() -> Answer) -> Self {
         Self {
             answers: (0..statements).map(|_| answer()).collect(),
+            end: None,
             units: 0.0,
         }
     }
 }
 
 impl Answer {
-    fn of(response: BatchStatementResponse) -> Self {
+    /// Reads the response to one statement, and whether it shows that this group should be the last.
+    fn of(response: BatchStatementResponse) -> (Self, Option<EndOfGroups>) {
         let Some(BatchStatementError { code, item, .. }) = response.error else {
-            return Self::Applied;
+            return (Self::Applied, None);
         };
-        let why = || code.as_ref().map_or("no code", Code::as_str).into();
-        match (&code, item) {
-            (Some(Code::DuplicateItem), _) => Self::Duplicate,
-            (Some(Code::AccessDenied), _) => Self::Denied,
+        let why: Arc<str> = code.as_ref().map_or("no code", Code::as_str).into();
+        let answer = match (code, item) {
+            (Some(Code::AccessDenied), _) => {
+                return (Self::NotApplied, Some(EndOfGroups::Denied));
+            }
             (Some(Code::ConditionalCheckFailed), Some(item)) if !item.is_empty() => {
                 Self::Refused(item)
             }
+            (Some(Code::ConditionalCheckFailed), _) => Self::RefusedWithoutItem,
             (
                 Some(
                     Code::ProvisionedThroughputExceeded
@@ -110,18 +137,24 @@ impl Answer {
                     | Code::TransactionConflict,
                 ),
                 _,
-            ) => Self::Failed(Unavailability::Contended, why()),
+            ) => Self::Failed(Unavailability::Contended, why),
             (
                 Some(
-                    Code::ConditionalCheckFailed
+                    // An `INSERT` found an item.
+                    Code::DuplicateItem
                     | Code::ItemCollectionSizeLimitExceeded
                     | Code::ResourceNotFound
                     | Code::ValidationError,
                 ),
                 _,
             ) => Self::NotApplied,
-            // InternalServerError, no code, and codes that are unknown today.
-            _ => Self::Failed(Unavailability::Unanswered, why()),
-        }
+            (Some(Code::InternalServerError), _) => Self::Failed(Unavailability::Unanswered, why),
+            // No code, and codes that are unknown today.
+            _ => {
+                let end = EndOfGroups::UnknownAnswer(format!("the error code {why}").into());
+                return (Self::Failed(Unavailability::Unanswered, why), Some(end));
+            }
+        };
+        (answer, None)
     }
 }

@@ -7,7 +7,7 @@ mod statement;
 use queue::{Groups, Tried};
 use sqs_once_core::{
     protocol::{ClaimRequest, Fence, Key, Record, Settlement, Timestamp},
-    store::{ClaimAnswer, SettleAnswer, Store, StoreError},
+    store::{ClaimAnswer, RequestContext, SettleAnswer, Store, StoreError},
 };
 
 use super::{DynamoStore, Request};
@@ -18,12 +18,12 @@ use crate::transactional::{Commit, CommitAnswer, TransactionalStore};
 ///
 /// | write | in a batch |
 /// | --- | --- |
-/// | claim of a key without a record | `INSERT` |
+/// | claim of a message at its first receive | `INSERT` |
 /// | completion, permanent failure | `UPDATE` with the fence as its condition |
-/// | other settlements, results over 16 KB, transactions | never |
+/// | claim at a later receive, other settlements, results over 16 KB, transactions | never |
 ///
-/// A claim that finds a record is followed by the ordinary request. So a duplicate consumes two write
-/// units instead of one.
+/// An `INSERT` that finds a record is followed by the ordinary request. So a second message with the same key
+/// consumes two write units instead of one.
 ///
 /// - A call waits for one turn of the runtime, and shares a request with the calls of that turn.
 ///   A call without company goes as the ordinary request.
@@ -32,7 +32,8 @@ use crate::transactional::{Commit, CommitAnswer, TransactionalStore};
 /// - A call waits for its batch at most half of its time left. A batch that gets no answer goes out
 ///   once more as a batch; after that, its calls go out as ordinary requests.
 /// - Needs the permissions `dynamodb:PartiQLInsert` and `dynamodb:PartiQLUpdate`. If DynamoDB
-///   denies access, the store logs a warning, and sends ordinary requests from then on.
+///   denies access, or sends an answer of an unknown form, the store logs a warning, and sends ordinary
+///   requests from then on.
 ///
 /// ```no_run
 /// use sqs_once::store::{Batched, DynamoStore};
@@ -68,21 +69,29 @@ impl Batched {
 }
 
 impl Store for Batched {
-    async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
+    async fn claim(
+        &self,
+        request: &ClaimRequest,
+        context: &RequestContext,
+    ) -> Result<ClaimAnswer, StoreError> {
         self.store.check_claim(request)?;
-        let item = self.store.layout.item(&request.key, &request.record(None));
-        let insert = statement::claim(&self.store.table, item);
-        let key = request.key.as_str();
-        let place = match self.groups.send(Request::Claim, key, insert).await {
-            Tried::Applied => return Ok(ClaimAnswer::Applied { replaced: None }),
-            // Never seen: an `INSERT` carries no condition.
-            Tried::Refused(_) => None,
-            Tried::Ordinary(place) => place,
-            Tried::Failed(kind, why) => {
-                return Err(self.store.unanswered(kind, "claim", &request.key, &why));
+        let place = if context.expects_record() {
+            None
+        } else {
+            let item = self.store.layout.item(&request.key, &request.record(None));
+            let insert = statement::claim(&self.store.table, item);
+            let key = request.key.as_str();
+            match self.groups.send(Request::Claim, key, insert, context).await {
+                Tried::Applied => return Ok(ClaimAnswer::Applied { replaced: None }),
+                // Never seen: an `INSERT` carries no condition.
+                Tried::Refused(_) | Tried::RefusedWithoutItem => None,
+                Tried::Ordinary(place) => place,
+                Tried::Failed(kind, why) => {
+                    return Err(self.store.unanswered(kind, "claim", &request.key, &why));
+                }
             }
         };
-        let answer = self.store.claim_in(place, request).await;
+        let answer = self.store.claim_in(place, request, context).await;
         self.groups.dispatch();
         answer
     }
@@ -92,40 +101,56 @@ impl Store for Batched {
         fence: &Fence,
         settlement: &Settlement,
         now: Timestamp,
+        context: &RequestContext,
     ) -> Result<SettleAnswer, StoreError> {
         self.store.check_settlement(fence, settlement)?;
         let DynamoStore { layout, table, .. } = &self.store;
         let tried = match statement::settle(layout, table, fence, settlement, now) {
             Some(update) => {
                 let key = fence.key.as_str();
-                self.groups.send(Request::Other, key, update).await
+                self.groups.send(Request::Other, key, update, context).await
             }
             None => Tried::Ordinary(None),
         };
-        let place = match tried {
+        let (place, lacks_item) = match tried {
             Tried::Applied => return Ok(SettleAnswer::Applied),
             Tried::Refused(item) => return self.store.refused(fence, Some(&item)),
-            Tried::Ordinary(place) => place,
+            Tried::RefusedWithoutItem => (None, true),
+            Tried::Ordinary(place) => (place, false),
             Tried::Failed(kind, why) => {
                 let action = settlement.name();
                 return Err(self.store.unanswered(kind, action, &fence.key, &why));
             }
         };
-        let answer = self.store.settle_in(place, fence, settlement, now).await;
+        let answer = self
+            .store
+            .settle_in(place, fence, settlement, now, context)
+            .await;
+        if lacks_item && matches!(answer, Ok(SettleAnswer::Refused(Some(_)))) {
+            self.groups.item_is_missing(context);
+        }
         self.groups.dispatch();
         answer
     }
 }
 
 impl TransactionalStore for Batched {
-    async fn look(&self, key: &Key) -> Result<Option<Record>, StoreError> {
-        let found = self.store.look(key).await;
+    async fn look(
+        &self,
+        key: &Key,
+        context: &RequestContext,
+    ) -> Result<Option<Record>, StoreError> {
+        let found = self.store.look(key, context).await;
         self.groups.dispatch();
         found
     }
 
-    async fn commit(&self, commit: &Commit) -> Result<CommitAnswer, StoreError> {
-        let answer = self.store.commit(commit).await;
+    async fn commit(
+        &self,
+        commit: &Commit,
+        context: &RequestContext,
+    ) -> Result<CommitAnswer, StoreError> {
+        let answer = self.store.commit(commit, context).await;
         self.groups.dispatch();
         answer
     }

@@ -5,20 +5,20 @@
 //!                                   └── group: applied, refused or failed, or else the ordinary request
 //! ```
 //!
-//! The statements of a group make the writes of the ordinary requests, on the same or stricter
-//! conditions. To the protocol, a group and an ordinary request behind it are one request that was sent
-//! twice.
+//! Each statement of a group makes the same write as the ordinary request, on the same or stricter
+//! conditions. To the protocol, a group followed by an ordinary request looks like a request that was
+//! sent twice.
 //!
-//! The calls of a group that got no answer fail together. Their callers repeat them in the same turn of
-//! the runtime, so they form a group again. If that group gets no answer either, the third copies are
-//! ordinary requests.
+//! If DynamoDB does not answer a group, all its calls fail together. Their callers retry in the same turn
+//! of the runtime, so the calls form a group again. If that group gets no answer either, each caller
+//! sends its third try as an ordinary request.
 
 use std::{
     collections::VecDeque,
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -34,23 +34,27 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-use super::answer::{Answer, Answers};
+use tracing::Instrument as _;
+
+use super::answer::{Answer, Answers, EndOfGroups};
 use crate::{
     item::Item,
     store::{DynamoStore, Place, Places, Request},
 };
-use sqs_once_core::{deadline, meter::add_units, protocol::Unavailability};
+use sqs_once_core::{protocol::Unavailability, store::RequestContext};
 
 /// Maximum number of statements in one `BatchExecuteStatement` (*Amazon DynamoDB API Reference*).
 const MAX_STATEMENTS: usize = 25;
-/// A group that is not full, and a lone request, wait while so many requests are in flight: others
-/// may join them.
+/// While this many requests are in flight, a partial group and a lone request wait for more writes to
+/// join them.
 const MOST_FOR_PART: usize = 4;
-/// Maximum time of that wait. The requests in flight may never be answered.
+/// Longest such wait, because the requests in flight may never be answered.
 const MAX_WAIT_FOR_OTHERS: Duration = Duration::from_millis(100);
-/// Maximum time that a call waits for its group: longer than the client of `aws::config` waits.
+/// Longest that a call waits for its group: longer than the client of `aws::config` waits.
 const MAX_WAIT: Duration = Duration::from_secs(6);
-/// Time without groups after two of them, one after the other, got no answer.
+/// So many responses without the item cannot all be races.
+const MANY_MISSING: u32 = 3;
+/// How long writes are not grouped after DynamoDB left two groups in a row unanswered.
 const REST: Duration = Duration::from_secs(10);
 
 /// The groups of one store. Clones share the groups.
@@ -67,8 +71,10 @@ struct Shared {
     queue: Mutex<Queue>,
     places: Places,
     silence: Mutex<Silence>,
-    /// True after DynamoDB denied access to a group.
+    /// True after the last group.
     off: AtomicBool,
+    /// Failed condition checks without their items.
+    missing_items: AtomicU32,
 }
 
 /// Calls that wait for a group, in the order of their arrival.
@@ -89,8 +95,8 @@ struct Call {
 enum Turn {
     /// The caller sends the ordinary request, in this place.
     Alone(Place),
-    /// The statement's answer, and its share of the write units.
-    Answered(Answer, f64),
+    /// The statement's answer, its share of the write units, and whether it was in the last group.
+    Answered(Answer, f64, bool),
 }
 
 /// The end of a call.
@@ -98,6 +104,8 @@ pub(super) enum Tried {
     Applied,
     /// The condition check failed because of this item.
     Refused(Item),
+    /// The condition check failed, and no item came with the answer. The ordinary request follows.
+    RefusedWithoutItem,
     /// The ordinary request follows, in this place if the call has one.
     Ordinary(Option<Place>),
     /// The call failed, for this reason.
@@ -133,6 +141,7 @@ impl Groups {
             places: store.places.clone(),
             silence: Mutex::default(),
             off: AtomicBool::new(false),
+            missing_items: AtomicU32::new(0),
         }))
     }
 
@@ -142,11 +151,12 @@ impl Groups {
         kind: Request,
         key: &str,
         statement: BatchStatementRequest,
+        context: &RequestContext,
     ) -> Tried {
         if self.0.off.load(Relaxed) || self.0.silence().is_rest() {
             return Tried::Ordinary(None);
         }
-        let until = Instant::now() + wait();
+        let until = Instant::now() + wait(context);
         let (turn, mut answer) = oneshot::channel();
         self.0.queue().0.push_back(Call {
             key: key.to_owned(),
@@ -169,14 +179,16 @@ impl Groups {
         });
         match turn.await {
             Ok(Some(Turn::Alone(place))) => Tried::Ordinary(Some(place)),
-            Ok(Some(Turn::Answered(answer, units))) => {
-                add_units(units);
+            Ok(Some(Turn::Answered(answer, units, is_last))) => {
+                context.add_write_units(units);
+                if is_last {
+                    context.batches_ended();
+                }
                 match answer {
                     Answer::Applied => Tried::Applied,
                     Answer::Refused(item) => Tried::Refused(item),
-                    Answer::Duplicate | Answer::Denied | Answer::NotApplied => {
-                        Tried::Ordinary(None)
-                    }
+                    Answer::RefusedWithoutItem => Tried::RefusedWithoutItem,
+                    Answer::NotApplied => Tried::Ordinary(None),
                     Answer::Failed(kind, why) => Tried::Failed(kind, why),
                 }
             }
@@ -187,6 +199,19 @@ impl Groups {
         }
     }
 
+    /// Counts a failed condition check whose response lacks the item, although the item exists. The first
+    /// may be a race: the record was deleted, and a different worker then claimed the key. After a few, the
+    /// other side must be an emulator that omits items, and writes are no longer grouped.
+    pub(super) fn item_is_missing(&self, context: &RequestContext) {
+        if self.0.missing_items.fetch_add(1, Relaxed) + 1 < MANY_MISSING {
+            return;
+        }
+        let why = "no item of a failed condition check".into();
+        if self.0.end(&EndOfGroups::UnknownAnswer(why)) {
+            context.batches_ended();
+        }
+    }
+
     /// Starts the groups that waited for the end of another request.
     pub(super) fn dispatch(&self) {
         self.0.dispatch(MOST_FOR_PART);
@@ -194,8 +219,9 @@ impl Groups {
 }
 
 /// Time that a call waits for its group: at most half of the time left.
-fn wait() -> Duration {
-    deadline::time_left_of_request().map_or(MAX_WAIT, |left| MAX_WAIT.min(left / 2))
+fn wait(context: &RequestContext) -> Duration {
+    let left = context.time_left();
+    left.map_or(MAX_WAIT, |left| MAX_WAIT.min(left / 2))
 }
 
 impl Silence {
@@ -228,21 +254,26 @@ impl Shared {
         self.silence.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the next group and its place.
+    /// Takes the next group and its place. After the last group, each call is alone.
     fn next_group(&self, most_for_part: usize) -> Option<(Place, Vec<Call>)> {
         let mut queue = self.queue();
         if queue.0.len() < MAX_STATEMENTS && self.places.in_flight() >= most_for_part {
             return None;
         }
         let (kind, place) = self.places.try_take()?;
-        let group = queue.next(kind)?;
+        let most = if self.off.load(Relaxed) {
+            1
+        } else {
+            MAX_STATEMENTS
+        };
+        let group = queue.next(kind, most)?;
         let claims = group.iter().any(|call| call.kind == Request::Claim);
         let place = if claims { place } else { place.without_claim() };
         Some((place, group))
     }
 
-    /// Starts groups while calls wait and places are free. A part of a group waits while so many
-    /// requests are in flight.
+    /// Starts groups while calls wait and places are free. A partial group waits while
+    /// `most_for_part` requests are in flight.
     fn dispatch(self: &Arc<Self>, most_for_part: usize) {
         while let Some((place, mut group)) = self.next_group(most_for_part) {
             if group.len() >= self.smallest {
@@ -250,11 +281,13 @@ impl Shared {
                 // Without a runtime the calls are dropped, and count as unanswered.
                 if let Ok(runtime) = Handle::try_current() {
                     let shared = Arc::clone(self);
-                    runtime.spawn(async move {
+                    let sent = async move {
                         shared.send(group).await;
                         drop(place);
                         shared.dispatch(MOST_FOR_PART);
-                    });
+                    };
+                    // In a trace, the group is part of the message that started it.
+                    runtime.spawn(sent.in_current_span());
                 }
             } else if let Some(call) = group.pop() {
                 // A caller that is gone drops the place.
@@ -266,8 +299,11 @@ impl Shared {
     async fn send(&self, group: Vec<Call>) {
         let sent = Instant::now();
         // No caller waits longer.
-        let until = group.iter().map(|call| call.until).max();
-        let until = until.unwrap_or_else(Instant::now);
+        let until = group
+            .iter()
+            .map(|call| call.until)
+            .max()
+            .unwrap_or_else(Instant::now);
         let (turns, statements): (Vec<_>, Vec<_>) = group
             .into_iter()
             .map(|call| (call.turn, call.statement))
@@ -277,7 +313,11 @@ impl Shared {
             .batch_execute_statement()
             .set_statements(Some(statements))
             .set_return_consumed_capacity(self.capacity.clone());
-        let Answers { answers, units } = match timeout_at(until, request.send()).await {
+        let Answers {
+            answers,
+            units,
+            end,
+        } = match timeout_at(until, request.send()).await {
             Ok(Ok(output)) => Answers::of(output, turns.len()),
             Ok(Err(error)) => Answers::of_failure(&error, turns.len()),
             Err(_elapsed) => Answers::unanswered("no answer in time", turns.len()),
@@ -289,38 +329,44 @@ impl Shared {
         } else {
             self.silence().answered();
         }
-        if answers
-            .iter()
-            .any(|answer| matches!(answer, Answer::Denied))
-        {
-            self.turn_off();
-        }
+        // One call tells the metrics.
+        let mut is_last = end.is_some_and(|end| self.end(&end));
         for (turn, answer) in turns.into_iter().zip(answers) {
             // A caller that is gone needs no answer.
-            let _gone = turn.send(Turn::Answered(answer, units));
+            let told = turn.send(Turn::Answered(answer, units, is_last)).is_ok();
+            is_last &= !told;
         }
     }
 
-    /// Ends grouping for this store, and says so once.
-    fn turn_off(&self) {
-        if !self.off.swap(true, Relaxed) {
-            tracing::warn!(
+    /// Ends the groups of this store, and says so once. Returns true at the first call.
+    fn end(&self, why: &EndOfGroups) -> bool {
+        if self.off.swap(true, Relaxed) {
+            return false;
+        }
+        match why {
+            EndOfGroups::Denied => tracing::warn!(
                 table = self.table,
                 needs = "dynamodb:PartiQLInsert and dynamodb:PartiQLUpdate",
-                "DynamoDB denied access to a group of writes: grouping is off until this process ends"
-            );
+                "DynamoDB denied access to a batch of writes: each write is sent alone until this process ends"
+            ),
+            EndOfGroups::UnknownAnswer(answer) => tracing::warn!(
+                table = self.table,
+                answer = &**answer,
+                "DynamoDB answered a batch of writes in an unknown way: each write is sent alone until this process ends"
+            ),
         }
+        true
     }
 }
 
 impl Queue {
-    /// Takes the next group, of distinct keys. Claims stay in the queue if only a place of another
-    /// request is free.
-    fn next(&mut self, place: Request) -> Option<Vec<Call>> {
+    /// Takes the next group, of distinct keys. Claims stay in the queue if only places for other
+    /// requests are free.
+    fn next(&mut self, place: Request, most: usize) -> Option<Vec<Call>> {
         let mut group: Vec<Call> = Vec::new();
         let mut left = VecDeque::new();
         while let Some(call) = self.0.pop_front() {
-            if group.len() == MAX_STATEMENTS {
+            if group.len() == most {
                 self.0.push_front(call);
                 break;
             }
@@ -343,6 +389,8 @@ impl Queue {
 
 #[cfg(test)]
 mod tests {
+    use sqs_once_core::meter::Meter;
+
     use super::*;
 
     fn groups() -> Groups {
@@ -355,14 +403,14 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn wait_is_at_most_half_of_the_time_left() {
-        assert_eq!(wait(), MAX_WAIT);
+        assert_eq!(wait(&RequestContext::default()), MAX_WAIT);
         for (left, expected) in [
             (MAX_WAIT / 2, MAX_WAIT / 4),
             (10 * MAX_WAIT, MAX_WAIT),
             (Duration::ZERO, Duration::ZERO),
         ] {
-            let waited = deadline::until(Instant::now() + left, async { wait() });
-            assert_eq!(waited.await.unwrap(), expected);
+            let context = RequestContext::until(Instant::now() + left, &Meter::default());
+            assert_eq!(wait(&context), expected);
         }
     }
 
@@ -391,7 +439,7 @@ mod tests {
             .map(|key| call(&mut queue, Request::Claim, key))
             .collect();
         drop(callers.remove(3));
-        let mut next = || keys(queue.next(Request::Claim));
+        let mut next = || keys(queue.next(Request::Claim, MAX_STATEMENTS));
         assert_eq!(next().unwrap(), ["a", "b"]);
         assert_eq!(next().unwrap(), ["a", "b"]);
         assert_eq!(next().unwrap(), ["a"]);
@@ -403,9 +451,15 @@ mod tests {
         let mut queue = Queue::default();
         let _claim = call(&mut queue, Request::Claim, "a");
         let _settlement = call(&mut queue, Request::Other, "b");
-        assert_eq!(keys(queue.next(Request::Other)).unwrap(), ["b"]);
-        assert_eq!(keys(queue.next(Request::Other)), None);
-        assert_eq!(keys(queue.next(Request::Claim)).unwrap(), ["a"]);
+        assert_eq!(
+            keys(queue.next(Request::Other, MAX_STATEMENTS)).unwrap(),
+            ["b"]
+        );
+        assert_eq!(keys(queue.next(Request::Other, MAX_STATEMENTS)), None);
+        assert_eq!(
+            keys(queue.next(Request::Claim, MAX_STATEMENTS)).unwrap(),
+            ["a"]
+        );
     }
 
     #[tokio::test]
@@ -428,6 +482,18 @@ mod tests {
         assert!(shared.next_group(MOST_FOR_PART).is_none());
         let (_, group) = shared.next_group(usize::MAX).unwrap();
         assert_eq!(keys(Some(group)).unwrap(), numbers[25..]);
+    }
+
+    #[tokio::test]
+    async fn calls_that_wait_at_the_end_of_groups_go_alone() {
+        let Groups(shared) = groups();
+        let _callers = ["a", "b"].map(|key| call(&mut shared.queue(), Request::Other, key));
+        assert!(shared.end(&EndOfGroups::Denied));
+        for key in ["a", "b"] {
+            let (_place, group) = shared.next_group(MOST_FOR_PART).unwrap();
+            assert_eq!(keys(Some(group)).unwrap(), [key]);
+        }
+        assert!(shared.next_group(MOST_FOR_PART).is_none());
     }
 
     #[tokio::test(start_paused = true)]

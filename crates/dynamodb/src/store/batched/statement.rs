@@ -1,6 +1,6 @@
 //! PartiQL twins of a claim over nothing, and of the two settlements that end most claims.
 //!
-//! Each statement makes the write of its ordinary request in `expressions.rs`, on the same or a
+//! Each statement makes the write of its ordinary request in `expressions`, on the same or a
 //! stricter condition.
 
 use aws_sdk_dynamodb::types::{
@@ -11,8 +11,9 @@ use crate::{
     item::{Item, number, string},
     store::{
         expressions::REMOVED_BY_COMPLETION,
+        field::Field,
         item::{millis, result_field},
-        layout::{Field, Layout},
+        layout::Layout,
     },
 };
 use sqs_once_core::protocol::{Fence, Settlement, Timestamp};
@@ -65,7 +66,7 @@ impl Statement {
         self.push(" = set_add(", name, ", ?)", set);
     }
 
-    /// Sets the status FAILED, as `expressions.rs` does.
+    /// Sets the status FAILED, as `expressions` does.
     fn set_failed(&mut self, layout: &Layout) {
         self.set(layout, Field::Status, string(&*layout.words.failed));
         if layout.words.failed_is_in_progress() {

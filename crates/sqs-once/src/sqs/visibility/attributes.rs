@@ -19,7 +19,7 @@ use tokio::{
 
 use super::queues::{Bound, CallError, Queues, lock};
 
-/// Time after which the attributes are read again: a redrive policy may change.
+/// How often the attributes are read again, because a redrive policy may change.
 const VALID: Duration = Duration::from_secs(60 * 60);
 /// Pause after SQS refused to return the attributes.
 const REFUSED: Duration = Duration::from_secs(5 * 60);
@@ -232,10 +232,10 @@ impl Facts {
                 Some(policy["deadLetterTargetArn"].as_str()?.to_owned())
             }
         };
-        let retention = retention.and_then(|seconds| seconds.parse().ok());
+        let seconds = retention.and_then(|text| text.parse().ok());
         Some(Self {
             dead_letter_queue,
-            retention: retention.map(Duration::from_secs),
+            retention: seconds.map(Duration::from_secs),
         })
     }
 }

@@ -24,9 +24,9 @@ use crate::{
     once::Outcome,
     protocol::{Fingerprint, Key},
     sqs::{
-        identity::ORIGINAL_DEDUPLICATION_ID,
+        key_source::ORIGINAL_DEDUPLICATION_ID,
         message::{Message, MessageId},
-        processed::Processed,
+        message_outcome::MessageOutcome,
     },
 };
 
@@ -74,18 +74,14 @@ enum NoCopy {
 impl DeadLetters<'_> {
     /// Copies each message to the dead-letter queue of its own queue, once for each id. Returns the
     /// ids whose copies SQS confirmed: only these messages may be deleted.
-    pub(super) async fn send<'a>(
-        &self,
-        failed: Vec<(&'a Message, &'a Processed)>,
-    ) -> HashSet<&'a MessageId> {
+    pub(super) async fn send<'a>(&self, failed: &[&MessageOutcome<'a>]) -> HashSet<&'a MessageId> {
         let mut seen = HashSet::new();
         let mut of_queue: BTreeMap<&str, Vec<_>> = BTreeMap::new();
-        for (message, processed) in failed {
-            if let Some(receipt) = message.receipt()
-                && seen.insert(message.id())
+        for &of in failed {
+            if let Some(receipt) = of.message.receipt()
+                && seen.insert(of.message_id)
             {
-                let of_queue = of_queue.entry(receipt.queue_arn).or_default();
-                of_queue.push((message, processed));
+                of_queue.entry(receipt.queue_arn).or_default().push(of);
             }
         }
         let mut confirmed = HashSet::new();
@@ -114,7 +110,7 @@ impl DeadLetters<'_> {
     async fn send_of<'a>(
         &self,
         arn: &str,
-        failed: &[(&'a Message, &'a Processed)],
+        failed: &[&MessageOutcome<'a>],
         confirmed: &mut HashSet<&'a MessageId>,
     ) -> Result<(), CallError> {
         // A refused read and a queue without a dead-letter queue were warned of when they were read.
@@ -129,11 +125,11 @@ impl DeadLetters<'_> {
         let bound = Bound::Until(self.until);
         let queue = self.queues.queue(dead_letter_queue, bound).await?;
         let mut copies = Vec::new();
-        for (message, processed) in failed {
-            match MessageCopy::of(message, processed) {
+        for of in failed {
+            match MessageCopy::of(of.message, of.outcome) {
                 Ok(copy) => copies.push(copy),
                 Err(why) => tracing::warn!(
-                    message_id = message.id().as_str(),
+                    message_id = of.message_id,
                     %why,
                     "the message is reported as failed: no copy of it can be sent to the dead-letter queue"
                 ),
@@ -188,7 +184,7 @@ impl DeadLetters<'_> {
 }
 
 impl<'a> MessageCopy<'a> {
-    fn of(message: &'a Message, processed: &Processed) -> Result<Self, NoCopy> {
+    fn of(message: &'a Message, outcome: &Outcome) -> Result<Self, NoCopy> {
         let body = message.sent_body().ok_or(NoCopy::NoBody)?;
         let sent = message.delivery().facts();
         let mut attributes = message.sent_attributes().clone();
@@ -200,8 +196,8 @@ impl<'a> MessageCopy<'a> {
                 attributes.insert(name.to_owned(), text(value));
             }
         };
-        set(REASON, processed.outcome().name());
-        set(ERROR, &error(processed));
+        set(REASON, outcome.name());
+        set(ERROR, &error(outcome));
         if let Some(key) = message.key() {
             set(KEY, &printable(key));
         }
@@ -221,19 +217,23 @@ impl<'a> MessageCopy<'a> {
         if bytes > MAX_BYTES {
             return Err(NoCopy::TooLarge(bytes));
         }
-        let values = attributes.into_iter();
-        let values = values.filter_map(|(name, attribute)| Some((name, value(attribute)?)));
+        let values = attributes
+            .into_iter()
+            .filter_map(|(name, attribute)| Some((name, value(attribute)?)))
+            .collect();
         let mut entry = Entry::builder()
             .message_body(body)
-            .set_message_attributes(Some(values.collect()));
+            .set_message_attributes(Some(values));
         // As SQS itself does when it moves a message. A standard queue has groups too, for fairness.
         entry = entry.set_message_group_id(sent.group_id.clone());
         if message.fifo_group().is_some() {
             entry = entry.message_deduplication_id(message.id().as_str());
         }
         if let Some(trace) = &sent.trace_header {
-            let header = MessageSystemAttributeValue::builder().data_type("String");
-            let header = header.string_value(trace).build();
+            let header = MessageSystemAttributeValue::builder()
+                .data_type("String")
+                .string_value(trace)
+                .build();
             let name = MessageSystemAttributeNameForSends::AwsTraceHeader;
             entry = entry.set_message_system_attributes(header.ok().map(|it| [(name, it)].into()));
         }
@@ -262,15 +262,15 @@ fn calls(copies: Vec<MessageCopy<'_>>) -> Vec<Vec<MessageCopy<'_>>> {
 }
 
 /// The stored error where there is one, in characters that SQS takes.
-fn error(processed: &Processed) -> String {
-    let error = match processed.outcome() {
+fn error(outcome: &Outcome) -> String {
+    let text = match outcome {
         Outcome::PermanentFailure(error)
         | Outcome::FailedBefore(error)
         | Outcome::Crashed(error) => error.clone(),
         outcome => outcome.to_string(),
     };
     let allowed = |char| if is_allowed(char) { char } else { '\u{fffd}' };
-    let mut error: String = error.chars().map(allowed).collect();
+    let mut error: String = text.chars().map(allowed).collect();
     error.truncate(error.floor_char_boundary(MAX_ERROR_BYTES));
     error
 }

@@ -5,10 +5,7 @@ use std::{collections::HashMap, time::Duration};
 use crate::{
     once::{Outcome, Retry},
     protocol::Timestamp,
-    sqs::{
-        message::{Message, MessageId},
-        processed::Processed,
-    },
+    sqs::{message::MessageId, message_outcome::MessageOutcome},
 };
 
 /// SQS hides a message for 12 hours from its *receive* at most, and refuses a longer timeout. A
@@ -89,9 +86,8 @@ pub(super) struct Rule {
 
 impl Rule {
     /// The visibility timeout in seconds; `None` leaves it to the queue.
-    pub(super) fn seconds(&self, processed: &Processed, receive: Receive) -> Option<u16> {
+    pub(super) fn seconds(&self, outcome: &Outcome, receive: Receive) -> Option<u16> {
         let backoff = || self.backoff.seconds(receive.count, self.jitter);
-        let outcome = processed.outcome();
         let seconds = match outcome.retry() {
             Retry::Never if outcome.is_success() => return None,
             Retry::Never if receive.has_dead_letter_queue && receive.count <= QUICK_RECEIVES => 0,
@@ -119,12 +115,13 @@ impl Rule {
     /// The changes for a batch.
     pub(super) fn plan<'a>(
         &self,
-        batch: &[(&'a Message, &Processed)],
+        batch: &[MessageOutcome<'a>],
         has_dead_letter_queue: impl Fn(&str) -> bool,
     ) -> Vec<TimeoutChange<'a>> {
         let mut changes = Vec::new();
         let mut of_group = HashMap::new();
-        for &(message, processed) in batch {
+        for of in batch {
+            let message = of.message;
             let (group, receipt) = (message.fifo_group(), message.receipt());
             let receive = Receive {
                 count: message.receive_count(),
@@ -133,11 +130,13 @@ impl Rule {
                     .is_some_and(|receipt| has_dead_letter_queue(receipt.queue_arn)),
                 ahead: group.and_then(|group| of_group.get(group)).copied(),
             };
-            let wait = self.seconds(processed, receive);
+            let wait = self.seconds(of.outcome, receive);
             if let (Some(group), Some(wait)) = (group, wait) {
                 of_group.insert(group, wait);
             }
-            if let (Some(seconds), Some(receipt)) = (wait, receipt) {
+            if let (Some(seconds), Some(receipt)) = (wait, receipt)
+                && !of.dead_lettered
+            {
                 changes.push(TimeoutChange {
                     message_id: message.id(),
                     queue_arn: receipt.queue_arn,
@@ -199,35 +198,31 @@ mod tests {
         }
     }
 
-    fn range_of(processed: &Processed, receive: Receive) -> Option<(u16, u16)> {
-        let with = |jitter| rule(BACKOFF, jitter).seconds(processed, receive);
+    fn range_of(outcome: &Outcome, receive: Receive) -> Option<(u16, u16)> {
+        let with = |jitter| rule(BACKOFF, jitter).seconds(outcome, receive);
         with(least).zip(with(most))
     }
 
-    fn range(processed: &Processed, count: u32) -> Option<(u16, u16)> {
-        range_of(processed, Receive::of_standard_queue(count))
+    fn range(outcome: &Outcome, count: u32) -> Option<(u16, u16)> {
+        range_of(outcome, Receive::of_standard_queue(count))
     }
 
-    fn ran(outcome: Outcome) -> Processed {
-        outcome.into()
-    }
-
-    fn conflict(lease_until: u64) -> Processed {
-        ran(Outcome::Conflict {
+    fn conflict(lease_until: u64) -> Outcome {
+        Outcome::Conflict {
             owner: Some(Owner::fresh()),
             lease_until: Timestamp::from_millis(lease_until),
-        })
+        }
     }
 
-    fn retryable() -> Processed {
-        ran(Outcome::RetryableFailure("busy".into()))
+    fn retryable() -> Outcome {
+        Outcome::RetryableFailure("busy".into())
     }
 
     #[test]
     fn open_circuit_waits_for_backoff_and_next_probe() {
         let circuit_open = |in_ms| {
             let next_probe = NOW + Duration::from_millis(in_ms);
-            ran(Outcome::CircuitOpen { next_probe })
+            Outcome::CircuitOpen { next_probe }
         };
         assert_eq!(range(&circuit_open(0), 3), range(&retryable(), 3));
         assert_eq!(range(&circuit_open(59_001), 1), Some((60, 60)));
@@ -242,23 +237,23 @@ mod tests {
     fn success_keeps_visibility_timeout() {
         let result = || StoredResult::Json("1".into());
         for outcome in [Outcome::Completed(result()), Outcome::Duplicate(result())] {
-            assert_eq!(range(&ran(outcome), 1), None);
+            assert_eq!(range(&outcome, 1), None);
         }
     }
 
-    fn permanent() -> [Processed; 4] {
+    fn permanent() -> [Outcome; 4] {
         [
-            ran(Outcome::PermanentFailure("declined".into())),
-            ran(Outcome::FailedBefore("declined".into())),
-            ran(Outcome::KeyReused),
-            ran(Outcome::Invalid("not JSON".into())),
+            Outcome::PermanentFailure("declined".into()),
+            Outcome::FailedBefore("declined".into()),
+            Outcome::KeyReused,
+            Outcome::Invalid("not JSON".into()),
         ]
     }
 
     #[test]
     fn unstarted_message_is_visible_at_once_and_later_backs_off() {
         for (count, least, most) in [(0, 0, 0), (1, 0, 0), (2, 4, 8), (40, 30, 60)] {
-            let range = range(&ran(Outcome::NotStarted), count);
+            let range = range(&Outcome::NotStarted, count);
             assert_eq!(range, Some((least, most)), "{count}");
         }
     }
@@ -270,7 +265,7 @@ mod tests {
             has_dead_letter_queue,
             ..STANDARD
         };
-        permanent().map(|processed| range_of(&processed, receive).unwrap())
+        permanent().map(|outcome| range_of(&outcome, receive).unwrap())
     }
 
     #[test]
@@ -308,15 +303,15 @@ mod tests {
                 key: "k".into(),
             })
         };
-        for processed in [
+        for outcome in [
             retryable(),
-            ran(Outcome::Panicked),
-            ran(Outcome::OutOfTime),
-            ran(Outcome::LeaseLost),
-            ran(Outcome::CompletionUnrecorded(error())),
-            ran(Outcome::StoreUnavailable(error())),
-            ran(Outcome::CommitUnknown(error())),
-            ran(Outcome::NoEffect("refused".into())),
+            Outcome::Panicked,
+            Outcome::OutOfTime,
+            Outcome::LeaseLost,
+            Outcome::CompletionUnrecorded(error()),
+            Outcome::StoreUnavailable(error()),
+            Outcome::CommitUnknown(error()),
+            Outcome::NoEffect("refused".into()),
         ] {
             for (receive_count, least, most) in [
                 (0, 2, 4),
@@ -329,9 +324,9 @@ mod tests {
                 (u32::MAX, 30, 60),
             ] {
                 assert_eq!(
-                    range(&processed, receive_count),
+                    range(&outcome, receive_count),
                     Some((least, most)),
-                    "{processed:?} {receive_count}"
+                    "{outcome:?} {receive_count}"
                 );
             }
         }
@@ -386,9 +381,9 @@ mod tests {
     fn message_behind_failure_waits_as_long() {
         for (ahead, behind, not_started) in [(Some(7), Some(7), 7), (None, None, 0)] {
             let receive = Receive { ahead, ..STANDARD };
-            let wait = |processed| rule(BACKOFF, least).seconds(&processed, receive);
-            assert_eq!(wait(ran(Outcome::BehindFailure)), behind);
-            assert_eq!(wait(ran(Outcome::NotStarted)), Some(not_started));
+            let wait = |outcome| rule(BACKOFF, least).seconds(&outcome, receive);
+            assert_eq!(wait(Outcome::BehindFailure), behind);
+            assert_eq!(wait(Outcome::NotStarted), Some(not_started));
         }
     }
 }

@@ -5,7 +5,7 @@ use std::{convert::Infallible, pin::pin, time::Duration};
 use futures_util::future::select;
 use tokio::time::{Instant, sleep_until};
 
-use super::{BUDGET, Bound, LONGEST, TimeoutChange, Visibility};
+use super::{BUDGET, Bound, LONGEST, Visibility, delay::TimeoutChange};
 use crate::sqs::{batch::Batch, message::Message};
 
 /// Part of the timeout after which it is extended again. Two more tries fit into the rest.

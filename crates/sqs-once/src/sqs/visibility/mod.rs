@@ -1,6 +1,7 @@
 //! [`Visibility`]: sets the visibility timeouts of failed messages.
 
 mod attributes;
+mod change;
 mod dead_letter;
 mod delay;
 mod extend;
@@ -8,31 +9,19 @@ mod queues;
 #[cfg(test)]
 mod survival;
 
-use std::{
-    collections::{BTreeMap, HashSet},
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
-use aws_sdk_sqs::{Client, types::ChangeMessageVisibilityBatchRequestEntry as Entry};
-use futures_util::{FutureExt as _, StreamExt as _, stream};
+use aws_sdk_sqs::Client;
 use tokio::time::Instant;
 
 use attributes::Attributes;
 use dead_letter::DeadLetters;
-use delay::{Backoff, LONGEST, Rule, TimeoutChange};
-use queues::{Bound, CallError, Queue, Queues, lock};
+use delay::{Backoff, LONGEST, Rule};
+use queues::{Bound, Queues};
 
-use super::{
-    message::{Message, MessageId},
-    processed::Processed,
-};
+use super::{message::Message, message_outcome::MessageOutcome};
 use crate::{protocol::Timestamp, system};
 
-/// Entries of one call, a limit of SQS.
-const PER_CALL: usize = 10;
-/// Calls of one batch at a time.
-const CALLS: usize = 4;
 /// For all of a batch, however much of the invocation is left: one attempt that goes unanswered
 /// ([`crate::aws::config`]) and another.
 const BUDGET: Duration = Duration::from_secs(2);
@@ -212,16 +201,16 @@ impl Visibility {
         }
     }
 
-    /// Sends messages that failed permanently to their dead-letter queue, if that is switched on.
-    /// Returns those whose copies are confirmed, and the number of the others. Leaves half the time
-    /// until `answer`.
-    pub(super) async fn dead_letter_all<'a>(
+    /// Sends messages that failed permanently to their dead-letter queue, if that is switched on, and marks
+    /// those whose copies are confirmed. Returns the number of the others. Leaves half the time until
+    /// `answer`.
+    pub(super) async fn dead_letter_all(
         &self,
-        batch: &[(&'a Message, &'a Processed)],
+        batch: &mut [MessageOutcome<'_>],
         answer: Instant,
-    ) -> (HashSet<&'a MessageId>, usize) {
+    ) -> usize {
         if !self.dead_letter {
-            return (HashSet::new(), 0);
+            return 0;
         }
         let now = Instant::now();
         let dead_letters = DeadLetters {
@@ -230,20 +219,22 @@ impl Visibility {
             until: now + BUDGET.min(answer.saturating_duration_since(now) / 2),
         };
         // Where the mode records no failures, there is nothing to record first.
-        let failed = |(_, processed): &&(_, &Processed)| processed.is_recorded_failure(true);
-        let failed: Vec<_> = batch.iter().filter(failed).copied().collect();
-        let ids: HashSet<_> = failed.iter().map(|(message, _)| message.id()).collect();
-        let confirmed = dead_letters.send(failed).await;
+        let failed = |of: &&MessageOutcome<'_>| of.processed.is_recorded_failure(true);
+        let failed: Vec<_> = batch.iter().filter(failed).collect();
+        let ids: HashSet<_> = failed.iter().map(|of| of.message_id).collect();
+        let confirmed = dead_letters.send(&failed).await;
         let not_sent = ids.len() - confirmed.len();
-        (confirmed, not_sent)
+        for of in batch {
+            of.dead_lettered = confirmed.contains(of.message.id());
+        }
+        not_sent
     }
 
-    /// Changes the visibility timeouts of a batch, but for those that are `gone`, as far as there
-    /// is time until `answer`.
+    /// Changes the visibility timeouts of a batch, but for messages in the dead-letter queue, as far as
+    /// there is time until `answer`.
     pub(super) async fn apply(
         &self,
-        batch: &[(&Message, &Processed)],
-        gone: &HashSet<&MessageId>,
+        batch: &[MessageOutcome<'_>],
         now: Timestamp,
         answer: Instant,
     ) {
@@ -252,104 +243,9 @@ impl Visibility {
             backoff: self.backoff,
             jitter: self.jitter,
         };
-        let mut changes = rule.plan(batch, |arn| self.attributes.may_have_dead_letter_queue(arn));
-        changes.retain(|change| !gone.contains(change.message_id));
+        let changes = rule.plan(batch, |arn| self.attributes.may_have_dead_letter_queue(arn));
         let bound = Bound::Until(answer.min(Instant::now() + BUDGET));
         let outcome = "failed messages come back after the queue's visibility timeout";
         self.change_queues(changes, bound, outcome).await;
-    }
-
-    /// Changes visibility timeouts in each queue. `otherwise` names the consequence of a failure.
-    async fn change_queues(
-        &self,
-        changes: Vec<TimeoutChange<'_>>,
-        bound: Bound,
-        otherwise: &'static str,
-    ) {
-        // An event source mapping sends the messages of one queue; nothing here relies on it.
-        let mut of_queue: BTreeMap<_, Vec<_>> = BTreeMap::new();
-        for change in changes {
-            of_queue.entry(change.queue_arn).or_default().push(change);
-        }
-        for (arn, changes) in of_queue {
-            self.change_all(arn, &changes, bound, otherwise).await;
-        }
-    }
-
-    async fn change_all(
-        &self,
-        arn: &str,
-        changes: &[TimeoutChange<'_>],
-        bound: Bound,
-        otherwise: &'static str,
-    ) {
-        let queue = match self.queues.queue(arn, bound).await {
-            Ok(queue) => queue,
-            Err(error) => return not_changed(arn, changes.len(), &error, otherwise),
-        };
-        let unchanged = Mutex::new((0, None));
-        stream::iter(changes.chunks(PER_CALL))
-            .for_each_concurrent(CALLS, |changes| {
-                let change = self.change(&queue, changes, bound);
-                change.map(|changed| {
-                    if let Err(error) = changed {
-                        let mut unchanged = lock(&unchanged);
-                        unchanged.0 += changes.len();
-                        unchanged.1.get_or_insert(error);
-                    }
-                })
-            })
-            .await;
-        if let (messages, Some(error)) = &*lock(&unchanged) {
-            not_changed(arn, *messages, error, otherwise);
-        }
-    }
-
-    async fn change(
-        &self,
-        queue: &Queue,
-        changes: &[TimeoutChange<'_>],
-        bound: Bound,
-    ) -> Result<(), CallError> {
-        let entries = changes.iter().enumerate().map(|(index, change)| {
-            Entry::builder()
-                .id(index.to_string())
-                .receipt_handle(change.receipt_handle)
-                .visibility_timeout(change.seconds.into())
-                .build()
-        });
-        let entries: Result<_, _> = entries.collect();
-        let call = queue
-            .client
-            .change_message_visibility_batch()
-            .queue_url(&queue.url)
-            .set_entries(Some(entries.map_err(CallError::not_made)?));
-        let permission = "sqs:ChangeMessageVisibility";
-        let answer = (self.queues)
-            .ask(queue, permission, bound, call.send())
-            .await?;
-        for failed in answer.failed() {
-            let change = failed.id().parse::<usize>().ok();
-            let change = change.and_then(|index| changes.get(index));
-            // Without its message, which may quote the receipt handle.
-            tracing::warn!(
-                message_id = change.map(|change| change.message_id.as_str()),
-                code = failed.code(),
-                "the message comes back after the queue's visibility timeout: its visibility could not be changed"
-            );
-        }
-        Ok(())
-    }
-}
-
-fn not_changed(queue: &str, messages: usize, error: &CallError, otherwise: &str) {
-    // The first call that failed was logged.
-    if *error != CallError::Paused {
-        tracing::warn!(
-            queue,
-            messages,
-            %error,
-            "{otherwise}: their visibility could not be changed"
-        );
     }
 }

@@ -14,7 +14,7 @@ use std::{
 use serde_json::json;
 
 use super::delay::{Backoff, Receive, Rule};
-use crate::{once::Outcome, protocol::Timestamp, sqs::processed::Processed, store::StoreError};
+use crate::{once::Outcome, protocol::Timestamp, store::StoreError};
 
 #[path = "../../../../../tests/support/src/template.rs"]
 #[allow(unreachable_pub, reason = "shared with tests/support")]
@@ -42,8 +42,10 @@ fn queue(template: &Template) -> Queue {
             base: duration("CONSUMER_BACKOFF_BASE"),
             cap: duration("CONSUMER_BACKOFF_CAP"),
         },
-        reserve: duration("CONSUMER_DEADLINE_RESERVE"),
-        handlers: variable("CONSUMER_CONCURRENCY").parse().unwrap(),
+        // As `Consumer::new` has it.
+        reserve: Duration::from_millis(500),
+        // The fewest that `auto` can mean.
+        handlers: variable("CONSUMER_CONCURRENCY").parse().unwrap_or(10),
         invocations: template
             .text(&json!({"!Ref": "MaximumConcurrency"}))
             .parse()
@@ -74,14 +76,14 @@ fn most(most: u64) -> u64 {
 }
 
 impl Queue {
-    fn wait(&self, processed: &Processed, count: u32, jitter: fn(u64) -> u64) -> u64 {
+    fn wait(&self, outcome: &Outcome, count: u32, jitter: fn(u64) -> u64) -> u64 {
         let rule = Rule {
             now: Timestamp::default(),
             backoff: self.backoff,
             jitter,
         };
         let receive = Receive::of_standard_queue(count);
-        rule.seconds(processed, receive).unwrap().into()
+        rule.seconds(outcome, receive).unwrap().into()
     }
 
     /// The waits between the receives of a message, each of the cause that gives the shortest.
@@ -99,16 +101,19 @@ impl Queue {
     }
 }
 
-fn retryable() -> Processed {
-    Outcome::RetryableFailure("busy".into()).into()
+fn retryable() -> Outcome {
+    Outcome::RetryableFailure("busy".into())
 }
 
 /// Function timeouts that the template admits.
 fn timeouts() -> Vec<String> {
     let template = Template::with(&[]);
-    let allowed = template.parameter("FunctionTimeout")["AllowedValues"].as_array();
-    let allowed = allowed.unwrap().iter();
-    allowed.map(|timeout| template.text(timeout)).collect()
+    template.parameter("FunctionTimeout")["AllowedValues"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|timeout| template.text(timeout))
+        .collect()
 }
 
 /// Back-offs after the first receive, of which a template may admit some.
@@ -158,10 +163,11 @@ fn way_to_the_dead_letter_queue_lasts_half_a_day() {
 
 #[test]
 fn way_to_the_dead_letter_queue_ends_before_retention() {
-    let window = Template::with(&[]);
-    let window = window.parameter("BatchingWindow")["MaxValue"].as_u64();
-    let counts = (1..=1000).map(|count: u32| count.to_string());
-    let counts: Vec<_> = counts.chain([String::new()]).collect();
+    let window = Template::with(&[]).parameter("BatchingWindow")["MaxValue"].as_u64();
+    let counts: Vec<_> = (1..=1000)
+        .map(|count: u32| count.to_string())
+        .chain([String::new()])
+        .collect();
     let mut template = Template::with(&[]);
     let mut most_receives = Vec::new();
     for timeout in timeouts() {
@@ -326,13 +332,13 @@ impl<'a> Simulation<'a> {
             key: "k".into(),
         };
         let failed = match cause {
-            Cause::StoreSilent => Outcome::StoreUnavailable(Arc::new(silent())).into(),
+            Cause::StoreSilent => Outcome::StoreUnavailable(Arc::new(silent())),
             _ => retryable(),
         };
-        let waits = |processed: &Processed| -> Waits {
+        let waits = |outcome: &Outcome| -> Waits {
             let of = |count| {
-                let shortest = queue.wait(processed, count, least);
-                (shortest, queue.wait(processed, count, most) - shortest)
+                let shortest = queue.wait(outcome, count, least);
+                (shortest, queue.wait(outcome, count, most) - shortest)
             };
             (0..=queue.receives).map(of).collect()
         };
@@ -341,7 +347,7 @@ impl<'a> Simulation<'a> {
             cause,
             batch,
             failed: waits(&failed),
-            not_started: waits(&Outcome::NotStarted.into()),
+            not_started: waits(&Outcome::NotStarted),
             now: 0,
             messages: vec![Message::default(); WAITING],
             visible: (0..WAITING).collect(),
@@ -422,7 +428,7 @@ impl<'a> Simulation<'a> {
         // On a standard queue, the messages with the most receives start first.
         batch.sort_by_key(|message| Reverse(self.messages[*message].receives));
         let stop = self.now + self.queue.timeout * SECOND - millis(self.queue.reserve);
-        let lasts = match self.cause {
+        let trouble = match self.cause {
             Cause::SystemRefuses => 50,
             // The template's handler has 5 seconds, and the function more.
             Cause::SystemHangs => 5 * SECOND,
@@ -430,7 +436,7 @@ impl<'a> Simulation<'a> {
             Cause::StoreSilent => 16 * SECOND,
             Cause::WorkersDie => 0,
         };
-        let lasts = lasts.min(self.queue.timeout * SECOND / 2);
+        let lasts = trouble.min(self.queue.timeout * SECOND / 2);
         let latest_start = stop - lasts.max(HEALTHY);
         let mut places: BinaryHeap<_> = vec![Reverse(self.now); self.queue.handlers].into();
         let (mut failed, mut end) = (Vec::new(), self.now);

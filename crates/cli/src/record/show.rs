@@ -1,0 +1,39 @@
+//! `record show`: prints one record, with its result if asked.
+
+use clap::Args;
+
+use super::{
+    read,
+    view::{Part, View},
+};
+use crate::{
+    output::{End, Error, Format},
+    table::Table,
+};
+
+#[derive(Args, Debug)]
+pub(crate) struct Show {
+    /// The key, as logs show it: payments#order-1.
+    key: String,
+    /// Shows the stored result, also one in S3. It is payload.
+    #[arg(long)]
+    result: bool,
+    #[command(flatten)]
+    table: Table,
+}
+
+impl Show {
+    pub(super) async fn run(self, format: Format) -> Result<End, Error> {
+        let stored = read(&self.table.open().await?, &self.key).await?;
+        let part = match &stored.record {
+            Ok(record) if self.result => Part::output_of(record).await?,
+            _ => Part::Size,
+        };
+        let view = View::of(&stored, &self.table, &part);
+        view.print(format)?;
+        match part {
+            Part::Output(Err(why)) => Err(Error::negative(why)),
+            _ => Ok(End::Done),
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! A record as the commands show it: as text, as a row of a list, and as JSON.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use sqs_once::{
+    protocol::{AttemptEnd, Owner, Record, State, StoredResult, Timestamp},
+    store::{Results, S3Results},
+};
+use sqs_once_core::store::StoredRecord;
+
+use super::OPEN_TRANSACTION;
+use crate::{
+    aws,
+    output::{Error, Format, answer, at, distance, first_line, in_words},
+    table::Table,
+    verdict::Verdict,
+};
+
+/// Longest download of an output from S3: 10 MiB at 3 Mbit/s.
+const MAX_OUTPUT_TIME: Duration = Duration::from_secs(30);
+
+/// The part of an output that is shown.
+#[derive(Debug)]
+pub(super) enum Part {
+    /// A list does not read outputs.
+    Unread,
+    Size,
+    /// The output, or the reason why S3 does not have it.
+    Output(Result<String, String>),
+}
+
+impl Part {
+    pub(super) async fn output_of(record: &Record) -> Result<Self, Error> {
+        let State::Completed { result } = &record.state else {
+            return Ok(Self::Size);
+        };
+        Ok(match result {
+            StoredResult::Json(json) => Self::Output(Ok(json.clone())),
+            StoredResult::InS3(pointer) => {
+                let results =
+                    Results::outside(S3Results::new(&aws::config().await?, &*pointer.bucket));
+                Self::Output(results.read_within(MAX_OUTPUT_TIME, pointer).await)
+            }
+            StoredResult::Omitted(_) => Self::Size,
+        })
+    }
+
+    fn output(&self) -> Option<&str> {
+        match self {
+            Self::Output(Ok(json)) => Some(json),
+            _ => None,
+        }
+    }
+}
+
+/// A record as it is shown.
+pub(super) struct View<'a> {
+    stored: &'a StoredRecord,
+    verdict: Verdict,
+    now: Timestamp,
+    part: &'a Part,
+}
+
+impl<'a> View<'a> {
+    pub(super) fn of(stored: &'a StoredRecord, table: &Table, part: &'a Part) -> Self {
+        let now = Timestamp::now();
+        Self {
+            stored,
+            verdict: Verdict::by(stored, table.after_failure(), now),
+            now,
+            part,
+        }
+    }
+
+    pub(super) fn print(&self, format: Format) -> Result<(), Error> {
+        answer(format, || self.text(), || self.json())
+    }
+
+    /// One line for each change.
+    pub(super) fn print_line(&self, format: Format) -> Result<(), Error> {
+        let text = || {
+            let attempts = self
+                .stored
+                .record
+                .as_ref()
+                .map_or(0, |record| record.attempts);
+            let key = &self.stored.key;
+            format!("{}  {key}  {}  attempt {attempts}", self.now, self.status())
+        };
+        answer(format, text, || self.json())
+    }
+
+    /// Status, and lease or lock.
+    fn status(&self) -> String {
+        match self.stored.locked_by {
+            Some(_) => format!("{}; locked by an open transaction", self.state()),
+            None => self.state(),
+        }
+    }
+
+    fn state(&self) -> String {
+        match &self.stored.record {
+            Err(reason) => format!("unreadable: {reason}"),
+            Ok(record) if record.is_expired(self.now) => {
+                format!(
+                    "{}, past its retention: counts as absent",
+                    record.state.name()
+                )
+            }
+            Ok(record) => match record.state {
+                State::InProgress { lease_until } if lease_until >= self.now => {
+                    let left = in_words(self.now.until(lease_until));
+                    format!("IN_PROGRESS, {left} of the lease left")
+                }
+                State::InProgress { lease_until } => {
+                    let since = in_words(lease_until.until(self.now));
+                    format!("IN_PROGRESS, lease ended {since} ago")
+                }
+                State::Completed { .. } | State::Failed => record.state.name().to_owned(),
+            },
+        }
+    }
+
+    pub(super) fn row(&self) -> [String; 6] {
+        let Ok(record) = &self.stored.record else {
+            let none = String::new;
+            return [
+                self.stored.key.clone(),
+                self.status(),
+                none(),
+                none(),
+                none(),
+                none(),
+            ];
+        };
+        [
+            self.stored.key.clone(),
+            self.status(),
+            record.attempts.to_string(),
+            record
+                .updated_at
+                .map(|time| distance(time, self.now))
+                .unwrap_or_default(),
+            record.message_id.clone().unwrap_or_default(),
+            record.error.as_deref().map(first_line).unwrap_or_default(),
+        ]
+    }
+
+    pub(super) fn text(&self) -> String {
+        let mut lines = vec![("key", self.stored.key.clone()), ("status", self.status())];
+        if let Ok(record) = &self.stored.record {
+            let time = |time: Option<Timestamp>| time.map(|time| at(time, self.now));
+            let mut line = |name, value: Option<String>| {
+                if let Some(value) = value {
+                    lines.push((name, value));
+                }
+            };
+            if let State::InProgress { lease_until } = record.state {
+                line("lease until", time(Some(lease_until)));
+            }
+            line(
+                "locked by",
+                self.stored
+                    .locked_by
+                    .map(|session| format!("PostgreSQL session {session}. {OPEN_TRANSACTION}")),
+            );
+            line("owner", record.owner.as_ref().map(Owner::to_string));
+            line("message", record.message_id.clone());
+            line("attempts", Some(record.attempts.to_string()));
+            line("created", time(record.created_at));
+            line("updated", time(record.updated_at));
+            let kept = Timestamp::from_millis(record.expires_at.saturating_mul(1000));
+            line("kept until", time(Some(kept)));
+            line(
+                "open attempt",
+                record.first_claimed_at.map(|since| {
+                    let since = match since.as_millis() {
+                        0 => "since an unknown time".to_owned(),
+                        _ => format!("since {}", at(since, self.now)),
+                    };
+                    let end = record.last_end.map_or("not recorded", AttemptEnd::name);
+                    format!("{since}; end of the last attempt: {end}; it may have had its effect")
+                }),
+            );
+            line(
+                "died alone",
+                Some(record.exclusive_attempts)
+                    .filter(|count| *count > 0 && record.last_end.is_none())
+                    .map(|count| {
+                        let times = if count == 1 { "time" } else { "times" };
+                        format!("{count} {times}: attempts that ran alone and have no recorded end")
+                    }),
+            );
+            if !record.failed_message_ids.is_empty() {
+                let ids: Vec<_> = record.failed_message_ids.iter().cloned().collect();
+                line("failed for", Some(ids.join(", ")));
+            }
+            line("error", record.error.clone());
+            line("result", self.result_text(record));
+        }
+        let failed = matches!(&self.stored.record, Ok(record) if record.state == State::Failed);
+        let but = match self.verdict {
+            Verdict::Runs if failed => "; a message that failed before finds the stored error",
+            _ => "",
+        };
+        lines.push(("next message", format!("{}{but}", self.verdict.text())));
+        let width = lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+        lines
+            .iter()
+            .map(|(name, value)| format!("{name:width$}  {value}"))
+            .collect::<Vec<_>>()
+            .join("\n")
+    }
+
+    fn result_text(&self, record: &Record) -> Option<String> {
+        let State::Completed { result } = &record.state else {
+            return None;
+        };
+        if let Some(output) = self.part.output() {
+            return Some(output.to_owned());
+        }
+        Some(match result {
+            StoredResult::Json(json) => format!("{} bytes; --result shows it", json.len()),
+            StoredResult::InS3(pointer) => format!(
+                "{} bytes in {pointer}, with the SHA-256 {}; --result reads it",
+                pointer.bytes, pointer.sha256
+            ),
+            StoredResult::Omitted(why) => why.clone(),
+        })
+    }
+
+    pub(super) fn json(&self) -> Value {
+        let key = &self.stored.key;
+        let record = match &self.stored.record {
+            Ok(record) => record,
+            Err(reason) => return json!({"key": key, "unreadable": reason}),
+        };
+        let time = |time: Timestamp| time.to_string();
+        let known = |time: &Timestamp| time.as_millis() > 0;
+        let mut shown = json!({
+            "key": key,
+            "status": record.state.name(),
+            "expired": record.is_expired(self.now),
+            "locked_by_session": self.stored.locked_by,
+            "owner": record.owner.as_ref().map(Owner::as_str),
+            "message_id": record.message_id,
+            "attempts": record.attempts,
+            "created_at": record.created_at.map(time),
+            "updated_at": record.updated_at.map(time),
+            "expires_at": time(Timestamp::from_millis(record.expires_at.saturating_mul(1000))),
+            "open_attempt": record.first_claimed_at.is_some(),
+            "first_claimed_at": record.first_claimed_at.filter(known).map(time),
+            "last_end": record.last_end.map(AttemptEnd::name),
+            "exclusive_attempts": record.exclusive_attempts,
+            "failed_message_ids": record.failed_message_ids,
+            "error": record.error,
+            "next_message": self.verdict.name(),
+        });
+        match &record.state {
+            State::InProgress { lease_until } => {
+                shown["lease_until"] = json!(time(*lease_until));
+                shown["lease_left_s"] = json!(self.now.until(*lease_until).as_secs());
+            }
+            State::Completed { .. } if matches!(self.part, Part::Unread) => {}
+            State::Completed { result } => {
+                match result {
+                    StoredResult::Json(text) => shown["result_bytes"] = json!(text.len()),
+                    StoredResult::InS3(pointer) => {
+                        shown["result_bytes"] = json!(pointer.bytes);
+                        shown["result_in_s3"] = json!(pointer.to_string());
+                        shown["result_sha256"] = json!(pointer.sha256);
+                    }
+                    StoredResult::Omitted(why) => shown["result_omitted"] = json!(why),
+                }
+                match self.part {
+                    // A result that is no JSON is shown as text.
+                    Part::Output(Ok(text)) => {
+                        let value = serde_json::from_str(text).unwrap_or_else(|_| json!(text));
+                        shown["result"] = value;
+                    }
+                    Part::Output(Err(why)) => shown["result_error"] = json!(why),
+                    Part::Unread | Part::Size => {}
+                }
+            }
+            State::Failed => {}
+        }
+        shown
+    }
+}

@@ -1,0 +1,164 @@
+//! The report of a redrive: how each message ended, as text and as JSON.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::Run;
+use crate::{
+    dead_letters::MORE,
+    output::{End, Error, Format, answer, columns, count},
+    verdict::Verdict,
+};
+
+/// How one message of a redrive ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Fate {
+    /// Sent and deleted.
+    Moved,
+    /// An earlier run sent the message, and this run deleted it.
+    Deleted,
+    /// A run sent the message, and SQS has not confirmed the deletion.
+    SentNotDeleted,
+    /// SQS did not answer the send, so the message may have been sent. It stays in the dead-letter queue.
+    Unknown,
+    /// SQS rejected the copy, or the copy cannot be made. The message stays in the dead-letter queue.
+    Refused,
+    /// An earlier message of its FIFO group stays, or the time was up.
+    NotTried,
+}
+
+impl Fate {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Moved => "moved",
+            Self::Deleted => "deleted",
+            Self::SentNotDeleted => "sent_not_deleted",
+            Self::Unknown => "unknown",
+            Self::Refused => "refused",
+            Self::NotTried => "not_tried",
+        }
+    }
+
+    pub(super) const fn text(self) -> &'static str {
+        match self {
+            Self::Moved => "moved",
+            Self::Deleted => "sent by an earlier run; now deleted",
+            Self::SentNotDeleted => {
+                "sent, but not deleted: run the same command again, with the same journal"
+            }
+            Self::Unknown => {
+                "may have been sent, so it stays: look for SqsOnceRedriveOf with its id; to send it again, use another journal"
+            }
+            Self::Refused => "SQS refused the copy, so it stays",
+            Self::NotTried => "not tried, so it stays: run the same command again",
+        }
+    }
+
+    const fn is_left(self) -> bool {
+        !matches!(self, Self::Moved | Self::Deleted)
+    }
+}
+
+/// A selected message.
+pub(super) struct Selected {
+    pub(super) key: Option<String>,
+    pub(super) verdict: Verdict,
+    pub(super) fate: Fate,
+}
+
+/// How the messages of a redrive ended, and counts of them.
+#[derive(Default)]
+pub(super) struct Report {
+    /// By message id.
+    pub(super) ends: BTreeMap<String, Selected>,
+    /// The first error that left a message.
+    pub(super) error: Option<String>,
+    /// A round ended before the queue was empty.
+    pub(super) more: bool,
+}
+
+impl Report {
+    pub(super) fn is_left(&self, message: &str) -> bool {
+        self.ends
+            .get(message)
+            .is_none_or(|selected| selected.fate.is_left())
+    }
+
+    fn count(&self) -> BTreeMap<(Fate, Verdict), usize> {
+        let mut counts = BTreeMap::new();
+        for selected in self.ends.values() {
+            *counts.entry((selected.fate, selected.verdict)).or_default() += 1;
+        }
+        counts
+    }
+}
+
+impl Run<'_> {
+    pub(super) fn end(&self, format: Format) -> Result<End, Error> {
+        let ends = &self.report.ends;
+        let named = self.with.message.iter();
+        let absent: Vec<_> = named.filter(|id| !ends.contains_key(*id)).collect();
+        let text = || {
+            if ends.is_empty() {
+                let received = count(self.received, "message");
+                return format!("{received} received, and none selected.");
+            }
+            if self.with.dry_run {
+                let rows = ends.iter().map(|(id, selected)| {
+                    let key = selected.key.clone().unwrap_or_default();
+                    [id.clone(), key, selected.verdict.text().to_owned()]
+                });
+                let messages = columns(["MESSAGE", "KEY", "WHEN MOVED"], rows);
+                return format!(
+                    "{messages}\n\n{}{} would be moved.",
+                    count(ends.len(), "message"),
+                    self.rest_of_groups(),
+                );
+            }
+            let counts = self.report.count().into_iter();
+            let rows = counts.map(|((fate, verdict), count)| {
+                let (fate, verdict) = (fate.text().to_owned(), verdict.text().to_owned());
+                [count.to_string(), fate, verdict]
+            });
+            columns(["MESSAGES", "END", "WHEN MOVED"], rows)
+        };
+        let json = || {
+            let messages: Vec<Value> = ends
+                .iter()
+                .map(|(id, selected)| {
+                    json!({
+                        "message_id": id,
+                        "key": selected.key,
+                        "end": selected.fate.name(),
+                        "when_moved": selected.verdict.name(),
+                    })
+                })
+                .collect();
+            let (from, to) = (&self.from.url, &self.to.url);
+            json!({
+                "from": from,
+                "to": to,
+                "dry_run": self.with.dry_run,
+                "messages": messages,
+                "not_found": absent,
+                "more": self.report.more,
+            })
+        };
+        answer(format, text, json)?;
+        if let Some(error) = &self.report.error {
+            eprintln!("sqs-once: {error}");
+        }
+        for id in &absent {
+            eprintln!("sqs-once: message {id} was not received: another receiver may hide it");
+        }
+        let left = !self.with.dry_run && ends.values().any(|selected| selected.fate.is_left());
+        // Messages that are named were all looked for.
+        let more = self.report.more && (self.with.all || !self.with.reason.is_empty());
+        if more {
+            eprintln!("sqs-once: {MORE}");
+        }
+        let done = absent.is_empty() && !left && !more && self.report.error.is_none();
+        Ok(if done { End::Done } else { End::NotDone })
+    }
+}

@@ -1,0 +1,211 @@
+//! Promises about claims: the ones that are admitted, and the record that each returns.
+
+use super::requests::{
+    NOW, SECOND, applied, before, claim, end_lease, fail, fail_message, kept, refused, request,
+    settle, states,
+};
+use crate::{
+    protocol::{
+        AfterFailure, ClaimRequest, Fingerprint, Settlement, decision::may_claim,
+        record::MAX_FAILED_MESSAGES,
+    },
+    store::{ClaimAnswer, Store},
+};
+
+/// A claim of a new key is applied, and its record is the one that the claim describes.
+pub async fn new_key_is_claimed_and_recorded(store: &impl Store) {
+    let mine = request("key", "m-1");
+    assert_eq!(applied(claim(store, &mine).await), None);
+    assert_eq!(kept(store, "key", "m-1").await, mine.record(None));
+
+    let unprinted = ClaimRequest {
+        fingerprint: None,
+        ..request("unprinted", "m-2")
+    };
+    assert_eq!(applied(claim(store, &unprinted).await), None);
+    assert_eq!(
+        kept(store, "unprinted", "m-2").await,
+        unprinted.record(None)
+    );
+}
+
+/// A refused claim returns the record that refused it.
+pub async fn refused_claim_returns_record(store: &impl Store) {
+    let (first, second) = (request("key", "m-1"), request("key", "m-1"));
+    let _ = claim(store, &first).await;
+    assert_eq!(refused(claim(store, &second).await), first.record(None));
+    // The SDK's second try after a lost response gets the same answer.
+    assert_eq!(refused(claim(store, &first).await), first.record(None));
+}
+
+/// No fingerprint, and fingerprints with and without a scheme.
+fn fingerprints() -> [Option<Fingerprint>; 7] {
+    let print = |payload: &str, scheme: Option<&str>| {
+        Some(Fingerprint::of(payload.as_bytes()).with_scheme(scheme.map(str::to_owned)))
+    };
+    [
+        None,
+        print("payload", None),
+        print("payload", Some("body")),
+        print("payload", Some("parts")),
+        print("other", None),
+        print("other", Some("body")),
+        print("other", Some("parts")),
+    ]
+}
+
+/// Every kind of claim for a key that `m-1` has claimed.
+fn claimants() -> Vec<ClaimRequest> {
+    let mut claimants = Vec::new();
+    for fingerprint in fingerprints() {
+        // The scheme decides about takeovers alone, so one message tries each.
+        let has_scheme = (fingerprint.as_ref()).is_some_and(|print| print.scheme().is_some());
+        for message_id in ["m-1", "m-2"] {
+            for after_failure in [AfterFailure::Retry, AfterFailure::Replay] {
+                if has_scheme && (message_id, after_failure) != ("m-1", AfterFailure::Retry) {
+                    continue;
+                }
+                claimants.push(ClaimRequest {
+                    fingerprint: fingerprint.clone(),
+                    after_failure,
+                    ..request("key", message_id)
+                });
+            }
+        }
+    }
+    claimants
+}
+
+/// A claim is admitted exactly where [`may_claim`] admits it: every state of a record, on each side
+/// of every bound.
+pub async fn claim_admission_follows_rules(store: &impl Store) {
+    let mut tried = 0;
+    for (settlement, lease_until) in states() {
+        for expires_at in [NOW.as_secs() - 1, NOW.as_secs(), NOW.as_secs() + 1] {
+            for fingerprint in fingerprints().into_iter().take(3) {
+                for asker in claimants() {
+                    tried += 1;
+                    let theirs = ClaimRequest {
+                        fingerprint: fingerprint.clone(),
+                        lease_until,
+                        expires_at,
+                        ..request(&tried.to_string(), "m-1")
+                    };
+                    let _ = claim(store, &theirs).await;
+                    let mut record = theirs.record(None);
+                    if let Some(settlement) = settlement.clone().map(|s| expiring(s, expires_at)) {
+                        let _ = settle(store, &theirs, &settlement).await;
+                        record = settlement.apply(&record, NOW + SECOND).unwrap();
+                    }
+                    let mine = ClaimRequest {
+                        key: theirs.key,
+                        ..asker
+                    };
+                    let (wanted, left) = if may_claim(Some(&record), &mine) {
+                        let replaced = Some(record).filter(|record| !record.is_expired(NOW));
+                        let left = mine.record(replaced.as_ref());
+                        (ClaimAnswer::Applied { replaced }, left)
+                    } else {
+                        (ClaimAnswer::Refused(record.clone()), record)
+                    };
+                    assert_eq!(claim(store, &mine).await, wanted, "for {mine:?}");
+                    let part = tried.to_string();
+                    assert_eq!(kept(store, &part, "m-1").await, left, "after {mine:?}");
+                }
+            }
+        }
+    }
+    assert_eq!(tried, 15 * 3 * 3 * 16);
+}
+
+fn expiring(settlement: Settlement, at: u64) -> Settlement {
+    match settlement {
+        Settlement::Complete { result, .. } => Settlement::Complete {
+            result,
+            expires_at: at,
+        },
+        Settlement::Fail { error, .. } => Settlement::fail(error, "m-1", true, at),
+        other => other,
+    }
+}
+
+/// A takeover returns the record that it replaced.
+pub async fn takeover_returns_replaced_record(store: &impl Store) {
+    let dead = ClaimRequest {
+        lease_until: before(NOW, 1),
+        ..request("key", "m-1")
+    };
+    let _ = claim(store, &dead).await;
+    let mine = request("key", "m-1");
+    assert_eq!(applied(claim(store, &mine).await), Some(dead.record(None)));
+    let record = mine.record(Some(&dead.record(None)));
+    assert_eq!(kept(store, "key", "m-1").await, record);
+}
+
+/// A record remembers each message that failed under its key, up to the limit, and admits none of
+/// them again.
+pub async fn failed_messages_are_never_admitted_again(store: &impl Store) {
+    for n in 0..MAX_FAILED_MESSAGES {
+        let message_id = format!("m-{n}");
+        let mine = request("key", &message_id);
+        applied(claim(store, &mine).await);
+        let wanted = fail_message(&format!("error {n}"), &message_id);
+        let _ = settle(store, &mine, &wanted).await;
+        for m in 0..=n {
+            let again = claim(store, &request("key", &format!("m-{m}"))).await;
+            assert_eq!(refused(again).failed_message_ids.len(), n + 1);
+        }
+    }
+    let record = refused(claim(store, &request("key", "another")).await);
+    assert_eq!(record.error.as_deref(), Some("error 19"));
+
+    // The failed message is also refused while another message is in progress, and after that
+    // message's lease.
+    let first = request("two", "m-1");
+    let _ = claim(store, &first).await;
+    let _ = settle(store, &first, &fail("declined")).await;
+    let second = request("two", "m-2");
+    let replaced = applied(claim(store, &second).await);
+    assert_eq!(replaced.unwrap().failed_message_ids.len(), 1);
+    let _ = settle(store, &second, &end_lease()).await;
+    let later = ClaimRequest {
+        now: NOW + 2 * SECOND,
+        ..request("two", "m-1")
+    };
+    let record = refused(claim(store, &later).await);
+    assert_eq!(record.error.as_deref(), Some("declined"));
+}
+
+/// Of concurrent claims, one is admitted.
+pub async fn concurrent_claims_admit_one(store: &impl Store) {
+    for round in 0..20 {
+        let requests: Vec<_> = (0..8).map(|_| request(&round.to_string(), "m-1")).collect();
+        let claims = requests.iter().map(|request| claim(store, request));
+        let answers = futures_util::future::join_all(claims).await;
+        let admitted = answers
+            .iter()
+            .filter(|answer| matches!(answer, ClaimAnswer::Applied { .. }));
+        assert_eq!(admitted.count(), 1);
+    }
+}
+
+/// Keys with special characters are distinct.
+pub async fn keys_with_special_characters_are_distinct(store: &impl Store) {
+    let long = "x".repeat(4096);
+    let parts = [
+        "a",
+        "A",
+        "a ",
+        "a#",
+        "a\\",
+        "é",
+        "e\u{301}",
+        "\0",
+        "\u{10ffff}",
+        &long,
+    ];
+    for part in parts {
+        let mine = request(part, "m-1");
+        assert_eq!(applied(claim(store, &mine).await), None, "{part:?}");
+    }
+}

@@ -1,0 +1,195 @@
+//! [`Once`], the claim mode, and its settings.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{health::Health, lease::LeaseTerms, records::Records, turns::Turns};
+use crate::{
+    handler::Stored,
+    protocol::{AfterFailure, StoredResult, Timestamp, isolation::CrashWaits},
+    store::{Results, Store},
+};
+
+/// Claim mode: runs each operation once, with its record in a [`Store`].
+///
+/// For effects outside DynamoDB, and for DynamoDB writes that commit together with the completion.
+///
+/// ```text
+/// attempt 1  claim ──── handler ──────── cut off at the deadline, or crashed
+///            |<────────────── lease ───────────────>|
+/// attempt 2       claim: conflict                     claim: takeover, attempt is informed
+/// attempt 3                                                             claim: duplicate
+/// ```
+///
+/// ```
+/// use std::time::Duration;
+/// use sqs_once::{Once, store::MemoryStore};
+///
+/// let once = Once::new(MemoryStore::default())
+///     .retention(Duration::from_secs(7 * 24 * 3600))
+///     .lease_margin(Duration::from_secs(2));
+/// ```
+///
+/// The [module documentation](crate::once) shows a complete run.
+#[derive(Clone, Debug)]
+pub struct Once<S> {
+    /// Store, place of outputs, retention and clock.
+    pub records: Records<S>,
+    pub(super) lease: LeaseTerms,
+    pub(super) health: Arc<Health>,
+    pub(super) crash_waits: CrashWaits,
+    pub(super) turns: Turns,
+}
+
+impl<S: Store> Once<S> {
+    /// Creates a claim mode with records in `store`.
+    ///
+    /// The [retention](Self::retention) is 20 days and the [lease margin](Self::lease_margin) one
+    /// second.
+    #[must_use]
+    pub fn new(store: S) -> Self {
+        Self {
+            records: Records {
+                store,
+                results: Results::inline(),
+                retention: Duration::from_secs(20 * 24 * 60 * 60),
+                after_failure: AfterFailure::default(),
+                clock: Timestamp::now,
+                outbox: None,
+            },
+            lease: LeaseTerms {
+                margin: Duration::from_secs(1),
+                heartbeat: None,
+            },
+            health: Arc::default(),
+            crash_waits: CrashWaits::default(),
+            turns: Turns::default(),
+        }
+    }
+
+    /// Sets the retention of records.
+    ///
+    /// A message that arrives after the retention runs again. Choose a longer time than the message
+    /// retention periods of the queue and its dead-letter queue together. The default of 20 days
+    /// suits 4 days in the queue and 14 days in the dead-letter queue, and adds 2 days.
+    #[must_use]
+    pub fn retention(mut self, retention: Duration) -> Self {
+        self.records.retention = retention;
+        self
+    }
+
+    /// Sets the time by which a lease outlasts the invocation. Choose at least the difference that
+    /// two workers' clocks may have.
+    #[must_use]
+    pub fn lease_margin(mut self, lease_margin: Duration) -> Self {
+        self.lease.margin = lease_margin;
+        self
+    }
+
+    /// Sets the length of leases, which the worker renews while the handler runs. `None`, the
+    /// default: a lease ends with the invocation, and is never renewed.
+    ///
+    /// For workers whose invocations are long, and for programs outside of Lambda. After a crash or a
+    /// freeze, another worker can take over when the lease ends, and need not wait for the deadline of
+    /// the invocation. A Lambda function of at most 15 minutes needs no heartbeat.
+    ///
+    /// The worker renews the lease after a third of its length, with one write each time. It drops the
+    /// handler if another worker took over ([`Outcome::LeaseLost`](super::Outcome::LeaseLost)), or if
+    /// DynamoDB does not answer before the lease ends
+    /// ([`Outcome::OutOfTime`](super::Outcome::OutOfTime)). A handler that blocks its thread stops the
+    /// renewals too. Leases are not renewed while the worker records the outcome. Choose a length of
+    /// several seconds, and at least three times the longest pause of the handler's thread.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use sqs_once::{Once, store::MemoryStore};
+    ///
+    /// let once = Once::new(MemoryStore::default()).heartbeat(Duration::from_secs(30));
+    /// ```
+    #[must_use]
+    pub fn heartbeat(mut self, length: impl Into<Option<Duration>>) -> Self {
+        self.lease.heartbeat = length.into();
+        self
+    }
+
+    /// Sets how long a message rests after each death of its process while its handler ran alone. By
+    /// default 20 minutes, 2 hours and 10 hours. [`CrashWaits::off`]: no message runs alone.
+    ///
+    /// A handler that ends its process (out of memory, stack overflow, a block until Lambda's timeout)
+    /// takes other messages with it. So a message whose last attempt has no recorded end runs while no
+    /// other handler of this value and its clones runs. After one death more than there are waits, the
+    /// outcome is [`Outcome::Crashed`](super::Outcome::Crashed).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use sqs_once::{Once, protocol::isolation::CrashWaits, store::MemoryStore};
+    ///
+    /// let minute = Duration::from_secs(60);
+    /// let once = Once::new(MemoryStore::default()).crash_waits(CrashWaits::new([minute, 10 * minute]));
+    /// ```
+    #[must_use]
+    pub fn crash_waits(mut self, crash_waits: CrashWaits) -> Self {
+        self.crash_waits = crash_waits;
+        self
+    }
+
+    /// Sets the place of outputs, by default the record ([`Results::inline`]).
+    #[must_use]
+    pub fn results(mut self, results: Results) -> Self {
+        self.records.results = results;
+        self
+    }
+
+    /// Returns the output of an operation that [`run`](Self::run) completed, now or before.
+    ///
+    /// Reads nothing yet: an output in S3 is read by [`Stored::output`].
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use sqs_once::{Deadline, Once, Operation, Outcome};
+    /// # use sqs_once::protocol::{Key, Namespace, Timestamp};
+    /// # use sqs_once::store::MemoryStore;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let key = Key::new(&Namespace::new("payments")?, ["order-1"])?;
+    /// # let deadline = Deadline::after(Timestamp::now(), Duration::from_secs(30), Duration::ZERO);
+    /// # let operation = Operation::new(key, None, "request-1", deadline);
+    /// let once = Once::new(MemoryStore::default());
+    /// let outcome = once.run(operation, |_attempt| async { Ok(17) }).await;
+    /// if let Outcome::Completed(result) | Outcome::Duplicate(result) = outcome {
+    ///     assert!(matches!(once.stored::<u64>(result).output().await, Ok(Some(17))));
+    /// }
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn stored<O>(&self, result: StoredResult) -> Stored<O> {
+        Stored::kept_by(result, self.records.results.clone())
+    }
+
+    /// Sets the effect of a `FAILED` record on another message with the same key.
+    #[must_use]
+    pub fn after_failure(mut self, after_failure: AfterFailure) -> Self {
+        self.records.after_failure = after_failure;
+        self
+    }
+
+    /// Sets the table of the events that handlers publish (`Done::publish`):
+    /// partition key `group`, sort key `sequence`, TTL attribute `expires_at`, all as in
+    /// `docs/outbox.md`. `None`, the default: an answer with events is not committed.
+    ///
+    /// ```
+    /// use sqs_once::{Once, store::MemoryStore};
+    ///
+    /// let once = Once::new(MemoryStore::default()).outbox("orders-outbox".to_owned());
+    /// ```
+    #[must_use]
+    pub fn outbox(mut self, table: impl Into<Option<String>>) -> Self {
+        self.records.outbox = table.into();
+        self
+    }
+
+    /// Replaces the system's wall clock, for tests.
+    #[must_use]
+    pub fn clock(mut self, clock: fn() -> Timestamp) -> Self {
+        self.records.clock = clock;
+        self
+    }
+}

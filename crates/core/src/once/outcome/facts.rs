@@ -1,0 +1,255 @@
+//! Name, metric, severity, retry and HTTP status of each [`Outcome`].
+
+use super::{Outcome, Retry, Severity};
+
+/// Properties of one kind of outcome.
+struct Facts {
+    name: &'static str,
+    metric: &'static str,
+    severity: Severity,
+    retry: Retry,
+    http_status: u16,
+}
+
+impl Outcome {
+    /// Table of all outcomes. A new outcome needs a row here and a text in `Display`.
+    const fn facts(&self) -> Facts {
+        use {Retry::*, Severity::*};
+        #[rustfmt::skip]
+        let (name, metric, severity, retry, http_status) = match self {
+            Self::Completed(_) => ("completed", "Completed", Info, Never, 200),
+            Self::Duplicate(_) => ("duplicate", "Duplicates", Info, Never, 200),
+            Self::Conflict { lease_until, .. } => ("conflict", "Conflicts", Info, At(*lease_until), 409),
+            Self::PayloadConflict { .. } => ("conflict", "Conflicts", Warn, Backoff, 409),
+            Self::RetryableFailure(_) => ("retryable_failure", "RetryableFailures", Warn, Backoff, 503),
+            Self::NoEffect(_) => ("no_effect", "RetryableFailures", Warn, Backoff, 503),
+            Self::Contended(_) => ("retryable_failure", "RetryableFailures", Warn, Backoff, 503),
+            Self::PermanentFailure(_) => ("permanent_failure", "PermanentFailures", Error, Never, 422),
+            Self::FailedBefore(_) => ("failed_before", "PermanentFailures", Info, Never, 422),
+            Self::TooManyFailures(_) => ("failed_before", "PermanentFailures", Warn, Never, 422),
+            Self::Crashed(_) => ("crashed", "Crashed", Error, Never, 422),
+            Self::KeyReused => ("key_reused", "KeysReused", Error, Never, 422),
+            Self::Invalid(_) => ("invalid", "Invalid", Error, Never, 400),
+            Self::Ignored => ("ignored", "Ignored", Info, Never, 200),
+            Self::NotStarted => ("not_started", "NotStarted", Info, Now, 503),
+            Self::BehindFailure => ("not_started", "NotStarted", Info, Now, 503),
+            Self::CircuitOpen { next_probe } => ("circuit_open", "CircuitOpen", Info, BackoffUntil(*next_probe), 503),
+            Self::Panicked => ("panicked", "RetryableFailures", Error, Backoff, 503),
+            Self::OutOfTime => ("out_of_time", "RetryableFailures", Error, Backoff, 503),
+            Self::LeaseLost => ("lease_lost", "LeasesLost", Error, Backoff, 503),
+            Self::CompletionUnrecorded(_) => ("completion_unrecorded", "CompletionsUnrecorded", Error, Backoff, 503),
+            Self::FailureUnrecorded { .. } => ("failure_unrecorded", "StoreUnavailable", Error, Backoff, 503),
+            Self::CommitUnknown(_) => ("commit_unknown", "StoreUnavailable", Error, Backoff, 503),
+            Self::StoreUnavailable(_) => ("store_unavailable", "StoreUnavailable", Error, Backoff, 503),
+        };
+        Facts {
+            name,
+            metric,
+            severity,
+            retry,
+            http_status,
+        }
+    }
+
+    /// Returns the name of this outcome in logs: stable and in lower case.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        self.facts().name
+    }
+
+    /// Returns the metric that counts messages with this outcome. Several outcomes share a metric.
+    ///
+    /// ```
+    /// # use sqs_once::Outcome;
+    /// assert_eq!(Outcome::Panicked.metric(), "RetryableFailures");
+    /// ```
+    #[must_use]
+    pub const fn metric(&self) -> &'static str {
+        self.facts().metric
+    }
+
+    /// Returns the log level of this outcome.
+    #[must_use]
+    pub const fn severity(&self) -> Severity {
+        self.facts().severity
+    }
+
+    /// Returns the time of the next attempt that can have another outcome.
+    #[must_use]
+    pub const fn retry(&self) -> Retry {
+        self.facts().retry
+    }
+
+    /// Returns the HTTP status for this outcome (RFC 9110). After a 409 or a 503, the client should
+    /// send the request again with the same key.
+    ///
+    /// ```
+    /// # use sqs_once::Outcome;
+    /// assert_eq!(Outcome::KeyReused.http_status(), 422);
+    /// ```
+    #[must_use]
+    pub const fn http_status(&self) -> u16 {
+        self.facts().http_status
+    }
+
+    /// Returns whether the operation is recorded as completed, or the message carries none. Delete a
+    /// message from the queue only if this method returns true.
+    #[must_use]
+    pub const fn is_success(&self) -> bool {
+        matches!(
+            self,
+            Self::Completed(_) | Self::Duplicate(_) | Self::Ignored
+        )
+    }
+
+    /// Returns whether every further attempt with this message fails.
+    #[must_use]
+    pub const fn is_permanent(&self) -> bool {
+        matches!(self.retry(), Retry::Never) && !self.is_success()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{
+        protocol::{StoredResult, Timestamp},
+        store::StoreError,
+    };
+
+    fn every() -> Vec<Outcome> {
+        let result = || StoredResult::Json("1".into());
+        let text = || "text".to_owned();
+        let error = || {
+            Arc::new(StoreError::OutOfTime {
+                action: "claim",
+                key: "k".into(),
+            })
+        };
+        vec![
+            Outcome::Completed(result()),
+            Outcome::Duplicate(result()),
+            Outcome::Conflict {
+                owner: None,
+                lease_until: Timestamp::from_millis(7),
+            },
+            Outcome::PayloadConflict { open_since: None },
+            Outcome::RetryableFailure(text()),
+            Outcome::NoEffect(text()),
+            Outcome::Contended(text()),
+            Outcome::PermanentFailure(text()),
+            Outcome::FailedBefore(text()),
+            Outcome::TooManyFailures(text()),
+            Outcome::Crashed(text()),
+            Outcome::KeyReused,
+            Outcome::Invalid(text()),
+            Outcome::Ignored,
+            Outcome::NotStarted,
+            Outcome::BehindFailure,
+            Outcome::CircuitOpen {
+                next_probe: Timestamp::from_millis(7),
+            },
+            Outcome::Panicked,
+            Outcome::OutOfTime,
+            Outcome::LeaseLost,
+            Outcome::CompletionUnrecorded(error()),
+            Outcome::FailureUnrecorded {
+                error: text(),
+                cause: error(),
+            },
+            Outcome::CommitUnknown(error()),
+            Outcome::StoreUnavailable(error()),
+        ]
+    }
+
+    #[test]
+    fn success_is_never_retried_and_logged_as_info() {
+        for outcome in every().iter().filter(|outcome| outcome.is_success()) {
+            assert_eq!(outcome.retry(), Retry::Never, "{outcome:?}");
+            assert_eq!(outcome.severity(), Severity::Info, "{outcome:?}");
+            assert_eq!(outcome.http_status(), 200, "{outcome:?}");
+            assert!(!outcome.is_permanent(), "{outcome:?}");
+        }
+    }
+
+    #[test]
+    fn http_status_agrees_with_retry() {
+        for outcome in every().iter().filter(|outcome| !outcome.is_success()) {
+            let statuses: &[u16] = match outcome.retry() {
+                Retry::Never => &[400, 422],
+                Retry::Now | Retry::Backoff | Retry::BackoffUntil(_) | Retry::At(_) => &[409, 503],
+            };
+            assert!(statuses.contains(&outcome.http_status()), "{outcome:?}");
+            assert_eq!(outcome.is_permanent(), outcome.retry() == Retry::Never);
+        }
+    }
+
+    #[test]
+    fn conflict_is_retried_at_the_end_of_its_lease() {
+        let at: Vec<_> = every()
+            .iter()
+            .filter_map(|outcome| match outcome.retry() {
+                Retry::At(end) => Some((outcome.name(), end.as_millis())),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(at, [("conflict", 7)]);
+    }
+
+    #[test]
+    fn outcomes_page_has_the_facts_of_every_outcome() {
+        let page = include_str!("../../../../../docs/outcomes.md");
+        let rows: Vec<_> = (page.lines())
+            .filter(|line| line.starts_with("| ["))
+            .map(|line| line.trim_matches('|').split(" | ").map(str::trim))
+            .map(Iterator::collect::<Vec<_>>)
+            .collect();
+        let row = |name: &str| {
+            let cell = format!("[`{name}`](runbook.md#{name})");
+            let mut of_name = rows.iter().filter(move |row| row[0] == cell);
+            let row = of_name
+                .next()
+                .unwrap_or_else(|| panic!("no row for {name}"));
+            assert!(of_name.next().is_none(), "two rows for {name}");
+            row
+        };
+        let names: std::collections::BTreeSet<_> = every().iter().map(Outcome::name).collect();
+        assert_eq!(rows.len(), names.len());
+        for outcome in every() {
+            let [_, level, _, _, message, metric, status] = row(outcome.name())[..] else {
+                panic!("{outcome:?}");
+            };
+            let returns = match outcome.retry() {
+                Retry::Never if outcome.is_success() => "acknowledged",
+                Retry::Never => "to the dead-letter queue",
+                Retry::Now => "returns at once",
+                Retry::Backoff | Retry::BackoffUntil(_) => "back-off",
+                Retry::At(_) => "at the end of the lease",
+            };
+            let severity = format!("{:?}", outcome.severity()).to_uppercase();
+            assert!(level.contains(&severity), "{outcome:?}");
+            assert!(message.contains(returns), "{outcome:?}");
+            assert_eq!(metric, format!("`{}`", outcome.metric()), "{outcome:?}");
+            assert_eq!(status, outcome.http_status().to_string(), "{outcome:?}");
+        }
+    }
+
+    #[test]
+    fn metrics_page_lists_every_outcome_once() {
+        let page = include_str!("../../../../../docs/metrics.md");
+        let rows: Vec<_> = page
+            .lines()
+            .filter(|line| line.starts_with("| `"))
+            .collect();
+        for outcome in every() {
+            let name = format!("`{}`", outcome.name());
+            let counter = |row: &str| row.split('`').nth(1).map(str::to_owned);
+            let counters: Vec<_> = (rows.iter().filter(|row| row.contains(&name)))
+                .filter_map(|row| counter(row))
+                .collect();
+            assert_eq!(counters, [outcome.metric()], "{outcome:?}");
+        }
+    }
+}

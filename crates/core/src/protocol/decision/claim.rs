@@ -1,0 +1,370 @@
+//! Which claims are admitted, and the meaning of a refused one.
+
+use super::{Claimed, Settlement, SettlementRefused, settlement_refused};
+use crate::protocol::record::{
+    AfterFailure, ClaimRequest, MAX_FAILED_MESSAGES, Owner, Record, State, StoredResult, Timestamp,
+};
+
+/// Returns whether a claim succeeds over `record` (`None`: no record exists).
+///
+/// | record | a claim succeeds |
+/// | --- | --- |
+/// | absent, or past `expires_at` | always |
+/// | `IN_PROGRESS` | after its lease expired, with the same payload |
+/// | `COMPLETED` | never |
+/// | `FAILED` | with [`AfterFailure::Retry`], below [`MAX_FAILED_MESSAGES`] failed messages |
+///
+/// While the record is kept, a message in `failed_message_ids` is always refused.
+///
+/// This function is the condition of every claim. `DynamoStore` writes the same
+/// rule as a condition expression. [`crate::store::MemoryStore`] calls this function. One
+/// conformance suite compares both stores with it.
+#[must_use]
+pub fn may_claim(record: Option<&Record>, request: &ClaimRequest) -> bool {
+    let Some(record) = record.filter(|record| !record.is_expired(request.now)) else {
+        return true;
+    };
+    let failed = &record.failed_message_ids;
+    if failed.contains(&request.message_id) {
+        return false;
+    }
+    match &record.state {
+        // A takeover: the lease of another worker expired, and the payload is the same.
+        State::InProgress { lease_until } => {
+            *lease_until < request.now && same_payload(record, request)
+        }
+        State::Completed { .. } => false,
+        // A new send, or a redrive from the dead-letter queue, with a corrected payload too.
+        State::Failed => {
+            request.after_failure == AfterFailure::Retry && failed.len() < MAX_FAILED_MESSAGES
+        }
+    }
+}
+
+/// Compares the fingerprints of record and claim.
+///
+/// If the record or the claim has no fingerprint, the payloads count as the same. Fingerprints
+/// may be switched off, and a record may be older than the setting. So are fingerprints of two known
+/// schemes: the setting changed while the record lives.
+fn same_payload(record: &Record, request: &ClaimRequest) -> bool {
+    match (&record.fingerprint, &request.fingerprint) {
+        (Some(recorded), Some(claimed)) => !recorded.differs_from(claimed),
+        _ => true,
+    }
+}
+
+/// The meaning of a refused claim or insert.
+#[doc(hidden)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClaimRefused {
+    /// The record carries this claim's owner: the request was applied and its answer was lost.
+    /// The worker holds the claim.
+    Held(Claimed),
+    /// Another claim, or another program, wrote the record. The handler must not run.
+    Refused(Refusal),
+}
+
+/// The reason why the handler must not run.
+#[doc(hidden)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The key was used before for another payload. The record stays unchanged.
+    KeyReused,
+    /// The operation is completed. Holds the stored result.
+    Duplicate(StoredResult),
+    /// This message failed permanently before, or another message with this key and
+    /// [`AfterFailure::Replay`] is set. Holds the stored error.
+    FailedBefore(String),
+    /// [`MAX_FAILED_MESSAGES`] messages failed permanently under this key. Holds the last error.
+    TooManyFailures(String),
+    /// Another worker holds the claim.
+    Conflict {
+        /// Owner token of the other claim, if the record has one.
+        owner: Option<Owner>,
+        /// End of the other claim's lease, which may have passed.
+        lease_until: Timestamp,
+    },
+    /// An attempt with another payload is open, and the lease of its claim expired.
+    PayloadConflict {
+        /// Claim time of the earliest open attempt, if the record has it.
+        open_since: Option<Timestamp>,
+    },
+}
+
+/// Interprets the record that refused a claim.
+#[doc(hidden)]
+#[must_use]
+pub fn claim_refused(record: Record, request: &ClaimRequest) -> ClaimRefused {
+    let in_progress = matches!(record.state, State::InProgress { .. });
+    if in_progress && record.owner.as_ref() == Some(&request.owner) {
+        return ClaimRefused::Held(Claimed::recovered(&record, request));
+    }
+    ClaimRefused::Refused(refusal(record, request))
+}
+
+/// Interprets the record that refused an insert.
+///
+/// An insert is a claim and its `settlement` in one write.
+#[doc(hidden)]
+#[must_use]
+pub fn insert_refused(
+    record: Record,
+    request: &ClaimRequest,
+    settlement: &Settlement,
+) -> ClaimRefused {
+    let fence = request.fence();
+    match settlement_refused(Some(&record), &fence, settlement) {
+        SettlementRefused::AlreadySettled => {
+            ClaimRefused::Held(Claimed::recovered(&record, request))
+        }
+        SettlementRefused::LeaseLost => ClaimRefused::Refused(refusal(record, request)),
+    }
+}
+
+/// Interprets a refused claim whose `record` belongs to another owner.
+#[doc(hidden)]
+#[must_use]
+pub fn refusal(record: Record, request: &ClaimRequest) -> Refusal {
+    let same_payload = same_payload(&record, request);
+    let error = (record.error).unwrap_or_else(|| "no error was stored".into());
+    match record.state {
+        State::Completed { result } if same_payload => Refusal::Duplicate(result),
+        _ if record.failed_message_ids.contains(&request.message_id) => {
+            Refusal::FailedBefore(error)
+        }
+        State::Completed { .. } | State::Failed if !same_payload => Refusal::KeyReused,
+        State::InProgress { lease_until } if !same_payload && lease_until < request.now => {
+            Refusal::PayloadConflict {
+                open_since: record
+                    .first_claimed_at
+                    .filter(|at| *at != Timestamp::default()),
+            }
+        }
+        State::InProgress { lease_until } => Refusal::Conflict {
+            owner: record.owner,
+            lease_until,
+        },
+        State::Failed if record.failed_message_ids.len() >= MAX_FAILED_MESSAGES => {
+            Refusal::TooManyFailures(error)
+        }
+        State::Failed | State::Completed { .. } => Refusal::FailedBefore(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::decision::{
+        Before,
+        fixtures::{
+            EARLIER, NOW, completed, ended, failed_record, full_record, live, record, request,
+            settlements,
+        },
+    };
+
+    fn not_mine(record: Record, request: &ClaimRequest) -> Refusal {
+        match claim_refused(record, request) {
+            ClaimRefused::Refused(refusal) => refusal,
+            ClaimRefused::Held(claimed) => panic!("mine: {claimed:?}"),
+        }
+    }
+
+    #[test]
+    fn claim_admission_follows_rule_table() {
+        let theirs = request("m-1", "payload");
+        let again = request("m-1", "payload");
+        let resent = request("m-2", "payload");
+        let changed = request("m-1", "another payload");
+        let corrected = request("m-2", "corrected payload");
+        let strict = ClaimRequest {
+            after_failure: AfterFailure::Replay,
+            ..request("m-2", "corrected payload")
+        };
+        let unchecked = ClaimRequest {
+            fingerprint: None,
+            ..request("m-1", "")
+        };
+        for (state, request, admitted) in [
+            (live(), &again, false),
+            (live(), &resent, false),
+            (live(), &changed, false),
+            (ended(), &again, true),
+            (ended(), &resent, true),
+            (ended(), &changed, false),
+            (ended(), &unchecked, true),
+            (completed(), &again, false),
+            (completed(), &resent, false),
+            (State::Failed, &again, false),
+            (State::Failed, &changed, false),
+            (State::Failed, &resent, true),
+            (State::Failed, &corrected, true),
+            (State::Failed, &strict, false),
+        ] {
+            let kept = record(&theirs, state);
+            assert_eq!(
+                may_claim(Some(&kept), request),
+                admitted,
+                "{kept:?} {request:?}"
+            );
+            let expired = Record {
+                expires_at: NOW.as_secs() - 1,
+                ..kept.clone()
+            };
+            assert!(may_claim(Some(&expired), request), "{expired:?}");
+            let on_the_second = Record {
+                expires_at: NOW.as_secs(),
+                ..kept
+            };
+            assert_eq!(may_claim(Some(&on_the_second), request), admitted);
+        }
+        assert!(may_claim(None, &again));
+        let without_fingerprint = Record {
+            fingerprint: None,
+            ..record(&theirs, ended())
+        };
+        assert!(may_claim(Some(&without_fingerprint), &changed));
+    }
+
+    #[test]
+    fn claim_of_failed_message_is_refused() {
+        let other = request("m-2", "payload");
+        let mut kept = record(&other, ended());
+        kept.failed_message_ids.insert("m-1".into());
+        assert!(!may_claim(Some(&kept), &request("m-1", "payload")));
+        assert!(may_claim(Some(&kept), &other));
+        kept.error = Some("declined".into());
+        let refusal = not_mine(kept, &request("m-1", "payload"));
+        assert_eq!(refusal, Refusal::FailedBefore("declined".into()));
+    }
+
+    #[test]
+    fn claim_after_20_failed_messages_is_refused() {
+        let mut full = full_record(&request("m-1", "p"));
+        let next = request("m-2", "p");
+        assert!(!may_claim(Some(&full), &next));
+        assert_eq!(
+            not_mine(full.clone(), &next),
+            Refusal::TooManyFailures("declined".into())
+        );
+        full.failed_message_ids.pop_first();
+        assert!(may_claim(Some(&full), &next));
+    }
+
+    #[test]
+    fn own_record_means_lost_response() {
+        let mine = request("m-1", "payload");
+        let recovered = |record: Record| match claim_refused(record, &mine) {
+            ClaimRefused::Held(claimed) => claimed,
+            refused @ ClaimRefused::Refused(_) => panic!("{refused:?}"),
+        };
+        let first = recovered(mine.record(None));
+        assert_eq!(first, Claimed::over(None));
+        // A takeover from an earlier attempt that is open.
+        let second = recovered(mine.record(Some(&record(&request("m-1", "payload"), ended()))));
+        assert_eq!(second.before, Before::Unknown);
+        assert_eq!((second.open_since, second.attempts), (Some(EARLIER), 1));
+        // A takeover from another program, which counts no attempts.
+        let foreign = Record {
+            owner: None,
+            attempts: 0,
+            first_claimed_at: None,
+            created_at: None,
+            ..record(&request("m-1", "payload"), ended())
+        };
+        let over_foreign = recovered(mine.record(Some(&foreign)));
+        assert_eq!(over_foreign.before, Before::Unknown);
+        assert_eq!(over_foreign.open_since, Some(Timestamp::default()));
+        let failed = Record {
+            attempts: 0,
+            created_at: None,
+            ..failed_record(&mine, ["m-0".into()])
+        };
+        let over_failed = recovered(mine.record(Some(&failed)));
+        assert_eq!(over_failed.before, Before::Unknown);
+        // A claim over a record without an open attempt.
+        let third = recovered(mine.record(Some(&failed_record(&mine, ["m-0".into()]))));
+        assert_eq!(third.before, Before::Unknown);
+        assert!(third.is_first_open());
+    }
+
+    #[test]
+    fn own_insert_means_lost_response() {
+        let (mine, theirs) = (request("m-1", "payload"), request("m-1", "payload"));
+        let [complete, fail, ..] = settlements();
+        for settlement in [complete.clone(), fail.clone()] {
+            let inserted = settlement.apply(&mine.record(None), NOW).unwrap();
+            let refused = insert_refused(inserted, &mine, &settlement);
+            assert!(matches!(refused, ClaimRefused::Held(_)), "{settlement:?}");
+        }
+        for other in [
+            complete.apply(&theirs.record(None), NOW).unwrap(),
+            // The result of an earlier round.
+            fail.apply(&mine.record(None), NOW).unwrap(),
+            record(&mine, completed()),
+        ] {
+            let refused = insert_refused(other, &mine, &complete);
+            assert!(matches!(refused, ClaimRefused::Refused(_)), "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn other_payload_is_reused_key_or_conflict() {
+        let theirs = request("m-1", "payload");
+        let mine = request("m-2", "another payload");
+        assert_eq!(
+            not_mine(record(&theirs, completed()), &mine),
+            Refusal::KeyReused
+        );
+        assert_eq!(not_mine(full_record(&theirs), &mine), Refusal::KeyReused);
+        let conflict = Refusal::Conflict {
+            owner: Some(theirs.owner.clone()),
+            lease_until: NOW,
+        };
+        assert_eq!(not_mine(record(&theirs, live()), &mine), conflict);
+        for (first_claimed_at, open_since) in [
+            (Some(EARLIER), Some(EARLIER)),
+            (Some(Timestamp::default()), None),
+            (None, None),
+        ] {
+            let left = Record {
+                first_claimed_at,
+                ..record(&theirs, ended())
+            };
+            assert_eq!(
+                not_mine(left, &mine),
+                Refusal::PayloadConflict { open_since }
+            );
+        }
+    }
+
+    #[test]
+    fn completed_record_returns_its_result() {
+        let kept = record(&request("m-1", "p"), completed());
+        let refused = not_mine(kept, &request("m-2", "p"));
+        assert_eq!(refused, Refusal::Duplicate(StoredResult::Json("1".into())));
+    }
+
+    #[test]
+    fn failed_record_returns_its_error() {
+        let kept = record(&request("m-1", "p"), State::Failed);
+        let strict = ClaimRequest {
+            after_failure: AfterFailure::Replay,
+            ..request("m-2", "p")
+        };
+        for asker in [request("m-1", "p"), request("m-1", "other"), strict] {
+            let refused = not_mine(kept.clone(), &asker);
+            assert_eq!(refused, Refusal::FailedBefore("declined".into()));
+        }
+    }
+
+    #[test]
+    fn live_lease_is_conflict() {
+        let theirs = request("m-1", "p");
+        let refused = not_mine(record(&theirs, live()), &request("m-1", "p"));
+        let conflict = Refusal::Conflict {
+            owner: Some(theirs.owner),
+            lease_until: NOW,
+        };
+        assert_eq!(refused, conflict);
+    }
+}

@@ -1,0 +1,136 @@
+//! [`Claimed`]: the history of a key, as the answer to a claim shows it.
+
+use crate::protocol::record::{AttemptEnd, ClaimRequest, Record, Timestamp};
+
+/// History of a key, as the answer to a successful claim shows it.
+///
+/// The history decides how the claim can be undone, and of which earlier attempts the handler is
+/// informed.
+#[doc(hidden)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claimed {
+    /// The record before the claim.
+    pub before: Before,
+    /// Claim time of the earliest open attempt before this claim. `None` if no attempt was open;
+    /// 0 if the time is unknown.
+    pub open_since: Option<Timestamp>,
+    /// End of the previous attempt. `None` if the end is unknown, as after a crash.
+    pub last_end: Option<AttemptEnd>,
+    /// Number of earlier claims since the record was created.
+    pub attempts: u64,
+    /// Attempts alone without a recorded end, as the record before the claim has them.
+    pub exclusive_attempts: u64,
+}
+
+/// The record before a claim.
+#[doc(hidden)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Before {
+    /// No record existed, or only an expired one.
+    Nothing,
+    /// This record existed.
+    Record(Box<Record>),
+    /// Unknown: the answer with the replaced record was lost.
+    Unknown,
+}
+
+impl Claimed {
+    /// History from the answer to a claim. `replaced` is the record before the claim, and is
+    /// `None` if that record was expired.
+    #[must_use]
+    pub fn over(replaced: Option<Record>) -> Self {
+        let Some(record) = replaced else {
+            return Self {
+                before: Before::Nothing,
+                open_since: None,
+                last_end: None,
+                attempts: 0,
+                exclusive_attempts: 0,
+            };
+        };
+        Self {
+            open_since: if record.is_foreign_claim() {
+                Some(Timestamp::default())
+            } else {
+                record.first_claimed_at
+            },
+            last_end: record.last_end,
+            attempts: record.attempts,
+            exclusive_attempts: record.exclusive_attempts,
+            before: Before::Record(Box::new(record)),
+        }
+    }
+
+    /// History from the `record` that this claim wrote, when the answer to the claim was lost.
+    pub(super) fn recovered(record: &Record, request: &ClaimRequest) -> Self {
+        // `attempts` is not enough: after a takeover from another program it is 1 as well.
+        let claimed_at = Some(request.now);
+        let is_new = record.attempts == 1
+            && (record.created_at, record.first_claimed_at) == (claimed_at, claimed_at)
+            && record.error.is_none()
+            && record.failed_message_ids.is_empty();
+        Self {
+            before: if is_new {
+                Before::Nothing
+            } else {
+                Before::Unknown
+            },
+            open_since: record.first_claimed_at.filter(|at| *at != request.now),
+            last_end: None,
+            attempts: record.attempts.saturating_sub(1),
+            // The claim kept it.
+            exclusive_attempts: record.exclusive_attempts,
+        }
+    }
+
+    /// Returns this history for a handler that began: its end removes the count of attempts alone,
+    /// also if it had no effect.
+    #[must_use]
+    pub fn with_recorded_end(self) -> Self {
+        Self {
+            exclusive_attempts: 0,
+            ..self
+        }
+    }
+
+    /// Returns whether this claim set `first_claimed_at`. If so, the settlement that closes this
+    /// attempt removes `first_claimed_at`.
+    #[must_use]
+    pub const fn is_first_open(&self) -> bool {
+        self.open_since.is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::decision::fixtures::{EARLIER, ended, record, request};
+
+    #[test]
+    fn claim_keeps_history_of_attempts() {
+        let mut before = record(&request("m-1", "p"), ended());
+        before.error = Some("declined".into());
+        before.failed_message_ids.insert("m-0".into());
+        before.last_end = Some(AttemptEnd::Panic);
+        let claimed = request("m-2", "p").record(Some(&before));
+        assert_eq!(claimed.error, before.error);
+        assert_eq!(claimed.failed_message_ids, before.failed_message_ids);
+        assert_eq!(claimed.first_claimed_at, Some(EARLIER));
+        assert_eq!(claimed.created_at, before.created_at);
+        assert_eq!((claimed.attempts, claimed.last_end), (2, None));
+    }
+
+    #[test]
+    fn takeover_from_other_program_has_no_first_time() {
+        let foreign = Record {
+            owner: None,
+            attempts: 0,
+            first_claimed_at: None,
+            ..record(&request("m-1", "p"), ended())
+        };
+        let claimed = request("m-1", "p").record(Some(&foreign));
+        assert_eq!(claimed.first_claimed_at, Some(Timestamp::default()));
+        let known = Claimed::over(Some(foreign));
+        assert_eq!(known.open_since, Some(Timestamp::default()));
+    }
+}

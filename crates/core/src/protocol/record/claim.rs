@@ -1,0 +1,156 @@
+//! [`ClaimRequest`]: the contents of a claim. [`Fence`]: the condition of every write after it.
+
+use std::collections::BTreeSet;
+
+use super::{Owner, Record, State, Timestamp};
+use crate::protocol::key::{Fingerprint, Key};
+
+/// The contents of one claim.
+///
+/// The worker reads the clock before it sends the request. So a slow answer shortens the lease and
+/// never extends the lease.
+///
+/// [`Store`](crate::store::Store) shows a claim in use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimRequest {
+    /// Key of the operation.
+    pub key: Key,
+    /// Owner token of the claim.
+    pub owner: Owner,
+    /// Fingerprint of the payload. `None` matches every fingerprint.
+    pub fingerprint: Option<Fingerprint>,
+    /// Message that carries the operation.
+    pub message_id: String,
+    /// The claiming worker's clock.
+    pub now: Timestamp,
+    /// End of the lease: the claim is exclusive until then.
+    pub lease_until: Timestamp,
+    /// End of the record's retention, in seconds since the epoch.
+    pub expires_at: u64,
+    /// Effect of a `FAILED` record on another message.
+    pub after_failure: AfterFailure,
+}
+
+/// The effect of a `FAILED` record on another message with the same key.
+///
+/// A message that failed permanently itself gets the stored error again in both cases.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AfterFailure {
+    /// Another message (sent anew, or redriven from the dead-letter queue) runs the handler, until
+    /// [`MAX_FAILED_MESSAGES`](super::MAX_FAILED_MESSAGES) messages have failed.
+    #[default]
+    Retry,
+    /// Another message gets the stored error while the record is kept.
+    Replay,
+}
+
+impl ClaimRequest {
+    /// A claim without a fingerprint, which another message's failure does not stop
+    /// ([`AfterFailure::Retry`]).
+    ///
+    /// `expires_at` is in seconds since the epoch.
+    #[must_use]
+    pub fn new(
+        key: Key,
+        owner: Owner,
+        message_id: impl Into<String>,
+        now: Timestamp,
+        lease_until: Timestamp,
+        expires_at: u64,
+    ) -> Self {
+        Self {
+            key,
+            owner,
+            fingerprint: None,
+            message_id: message_id.into(),
+            now,
+            lease_until,
+            expires_at,
+            after_failure: AfterFailure::default(),
+        }
+    }
+
+    /// Returns the record after this claim. `replaces` is the record before the claim, and is
+    /// `None` if that record was expired.
+    ///
+    /// The new record keeps the messages that failed, the last permanent failure, the creation time,
+    /// the claim time of the earliest open attempt and the count of attempts alone.
+    #[must_use]
+    pub fn record(&self, replaces: Option<&Record>) -> Record {
+        let first_claimed_at = match replaces {
+            // Another program made the claim, so the time of its attempt is unknown.
+            Some(record) if record.is_foreign_claim() => Timestamp::default(),
+            _ => replaces
+                .and_then(|r| r.first_claimed_at)
+                .unwrap_or(self.now),
+        };
+        Record {
+            state: State::InProgress {
+                lease_until: self.lease_until,
+            },
+            owner: Some(self.owner.clone()),
+            expires_at: self.expires_at,
+            fingerprint: self.fingerprint.clone(),
+            message_id: Some(self.message_id.clone()),
+            attempts: replaces.map_or(0, |r| r.attempts) + 1,
+            first_claimed_at: Some(first_claimed_at),
+            last_end: None,
+            exclusive_attempts: replaces.map_or(0, |r| r.exclusive_attempts),
+            error: replaces.and_then(|r| r.error.clone()),
+            failed_message_ids: replaces
+                .map_or_else(BTreeSet::new, |r| r.failed_message_ids.clone()),
+            created_at: replaces.and_then(|r| r.created_at).or(Some(self.now)),
+            updated_at: Some(self.now),
+        }
+    }
+
+    /// Returns the condition of this claim's later writes.
+    #[must_use]
+    pub fn fence(&self) -> Fence {
+        Fence {
+            key: self.key.clone(),
+            owner: self.owner.clone(),
+            lease_until: None,
+            first_claimed_at: None,
+        }
+    }
+}
+
+/// The condition of every write after the claim: the record still has this owner and is still
+/// `IN_PROGRESS`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fence {
+    /// Key of the operation.
+    pub key: Key,
+    /// Owner token of the claim.
+    pub owner: Owner,
+    /// End of the lease that the record must have. `None` accepts every lease.
+    ///
+    /// Renewals set it. A renewal that arrives after the worker ended the lease changes nothing.
+    pub lease_until: Option<Timestamp>,
+    /// Claim time of the earliest open attempt that the record must have. `None` accepts every time.
+    ///
+    /// The abandon of a claim without an answer sets it to the time of that claim, and so records
+    /// [`AttemptEnd::NotStarted`](super::AttemptEnd::NotStarted) only where no earlier attempt is open.
+    pub first_claimed_at: Option<Timestamp>,
+}
+
+impl Fence {
+    /// Returns this fence for records whose lease ends at `lease_until`.
+    #[must_use]
+    pub fn with_lease(self, lease_until: Timestamp) -> Self {
+        Self {
+            lease_until: Some(lease_until),
+            ..self
+        }
+    }
+
+    /// Returns this fence for records whose earliest open attempt was claimed at `first_claimed_at`.
+    #[must_use]
+    pub fn with_first_claim(self, first_claimed_at: Timestamp) -> Self {
+        Self {
+            first_claimed_at: Some(first_claimed_at),
+            ..self
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! [`Timestamp`]: milliseconds since the Unix epoch.
+
+use std::{
+    fmt,
+    time::{Duration, SystemTime},
+};
+
+/// A point in time: milliseconds since the Unix epoch.
+///
+/// ```
+/// use std::time::Duration;
+/// use sqs_once::protocol::Timestamp;
+///
+/// let at = Timestamp::from_millis(1_500) + Duration::from_millis(1);
+/// assert_eq!((at.as_millis(), at.as_secs(), at.as_secs_ceil()), (1_501, 1, 2));
+/// assert_eq!(at.until(Timestamp::default()), Duration::ZERO);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Timestamp(u64);
+
+impl Timestamp {
+    /// Creates a time from milliseconds since the epoch.
+    #[must_use]
+    pub const fn from_millis(millis: u64) -> Self {
+        Self(millis)
+    }
+
+    /// Returns milliseconds since the epoch.
+    #[must_use]
+    pub const fn as_millis(self) -> u64 {
+        self.0
+    }
+
+    /// Returns whole seconds since the epoch, rounded down.
+    #[must_use]
+    pub const fn as_secs(self) -> u64 {
+        self.0 / 1000
+    }
+
+    /// Returns whole seconds since the epoch, rounded up. The result is never earlier than `self`.
+    #[must_use]
+    pub const fn as_secs_ceil(self) -> u64 {
+        self.0.div_ceil(1000)
+    }
+
+    /// Returns the time from `self` to `later`, or zero if `later` is not after `self`.
+    #[must_use]
+    pub fn until(self, later: Self) -> Duration {
+        Duration::from_millis(later.0.saturating_sub(self.0))
+    }
+}
+
+/// Displays the time in RFC 3339, to the second: `2026-11-21T10:50:00Z`.
+impl fmt::Display for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        /// The end of the year 9999, the last year of RFC 3339.
+        const LAST: u64 = 253_402_300_799;
+        let since = Duration::from_secs(self.as_secs().min(LAST));
+        humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + since).fmt(f)
+    }
+}
+
+impl std::ops::Add<Duration> for Timestamp {
+    type Output = Self;
+
+    /// Adds `span`, and saturates on overflow.
+    fn add(self, span: Duration) -> Self {
+        Self(
+            self.0
+                .saturating_add(u64::try_from(span.as_millis()).unwrap_or(u64::MAX)),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timestamp_is_shown_in_rfc_3339() {
+        let shown = |millis| Timestamp::from_millis(millis).to_string();
+        assert_eq!(shown(1_795_258_200_999), "2026-11-21T10:50:00Z");
+        assert_eq!(shown(u64::MAX), "9999-12-31T23:59:59Z");
+    }
+}

@@ -1,0 +1,261 @@
+//! The table of settings: one row for each variable, and the names that settings once had.
+//!
+//! A row has the default and the documentation. Code reads a setting by its row ([`Variables::setting`]), so that
+//! no default stands twice. The hint for unknown names knows the rows, and `tests/security/parameters.rs` compares
+//! docs and template with them. A new setting is a row and the code that reads it.
+//!
+//! [`Variables::setting`]: super::Variables::setting
+
+/// A row of the table: an environment variable of a consumer or a relay.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Setting {
+    /// The variable.
+    pub name: &'static str,
+    /// The function that reads it.
+    pub reader: Reader,
+    /// The parameter of `template.yaml` that sets it. Empty: none does.
+    pub parameter: &'static str,
+    /// The value that applies while the variable is not set. Empty if there is none, or if it depends on the function.
+    pub default: &'static str,
+    /// Text of docs after the default, or in place of an empty one.
+    pub note: &'static str,
+    /// The sentences of docs about it. Links are relative to the folder `docs`.
+    pub meaning: &'static str,
+}
+
+/// The function that reads a setting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Reader {
+    /// Consumers in some mode of DynamoDB, or in each mode.
+    Consumer,
+    /// Consumers and relays with records in PostgreSQL.
+    Postgres,
+    /// Relays of an outbox.
+    Relay,
+}
+
+impl Setting {
+    /// The row of this setting in a table of docs/settings.md: variable, default, meaning.
+    #[must_use]
+    pub fn documentation(&self) -> String {
+        let Self {
+            name,
+            default,
+            note,
+            meaning,
+            ..
+        } = self;
+        let default = if default.is_empty() {
+            String::new()
+        } else {
+            format!("`{default}`")
+        };
+        format!("| `{name}` | {default}{note} | {meaning} |")
+    }
+}
+
+/// Defines a constant for each row, and [`SETTINGS`].
+macro_rules! settings {
+    ($(
+        $name:ident: $reader:ident, $parameter:literal, $default:literal $(, $note:literal)?;
+        $meaning:literal
+    )+) => {
+        $(
+            #[doc = concat!("The setting `", stringify!($name), "`.")]
+            pub const $name: Setting = Setting {
+                name: stringify!($name),
+                reader: Reader::$reader,
+                parameter: $parameter,
+                default: $default,
+                note: concat!($($note)?),
+                meaning: $meaning,
+            };
+        )+
+
+        /// Every setting, in the order of docs/settings.md.
+        pub const SETTINGS: &[Setting] = &[$($name),+];
+    };
+}
+
+settings! {
+    IDEMPOTENCY_TABLE_NAME: Consumer, "ExistingTableName", "", "required; not used by `on_item` and `InPostgres`";
+    "DynamoDB table of the records. Only under `cargo lambda watch` `once` runs without a table, [in memory](local-testing.md#cargo-lambda-alone)"
+
+    IDEMPOTENCY_NAMESPACE: Consumer, "IdempotencyNamespace", "", "the function's name; the program's, if cargo-lambda runs it without a name";
+    "first part of every key; separates consumers that share a table"
+
+    IDEMPOTENCY_KEY: Consumer, "IdempotencyKey", "message-id";
+    "`body:/orderId`, `body:/tenant,/orderId`, `attribute:NAME` or `deduplication-id`: see [choosing a key](choosing-a-key.md); with `powertools:` before it, the hash of Powertools"
+
+    CONSUMER_ENVELOPE: Consumer, "ConsumerEnvelope", "none";
+    "service that puts its own JSON around each message: `none`, `sns`, `eventbridge` or `s3`. The consumer [removes it](handlers.md#envelopes) before it looks for the key"
+
+    CONSUMER_ENCODING: Consumer, "ConsumerEncoding", "none";
+    "[encoding](handlers.md#encodings) of messages without the attribute `Content-Encoding`: `none`, `base64`, `gzip` or `base64+gzip`"
+
+    CONSUMER_MAX_BODY_BYTES: Consumer, "ConsumerMaxBodyBytes", "2097152";
+    "largest body that is decompressed or read from S3, in bytes; a larger one is a permanent failure. Ten such bodies can be in [memory](large-messages.md#memory) at a time"
+
+    CONSUMER_S3_BUCKETS: Consumer, "ConsumerS3Buckets", "", "not set";
+    "S3 buckets, as `orders,invoices`, from which the consumer reads [bodies](large-messages.md) that the Amazon SQS Extended Client stored there; needs the feature `s3`"
+
+    IDEMPOTENCY_FINGERPRINT: Consumer, "IdempotencyFingerprint", "body", "; `off` for `on_item`";
+    "the payload that must not change under one key; `body:/amount,/currency` for parts of it, or `off`; with `powertools:` before it, the hash of Powertools"
+
+    IDEMPOTENCY_RETENTION: Consumer, "IdempotencyRetention", "20d", "; unlimited for `on_item`";
+    "how long a record is kept; longer than the queue (4 days in the template) and its dead-letter queue (14 days) together"
+
+    IDEMPOTENCY_AFTER_FAILURE: Consumer, "IdempotencyAfterFailure", "retry", "; not used by `on_item`";
+    "a different message under a key that failed permanently: `retry` runs it, until 20 messages have failed; `replay` answers it with the stored error"
+
+    IDEMPOTENCY_RESULT_BUCKET: Consumer, "IdempotencyResultBucket", "", "not set; not used by `on_item`";
+    "S3 bucket for [outputs](large-messages.md#outputs-in-s3) of more than 64 KB, under `results/`; needs the feature `s3`, and `s3:PutObject`, `s3:GetObject` and `s3:ListBucket` there. Without a bucket, the record holds the output, up to 392 KB"
+
+    IDEMPOTENCY_GROUPING: Consumer, "IdempotencyGrouping", "on", "; in claim mode only";
+    "claims and completions of concurrent messages [share requests](costs.md#grouping) to DynamoDB, for which the role needs `dynamodb:PartiQLInsert` and `PartiQLUpdate`. `off`: a request for each"
+
+    OUTBOX_TABLE_NAME: Consumer, "", "", "not set; not used by `on_item` and `InPostgres`";
+    "DynamoDB table of the [events](outbox.md) that handlers publish"
+
+    CONSUMER_HEARTBEAT: Consumer, "ConsumerHeartbeat", "off";
+    "length of leases and visibility timeouts that the consumer renews while handlers run, at least `10s`: see [long handlers](handlers.md#long-handlers). `off`: a lease ends with its invocation"
+
+    IDEMPOTENCY_LAYOUT: Consumer, "IdempotencyLayout", "native", "; not used by `on_item` and `InPostgres`";
+    "or `powertools`: the record of [Powertools for AWS Lambda](moving-from-powertools.md)"
+
+    IDEMPOTENCY_ATTRIBUTES: Consumer, "IdempotencyAttributes", "", "not set; not used by `on_item` and `InPostgres`";
+    "other attribute names, as `id=PK,expires_at=ttl`; the native names are in the [protocol](protocol.md#record)"
+
+    IDEMPOTENCY_SORT_KEY: Consumer, "IdempotencySortKey", "", "not set; not used by `on_item` and `InPostgres`";
+    "`SK`: this sort key holds the key, in the partition `idempotency#<function's name>`; `SK=TEXT`: in the partition `TEXT`"
+
+    CONSUMER_CONCURRENCY: Consumer, "ConsumerConcurrency", "auto";
+    "handlers of one batch that run at a time. `auto` is 10. In claim mode with outputs in the record it is one for each 4 MB of memory beyond 64 MB, at least 10 and at most 100: 16 with 128 MB, 48 with 256 MB, 100 from 464 MB on. At most 10 of them then have a body in S3, or one that is decompressed. After a crash, each message whose handler may have run [runs alone](operations.md#isolation-after-a-crash), so more handlers mean more of these. With fewer than 50 handlers, 50 messages are in progress: those beyond the handlers are claimed or completed meanwhile, unless `IDEMPOTENCY_GROUPING` is `off`"
+
+    CONSUMER_MIN_TIME_TO_START: Consumer, "", "0s";
+    "the longest run of the handler: with less time left, a message is not started and returns to the queue. The handler knows it best: set it in code, by `set_default`"
+
+    CONSUMER_FIFO_AFTER_PERMANENT: Consumer, "ConsumerFifoAfterPermanent", "continue";
+    "messages of a FIFO group behind a recorded permanent failure: `continue` runs them, `stop` reports them as failed"
+
+    CONSUMER_CRASH_ISOLATION: Consumer, "ConsumerCrashIsolation", "on", "; in claim mode only";
+    "after a crash, each message whose handler may have run runs alone; if it ends its process again, it rests for 20 minutes, 2 hours and 10 hours, and then its outcome is `crashed`. `off`: no message runs alone: [isolation after a crash](operations.md#isolation-after-a-crash)"
+
+    CONSUMER_CIRCUIT_BREAKER: Consumer, "ConsumerCircuitBreaker", "on";
+    "after 20 handlers of a process failed in a row, for at least 10 keys, messages return without a claim until a probe succeeds: [the circuit breaker](operations.md#the-circuit-breaker)"
+
+    CONSUMER_VISIBILITY: Consumer, "ConsumerVisibility", "on";
+    "sets the visibility timeout of each failed message; `off` leaves the queue's own"
+
+    CONSUMER_BACKOFF_BASE: Consumer, "ConsumerBackoffBase", "10s";
+    "longest back-off after the first receive, doubled with each further receive"
+
+    CONSUMER_BACKOFF_CAP: Consumer, "FunctionTimeout", "15m";
+    "longest back-off after any receive; at most `11h 30m`"
+
+    CONSUMER_DEAD_LETTER: Consumer, "ConsumerDeadLetter", "on";
+    "`on`: copies a message that failed permanently to [the dead-letter queue](operations.md#direct-dead-lettering) after one receive. With `CONSUMER_VISIBILITY=off` the default is `off`, and `on` is an error"
+
+    CONSUMER_METRICS: Consumer, "ConsumerMetrics", "on";
+    "adds [metrics](metrics.md) to the log line of each batch"
+
+    CONSUMER_METRICS_WRITE_UNITS: Consumer, "ConsumerMetricsWriteUnits", "off", "; not used by `on_item` and `InPostgres`";
+    "`on`: DynamoDB reports the consumed units of each write, for the metric `WriteUnits`"
+
+    CONSUMER_LOG_SAMPLE_COMPLETED: Consumer, "ConsumerLogSampleCompleted", "1";
+    "share of the `completed` messages that are logged, from `0` to `1`, chosen at random; all other outcomes are logged, and metrics count every message"
+
+    IDEMPOTENCY_POSTGRES_URL: Postgres, "", "", "required by `InPostgres`";
+    "`postgres://user@host:5432/database`; parameters such as `sslrootcert` follow after `?`"
+
+    IDEMPOTENCY_POSTGRES_AUTH: Postgres, "", "password";
+    "`password`: from `PGPASSWORD` or the URL; `iam`: a token of RDS, signed by the function's IAM role; the ARN of a secret in Secrets Manager: its password. See [authentication](effects-in-postgresql.md#authentication)"
+
+    IDEMPOTENCY_POSTGRES_CONNECTIONS: Postgres, "", "10", "; of a relay 1";
+    "most connections of one environment; more handlers than that wait for each other"
+
+    OUTBOX_TARGETS: Relay, "", "", "required by a relay";
+    "`NAME=TARGET`, separated by commas: the URL of an SQS queue, or the ARN of an SNS topic or of an event bus. `*` stands for all other names"
+
+    OUTBOX_DEAD_LETTER_QUEUE_URL: Relay, "", "", "required by a relay";
+    "queue for events that their target refuses"
+
+    OUTBOX_EVENT_SOURCE: Relay, "", "", "the function's name";
+    "`source` of events on EventBridge"
+}
+
+/// Names that settings once had, each with what replaced it.
+pub const REMOVED: &[(&str, &str)] = &[
+    (
+        "CONSUMER_CONFLICT_WAIT",
+        "a builder method: Consumer::conflict_wait",
+    ),
+    (
+        "CONSUMER_CRASH_WAITS",
+        "CONSUMER_CRASH_ISOLATION, which is on or off; Once::crash_waits sets the waits",
+    ),
+    (
+        "CONSUMER_DEADLINE_RESERVE",
+        "a builder method: Consumer::deadline_reserve",
+    ),
+    (
+        "CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE",
+        "a builder method: Consumer::fail_when_store_unavailable",
+    ),
+    ("CONSUMER_METRICS_NAMESPACE", "POWERTOOLS_METRICS_NAMESPACE"),
+    ("CONSUMER_METRICS_SERVICE", "POWERTOOLS_SERVICE_NAME"),
+    (
+        "CONSUMER_PRIME",
+        "a builder method: Settings::prime; the consumer reads its table once at start",
+    ),
+    (
+        "CONSUMER_RUNTIME",
+        "the memory of the function: several threads from two vCPUs on",
+    ),
+    ("CONSUMER_S3_MAX_BYTES", "CONSUMER_MAX_BODY_BYTES"),
+    (
+        "IDEMPOTENCY_LEASE_FALLBACK",
+        "a builder method: Consumer::assumed_timeout",
+    ),
+    (
+        "IDEMPOTENCY_LEASE_MARGIN",
+        "a builder method: Once::lease_margin",
+    ),
+    (
+        "IDEMPOTENCY_RESULTS",
+        "IDEMPOTENCY_RESULT_BUCKET, which puts large outputs in S3; Once::results sets other places",
+    ),
+    (
+        "IDEMPOTENCY_RESULT_INLINE_LIMIT",
+        "a builder method: Results::inline_limit",
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_removed_ones_are_gone() {
+        let names = SETTINGS.iter().map(|setting| setting.name);
+        let all = names.chain(REMOVED.iter().map(|(name, _)| *name));
+        let unique: BTreeSet<_> = all.clone().collect();
+        assert_eq!(unique.len(), all.count());
+    }
+
+    #[test]
+    fn documentation_has_default_and_note() {
+        let rows = [
+            (&IDEMPOTENCY_RETENTION, "| `20d`; unlimited for `on_item` |"),
+            (&OUTBOX_EVENT_SOURCE, "| the function's name |"),
+            (&CONSUMER_METRICS, "| `on` |"),
+        ];
+        for (setting, cell) in rows {
+            assert!(setting.documentation().contains(cell), "{setting:?}");
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Claims: an `UpdateItem`, and a `PutItem` over a record that an update cannot replace.
+
+use aws_sdk_dynamodb::{
+    operation::{put_item::PutItemError, update_item::UpdateItemError},
+    types::ReturnValue,
+};
+
+use super::{DynamoStore, Field, Place, Request, expressions};
+use crate::{
+    item::Item,
+    write::{add_write_units, put_item, update_item},
+};
+use sqs_once_core::{
+    protocol::{ClaimRequest, Record, decision::may_claim},
+    store::{ClaimAnswer, RequestContext, StoreError},
+};
+
+impl DynamoStore {
+    /// Claims in `place`, or when there is one: in one request, or in two if only a put can replace the
+    /// record, which is expired or
+    /// another program's.
+    pub(super) async fn claim_in(
+        &self,
+        place: Option<Place>,
+        request: &ClaimRequest,
+        context: &RequestContext,
+    ) -> Result<ClaimAnswer, StoreError> {
+        let _place = self.places.or_take(place, Request::Claim).await;
+        let (record, item) = match self.claim_by_update(request, context).await? {
+            Claim::Applied(replaced) => return Ok(ClaimAnswer::Applied { replaced }),
+            Claim::Refused(record, item) => (record, item),
+        };
+        if !may_claim(Some(&record), request) {
+            return Ok(ClaimAnswer::Refused(record));
+        }
+        match self.claim_by_put(request, record, &item, context).await? {
+            // The new record admits the claim.
+            ClaimAnswer::Refused(record) if may_claim(Some(&record), request) => {
+                Err(StoreError::contended(
+                    "claim",
+                    &request.key,
+                    self.place(),
+                    "another worker changed the record before this write",
+                ))
+            }
+            answer => Ok(answer),
+        }
+    }
+
+    async fn claim_by_update(
+        &self,
+        request: &ClaimRequest,
+        context: &RequestContext,
+    ) -> Result<Claim, StoreError> {
+        let update = expressions::claim(&self.layout, &self.table, request);
+        let call = update_item(&self.writing, update)
+            .return_values(ReturnValue::AllOld)
+            .set_return_consumed_capacity(self.capacity.clone());
+        match call.send().await {
+            Ok(answer) => {
+                add_write_units(context, answer.consumed_capacity());
+                // An emulator returns only the key if no record existed.
+                let status = self.layout.name(Field::Status);
+                let replaced = answer
+                    .attributes()
+                    .filter(|old| old.contains_key(status))
+                    .map(|old| self.read(&request.key, old))
+                    .transpose()?;
+                Ok(Claim::Applied(replaced))
+            }
+            Err(error) => match error.as_service_error() {
+                Some(UpdateItemError::ConditionalCheckFailedException(refusal)) => {
+                    // An emulator that ignores `ReturnValuesOnConditionCheckFailure` returns no
+                    // item.
+                    let item = refusal.item().cloned().unwrap_or_default();
+                    let record = self.read(&request.key, &item)?;
+                    Ok(Claim::Refused(record, item))
+                }
+                _ => Err(self.unavailable("claim", "dynamodb:UpdateItem", &request.key, error)),
+            },
+        }
+    }
+
+    /// Replaces the record `found`, which is expired or another program's, by a claim.
+    async fn claim_by_put(
+        &self,
+        request: &ClaimRequest,
+        found: Record,
+        item: &Item,
+        context: &RequestContext,
+    ) -> Result<ClaimAnswer, StoreError> {
+        let replaced = Some(found).filter(|found| !found.is_expired(request.now));
+        let record = self
+            .layout
+            .item(&request.key, &request.record(replaced.as_ref()));
+        let put = expressions::put_over(&self.layout, &self.table, item, record);
+        let call = put_item(&self.writing, put).set_return_consumed_capacity(self.capacity.clone());
+        match call.send().await {
+            Ok(answer) => {
+                add_write_units(context, answer.consumed_capacity());
+                Ok(ClaimAnswer::Applied { replaced })
+            }
+            Err(error) => match error.as_service_error() {
+                Some(PutItemError::ConditionalCheckFailedException(refusal)) => {
+                    let record = self.read(&request.key, refusal.item().unwrap_or(&Item::new()))?;
+                    Ok(ClaimAnswer::Refused(record))
+                }
+                _ => Err(self.unavailable("claim", "dynamodb:PutItem", &request.key, error)),
+            },
+        }
+    }
+}
+
+/// The answer to a claim by `UpdateItem`.
+enum Claim {
+    Applied(Option<Record>),
+    Refused(Record, Item),
+}

@@ -1,0 +1,80 @@
+//! Settlements: an `UpdateItem` or `DeleteItem`, if the worker still holds the claim.
+
+use aws_sdk_dynamodb::operation::{delete_item::DeleteItemError, update_item::UpdateItemError};
+
+use super::{DynamoStore, Place, Request, expressions};
+use crate::{
+    item::Item,
+    write::{add_write_units, delete_item, update_item},
+};
+use sqs_once_core::{
+    protocol::{Fence, Settlement, Timestamp},
+    store::{RequestContext, SettleAnswer, StoreError},
+};
+
+impl DynamoStore {
+    /// Settles in `place`, or when there is one.
+    pub(super) async fn settle_in(
+        &self,
+        place: Option<Place>,
+        fence: &Fence,
+        settlement: &Settlement,
+        now: Timestamp,
+        context: &RequestContext,
+    ) -> Result<SettleAnswer, StoreError> {
+        let _place = self.places.or_take(place, Request::Other).await;
+        let update = expressions::settle(&self.layout, &self.table, fence, settlement, now);
+        let Some(update) = update else {
+            return self.delete(fence, context).await;
+        };
+        let call =
+            update_item(&self.writing, update).set_return_consumed_capacity(self.capacity.clone());
+        match call.send().await {
+            Ok(answer) => {
+                add_write_units(context, answer.consumed_capacity());
+                Ok(SettleAnswer::Applied)
+            }
+            Err(error) => match error.as_service_error() {
+                Some(UpdateItemError::ConditionalCheckFailedException(refusal)) => {
+                    self.refused(fence, refusal.item())
+                }
+                _ => {
+                    let action = settlement.name();
+                    Err(self.unavailable(action, "dynamodb:UpdateItem", &fence.key, error))
+                }
+            },
+        }
+    }
+
+    async fn delete(
+        &self,
+        fence: &Fence,
+        context: &RequestContext,
+    ) -> Result<SettleAnswer, StoreError> {
+        let delete = expressions::delete(&self.layout, &self.table, fence);
+        let call =
+            delete_item(&self.writing, delete).set_return_consumed_capacity(self.capacity.clone());
+        match call.send().await {
+            Ok(answer) => {
+                add_write_units(context, answer.consumed_capacity());
+                Ok(SettleAnswer::Applied)
+            }
+            Err(error) => match error.as_service_error() {
+                Some(DeleteItemError::ConditionalCheckFailedException(refusal)) => {
+                    self.refused(fence, refusal.item())
+                }
+                _ => Err(self.unavailable("restore", "dynamodb:DeleteItem", &fence.key, error)),
+            },
+        }
+    }
+
+    /// Reads the record that refused a settlement.
+    pub(super) fn refused(
+        &self,
+        fence: &Fence,
+        item: Option<&Item>,
+    ) -> Result<SettleAnswer, StoreError> {
+        let record = item.map(|item| self.read(&fence.key, item)).transpose()?;
+        Ok(SettleAnswer::Refused(record))
+    }
+}

@@ -1,0 +1,259 @@
+//! Commits a record and other writes in one `TransactWriteItems`.
+
+mod cancellation;
+
+use std::collections::BTreeSet;
+
+use aws_sdk_dynamodb::{
+    error::{ProvideErrorMetadata as _, SdkError},
+    operation::transact_write_items::TransactWriteItemsError,
+    types::TransactWriteItem,
+};
+
+use super::{
+    DynamoStore, Request, expressions,
+    size::{check_result, check_size},
+};
+use crate::{
+    explain::{explain, kind},
+    item::{self as items, Item},
+    transactional::{Commit, CommitAnswer, RecordWrite, TransactionalStore},
+    write::{add_write_units, table},
+};
+use cancellation::Cancelled;
+use sqs_once_core::{
+    protocol::{
+        ClaimRequest, Key, Record, Settlement, Timestamp, Unavailability, decision::may_claim,
+        record::MAX_ITEM_BYTES,
+    },
+    store::{RequestContext, StoreError},
+};
+
+/// Permissions of a commit. IAM has no separate permission for transactions.
+const NEEDS: &str = "dynamodb:PutItem, UpdateItem, DeleteItem or ConditionCheckItem";
+
+impl TransactionalStore for DynamoStore {
+    async fn look(&self, key: &Key, _: &RequestContext) -> Result<Option<Record>, StoreError> {
+        let get = self
+            .client
+            .get_item()
+            .table_name(&self.table)
+            .set_key(Some(self.layout.primary_key(key.as_str())));
+        let _place = self.places.take(Request::Claim).await;
+        match get.send().await {
+            Ok(found) => found.item().map(|item| self.read(key, item)).transpose(),
+            Err(error) => Err(self.unavailable("read", "dynamodb:GetItem", key, error)),
+        }
+    }
+
+    async fn commit(
+        &self,
+        commit: &Commit,
+        context: &RequestContext,
+    ) -> Result<CommitAnswer, StoreError> {
+        if commit.sent_over.get().is_none() {
+            let record = match commit.sent.get() {
+                Some(sent) => sent.clone(),
+                None => {
+                    let built = self.record_write(&commit.record)?;
+                    commit.sent.get_or_init(|| built).clone()
+                }
+            };
+            match (self.send(commit, record, commit.token.clone(), context)).await? {
+                Sent::Refused(Some((found, item))) => {
+                    match self.over(&commit.record, &found, &item)? {
+                        Some(over) => commit.sent_over.get_or_init(|| over),
+                        None => return Ok(CommitAnswer::Refused(Some(found))),
+                    }
+                }
+                sent => return Ok(sent.into()),
+            };
+        }
+        let Some(over) = commit.sent_over.get() else {
+            return Ok(CommitAnswer::Refused(None));
+        };
+        // This is another transaction, so it needs another `ClientRequestToken`.
+        let token = format!("{}o", commit.token);
+        Ok(self
+            .send(commit, over.clone(), token, context)
+            .await?
+            .into())
+    }
+}
+
+/// DynamoDB's answer, with the unchanged item that refused the record's write.
+enum Sent {
+    Refused(Option<(Record, Item)>),
+    Other(CommitAnswer),
+}
+
+impl From<Sent> for CommitAnswer {
+    fn from(sent: Sent) -> Self {
+        match sent {
+            Sent::Refused(found) => Self::Refused(found.map(|(record, _)| record)),
+            Sent::Other(answer) => answer,
+        }
+    }
+}
+
+impl DynamoStore {
+    async fn send(
+        &self,
+        commit: &Commit,
+        record: TransactWriteItem,
+        token: String,
+        context: &RequestContext,
+    ) -> Result<Sent, StoreError> {
+        let writes = commit.writes.iter().map(|write| write.action.clone());
+        let sent = self
+            .writing
+            .transact_write_items()
+            .set_transact_items(Some([record].into_iter().chain(writes).collect()))
+            .client_request_token(token)
+            .set_return_consumed_capacity(self.capacity.clone())
+            .send();
+        let _place = self.places.take(Request::Other).await;
+        match sent.await {
+            Ok(answer) => {
+                add_write_units(context, answer.consumed_capacity());
+                Ok(Sent::Other(CommitAnswer::Applied))
+            }
+            Err(error) => self.not_committed(commit, error),
+        }
+    }
+
+    fn record_write(&self, record: &RecordWrite) -> Result<TransactWriteItem, StoreError> {
+        let (layout, table) = (&self.layout, &self.table);
+        let write = TransactWriteItem::builder();
+        Ok(match record {
+            RecordWrite::Settle {
+                fence,
+                settlement,
+                now,
+            } => {
+                check_result(&fence.key, settlement)?;
+                let update = expressions::settle(layout, table, fence, settlement, *now);
+                match update {
+                    Some(update) => write.update(update),
+                    None => write.delete(expressions::delete(layout, table, fence)),
+                }
+            }
+            RecordWrite::Insert {
+                request,
+                settlement:
+                    Settlement::Fail {
+                        error, expires_at, ..
+                    },
+            } => {
+                let error = error.as_str();
+                write.update(expressions::insert_failed(
+                    layout,
+                    table,
+                    request,
+                    error,
+                    *expires_at,
+                ))
+            }
+            RecordWrite::Insert {
+                request,
+                settlement,
+            } => {
+                check_result(&request.key, settlement)?;
+                let record = inserted(request, settlement, None);
+                let put = expressions::insert_completed(layout, table, request, &record);
+                check_size(&request.key, items::size(&put.item), MAX_ITEM_BYTES)?;
+                write.put(put)
+            }
+        }
+        .build())
+    }
+
+    /// Builds a put instead of a refused update of the record. `None` if the rules protect the
+    /// record `found`.
+    fn over(
+        &self,
+        record: &RecordWrite,
+        found: &Record,
+        item: &Item,
+    ) -> Result<Option<TransactWriteItem>, StoreError> {
+        let RecordWrite::Insert {
+            request,
+            settlement,
+        } = record
+        else {
+            return Ok(None);
+        };
+        if !may_claim(Some(found), request) {
+            return Ok(None);
+        }
+        let live = Some(found).filter(|found| !found.is_expired(request.now));
+        let record = inserted(request, settlement, live);
+        let record = self.layout.item(&request.key, &record);
+        check_size(&request.key, items::size(&record), MAX_ITEM_BYTES)?;
+        let put = expressions::put_over(&self.layout, &self.table, item, record);
+        Ok(Some(TransactWriteItem::builder().put(put).build()))
+    }
+
+    fn not_committed(
+        &self,
+        commit: &Commit,
+        error: SdkError<TransactWriteItemsError>,
+    ) -> Result<Sent, StoreError> {
+        match error.as_service_error() {
+            Some(TransactWriteItemsError::TransactionCanceledException(cancelled)) => {
+                match self.cancelled(commit, cancelled.cancellation_reasons())? {
+                    Cancelled::Sent(sent) => Ok(sent),
+                    Cancelled::Contended(why) => {
+                        let why = why.unwrap_or_else(|| explain(&error, NEEDS));
+                        Err(self.not_answered(commit, Unavailability::Contended, why, error))
+                    }
+                }
+            }
+            Some(service) if service.code() == Some("ValidationException") => {
+                Ok(Sent::Other(CommitAnswer::Invalid(explain(&error, NEEDS))))
+            }
+            // The caller sends the same transaction again, after contention too.
+            _ => {
+                let (kind, why) = (kind(&error), explain(&error, NEEDS));
+                Err(self.not_answered(commit, kind, why, error))
+            }
+        }
+    }
+
+    fn not_answered(
+        &self,
+        commit: &Commit,
+        kind: Unavailability,
+        reason: String,
+        error: SdkError<TransactWriteItemsError>,
+    ) -> StoreError {
+        let mut tables = BTreeSet::from([self.table.as_str()]);
+        tables.extend(commit.writes.iter().map(|write| table(&write.action)));
+        let names = Vec::from_iter(tables).join("`, `");
+        StoreError::Unavailable {
+            kind,
+            action: "commit",
+            key: commit.record.key().to_string(),
+            store: format!("DynamoDB, tables `{names}`"),
+            reason,
+            source: error.into(),
+        }
+    }
+}
+
+/// Returns the record after an insert. `over` is the record before, and is `None` if expired.
+fn inserted(request: &ClaimRequest, settlement: &Settlement, over: Option<&Record>) -> Record {
+    let claimed = request.record(over);
+    let settled = settlement.apply(&claimed, request.now);
+    Record {
+        // An insert has no claim, so it opens no attempt.
+        first_claimed_at: match settlement {
+            Settlement::Fail { .. } if over.is_some_and(Record::is_foreign_claim) => {
+                Some(Timestamp::default())
+            }
+            Settlement::Fail { .. } => over.and_then(|record| record.first_claimed_at),
+            _ => None,
+        },
+        ..settled.unwrap_or(claimed)
+    }
+}

@@ -1,0 +1,62 @@
+//! Requests of single writes, and the capacity that they consume.
+
+use aws_sdk_dynamodb::{
+    Client,
+    operation::{
+        delete_item::builders::DeleteItemFluentBuilder, put_item::builders::PutItemFluentBuilder,
+        update_item::builders::UpdateItemFluentBuilder,
+    },
+    types::{ConsumedCapacity, Delete, Put, Update},
+};
+
+use sqs_once_core::store::RequestContext;
+
+/// Builds a single `PutItem` request.
+pub(crate) fn put_item(client: &Client, put: Put) -> PutItemFluentBuilder {
+    client
+        .put_item()
+        .table_name(put.table_name)
+        .set_item(Some(put.item))
+        .set_condition_expression(put.condition_expression)
+        .set_expression_attribute_names(put.expression_attribute_names)
+        .set_expression_attribute_values(put.expression_attribute_values)
+        .set_return_values_on_condition_check_failure(put.return_values_on_condition_check_failure)
+}
+
+/// Builds a single `UpdateItem` request.
+pub(crate) fn update_item(client: &Client, update: Update) -> UpdateItemFluentBuilder {
+    client
+        .update_item()
+        .table_name(update.table_name)
+        .set_key(Some(update.key))
+        .update_expression(update.update_expression)
+        .set_condition_expression(update.condition_expression)
+        .set_expression_attribute_names(update.expression_attribute_names)
+        .set_expression_attribute_values(update.expression_attribute_values)
+        .set_return_values_on_condition_check_failure(
+            update.return_values_on_condition_check_failure,
+        )
+}
+
+/// Builds a single `DeleteItem` request.
+pub(crate) fn delete_item(client: &Client, delete: Delete) -> DeleteItemFluentBuilder {
+    client
+        .delete_item()
+        .table_name(delete.table_name)
+        .set_key(Some(delete.key))
+        .set_condition_expression(delete.condition_expression)
+        .set_expression_attribute_names(delete.expression_attribute_names)
+        .set_expression_attribute_values(delete.expression_attribute_values)
+        .set_return_values_on_condition_check_failure(
+            delete.return_values_on_condition_check_failure,
+        )
+}
+
+/// Adds the consumed capacity of a write.
+pub(crate) fn add_write_units<'a>(
+    context: &RequestContext,
+    consumed: impl IntoIterator<Item = &'a ConsumedCapacity>,
+) {
+    let units = consumed.into_iter();
+    context.add_write_units(units.filter_map(ConsumedCapacity::capacity_units).sum());
+}

@@ -1,0 +1,76 @@
+//! Groups of rows that one transaction has locked: sends their events, and names the rows to settle.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{
+    Relay,
+    report::RelayReport,
+    rounds::{Run, Unsent},
+    stream::{Group, Pending},
+};
+use sqs_once::Deadline;
+use sqs_once_postgres::relay::{Limits, Row};
+
+/// The rows of events that were sent or dead-lettered, and each row that failed, with its group.
+pub(super) struct Settled {
+    pub(super) done: Vec<i64>,
+    pub(super) failed: Vec<(i64, String)>,
+}
+
+/// Sends the events of groups that are locked.
+pub(super) async fn send_groups(
+    relay: &Relay,
+    groups: Vec<Group>,
+    run: &mut Run,
+    report: &mut RelayReport,
+) -> Settled {
+    let rows = groups.iter().flatten().map(|event| event.position);
+    let mut done: BTreeSet<i64> = rows.collect();
+    let mut failed = Vec::new();
+    for Unsent { events, has_failed } in relay.send_groups(groups, run, report).await {
+        for event in &events {
+            done.remove(&event.position);
+        }
+        let Some(first) = events.front() else {
+            continue;
+        };
+        if has_failed {
+            report.failed(events.len());
+            failed.push((first.position, first.event.group.clone()));
+        }
+    }
+    Settled {
+        done: Vec::from_iter(done),
+        failed,
+    }
+}
+
+/// Divides rows into groups, in the order of the first row of each.
+pub(super) fn groups(rows: Vec<Row>) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    let mut places = BTreeMap::new();
+    for row in rows {
+        let place = *places
+            .entry(row.event.group.clone())
+            .or_insert(groups.len());
+        if place == groups.len() {
+            groups.push(Group::new());
+        }
+        groups[place].push_back(Pending {
+            position: row.sequence,
+            event: row.event,
+            published_at: Some(row.published_at),
+            fault: None,
+        });
+    }
+    groups
+}
+
+/// In a stricter isolation, a row that another
+/// relay has sent would be an error, and not a row to be left out.
+pub(super) fn limits(deadline: Deadline) -> Limits {
+    Limits {
+        is_read_committed: true,
+        ..Limits::until(deadline, deadline.end())
+    }
+}

@@ -1,0 +1,201 @@
+//! [`PostgresRelay`]: sends the events of the table `sqs_once_outbox` by schedule.
+
+mod locked;
+mod right_after_commit;
+
+use std::{collections::BTreeSet, time::Duration};
+
+use serde::Serialize;
+use sqlx::Error;
+use tokio::time::{Instant, timeout_at};
+
+use crate::report::RelayReport;
+use crate::{Relay, RelayError, relay::ASSUMED_TIMEOUT, rounds::Run, stream::Group};
+use locked::{Settled, groups, limits, send_groups};
+use sqs_once::{Deadline, protocol::Timestamp};
+use sqs_once_postgres::{
+    PostgresStore,
+    relay::{
+        MAX_BYTES, MAX_GROUPS, MIN_ROWS_OF_GROUP, TransactionConnection, explain, lock_due, oldest,
+        settle,
+    },
+};
+
+pub use right_after_commit::RightAfterCommit;
+
+/// Time reserved to delete the rows of sent events, and for the response.
+const RESERVE: Duration = Duration::from_secs(2);
+/// Longest round of sending: the limit of one call in [`aws::config`](sqs_once::aws::config). With less time
+/// left, a round could be cut off, and its events would count as failed.
+const MIN_TIME_TO_START: Duration = Duration::from_secs(5);
+/// Most rows of a transaction, shared among its groups if they are few.
+const MAX_ROWS: usize = 500;
+/// How long we drain only groups known to have more events before scanning all groups again, which can
+/// read every row of the table.
+const TIME_TO_NEXT_LOOK: Duration = Duration::from_secs(5);
+/// Sends the events that [`InPostgres`](sqs_once_postgres::InPostgres) has recorded in `sqs_once_outbox`. Clones
+/// share pool and clients.
+///
+/// ```no_run
+/// # async fn run() -> Result<(), lambda_runtime::Error> {
+/// use sqs_once::aws;
+/// use sqs_once_outbox::{PostgresRelay, Relay};
+/// use sqs_once_postgres::PostgresStore;
+///
+/// let targets = "*=https://sqs.eu-central-1.amazonaws.com/123456789012/shipping.fifo".parse()?;
+/// let dead_letters = "https://sqs.eu-central-1.amazonaws.com/123456789012/outbox-dead-letters";
+/// let relay = Relay::new(&aws::config().await, targets, dead_letters)?;
+/// let pool = sqs_once_postgres::pool("postgres://orders@db.example/orders".parse()?, 1);
+/// sqs_once_outbox::run(PostgresRelay::new(relay, PostgresStore::new(pool))).await?;
+/// # Ok(()) }
+/// ```
+///
+/// # Transactions
+///
+/// 1. Lock the first row of each group whose next attempt is due, unless another relay has locked it:
+///    at most 100 groups. Read their first rows: ten of each, and more of few groups, up to 500 in
+///    total, with 8 MB of bodies.
+/// 2. Send these events as [`Relay`] does: the events of a group one after the other, groups side by
+///    side, refused events to the dead-letter queue.
+/// 3. Delete the rows of sent and dead-lettered events. If an event failed, set the next attempt of
+///    its group, after 5 seconds to 5 minutes.
+/// 4. `COMMIT`, and start again, until no group is due or the time is up. For five seconds, start with
+///    the groups that have more events, and then with all.
+///
+/// If the relay crashes, PostgreSQL ends the transaction, and the events are sent again: a target gets
+/// an event at least once. If the process is frozen, the server ends the transaction. From PostgreSQL
+/// 17 on it does so one second after the deadline. Before, it can do so later: the limit of the idle
+/// time starts at the end of the last statement.
+#[derive(Clone, Debug)]
+pub struct PostgresRelay {
+    relay: Relay,
+    store: PostgresStore,
+}
+
+/// Numbers of events of one run of a [`PostgresRelay`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[non_exhaustive]
+pub struct Relayed {
+    /// Events that a target confirmed.
+    pub sent: u64,
+    /// Events that the dead-letter queue confirmed.
+    pub dead_lettered: u64,
+    /// Events that are sent again: failed ones, and those that were read behind them in their groups.
+    pub failed: u64,
+}
+
+impl Relayed {
+    const fn of(report: &RelayReport) -> Self {
+        Self {
+            sent: report.sent,
+            dead_lettered: report.dead_lettered,
+            failed: report.failed,
+        }
+    }
+}
+
+impl PostgresRelay {
+    /// A relay that sends as `relay` does, from the database of `store`. It needs one connection.
+    #[must_use]
+    pub const fn new(relay: Relay, store: PostgresStore) -> Self {
+        Self { relay, store }
+    }
+
+    /// Sends events until none is due, or `deadline`. Several relays may send at a time.
+    ///
+    /// Dropping the returned future has the effect of a crash: the events of the open transaction are
+    /// sent again.
+    ///
+    /// # Errors
+    ///
+    /// If PostgreSQL fails. Events may have been sent before.
+    pub async fn send_due(&self, deadline: Deadline) -> Result<Relayed, RelayError> {
+        self.send_all_due(deadline, None).await
+    }
+
+    pub(crate) fn deadline(&self, at: Timestamp) -> Deadline {
+        Deadline::of_invocation(Timestamp::now(), at, ASSUMED_TIMEOUT, RESERVE)
+            .min_time_to_start(MIN_TIME_TO_START)
+    }
+
+    pub(crate) async fn send_all_due(
+        &self,
+        deadline: Deadline,
+        request_id: Option<&str>,
+    ) -> Result<Relayed, RelayError> {
+        let mut report = RelayReport::new(Timestamp::now());
+        let sent = timeout_at(deadline.end(), async {
+            let (limits, stop) = (limits(deadline), deadline.stop());
+            let mut tx = self.store.begin_until(limits, stop).await?;
+            report.waiting(oldest(&mut tx).await?);
+            send_all(&self.relay, &mut tx, deadline, &mut report).await
+        })
+        .await;
+        let relayed = Relayed::of(&report);
+        self.relay.log(report, request_id);
+        let reason = match sent {
+            Ok(Ok(())) => return Ok(relayed),
+            Ok(Err(error)) => explain(&error),
+            Err(_elapsed) => "no answer before the deadline".to_owned(),
+        };
+        Err(RelayError::Database { reason })
+    }
+}
+
+/// Sends the due events of all groups, on a connection with an open transaction. Ends when no event is
+/// due, or when it is too late for another transaction.
+async fn send_all(
+    relay: &Relay,
+    tx: &mut TransactionConnection,
+    deadline: Deadline,
+    report: &mut RelayReport,
+) -> Result<(), Error> {
+    let mut run = Run::new(deadline);
+    loop {
+        let mut groups = groups(lock_due(tx, None, MAX_ROWS).await?);
+        if groups.is_empty() {
+            return tx.roll_back().await;
+        }
+        let next_look = Instant::now() + TIME_TO_NEXT_LOOK;
+        // If more groups are due than one transaction takes, a few long ones do not delay them.
+        let enough = if groups.len() < MAX_GROUPS {
+            1
+        } else {
+            MAX_GROUPS / 2
+        };
+        while !groups.is_empty() {
+            run.latest_start = deadline.latest_start().min(next_look);
+            let mut long = long_groups(&groups, MAX_ROWS);
+            let Settled { done, failed } = send_groups(relay, groups, &mut run, report).await;
+            for (_, group) in &failed {
+                long.remove(group);
+            }
+            let failed_rows: Vec<_> = failed.into_iter().map(|(row, _)| row).collect();
+            settle(tx, &done, &failed_rows).await?;
+            tx.commit().await?;
+            if !deadline.may_start() {
+                tracing::info!("the time is up; the next run sends the events that are still due");
+                return Ok(());
+            }
+            tx.open(limits(deadline)).await?;
+            if long.len() < enough || Instant::now() >= next_look {
+                break;
+            }
+            groups = self::groups(lock_due(tx, Some(&Vec::from_iter(long)), MAX_ROWS).await?);
+        }
+    }
+}
+
+/// The groups of which a request with this limit may have left out rows.
+fn long_groups(groups: &[Group], max_rows: usize) -> BTreeSet<String> {
+    let bytes = |group: &Group| -> usize { group.iter().map(|row| row.event.body.len()).sum() };
+    let is_cut = groups.iter().map(bytes).sum::<usize>() >= MAX_BYTES;
+    let rows = MIN_ROWS_OF_GROUP.max(max_rows / groups.len().max(1));
+    groups
+        .iter()
+        .filter(|group| is_cut || group.len() >= rows)
+        .filter_map(|group| group.front())
+        .map(|first| first.event.group.clone())
+        .collect()
+}

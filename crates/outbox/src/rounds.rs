@@ -1,0 +1,268 @@
+//! Sends groups of events in rounds: in each round, the first event of every group.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+};
+
+use futures_util::future::join_all;
+use tokio::time::{Instant, timeout_at};
+
+use crate::{
+    Relay,
+    report::RelayReport,
+    send::{ATTRIBUTE_BYTES, MAX_CALL_BYTES, MAX_ENTRIES, Parcel, Sent},
+    stream::{Group, Pending},
+    targets::Target,
+};
+use sqs_once::{Deadline, protocol::Timestamp};
+use sqs_once_dynamodb::explain::is_contended;
+
+/// Reason of an event whose name has no target.
+const NO_TARGET: &str = "NoTarget";
+/// Reason of an event that was not sent because of an earlier one.
+const EARLIER_SILENCE: &str = "the target gave no answer to an earlier call of this invocation";
+
+/// The end of one event in this batch.
+enum End {
+    Sent,
+    DeadLettered(String),
+    Failed(String),
+}
+
+/// Rounds of one invocation: their limits, and the targets that are not called again.
+#[derive(Debug)]
+pub(crate) struct Run {
+    /// No round starts from here on.
+    pub(crate) latest_start: Instant,
+    /// Calls are cut off, and their events have failed.
+    stop: Instant,
+    /// An event that was published before goes to the dead-letter queue once it fails.
+    pub(crate) oldest: Option<Timestamp>,
+    /// Targets that did not answer in time. Each further call would take as long, while others wait.
+    silent: BTreeSet<Target>,
+}
+
+impl Run {
+    pub(crate) const fn new(deadline: Deadline) -> Self {
+        Self {
+            latest_start: deadline.latest_start(),
+            stop: deadline.stop(),
+            oldest: None,
+            silent: BTreeSet::new(),
+        }
+    }
+
+    /// Returns whether an event that failed goes to the dead-letter queue. A target that throttles works.
+    fn gives_up(&self, event: &Pending, why: &str) -> bool {
+        let is_old = event.published_at.zip(self.oldest);
+        is_old.is_some_and(|(published_at, oldest)| published_at < oldest) && !is_contended(why)
+    }
+}
+
+/// The events of a group that were not sent. The first is the one that failed, if one did.
+#[derive(Debug)]
+pub(crate) struct Unsent {
+    pub(crate) events: Group,
+    /// Otherwise there was no time for another round.
+    pub(crate) has_failed: bool,
+}
+
+impl Relay {
+    /// Sends groups side by side, and the events of each one after the other. Returns the groups that
+    /// still have events.
+    pub(crate) async fn send_groups(
+        &self,
+        mut groups: Vec<Group>,
+        run: &mut Run,
+        report: &mut RelayReport,
+    ) -> Vec<Unsent> {
+        let mut unsent = Vec::new();
+        while !groups.is_empty() {
+            if Instant::now() >= run.latest_start {
+                let rest = |events| Unsent {
+                    events,
+                    has_failed: false,
+                };
+                unsent.extend(groups.into_iter().map(rest));
+                break;
+            }
+            let ends = self.send_first_of_each(&groups, run).await;
+            let mut next = Vec::with_capacity(groups.len());
+            for (mut events, end) in groups.into_iter().zip(ends) {
+                if !settle(&events, end, report) {
+                    let has_failed = true;
+                    unsent.push(Unsent { events, has_failed });
+                    continue;
+                }
+                events.pop_front();
+                if !events.is_empty() {
+                    next.push(events);
+                }
+            }
+            groups = next;
+        }
+        unsent
+    }
+
+    /// Sends the first event of each group. Returns their ends, in the order of the groups.
+    async fn send_first_of_each(&self, groups: &[Group], run: &mut Run) -> Vec<End> {
+        let heads: Vec<&Pending> = groups.iter().filter_map(Group::front).collect();
+        let mut sent = self.send(&heads, run).await;
+        for (head, sent) in heads.iter().zip(&mut sent) {
+            if let Sent::Failed(why) | Sent::Silent(why) = sent
+                && run.gives_up(head, why)
+            {
+                *sent = Sent::Refused(mem::take(why));
+            }
+        }
+        let refused: Vec<_> = heads
+            .iter()
+            .zip(&sent)
+            .filter_map(|(head, sent)| match sent {
+                Sent::Refused(reason) => Some(Parcel {
+                    event: &head.event,
+                    reason: Some(reason),
+                }),
+                _ => None,
+            })
+            .collect();
+        let to = |_: &Parcel<'_>| Some(&self.dead_letters);
+        let mut dead_lettered = self.send_parcels(&refused, to, run).await.into_iter();
+        let end = |sent| match sent {
+            Sent::Confirmed => End::Sent,
+            Sent::Failed(why) | Sent::Silent(why) => End::Failed(why),
+            Sent::Refused(reason) => match dead_lettered.next() {
+                Some(Sent::Confirmed) => End::DeadLettered(reason),
+                Some(Sent::Failed(why) | Sent::Silent(why) | Sent::Refused(why)) => {
+                    End::Failed(format!("{reason}, and the dead-letter queue: {why}"))
+                }
+                None => End::Failed(reason),
+            },
+        };
+        sent.into_iter().map(end).collect()
+    }
+
+    async fn send(&self, heads: &[&Pending], run: &mut Run) -> Vec<Sent> {
+        let parcels: Vec<_> = heads
+            .iter()
+            .map(|head| Parcel {
+                event: &head.event,
+                reason: head.fault,
+            })
+            .collect();
+        let to = |parcel: &Parcel<'_>| match parcel.reason {
+            None => self.targets.of(&parcel.event.name),
+            Some(_) => None,
+        };
+        self.send_parcels(&parcels, to, run).await
+    }
+
+    /// Sends each parcel to its target, in as few calls as the limits allow. A parcel without a target
+    /// is refused. A target that was silent before is not called.
+    async fn send_parcels<'a>(
+        &'a self,
+        parcels: &[Parcel<'a>],
+        target: impl Fn(&Parcel<'a>) -> Option<&'a Target>,
+        run: &mut Run,
+    ) -> Vec<Sent> {
+        let stop = run.stop;
+        let mut of_target: BTreeMap<&Target, Vec<usize>> = BTreeMap::new();
+        let mut sent = Vec::with_capacity(parcels.len());
+        for (index, parcel) in parcels.iter().enumerate() {
+            let Some(target) = target(parcel) else {
+                let reason = parcel.reason.unwrap_or(NO_TARGET);
+                sent.push(Sent::Refused(reason.to_owned()));
+                continue;
+            };
+            sent.push(Sent::Failed(EARLIER_SILENCE.to_owned()));
+            if !run.silent.contains(target) {
+                of_target.entry(target).or_default().push(index);
+            }
+        }
+        let planned = of_target.into_iter().flat_map(|(target, indices)| {
+            let calls = calls(indices, |index| parcels[index].event.body.len());
+            calls.into_iter().map(move |indices| (target, indices))
+        });
+        let calls = planned.map(|(target, indices)| async move {
+            let of_call: Vec<_> = indices.iter().map(|&index| parcels[index]).collect();
+            let call = timeout_at(stop, self.sender.send(target, &of_call)).await;
+            let late =
+                |_| vec![Sent::Silent("no answer before the deadline".to_owned()); of_call.len()];
+            (target, indices, call.unwrap_or_else(late))
+        });
+        for (target, indices, results) in join_all(calls).await {
+            if results.iter().any(|sent| matches!(sent, Sent::Silent(_))) {
+                run.silent.insert(target.clone());
+            }
+            for (index, result) in indices.into_iter().zip(results) {
+                sent[index] = result;
+            }
+        }
+        sent
+    }
+}
+
+/// Reports the end of a group's first event. Returns whether the next event may be sent.
+fn settle(group: &Group, end: End, report: &mut RelayReport) -> bool {
+    let Some(first) = group.front() else {
+        return true;
+    };
+    let (event_id, event_name) = (&first.event.id, &first.event.name);
+    match end {
+        End::Sent => report.sent(first.published_at),
+        End::DeadLettered(reason) => {
+            tracing::error!(
+                event_id,
+                event_name,
+                reason,
+                "the target did not take the event: it is in the dead-letter queue"
+            );
+            report.dead_lettered();
+        }
+        End::Failed(reason) => {
+            tracing::warn!(
+                event_id,
+                event_name,
+                reason,
+                waiting = group.len() - 1,
+                "the event was not sent: it and the later events of its group are sent again"
+            );
+            return false;
+        }
+    }
+    true
+}
+
+/// Divides entries into calls within the limits of the services.
+fn calls(indices: Vec<usize>, bytes: impl Fn(usize) -> usize) -> Vec<Vec<usize>> {
+    let (mut calls, mut total): (Vec<Vec<_>>, _) = (Vec::new(), 0);
+    for index in indices {
+        let size = bytes(index) + ATTRIBUTE_BYTES;
+        total += size;
+        match calls.last_mut() {
+            Some(call) if call.len() < MAX_ENTRIES && total <= MAX_CALL_BYTES => call.push(index),
+            _ => {
+                total = size;
+                calls.push(vec![index]);
+            }
+        }
+    }
+    calls
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_keep_limits_of_the_services() {
+        let sizes = |sizes: &[usize]| {
+            let calls = calls((0..sizes.len()).collect(), |index| sizes[index]);
+            calls.iter().map(Vec::len).collect::<Vec<_>>()
+        };
+        assert_eq!(sizes(&[1; 23]), [10, 10, 3]);
+        assert_eq!(sizes(&[127 * 1024, 127 * 1024, 1]), [2, 1]);
+        assert_eq!(sizes(&[255 * 1024, 1, 255 * 1024]), [1, 1, 1]);
+    }
+}

@@ -1,0 +1,115 @@
+//! The claim of an attempt, in the transaction that it opens.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use sqlx::Error;
+use sqs_once_core::{
+    once::Outcome,
+    protocol::{
+        Claimed, Record,
+        decision::{may_claim, refusal},
+    },
+};
+use tokio::time::{Instant, timeout_at};
+
+use super::Run;
+use crate::{
+    explain::{is_connection_lost, is_lock_timeout, is_table_missing},
+    migrate::create_first_tables,
+    store::row::insert_or_lock,
+    transaction_connection::{Limits, TransactionConnection, Tries},
+};
+
+/// A claim whose transaction is open. The transaction locks the record.
+pub(crate) struct Claim {
+    /// The record in progress. Of a record that existed before, the table still has the old state.
+    pub(crate) record: Record,
+    pub(crate) claimed: Claimed,
+    /// Id of the transaction.
+    pub(crate) transaction: String,
+}
+
+impl Run<'_> {
+    /// Opens a transaction, and claims the operation.
+    pub(crate) async fn begin(&self) -> Result<(TransactionConnection, Claim), Outcome> {
+        let stop = self.deadline.stop();
+        let begun = async {
+            let mut tries = Tries::new(self.records.store.connections(), stop);
+            loop {
+                let limits = Limits::until(self.deadline, self.deadline.latest_start());
+                let mut tx = tries.begin(limits).await?;
+                match self.claim(&mut tx).await {
+                    // Nothing was committed.
+                    Err(error) if is_connection_lost(&error) => tries.failed(tx, error).await?,
+                    claim => return Ok((tx, claim)),
+                }
+            }
+        };
+        // The answer to a lock timeout comes after the last start.
+        let (mut tx, claim) = match self
+            .meter
+            .timed(timeout_at(self.deadline.end(), begun))
+            .await
+        {
+            Ok(Ok(begun)) => begun,
+            Ok(Err(error)) => return Err(self.not_applied("claim", &error)),
+            Err(_elapsed) => return Err(Outcome::store_unavailable(self.out_of_time("claim"))),
+        };
+        if claim.is_ok() {
+            self.creates_tables.store(false, Relaxed);
+        }
+        let outcome = match claim {
+            Ok(Ok(claim)) => return Ok((tx, claim)),
+            Ok(Err(refused_by)) => refusal(refused_by, &self.request).into(),
+            // The rival's transaction is open. Its end is not known.
+            Err(error) if is_lock_timeout(&error) => Outcome::Conflict {
+                owner: None,
+                lease_until: self.records.now(),
+            },
+            Err(error) if is_table_missing(&error) && self.creates_tables.load(Relaxed) => {
+                self.roll_back(&mut tx).await;
+                return Err(self.create_tables(&mut tx, &error).await);
+            }
+            Err(error) => self.not_applied("claim", &error),
+        };
+        self.roll_back(&mut tx).await;
+        Err(outcome)
+    }
+
+    /// Creates the tables, which could not be created at start. The message then runs again.
+    async fn create_tables(&self, tx: &mut TransactionConnection, missing: &Error) -> Outcome {
+        let stop = self.deadline.stop();
+        let created = tx.request(stop, create_first_tables);
+        match timeout_at(stop, created).await {
+            Ok(Ok(())) => {
+                Outcome::Contended("the tables did not exist, and were created".to_owned())
+            }
+            Ok(Err(error)) => self.not_applied("claim", &error),
+            Err(_elapsed) => self.not_applied("claim", missing),
+        }
+    }
+
+    /// Claims the operation in the open transaction. Returns the record that refuses the claim.
+    pub(super) async fn claim(
+        &self,
+        tx: &mut TransactionConnection,
+    ) -> Result<Result<Claim, Record>, Error> {
+        let request = &self.request;
+        let new = request.record(None);
+        let time_left = self
+            .deadline
+            .end()
+            .saturating_duration_since(Instant::now());
+        let kept = insert_or_lock(tx, &request.key, &new, time_left).await?;
+        let is_new = kept.record.owner == new.owner;
+        if !is_new && !may_claim(Some(&kept.record), request) {
+            return Ok(Err(kept.record));
+        }
+        let replaced = Some(kept.record).filter(|old| !is_new && !old.is_expired(request.now));
+        Ok(Ok(Claim {
+            record: request.record(replaced.as_ref()),
+            claimed: Claimed::over(replaced),
+            transaction: kept.version,
+        }))
+    }
+}

@@ -1,0 +1,121 @@
+//! Ends an attempt whose handler returned no answer: rolls back, and records a permanent failure.
+
+use std::sync::Arc;
+
+use sqs_once_core::{
+    handler::Failure,
+    once::{Outcome, work::NoAnswer},
+    protocol::{Settlement, decision::refusal},
+    store::StoreError,
+};
+use tokio::{sync::Mutex, time::timeout_at};
+
+use super::Run;
+use crate::{
+    explain::{can_run_again, explain, is_caused_by_connection, is_caused_by_contention},
+    store::not_applied,
+    transaction_connection::{Limits, TransactionConnection},
+};
+
+impl Run<'_> {
+    /// Ends the attempt of a handler that returned no answer.
+    pub(crate) async fn end_without_answer(
+        &self,
+        tx: Arc<Mutex<TransactionConnection>>,
+        end: NoAnswer,
+    ) -> Outcome {
+        // A task of the handler may still hold the transaction. Its connection is then closed with
+        // the last reference to it.
+        let mut tx = tx.try_lock_owned().ok();
+        if let (Some(tx), NoAnswer::Failed(failure)) = (&mut tx, &end)
+            && is_caused_by_connection(cause(failure))
+        {
+            tx.close();
+        }
+        let outcome = match end {
+            NoAnswer::Failed(failure) if is_contended_failure(&failure) => {
+                Outcome::Contended(failure.to_string())
+            }
+            NoAnswer::Failed(failure @ Failure::Permanent(_)) => {
+                let error = failure.to_string();
+                return match &mut tx {
+                    Some(tx) => self.fail(tx, error).await,
+                    None => self.unrecorded(
+                        error,
+                        self.rejected("fail", "a task of the handler holds the transaction"),
+                    ),
+                };
+            }
+            end => end.into(),
+        };
+        if let Some(tx) = &mut tx {
+            self.roll_back(tx).await;
+        }
+        outcome
+    }
+
+    /// Rolls the handler's writes back, and records a permanent failure.
+    ///
+    /// If a different attempt has completed the operation, returns the outcome of its record.
+    pub(super) async fn fail(&self, tx: &mut TransactionConnection, error: String) -> Outcome {
+        let end = self.deadline.end();
+        let recorded = async {
+            // A new transaction, and not a savepoint before the claim: every operation would pay for
+            // the savepoint, and the handler may have ended the transaction.
+            tx.roll_back().await?;
+            tx.open(Limits::until(self.deadline, end)).await?;
+            let claim = match self.claim(tx).await? {
+                Ok(claim) => claim,
+                Err(refused_by) => return Ok(Err(refused_by)),
+            };
+            let (first_open, until) = (claim.claimed.is_first_open(), self.records.expires_at());
+            let message_id = &self.request.message_id;
+            let failure = Settlement::fail(error.clone(), message_id, first_open, until);
+            self.settle(tx, &claim, &failure).await.map(Ok)
+        };
+        let Ok(recorded) = self.meter.timed(timeout_at(end, recorded)).await else {
+            return self.unrecorded(error, self.out_of_time("fail"));
+        };
+        let outcome = match recorded {
+            Ok(Ok(true)) => {
+                return match self.commit(tx).await {
+                    Ok(()) => Outcome::PermanentFailure(error),
+                    Err(Outcome::CommitUnknown(cause)) => {
+                        Outcome::FailureUnrecorded { error, cause }
+                    }
+                    Err(outcome) => outcome,
+                };
+            }
+            Ok(Ok(false)) => {
+                let cause = self.rejected("fail", "the transaction of the record has ended");
+                self.unrecorded(error, cause)
+            }
+            Ok(Err(refused_by)) => refusal(refused_by, &self.request).into(),
+            Err(why) if can_run_again(&why) => {
+                self.roll_back_after(tx, &why).await;
+                return Outcome::Contended(explain(&why));
+            }
+            Err(why) => self.unrecorded(error, not_applied("fail", self.key(), &why)),
+        };
+        self.roll_back(tx).await;
+        outcome
+    }
+
+    fn unrecorded(&self, error: String, cause: StoreError) -> Outcome {
+        Outcome::FailureUnrecorded {
+            error,
+            cause: Arc::new(cause),
+        }
+    }
+}
+
+/// Returns whether the failure comes from contention or from the connection, and so is never permanent.
+fn is_contended_failure(failure: &Failure) -> bool {
+    is_caused_by_contention(cause(failure))
+}
+
+fn cause(failure: &Failure) -> &(dyn std::error::Error + 'static) {
+    let (Failure::Retryable(error) | Failure::NoEffect(error) | Failure::Permanent(error)) =
+        failure;
+    &**error
+}

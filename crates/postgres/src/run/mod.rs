@@ -1,0 +1,202 @@
+//! One attempt at an operation, from the claim to the end of its transaction.
+
+mod claim;
+mod failure;
+
+use std::{collections::BTreeSet, sync::atomic::AtomicBool, time::Duration};
+
+use sqlx::Error;
+use sqs_once_core::{
+    deadline::Deadline,
+    event::Published,
+    meter::Meter,
+    once::{Outcome, records::Records},
+    protocol::{ClaimRequest, Key, Settlement, StoredResult},
+    store::StoreError,
+};
+use tokio::time::timeout_at;
+
+use crate::{
+    explain::{
+        can_run_again, explain, is_aborted, is_connection_lost, is_contended, is_not_committed,
+    },
+    mode::AfterCommit,
+    outbox,
+    store::{PostgresStore, not_applied, row::settle, unanswered_commit},
+    transaction::Transaction,
+    transaction_connection::TransactionConnection,
+};
+use claim::Claim;
+
+/// Longest time to send events right after their commit: this time or half of the time left, whichever
+/// is shorter.
+const MAX_TIME_AFTER_COMMIT: Duration = Duration::from_secs(2);
+
+const ENDED_BY_HANDLER: &str = "the handler ended the transaction itself (COMMIT or ROLLBACK), so \
+    its writes are not part of the record's transaction: return `tx.done(output)` instead";
+
+/// One attempt at an operation.
+pub(crate) struct Run<'a> {
+    pub(crate) records: &'a Records<PostgresStore>,
+    pub(crate) after_commit: Option<&'a dyn AfterCommit>,
+    pub(crate) creates_tables: &'a AtomicBool,
+    pub(crate) request: ClaimRequest,
+    pub(crate) deadline: Deadline,
+    pub(crate) meter: Meter,
+}
+
+impl Run<'_> {
+    /// Records the completion and the events, and commits.
+    pub(crate) async fn complete(
+        &self,
+        claim: &Claim,
+        output: StoredResult,
+        events: Vec<Published>,
+        mut transaction: Transaction,
+    ) -> Outcome {
+        let (key, owner) = (self.key(), &self.request.owner);
+        let kept = self.records.keep(key, owner, output, self.deadline);
+        let result = kept.await;
+        let tx = transaction.tx();
+        let completion = self.records.completion(&result);
+        let recorded = async {
+            let settled = self.settle(tx, claim, &completion).await?;
+            // The settlement proves that the handler did not end the transaction: outside of it, the
+            // events would be published at once.
+            if settled && !events.is_empty() {
+                outbox::insert(tx, &events, self.records.now()).await?;
+            }
+            Ok::<_, Error>(settled)
+        };
+        match self
+            .meter
+            .timed(timeout_at(self.deadline.end(), recorded))
+            .await
+        {
+            Ok(Ok(true)) => {}
+            Ok(Ok(false)) => return self.fail(tx, ENDED_BY_HANDLER.into()).await,
+            Ok(Err(error)) => {
+                self.roll_back_after(tx, &error).await;
+                return if is_aborted(&error) {
+                    Outcome::RetryableFailure(
+                        "a statement of the handler failed, and the handler returned no failure: \
+                         return the error, or run the statement in a savepoint (`tx.begin()`)"
+                            .into(),
+                    )
+                } else if can_run_again(&error) {
+                    Outcome::Contended(explain(&error))
+                } else {
+                    self.not_applied("complete", &error)
+                };
+            }
+            Err(_elapsed) => return Outcome::store_unavailable(self.out_of_time("complete")),
+        }
+        if let Err(outcome) = self.commit(tx).await {
+            return outcome;
+        }
+        self.send_after_commit(tx, events).await;
+        drop(transaction);
+        let (store, now) = (&self.records.store, self.records.now());
+        store.completed(now, self.deadline.time_left()).await;
+        Outcome::Completed(result)
+    }
+
+    /// Sends committed events, if there is a relay and time for it.
+    async fn send_after_commit(&self, tx: &mut TransactionConnection, events: Vec<Published>) {
+        let Some(after_commit) = self.after_commit else {
+            return;
+        };
+        let groups: BTreeSet<_> = events.into_iter().map(|event| event.group).collect();
+        let time = MAX_TIME_AFTER_COMMIT.min(self.deadline.time_left() / 2);
+        if !groups.is_empty() && !time.is_zero() {
+            let groups = Vec::from_iter(groups);
+            after_commit.send(tx, &groups, time).await;
+        }
+    }
+
+    /// Settles the record in its transaction. Returns false if that transaction has ended.
+    async fn settle(
+        &self,
+        tx: &mut TransactionConnection,
+        claim: &Claim,
+        settlement: &Settlement,
+    ) -> Result<bool, Error> {
+        // A savepoint that the handler leaked would be committed without its transaction.
+        if tx.depth() != 1 {
+            return Ok(false);
+        }
+        match settlement.apply(&claim.record, self.records.now()) {
+            Some(settled) => settle(tx, self.key(), &settled, &claim.transaction).await,
+            None => Ok(false),
+        }
+    }
+
+    /// Commits the transaction.
+    async fn commit(&self, tx: &mut TransactionConnection) -> Result<(), Outcome> {
+        let error = match self
+            .meter
+            .timed(timeout_at(self.deadline.end(), tx.commit()))
+            .await
+        {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(error)) => error,
+            Err(_elapsed) => return Err(Outcome::commit_unknown(self.out_of_time("commit"))),
+        };
+        if !is_not_committed(&error) {
+            let unknown = unanswered_commit(self.key(), &error);
+            return Err(Outcome::commit_unknown(unknown));
+        }
+        self.roll_back(tx).await;
+        Err(if is_contended(&error) {
+            Outcome::Contended(explain(&error))
+        } else {
+            // A deferred constraint of the handler's tables.
+            Outcome::RetryableFailure(explain(&error))
+        })
+    }
+
+    /// Rolls back after an error, or closes a connection that is lost.
+    async fn roll_back_after(&self, tx: &mut TransactionConnection, error: &Error) {
+        if is_connection_lost(error) {
+            tx.close();
+        } else {
+            self.roll_back(tx).await;
+        }
+    }
+
+    /// Rolls back, and waits for the answer, so that the record is not locked when the message
+    /// returns. Without an answer, the connection is closed when it is dropped.
+    pub(crate) async fn roll_back(&self, tx: &mut TransactionConnection) {
+        let answer = timeout_at(self.deadline.end(), tx.roll_back()).await;
+        if !matches!(answer, Ok(Ok(()))) {
+            tracing::debug!(key = %self.key(), "no answer to ROLLBACK; the connection is closed");
+        }
+    }
+
+    fn key(&self) -> &Key {
+        &self.request.key
+    }
+
+    /// The outcome of a request that failed before `COMMIT`.
+    fn not_applied(&self, action: &'static str, error: &Error) -> Outcome {
+        if is_contended(error) {
+            return Outcome::Contended(explain(error));
+        }
+        Outcome::store_unavailable(not_applied(action, self.key(), error))
+    }
+
+    fn out_of_time(&self, action: &'static str) -> StoreError {
+        StoreError::OutOfTime {
+            action,
+            key: self.key().to_string(),
+        }
+    }
+
+    fn rejected(&self, action: &'static str, reason: &str) -> StoreError {
+        StoreError::Rejected {
+            action,
+            key: self.key().to_string(),
+            reason: reason.into(),
+        }
+    }
+}

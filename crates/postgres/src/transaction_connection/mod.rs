@@ -1,0 +1,280 @@
+//! [`TransactionConnection`]: a connection that goes back to its pool only in a known state.
+
+mod limits;
+mod tries;
+
+use std::{
+    ops::{Deref, DerefMut},
+    time::Duration,
+};
+
+use sqlx::{
+    AssertSqlSafe, Connection as _, Error, Executor as _, PgConnection, Postgres,
+    pool::PoolConnection, postgres::PgTransactionManager,
+};
+use sqlx_core::transaction::TransactionManager as _;
+use tokio::{
+    runtime::Handle,
+    time::{Instant, timeout, timeout_at},
+};
+
+use super::{
+    connections::{Connections, DIRECT, Trust},
+    explain::is_connection_lost,
+    pool::ACQUIRE_TIME,
+};
+
+pub use limits::Limits;
+pub(crate) use tries::Tries;
+
+/// A connection of a pool, closed when dropped unless the server answered the last request.
+///
+/// A dropped future may leave a request on the wire. sqlx then keeps the connection, also after a
+/// cancelled `begin()`, whose transaction stays open (sqlx issues 4385 and 4393). Here such a
+/// connection is closed, which ends its transaction.
+#[derive(Debug)]
+pub struct TransactionConnection {
+    connection: PoolConnection<Postgres>,
+    connections: Connections,
+    trust: Trust,
+    is_idle: bool,
+    is_lost: bool,
+}
+
+/// Drops the statements that clients of a pooler have left in the session. sqlx names them, also those
+/// that it does not keep, and begins with the same name on each connection.
+const FORGET_STATEMENTS: &str = "DO $$ DECLARE kept text; BEGIN \
+    FOR kept IN SELECT name FROM pg_prepared_statements WHERE name LIKE 'sqlx\\_s\\_%' LOOP \
+    EXECUTE 'DEALLOCATE ' || kept; END LOOP; END $$";
+
+/// Time for the answer to a test.
+const TEST_TIME: Duration = Duration::from_secs(1);
+
+impl TransactionConnection {
+    /// Takes a connection from the pool, for requests without a transaction. Tests it if it was idle, or
+    /// has no statements yet.
+    async fn acquire(connections: &Connections, until: Instant) -> Result<Self, Error> {
+        let mut tries = Tries::new(connections, until);
+        loop {
+            let mut tx = Self::untested(connections, until).await?;
+            let is_new = tx.trust == Trust::New;
+            let is_unproven = is_new || tx.connection.cached_statements_size() == 0;
+            if !is_unproven && tx.trust != Trust::Untested {
+                return Ok(tx);
+            }
+            tx.is_idle = false;
+            let end = if is_new {
+                until
+            } else {
+                until.min(Instant::now() + TEST_TIME)
+            };
+            let test = async {
+                if is_unproven {
+                    prove_own_session(&mut tx.connection).await
+                } else {
+                    tx.connection.ping().await
+                }
+            };
+            let error = match timeout_at(end, test).await {
+                Ok(Ok(())) => {
+                    tx.is_idle = true;
+                    return Ok(tx);
+                }
+                Ok(Err(error)) => error,
+                Err(_elapsed) => Error::Io(std::io::ErrorKind::TimedOut.into()),
+            };
+            tries.failed(tx, error).await?;
+        }
+    }
+
+    async fn untested(connections: &Connections, until: Instant) -> Result<Self, Error> {
+        loop {
+            let (connection, trust) = match timeout_at(until, connections.acquire()).await {
+                Ok(Ok(acquired)) => acquired,
+                Ok(Err(Error::PoolTimedOut)) if Instant::now() < until => continue,
+                Ok(Err(error)) => return Err(error),
+                Err(_elapsed) => return Err(connections.out_of_time()),
+            };
+            let tx = Self {
+                connection,
+                connections: connections.clone(),
+                trust,
+                is_idle: trust != Trust::Lost,
+                is_lost: trust == Trust::Lost,
+            };
+            if !tx.is_lost {
+                return Ok(tx);
+            }
+        }
+    }
+
+    /// Takes a connection from the pool, and opens a transaction. Tries the next connection if the
+    /// server has closed this one: nothing was sent before `BEGIN`.
+    pub(crate) async fn begin(
+        connections: &Connections,
+        limits: Limits,
+        until: Instant,
+    ) -> Result<Self, Error> {
+        Tries::new(connections, until).begin(limits).await
+    }
+
+    /// Gives the connection up: it is closed when dropped, and so are those that are idle now.
+    pub(crate) fn close(&mut self) {
+        (self.is_idle, self.is_lost) = (false, true);
+        self.connections.note_lost();
+    }
+
+    /// Opens a transaction. sqlx counts it, so that a handler's `begin()` makes a savepoint.
+    ///
+    /// # Errors
+    ///
+    /// If PostgreSQL fails.
+    pub async fn open(&mut self, limits: Limits) -> Result<(), Error> {
+        self.is_idle = false;
+        let own_session = format!("SHOW {DIRECT}");
+        let first = if self.connections.is_pooled() {
+            FORGET_STATEMENTS
+        } else {
+            &own_session
+        };
+        let begin = limits.begin(first, self.connection.server_version_num());
+        PgTransactionManager::begin(&mut self.connection, Some(begin)).await
+    }
+
+    /// Commits the transaction. If the answer is lost, the transaction may be committed.
+    ///
+    /// # Errors
+    ///
+    /// If PostgreSQL fails.
+    pub async fn commit(&mut self) -> Result<(), Error> {
+        PgTransactionManager::commit(&mut self.connection).await?;
+        self.is_idle = true;
+        Ok(())
+    }
+
+    /// Rolls the transaction back, with its savepoints.
+    ///
+    /// # Errors
+    ///
+    /// If PostgreSQL fails.
+    pub async fn roll_back(&mut self) -> Result<(), Error> {
+        while self.depth() > 0 {
+            PgTransactionManager::rollback(&mut self.connection).await?;
+        }
+        self.is_idle = !self.is_lost;
+        Ok(())
+    }
+
+    /// Number of transactions: the transaction itself, and its savepoints.
+    pub(crate) fn depth(&self) -> usize {
+        PgTransactionManager::get_transaction_depth(&self.connection)
+    }
+
+    /// Runs requests that need no transaction. The connection is kept if the server answered. Without
+    /// `time_left`, the requests may take any time once there is a connection.
+    pub(crate) async fn run<T>(
+        connections: &Connections,
+        time_left: Option<Duration>,
+        requests: impl AsyncFnOnce(&mut PgConnection) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let left = time_left.unwrap_or(ACQUIRE_TIME);
+        let until = Instant::now() + left;
+        let mut tx = if connections.is_pooled() {
+            Self::begin(connections, Limits::of_request(left), until).await?
+        } else {
+            Self::acquire(connections, until).await?
+        };
+        if time_left.is_none() || tx.trust == Trust::New {
+            return tx.request(until, requests).await;
+        }
+        // An old connection may have fallen silent. The caller repeats the request on another one.
+        let half = until.saturating_duration_since(Instant::now()) / 2;
+        let answer = timeout(half, tx.request(until, requests)).await;
+        answer.unwrap_or_else(|_elapsed| {
+            tx.close();
+            Err(Error::Io(std::io::ErrorKind::TimedOut.into()))
+        })
+    }
+
+    /// Runs requests that need no transaction on this connection. Behind a pooler they have one
+    /// nevertheless: sqlx prepares a statement with one request, and executes it with the next.
+    pub(crate) async fn request<T>(
+        &mut self,
+        until: Instant,
+        requests: impl AsyncFnOnce(&mut PgConnection) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let answer = self.answer(until, requests).await;
+        if answer.as_ref().is_err_and(is_connection_lost) {
+            self.close();
+        } else if self.depth() > 0 {
+            // The transaction of a failed request. Without an answer, the connection is closed.
+            let _closed = timeout(RETURN_TIME, self.roll_back()).await;
+        } else {
+            self.is_idle = true;
+        }
+        answer
+    }
+
+    async fn answer<T>(
+        &mut self,
+        until: Instant,
+        requests: impl AsyncFnOnce(&mut PgConnection) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        self.is_idle = false;
+        if !self.connections.is_pooled() {
+            return requests(&mut self.connection).await;
+        }
+        if self.depth() == 0 {
+            let left = until.saturating_duration_since(Instant::now());
+            self.open(Limits::of_request(left)).await?;
+        }
+        let answer = requests(&mut self.connection).await?;
+        self.commit().await?;
+        Ok(answer)
+    }
+}
+
+/// Fails if a pooler has opened this session.
+async fn prove_own_session(connection: &mut PgConnection) -> Result<(), Error> {
+    let show = AssertSqlSafe(format!("SHOW {DIRECT}"));
+    connection.execute(show).await?;
+    Ok(())
+}
+
+/// Time for the ping with which sqlx returns a connection to its pool.
+const RETURN_TIME: Duration = Duration::from_secs(1);
+
+/// The same behind a pooler, where a ping waits for a session of the server.
+const RETURN_TIME_OF_POOLED: Duration = Duration::from_secs(30);
+
+impl Drop for TransactionConnection {
+    fn drop(&mut self) {
+        // A future that is dropped closes the socket at once, and frees the place in the pool.
+        // `close_on_drop` keeps the place until the server has answered, for 5 seconds behind TLS.
+        let returned = self.connection.return_to_pool();
+        if self.is_idle
+            && let Ok(runtime) = Handle::try_current()
+        {
+            let time = if self.connections.is_pooled() {
+                RETURN_TIME_OF_POOLED
+            } else {
+                RETURN_TIME
+            };
+            runtime.spawn(timeout(time, returned));
+        }
+    }
+}
+
+impl Deref for TransactionConnection {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        &self.connection
+    }
+}
+
+impl DerefMut for TransactionConnection {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        &mut self.connection
+    }
+}

@@ -1,0 +1,308 @@
+//! [`Batch`]: workers that run the lanes of a batch until the deadline, and the result of each message.
+
+mod progress;
+
+use std::{
+    collections::VecDeque,
+    convert::Infallible,
+    num::NonZeroUsize,
+    pin::pin,
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use futures_util::future::{Either, select};
+use tokio::{
+    sync::{Semaphore, mpsc, oneshot},
+    task::JoinSet,
+    time::{Instant, timeout_at},
+};
+use tracing::Instrument as _;
+
+use super::{
+    lanes::{self, First, Lane, LaneFacts},
+    message::Message,
+    message_outcome::MessageOutcome,
+    processed::Processed,
+    suspects::Suspects,
+};
+use crate::{
+    deadline::Deadline, once::Outcome, protocol::isolation::may_start_beside,
+    system::random_fraction, telemetry::tracer,
+};
+use progress::HandlerRun;
+
+pub(super) use progress::Progress;
+
+/// Messages of a batch that are logged and named one by one where they did not start. A batch may hold
+/// ten thousand, and Lambda waits for its answer.
+const NAMED: usize = 100;
+
+/// The messages of one invocation, and the result of each.
+pub(super) struct Batch {
+    messages: Vec<Message>,
+    progress: Vec<Progress>,
+    deadline: Deadline,
+    /// Share of the completed messages that are logged.
+    log_sample_completed: f64,
+    /// Lines so far about messages that did not start.
+    not_started_lines: AtomicUsize,
+    places: Places,
+    suspects: Suspects,
+    /// Asks for another worker, since one waits with a suspect.
+    parked: OnceLock<mpsc::UnboundedSender<()>>,
+    /// Time for handlers when the batch began.
+    time: Duration,
+}
+
+/// Places that messages wait for, beside the worker that runs them: as many places of each kind as handlers may
+/// run. A message that waits for one kind never takes up a place of the others.
+pub(super) struct Places {
+    /// For handlers.
+    pub(super) handlers: Semaphore,
+    /// For `on_duplicate`. Handlers that hang do not keep a duplicate from its answer.
+    pub(super) duplicates: Semaphore,
+    /// For bodies from S3. Messages that are claimed ahead hold none.
+    pub(super) bodies: Arc<Semaphore>,
+}
+
+impl Batch {
+    pub(super) fn new(
+        messages: Vec<Message>,
+        deadline: Deadline,
+        log_sample_completed: f64,
+        handlers: NonZeroUsize,
+        large_bodies: NonZeroUsize,
+    ) -> Self {
+        Self {
+            progress: messages.iter().map(|_| Progress::default()).collect(),
+            messages,
+            deadline,
+            log_sample_completed,
+            not_started_lines: AtomicUsize::new(0),
+            places: Places {
+                handlers: Semaphore::new(handlers.get()),
+                duplicates: Semaphore::new(handlers.get()),
+                bodies: Arc::new(Semaphore::new(large_bodies.get().min(handlers.get()))),
+            },
+            suspects: Suspects::default(),
+            parked: OnceLock::new(),
+            time: deadline.time_left(),
+        }
+    }
+
+    pub(super) fn places(&self) -> &Places {
+        &self.places
+    }
+
+    pub(super) fn suspects(&self) -> &Suspects {
+        &self.suspects
+    }
+
+    /// Returns whether a handler may start beside others: in time, and while a suspect waits only in the
+    /// first half of the time.
+    pub(super) fn may_start(&self) -> bool {
+        let (deadline, wait) = (self.deadline, self.suspects.wait());
+        deadline.may_start() && may_start_beside(wait, self.time, deadline.time_left())
+    }
+
+    /// Waits until this suspect is the next of the batch, and no lane runs. Another worker takes the
+    /// lanes meanwhile.
+    pub(super) async fn wait_for_others(&self, index: usize, exclusive_attempts: u64) -> bool {
+        let parked = || {
+            // Without a receiver the batch has been answered.
+            let _sent = self.parked.get().map(|parked| parked.send(()));
+        };
+        let latest = self.deadline.latest_start();
+        let turn = (self.suspects).wait_for_others(index, exclusive_attempts, latest, parked);
+        turn.await
+    }
+
+    pub(super) fn deadline(&self) -> Deadline {
+        self.deadline
+    }
+
+    pub(super) fn message(&self, index: usize) -> &Message {
+        &self.messages[index]
+    }
+
+    pub(super) fn progress(&self, index: usize) -> &Progress {
+        &self.progress[index]
+    }
+
+    /// Runs the lanes, at most `workers` at a time, until all have ended or the batch must be
+    /// answered. Lanes that have not begun when no handler may start are left to
+    /// [`close`](Self::close).
+    pub(super) async fn run<F>(
+        self: &Arc<Self>,
+        workers: NonZeroUsize,
+        first: First,
+        run_lane: impl Fn(Arc<Self>, Lane) -> F + Clone + Send + 'static,
+    ) where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let lanes = VecDeque::from(self.lanes(first));
+        self.suspects.begin(lanes.len());
+        let lanes = Arc::new(Mutex::new(lanes));
+        // Dropped by the last worker: one wake-up for the whole batch.
+        let (working, done) = oneshot::channel::<Infallible>();
+        let working = Arc::new(working);
+        let (parked, mut parks) = mpsc::unbounded_channel();
+        let _first = self.parked.set(parked);
+        let mut running = JoinSet::new();
+        let spawn = |running: &mut JoinSet<()>, working: Arc<oneshot::Sender<Infallible>>| {
+            let (batch, run_lane) = (Arc::clone(self), run_lane.clone());
+            let lanes = Arc::clone(&lanes);
+            // Boxed, since each wrapper and the task would copy the future: some 10 KB.
+            let worker = Box::pin(async move {
+                let next = || {
+                    let mut lanes = lanes.lock().unwrap_or_else(PoisonError::into_inner);
+                    if !batch.may_start() {
+                        // Left to `close`. A suspect that waits need not wait for them.
+                        batch.suspects.lanes_ended(lanes.len());
+                        lanes.clear();
+                    }
+                    lanes.pop_front()
+                };
+                while let Some(lane) = next() {
+                    run_lane(Arc::clone(&batch), lane).await;
+                    batch.suspects.lanes_ended(1);
+                }
+                drop(working);
+            });
+            running.spawn(tracer::in_current(worker.in_current_span()));
+        };
+        for _ in 0..workers.get().min(self.messages.len()) {
+            spawn(&mut running, Arc::clone(&working));
+        }
+        // The worker of a suspect that waits holds it too.
+        let still_working = Arc::downgrade(&working);
+        drop(working);
+        let all_ended = async {
+            let mut done = pin!(done);
+            while let Either::Right((Some(()), _)) = select(done.as_mut(), pin!(parks.recv())).await
+            {
+                if let Some(working) = still_working.upgrade() {
+                    spawn(&mut running, working);
+                }
+            }
+        };
+        // Handlers are cut off, and their outcomes written, before this. Dropping the workers ends
+        // those that can be ended.
+        let _in_time = timeout_at(self.deadline.answer(), all_ended).await;
+    }
+
+    /// All messages, in the order of the event.
+    pub(super) fn messages(&self) -> &[Message] {
+        &self.messages
+    }
+
+    fn lanes(&self, first: First) -> Vec<Lane> {
+        let facts = self.messages.iter().map(|message| LaneFacts {
+            key: message.key(),
+            fifo_group: message.fifo_group(),
+            receive_count: message.receive_count(),
+        });
+        lanes::plan(&facts.collect::<Vec<_>>(), first)
+    }
+
+    /// Records the start of a message. A message is in one lane, so it starts once.
+    pub(super) fn start(&self, index: usize) {
+        let _first = self.progress[index].started.set(Instant::now());
+    }
+
+    /// Records and logs the result of a message. Returns false for a message that has a result already,
+    /// as after [`close`](Self::close), and then does neither.
+    ///
+    /// Of the result's text only a part is kept: outputs of a whole batch may be larger than the
+    /// function's memory.
+    pub(super) fn end(&self, index: usize, processed: Processed) -> bool {
+        let Progress { started, ended, .. } = &self.progress[index];
+        let duration = started.get().map_or(Duration::ZERO, Instant::elapsed);
+        let detail = processed.detail();
+        let first = ended.set(processed.kept(duration)).is_ok();
+        if let Some(processed) = ended.get().filter(|_| first)
+            && self.is_logged(processed.outcome())
+        {
+            processed.log(&self.messages[index], detail.as_deref());
+        }
+        first
+    }
+
+    fn is_logged(&self, outcome: &Outcome) -> bool {
+        match outcome {
+            Outcome::Completed(_) => random_fraction() < self.log_sample_completed,
+            Outcome::NotStarted | Outcome::BehindFailure => {
+                self.not_started_lines.fetch_add(1, Relaxed) < NAMED
+            }
+            _ => true,
+        }
+    }
+
+    /// Ends the messages without a result, and names in one log line those that the deadline ended.
+    /// The handlers of `blocking` messages did not yield, so they could not be cut off.
+    pub(super) fn close(&self) {
+        self.suspects.answered();
+        let (mut cut_off, mut blocking, mut not_started) = (Vec::new(), Vec::new(), Vec::new());
+        for (message, (index, progress)) in
+            self.messages.iter().zip(self.progress.iter().enumerate())
+        {
+            let id = message.id().as_str();
+            let open = if progress.started.get().is_some() {
+                Outcome::OutOfTime
+            } else {
+                Outcome::NotStarted
+            };
+            let ends_here = progress.ended.get().is_none() && self.end(index, open.into());
+            let ended = progress.ended.get();
+            match ended.map(Processed::outcome) {
+                Some(Outcome::OutOfTime) if ends_here => blocking.push(id),
+                Some(Outcome::OutOfTime) => cut_off.push(id),
+                Some(Outcome::NotStarted) => not_started.push(id),
+                _ => {}
+            }
+        }
+        let unfinished = cut_off.len() + blocking.len() + not_started.len();
+        if unfinished > 0 {
+            tracing::warn!(
+                unfinished,
+                cut_off = ids(&cut_off),
+                blocking = ids(&blocking),
+                not_started = ids(&not_started),
+                "messages did not finish before the deadline"
+            );
+        }
+    }
+
+    /// How each message ended, in the order of the event.
+    pub(super) fn outcomes(&self) -> Vec<MessageOutcome<'_>> {
+        let all = self.messages.iter().zip(&self.progress);
+        let ended = all.filter_map(|(message, progress)| {
+            let processed = progress.ended.get()?;
+            let run = progress.handler.get();
+            Some(MessageOutcome {
+                message_id: message.id().as_str(),
+                key: message.key(),
+                outcome: processed.outcome(),
+                dead_lettered: false,
+                receive_count: message.receive_count(),
+                sent_at: message.sent_at(),
+                duration: processed.duration(),
+                handler_duration: run.map(HandlerRun::duration),
+                message,
+                processed,
+                history: run.map(|run| &run.history),
+                requests: progress.meter.readings(),
+            })
+        });
+        ended.collect()
+    }
+}
+
+/// The first message ids, for a log line. Logs hold at most so many of one batch.
+fn ids(ids: &[&str]) -> String {
+    ids[..ids.len().min(NAMED)].join(" ")
+}

@@ -1,0 +1,496 @@
+//! [`KeySource`]: which messages are the same operation.
+
+use std::{borrow::Cow, fmt, str::FromStr};
+
+use serde_json::Value;
+
+use super::{
+    document::Document,
+    key_fn::{KeyFn, NoIdentity, Received},
+    pointer::{Pointers, is_distinct},
+    powertools::{self, one_or_list},
+};
+use crate::{InvalidValue, handler::InvalidMessage};
+
+/// Message attribute of a copy in a dead-letter queue: the deduplication id of the original message.
+pub(super) const ORIGINAL_DEDUPLICATION_ID: &str = "SqsOnceDeduplicationId";
+
+/// Source of a message's idempotency key.
+///
+/// | setting | key |
+/// | --- | --- |
+/// | `message-id` | the message id: two deliveries by SQS have the same key, two sends by a producer have different keys |
+/// | `deduplication-id` | `MessageGroupId` and `MessageDeduplicationId`, on FIFO queues only |
+/// | `attribute:NAME` | the message attribute `NAME` |
+/// | `body:/orderId` | the value at a JSON pointer (RFC 6901) into the body |
+/// | `body:/tenant,/orderId` | the values at several pointers, in that order |
+/// | [`from_fn`](Self::from_fn), in code only | the texts that a function makes of the message |
+/// | `powertools:` and one of these | the hash by Powertools for AWS Lambda of that value, or of the list of values ([`powertools::hash`]) |
+///
+/// # Deduplication ids
+///
+/// The key holds the group too, since the queue's `DeduplicationScope` can be the message group.
+/// Messages of a standard queue have no deduplication id, and are permanent failures.
+///
+/// - SQS drops a message whose deduplication id it accepted within its deduplication interval. After
+///   that, the record deduplicates: a producer that repeats an operation must send the same id, and
+///   for another operation another id. With content-based deduplication the id is the SHA-256 of
+///   the body, so two orders with the same text are one operation while the record is kept.
+/// - When SQS moves a message to a dead-letter queue, it replaces the deduplication id by the
+///   message id. A redriven message is therefore another operation. A copy that the consumer sent
+///   to the dead-letter queue keeps the producer's id in the message attribute
+///   `SqsOnceDeduplicationId`, and its key is made of that id. Keys from the body or from a message
+///   attribute stay the same either way.
+///
+/// # Pointers
+///
+/// A pointer continues into JSON inside a string, and so into the envelopes of other services:
+/// `body:/Message/orderId` for a message from SNS, `body:/detail/orderId` for an EventBridge event.
+///
+/// A text is its own key. Every other JSON value becomes `\json:` and its canonical form (RFC 8785),
+/// so the number 7 and the text `"7"` are two keys, and `0`, `false` and `{}` are keys.
+///
+/// A message without a key is a permanent failure:
+///
+/// - no value, `null`, or an empty text;
+/// - a number that rounding to a double could make equal to another: a fraction, or beyond 2^53 in
+///   a list or object. Send such numbers as text.
+///
+/// A pointer cannot name a member whose name ends with a comma.
+///
+/// # Bodies that are not JSON
+///
+/// Pointers need a body of JSON. Every other source serves bodies of any kind.
+///
+/// ```
+/// use sqs_once::sqs::KeySource;
+///
+/// assert_eq!("message-id".parse(), Ok(KeySource::MessageId));
+/// assert!("body:/tenant,/orderId".parse::<KeySource>().is_ok());
+/// assert!("orderId".parse::<KeySource>().is_err());
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum KeySource {
+    /// The message's id.
+    #[default]
+    MessageId,
+    /// The message's `MessageGroupId` and `MessageDeduplicationId`.
+    DeduplicationId,
+    /// A message attribute of type String or Number.
+    Attribute(String),
+    /// The values at these pointers into the body.
+    Body(Pointers),
+    /// The texts that a function makes of the message.
+    Function(KeyFn),
+    /// The hash that Powertools for AWS Lambda makes of another source.
+    Powertools(Box<Self>),
+}
+
+impl KeySource {
+    /// A key by code: the function returns the parts of the key, in their order. One part makes the
+    /// same key as the same text in an attribute or in the body.
+    ///
+    /// The function runs before the handler, and more than once for a message. It must return the same
+    /// parts each time, and be quick: the messages of a batch wait for it.
+    ///
+    /// An error, no part and an empty part are permanent failures. The text of the error is logged, so
+    /// keep payload out of it. A panic fails its message alone, with the outcome `panicked`: the
+    /// message goes back to the queue.
+    ///
+    /// ```
+    /// use sqs_once::sqs::{KeySource, Received};
+    ///
+    /// // A body such as `o-1;129.50;EUR`, of the tenant in an attribute.
+    /// let key = KeySource::from_fn(|message: &Received<'_>| {
+    ///     let tenant = message.attribute("tenant").ok_or("no attribute `tenant`")?;
+    ///     let body = std::str::from_utf8(message.body()).map_err(|_| "not UTF-8")?;
+    ///     let order = body.split(';').next().unwrap_or_default();
+    ///     Ok::<_, &str>([tenant, order].map(str::to_owned))
+    /// });
+    /// ```
+    pub fn from_fn<P, E>(
+        function: impl Fn(&Received<'_>) -> Result<P, E> + Send + Sync + 'static,
+    ) -> Self
+    where
+        P: IntoIterator<Item = String>,
+        E: fmt::Display,
+    {
+        Self::Function(KeyFn::new(move |message| {
+            let parts = function(message).map_err(|error| error.to_string())?;
+            Ok(parts.into_iter().collect())
+        }))
+    }
+
+    /// The values that make the key, without empty ones.
+    pub(super) fn values(
+        &self,
+        message: &Received<'_>,
+        json: Result<&Document<'_>, &serde_json::Error>,
+    ) -> Result<Vec<Value>, NoIdentity> {
+        let found = match self {
+            Self::MessageId => vec![Some(message.message_id())],
+            Self::DeduplicationId => vec![message.group_id(), deduplication_id(message)],
+            Self::Attribute(name) => vec![message.attribute(name)],
+            Self::Body(pointers) => {
+                let json = json.map_err(InvalidMessage::json)?;
+                let value = |pointer| Ok(self.value(json, pointer)?);
+                return pointers.iter().map(value).collect();
+            }
+            Self::Function(function) => {
+                let parts = function.parts(message)?;
+                if parts.is_empty() || parts.iter().any(String::is_empty) {
+                    return Err(self.not_found("no part, or an empty part").into());
+                }
+                return Ok(parts.into_iter().map(Value::String).collect());
+            }
+            Self::Powertools(source) => {
+                let hash = powertools::hash(&one_or_list(source.values(message, json)?));
+                return Ok(vec![hash.into()]);
+            }
+        };
+        let value = |text: Option<&str>| match text {
+            None => Err(self.not_found("missing").into()),
+            Some("") => Err(self.not_found("empty").into()),
+            Some(text) => Ok(text.into()),
+        };
+        found.into_iter().map(value).collect()
+    }
+
+    /// The value at a pointer into the body.
+    fn value(&self, json: &Document<'_>, pointer: &str) -> Result<Value, InvalidMessage> {
+        match json.find(pointer).map(Cow::into_owned) {
+            None | Some(Value::Null) => {
+                Err(self.not_found(&format!("`{pointer}` is missing or null")))
+            }
+            Some(Value::String(text)) if text.is_empty() => Err(self.not_found("empty")),
+            Some(value) if !is_distinct(&value) => Err(self.not_found(&format!(
+                "the number at `{pointer}` may equal another number after rounding; send it as text"
+            ))),
+            Some(value) => Ok(value),
+        }
+    }
+
+    pub(super) fn not_found(&self, why: &str) -> InvalidMessage {
+        let place = match self {
+            Self::MessageId => "the message id".to_owned(),
+            Self::DeduplicationId => {
+                "MessageGroupId and MessageDeduplicationId, which only FIFO queues have".to_owned()
+            }
+            Self::Attribute(name) => format!("the message attribute `{name}`"),
+            Self::Body(pointers) => format!("`{pointers}` of the body"),
+            Self::Function(_) => {
+                return InvalidMessage(format!("no idempotency key by the key function: {why}"));
+            }
+            Self::Powertools(source) => return source.not_found(why),
+        };
+        InvalidMessage(format!("no idempotency key at {place}: {why}"))
+    }
+}
+
+/// The producer's deduplication id; `None` for messages of standard queues.
+///
+/// A message in a dead-letter queue has another id, whether SQS moved it or the consumer copied it.
+fn deduplication_id<'a>(message: &Received<'a>) -> Option<&'a str> {
+    let current = message.facts.deduplication_id.as_deref()?;
+    let original = message.attribute(ORIGINAL_DEDUPLICATION_ID);
+    Some(original.unwrap_or(current))
+}
+
+impl FromStr for KeySource {
+    type Err = InvalidValue;
+
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+        let fault = InvalidValue::new(
+            "must be `message-id`, `deduplication-id`, `attribute:NAME`, or `body:` and JSON \
+             pointers such as `body:/orderId` or `body:/tenant,/orderId`; or `powertools:` and one \
+             of these",
+        );
+        match (text, text.split_once(':')) {
+            ("message-id", _) => Ok(Self::MessageId),
+            ("deduplication-id", _) => Ok(Self::DeduplicationId),
+            (_, Some(("attribute", name))) if !name.is_empty() => Ok(Self::Attribute(name.into())),
+            (_, Some(("body", pointers))) => Pointers::new(pointers).map(Self::Body).ok_or(fault),
+            (_, Some(("powertools", source))) => match source.parse() {
+                Ok(Self::Powertools(_)) | Err(_) => Err(fault),
+                Ok(source) => Ok(Self::Powertools(Box::new(source))),
+            },
+            _ => Err(fault),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{
+        super::identity::tests::{facts, identity, identity_by, key},
+        *,
+    };
+    use crate::handler::{Attribute, AttributeValue, Body, DeliveryFacts};
+
+    #[test]
+    fn key_marks_json_other_than_text() {
+        for (value, text) in [
+            (r#""o-1""#, "o-1"),
+            (r#"" ""#, " "),
+            ("0", r"\json:0"),
+            ("-7", r"\json:-7"),
+            ("18446744073709551615", r"\json:18446744073709551615"),
+            ("false", r"\json:false"),
+            ("{}", r"\json:{}"),
+            (r#""7""#, "7"),
+            ("7", r"\json:7"),
+            (r#""\\json:7""#, r"\\json:7"),
+            (
+                r##"{"b": "#", "a": [2, null]}"##,
+                r##"\json:{"a":[2,null],"b":"\#"}"##,
+            ),
+        ] {
+            let body = format!(r#"{{"order": {{"id": {value}}}}}"#);
+            assert_eq!(
+                key(&body, "body:/order/id").unwrap(),
+                format!("ns#{text}"),
+                "{value}"
+            );
+        }
+    }
+
+    #[test]
+    fn missing_key_error_names_its_source() {
+        for body in [
+            "{}",
+            r#"{"order":{"id":""}}"#,
+            r#"{"order":{"id":null}}"#,
+            "[]",
+            "7",
+        ] {
+            let why = key(body, "body:/order/id").unwrap_err();
+            assert!(
+                why.contains("no idempotency key at `/order/id` of the body"),
+                "{why}"
+            );
+        }
+        assert!(
+            key("not JSON", "body:/id")
+                .unwrap_err()
+                .contains("not valid JSON")
+        );
+        let why = key("{}", "attribute:order").unwrap_err();
+        assert!(why.contains("the message attribute `order`"), "{why}");
+        let why = key("{}", "deduplication-id").unwrap_err();
+        assert!(why.contains("MessageDeduplicationId"), "{why}");
+    }
+
+    #[test]
+    fn ambiguous_numbers_are_refused_as_keys() {
+        for number in [
+            "100000000000000000001",
+            "0.30000000000000001",
+            "1.0",
+            "[9007199254740992]",
+            "[9007199254740993]",
+        ] {
+            let why = key(&format!(r#"{{"id": {number}}}"#), "body:/id").unwrap_err();
+            assert!(why.contains("send it as text"), "{why}");
+        }
+    }
+
+    #[test]
+    fn several_parts_are_joined_unambiguously() {
+        let source = "body:/a,/b";
+        let keys = [
+            key(r#"{"a": "x#y", "b": "z"}"#, source).unwrap(),
+            key(r#"{"a": "x", "b": "y#z"}"#, source).unwrap(),
+        ];
+        assert_eq!(keys, ["ns#x\\#y#z", "ns#x#y\\#z"]);
+        assert!(key(r#"{"a": "x"}"#, source).is_err());
+    }
+
+    #[test]
+    fn pointer_reads_through_service_envelopes() {
+        let order = json!({"orderId": "o-1", "lines": [{"sku": "a/b"}]});
+        // Amazon SNS Developer Guide, "Fanout to Amazon SQS queues".
+        let sns = json!({
+            "Type": "Notification",
+            "MessageId": "63a3f6b6-d533-4a47-aef9-fcf5cf758c76",
+            "TopicArn": "arn:aws:sns:us-west-2:123456789012:MyTopic",
+            "Subject": "Testing publish to subscribed queues",
+            "Message": order.to_string(),
+            "Timestamp": "2012-03-29T05:12:16.901Z",
+            "SignatureVersion": "1",
+        });
+        assert_eq!(
+            key(&sns.to_string(), "body:/Message/orderId").unwrap(),
+            "ns#o-1"
+        );
+        assert_eq!(
+            key(&sns.to_string(), "body:/Message/lines/0/sku").unwrap(),
+            "ns#a/b"
+        );
+        // Amazon EventBridge User Guide, "Events in Amazon EventBridge".
+        let event = json!({
+            "version": "0",
+            "id": "6a7e8feb-b491-4cf7-a9f1-bf3703467718",
+            "detail-type": "Order Placed",
+            "source": "shop",
+            "account": "123456789012",
+            "time": "2017-12-22T18:43:48Z",
+            "region": "us-west-1",
+            "resources": [],
+            "detail": order,
+        });
+        assert_eq!(
+            key(&event.to_string(), "body:/detail/orderId").unwrap(),
+            "ns#o-1"
+        );
+        // An event that came through SNS.
+        let both = json!({"Message": event.to_string()}).to_string();
+        assert_eq!(
+            key(&both, "body:/Message/detail/orderId").unwrap(),
+            "ns#o-1"
+        );
+        assert!(key(r#"{"Message": "plain text"}"#, "body:/Message/orderId").is_err());
+    }
+
+    #[test]
+    fn pointer_escapes_are_decoded() {
+        let body = r#"{"a/b": {"m~n": "found", "~1": "also"}}"#;
+        assert_eq!(key(body, "body:/a~1b/m~0n").unwrap(), "ns#found");
+        assert_eq!(key(body, "body:/a~1b/~01").unwrap(), "ns#also");
+    }
+
+    fn text(value: &str) -> Attribute {
+        Attribute {
+            data_type: "String".into(),
+            value: AttributeValue::Text(value.into()),
+        }
+    }
+
+    /// A message of a FIFO queue.
+    fn fifo(group: &str, deduplication_id: &str) -> DeliveryFacts {
+        DeliveryFacts {
+            group_id: Some(group.into()),
+            deduplication_id: Some(deduplication_id.into()),
+            ..facts()
+        }
+    }
+
+    #[test]
+    fn attributes_and_message_ids_are_keys() {
+        let mut facts = facts();
+        facts.attributes.insert("order".into(), text("o-1"));
+        let binary = Body::from(vec![0xff, b'{']);
+        for (source, id) in [("attribute:order", "ns#o-1"), ("message-id", "ns#m-1")] {
+            let source: KeySource = source.parse().unwrap();
+            for body in [&"{}".into(), &"plain text".into(), &binary] {
+                let identity = identity_by(&facts, body, &source, "body").unwrap();
+                assert_eq!(identity.key.as_str(), id);
+            }
+        }
+        let why = identity_by(&facts, &binary, &"body:/id".parse().unwrap(), "off").unwrap_err();
+        assert!(why.contains("not valid JSON"), "{why}");
+    }
+
+    #[test]
+    fn key_function_makes_the_parts() {
+        let by = |function: fn(&Received<'_>) -> Result<Vec<String>, String>| {
+            let source = KeySource::from_fn(function);
+            let key = identity_by(&fifo("g-1", "d"), &"o-1;7".into(), &source, "off");
+            key.map(|identity| identity.key.to_string())
+        };
+        let of_body = by(|message| {
+            let body = std::str::from_utf8(message.body()).unwrap();
+            Ok(vec![
+                message.group_id().unwrap().to_owned(),
+                body.split(';').next().unwrap().to_owned(),
+            ])
+        });
+        assert_eq!(of_body.unwrap(), "ns#g-1#o-1");
+        let why = "no idempotency key by the key function";
+        assert_eq!(
+            by(|_| Err("no order".into())).unwrap_err(),
+            format!("{why}: no order")
+        );
+        for empty in [
+            by(|_| Ok(vec![])),
+            by(|_| Ok(vec!["a".into(), String::new()])),
+        ] {
+            assert_eq!(
+                empty.unwrap_err(),
+                format!("{why}: no part, or an empty part")
+            );
+        }
+        assert_eq!(by(|_| panic!("a bug")).unwrap_err(), "panicked");
+    }
+
+    #[test]
+    fn clones_of_key_function_are_equal() {
+        let source = || KeySource::from_fn(|_| Ok::<_, String>([String::new()]));
+        let one = source();
+        assert_eq!(one, one.clone());
+        assert_ne!(one, source());
+        assert_eq!(format!("{one:?}"), "Function(KeyFn { .. })");
+    }
+
+    #[test]
+    fn deduplication_id_keys_contain_the_group() {
+        let key = |facts: DeliveryFacts| {
+            identity(&facts, "{}", "deduplication-id").map(|it| it.key.to_string())
+        };
+        assert_eq!(key(fifo("g-1", "d-1")).unwrap(), "ns#g-1#d-1");
+        assert_eq!(key(fifo("g-2", "d-1")).unwrap(), "ns#g-2#d-1");
+        assert_eq!(key(fifo("g#1", "d")).unwrap(), r"ns#g\#1#d");
+        let mut ungrouped = fifo("", "d-1");
+        assert!(
+            key(ungrouped.clone())
+                .unwrap_err()
+                .contains("MessageGroupId")
+        );
+        ungrouped.group_id = None;
+        assert!(key(ungrouped).unwrap_err().contains("MessageGroupId"));
+
+        let source = "powertools:deduplication-id";
+        let hash = powertools::hash(&json!(["g-1", "d-1"]));
+        let hashed = identity(&fifo("g-1", "d-1"), "{}", source).unwrap();
+        assert_eq!(hashed.key.as_str(), format!("ns#{hash}"));
+    }
+
+    #[test]
+    fn dead_letter_copy_keeps_deduplication_id() {
+        let key = |facts: &DeliveryFacts| {
+            identity(facts, "{}", "deduplication-id").map(|it| it.key.to_string())
+        };
+        // The copy's deduplication id is the message id, as SQS itself sets it.
+        let mut copy = fifo("g-1", "m-1");
+        let original = (ORIGINAL_DEDUPLICATION_ID.to_owned(), text("d-1"));
+        copy.attributes.extend([original.clone()]);
+        assert_eq!(key(&copy), key(&fifo("g-1", "d-1")));
+        copy.attributes.insert(original.0.clone(), text(""));
+        assert!(key(&copy).is_err(), "an empty id is no key");
+
+        let mut standard = facts();
+        standard.attributes.extend([original]);
+        let why = key(&standard).unwrap_err();
+        assert!(why.contains("which only FIFO queues have"), "{why}");
+    }
+
+    #[test]
+    fn invalid_source_is_refused() {
+        for text in [
+            "",
+            "Message-Id",
+            "attribute:",
+            "body",
+            "body:",
+            "body:id",
+            "body:/a~",
+            "body:/a,b~2,/c",
+            "powertools:",
+            "powertools:powertools:message-id",
+        ] {
+            assert!(text.parse::<KeySource>().is_err(), "{text}");
+        }
+    }
+}

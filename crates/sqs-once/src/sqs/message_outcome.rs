@@ -1,0 +1,88 @@
+//! [`MessageOutcome`]: how one message ended, for the response, the metrics and observers.
+
+use std::time::Duration;
+
+use super::{message::Message, processed::Processed};
+use crate::{
+    handler::History,
+    meter::Readings,
+    once::Outcome,
+    protocol::{AttemptEnd, Key, Timestamp},
+};
+
+/// The result of one message of a batch, for
+/// [`Consumer::on_outcome`](crate::Consumer::on_outcome). The response, the visibility timeouts and the
+/// metrics come from it too.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct MessageOutcome<'a> {
+    /// The SQS message id.
+    pub message_id: &'a str,
+    /// The idempotency key; `None` if the message has none.
+    pub key: Option<&'a Key>,
+    /// The outcome, without the handler's output: in its place is
+    /// [`StoredResult::Omitted`](crate::protocol::StoredResult::Omitted). A second delivery of a key in one
+    /// batch has the outcome of the first delivery if that failed, a permanent failure of a different
+    /// message excepted.
+    pub outcome: &'a Outcome,
+    /// True if SQS confirmed the copy in the dead-letter queue.
+    pub dead_lettered: bool,
+    /// Number of receives of the message, this one included.
+    pub receive_count: u32,
+    /// Time at which the message was sent, if the event has it (`SentTimestamp`).
+    pub sent_at: Option<Timestamp>,
+    /// Time from the start of the message to its outcome.
+    pub duration: Duration,
+    /// Time of the handler, including the decoding of its message; `None` if neither ran.
+    pub handler_duration: Option<Duration>,
+    pub(super) message: &'a Message,
+    pub(super) processed: &'a Processed,
+    pub(super) history: Option<&'a History>,
+    pub(super) requests: Readings,
+}
+
+impl MessageOutcome<'_> {
+    /// Returns whether SQS may delete the message.
+    pub(super) fn is_settled(&self) -> bool {
+        self.processed.is_success() || self.dead_lettered
+    }
+
+    /// Latency of each request to DynamoDB in the order of their answers, including requests
+    /// without an answer in time.
+    #[must_use]
+    pub fn store_latencies(&self) -> &[Duration] {
+        &self.requests.latencies
+    }
+
+    /// Write units that DynamoDB reported for this message. 0 unless
+    /// [`DynamoStore::write_units`](crate::store::DynamoStore::write_units) is set.
+    #[must_use]
+    pub fn write_units(&self) -> f64 {
+        self.requests.write_units
+    }
+
+    /// Number of claims before the one of this message; `None` if the handler did not run.
+    #[must_use]
+    pub fn earlier_claims(&self) -> Option<u64> {
+        self.history.map(|history| history.attempts)
+    }
+
+    /// Returns whether the handler was informed of an earlier attempt that may have had its effect.
+    #[must_use]
+    pub fn may_have_run_before(&self) -> bool {
+        self.history.is_some_and(|history| history.open.is_some())
+    }
+
+    /// End of the earlier attempt that may have had its effect. `None` if there was no such attempt
+    /// or its end is unknown, as after a crash.
+    #[must_use]
+    pub fn last_end(&self) -> Option<AttemptEnd> {
+        self.history?.open.and_then(|open| open.last_end)
+    }
+
+    /// Returns whether the handler ran after an attempt that crashed, panicked or was cut off.
+    #[must_use]
+    pub fn is_takeover(&self) -> bool {
+        self.history.is_some_and(History::is_takeover)
+    }
+}

@@ -1,0 +1,212 @@
+//! [`BatchReport`]: the log line of a batch, with metrics.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use super::message_outcome::MessageOutcome;
+use crate::{
+    once::Outcome,
+    protocol::Timestamp,
+    telemetry::{
+        metrics::{BatchFields, Metric, Metrics, Unit, Value},
+        millis,
+    },
+};
+
+/// Outcome counters that are in every line. The others are rare, and are in lines above 0 only.
+const FREQUENT: [&str; 2] = ["Completed", "Duplicates"];
+
+/// Sums of one batch, for its log line.
+#[derive(Debug)]
+pub(crate) struct BatchReport {
+    started: Timestamp,
+    messages: u64,
+    outcomes: BTreeMap<&'static str, u64>,
+    takeovers: u64,
+    dead_lettered: u64,
+    dead_letters_not_sent: u64,
+    results_omitted: u64,
+    batched_writes_off: u64,
+    oldest_sent_at: Option<Timestamp>,
+    handler_ms: Vec<f64>,
+    store_ms: Vec<f64>,
+    write_units: f64,
+}
+
+impl BatchReport {
+    /// A report of a batch that was received at `started`.
+    pub(crate) fn new(started: Timestamp) -> Self {
+        Self {
+            started,
+            messages: 0,
+            outcomes: FREQUENT.map(|name| (name, 0)).into(),
+            takeovers: 0,
+            dead_lettered: 0,
+            dead_letters_not_sent: 0,
+            results_omitted: 0,
+            batched_writes_off: 0,
+            oldest_sent_at: None,
+            handler_ms: Vec::new(),
+            store_ms: Vec::new(),
+            write_units: 0.0,
+        }
+    }
+
+    pub(crate) fn add(&mut self, message: &MessageOutcome<'_>) {
+        let omitted = match message.outcome {
+            Outcome::Completed(result) => result.missing().is_some(),
+            _ => false,
+        };
+        self.messages += 1;
+        *self.outcomes.entry(message.outcome.metric()).or_default() += 1;
+        self.takeovers += u64::from(message.is_takeover());
+        self.dead_lettered += u64::from(message.dead_lettered);
+        self.results_omitted += u64::from(omitted);
+        self.batched_writes_off += u64::from(message.requests.batches_ended);
+        let sent_at = self.oldest_sent_at.into_iter().chain(message.sent_at);
+        self.oldest_sent_at = sent_at.min();
+        self.handler_ms.extend(message.handler_duration.map(millis));
+        let latencies = message.store_latencies().iter();
+        self.store_ms.extend(latencies.copied().map(millis));
+        self.write_units += message.write_units();
+    }
+
+    /// Messages that should be in a dead-letter queue, and could not be sent there.
+    pub(crate) fn dead_letters_not_sent(&mut self, messages: usize) {
+        self.dead_letters_not_sent = messages as u64;
+    }
+
+    /// Writes the line. `failed` is the number of batch item failures, and `circuit` the state of the
+    /// circuit breaker unless it is closed.
+    pub(crate) fn log(
+        self,
+        failed: usize,
+        duration: Duration,
+        circuit: Option<&'static str>,
+        metrics: Option<&Metrics>,
+        request_id: Option<&str>,
+    ) {
+        let fields = self.fields(failed, duration, circuit);
+        match metrics.filter(|metrics| metrics.writes()) {
+            Some(metrics) => {
+                let values = self.metrics(metrics.is_cold_start());
+                metrics.write(&fields, &values, request_id);
+            }
+            None => tracing::info!(
+                messages = fields.messages,
+                failed = fields.failed,
+                dead_lettered = fields.dead_lettered,
+                lease_lost = fields.lease_lost,
+                completion_unrecorded = fields.completion_unrecorded,
+                result_omitted = fields.result_omitted,
+                circuit = fields.circuit,
+                duration_ms = fields.duration_ms,
+                "batch processed"
+            ),
+        }
+    }
+
+    fn fields(
+        &self,
+        failed: usize,
+        duration: Duration,
+        circuit: Option<&'static str>,
+    ) -> BatchFields {
+        let count = |name| self.outcomes.get(name).copied().unwrap_or_default();
+        BatchFields {
+            messages: self.messages,
+            failed: failed as u64,
+            dead_lettered: self.dead_lettered,
+            lease_lost: count("LeasesLost"),
+            completion_unrecorded: count("CompletionsUnrecorded"),
+            result_omitted: self.results_omitted,
+            circuit,
+            duration_ms: millis(duration),
+        }
+    }
+
+    fn metrics(self, cold_start: bool) -> Vec<Metric> {
+        let metric = |name, unit, value| Metric { name, unit, value };
+        let count = |(name, count)| metric(name, Unit::Count, Value::Count(count));
+        let rare = [
+            ("Takeovers", self.takeovers),
+            ("DeadLettered", self.dead_lettered),
+            ("DeadLettersNotSent", self.dead_letters_not_sent),
+            ("ResultsNotStored", self.results_omitted),
+            ("BatchedWritesOff", self.batched_writes_off),
+            ("ColdStart", u64::from(cold_start)),
+        ];
+        let seen = rare.into_iter().filter(|(_, count)| *count > 0);
+        let mut metrics: Vec<_> = self.outcomes.into_iter().chain(seen).map(count).collect();
+        metrics.push(count(("BatchSize", self.messages)));
+        if let Some(sent_at) = self.oldest_sent_at {
+            let age = Value::Number(sent_at.until(self.started).as_secs_f64());
+            metrics.push(metric("OldestMessageAge", Unit::Seconds, age));
+        }
+        if self.write_units > 0.0 {
+            let units = Value::Number(self.write_units);
+            metrics.push(metric("WriteUnits", Unit::Count, units));
+        }
+        for (name, values) in [
+            ("HandlerDuration", self.handler_ms),
+            ("StoreLatency", self.store_ms),
+        ] {
+            if !values.is_empty() {
+                metrics.push(metric(name, Unit::Milliseconds, Value::Several(values)));
+            }
+        }
+        metrics
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A report with every metric that is not of an outcome.
+    fn full() -> BatchReport {
+        BatchReport {
+            messages: 1,
+            takeovers: 1,
+            dead_lettered: 1,
+            dead_letters_not_sent: 1,
+            results_omitted: 1,
+            batched_writes_off: 1,
+            oldest_sent_at: Some(Timestamp::from_millis(8_500)),
+            handler_ms: vec![1.5],
+            store_ms: vec![2.5],
+            write_units: 2.0,
+            ..BatchReport::new(Timestamp::from_millis(10_000))
+        }
+    }
+
+    #[test]
+    fn metrics_page_lists_metrics_with_units() {
+        let page = include_str!("../../../../docs/metrics.md");
+        let metrics = full().metrics(true);
+        for Metric { name, unit, .. } in &metrics {
+            let row = match unit {
+                _ if FREQUENT.contains(name) => format!("| `{name}` |"),
+                unit => format!("| `{name}` | {unit:?} |"),
+            };
+            assert!(page.contains(&row), "{row}");
+        }
+        let (_, others) = page.split_once("## Other counts").unwrap();
+        let rows = others.lines().filter(|line| line.starts_with("| `"));
+        assert_eq!(rows.count(), metrics.len() - FREQUENT.len());
+    }
+
+    #[test]
+    fn metrics_that_are_0_and_rare_are_left_out() {
+        let report = BatchReport::new(Timestamp::from_millis(10_000));
+        let metrics = report.metrics(false);
+        let names: Vec<_> = metrics.iter().map(|metric| metric.name).collect();
+        assert_eq!(names, ["Completed", "Duplicates", "BatchSize"]);
+    }
+
+    #[test]
+    fn age_is_from_the_receive_of_the_batch() {
+        let metrics = full().metrics(false);
+        let age = metrics.iter().find(|m| m.name == "OldestMessageAge");
+        assert_eq!(age.map(|age| &age.value), Some(&Value::Number(1.5)));
+    }
+}

@@ -1,0 +1,129 @@
+//! One lane of a batch: its messages one after the other, and what one means for those behind it.
+
+use std::{
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
+
+use sqs_once_core::once::work::{NoAnswer, guard};
+use tokio::time::Instant;
+use tracing::Instrument as _;
+
+use super::{
+    batch::Batch,
+    consumer::Consumer,
+    fifo_after_permanent::FifoAfterPermanent,
+    lanes::{Lane, LaneKind},
+    message::Message,
+    processed::Processed,
+};
+use crate::{
+    handler::{Attempt, Handler, History, Stored},
+    once::{Mode, Outcome},
+    telemetry::tracer,
+};
+
+impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
+    pub(super) async fn run_lane(&self, lane: &Lane, batch: &Arc<Batch>) {
+        let mut before: Option<(&Message, Processed)> = None;
+        for (place, &index) in lane.messages.iter().enumerate() {
+            let message = batch.message(index);
+            let shared = match (&before, lane.kind) {
+                (Some((_, before)), LaneKind::FifoGroup) if self.stops_group(before) => {
+                    for &behind in &lane.messages[place..] {
+                        batch.end(behind, Outcome::BehindFailure.into());
+                    }
+                    return;
+                }
+                (Some((of, before)), LaneKind::SameKey) if before.is_shared(of, message) => {
+                    Some(before.of_other_delivery())
+                }
+                _ => None,
+            };
+            let deadline = batch.deadline();
+            let in_time = match shared {
+                Some(_) => Instant::now() < deadline.stop(),
+                None => batch.may_start(),
+            };
+            if !in_time {
+                return;
+            }
+            batch.start(index);
+            let span = message.span();
+            let processed = match shared {
+                Some(shared) => shared,
+                None => {
+                    let run = pin!(self.run_message(index, batch));
+                    run.instrument(span.clone()).await.into()
+                }
+            };
+            let is_last = place + 1 == lane.messages.len();
+            let recorded = (!is_last).then(|| processed.clone());
+            let replay = pin!(self.replay(processed, message, batch));
+            let processed = replay.instrument(span.clone()).await;
+            tracer::message_ends(&span, processed.outcome());
+            if processed.outcome().is_permanent()
+                && let Some(visibility) = &self.visibility
+            {
+                visibility.expect(message);
+            }
+            // The next delivery of the key shows the recorded result to `on_duplicate` itself.
+            before = recorded.map(|recorded| {
+                let shown = if processed.is_success() {
+                    recorded
+                } else {
+                    processed.clone()
+                };
+                (message, shown)
+            });
+            batch.end(index, processed);
+            // To decode a body may take long, and a message with an invalid one waits for nothing else.
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Returns whether the messages behind this one in its FIFO group must not run.
+    fn stops_group(&self, processed: &Processed) -> bool {
+        let goes_on = match self.fifo_after_permanent {
+            FifoAfterPermanent::Continue => {
+                processed.is_recorded_failure(self.mode.records_failures())
+            }
+            FifoAfterPermanent::Stop => false,
+        };
+        !(processed.is_success() || goes_on)
+    }
+
+    /// Calls the handler's `on_duplicate` with the recorded result.
+    async fn replay(
+        &self,
+        mut processed: Processed,
+        message: &Message,
+        batch: &Batch,
+    ) -> Processed {
+        let (Some(result), Some(key)) = (processed.take_duplicate(), message.key()) else {
+            return processed;
+        };
+        let (deadline, places) = (batch.deadline(), batch.places());
+        let stored = Stored::kept_by(result, self.mode.results());
+        let attempt = Attempt::new(
+            key.clone(),
+            message.delivery().clone(),
+            History::fresh(),
+            deadline,
+        );
+        let began = AtomicBool::new(false);
+        let shown = async {
+            let _place = places.duplicates.acquire().await;
+            began.store(true, Relaxed);
+            self.handler.on_duplicate(stored, attempt).await
+        };
+        Processed::by_on_duplicate(match guard(deadline, shown).await {
+            Ok(()) => return processed,
+            Err(NoAnswer::OutOfTime) if !began.load(Relaxed) => Outcome::NotStarted,
+            Err(end) => end.into(),
+        })
+    }
+}

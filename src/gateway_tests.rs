@@ -1,0 +1,255 @@
+use std::time::Duration;
+
+use axum::{Router, routing::post};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+};
+
+use super::*;
+
+fn of_status(status: u16) -> Failure {
+    refused(StatusCode::from_u16(status).unwrap())
+}
+
+#[test]
+fn gateway_needs_https_or_loopback() {
+    for url in [
+        "https://gateway.example",
+        "https://gateway.example/v1/",
+        "http://127.0.0.1:8080",
+    ] {
+        assert!(charges_url(url).is_ok(), "{url}");
+    }
+    for url in [
+        "gateway.example",
+        "ftp://gateway.example",
+        "http://127.0.0.1.example",
+        "https://g/?key=SECRET",
+        "https://",
+        "https://user:SECRET@gateway.example",
+    ] {
+        let error = charges_url(url).unwrap_err();
+        assert!(!error.contains("SECRET"), "{error}");
+    }
+}
+
+#[test]
+fn charges_path_is_added_to_the_url() {
+    for url in ["https://gateway.example/v1", "https://gateway.example/v1/"] {
+        let charges = charges_url(url).unwrap().unwrap();
+        assert_eq!(charges.as_str(), "https://gateway.example/v1/charges");
+    }
+}
+
+#[test]
+fn gateway_timeout_sets_the_time_needed_to_start() {
+    let minimum = |variables: &[(&str, &str)]| {
+        let sandbox = ("PAYMENT_GATEWAY_URL", "sandbox");
+        let variables = [&[sandbox], variables].concat();
+        let mut settings = Settings::from_vars(variables.iter().copied());
+        assert!(Gateway::read(&mut settings).is_ok());
+        settings.duration("CONSUMER_MIN_TIME_TO_START", "1ms")
+    };
+    assert_eq!(minimum(&[]), Ok(Duration::from_secs(5)));
+    let timeout = ("PAYMENT_GATEWAY_TIMEOUT", "7s");
+    assert_eq!(minimum(&[timeout]), Ok(Duration::from_secs(7)));
+    let own = ("CONSUMER_MIN_TIME_TO_START", "9s");
+    assert_eq!(minimum(&[timeout, own]), Ok(Duration::from_secs(9)));
+}
+
+#[test]
+fn invalid_gateway_settings_are_reported_together() {
+    let invalid = [
+        ("PAYMENT_GATEWAY_URL", "http://gateway.example"),
+        ("PAYMENT_GATEWAY_TIMEOUT", "0s"),
+        ("PAYMENT_GATEWAY_API_KEY", "s3cr3t\n"),
+    ];
+    let mut settings = Settings::from_vars(invalid);
+    assert!(Gateway::read(&mut settings).is_err());
+    let errors = format!("{settings:?}");
+    for (name, _) in invalid {
+        assert!(errors.contains(name), "{name} is missing in: {errors}");
+    }
+    assert!(!errors.contains("s3cr3t"), "{errors}");
+}
+
+#[test]
+fn status_about_the_order_is_permanent() {
+    for status in [400, 402, 406, 410, 411, 413, 415, 418, 422, 451, 499] {
+        let failure = of_status(status);
+        assert!(matches!(failure, Failure::Permanent(_)), "{status}");
+    }
+}
+
+#[test]
+fn status_unrelated_to_order_is_retryable() {
+    let retryable = |status| match of_status(status) {
+        Failure::Retryable(why) => why.to_string(),
+        other => panic!("{status}: {other:?}"),
+    };
+    for status in [
+        407, 408, 409, 425, 429, 500, 502, 503, 504, 599, 199, 301, 307, 600,
+    ] {
+        assert!(retryable(status).contains(&status.to_string()), "{status}");
+    }
+    for (status, advice) in [
+        (401, "check PAYMENT_GATEWAY_API_KEY"),
+        (403, "check PAYMENT_GATEWAY_API_KEY"),
+        (404, "check PAYMENT_GATEWAY_URL"),
+        (405, "check PAYMENT_GATEWAY_URL"),
+        (308, "check PAYMENT_GATEWAY_URL"),
+    ] {
+        assert!(retryable(status).contains(advice), "{status}");
+    }
+}
+
+/// Peer of a connection.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    /// Closed before the client sent anything.
+    Closed,
+    /// Open, and silent.
+    Silent,
+    /// Closed when the request had arrived.
+    Unanswered,
+    /// Closed when the second request had arrived; the first is answered.
+    SecondUnanswered,
+    /// Closed in the middle of the answer's body.
+    CutOff,
+}
+
+/// The base URL of a gateway that treats every connection alike.
+async fn serve(scheme: &str, end: End) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        let mut open = Vec::new();
+        loop {
+            let (mut connection, _) = listener.accept().await.unwrap();
+            match end {
+                End::Closed => {}
+                End::Silent => open.push(connection),
+                End::Unanswered => read_request(&mut connection).await,
+                End::SecondUnanswered => {
+                    read_request(&mut connection).await;
+                    let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
+                    connection.write_all(answer).await.unwrap();
+                    read_request(&mut connection).await;
+                }
+                End::CutOff => {
+                    read_request(&mut connection).await;
+                    let answer = b"HTTP/1.1 201 Created\r\nContent-Length: 9\r\n\r\nhalf";
+                    connection.write_all(answer).await.unwrap();
+                }
+            }
+        }
+    });
+    format!("{scheme}://{address}")
+}
+
+/// URL of a port without a listener.
+async fn refusing() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    format!("http://{}", listener.local_addr().unwrap())
+}
+
+const BODY: &str = r#"{"orderId":"o-1","amount":1,"currency":"EUR"}"#;
+
+/// Reads until the body has arrived, which comes last.
+async fn read_request(connection: &mut TcpStream) {
+    let (mut request, mut buffer) = (Vec::new(), [0; 1024]);
+    while !request.ends_with(BODY.as_bytes()) {
+        let n = connection.read(&mut buffer).await.unwrap();
+        assert!(n > 0, "the request broke off");
+        request.extend_from_slice(&buffer[..n]);
+    }
+}
+
+fn gateway(url: &str, timeout: &str) -> Gateway {
+    let mut settings = Settings::from_vars([
+        ("PAYMENT_GATEWAY_URL", url),
+        ("PAYMENT_GATEWAY_TIMEOUT", timeout),
+        ("PAYMENT_GATEWAY_API_KEY", "s3cr3t"),
+    ]);
+    Gateway::read(&mut settings).unwrap()
+}
+
+async fn charge(gateway: &Gateway) -> Result<Box<RawValue>, Failure> {
+    let order = serde_json::from_str(BODY).unwrap();
+    gateway.charge("payments#o-1", &order).await
+}
+
+const LONG: &str = "30s";
+const SHORT: &str = "500ms";
+
+#[tokio::test]
+async fn failure_to_connect_has_no_effect() {
+    for (url, timeout) in [
+        (refusing().await, LONG),
+        // RFC 2606 reserves the name, so it has no address.
+        ("https://gateway.invalid".to_owned(), LONG),
+        // A failed TLS handshake, and a handshake that times out.
+        (serve("https", End::Closed).await, LONG),
+        (serve("https", End::Silent).await, "2s"),
+    ] {
+        let failure = charge(&gateway(&url, timeout)).await;
+        assert!(
+            matches!(failure, Err(Failure::NoEffect(_))),
+            "{url}: {failure:?}"
+        );
+        // The URL may hold credentials.
+        let text = failure.unwrap_err().to_string();
+        assert!(text.contains("onnect") && !text.contains(&url), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn failure_after_sent_request_is_retryable() {
+    for (url, timeout) in [
+        (serve("http", End::Unanswered).await, LONG),
+        (serve("http", End::Silent).await, SHORT),
+    ] {
+        let failure = charge(&gateway(&url, timeout)).await;
+        assert!(
+            matches!(failure, Err(Failure::Retryable(_))),
+            "{url}: {failure:?}"
+        );
+    }
+    // Over a connection that was in use before.
+    let gateway = gateway(&serve("http", End::SecondUnanswered).await, LONG);
+    assert!(charge(&gateway).await.is_ok());
+    let failure = charge(&gateway).await;
+    assert!(matches!(failure, Err(Failure::Retryable(_))), "{failure:?}");
+}
+
+#[tokio::test]
+async fn cut_off_answer_to_a_charge_is_a_success() {
+    let gateway = gateway(&serve("http", End::CutOff).await, LONG);
+    let receipt = charge(&gateway).await.unwrap();
+    assert!(receipt.get().contains("broke off"), "{receipt}");
+}
+
+#[tokio::test]
+async fn api_key_is_sent_as_bearer_token() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let echo = async |headers: HeaderMap| headers["authorization"].to_str().unwrap().to_owned();
+    let app = Router::new().route("/charges", post(echo));
+    tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+    let gateway = gateway(&url, LONG);
+    assert_eq!(charge(&gateway).await.unwrap().get(), "\"Bearer s3cr3t\"");
+}
+
+#[test]
+fn api_key_is_not_in_debug_output() {
+    let headers = authorization("s3cr3t").unwrap();
+    assert_eq!(headers[AUTHORIZATION], "Bearer s3cr3t");
+    let Gateway::Http { client, .. } = gateway("https://gateway.example", LONG) else {
+        panic!("not the sandbox");
+    };
+    for debug in [format!("{headers:?}"), format!("{client:?}")] {
+        assert!(debug.contains("Sensitive"), "{debug}");
+        assert!(!debug.contains("s3cr3t"), "{debug}");
+    }
+}
